@@ -1,0 +1,1 @@
+"""What measures nanguard's speed and accuracy."""

@@ -1,0 +1,40 @@
+"""Keeps a PyTorch run alive when its numbers go bad, and tells you, with proof, why they did.
+
+``import nanguard`` is light: torch is imported only when a name that needs it is first used.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from nanguard.errors import NanguardError, NonFiniteError
+from nanguard.findings import Finding, Severity
+from nanguard.settings import Settings
+
+if TYPE_CHECKING:
+    from nanguard.guard import Guard
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Finding",
+    "Guard",
+    "NanguardError",
+    "NonFiniteError",
+    "Settings",
+    "Severity",
+    "__version__",
+]
+
+_LAZY = {"Guard": "nanguard.guard"}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _LAZY:
+        return getattr(import_module(_LAZY[name]), name)
+    raise AttributeError(f"module 'nanguard' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

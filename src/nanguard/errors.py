@@ -1,0 +1,71 @@
+"""The errors nanguard raises: each says what happened, where, and what to do."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from nanguard.findings import Finding
+
+
+class NanguardError(Exception):
+    """Base of every error that nanguard raises on purpose.
+
+    Attributes:
+        what: What went wrong, with the value.
+        where: The place: a call, a file, a step.
+        do: What the reader can do about it.
+    """
+
+    def __init__(self, what: str, *, where: str, do: str) -> None:
+        super().__init__(what, where, do)
+        self.what = what
+        self.where = where
+        self.do = do
+
+    def __str__(self) -> str:
+        return f"{self.what}\n  where: {self.where}\n  do:    {self.do}"
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return _rebuild, (type(self), self.what, self.where, self.do), self.__dict__
+
+
+def _rebuild(kind: type[NanguardError], what: str, where: str, do: str) -> NanguardError:
+    error = kind.__new__(kind)
+    NanguardError.__init__(error, what, where=where, do=do)
+    return error
+
+
+class UsageError(NanguardError, ValueError):
+    """A call that cannot work as written."""
+
+
+class SettingsError(NanguardError, ValueError):
+    """A setting outside its range."""
+
+
+class RecordError(NanguardError, OSError):
+    """A run folder that cannot be written."""
+
+
+class SnapshotError(NanguardError):
+    """A snapshot that cannot be taken, read or restored."""
+
+
+class NonFiniteError(NanguardError, ArithmeticError):
+    """The guard stopped the run.
+
+    The weights are those of the last good step, or of the last good snapshot.
+
+    Attributes:
+        finding: The finding that ended the run.
+    """
+
+    finding: Finding
+
+    def __init__(self, finding: Finding, *, do: str) -> None:
+        where = f"step {finding.step}" if finding.step is not None else "the run"
+        if finding.where:
+            where += f", {finding.where}"
+        super().__init__(finding.message, where=where, do=do)
+        self.finding = finding

@@ -1,0 +1,136 @@
+"""The moving average of the weights: how it is updated, and what it is made of."""
+
+from __future__ import annotations
+
+import inspect
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from nanguard.errors import UsageError
+from nanguard.guard.optimizers import parameters_of
+from nanguard.numerics import local
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from torch import Tensor
+    from torch.optim import Optimizer
+
+    from nanguard.guard.held import Slot
+
+
+class Average:
+    """Wraps whatever the user keeps a moving average with.
+
+    Known forms: ``torch.optim.swa_utils.AveragedModel``; anything with ``update(model)`` or
+    ``update()`` (timm, torch_ema, ema-pytorch); anything with ``step(parameters)`` (diffusers);
+    a pair of a module and a function that updates it.
+    """
+
+    def __init__(self, ema: Any, models: Sequence[nn.Module]) -> None:
+        self._of = ema[0] if isinstance(ema, tuple) else ema
+        self._update = _updater(ema, models[0])
+        self._model = {id(p) for p in models[0].parameters()}
+        self._foreign = {id(t) for model in models for t in (*model.parameters(), *model.buffers())}
+
+    def follows(self, optimizer: Optimizer) -> bool:
+        """Returns whether an optimizer trains the model that is averaged."""
+        return any(id(p) in self._model for p in parameters_of([optimizer]))
+
+    def update(self) -> None:
+        """Takes the current weights into the average."""
+        self._update()
+
+    def slots(self) -> list[Slot]:
+        """Returns the places of the average's own tensors."""
+        return list(_places(self._of, self._foreign, set()))
+
+    def counters(self) -> dict[str, Any]:
+        """Returns the plain numbers the average keeps about itself."""
+        return {
+            key: value
+            for key, value in vars(self._of).items()
+            if isinstance(value, (int, float)) and key != "training"
+        }
+
+    def set_counters(self, counters: dict[str, Any]) -> None:
+        """Puts back what ``counters`` returned."""
+        for key, value in counters.items():
+            setattr(self._of, key, value)
+
+    def tensors(self) -> list[Tensor]:
+        """Returns the average's own tensors."""
+        return [container[key] for container, key in self.slots()]
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns the average, with its live tensors."""
+        return {"tensors": self.tensors(), "counters": self.counters()}
+
+    @torch.no_grad()
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continues from what ``state_dict`` returned."""
+        for live, saved in zip(self.tensors(), state["tensors"]):
+            local(live).copy_(local(saved))
+        self.set_counters(state["counters"])
+
+
+def _updater(ema: Any, model: nn.Module) -> Callable[[], Any]:
+    if isinstance(ema, tuple):
+        if len(ema) != 2 or not callable(ema[1]):
+            raise UsageError(
+                f"ema is a tuple of {len(ema)}, not of a module and a function that updates it.",
+                where="Guard(ema=...)",
+                do="Give ema=(ema_model, update), where update() takes the weights in.",
+            )
+        update: Callable[[], Any] = ema[1]
+        return update
+    for name in ("update_parameters", "update"):
+        method = getattr(ema, name, None)
+        if callable(method):
+            return (lambda: method(model)) if _needs_argument(method) else method
+    method = getattr(ema, "step", None)
+    if callable(method):
+        return lambda: method(model.parameters())
+    raise UsageError(
+        f"nanguard does not know how to update an EMA of type {type(ema).__name__}.",
+        where="Guard(ema=...)",
+        do="Give ema=(ema_model, update), where update() takes the current weights in.",
+    )
+
+
+def _needs_argument(method: Callable[..., Any]) -> bool:
+    parameters = inspect.signature(method).parameters.values()
+    return any(
+        p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
+        for p in parameters
+    )
+
+
+def _places(value: Any, foreign: set[int], seen: set[int]) -> Iterator[Slot]:
+    """Yields where tensors hang below an object, without those of the trained model."""
+    if id(value) in seen:
+        return
+    seen.add(id(value))
+    if isinstance(value, nn.Module):
+        for module in value.modules():
+            for registry in (module._parameters, module._buffers):
+                yield from _own(registry, registry.items(), foreign)
+        return
+    inner = value if isinstance(value, (dict, list)) else getattr(value, "__dict__", {})
+    items = list(inner.items() if isinstance(inner, dict) else enumerate(inner))
+    yield from _own(inner, items, foreign)
+    for _, held in items:
+        if isinstance(held, (dict, list, nn.Module)) and not _is_model(held, foreign):
+            yield from _places(held, foreign, seen)
+
+
+def _own(container: Any, items: Any, foreign: set[int]) -> Iterator[Slot]:
+    for key, tensor in list(items):
+        if isinstance(tensor, torch.Tensor) and id(tensor) not in foreign:
+            yield container, key
+
+
+def _is_model(held: Any, foreign: set[int]) -> bool:
+    return isinstance(held, nn.Module) and any(id(p) in foreign for p in held.parameters())

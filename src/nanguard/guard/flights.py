@@ -1,0 +1,439 @@
+"""Steps in flight: given out, applied on the device, and not yet seen by the host.
+
+The order of things is the same on every rank and does not depend on how fast a device is: the
+host looks at a step exactly ``lag`` steps later. If that step was bad, everything since then was
+a no-op on the device; the host puts its own side back, and the batches are given out again.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from nanguard.errors import NonFiniteError, UsageError
+from nanguard.guard import events
+from nanguard.guard.feed import Feed
+from nanguard.guard.incidents import examine
+from nanguard.guard.judge import Reading, StepLimits
+from nanguard.guard.policy import Action, Trouble
+from nanguard.guard.rng import from_portable, portable
+from nanguard.recovery.manager import GUARD
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from torch import Tensor
+
+    from nanguard.guard.batches import Kept
+    from nanguard.guard.feed import Drawn
+    from nanguard.guard.gate import Ticket
+    from nanguard.guard.parts import Parts
+    from nanguard.guard.unchanged import Mark
+    from nanguard.recovery.manager import Recovery
+    from nanguard.recovery.memory import Snapshot
+
+_ADVICE = (
+    "The weights are those of the last good step or snapshot and can be saved. Look at the batch "
+    "and the values named above; guard.summary() lists what happened before."
+)
+
+
+@dataclass(slots=True)
+class Flight:
+    """One step, from its first batch until the host knows how it went.
+
+    Attributes:
+        step: Its number among all steps that were tried.
+        update: How many updates came before it.
+        mark: How the host's side of the run was before it.
+        batches: The batches that were given out for it.
+        loss: The sum of the losses that backward was called on.
+        terms: The named loss terms.
+        backwards: How often backward was called.
+        lane: Which optimizers it steps: the index of one, or -1 for all of them.
+        limits: What its loss and gradient norm are held to.
+        lr: Its learning rate.
+        tickets: Its numbers, on their way to the host.
+        suspects: The parameters whose gradients the host saw to be bad.
+        snapshot: A snapshot taken after it, good only if the step is.
+    """
+
+    step: int
+    update: int
+    mark: Mark
+    batches: list[Drawn] = field(default_factory=list)
+    loss: Tensor | None = None
+    terms: dict[str, Tensor] = field(default_factory=dict)
+    backwards: int = 0
+    lane: int = -1
+    limits: StepLimits = field(default_factory=StepLimits)
+    lr: float = float("nan")
+    tickets: list[Ticket] = field(default_factory=list)
+    suspects: list[str] = field(default_factory=list)
+    snapshot: Snapshot | None = None
+
+    @property
+    def begun(self) -> bool:
+        """Whether anything belongs to it yet."""
+        return bool(self.batches or self.backwards or self.terms)
+
+    def read(self) -> Reading:
+        """Returns its numbers; waits for the device if they are not there yet."""
+        values: dict[str, float] = {}
+        for ticket in self.tickets:
+            values.update(ticket.read())
+        return Reading.of(values)
+
+
+class Flights:
+    """Follows every step until its verdict is known, and acts on it.
+
+    Attributes:
+        feed: Where batches come from; None outside of a watched loop.
+        open: The step that is being built.
+        void: Set after a bad step until the next batch: the rest of the loop's body is void.
+        steps: How many steps were tried.
+        updates: How many of them count, as far as the host knows.
+        epoch: How many passes over the data are complete.
+    """
+
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
+        self._in_flight: deque[Flight] = deque()
+        self._resume: dict[str, Any] | None = None
+        self._steps_here = 0
+        self._single_steps = 0
+        self.recovery: Recovery
+        self.feed: Feed | None = None
+        self.void: Mark | None = None
+        self.steps = self.updates = self.epoch = 0
+        self.open: Flight | None = self._new()
+
+    def iterate(self, loader: Iterable[Any]) -> Iterator[Any]:
+        """Yields the batches of one pass, those of gated steps again."""
+        if self.feed is not None:
+            raise UsageError(
+                "guard.watch() was called inside of a loop that is already watched.",
+                where="guard.watch(loader)",
+                do="Watch the training loader only; go over other loaders (evaluation) as usual.",
+            )
+        self.feed = self._new_feed(loader)
+        finished = False
+        try:
+            while (drawn := self._next_batch()) is not None:
+                yield self._give(drawn)
+            finished = True
+        finally:
+            self._leave(finished=finished)
+
+    def begin(self) -> Flight:
+        """Returns the step that is being built; begins one if there is none."""
+        if self.open is None:
+            self.open = self._new()
+        return self.open
+
+    def ahead(self, lane: int) -> int:
+        """Returns how many steps of a lane the host has not seen yet."""
+        return sum(flight.lane == lane for flight in self._in_flight)
+
+    def launch(self, flight: Flight, *, keep: int) -> None:
+        """Takes a step that was handed to the device; looks at those before it.
+
+        Args:
+            flight: The step.
+            keep: How many steps may stay unseen.
+        """
+        self.steps += 1
+        self.updates += 1
+        self._steps_here += 1
+        self._in_flight.append(flight)
+        self.open = None
+        if self.recovery.is_due(self.updates):
+            flight.snapshot = self._take_snapshot()
+        self.resolve(keep=keep)
+        if self.void is None and (self.feed is None or self._single_steps < 3):
+            # Another step may follow before the next batch, and it has no other beginning.
+            self.open = self._new()
+
+    def before_update(self) -> None:
+        """Call before the weights change: there must be a good state to go back to."""
+        if self.recovery.wants_first:
+            first = self._take_snapshot()
+            if first is not None:
+                self.recovery.settle(first, good=True)
+        self.recovery.memory.fence()
+
+    def resolve(self, *, keep: int) -> None:
+        """Looks at the oldest steps until so many are left; acts on the first bad one."""
+        while len(self._in_flight) > keep:
+            flight = self._in_flight[0]
+            reading = flight.read()
+            if reading.closed or reading.poisoned:
+                self._act(flight, reading)
+                return
+            self._in_flight.popleft()
+            self._accept(flight, reading)
+
+    def abandon(self) -> None:
+        """Ends what is in flight when the loop is left before its end, without the other ranks."""
+        self.open = None
+        while self._in_flight:
+            flight = self._in_flight[0]
+            reading = flight.read()
+            if not reading.closed:
+                self._in_flight.popleft()
+                self._accept(flight, reading)
+                continue
+            lost = len(self._in_flight) - 1
+            self._rewind(flight)
+            message = f"the loop was left while step {flight.step} was bad"
+            more = f"; {lost} steps after it did not count either" if lost else ""
+            self._parts.journal.say(
+                events.LOOP_LEFT(message + more, step=flight.step), Action.SKIP
+            )
+        self.void = None
+
+    def _new(self) -> Flight:
+        late = self._parts.lag > 0
+        unchanged, latch = self._parts.unchanged, self._parts.gate.latch
+        mark = unchanged.mark_for_late_host(latch) if late else unchanged.mark()
+        return Flight(self.steps, self.updates, mark)
+
+    def _new_feed(self, loader: Iterable[Any]) -> Feed:
+        resume, self._resume = self._resume, None
+        feed = Feed(
+            loader,
+            ranks=self._parts.ranks,
+            keeper=self._parts.keeper,
+            streams=self._parts.streams,
+            start=resume["position"] if resume else 0,
+            began=resume["began"] if resume else None,
+        )
+        if resume:
+            self._parts.streams.restore(resume["streams"])
+        return feed
+
+    def _next_batch(self) -> Drawn | None:
+        assert self.feed is not None  # noqa: S101 - only called from iterate
+        self._end_void()
+        if self.feed.draws and self._parts.ranks.world == 1:
+            # What the loader draws depends on what the steps before drew, so they come first.
+            self.resolve(keep=0)
+            self._end_void()
+        drawn = self.feed.next(self._kept())
+        if drawn is None and self._in_flight:
+            self.resolve(keep=0)
+            self._end_void()
+            drawn = self.feed.next(self._kept())
+        return drawn
+
+    def _give(self, drawn: Drawn) -> Any:
+        if self._steps_here:
+            self._single_steps = self._single_steps + 1 if self._steps_here == 1 else 0
+            self._steps_here = 0
+        if self.open is None or not self.open.begun:
+            self.open = self._new()
+        self.open.batches.append(drawn)
+        return drawn[1].give()
+
+    def _leave(self, *, finished: bool) -> None:
+        feed, journal = self.feed, self._parts.journal
+        if not finished:
+            self.abandon()
+        elif feed is not None:
+            self.epoch += 1
+            if feed.dropped:
+                message = f"another rank ran out of data after {feed.position} batches; the rest "
+                journal.say(events.UNEVEN_RANKS(message + "of this rank's was left out"))
+        self.feed = None
+        self.open = self.open or self._new()
+
+    def _kept(self) -> list[Kept]:
+        flights = [*self._in_flight, *([self.open] if self.open else [])]
+        return [kept for flight in flights for _, kept in flight.batches]
+
+    def _accept(self, flight: Flight, reading: Reading) -> None:
+        parts, journal = self._parts, self._parts.journal
+        for finding in parts.judges[flight.lane].accept(reading, flight.limits, flight.step):
+            journal.say(finding)
+        if parts.policy.good():
+            message = f"learning rate back to x {parts.policy.lr_factor:g}"
+            journal.say(events.LR_RESTORED(message, step=flight.step))
+        action = Action.OVERFLOW if reading.overflow else Action.STEP
+        journal.summary.steps += 1
+        journal.summary.applied += not reading.overflow
+        journal.summary.overflows += reading.overflow
+        self._write(flight, reading, action)
+        self._check_batches(flight)
+        self._settle_snapshot(flight, good=True)
+
+    def _check_batches(self, flight: Flight) -> None:
+        keeper = self._parts.keeper
+        known = keeper.reason
+        for _, kept in flight.batches:
+            keeper.check(kept)
+        if keeper.reason != known and keeper.reason is not None and self._parts.lag:
+            message = f"{keeper.reason}, so batches are copied from now on"
+            self._parts.journal.say(events.BATCH_REUSED(message, step=flight.step))
+
+    def _take_snapshot(self) -> Snapshot | None:
+        snapshot = self.recovery.take(self.updates, self.steps - 1, self._parts.gate.latch > 0)
+        if self._parts.ranks.world > 1 and self.recovery.is_due_on_disk(self.updates):
+            moments = self._parts.ranks.gather(self._moment())
+            if snapshot is not None:
+                snapshot.tree[GUARD]["ranks"] = moments
+        return snapshot
+
+    def _settle_snapshot(self, flight: Flight, *, good: bool) -> None:
+        if flight.snapshot is None:
+            return
+        journal, snapshot = self._parts.journal, flight.snapshot
+        if good:
+            snapshot.tree[GUARD]["learned"] = self._learned()
+        if self.recovery.settle(snapshot, good=good):
+            journal.summary.snapshots += 1
+        elif good:
+            message = f"the state after update {snapshot.update} is not finite everywhere"
+            journal.say(events.SNAPSHOT_REJECTED(message, step=flight.step))
+
+    def _act(self, flight: Flight, reading: Reading) -> None:
+        parts, journal = self._parts, self._parts.journal
+        incident = examine(flight, reading, parts.models, parts.optimizers, parts.ranks)
+        parts.judges[flight.lane].reject(reading)
+        can_roll_back = self.recovery.can_roll_back
+        trouble = Trouble(flight.step, incident.poisoned, can_roll_back)
+        decision = parts.policy.bad(trouble)
+        self._rewind(flight)
+        stopped = decision.action is Action.STOP
+        if decision.action is Action.ROLLBACK or (stopped and incident.poisoned and can_roll_back):
+            self._roll_back()
+        journal.summary.steps += 1
+        self._write(flight, reading, decision.action)
+        journal.say(incident.finding, decision.action, decision.reason)
+        if stopped:
+            raise NonFiniteError(incident.finding, do=f"{decision.reason}. {_ADVICE}")
+
+    def _rewind(self, bad: Flight) -> None:
+        """Puts everything back to how it was before a bad step."""
+        parts = self._parts
+        gated = [flight for flight in self._in_flight if flight is not bad]
+        for flight in self._in_flight:
+            self._settle_snapshot(flight, good=False)
+        unfinished = [*gated, *([self.open] if self.open else [])]
+        self._in_flight.clear()
+        self.open = None
+        if self.feed is not None:
+            self._give_back([drawn for flight in unfinished for drawn in flight.batches])
+        parts.unchanged.restore(bad.mark, streams=self.feed is not None)
+        parts.gate.open()
+        parts.scaling.forget()
+        for optimizer in parts.optimizers:
+            optimizer.zero_grad(set_to_none=True)
+        parts.journal.summary.rerun += len(gated)
+        self.steps, self.updates = bad.step + 1, bad.update
+        self._make_void()
+
+    def _make_void(self) -> None:
+        """Lets nothing that the loop's body still does have an effect, until the next batch."""
+        if self.feed is None:
+            self.open = self._new()
+        else:
+            self.void = self._new().mark
+
+    def _end_void(self) -> None:
+        if self.void is not None:
+            self._parts.unchanged.restore(self.void)
+            self.void = None
+
+    def _give_back(self, batches: list[Drawn]) -> None:
+        assert self.feed is not None  # noqa: S101 - the caller has looked
+        for index, kept in batches:
+            self._parts.keeper.check(kept)
+            if kept.stale:
+                message = f"batch {index} cannot run again: it was overwritten meanwhile"
+                self._parts.journal.say(events.BATCH_LOST(message, step=self.steps))
+        self.feed.give_back([drawn for drawn in batches if not drawn[1].stale])
+
+    def _roll_back(self) -> None:
+        before = self.updates
+        self.updates = self.recovery.roll_back()
+        self._parts.journal.summary.lost_updates += before - self.updates
+        self._make_void()
+
+    def _write(self, flight: Flight, reading: Reading, action: Action) -> None:
+        self._parts.journal.step(
+            reading,
+            action,
+            step=flight.step,
+            update=flight.update,
+            epoch=self.epoch,
+            lr=flight.lr,
+        )
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns where the run is, as if no unseen step had been bad.
+
+        A bad step that the host has not dealt with yet is not part of it: the run that continues
+        from here meets its batch again.
+        """
+        while self._in_flight and not self._in_flight[0].read().closed:
+            flight = self._in_flight.popleft()
+            self._accept(flight, flight.read())
+        return {"moment": self._moment(), "learned": self._learned()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continues from what ``state_dict`` returned, with the next watched loop."""
+        if self.feed is not None:
+            raise UsageError(
+                "the guard's state was loaded inside of a watched loop.",
+                where="guard.load_state_dict(state)",
+                do="Load it before the loop, then go on from guard.epoch.",
+            )
+        ranks = state.get("ranks", [])
+        rank = self._parts.ranks.rank
+        moment = from_portable(ranks[rank] if rank < len(ranks) else state["moment"])
+        self.steps, self.updates = moment["step"], moment["update"]
+        self.epoch = moment["epoch"]
+        self._in_flight.clear()
+        self.open = None
+        self._parts.gate.open()
+        self._parts.unchanged.load(moment["mark"])
+        self._resume = {**moment, "streams": moment["mark"]["streams"]}
+        learned = state["learned"]
+        for lane, judge in self._parts.judges.items():
+            judge.load_state_dict(learned["judges"][lane])
+        self._parts.policy.load_state_dict(learned["policy"])
+        self._parts.journal.summary.load_counts(learned["counts"])
+        self.open = self._new()
+
+    def _moment(self) -> dict[str, Any]:
+        """Returns the place in the run: of the first unseen bad step, the open one, or now."""
+        flight = self._in_flight[0] if self._in_flight else self.open
+        if flight is not None and flight.begun:
+            step, update, mark = flight.step, flight.update, flight.mark.to_dict()
+            at = flight.batches[0][0] if flight.batches else None
+        else:
+            step, update, at = self.steps, self.updates, None
+            mark = {"streams": self._parts.streams.capture()}
+        feed = self.feed
+        if at is None:
+            at = feed.upcoming if feed is not None else 0
+        place = {
+            "step": step,
+            "update": update,
+            "epoch": self.epoch,
+            "position": at,
+            "began": feed.began if feed is not None else None,
+            "mark": mark,
+        }
+        plain: dict[str, Any] = portable(place)
+        return plain
+
+    def _learned(self) -> dict[str, Any]:
+        """Returns what the steps taught the guard."""
+        return {
+            "judges": {lane: judge.state_dict() for lane, judge in self._parts.judges.items()},
+            "policy": self._parts.policy.state_dict(),
+            "counts": self._parts.journal.summary.counts(),
+        }

@@ -1,0 +1,177 @@
+"""Tensors that a step changes in place, and how they were before it.
+
+BatchNorm statistics, an EMA's averages, a GradScaler's scale: none of them is covered by an
+optimizer that skips its step, and BatchNorm does not even bump a version counter when it writes.
+So they are copied before the step and put back after a bad one, on the device, without the host
+having to know the verdict.
+"""
+
+from __future__ import annotations
+
+from operator import is_
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+    from torch import Tensor, nn
+
+# A place that holds a tensor: a container and the key of the tensor in it.
+Slot = tuple[Any, Any]
+
+# Elements that are looked at together when tensors are put back by a device-side verdict.
+_CHUNK = 1 << 22
+
+
+def buffer_slots(models: Iterable[nn.Module]) -> list[Slot]:
+    """Returns the places of all buffers, also of those that hold none yet."""
+    return [
+        (module._buffers, name)
+        for model in models
+        for module in model.modules()
+        for name in module._buffers
+    ]
+
+
+class Held:
+    """Copies of tensors, and the ways to put them back.
+
+    Attributes:
+        find: Returns the places to look after; asked again whenever their number may change.
+        size: Returns a number that changes when places come or go; cheap.
+    """
+
+    def __init__(self, find: Callable[[], list[Slot]], size: Callable[[], int]) -> None:
+        self._find = find
+        self._size = size
+        self._seen_size = -1
+        self._slots: list[Slot] = []
+        self._planned: list[Tensor] = []
+        self._groups: list[_Group] = []
+        self._empty: list[Slot] = []
+
+    @classmethod
+    def buffers(cls, models: Iterable[nn.Module]) -> Held:
+        """Returns the holder of all buffers of some models."""
+        models = list(models)
+        registries = [module._buffers for model in models for module in model.modules()]
+        return cls(lambda: buffer_slots(models), lambda: sum(map(len, registries)))
+
+    @torch.no_grad()
+    def mark(self) -> None:
+        """Copies the tensors as they are now."""
+        size = self._size()
+        if size != self._seen_size:
+            self._seen_size = size
+            self._slots = self._find()
+            self._planned = []
+        live = [container[key] for container, key in self._slots]
+        if len(live) != len(self._planned) or not all(map(is_, live, self._planned)):
+            self._plan(live)
+        for group in self._groups:
+            torch._foreach_copy_(group.copies, group.live)
+
+    @torch.no_grad()
+    def restore(self) -> None:
+        """Puts every tensor back as it was at the mark."""
+        for container, key in self._empty:
+            container[key] = None
+        for group in self._groups:
+            group.put_back_replaced()
+            torch._foreach_copy_(group.live, group.copies)
+
+    @torch.no_grad()
+    def restore_if(self, latch: Tensor) -> None:
+        """Puts every tensor back if the latch, a 0-dim tensor on the device, is set."""
+        for group in self._groups:
+            if group.gated_by(latch):
+                bad = latch.to(group.flat.device, non_blocking=True) > 0
+                for copies, live in group.chunks():
+                    torch._foreach_copy_(live, _choose(bad, copies, live))
+
+    def loose(self, latch: Tensor) -> list[tuple[Tensor, Tensor]]:
+        """Returns copies of the tensors that a latch on its device cannot put back."""
+        return [
+            (live, copy.clone())
+            for group in self._groups
+            if not group.gated_by(latch)
+            for live, copy in zip(group.live, group.copies)
+        ]
+
+    def release(self) -> None:
+        """Frees the copies; the next mark makes new ones."""
+        self._planned, self._groups = [], []
+
+    def _plan(self, live: list[Any]) -> None:
+        self._planned = live
+        self._empty = [slot for slot, tensor in zip(self._slots, live) if tensor is None]
+        groups: dict[tuple[torch.device, torch.dtype], list[int]] = {}
+        for index, tensor in enumerate(live):
+            if tensor is not None and tensor.layout == torch.strided:
+                groups.setdefault((tensor.device, tensor.dtype), []).append(index)
+        self._groups = [
+            _Group([self._slots[i] for i in indices], [live[i] for i in indices])
+            for indices in groups.values()
+        ]
+
+
+class _Group:
+    """Tensors of one device and dtype, copied into one flat tensor."""
+
+    def __init__(self, slots: list[Slot], live: list[Tensor]) -> None:
+        self.slots = slots
+        self.live = live
+        sizes = [tensor.numel() for tensor in live]
+        with torch.inference_mode(mode=False):
+            self.flat = torch.empty(sum(sizes), dtype=live[0].dtype, device=live[0].device)
+        parts = self.flat.split(sizes)
+        self.copies = [part.view(tensor.shape) for part, tensor in zip(parts, live)]
+
+    def gated_by(self, latch: Tensor) -> bool:
+        return self.flat.device.type == latch.device.type
+
+    def put_back_replaced(self) -> None:
+        """Puts the tensor objects of the mark back where the step put others in their place."""
+        for (container, key), tensor in zip(self.slots, self.live):
+            if container[key] is not tensor:
+                container[key] = tensor
+
+    def chunks(self) -> Iterator[tuple[list[Tensor], list[Tensor]]]:
+        """Yields copies and the tensors in place now, in portions of bounded size.
+
+        A tensor whose shape changed (a cache that grew) has no copy to choose and is left out.
+        """
+        copies: list[Tensor] = []
+        live: list[Tensor] = []
+        count = 0
+        for (container, key), copy in zip(self.slots, self.copies):
+            tensor = container[key]
+            if not _alike(tensor, copy):
+                continue
+            if count and count + copy.numel() > _CHUNK:
+                yield copies, live
+                copies, live, count = [], [], 0
+            copies.append(copy)
+            live.append(tensor)
+            count += copy.numel()
+        if live:
+            yield copies, live
+
+
+def _alike(tensor: object, copy: Tensor) -> bool:
+    return (
+        isinstance(tensor, torch.Tensor)
+        and tensor.shape == copy.shape
+        and tensor.dtype == copy.dtype
+        and tensor.device == copy.device
+    )
+
+
+def _choose(bad: Tensor, copies: list[Tensor], live: list[Tensor]) -> list[Tensor]:
+    """Returns, for each tensor, its copy if bad and the tensor as it is otherwise."""
+    old = torch.cat([copy.reshape(-1) for copy in copies])
+    new = torch.cat([tensor.reshape(-1) for tensor in live])
+    parts = torch.where(bad, old, new).split([tensor.numel() for tensor in live])
+    return [part.view(tensor.shape) for part, tensor in zip(parts, live)]

@@ -1,0 +1,79 @@
+"""What a bad step turns out to be, once the host looks at it."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from nanguard.guard import events
+from nanguard.guard.judge import symptom
+from nanguard.guard.models import trained
+from nanguard.guard.optimizers import state_tensors
+from nanguard.numerics import all_finite
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from torch import nn
+    from torch.optim import Optimizer
+
+    from nanguard.findings import Finding
+    from nanguard.guard.flights import Flight
+    from nanguard.guard.judge import Reading
+    from nanguard.guard.ranks import Ranks
+
+
+@dataclass(frozen=True, slots=True)
+class Incident:
+    """A bad step.
+
+    Attributes:
+        finding: What was wrong with it, on the rank where it began.
+        poisoned: Whether parameters or optimizer state are non-finite, on any rank.
+    """
+
+    finding: Finding
+    poisoned: bool
+
+
+def examine(
+    flight: Flight,
+    reading: Reading,
+    models: Sequence[nn.Module],
+    optimizers: Sequence[Optimizer],
+    ranks: Ranks,
+) -> Incident:
+    """Looks at a bad step with all the time in the world; all ranks look together."""
+    mine = symptom(reading, flight.limits, flight.step)
+    if flight.suspects and mine.name == events.NON_FINITE_GRADIENT.name:
+        mine = replace(mine, where=f"gradient of {listed(flight.suspects)}")
+    poison = _poison(models, optimizers)
+    if poison is not None:
+        wrote = flight.step if reading.poisoned else flight.step - 1
+        message = f"not finite any more: {poison}; step {wrote} wrote it"
+        mine = events.NON_FINITE_PARAMETER(message, step=flight.step, where=poison)
+    began_here = not (math.isfinite(reading.loss) and reading.loss <= flight.limits.loss.act)
+    told = ranks.gather((mine, began_here, poison is not None))
+    first = next((rank for rank, (_, here, _) in enumerate(told) if here), None)
+    finding = told[first or 0][0]
+    if ranks.world > 1 and first is not None:
+        finding = replace(finding, rank=first, message=f"rank {first}: {finding.message}")
+    return Incident(finding, poisoned=any(poisoned for _, _, poisoned in told))
+
+
+def _poison(models: Sequence[nn.Module], optimizers: Sequence[Optimizer]) -> str | None:
+    """Returns which parameters or optimizer state are non-finite, in words; None if none are."""
+    parameters = trained(models, optimizers)
+    if not all_finite(parameters.values()):
+        bad = [name for name, tensor in parameters.items() if not all_finite([tensor])]
+        return f"parameter {listed(bad)}"
+    if not all_finite(state_tensors(optimizers)):
+        return "state of the optimizer"
+    return None
+
+
+def listed(names: Sequence[str]) -> str:
+    """Returns a few names, and how many more there are."""
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return ", ".join(names[:3]) + more

@@ -1,0 +1,110 @@
+"""Says what happens, once, everywhere it belongs: log, run record, summary, the user's callback."""
+
+from __future__ import annotations
+
+import logging
+import queue
+import time
+from typing import TYPE_CHECKING, Any
+
+from nanguard.findings import Severity
+from nanguard.guard import events
+from nanguard.guard.policy import Action
+from nanguard.guard.summary import Event, Summary
+from nanguard.record import RunRecord
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from nanguard.findings import Finding, Kind
+    from nanguard.guard.judge import Reading
+
+log = logging.getLogger("nanguard")
+
+_LEVELS = {
+    Severity.ERROR: logging.WARNING,
+    Severity.WARNING: logging.WARNING,
+    Severity.INFO: logging.INFO,
+}
+
+
+class Journal:
+    """Keeps the log of a run.
+
+    Attributes:
+        summary: The counts so far.
+        record: The run folder; None without one, and on all ranks but the first.
+    """
+
+    def __init__(
+        self, run_dir: Path | None, *, first: bool, on_event: Callable[[Event], None] | None
+    ) -> None:
+        self.summary = Summary()
+        self.record: RunRecord | None = None
+        self._first = first
+        self._on_event = on_event
+        self._from_threads: queue.SimpleQueue[Finding] = queue.SimpleQueue()
+        self._losses = [0.0, 0.0]
+        if run_dir is not None and first:
+            self.record = RunRecord(run_dir, on_failure=self.failure(events.RECORD_FAILED))
+
+    def say(self, finding: Finding, action: Action = Action.STEP, reason: str = "") -> Event:
+        """Reports an event."""
+        event = Event(finding, action, reason)
+        self.summary.count(event)
+        if self._first:
+            log.log(_LEVELS[finding.severity], "%s", event)
+        if self.record is not None:
+            self.record.event(event.to_json())
+        if self._on_event is not None:
+            self._on_event(event)
+        return event
+
+    def failure(self, kind: Kind) -> Callable[[str], None]:
+        """Returns a function with which another thread can report that it failed."""
+        return lambda what: self._from_threads.put(kind(f"could not write {what}"))
+
+    def hear_threads(self) -> None:
+        """Reports what other threads had to say."""
+        while not self._from_threads.empty():
+            self.say(self._from_threads.get())
+
+    def step(
+        self, reading: Reading, action: Action, *, step: int, update: int, epoch: int, lr: float
+    ) -> None:
+        """Adds a line about a step whose verdict is known."""
+        self.hear_threads()
+        if action is Action.STEP:
+            self._losses[0] += reading.loss
+            self._losses[1] += 1
+        if self.record is None:
+            return
+        line: dict[str, Any] = {
+            "step": step,
+            "update": update,
+            "epoch": epoch,
+            "loss": reading.loss,
+            "terms": reading.terms or None,
+            "grad_norm": reading.grad_norm,
+            "lr": lr,
+            "scale": reading.scale,
+            "action": action.value,
+            "time": round(time.time(), 3),
+        }
+        self.record.metric(line)
+
+    def epoch(self, epoch: int, metrics: dict[str, Any]) -> float:
+        """Adds a row about an epoch; returns its mean training loss over the applied steps."""
+        total, count = self._losses
+        self._losses = [0.0, 0.0]
+        mean = total / count if count else float("nan")
+        if self.record is not None:
+            self.record.epoch({"epoch": epoch, "train_loss": mean, **metrics})
+        return mean
+
+    def close(self) -> None:
+        """Writes what is left."""
+        self.hear_threads()
+        if self.record is not None:
+            self.record.close()

@@ -1,0 +1,123 @@
+"""How each kind of optimizer is kept from applying a bad step."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.optim import SGD, Adagrad, Adam, AdamW, Optimizer
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from torch import Tensor
+
+_FUSED = (Adam, AdamW, SGD, Adagrad)
+
+
+def can_be_gated(optimizer: Optimizer) -> bool:
+    """Returns whether an optimizer's own kernel honours ``found_inf``.
+
+    These are torch's fused Adam, AdamW, SGD and Adagrad. A subclass with a ``step`` of its own
+    may not pass the flag on, so it does not count. Neither does an optimizer before its first
+    step: a gated fused SGD would leave momentum buffers behind that were never filled.
+    """
+    fused = all(group.get("fused") is True for group in optimizer.param_groups)
+    own_step = type(optimizer).step not in {kind.step for kind in _FUSED}
+    stateless = all(group.get("momentum") == 0 for group in optimizer.param_groups)
+    return fused and not own_step and (bool(optimizer.state) or stateless)
+
+
+def parameters_of(optimizers: Iterable[Optimizer]) -> list[Tensor]:
+    """Returns the parameters of some optimizers, each once."""
+    seen: dict[int, Tensor] = {}
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                seen.setdefault(id(parameter), parameter)
+    return list(seen.values())
+
+
+def state_tensors(optimizers: Iterable[Optimizer]) -> Iterator[Tensor]:
+    """Yields every tensor in the state of some optimizers."""
+    for optimizer in optimizers:
+        for state in optimizer.state.values():
+            yield from _tensors(state)
+
+
+def _tensors(value: Any) -> Iterator[Tensor]:
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, dict):
+        for inner in value.values():
+            yield from _tensors(inner)
+    elif isinstance(value, (list, tuple)):
+        for inner in value:
+            yield from _tensors(inner)
+
+
+def learning_rate(optimizers: Sequence[Optimizer]) -> float:
+    """Returns the largest learning rate among the groups; a tensor on a device is not read."""
+    rates = [group["lr"] for optimizer in optimizers for group in optimizer.param_groups]
+    known = [float(rate) for rate in rates if not _on_device(rate)]
+    return max(known, default=float("nan"))
+
+
+def _on_device(rate: object) -> bool:
+    return isinstance(rate, torch.Tensor) and rate.device.type != "cpu"
+
+
+@contextlib.contextmanager
+def gated(optimizers: Sequence[Optimizer], latch: Tensor) -> Iterator[None]:
+    """Makes the steps inside a no-op on the device where the latch is set."""
+    for optimizer in optimizers:
+        optimizer.found_inf = latch  # type: ignore[attr-defined]
+        optimizer.grad_scale = None  # type: ignore[attr-defined]
+    try:
+        yield
+    finally:
+        for optimizer in optimizers:
+            vars(optimizer).pop("found_inf", None)
+            vars(optimizer).pop("grad_scale", None)
+
+
+@contextlib.contextmanager
+def scaled_lr(optimizers: Sequence[Optimizer], factor: float) -> Iterator[None]:
+    """Multiplies the learning rates for the steps inside; schedulers never see it."""
+    if factor == 1.0:
+        yield
+        return
+    groups = [group for optimizer in optimizers for group in optimizer.param_groups]
+    before = [group["lr"] for group in groups]
+    for group in groups:
+        group["lr"] = group["lr"] * factor
+    try:
+        yield
+    finally:
+        for group, rate in zip(groups, before):
+            group["lr"] = rate
+
+
+def hyperparameters(optimizers: Iterable[Optimizer]) -> list[dict[str, Any]]:
+    """Returns what a scheduler may change in the parameter groups."""
+    return [
+        {
+            key: value.clone() if isinstance(value, torch.Tensor) else value
+            for key, value in group.items()
+            if key != "params"
+        }
+        for optimizer in optimizers
+        for group in optimizer.param_groups
+    ]
+
+
+def set_hyperparameters(optimizers: Iterable[Optimizer], saved: list[dict[str, Any]]) -> None:
+    """Puts back what ``hyperparameters`` returned; tensors are filled in place."""
+    groups = [group for optimizer in optimizers for group in optimizer.param_groups]
+    for group, values in zip(groups, saved):
+        for key, value in values.items():
+            if isinstance(value, torch.Tensor) and isinstance(group.get(key), torch.Tensor):
+                group[key].copy_(value)
+            else:
+                group[key] = value

@@ -1,0 +1,149 @@
+"""Puts a guard together from what the user gives it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from nanguard.guard import events
+from nanguard.guard.batches import Keeper
+from nanguard.guard.ema import Average
+from nanguard.guard.gate import Gate
+from nanguard.guard.journal import Journal
+from nanguard.guard.judge import Judge
+from nanguard.guard.models import as_models, as_optimizers, check_finite, devices_of, named, trained
+from nanguard.guard.policy import Policy
+from nanguard.guard.ranks import Ranks
+from nanguard.guard.rng import RandomStreams
+from nanguard.guard.scaling import LossScaling
+from nanguard.guard.unchanged import Unchanged
+from nanguard.numerics import all_finite, is_float
+from nanguard.recovery.manager import Recovery
+from nanguard.recovery.state import NamedTensors, OptimizerPart, TrainingState
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    import torch
+    from torch import nn
+    from torch.optim import Optimizer
+
+    from nanguard.guard.models import Models, Optimizers
+    from nanguard.guard.rng import Stream
+    from nanguard.guard.summary import Event
+    from nanguard.recovery.state import Part
+    from nanguard.settings import Settings
+
+SNAPSHOTS = "snapshots"
+
+
+@dataclass(slots=True)
+class Parts:
+    """What a guard works with. Lane -1 stands for all optimizers, the others for one each."""
+
+    settings: Settings
+    models: list[nn.Module]
+    optimizers: list[Optimizer]
+    schedulers: list[Any]
+    devices: list[torch.device]
+    lag: int
+    gate: Gate
+    ranks: Ranks
+    scaling: LossScaling
+    average: Average | None
+    streams: RandomStreams
+    unchanged: Unchanged
+    judges: dict[int, Judge]
+    policy: Policy
+    keeper: Keeper
+    journal: Journal
+    run_dir: Path | None
+
+
+def assemble(
+    model: Models,
+    optimizer: Optimizers,
+    *,
+    scheduler: Any,
+    scaler: Any,
+    ema: Any,
+    run_dir: str | Path | None,
+    generators: Sequence[Stream],
+    on_event: Callable[[Event], None] | None,
+    settings: Settings,
+) -> Parts:
+    """Checks what the user gave and builds the parts of a guard around it."""
+    models = as_models(model)
+    optimizers = as_optimizers(optimizer, models)
+    check_finite(trained(models, optimizers))
+    schedulers = _as_list(scheduler)
+    devices = devices_of(optimizers)
+    lag = settings.lag if settings.lag is not None else 2 * (devices[0].type == "cuda")
+    scaling = LossScaling(scaler)
+    average = None if ema is None else Average(ema, models)
+    ranks = Ranks(models, together=settings.ranks == "together", scaled=scaling.active)
+    streams = RandomStreams(devices, generators)
+    lanes = [-1, *range(len(optimizers))] if len(optimizers) > 1 else [-1]
+    folder = None if run_dir is None else Path(run_dir)
+    return Parts(
+        settings=settings,
+        models=models,
+        optimizers=optimizers,
+        schedulers=schedulers,
+        devices=devices,
+        lag=lag,
+        gate=Gate(devices[0]),
+        ranks=ranks,
+        scaling=scaling,
+        average=average,
+        streams=streams,
+        unchanged=Unchanged(models, optimizers, schedulers, streams, scaling, average),
+        judges={lane: Judge(settings, lag, adversarial=len(lanes) > 1) for lane in lanes},
+        policy=Policy(settings),
+        keeper=Keeper(trial=lag + 2 if lag else 0),
+        journal=Journal(folder, first=ranks.first, on_event=on_event),
+        run_dir=folder,
+    )
+
+
+def recovery_for(parts: Parts, guard: Part) -> Recovery:
+    """Returns the snapshots of a run, which cover everything that its steps change.
+
+    Args:
+        parts: The run.
+        guard: The part that says where in the run a state belongs.
+    """
+    covered: dict[str, Part] = {
+        "parameters": NamedTensors("parameters", lambda: trained(parts.models, parts.optimizers)),
+        "buffers": NamedTensors("buffers", lambda: _buffers(parts.models)),
+        "scaler": parts.scaling,
+        "guard": guard,
+    }
+    covered.update({f"optimizer-{i}": OptimizerPart(o) for i, o in enumerate(parts.optimizers)})
+    covered.update({f"scheduler-{i}": s for i, s in enumerate(parts.schedulers)})
+    if parts.average is not None:
+        covered["ema"] = parts.average
+    # A buffer that begins with infinities (an attention mask) is meant to hold them.
+    exempt = [name for name, t in _buffers(parts.models).items() if is_float(t) and not all_finite([t])]
+    folder = None if parts.run_dir is None else parts.run_dir / SNAPSHOTS
+    return Recovery(
+        TrainingState(covered),
+        parts.settings,
+        folder=folder,
+        writes=parts.ranks.first,
+        exempt=frozenset(f"buffers/{name}" for name in exempt),
+        on_failure=parts.journal.failure(events.SNAPSHOT_FAILED),
+    )
+
+
+def _buffers(models: Sequence[nn.Module]) -> dict[str, Any]:
+    everything = named(models)
+    parameters = named(models, buffers=False)
+    return {name: tensor for name, tensor in everything.items() if name not in parameters}
+
+
+def _as_list(given: Any) -> list[Any]:
+    if given is None:
+        return []
+    return list(given) if isinstance(given, (list, tuple)) else [given]

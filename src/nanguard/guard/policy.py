@@ -1,0 +1,143 @@
+"""The ladder: what to do about a bad step. Pure decisions, no torch.
+
+Skip the batch, then cut the learning rate, then roll back to the last good snapshot, then stop.
+Every rung is bounded by a setting, so that no run can go on losing batches in silence.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from enum import Enum
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from nanguard.settings import Settings
+
+
+class Action(str, Enum):
+    """What was done with a step."""
+
+    STEP = "step"  # a good step, applied
+    OVERFLOW = "overflow"  # the GradScaler skipped it by itself and lowers its scale
+    SKIP = "skip"
+    CUT_LR = "cut-lr"
+    ROLLBACK = "rollback"
+    STOP = "stop"
+
+
+@dataclass(frozen=True, slots=True)
+class Trouble:
+    """What the policy has to know about a bad step.
+
+    Attributes:
+        step: The step that was bad.
+        poisoned: Whether parameters or optimizer state are already non-finite, so that skipping
+            would be useless.
+        can_roll_back: Whether there is a good snapshot.
+    """
+
+    step: int
+    poisoned: bool = False
+    can_roll_back: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """An action, and the reason for it in words."""
+
+    action: Action
+    reason: str
+
+
+class Policy:
+    """Decides about bad steps and remembers what it has already spent.
+
+    Attributes:
+        lr_factor: What the scheduled learning rate is multiplied with.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._bad_steps: deque[int] = deque()
+        self._total = 0
+        self._cuts = 0
+        self._rollbacks = 0
+        self._good_since_cut = 0
+        self.lr_factor = 1.0
+
+    def good(self) -> bool:
+        """Counts a good step; returns whether it earned back a part of the learning rate."""
+        if self.lr_factor >= 1.0:
+            return False
+        self._good_since_cut += 1
+        if self._good_since_cut < self._settings.lr_climb_after:
+            return False
+        self._good_since_cut = 0
+        self.lr_factor = min(1.0, self.lr_factor / self._settings.lr_cut)
+        return True
+
+    def bad(self, trouble: Trouble) -> Decision:
+        """Decides what to do about a bad step."""
+        self._total += 1
+        self._good_since_cut = 0
+        self._bad_steps.append(trouble.step)
+        while self._bad_steps[0] <= trouble.step - self._settings.recent:
+            self._bad_steps.popleft()
+        limit = self._settings.max_bad
+        if limit is not None and self._total > limit:
+            return Decision(Action.STOP, f"{self._total} bad steps, max_bad allows {limit}")
+        if trouble.poisoned:
+            return self._roll_back(trouble, "parameters or optimizer state are not finite")
+        if self._settings.on_bad == "stop":
+            return Decision(Action.STOP, "on_bad is 'stop'")
+        if self._settings.on_bad == "rollback":
+            return self._roll_back(trouble, "on_bad is 'rollback'")
+        return self._climb(trouble)
+
+    def _climb(self, trouble: Trouble) -> Decision:
+        settings = self._settings
+        recent = len(self._bad_steps)
+        if recent <= settings.max_skips:
+            return Decision(
+                Action.SKIP,
+                f"bad step {recent} of at most {settings.max_skips} in {settings.recent}",
+            )
+        reason = f"{recent} bad steps in {settings.recent}, max_skips allows {settings.max_skips}"
+        lowered = max(settings.lr_floor, self.lr_factor * settings.lr_cut)
+        if self._cuts < settings.max_lr_cuts and lowered < self.lr_factor:
+            self._cuts += 1
+            self.lr_factor = lowered
+            self._bad_steps.clear()
+            return Decision(Action.CUT_LR, f"{reason}; learning rate now x {lowered:g}")
+        return self._roll_back(trouble, reason)
+
+    def _roll_back(self, trouble: Trouble, reason: str) -> Decision:
+        limit = self._settings.max_rollbacks
+        if not trouble.can_roll_back:
+            return Decision(Action.STOP, f"{reason}; there is no good snapshot to roll back to")
+        if self._rollbacks >= limit:
+            return Decision(Action.STOP, f"{reason}; all {limit} rollbacks are spent")
+        self._rollbacks += 1
+        self._bad_steps.clear()
+        return Decision(Action.ROLLBACK, reason)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns what has been spent."""
+        return {
+            "bad_steps": list(self._bad_steps),
+            "total": self._total,
+            "cuts": self._cuts,
+            "rollbacks": self._rollbacks,
+            "good_since_cut": self._good_since_cut,
+            "lr_factor": self.lr_factor,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continues from what ``state_dict`` returned."""
+        self._bad_steps = deque(state["bad_steps"])
+        self._total = state["total"]
+        self._cuts = state["cuts"]
+        self._rollbacks = state["rollbacks"]
+        self._good_since_cut = state["good_since_cut"]
+        self.lr_factor = state["lr_factor"]

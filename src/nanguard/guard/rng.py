@@ -1,0 +1,116 @@
+"""The random streams of a run, and how to put them back."""
+
+from __future__ import annotations
+
+import random
+import sys
+from typing import TYPE_CHECKING, Any, Union
+
+import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    import numpy as np
+
+    Stream = Union[torch.Generator, random.Random, np.random.Generator]
+
+
+class RandomStreams:
+    """Every stream a training loop draws from: torch on CPU and CUDA, Python, NumPy.
+
+    Attributes:
+        devices: The CUDA devices whose stream belongs to the run.
+        generators: The user's own generators, if the loop draws from any.
+    """
+
+    def __init__(
+        self, devices: Iterable[torch.device], generators: Sequence[Stream] = ()
+    ) -> None:
+        self.devices = [device for device in devices if device.type == "cuda"]
+        self.generators = tuple(generators)
+
+    def capture(self) -> dict[str, Any]:
+        """Returns the state of every stream."""
+        numpy = sys.modules.get("numpy")
+        return {
+            "torch": torch.get_rng_state(),
+            "cuda": [torch.cuda.get_rng_state(device) for device in self.devices],
+            "python": random.getstate(),
+            "numpy": numpy.random.get_state(legacy=False) if numpy is not None else None,
+            "own": [_state_of(generator) for generator in self.generators],
+        }
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Puts every stream back to a captured state."""
+        torch.set_rng_state(state["torch"])
+        for device, saved in zip(self.devices, state["cuda"]):
+            torch.cuda.set_rng_state(saved, device)
+        random.setstate(state["python"])
+        numpy = sys.modules.get("numpy")
+        if numpy is not None and state["numpy"] is not None:
+            numpy.random.set_state(state["numpy"])
+        for generator, saved in zip(self.generators, state["own"]):
+            _set_state(generator, saved)
+
+
+def same(left: dict[str, Any], right: dict[str, Any]) -> bool:
+    """Returns whether nothing was drawn between two captures of the CPU-side streams."""
+    return (
+        torch.equal(left["torch"], right["torch"])
+        and left["python"] == right["python"]
+        and _same_numpy(left["numpy"], right["numpy"])
+    )
+
+
+def portable(state: Any) -> Any:
+    """Returns a captured state in types that can be loaded without running code."""
+    if isinstance(state, dict):
+        return {key: portable(value) for key, value in state.items()}
+    if isinstance(state, list):
+        return [portable(value) for value in state]
+    if isinstance(state, tuple):
+        return {"tuple": [portable(value) for value in state]}
+    if type(state).__module__ == "numpy":
+        return {"array": torch.from_numpy(state.astype("int64")), "dtype": state.dtype.name}
+    return state
+
+
+def from_portable(state: Any) -> Any:
+    """Returns the state that ``portable`` was given."""
+    if isinstance(state, list):
+        return [from_portable(value) for value in state]
+    if not isinstance(state, dict):
+        return state
+    if set(state) == {"tuple"}:
+        return tuple(from_portable(value) for value in state["tuple"])
+    if set(state) == {"array", "dtype"}:
+        return state["array"].numpy().astype(state["dtype"])
+    return {key: from_portable(value) for key, value in state.items()}
+
+
+def _state_of(generator: Stream) -> Any:
+    if isinstance(generator, torch.Generator):
+        return generator.get_state()
+    if isinstance(generator, random.Random):
+        return generator.getstate()
+    return generator.bit_generator.state
+
+
+def _set_state(generator: Stream, state: Any) -> None:
+    if isinstance(generator, torch.Generator):
+        generator.set_state(state)
+    elif isinstance(generator, random.Random):
+        generator.setstate(state)
+    else:
+        generator.bit_generator.state = state
+
+
+def _same_numpy(left: dict[str, Any] | None, right: dict[str, Any] | None) -> bool:
+    if left is None or right is None:
+        return left is right
+    return bool(
+        left["state"]["pos"] == right["state"]["pos"]
+        and left["has_gauss"] == right["has_gauss"]
+        and (left["state"]["key"] == right["state"]["key"]).all()
+    )

@@ -1,0 +1,339 @@
+"""Spikes, drift and a falling loss scale: what a run's numbers say before they go bad.
+
+Pure Python, so that the log rules can use the same code without torch. One principle holds
+throughout: a value that was rejected or is not finite never enters a statistic, and every limit
+is written so that NaN fails it.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left, insort
+from collections import deque
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from nanguard.findings import name_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+# 1.4826 times the median absolute deviation estimates a normal distribution's sigma.
+_SIGMA = 1.4826
+# How rare, per step, a value must be under the run's own tail before it counts as outside it.
+_WARN_ODDS = 1e-4
+_ACT_ODDS = 1e-6
+# How far beyond the largest accepted deviation a value must stand.
+_WARN_RECORDS = 2.0
+_ACT_RECORDS = 4.0
+# A size of spike that came back so often is a kind of batch this run has, not an accident.
+_RECURS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """The largest value that passes without a warning, and without action."""
+
+    warn: float = math.inf
+    act: float = math.inf
+
+
+OPEN = Limits()
+
+
+class SpikeWindow:
+    """A robust window (median and MAD) over the accepted values of one quantity.
+
+    A value is a spike when it stands further above the median than a multiple of the spread
+    *and* further than the upper tail of what this run did before makes plausible. The second
+    condition keeps heavy-tailed but healthy losses (reinforcement learning, GANs) silent.
+
+    Attributes:
+        size: How many accepted values the window holds.
+        warmup: How many it needs before it has an opinion.
+        warn: Spreads above the median that earn a warning.
+        act: Spreads above the median that make the guard act.
+        positive: Whether the quantity is a size (a gradient norm), watched on a log scale.
+    """
+
+    def __init__(
+        self, *, size: int, warmup: int, warn: float, act: float, positive: bool = False
+    ) -> None:
+        self.size = size
+        self.warmup = warmup
+        self.warn = warn
+        self.act = act
+        self.positive = positive
+        self._values = _Sorted(size)
+        # Deviations in spreads: their tail outlives a trend, so it may be longer than the window.
+        self._deviations = _Sorted(4 * size)
+        self._rejected: deque[float] = deque(maxlen=4 * _RECURS)
+        self._start: float | None = None
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def accept(self, value: float) -> None:
+        """Takes in a value that was neither rejected nor non-finite."""
+        if not math.isfinite(value):
+            return
+        inner = self._inner(value)
+        if self._start is not None:
+            center, spread = self._level()
+            self._deviations.add((inner - center) / spread)
+        self._values.add(inner)
+        if self._start is None and len(self._values) == self.warmup:
+            self._start = _median(sorted(abs(v) for v in self._values))
+            center, spread = self._level()
+            for early in self._values:
+                self._deviations.add((early - center) / spread)
+
+    def reject(self, value: float) -> None:
+        """Remembers the size of a spike that was acted on; the window itself stays as it is."""
+        if self._start is None or not math.isfinite(value):
+            return
+        center, spread = self._level()
+        self._rejected.append((self._inner(value) - center) / spread)
+
+    def limits(self) -> Limits:
+        """Returns the limits for the next value; open while the window is still learning."""
+        if self._start is None:
+            return OPEN
+        center, spread = self._level()
+        tail = _Tail.of(self._deviations.ordered)
+        record = self._deviations.ordered[-1]
+        warn = max(self.warn, tail.reach(_WARN_ODDS), _WARN_RECORDS * record)
+        act = max(self.act, tail.reach(_ACT_ODDS), _ACT_RECORDS * record)
+        if len(self._rejected) >= _RECURS:
+            act = max(act, 1.25 * sorted(self._rejected)[-_RECURS])
+        return Limits(self._outer(center + spread * warn), self._outer(center + spread * act))
+
+    def forget(self) -> None:
+        """Empties the window, so that it learns a new level."""
+        self._values.load([])
+        self._deviations.load([])
+        self._rejected.clear()
+        self._start = None
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns what the window has learned."""
+        return {
+            "values": list(self._values),
+            "deviations": list(self._deviations),
+            "rejected": list(self._rejected),
+            "start": self._start,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continues from what ``state_dict`` returned."""
+        self._values.load(state["values"])
+        self._deviations.load(state["deviations"])
+        self._rejected = deque(state["rejected"], maxlen=4 * _RECURS)
+        self._start = state["start"]
+
+    def _level(self) -> tuple[float, float]:
+        ordered = self._values.ordered
+        center = _median(ordered)
+        mad = _SIGMA * _median(sorted(abs(v - center) for v in ordered))
+        if self.positive:
+            return center, max(mad, 0.1)
+        # A loss close to zero still moves by fractions of where it began.
+        floor = max(0.02 * abs(center), 0.005 * (self._start or 0.0), 1e-12)
+        return center, max(mad, floor)
+
+    def _inner(self, value: float) -> float:
+        return math.log(max(value, 1e-30)) if self.positive else value
+
+    def _outer(self, inner: float) -> float:
+        if not self.positive:
+            return inner
+        return math.exp(inner) if inner < 700.0 else math.inf
+
+
+class _Sorted:
+    """The last so many values, in order of arrival and in order of size."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.ordered: list[float] = []
+        self._arrived: deque[float] = deque()
+
+    def __len__(self) -> int:
+        return len(self._arrived)
+
+    def __iter__(self) -> Iterator[float]:
+        return iter(self._arrived)
+
+    def add(self, value: float) -> None:
+        self._arrived.append(value)
+        insort(self.ordered, value)
+        if len(self._arrived) > self.size:
+            del self.ordered[bisect_left(self.ordered, self._arrived.popleft())]
+
+    def load(self, values: Iterable[float]) -> None:
+        self._arrived = deque(values)
+        self.ordered = sorted(self._arrived)
+
+
+@dataclass(frozen=True, slots=True)
+class _Tail:
+    """The upper tail of a sample as a generalised Pareto distribution."""
+
+    begin: float
+    share: float
+    scale: float
+    shape: float
+
+    @classmethod
+    def of(cls, ordered: list[float]) -> _Tail:
+        """Fits the upper tenth with the moment estimator of Dekkers, Einmahl and de Haan."""
+        count = max(8, len(ordered) // 10)
+        begin = ordered[-count - 1]
+        if begin <= 0.0:
+            return cls(0.0, 1.0, 0.0, 0.0)
+        logs = [math.log(v / begin) for v in ordered[-count:]]
+        first = sum(logs) / count
+        second = sum(v * v for v in logs) / count
+        if second <= first * first:
+            return cls(begin, count / len(ordered), 0.0, 0.0)
+        light = 1.0 - 0.5 / (1.0 - first * first / second)
+        scale = begin * first * (1.0 - min(light, 0.0))
+        return cls(begin, count / len(ordered), scale, first + light)
+
+    def reach(self, odds: float) -> float:
+        """Returns the value that this tail exceeds with the given odds."""
+        rarity = math.log(self.share / odds)
+        shape = min(self.shape, 2.0)
+        if abs(shape) < 1e-6:
+            return self.begin + self.scale * rarity
+        return self.begin + self.scale * math.expm1(shape * rarity) / shape
+
+
+def _median(ordered: list[float]) -> float:
+    half = len(ordered) // 2
+    return ordered[half] if len(ordered) % 2 else (ordered[half - 1] + ordered[half]) / 2
+
+
+class DriftWatch:
+    """Warns of slow divergence: a loss that gives back much of what it had gained.
+
+    It compares the medians of whole blocks of accepted values, so single spikes do not count. A
+    loss that never fell (reinforcement learning, the generator of a GAN) gained nothing, so it
+    has nothing to give back and stays silent.
+
+    Attributes:
+        block: How many accepted values make one median.
+    """
+
+    def __init__(self, *, block: int) -> None:
+        self.block = block
+        self._current: list[float] = []
+        self._medians: deque[float] = deque(maxlen=4)
+        self._start: float | None = None
+        self._best = math.inf
+        self._best_spread = 0.0
+        self._told = False
+
+    def accept(self, value: float) -> str | None:
+        """Takes in an accepted value; returns a message when the loss has begun to diverge."""
+        if not math.isfinite(value):
+            return None
+        self._current.append(value)
+        if len(self._current) < self.block:
+            return None
+        ordered = sorted(self._current)
+        self._current = []
+        median = _median(ordered)
+        spread = _SIGMA * _median(sorted(abs(v - median) for v in ordered))
+        self._medians.append(median)
+        if self._start is None:
+            self._start = median
+        if median < self._best:
+            self._best, self._best_spread, self._told = median, spread, False
+        return self._judge(median, self._start)
+
+    def _judge(self, median: float, start: float) -> str | None:
+        recent = list(self._medians)
+        rising = len(recent) >= 3 and all(a < b for a, b in zip(recent[-3:], recent[-2:]))
+        noise = 6.0 * max(self._best_spread, 0.01 * abs(self._best))
+        gained, lost = start - self._best, median - self._best
+        if self._told or not (rising and gained > noise and lost > max(noise, 0.5 * gained)):
+            return None
+        self._told = True
+        share = lost / gained
+        return (
+            f"the loss rises: its median over {self.block} steps went from {name_of(self._best)} "
+            f"at best to {name_of(median)}, {share:.0%} of all it had gained"
+        )
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns what the watch has seen."""
+        return {
+            "current": list(self._current),
+            "medians": list(self._medians),
+            "start": self._start,
+            "best": self._best,
+            "best_spread": self._best_spread,
+            "told": self._told,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continues from what ``state_dict`` returned."""
+        self._current = list(state["current"])
+        self._medians = deque(state["medians"], maxlen=4)
+        self._start = state["start"]
+        self._best = state["best"]
+        self._best_spread = state["best_spread"]
+        self._told = state["told"]
+
+
+class ScaleWatch:
+    """Warns of a GradScaler whose scale keeps falling.
+
+    The first fall from the initial scale is how the scaler finds its level. A fall after that
+    says that gradients overflow whatever the scale is.
+
+    Attributes:
+        calm: Steps without a fall after which the scale counts as settled.
+        factor: How far below its settled value it may fall without a warning.
+    """
+
+    def __init__(self, *, calm: int = 20, factor: float = 32.0) -> None:
+        self.calm = calm
+        self.factor = factor
+        self._last: float | None = None
+        self._quiet = 0
+        self._level: float | None = None
+        self._told = False
+
+    def accept(self, scale: float) -> str | None:
+        """Takes in the scale after a step; returns a message when it keeps falling."""
+        if not math.isfinite(scale):
+            return None
+        fell = self._last is not None and scale < self._last
+        self._last = scale
+        self._quiet = 0 if fell else self._quiet + 1
+        if self._quiet >= self.calm:
+            self._level, self._told = scale, False
+        low = scale < 1.0 or (self._level is not None and scale <= self._level / self.factor)
+        if self._told or not (fell and low):
+            return None
+        self._told = True
+        before = "" if self._level is None else f" from {name_of(self._level)}"
+        return f"the loss scale fell{before} to {name_of(scale)}: gradients overflow at any scale"
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns what the watch has seen."""
+        return {
+            "last": self._last,
+            "quiet": self._quiet,
+            "level": self._level,
+            "told": self._told,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continues from what ``state_dict`` returned."""
+        self._last = state["last"]
+        self._quiet = state["quiet"]
+        self._level = state["level"]
+        self._told = state["told"]

@@ -1,0 +1,236 @@
+"""Snapshots on disk: complete or not there, checked before they are trusted.
+
+A snapshot is a folder. It is written under a temporary name, every file is flushed to the disk
+and named with its size and SHA-256 in a manifest, and then the folder is renamed. Whatever dies
+at whatever moment, a folder with the final name is whole, and the one before it is still there.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import queue
+import shutil
+import threading
+import time
+from pathlib import Path
+from pickle import UnpicklingError
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from nanguard.errors import SnapshotError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from nanguard.recovery.memory import Snapshot
+
+log = logging.getLogger("nanguard")
+
+SCHEMA = "nanguard.snapshot/1"
+_PREFIX = "snapshot-"
+_STATE = "state.pt"
+_MANIFEST = "manifest.json"
+_BLOCK = 1 << 22
+
+
+class DiskSnapshots:
+    """A folder of snapshots that always holds the last good one.
+
+    Attributes:
+        folder: Where they are.
+        keep: How many are kept.
+    """
+
+    def __init__(self, folder: Path, *, keep: int, on_failure: Callable[[str], None]) -> None:
+        self.folder = folder
+        self.keep = keep
+        self._on_failure = on_failure
+        self._jobs: queue.Queue[Snapshot | None] = queue.Queue(maxsize=1)
+        self._thread: threading.Thread | None = None
+
+    def write_later(self, snapshot: Snapshot) -> bool:
+        """Writes a good snapshot in the background; returns False if one is being written."""
+        if self._thread is None:
+            self._thread = threading.Thread(
+                target=self._work, name="nanguard-snapshots", daemon=True
+            )
+            self._thread.start()
+        try:
+            self._jobs.put_nowait(snapshot.hold())
+        except queue.Full:
+            snapshot.release()
+            return False
+        return True
+
+    def close(self) -> None:
+        """Waits until what was handed over is written."""
+        if self._thread is not None:
+            self._jobs.put(None)
+            self._thread.join()
+            self._thread = None
+
+    def _work(self) -> None:
+        while (snapshot := self._jobs.get()) is not None:
+            try:
+                self.write(snapshot.tree, update=snapshot.update, step=snapshot.step)
+            except (OSError, RuntimeError) as error:
+                self._on_failure(f"the snapshot after update {snapshot.update}: {error}")
+            finally:
+                snapshot.release()
+
+    def write(self, tree: dict[str, Any], *, update: int, step: int) -> Path:
+        """Writes a state and returns its folder. Nothing half-written is ever left behind."""
+        with Unfinished(self.folder, update) as unfinished:
+            torch.save(tree, unfinished.path / _STATE)
+            return unfinished.finish(update=update, step=step, keep=self.keep)
+
+    def load_last_good(self) -> tuple[dict[str, Any], dict[str, Any]] | None:
+        """Returns manifest and state of the newest snapshot that is whole; None if there is none.
+
+        A damaged snapshot is passed over with a warning, never loaded.
+        """
+        for path in reversed(finished(self.folder)):
+            try:
+                manifest = verify(path)
+                return manifest, load_tree(path / _STATE)
+            except SnapshotError as error:
+                log.warning("snapshot passed over: %s", error)
+        return None
+
+
+class Unfinished:
+    """A snapshot folder under its temporary name; gone afterwards unless it was finished."""
+
+    def __init__(self, folder: Path, update: int) -> None:
+        self._folder = folder
+        # Numbered in the order of writing: after a rollback, a smaller update is the newer one.
+        name = f"{_PREFIX}{_next_number(folder):06d}-update-{update}"
+        self._final = folder / name
+        self.path = folder / f".{name}.{os.getpid()}.tmp"
+
+    def __enter__(self) -> Unfinished:
+        self._folder.mkdir(parents=True, exist_ok=True)
+        shutil.rmtree(self.path, ignore_errors=True)
+        self.path.mkdir()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        shutil.rmtree(self.path, ignore_errors=True)
+
+    def finish(self, *, update: int, step: int, keep: int) -> Path:
+        """Writes the manifest, gives the folder its name, and rotates older ones out."""
+        files = sorted(p for p in self.path.rglob("*") if p.is_file())
+        manifest = {
+            "schema": SCHEMA,
+            "update": update,
+            "step": step,
+            "written": time.time(),
+            "torch": torch.__version__,
+            "files": {p.relative_to(self.path).as_posix(): _fingerprint(p) for p in files},
+        }
+        manifest_path = self.path / _MANIFEST
+        manifest_path.write_text(json.dumps(manifest, indent=1), encoding="utf-8")
+        for path in (*files, manifest_path):
+            _flush(path)
+        for folder in {path.parent for path in files} | {self.path}:
+            _flush(folder)
+        self.path.rename(self._final)
+        _flush(self._folder)
+        self._rotate(keep)
+        return self._final
+
+    def _rotate(self, keep: int) -> None:
+        for path in finished(self._folder)[:-keep]:
+            # A folder being deleted must not look finished if the process dies half-way.
+            doomed = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+            path.rename(doomed)
+            shutil.rmtree(doomed, ignore_errors=True)
+
+
+def finished(folder: Path) -> list[Path]:
+    """Returns the snapshots of a folder that carry their final name, oldest first."""
+    if not folder.is_dir():
+        return []
+    return sorted(p for p in folder.iterdir() if p.name.startswith(_PREFIX) and p.is_dir())
+
+
+def _next_number(folder: Path) -> int:
+    numbers = [path.name.removeprefix(_PREFIX).split("-")[0] for path in finished(folder)]
+    return 1 + max((int(number) for number in numbers if number.isdigit()), default=0)
+
+
+def remove_leftovers(folder: Path) -> None:
+    """Deletes what a process that died left behind under a temporary name."""
+    if folder.is_dir():
+        for path in folder.glob(f".{_PREFIX}*"):
+            if not _alive(path):
+                shutil.rmtree(path, ignore_errors=True)
+
+
+def verify(path: Path) -> dict[str, Any]:
+    """Returns a snapshot's manifest; raises if anything in the folder is not as it says."""
+    try:
+        manifest: dict[str, Any] = json.loads((path / _MANIFEST).read_text(encoding="utf-8"))
+        files: dict[str, dict[str, Any]] = manifest["files"]
+        if manifest["schema"] != SCHEMA:
+            raise _damaged(path, f"its schema is {manifest['schema']!r}, not {SCHEMA!r}")
+        for name, expected in files.items():
+            member = path / name
+            if path.resolve() not in member.resolve().parents:
+                raise _damaged(path, f"its manifest names a file outside of it: {name!r}")
+            if _fingerprint(member) != expected:
+                raise _damaged(path, f"{name} does not match its checksum")
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise _damaged(path, f"its manifest cannot be read ({error})") from error
+    return manifest
+
+
+def load_tree(path: Path) -> dict[str, Any]:
+    """Returns a saved state without running anything from the file."""
+    try:
+        tree = torch.load(path, map_location="cpu", weights_only=True)  # noqa: TID251
+    except (OSError, RuntimeError, ValueError, EOFError, KeyError, UnpicklingError) as error:
+        raise _damaged(path, f"it cannot be loaded ({error})") from error
+    if not isinstance(tree, dict):
+        raise _damaged(path, f"it holds a {type(tree).__name__}, not a state")
+    return tree
+
+
+def _damaged(path: Path, why: str) -> SnapshotError:
+    return SnapshotError(
+        f"the snapshot is damaged: {why}.",
+        where=str(path),
+        do="Use an older snapshot; this one is passed over and can be deleted.",
+    )
+
+
+def _fingerprint(path: Path) -> dict[str, Any]:
+    digest = hashlib.sha256()
+    size = 0
+    with path.open("rb") as file:
+        while block := file.read(_BLOCK):
+            digest.update(block)
+            size += len(block)
+    return {"bytes": size, "sha256": digest.hexdigest()}
+
+
+def _flush(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _alive(path: Path) -> bool:
+    try:
+        os.kill(int(path.name.split(".")[2]), 0)
+    except (ValueError, IndexError, ProcessLookupError):
+        return False
+    except PermissionError:
+        return True
+    return True

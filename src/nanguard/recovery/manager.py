@@ -1,0 +1,154 @@
+"""Takes snapshots when they are due, trusts them when they are proven good, and goes back."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from nanguard.errors import SnapshotError
+from nanguard.recovery.disk import DiskSnapshots, remove_leftovers
+from nanguard.recovery.memory import MemorySnapshots, bytes_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from torch import Tensor
+
+    from nanguard.recovery.memory import Snapshot
+    from nanguard.recovery.state import TrainingState
+    from nanguard.settings import Settings
+
+log = logging.getLogger("nanguard")
+
+# The part that says where in the run a state belongs; a rollback leaves it as it is.
+GUARD = "guard"
+
+
+class Recovery:
+    """The last good state of a run and the ways back to it.
+
+    Attributes:
+        memory: The snapshots in memory.
+        disk: The snapshots on disk; None without a run folder.
+    """
+
+    def __init__(
+        self,
+        state: TrainingState,
+        settings: Settings,
+        *,
+        folder: Path | None,
+        writes: bool,
+        exempt: frozenset[str],
+        on_failure: Callable[[str], None],
+    ) -> None:
+        self._state = state
+        self._settings = settings
+        self._on_failure = on_failure
+        self._room = 0
+        self._told = False
+        self._writes = writes
+        self.memory = MemorySnapshots(copied_at_once=("buffers", "scaler"), exempt=exempt)
+        self.disk: DiskSnapshots | None = None
+        if folder is not None and settings.disk_every:
+            self.disk = DiskSnapshots(folder, keep=settings.keep, on_failure=on_failure)
+            if writes:
+                remove_leftovers(folder)
+
+    @property
+    def can_roll_back(self) -> bool:
+        """Whether there is a good snapshot in memory."""
+        return self.memory.last_good is not None
+
+    @property
+    def wants_first(self) -> bool:
+        """Whether snapshots are taken and there is none yet."""
+        return bool(self._settings.snapshot_every) and self.memory.last_good is None
+
+    def is_due(self, update: int) -> bool:
+        """Returns whether a snapshot is to be taken after so many updates."""
+        every = self._settings.snapshot_every
+        in_memory = bool(every) and update % every == 0
+        return in_memory or self.is_due_on_disk(update)
+
+    def is_due_on_disk(self, update: int) -> bool:
+        """Returns whether that snapshot is to be written to disk."""
+        return self.disk is not None and 0 < update and update % self._settings.disk_every == 0
+
+    def take(self, update: int, step: int, bad: Tensor) -> Snapshot | None:
+        """Starts a snapshot of the run as it is now."""
+        tree = self._state.tree()
+        if not self._enough_memory(tree):
+            return None
+        return self.memory.take(tree, update, step, bad)
+
+    def settle(self, snapshot: Snapshot, *, good: bool) -> bool:
+        """Ends a snapshot whose step is now known; returns whether it is good."""
+        if not self.memory.settle(snapshot, good=good):
+            return False
+        if self._writes and self.disk is not None and self.is_due_on_disk(snapshot.update):
+            self._write(snapshot)
+        return True
+
+    def _write(self, snapshot: Snapshot) -> None:
+        assert self.disk is not None  # noqa: S101 - the caller has looked
+        if not self.disk.write_later(snapshot):
+            self._on_failure(
+                f"the snapshot after update {snapshot.update}: the one before it is still being "
+                "written; raise disk_every"
+            )
+
+    def roll_back(self) -> int:
+        """Puts the run back to the last good snapshot; returns its number of updates."""
+        snapshot = self.memory.last_good
+        if snapshot is None:
+            raise SnapshotError(
+                "there is no good snapshot to roll back to.",
+                where="rolling back",
+                do="Set snapshot_every, so that snapshots are taken.",
+            )
+        snapshot.wait()
+        self._state.load(snapshot.tree, without=(GUARD,))
+        return snapshot.update
+
+    def resume(self) -> dict[str, Any] | None:
+        """Loads the last good snapshot on disk; returns its manifest, None if there is none."""
+        found = self.disk.load_last_good() if self.disk is not None else None
+        if found is None:
+            return None
+        manifest, tree = found
+        self._state.load(tree)
+        return manifest
+
+    def close(self) -> None:
+        """Waits for what is being written."""
+        if self.disk is not None:
+            self.disk.close()
+
+    def _enough_memory(self, tree: dict[str, Any]) -> bool:
+        size = bytes_of(tree)
+        if size <= self._room:
+            return True
+        free = _free_memory()
+        if free is None or 2 * size < 0.8 * free + 2 * self._room:
+            self._room = size
+            return True
+        if not self._told:
+            self._told = True
+            self._on_failure(
+                f"snapshots need {2 * size / 2**30:.1f} GiB of host memory and "
+                f"{free / 2**30:.1f} GiB are free; none will be taken"
+            )
+        return False
+
+
+def _free_memory() -> int | None:
+    try:
+        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+    except OSError:
+        return None
+    for line in lines:
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) * 1024
+    return None

@@ -1,0 +1,192 @@
+"""Snapshots in host memory, copied without making the device wait."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from nanguard.numerics import local, non_finite
+from nanguard.recovery.state import floats_in, map_tensors, tensors_in
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+# One slot for the last good snapshot, one for the next, which may turn out bad.
+_SLOTS = 2
+
+
+class Snapshot:
+    """A copy of a run's state in host memory.
+
+    Attributes:
+        update: How many updates the state has seen.
+        step: The step it was taken after.
+        tree: The state.
+    """
+
+    def __init__(self, update: int, step: int, slot: Slot) -> None:
+        self.update = update
+        self.step = step
+        self.tree: dict[str, Any] = {}
+        self._slot = slot
+        self._holders = 1
+        self._flag: Tensor | None = None
+        self._done: torch.cuda.Event | None = None
+
+    def is_good(self) -> bool:
+        """Returns whether every number in it is finite; waits until it is copied."""
+        self.wait()
+        return self._flag is None or not bool(self._flag)
+
+    def wait(self) -> None:
+        """Waits until the copy is complete."""
+        if self._done is not None:
+            self._done.synchronize()
+
+    def hold(self) -> Snapshot:
+        """Keeps its memory from being used again until it is released once more."""
+        self._holders += 1
+        return self
+
+    def release(self) -> None:
+        """Gives its memory back when no one holds it any more."""
+        self._holders -= 1
+        if self._holders == 0:
+            self._slot.free = True
+
+    def fill(self, tree: dict[str, Any], copied_at_once: tuple[str, ...], bad: Tensor) -> None:
+        """Starts copying a live tree.
+
+        Args:
+            tree: The live state.
+            copied_at_once: The parts that the next forward pass changes, so that their copy
+                must not lag behind.
+            bad: Whether the state is non-finite, as a 0-dim bool on the device.
+        """
+        first = {name: part for name, part in tree.items() if name in copied_at_once}
+        rest = {name: part for name, part in tree.items() if name not in copied_at_once}
+        self._slot.begin()
+        if bad.device.type != "cuda":
+            self.tree = {**self._slot.copy(first), **self._slot.copy(rest)}
+            self._flag = bad.clone()
+            return
+        side = self._slot.stream(bad.device)
+        self.tree = self._slot.copy(first)
+        side.wait_stream(torch.cuda.current_stream(bad.device))
+        with torch.cuda.stream(side):
+            self.tree.update(self._slot.copy(rest))
+            bad.record_stream(side)
+            self._flag = torch.empty((), dtype=torch.bool, pin_memory=True)
+            self._flag.copy_(bad, non_blocking=True)
+            self._done = torch.cuda.Event()
+            self._done.record(side)
+
+    def fence(self) -> None:
+        """Makes the device, not the host, wait for the copy before it goes on."""
+        if self._done is not None:
+            torch.cuda.current_stream().wait_event(self._done)
+
+
+class Slot:
+    """Host memory for one snapshot, used again for the next."""
+
+    def __init__(self) -> None:
+        self.free = True
+        self._memory: list[Tensor] = []
+        self._next = 0
+        self._stream: torch.cuda.Stream | None = None
+
+    def begin(self) -> None:
+        """Starts again at the first tensor."""
+        self._next = 0
+
+    def stream(self, device: torch.device) -> torch.cuda.Stream:
+        """Returns the stream that copies run on, beside the training."""
+        if self._stream is None:
+            self._stream = torch.cuda.Stream(device)
+        return self._stream
+
+    def copy(self, tree: Any) -> Any:
+        """Returns a tree of host copies."""
+        return map_tensors(tree, self._copy_tensor)
+
+    @torch.no_grad()
+    def _copy_tensor(self, tensor: Tensor) -> Tensor:
+        source = local(tensor.detach())
+        if source.layout != torch.strided:
+            return source.to("cpu", copy=True)
+        index, self._next = self._next, self._next + 1
+        if index == len(self._memory):
+            self._memory.append(_host_like(source))
+        memory = self._memory[index]
+        if memory.shape != source.shape or memory.dtype != source.dtype:
+            memory = self._memory[index] = _host_like(source)
+        # Only the device that the copying stream belongs to can be waited for later.
+        beside = self._stream is not None and source.device == self._stream.device
+        return memory.copy_(source, non_blocking=beside)
+
+
+class MemorySnapshots:
+    """The last good snapshot in memory, and the one that may replace it.
+
+    Attributes:
+        last_good: The newest snapshot known to be good.
+        missed: How many snapshots were not taken because no memory was free.
+    """
+
+    def __init__(self, copied_at_once: tuple[str, ...], exempt: frozenset[str]) -> None:
+        self._copied_at_once = copied_at_once
+        self._exempt = exempt
+        self._slots = [Slot() for _ in range(_SLOTS)]
+        self._copying: Snapshot | None = None
+        self.last_good: Snapshot | None = None
+        self.missed = 0
+
+    def take(self, tree: dict[str, Any], update: int, step: int, bad: Tensor) -> Snapshot | None:
+        """Starts a snapshot of a live tree; returns None if no slot is free.
+
+        Args:
+            tree: The live state.
+            update: How many updates it has seen.
+            step: The step it is taken after.
+            bad: Whether anything else than non-finite numbers in the tree makes it bad.
+        """
+        slot = next((slot for slot in self._slots if slot.free), None)
+        if slot is None:
+            self.missed += 1
+            return None
+        slot.free = False
+        flagged = bad | non_finite(floats_in(tree, self._exempt), bad.device)
+        snapshot = Snapshot(update, step, slot)
+        snapshot.fill(tree, self._copied_at_once, flagged)
+        self._copying = snapshot
+        return snapshot
+
+    def fence(self) -> None:
+        """Call before the weights change: the device waits for a copy that is under way."""
+        if self._copying is not None:
+            self._copying.fence()
+            self._copying = None
+
+    def settle(self, snapshot: Snapshot, *, good: bool) -> bool:
+        """Ends a snapshot whose step is now known; returns whether it became the last good one."""
+        if not (good and snapshot.is_good()):
+            snapshot.wait()
+            snapshot.release()
+            return False
+        if self.last_good is not None:
+            self.last_good.release()
+        self.last_good = snapshot
+        return True
+
+
+def bytes_of(tree: Any) -> int:
+    """Returns how much host memory one snapshot of a live tree takes."""
+    return sum(local(t).numel() * t.element_size() for _, t in tensors_in(tree))
+
+
+def _host_like(tensor: Tensor) -> Tensor:
+    return torch.empty(
+        tensor.shape, dtype=tensor.dtype, device="cpu", pin_memory=tensor.device.type == "cuda"
+    )

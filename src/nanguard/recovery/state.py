@@ -1,0 +1,178 @@
+"""What a snapshot holds, and where each part of it goes back to.
+
+A state is a tree of dicts and lists whose leaves are tensors and plain values. Live trees refer
+to the tensors of the run; snapshots hold copies of them.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+
+from nanguard.errors import SnapshotError
+from nanguard.numerics import is_float, local
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+    from torch import Tensor
+    from torch.optim import Optimizer
+
+
+class Part(Protocol):
+    """A part of a run that a snapshot covers: anything with the usual two methods."""
+
+    def state_dict(self) -> Any:
+        """Returns the part's state; tensors may be the live ones."""
+
+    def load_state_dict(self, state: Any) -> Any:
+        """Continues from a state."""
+
+
+class TrainingState:
+    """All parts of a run that a snapshot covers.
+
+    Attributes:
+        parts: The parts by name.
+    """
+
+    def __init__(self, parts: Mapping[str, Part]) -> None:
+        self.parts = dict(parts)
+
+    def tree(self) -> dict[str, Any]:
+        """Returns the live state of all parts."""
+        return {name: part.state_dict() for name, part in self.parts.items()}
+
+    def load(self, tree: Mapping[str, Any], *, without: tuple[str, ...] = ()) -> None:
+        """Puts the parts back to a state, except some by name."""
+        for name, part in self.parts.items():
+            if name in tree and name not in without:
+                part.load_state_dict(tree[name])
+
+
+class NamedTensors:
+    """Parameters or buffers as a part: filled in place, so that everyone who holds them sees it."""
+
+    def __init__(self, word: str, find: Callable[[], dict[str, Tensor]]) -> None:
+        self._word = word
+        self._find = find
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Returns the live tensors by name."""
+        return {name: tensor.detach() for name, tensor in self._find().items()}
+
+    @torch.no_grad()
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Fills the live tensors; refuses a state of another model and then changes nothing."""
+        live = self._find()
+        _check_same(self._word, live, state)
+        for name, tensor in live.items():
+            local(tensor).copy_(local(state[name]), non_blocking=True)
+
+
+class OptimizerPart:
+    """An optimizer as a part: filled in place where it can be, rebuilt where it must."""
+
+    def __init__(self, optimizer: Optimizer) -> None:
+        self._optimizer = optimizer
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns the live state in torch's own form."""
+        return self._optimizer.state_dict()
+
+    @torch.no_grad()
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Puts the optimizer back."""
+        live = self._optimizer.state_dict()
+        if not _same_shape(live["state"], state["state"]):
+            self._optimizer.load_state_dict(copy.deepcopy(state))
+            return
+        _fill(live["state"], state["state"])
+        for group, saved in zip(self._optimizer.param_groups, state["param_groups"]):
+            values = {key: value for key, value in saved.items() if key != "params"}
+            for key, value in values.items():
+                if isinstance(group.get(key), torch.Tensor) and isinstance(value, torch.Tensor):
+                    group[key].copy_(value)
+                else:
+                    group[key] = copy.deepcopy(value)
+
+
+def tensors_in(tree: Any, path: str = "") -> Iterator[tuple[str, Tensor]]:
+    """Yields the path and the tensor of every tensor leaf."""
+    if isinstance(tree, torch.Tensor):
+        yield path, tree
+    elif isinstance(tree, dict):
+        for key, value in tree.items():
+            yield from tensors_in(value, f"{path}/{key}" if path else str(key))
+    elif isinstance(tree, (list, tuple)):
+        for index, value in enumerate(tree):
+            yield from tensors_in(value, f"{path}/{index}" if path else str(index))
+
+
+def map_tensors(tree: Any, change: Callable[[Tensor], Any]) -> Any:
+    """Returns a tree with new containers and with every tensor leaf replaced."""
+    if isinstance(tree, torch.Tensor):
+        return change(tree)
+    if isinstance(tree, dict):
+        new = copy.copy(tree) if type(tree) is not dict else {}
+        for key, value in tree.items():
+            new[key] = map_tensors(value, change)
+        return new
+    if isinstance(tree, list):
+        return [map_tensors(value, change) for value in tree]
+    if isinstance(tree, tuple) and not hasattr(tree, "_fields"):
+        return tuple(map_tensors(value, change) for value in tree)
+    return tree
+
+
+def floats_in(tree: Any, exempt: frozenset[str]) -> list[Tensor]:
+    """Returns the tensors that must be finite for a state to be good."""
+    return [t for path, t in tensors_in(tree) if is_float(t) and path not in exempt]
+
+
+def _same_shape(live: Any, saved: Any) -> bool:
+    """Returns whether two trees have the same keys and, leaf by leaf, tensors that fit."""
+    if isinstance(live, torch.Tensor) or isinstance(saved, torch.Tensor):
+        return (
+            isinstance(live, torch.Tensor)
+            and isinstance(saved, torch.Tensor)
+            and local(live).shape == local(saved).shape
+            and live.dtype == saved.dtype
+        )
+    if isinstance(live, dict) and isinstance(saved, dict):
+        return live.keys() == saved.keys() and all(_same_shape(live[k], saved[k]) for k in live)
+    return not isinstance(live, (list, tuple)) and type(live) is type(saved)
+
+
+def _fill(live: dict[Any, Any], saved: dict[Any, Any]) -> None:
+    for key, value in saved.items():
+        if isinstance(value, torch.Tensor):
+            local(live[key]).copy_(local(value), non_blocking=True)
+        elif isinstance(value, dict):
+            _fill(live[key], value)
+        else:
+            live[key] = value
+
+
+def _check_same(word: str, live: Mapping[str, Tensor], saved: Mapping[str, Tensor]) -> None:
+    missing = sorted(live.keys() - saved.keys())
+    foreign = sorted(saved.keys() - live.keys())
+    changed = sorted(
+        f"{name} ({tuple(saved[name].shape)} saved, {tuple(live[name].shape)} now)"
+        for name in live.keys() & saved.keys()
+        if local(live[name]).shape != local(saved[name]).shape
+    )
+    if not (missing or foreign or changed):
+        return
+    details = [
+        f"{title} {', '.join(names[:3])}{' ...' if len(names) > 3 else ''}"
+        for title, names in (("missing", missing), ("unknown", foreign), ("other shape", changed))
+        if names
+    ]
+    raise SnapshotError(
+        f"the snapshot is of another model: {word} {'; '.join(details)}.",
+        where="restoring a snapshot",
+        do="Resume with the model that the snapshot was taken from, or start in a new run folder.",
+    )
