@@ -19,9 +19,12 @@ import platform
 import statistics
 import sys
 import time
+from collections import deque
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -29,10 +32,9 @@ from torch import Tensor, nn
 
 from nanguard import Guard, Settings
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
 Batches = list[tuple[Tensor, Tensor]]
+# A training loop that pauses after every step.
+Steps = Iterator[None]
 
 
 class Block(nn.Module):
@@ -88,7 +90,7 @@ class Setting:
     batch: int
     length: int
     shape: dict[str, int]
-    optimizer: dict[str, bool]
+    fused: bool
     compiled: bool = False
     limit: float | None = None
     steps: int = 20
@@ -96,7 +98,7 @@ class Setting:
 
 GPT2 = {"vocab": 50304, "context": 1024, "width": 768, "heads": 12, "depth": 12}
 SMALL = {"vocab": 2048, "context": 128, "width": 128, "heads": 4, "depth": 4}
-FUSED, FOREACH = {"fused": True}, {"foreach": True}
+FUSED, FOREACH = True, False
 SETTINGS = [
     Setting("gpt2 B=16 T=1024 fused", "cuda", 16, 1024, GPT2, FUSED, limit=1.005),
     Setting("gpt2 B=2 T=256 fused", "cuda", 2, 256, GPT2, FUSED, limit=1.03, steps=60),
@@ -119,10 +121,12 @@ class Bench:
         if setting.compiled:
             self.call = torch.compile(self.model)
         self.parameters = list(self.model.parameters())
-        self.optimizer = torch.optim.AdamW(self.parameters, lr=1e-5, **setting.optimizer)
+        self.optimizer = torch.optim.AdamW(
+            self.parameters, lr=1e-5, fused=setting.fused, foreach=not setting.fused
+        )
         size = (setting.batch, setting.length)
         tokens = [torch.randint(0, self.model.vocab, size, device=setting.device) for _ in range(9)]
-        self.batches: Batches = list(zip(tokens[:-1], tokens[1:]))
+        self.batches: Batches = list(pairwise(tokens))
 
     def loss(self, x: Tensor, y: Tensor) -> Tensor:
         """Returns the loss, in bf16 autocast on a GPU."""
@@ -141,14 +145,15 @@ class Bench:
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
 
-    def bare(self, steps: int) -> None:
+    def bare(self, steps: int) -> Steps:
         """The loop without any check."""
         for x, y in self.data(steps):
             self.loss(x, y).backward()
             nn.utils.clip_grad_norm_(self.parameters, 1.0)
             self.finish()
+            yield
 
-    def host_check(self, steps: int) -> None:
+    def host_check(self, steps: int) -> Steps:
         """What people write by hand: look at the loss, then at the norm."""
         for x, y in self.data(steps):
             loss = self.loss(x, y)
@@ -159,8 +164,9 @@ class Bench:
                 self.optimizer.zero_grad(set_to_none=True)
                 continue
             self.finish()
+            yield
 
-    def per_parameter(self, steps: int) -> None:
+    def per_parameter(self, steps: int) -> Steps:
         """The loop over all parameters found in field reports."""
         for x, y in self.data(steps):
             self.loss(x, y).backward()
@@ -170,25 +176,26 @@ class Bench:
                     grad.zero_()
             nn.utils.clip_grad_norm_(self.parameters, 1.0)
             self.finish()
+            yield
 
-    def anomaly_mode(self, steps: int) -> None:
+    def anomaly_mode(self, steps: int) -> Steps:
         """``torch.autograd.detect_anomaly``."""
         with torch.autograd.detect_anomaly(check_nan=True):
-            self.bare(steps)
+            yield from self.bare(steps)
 
-    def debug_underflow(self, steps: int) -> None:
+    def debug_underflow(self, steps: int) -> Steps:
         """``DebugUnderflowOverflow`` of transformers."""
         from transformers.debug_utils import DebugUnderflowOverflow
 
         before = {module: dict(module._forward_hooks) for module in self.model.modules()}
         with contextlib.redirect_stdout(io.StringIO()):
             DebugUnderflowOverflow(self.model)
-            self.bare(steps)
+            yield from self.bare(steps)
         for module, hooks in before.items():
             module._forward_hooks.clear()
             module._forward_hooks.update(hooks)
 
-    def guarded(self, snapshot_every: int = 0, lag: int | None = None) -> Callable[[int], None]:
+    def guarded(self, snapshot_every: int = 0, lag: int | None = None) -> Callable[[int], Steps]:
         """The guard."""
         guard = Guard(
             self.model,
@@ -196,30 +203,59 @@ class Bench:
             settings=Settings(snapshot_every=snapshot_every, lag=lag),
         )
 
-        def run(steps: int) -> None:
+        def run(steps: int) -> Steps:
             for x, y in guard.watch(self.data(steps)):
                 guard.backward(self.loss(x, y))
                 guard.step(max_norm=1.0)
+                yield
 
         return run
 
 
-def timed(run: Callable[[int], None], steps: int, device: str) -> float:
-    """Returns milliseconds per step."""
-    wait = torch.cuda.synchronize if device == "cuda" else (lambda: None)
+@contextlib.contextmanager
+def without_collector() -> Iterator[None]:
+    """Keeps the garbage collector from striking in the middle of a measurement."""
     gc.collect()
     gc.disable()
-    wait()
-    start = time.perf_counter()
-    run(steps)
-    wait()
-    gc.enable()
-    return (time.perf_counter() - start) * 1e3 / steps
+    try:
+        yield
+    finally:
+        gc.enable()
 
 
-def methods_for(bench: Bench, *, slow: bool) -> dict[str, Callable[[int], None]]:
+def block_time(run: Callable[[int], Steps], steps: int) -> float:
+    """Returns milliseconds per step of a whole block on a GPU, as the loop runs in practice."""
+    with without_collector():
+        torch.cuda.synchronize()
+        start = time.perf_counter()
+        exhaust(run(steps))
+        torch.cuda.synchronize()
+        return (time.perf_counter() - start) * 1e3 / steps
+
+
+def turn_times(methods: dict[str, Callable[[int], Steps]], steps: int) -> dict[str, list[float]]:
+    """Returns milliseconds of single steps on a CPU, the methods taking turns at every step."""
+    runs = {name: run(steps) for name, run in methods.items()}
+    times: dict[str, list[float]] = {name: [] for name in methods}
+    with without_collector():
+        for _ in range(steps):
+            for name, run in runs.items():
+                start = time.perf_counter()
+                next(run)
+                times[name].append((time.perf_counter() - start) * 1e3)
+    for run in runs.values():
+        exhaust(run)
+    return times
+
+
+def exhaust(steps: Steps) -> None:
+    """Runs a loop to its end."""
+    deque(steps, maxlen=0)
+
+
+def methods_for(bench: Bench, *, slow: bool) -> dict[str, Callable[[int], Steps]]:
     """Returns what takes turns in one setting."""
-    methods: dict[str, Callable[[int], None]] = {
+    methods: dict[str, Callable[[int], Steps]] = {
         "bare": bench.bare,
         "guard": bench.guarded(),
         "host check": bench.host_check,
@@ -236,27 +272,35 @@ def methods_for(bench: Bench, *, slow: bool) -> dict[str, Callable[[int], None]]
     return methods
 
 
+FEW = ("per-parameter isnan/isinf", "detect_anomaly", "DebugUnderflowOverflow")
+
+
 def measure(setting: Setting, rounds: int, *, slow: bool) -> dict[str, Any]:
     """Measures one setting."""
     bench = Bench(setting)
     methods = methods_for(bench, slow=slow)
     for run in methods.values():
-        run(4)
-    few = ("per-parameter isnan/isinf", "detect_anomaly", "DebugUnderflowOverflow")
-    times: dict[str, list[float]] = {name: [] for name in methods}
+        exhaust(run(4))
     ratios: dict[str, list[float]] = {name: [] for name in methods}
+    bare: list[float] = []
     for turn in range(rounds):
-        for name, run in methods.items():
-            if name in few and turn >= 3:
-                continue
-            # Snapshots come every 100 updates, so they need whole hundreds to be fair.
-            steps = 100 if "snapshot" in name else setting.steps
-            times[name].append(timed(run, steps, setting.device))
-            ratios[name].append(times[name][-1] / times["bare"][-1])
+        taking_turns = {n: run for n, run in methods.items() if turn < 3 or n not in FEW}
+        if setting.device == "cuda":
+            # Snapshots come every 100 updates, so a fair block is a whole hundred.
+            took = {
+                name: block_time(run, 100 if "snapshot" in name else setting.steps)
+                for name, run in taking_turns.items()
+            }
+        else:
+            singles = turn_times(taking_turns, setting.steps)
+            took = {name: statistics.median(times) for name, times in singles.items()}
+        bare.append(took["bare"])
+        for name, milliseconds in took.items():
+            ratios[name].append(milliseconds / took["bare"])
     row: dict[str, Any] = {
         "setting": setting.name,
         "limit": setting.limit,
-        "bare_ms": round(statistics.median(times["bare"]), 3),
+        "bare_ms": round(statistics.median(bare), 3),
         "ratio": {name: round(statistics.median(r), 4) for name, r in ratios.items()},
         "spread": {name: [round(min(r), 4), round(max(r), 4)] for name, r in ratios.items()},
     }
@@ -270,10 +314,10 @@ def extra_memory(bench: Bench) -> int:
     peaks = []
     guarded = bench.guarded()
     for run in (bench.bare, guarded):
-        run(4)
+        exhaust(run(4))
         torch.cuda.synchronize()
         torch.cuda.reset_peak_memory_stats()
-        run(8)
+        exhaust(run(8))
         torch.cuda.synchronize()
         peaks.append(torch.cuda.max_memory_allocated())
     return peaks[1] - peaks[0]
@@ -305,7 +349,10 @@ def table(rows: list[dict[str, Any]]) -> str:
         for row in rows
     ]
     widths = [max(len(line[i]) for line in [head, *body]) for i in range(len(head))]
-    lines = [" | ".join(c.ljust(w) for c, w in zip(line, widths)) for line in [head, *body]]
+    lines = [
+        " | ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True))
+        for line in [head, *body]
+    ]
     return "\n".join([lines[0], "-|-".join("-" * w for w in widths), *lines[1:]])
 
 

@@ -93,6 +93,12 @@ class Kind:
     severity: Severity
 
     def __call__(self, message: str, **place: Any) -> Finding:
+        """Returns a finding of this kind.
+
+        Args:
+            message: What was found, with the value.
+            place: Where, as in the fields of a finding.
+        """
         return replace(Finding(self.code, self.name, self.severity, message), **place)
 
 
@@ -105,7 +111,7 @@ def number(value: float) -> float | str:
 
 def name_of(value: float) -> str:
     """Returns how a number is written in messages: ``nan``, ``inf``, ``-inf`` or short digits."""
-    if value != value:  # noqa: PLR0124 - NaN is the one value that differs from itself
+    if value != value:  # NaN is the one value that differs from itself
         return "nan"
     if math.isinf(value):
         return "inf" if value > 0 else "-inf"

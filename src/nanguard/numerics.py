@@ -16,11 +16,13 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
+
 
 def within(value: Tensor, limit: float) -> Tensor:
     """Returns, on the value's device, whether a 0-dim value is finite and at most the limit."""
-    largest = torch.finfo(value.dtype).max
-    return (value <= min(limit, largest)) & (value >= -largest)
+    # Adding nothing of a value to itself keeps it, unless it is not finite: 0 * inf is nan.
+    return torch.add(value, value, alpha=0) <= limit
 
 
 def is_float(tensor: Tensor) -> bool:
@@ -30,6 +32,8 @@ def is_float(tensor: Tensor) -> bool:
 
 def local(tensor: Tensor) -> Tensor:
     """Returns the part of a tensor that this rank holds: itself, unless it is sharded."""
+    if type(tensor) in _PLAIN:
+        return tensor
     to_local = getattr(tensor, "to_local", None)
     return cast("Tensor", to_local()) if to_local is not None else tensor
 
@@ -51,51 +55,51 @@ def _dense(tensor: Tensor) -> Tensor:
 
 def all_finite(tensors: Iterable[Tensor]) -> bool:
     """Returns whether every value is finite. Reads from the device, so it waits for it."""
-    return not any(bool(flag.any()) for flag in _flags(tensors))
+    return not any(bool(flags.any()) for flags in _flags(tensors))
 
 
 def non_finite(tensors: Iterable[Tensor], device: torch.device) -> Tensor:
     """Returns a 0-dim bool on a device: whether any value is non-finite. Does not wait."""
-    flags = [flag.to(device, non_blocking=True) for flag in _flags(tensors)]
+    flags = [group.to(device, non_blocking=True) for group in _flags(tensors)]
     return torch.cat(flags).any() if flags else torch.zeros((), dtype=torch.bool, device=device)
 
 
+@torch.no_grad()
 def _flags(tensors: Iterable[Tensor]) -> list[Tensor]:
     """Returns, one vector per device and dtype, which tensors hold a non-finite value."""
     groups: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
     for tensor in tensors:
-        values = _dense(local(tensor.detach()))
+        values = _dense(local(tensor))
         if is_float(values) and values.numel():
-            values = torch.view_as_real(values) if values.is_complex() else values
+            if values.is_complex():
+                values = torch.view_as_real(values)
+            if values.element_size() == 1:  # float8 types have almost no arithmetic
+                values = values.to(torch.float32)
             groups.setdefault((values.device, values.dtype), []).append(values)
-    with torch.no_grad():
-        return [~torch.isfinite(torch.stack(_peaks(group))) for group in groups.values()]
+    return [
+        _flags_on_cpu(g) if d.type == "cpu" else _flags_on_gpu(g) for (d, _), g in groups.items()
+    ]
 
 
-def _peaks(tensors: list[Tensor]) -> list[Tensor]:
-    """Returns the largest magnitude of each tensor; NaN and Inf come through as they are.
+def _flags_on_gpu(tensors: list[Tensor]) -> Tensor:
+    """Finds non-finite tensors in one pass at the speed of memory, in a handful of kernels."""
+    return ~torch.isfinite(torch.stack(torch._foreach_norm(tensors, float("inf"))))
 
-    On a GPU this is one pass at the speed of memory in a handful of kernels. On a CPU a plain
-    sum is several times faster than a maximum and only fails to be finite when a value is not,
-    or when finite values overflow together, which the second look sorts out.
+
+def _flags_on_cpu(tensors: list[Tensor]) -> Tensor:
+    """Finds non-finite tensors with a sum, which a CPU takes many times faster than a maximum.
+
+    A sum that is finite proves every value finite. One that is not may have overflowed, which a
+    closer look sorts out.
     """
-    if tensors[0].device.type == "cpu":
-        return [_cpu_peak(tensor) for tensor in tensors]
-    if tensors[0].element_size() == 1:  # float8 types have almost no arithmetic
-        return [tensor.to(torch.float32).abs().max() for tensor in tensors]
-    return list(torch._foreach_norm(tensors, float("inf")))
-
-
-def _cpu_peak(tensor: Tensor) -> Tensor:
-    if tensor.element_size() == 1:
-        tensor = tensor.to(torch.float32)
-    total = tensor.sum(dtype=torch.float32 if tensor.element_size() < 4 else None)
-    return total if torch.isfinite(total) else tensor.abs().max()
-
-
-def gradients(parameters: Sequence[Tensor]) -> list[Tensor]:
-    """Returns the gradients that exist."""
-    return [p.grad for p in parameters if p.grad is not None]
+    if tensors[0].element_size() < 4:
+        sums = [tensor.sum() for tensor in tensors]
+    else:
+        sums = list(torch._foreach_norm(tensors, 2.0))
+    flags = ~torch.isfinite(torch.stack(sums))
+    for index in flags.nonzero().flatten().tolist():
+        flags[index] = not bool(torch.isfinite(tensors[index]).all())
+    return flags
 
 
 @torch.no_grad()
@@ -105,15 +109,16 @@ def clip(parameters: Sequence[Tensor], max_norm: float | None) -> Tensor:
     The norm and the scaling are those of ``torch.nn.utils.clip_grad_norm_``, bit for bit, with
     sparse gradients as an addition. On sharded gradients the norm is the one over all ranks.
     """
-    grads = gradients(parameters)
-    if not grads:
-        return torch.zeros((), device=local(parameters[0]).device)
-    if all(grad.layout == torch.strided for grad in grads):
+    try:
         if max_norm is not None:
             return whole(torch.nn.utils.clip_grad_norm_(parameters, max_norm))
-        return whole(_norm(grads))
-    values = [_dense(grad) for grad in grads]
-    norm = _norm(values)
+        return whole(_norm([p.grad for p in parameters if p.grad is not None]))
+    except NotImplementedError:
+        return _clip_sparse([p.grad for p in parameters if p.grad is not None], max_norm)
+
+
+def _clip_sparse(grads: list[Tensor], max_norm: float | None) -> Tensor:
+    norm = _norm([_dense(grad) for grad in grads])
     if max_norm is not None:
         factor = torch.clamp(max_norm / (norm + 1e-6), max=1.0)
         for grad in grads:
@@ -122,12 +127,15 @@ def clip(parameters: Sequence[Tensor], max_norm: float | None) -> Tensor:
 
 
 def _norm(tensors: list[Tensor]) -> Tensor:
+    if not tensors:
+        return torch.zeros(())
     device = tensors[0].device
     groups: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
     for tensor in tensors:
         groups.setdefault((tensor.device, tensor.dtype), []).append(tensor)
     norms = [norm for group in groups.values() for norm in torch._foreach_norm(group, 2.0)]
-    return torch.linalg.vector_norm(torch.stack([norm.to(device) for norm in norms]), 2.0)
+    total: Tensor = torch.linalg.vector_norm(torch.stack([n.to(device) for n in norms]), 2.0)
+    return total
 
 
 @torch.no_grad()

@@ -14,7 +14,6 @@ import queue
 import threading
 import time
 import weakref
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nanguard.errors import RecordError
@@ -22,6 +21,7 @@ from nanguard.findings import number
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
+    from pathlib import Path
 
 METRICS = "metrics.jsonl"
 EVENTS = "events.jsonl"

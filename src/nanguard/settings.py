@@ -70,10 +70,10 @@ class Settings:
                 continue
             good = isinstance(value, int) and not isinstance(value, bool) and value >= low
             _check(name, value, good, f"a whole number of at least {low}")
-        for name, (low, high) in _RANGES.items():
+        for name, (above, most) in _RANGES.items():
             value = getattr(self, name)
-            good = isinstance(value, (int, float)) and low < value <= high
-            _check(name, value, good, f"a number in ({low:g}, {high:g}]")
+            good = isinstance(value, (int, float)) and above < value <= most
+            _check(name, value, good, f"a number in ({above:g}, {most:g}]")
         _check(
             "spike_warmup",
             self.spike_warmup,

@@ -72,7 +72,7 @@ class ClosureStep:
     @torch.no_grad()
     def undo(self) -> None:
         """Puts parameters and optimizer state back."""
-        for parameter, before in zip(self._parameters, self._before):
+        for parameter, before in zip(self._parameters, self._before, strict=True):
             local(parameter).copy_(before)
         self._optimizer.state.clear()
         for parameter, state in self._state:

@@ -42,15 +42,16 @@ class Keeper:
 
         Args:
             batch: The batch as the loader gave it.
-            others: The batches still kept, whose memory the loader must not have reused.
+            others: The batches still kept, whose memory the loader must not have used again.
         """
-        memory = _memory_of(batch)
+        new = Kept(batch, copied=self.copying)
         for kept in others:
-            if not memory.isdisjoint(kept.memory) and not kept.intact():
+            if not new.memory.isdisjoint(kept.memory) and not kept.intact():
                 self._notice("the loader writes batches into memory that it uses again", kept)
-        kept = Kept(batch, memory, copied=self.copying)
+        if self.reason is not None and not new.copied:
+            new = Kept(batch, copied=True)
         self._trial -= self._trial > 0
-        return kept
+        return new
 
     def check(self, kept: Kept) -> None:
         """Looks whether the loop changed a batch in place."""
@@ -71,18 +72,23 @@ class Kept:
         stale: Whether it is no longer what was drawn, because a reference was overwritten.
     """
 
-    def __init__(self, batch: Any, memory: set[int], *, copied: bool) -> None:
-        self.memory = memory
+    def __init__(self, batch: Any, *, copied: bool) -> None:
         self.copied = copied
         self.stale = False
-        self._fresh = True
-        self._given = batch
-        self._versions = _versions_of(batch)
-        self._batch = rebuild(batch, _copy if copied else _reference)
+        self._given: Any = batch
+        self._arrays: list[Any] = []
+        self._batch = rebuild(batch, self._take_in)
+        self._versions = _versions(self._arrays)
+        self.memory = {_address(array) for array in self._arrays} - {0}
+
+    def give(self) -> Any:
+        """Returns the batch: the loader's own object first, then one like it every time."""
+        given, self._given = self._given, None
+        return given if given is not None else rebuild(self._batch, self._leaf)
 
     def written(self) -> bool:
         """Returns whether torch wrote to a tensor of the batch since it was drawn."""
-        return _versions_of(self._given) != self._versions
+        return _versions(self._arrays) != self._versions
 
     def intact(self) -> bool:
         """Returns whether the loader's memory still holds this batch.
@@ -92,16 +98,14 @@ class Kept:
         """
         if self.written():
             return False
-        return not self.copied or all(map(_equal, arrays_in(self._batch), arrays_in(self._given)))
+        return not self.copied or all(map(_equal, arrays_in(self._batch), self._arrays))
 
-    def give(self) -> Any:
-        """Returns the batch: the loader's own object first, then one like it every time."""
-        if self._fresh:
-            self._fresh = False
-            # Only arrays are watched from now on: the loop may take the containers apart.
-            given, self._given = self._given, arrays_in(self._given)
-            return given
-        return rebuild(self._batch, _copy if self.copied else _reference)
+    def _take_in(self, array: Any) -> Any:
+        self._arrays.append(array)
+        return self._leaf(array)
+
+    def _leaf(self, array: Any) -> Any:
+        return _copy(array) if self.copied else _reference(array)
 
 
 def rebuild(batch: Any, leaf: Callable[[Any], Any], depth: int = _DEPTH) -> Any:
@@ -132,7 +136,8 @@ def _rebuild_object(batch: Any, leaf: Callable[[Any], Any], depth: int) -> Any:
     items = dict.items(batch) if isinstance(batch, dict) else ()
     if not inner and not items:
         return batch
-    new = type(batch).__new__(type(batch))
+    kind: Any = type(batch)
+    new = kind.__new__(kind)
     for key, value in inner.items():
         object.__setattr__(new, key, rebuild(value, leaf, depth - 1))
     for key, value in items:
@@ -169,26 +174,19 @@ def _reference(leaf: Any) -> Any:
     return leaf
 
 
-def _memory_of(batch: Any) -> set[int]:
-    return {_address(leaf) for leaf in arrays_in(batch)} - {0}
-
-
 def _address(leaf: Any) -> int:
     if isinstance(leaf, torch.Tensor):
         return leaf.data_ptr() if leaf.layout == torch.strided else 0
     return int(leaf.__array_interface__["data"][0])
 
 
-def _versions_of(batch: Any) -> list[int]:
-    return [
-        leaf._version
-        for leaf in arrays_in(batch)
-        if isinstance(leaf, torch.Tensor) and not leaf.is_inference()
-    ]
+def _versions(arrays: list[Any]) -> list[int]:
+    return [a._version for a in arrays if isinstance(a, torch.Tensor) and not a.is_inference()]
 
 
 def _equal(left: Any, right: Any) -> bool:
-    if isinstance(left, torch.Tensor):
-        same = torch.equal(left, right)
-        return same or (left.is_floating_point() and torch.equal(*map(torch.nan_to_num, (left, right))))
-    return left.tobytes() == right.tobytes()
+    if not isinstance(left, torch.Tensor):
+        return bool(left.tobytes() == right.tobytes())
+    if left.is_floating_point():
+        left, right = left.nan_to_num(), right.nan_to_num()
+    return torch.equal(left, right)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -71,7 +72,7 @@ class Average:
     @torch.no_grad()
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continues from what ``state_dict`` returned."""
-        for live, saved in zip(self.tensors(), state["tensors"]):
+        for live, saved in zip(self.tensors(), state["tensors"], strict=True):
             local(live).copy_(local(saved))
         self.set_counters(state["counters"])
 
@@ -89,10 +90,10 @@ def _updater(ema: Any, model: nn.Module) -> Callable[[], Any]:
     for name in ("update_parameters", "update"):
         method = getattr(ema, name, None)
         if callable(method):
-            return (lambda: method(model)) if _needs_argument(method) else method
-    method = getattr(ema, "step", None)
-    if callable(method):
-        return lambda: method(model.parameters())
+            return partial(method, model) if _needs_argument(method) else method
+    step = getattr(ema, "step", None)
+    if callable(step):
+        return lambda: step(model.parameters())
     raise UsageError(
         f"nanguard does not know how to update an EMA of type {type(ema).__name__}.",
         where="Guard(ema=...)",

@@ -189,9 +189,7 @@ class Flights:
             self._rewind(flight)
             message = f"the loop was left while step {flight.step} was bad"
             more = f"; {lost} steps after it did not count either" if lost else ""
-            self._parts.journal.say(
-                events.LOOP_LEFT(message + more, step=flight.step), Action.SKIP
-            )
+            self._parts.journal.say(events.LOOP_LEFT(message + more, step=flight.step), Action.SKIP)
         self.void = None
 
     def _new(self) -> Flight:

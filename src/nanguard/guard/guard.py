@@ -90,6 +90,7 @@ class Guard:
         self._flights = Flights(self._parts)
         self._flights.recovery = recovery_for(self._parts, self._flights)
         self._usual_backwards = 0
+        self._known_parameters: dict[int, tuple[int, list[Tensor]]] = {}
 
     @property
     def epoch(self) -> int:
@@ -182,11 +183,11 @@ class Guard:
             )
         self._usual_backwards = flight.backwards
         self._parts.scaling.unscale(optimizers)
-        parameters = parameters_of(optimizers)
+        parameters = self._parameters(lane, optimizers)
         norm = numerics.clip(parameters, max_norm) if grad_norm is None else grad_norm
         if max_value is not None:
             numerics.clamp_gradients(parameters, max_value)
-        values = {"loss": flight.loss, "grad_norm": _number(numerics.whole(norm))}
+        values = {"loss": flight.loss, "grad_norm": _wide(numerics.whole(norm))}
         values.update(self._parts.scaling.readings(optimizers))
         values.update({f"term.{name}": term for name, term in flight.terms.items()})
         self._parts.gate.close_unless(self._is_good(flight, values))
@@ -263,6 +264,14 @@ class Guard:
             do="Give the guard every optimizer when it is made: Guard(models, [opt_a, opt_b]).",
         )
 
+    def _parameters(self, lane: int, optimizers: Sequence[Optimizer]) -> list[Tensor]:
+        """Returns the parameters of some optimizers; looks them up again when a group is added."""
+        count = sum(len(group["params"]) for o in optimizers for group in o.param_groups)
+        known = self._known_parameters.get(lane)
+        if known is None or known[0] != count:
+            known = self._known_parameters[lane] = (count, parameters_of(optimizers))
+        return known[1]
+
     def _prepare(self, flight: Flight, lane: int, optimizers: Sequence[Optimizer]) -> None:
         flight.lane = lane
         flight.lr = learning_rate(optimizers) * self._parts.policy.lr_factor
@@ -319,9 +328,7 @@ class Guard:
             flight.suspects = _bad_gradients(trained(parts.models, optimizers))
         else:
             self._flights.before_update()
-            apply_read(
-                optimizers, parts.scaling, parts.policy.lr_factor, overflow=reading.overflow
-            )
+            apply_read(optimizers, parts.scaling, parts.policy.lr_factor, overflow=reading.overflow)
             self._after_update(optimizers, None)
             poisoned = self._scan(optimizers)
             if poisoned is not None:
@@ -359,13 +366,11 @@ class Guard:
                 where="guard.step(closure=...)",
                 do="Leave closure out for optimizers that do not need one.",
             )
-        norm = _number(numerics.whole(numerics.clip(parameters_of([optimizer]), None)))
+        norm = _wide(numerics.whole(numerics.clip(parameters_of([optimizer]), None)))
         values = {"loss": flight.loss, "grad_norm": norm}
         finite = torch.tensor(attempt.is_finite(), device=gate.latch.device)
         loss_limit, _ = parts.judges[flight.lane].acts_on(flight.limits)
-        gate.close_unless(
-            parts.ranks.agree(finite & numerics.within(flight.loss, loss_limit))
-        )
+        gate.close_unless(parts.ranks.agree(finite & numerics.within(flight.loss, loss_limit)))
         flight.tickets = [gate.post({"latch": gate.latch, **values})]
         if flight.read().closed:
             attempt.undo()
@@ -400,8 +405,11 @@ class Watched:
 
 def _number(value: Tensor) -> Tensor:
     """Returns a copy of a scalar that is wide enough for sums and comparisons."""
-    wide = torch.float64 if value.dtype == torch.float64 else torch.float32
-    return value.detach().reshape(()).to(wide, copy=True)
+    return _wide(value.detach().clone())
+
+
+def _wide(value: Tensor) -> Tensor:
+    return value.reshape(()).to(torch.float64 if value.dtype == torch.float64 else torch.float32)
 
 
 def _bad_gradients(parameters: dict[str, Tensor]) -> list[str]:

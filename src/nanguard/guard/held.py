@@ -97,7 +97,7 @@ class Held:
             (live, copy.clone())
             for group in self._groups
             if not group.gated_by(latch)
-            for live, copy in zip(group.live, group.copies)
+            for live, copy in zip(group.live, group.copies, strict=True)
         ]
 
     def release(self) -> None:
@@ -106,7 +106,9 @@ class Held:
 
     def _plan(self, live: list[Any]) -> None:
         self._planned = live
-        self._empty = [slot for slot, tensor in zip(self._slots, live) if tensor is None]
+        self._empty = [
+            slot for slot, tensor in zip(self._slots, live, strict=True) if tensor is None
+        ]
         groups: dict[tuple[torch.device, torch.dtype], list[int]] = {}
         for index, tensor in enumerate(live):
             if tensor is not None and tensor.layout == torch.strided:
@@ -127,14 +129,14 @@ class _Group:
         with torch.inference_mode(mode=False):
             self.flat = torch.empty(sum(sizes), dtype=live[0].dtype, device=live[0].device)
         parts = self.flat.split(sizes)
-        self.copies = [part.view(tensor.shape) for part, tensor in zip(parts, live)]
+        self.copies = [part.view(tensor.shape) for part, tensor in zip(parts, live, strict=True)]
 
     def gated_by(self, latch: Tensor) -> bool:
         return self.flat.device.type == latch.device.type
 
     def put_back_replaced(self) -> None:
         """Puts the tensor objects of the mark back where the step put others in their place."""
-        for (container, key), tensor in zip(self.slots, self.live):
+        for (container, key), tensor in zip(self.slots, self.live, strict=True):
             if container[key] is not tensor:
                 container[key] = tensor
 
@@ -146,7 +148,7 @@ class _Group:
         copies: list[Tensor] = []
         live: list[Tensor] = []
         count = 0
-        for (container, key), copy in zip(self.slots, self.copies):
+        for (container, key), copy in zip(self.slots, self.copies, strict=True):
             tensor = container[key]
             if not _alike(tensor, copy):
                 continue
@@ -174,4 +176,4 @@ def _choose(bad: Tensor, copies: list[Tensor], live: list[Tensor]) -> list[Tenso
     old = torch.cat([copy.reshape(-1) for copy in copies])
     new = torch.cat([tensor.reshape(-1) for tensor in live])
     parts = torch.where(bad, old, new).split([tensor.numel() for tensor in live])
-    return [part.view(tensor.shape) for part, tensor in zip(parts, live)]
+    return [part.view(tensor.shape) for part, tensor in zip(parts, live, strict=True)]

@@ -79,8 +79,7 @@ def check_loss(
         )
     if loss.device not in devices:
         raise UsageError(
-            f"the loss is on {loss.device}, the parameters are on "
-            f"{', '.join(map(str, devices))}.",
+            f"the loss is on {loss.device}, the parameters are on {', '.join(map(str, devices))}.",
             where=where,
             do=f"Compute the loss where the model is, or move it: loss.to({str(devices[0])!r}).",
         )

@@ -29,14 +29,10 @@ def can_be_gated(optimizer: Optimizer) -> bool:
     return fused and not own_step and (bool(optimizer.state) or stateless)
 
 
-def parameters_of(optimizers: Iterable[Optimizer]) -> list[Tensor]:
+def parameters_of(optimizers: Sequence[Optimizer]) -> list[Tensor]:
     """Returns the parameters of some optimizers, each once."""
-    seen: dict[int, Tensor] = {}
-    for optimizer in optimizers:
-        for group in optimizer.param_groups:
-            for parameter in group["params"]:
-                seen.setdefault(id(parameter), parameter)
-    return list(seen.values())
+    found = [p for o in optimizers for group in o.param_groups for p in group["params"]]
+    return found if len(optimizers) == 1 else list({id(p): p for p in found}.values())
 
 
 def state_tensors(optimizers: Iterable[Optimizer]) -> Iterator[Tensor]:
@@ -95,7 +91,7 @@ def scaled_lr(optimizers: Sequence[Optimizer], factor: float) -> Iterator[None]:
     try:
         yield
     finally:
-        for group, rate in zip(groups, before):
+        for group, rate in zip(groups, before, strict=True):
             group["lr"] = rate
 
 
@@ -115,7 +111,7 @@ def hyperparameters(optimizers: Iterable[Optimizer]) -> list[dict[str, Any]]:
 def set_hyperparameters(optimizers: Iterable[Optimizer], saved: list[dict[str, Any]]) -> None:
     """Puts back what ``hyperparameters`` returned; tensors are filled in place."""
     groups = [group for optimizer in optimizers for group in optimizer.param_groups]
-    for group, values in zip(groups, saved):
+    for group, values in zip(groups, saved, strict=True):
         for key, value in values.items():
             if isinstance(value, torch.Tensor) and isinstance(group.get(key), torch.Tensor):
                 group[key].copy_(value)

@@ -125,7 +125,9 @@ def recovery_for(parts: Parts, guard: Part) -> Recovery:
     if parts.average is not None:
         covered["ema"] = parts.average
     # A buffer that begins with infinities (an attention mask) is meant to hold them.
-    exempt = [name for name, t in _buffers(parts.models).items() if is_float(t) and not all_finite([t])]
+    exempt = [
+        name for name, t in _buffers(parts.models).items() if is_float(t) and not all_finite([t])
+    ]
     folder = None if parts.run_dir is None else parts.run_dir / SNAPSHOTS
     return Recovery(
         TrainingState(covered),

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
 import random
 import sys
-from typing import TYPE_CHECKING, Any, Union
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -13,7 +14,7 @@ if TYPE_CHECKING:
 
     import numpy as np
 
-    Stream = Union[torch.Generator, random.Random, np.random.Generator]
+    Stream = torch.Generator | random.Random | np.random.Generator
 
 
 class RandomStreams:
@@ -24,34 +25,56 @@ class RandomStreams:
         generators: The user's own generators, if the loop draws from any.
     """
 
-    def __init__(
-        self, devices: Iterable[torch.device], generators: Sequence[Stream] = ()
-    ) -> None:
+    def __init__(self, devices: Iterable[torch.device], generators: Sequence[Stream] = ()) -> None:
         self.devices = [device for device in devices if device.type == "cuda"]
         self.generators = tuple(generators)
+        self._numpy: tuple[bytes, dict[str, Any]] | None = None
 
     def capture(self) -> dict[str, Any]:
         """Returns the state of every stream."""
-        numpy = sys.modules.get("numpy")
         return {
             "torch": torch.get_rng_state(),
             "cuda": [torch.cuda.get_rng_state(device) for device in self.devices],
             "python": random.getstate(),
-            "numpy": numpy.random.get_state(legacy=False) if numpy is not None else None,
+            "numpy": self._capture_numpy(),
             "own": [_state_of(generator) for generator in self.generators],
         }
 
     def restore(self, state: dict[str, Any]) -> None:
         """Puts every stream back to a captured state."""
         torch.set_rng_state(state["torch"])
-        for device, saved in zip(self.devices, state["cuda"]):
+        for device, saved in zip(self.devices, state["cuda"], strict=False):
             torch.cuda.set_rng_state(saved, device)
         random.setstate(state["python"])
         numpy = sys.modules.get("numpy")
         if numpy is not None and state["numpy"] is not None:
             numpy.random.set_state(state["numpy"])
-        for generator, saved in zip(self.generators, state["own"]):
+        for generator, saved in zip(self.generators, state["own"], strict=False):
             _set_state(generator, saved)
+
+    def _capture_numpy(self) -> dict[str, Any] | None:
+        """Returns the state of NumPy's global stream, taken anew only if it has moved.
+
+        Taking it costs more than everything else here together, and few loops draw from it.
+        """
+        numpy = sys.modules.get("numpy")
+        if numpy is None:
+            return None
+        raw = _raw_state(numpy.random.get_bit_generator())
+        # A normal number in reserve can be used up without a trace in the generator itself.
+        known = self._numpy
+        if known is not None and known[0] == raw and not known[1]["has_gauss"]:
+            return known[1]
+        state: dict[str, Any] = numpy.random.get_state(legacy=False)
+        self._numpy = None if raw is None else (raw, state)
+        return state
+
+
+def _raw_state(generator: Any) -> bytes | None:
+    """Returns the memory of NumPy's Mersenne Twister: 624 words and a position."""
+    if type(generator).__name__ != "MT19937":
+        return None
+    return ctypes.string_at(generator.ctypes.state_address, 625 * 4)
 
 
 def same(left: dict[str, Any], right: dict[str, Any]) -> bool:

@@ -96,7 +96,7 @@ class LossScaling:
         full["_growth_tracker"] = int(state["growth"])
         self._scaler.load_state_dict(full)
 
-    def _found_inf(self, optimizer: Optimizer) -> dict[torch.device, Tensor]:
+    def _found_inf(self, optimizer: Optimizer) -> dict[str, Tensor]:
+        """Returns what unscaling found out, by device; empty before it was done."""
         assert self._scaler is not None  # noqa: S101 - callers have checked
-        found: dict[torch.device, Tensor] = self._scaler._found_inf_per_device(optimizer)
-        return found
+        return self._scaler._found_inf_per_device(optimizer)

@@ -11,6 +11,7 @@ import math
 from bisect import bisect_left, insort
 from collections import deque
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from nanguard.findings import name_of
@@ -26,6 +27,8 @@ _ACT_ODDS = 1e-6
 # How far beyond the largest accepted deviation a value must stand.
 _WARN_RECORDS = 2.0
 _ACT_RECORDS = 4.0
+# Accepted values between two looks at the window: its numbers change slowly.
+_RELEARN = 4
 # A size of spike that came back so often is a kind of batch this run has, not an accident.
 _RECURS = 3
 
@@ -69,6 +72,10 @@ class SpikeWindow:
         self._deviations = _Sorted(4 * size)
         self._rejected: deque[float] = deque(maxlen=4 * _RECURS)
         self._start: float | None = None
+        self._center, self._spread = 0.0, 1.0
+        # The limits in spreads above the center, and as they apply to values.
+        self._reach = self._limits = OPEN
+        self._unlearned = 0
 
     def __len__(self) -> int:
         return len(self._values)
@@ -78,42 +85,29 @@ class SpikeWindow:
         if not math.isfinite(value):
             return
         inner = self._inner(value)
-        if self._start is not None:
-            center, spread = self._level()
-            self._deviations.add((inner - center) / spread)
         self._values.add(inner)
-        if self._start is None and len(self._values) == self.warmup:
-            self._start = _median(sorted(abs(v) for v in self._values))
-            center, spread = self._level()
+        if self._start is not None:
+            self._deviations.add((inner - self._center) / self._spread)
+            self._unlearned += 1
+            if self._unlearned == _RELEARN:
+                self._learn()
+        elif len(self._values) == self.warmup:
+            self._start = _median(sorted([abs(v) for v in self._values]))
+            self._learn_level()
             for early in self._values:
-                self._deviations.add((early - center) / spread)
+                self._deviations.add((early - self._center) / self._spread)
+            self._learn()
 
     def reject(self, value: float) -> None:
         """Remembers the size of a spike that was acted on; the window itself stays as it is."""
         if self._start is None or not math.isfinite(value):
             return
-        center, spread = self._level()
-        self._rejected.append((self._inner(value) - center) / spread)
+        self._rejected.append((self._inner(value) - self._center) / self._spread)
+        self._set_limits()
 
     def limits(self) -> Limits:
         """Returns the limits for the next value; open while the window is still learning."""
-        if self._start is None:
-            return OPEN
-        center, spread = self._level()
-        tail = _Tail.of(self._deviations.ordered)
-        record = self._deviations.ordered[-1]
-        warn = max(self.warn, tail.reach(_WARN_ODDS), _WARN_RECORDS * record)
-        act = max(self.act, tail.reach(_ACT_ODDS), _ACT_RECORDS * record)
-        if len(self._rejected) >= _RECURS:
-            act = max(act, 1.25 * sorted(self._rejected)[-_RECURS])
-        return Limits(self._outer(center + spread * warn), self._outer(center + spread * act))
-
-    def forget(self) -> None:
-        """Empties the window, so that it learns a new level."""
-        self._values.load([])
-        self._deviations.load([])
-        self._rejected.clear()
-        self._start = None
+        return self._limits
 
     def state_dict(self) -> dict[str, Any]:
         """Returns what the window has learned."""
@@ -122,6 +116,9 @@ class SpikeWindow:
             "deviations": list(self._deviations),
             "rejected": list(self._rejected),
             "start": self._start,
+            "level": [self._center, self._spread],
+            "reach": [self._reach.warn, self._reach.act],
+            "unlearned": self._unlearned,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -130,21 +127,45 @@ class SpikeWindow:
         self._deviations.load(state["deviations"])
         self._rejected = deque(state["rejected"], maxlen=4 * _RECURS)
         self._start = state["start"]
+        self._center, self._spread = state["level"]
+        self._reach = Limits(*state["reach"])
+        self._unlearned = state["unlearned"]
+        self._set_limits()
 
-    def _level(self) -> tuple[float, float]:
+    def _learn(self) -> None:
+        """Takes the limits from the window."""
+        self._unlearned = 0
+        self._learn_level()
+        tail = _Tail.of(self._deviations.ordered)
+        record = self._deviations.ordered[-1]
+        self._reach = Limits(
+            warn=max(self.warn, tail.reach(_WARN_ODDS), _WARN_RECORDS * record),
+            act=max(self.act, tail.reach(_ACT_ODDS), _ACT_RECORDS * record),
+        )
+        self._set_limits()
+
+    def _set_limits(self) -> None:
+        act = self._reach.act
+        if len(self._rejected) >= _RECURS:
+            act = max(act, 1.25 * sorted(self._rejected)[-_RECURS])
+        self._limits = Limits(self._outer(self._reach.warn), self._outer(act))
+
+    def _learn_level(self) -> None:
         ordered = self._values.ordered
         center = _median(ordered)
-        mad = _SIGMA * _median(sorted(abs(v - center) for v in ordered))
+        mad = _SIGMA * _median(sorted([abs(v - center) for v in ordered]))
         if self.positive:
-            return center, max(mad, 0.1)
-        # A loss close to zero still moves by fractions of where it began.
-        floor = max(0.02 * abs(center), 0.005 * (self._start or 0.0), 1e-12)
-        return center, max(mad, floor)
+            floor = 0.1
+        else:
+            # A loss close to zero still moves by fractions of where it began.
+            floor = max(0.02 * abs(center), 0.005 * (self._start or 0.0), 1e-12)
+        self._center, self._spread = center, max(mad, floor)
 
     def _inner(self, value: float) -> float:
         return math.log(max(value, 1e-30)) if self.positive else value
 
-    def _outer(self, inner: float) -> float:
+    def _outer(self, deviation: float) -> float:
+        inner = self._center + self._spread * deviation
         if not self.positive:
             return inner
         return math.exp(inner) if inner < 700.0 else math.inf
@@ -179,10 +200,10 @@ class _Sorted:
 class _Tail:
     """The upper tail of a sample as a generalised Pareto distribution."""
 
-    begin: float
-    share: float
-    scale: float
-    shape: float
+    begin: float = 0.0
+    share: float = 1.0
+    scale: float = 0.0
+    shape: float = 0.0
 
     @classmethod
     def of(cls, ordered: list[float]) -> _Tail:
@@ -190,7 +211,7 @@ class _Tail:
         count = max(8, len(ordered) // 10)
         begin = ordered[-count - 1]
         if begin <= 0.0:
-            return cls(0.0, 1.0, 0.0, 0.0)
+            return cls()
         logs = [math.log(v / begin) for v in ordered[-count:]]
         first = sum(logs) / count
         second = sum(v * v for v in logs) / count
@@ -254,7 +275,7 @@ class DriftWatch:
 
     def _judge(self, median: float, start: float) -> str | None:
         recent = list(self._medians)
-        rising = len(recent) >= 3 and all(a < b for a, b in zip(recent[-3:], recent[-2:]))
+        rising = len(recent) >= 3 and all(a < b for a, b in pairwise(recent[-3:]))
         noise = 6.0 * max(self._best_spread, 0.01 * abs(self._best))
         gained, lost = start - self._best, median - self._best
         if self._told or not (rising and gained > noise and lost > max(noise, 0.5 * gained)):

@@ -68,7 +68,9 @@ class Unchanged:
         self._optimizers = optimizers
         self._schedulers = schedulers
         self._average = average
-        self._held = [Held.buffers(models), Held(scaling.slots, lambda: 0)]
+        self._held = [Held.buffers(models)]
+        if scaling.active:
+            self._held.append(Held(scaling.slots, lambda: 0))
         self._held_average = None
         if average is not None:
             self._held_average = Held(average.slots, lambda: 0)
@@ -98,8 +100,8 @@ class Unchanged:
         """Puts back what a mark remembers."""
         for held in self._held:
             held.restore()
-        for tensor, copy in mark.loose:
-            tensor.detach().copy_(copy)
+        for tensor, before in mark.loose:
+            tensor.detach().copy_(before)
         self._restore_host(mark, streams=streams)
 
     def _restore_host(self, mark: Mark, *, streams: bool = True) -> None:
@@ -107,7 +109,7 @@ class Unchanged:
             self.streams.restore(mark.streams)
         if mark.hyperparameters:
             set_hyperparameters(self._optimizers, mark.hyperparameters)
-        for scheduler, state in zip(self._schedulers, mark.schedules):
+        for scheduler, state in zip(self._schedulers, mark.schedules, strict=False):
             scheduler.load_state_dict(state)
         if self._average is not None:
             self._average.set_counters(mark.counters)

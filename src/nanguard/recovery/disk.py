@@ -15,7 +15,6 @@ import queue
 import shutil
 import threading
 import time
-from pathlib import Path
 from pickle import UnpicklingError
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +24,7 @@ from nanguard.errors import SnapshotError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
     from nanguard.recovery.memory import Snapshot
 

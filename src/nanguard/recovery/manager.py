@@ -74,7 +74,7 @@ class Recovery:
 
     def is_due_on_disk(self, update: int) -> bool:
         """Returns whether that snapshot is to be written to disk."""
-        return self.disk is not None and 0 < update and update % self._settings.disk_every == 0
+        return self.disk is not None and update > 0 and update % self._settings.disk_every == 0
 
     def take(self, update: int, step: int, bad: Tensor) -> Snapshot | None:
         """Starts a snapshot of the run as it is now."""

@@ -90,7 +90,7 @@ class OptimizerPart:
             self._optimizer.load_state_dict(copy.deepcopy(state))
             return
         _fill(live["state"], state["state"])
-        for group, saved in zip(self._optimizer.param_groups, state["param_groups"]):
+        for group, saved in zip(self._optimizer.param_groups, state["param_groups"], strict=True):
             values = {key: value for key, value in saved.items() if key != "params"}
             for key, value in values.items():
                 if isinstance(group.get(key), torch.Tensor) and isinstance(value, torch.Tensor):
