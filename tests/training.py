@@ -131,11 +131,9 @@ class Run:
     def guarded(self, data: Iterable[Any], **settings: Any) -> Run:
         """Trains under a guard."""
         guard = self.make_guard(**settings)
-        micro = 0
-        for batch in guard.watch(data):
+        for index, batch in enumerate(guard.watch(data)):
             guard.backward(self.loss(batch))
-            micro += 1
-            if micro % self.accumulate == 0:
+            if (index + 1) % self.accumulate == 0:
                 guard.step(max_norm=self.max_norm)
         guard.close()
         return self

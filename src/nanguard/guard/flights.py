@@ -152,6 +152,8 @@ class Flights:
         if self.recovery.is_due(self.updates):
             flight.snapshot = self._take_snapshot()
         self.resolve(keep=keep)
+        if self.void is None and self._due_together():
+            self._write_together()
         if self.void is None and (self.feed is None or self._single_steps < 3):
             # Another step may follow before the next batch, and it has no other beginning.
             self.open = self._new()
@@ -277,11 +279,23 @@ class Flights:
 
     def _take_snapshot(self) -> Snapshot | None:
         snapshot = self.recovery.take(self.updates, self.steps - 1, self._parts.gate.latch > 0)
-        if self._parts.ranks.world > 1 and self.recovery.is_due_on_disk(self.updates):
+        alone = self._parts.ranks.world == 1 or self.recovery.sharded is not None
+        if not alone and self.recovery.is_due_on_disk(self.updates):
             moments = self._parts.ranks.gather(self._moment())
             if snapshot is not None:
                 snapshot.tree[GUARD]["ranks"] = moments
         return snapshot
+
+    def _due_together(self) -> bool:
+        return self.recovery.sharded is not None and self.recovery.is_due_on_disk(self.updates)
+
+    def _write_together(self) -> None:
+        """Lets all ranks write a snapshot, once no step is in flight any more."""
+        self.resolve(keep=0)
+        if self.void is None:
+            moments = self._parts.ranks.gather(self._moment())
+            guard = {"moment": moments[0], "ranks": moments, "learned": self._learned()}
+            self.recovery.write_together(self.updates, self.steps - 1, guard)
 
     def _settle_snapshot(self, flight: Flight, *, good: bool) -> None:
         if flight.snapshot is None:

@@ -133,7 +133,8 @@ def recovery_for(parts: Parts, guard: Part) -> Recovery:
         TrainingState(covered),
         parts.settings,
         folder=folder,
-        writes=parts.ranks.first,
+        ranks=parts.ranks,
+        sharded=parts.ranks.sharded and parts.ranks.world > 1,
         exempt=frozenset(f"buffers/{name}" for name in exempt),
         on_failure=parts.journal.failure(events.SNAPSHOT_FAILED),
     )

@@ -31,6 +31,7 @@ class Ranks:
         sharded: Whether parameters are sharded over them (FSDP2).
         channel: What carries a rank's verdict to the others: nothing to carry it to, the
             reduced gradient, or one small all-reduce a step.
+        group: The process group for control messages.
     """
 
     def __init__(self, models: Sequence[nn.Module], *, together: bool, scaled: bool) -> None:
@@ -44,7 +45,7 @@ class Ranks:
             # With a GradScaler a NaN gradient means overflow, so it cannot mean anything else.
             self.channel = "gradient" if reduced and not scaled else "collective"
         # Control messages travel on CPU, so that they never make a host wait for its device.
-        self._control: Any = dist.new_group(backend="gloo") if self.world > 1 else None
+        self.group: Any = dist.new_group(backend="gloo") if self.world > 1 else None
 
     @property
     def first(self) -> bool:
@@ -71,7 +72,7 @@ class Ranks:
         if self.world == 1:
             return [mine]
         everything: list[Any] = [None] * self.world
-        dist.all_gather_object(everything, mine, group=self._control)
+        dist.all_gather_object(everything, mine, group=self.group)
         return everything
 
     def smallest(self, number: int) -> int:
@@ -79,14 +80,14 @@ class Ranks:
         if self.world == 1:
             return number
         tensor = torch.tensor(number, dtype=torch.int64)
-        dist.all_reduce(tensor, op=dist.ReduceOp.MIN, group=self._control)
+        dist.all_reduce(tensor, op=dist.ReduceOp.MIN, group=self.group)
         return int(tensor)
 
     def close(self) -> None:
         """Gives the control group back."""
-        if self._control is not None and dist.is_initialized():
-            dist.destroy_process_group(self._control)
-        self._control = None
+        if self.group is not None and dist.is_initialized():
+            dist.destroy_process_group(self.group)
+        self.group = None
 
 
 def is_sharded(tensor: Tensor) -> bool:

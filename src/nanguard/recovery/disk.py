@@ -32,7 +32,7 @@ log = logging.getLogger("nanguard")
 
 SCHEMA = "nanguard.snapshot/1"
 _PREFIX = "snapshot-"
-_STATE = "state.pt"
+STATE = "state.pt"
 _MANIFEST = "manifest.json"
 _BLOCK = 1 << 22
 
@@ -85,7 +85,7 @@ class DiskSnapshots:
     def write(self, tree: dict[str, Any], *, update: int, step: int) -> Path:
         """Writes a state and returns its folder. Nothing half-written is ever left behind."""
         with Unfinished(self.folder, update) as unfinished:
-            torch.save(tree, unfinished.path / _STATE)
+            torch.save(tree, unfinished.path / STATE)
             return unfinished.finish(update=update, step=step, keep=self.keep)
 
     def load_last_good(self) -> tuple[dict[str, Any], dict[str, Any]] | None:
@@ -96,7 +96,7 @@ class DiskSnapshots:
         for path in reversed(finished(self.folder)):
             try:
                 manifest = verify(path)
-                return manifest, load_tree(path / _STATE)
+                return manifest, load_tree(path / STATE)
             except SnapshotError as error:
                 log.warning("snapshot passed over: %s", error)
         return None
@@ -113,12 +113,20 @@ class Unfinished:
         self.path = folder / f".{name}.{os.getpid()}.tmp"
 
     def __enter__(self) -> Unfinished:
-        self._folder.mkdir(parents=True, exist_ok=True)
-        shutil.rmtree(self.path, ignore_errors=True)
-        self.path.mkdir()
+        self.create()
         return self
 
     def __exit__(self, *exc: object) -> None:
+        self.remove()
+
+    def create(self) -> None:
+        """Makes the folder."""
+        self._folder.mkdir(parents=True, exist_ok=True)
+        self.remove()
+        self.path.mkdir()
+
+    def remove(self) -> None:
+        """Deletes what was not finished."""
         shutil.rmtree(self.path, ignore_errors=True)
 
     def finish(self, *, update: int, step: int, keep: int) -> Path:
@@ -177,15 +185,15 @@ def verify(path: Path) -> dict[str, Any]:
         manifest: dict[str, Any] = json.loads((path / _MANIFEST).read_text(encoding="utf-8"))
         files: dict[str, dict[str, Any]] = manifest["files"]
         if manifest["schema"] != SCHEMA:
-            raise _damaged(path, f"its schema is {manifest['schema']!r}, not {SCHEMA!r}")
+            raise damaged(path, f"its schema is {manifest['schema']!r}, not {SCHEMA!r}")
         for name, expected in files.items():
             member = path / name
             if path.resolve() not in member.resolve().parents:
-                raise _damaged(path, f"its manifest names a file outside of it: {name!r}")
+                raise damaged(path, f"its manifest names a file outside of it: {name!r}")
             if _fingerprint(member) != expected:
-                raise _damaged(path, f"{name} does not match its checksum")
+                raise damaged(path, f"{name} does not match its checksum")
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise _damaged(path, f"its manifest cannot be read ({error})") from error
+        raise damaged(path, f"its manifest cannot be read ({error})") from error
     return manifest
 
 
@@ -194,13 +202,14 @@ def load_tree(path: Path) -> dict[str, Any]:
     try:
         tree = torch.load(path, map_location="cpu", weights_only=True)  # noqa: TID251
     except (OSError, RuntimeError, ValueError, EOFError, KeyError, UnpicklingError) as error:
-        raise _damaged(path, f"it cannot be loaded ({error})") from error
+        raise damaged(path, f"it cannot be loaded ({error})") from error
     if not isinstance(tree, dict):
-        raise _damaged(path, f"it holds a {type(tree).__name__}, not a state")
+        raise damaged(path, f"it holds a {type(tree).__name__}, not a state")
     return tree
 
 
-def _damaged(path: Path, why: str) -> SnapshotError:
+def damaged(path: Path, why: str) -> SnapshotError:
+    """Returns the error for a snapshot that cannot be trusted."""
     return SnapshotError(
         f"the snapshot is damaged: {why}.",
         where=str(path),

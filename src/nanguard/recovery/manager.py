@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from nanguard.errors import SnapshotError
 from nanguard.recovery.disk import DiskSnapshots, remove_leftovers
 from nanguard.recovery.memory import MemorySnapshots, bytes_of
+from nanguard.recovery.state import OptimizerPart
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from nanguard.recovery.memory import Snapshot
+    from nanguard.recovery.sharded import ShardedSnapshots, Together
     from nanguard.recovery.state import TrainingState
     from nanguard.settings import Settings
 
@@ -30,7 +32,8 @@ class Recovery:
 
     Attributes:
         memory: The snapshots in memory.
-        disk: The snapshots on disk; None without a run folder.
+        disk: The snapshots on disk that the first rank writes; None without a run folder.
+        sharded: Those that all ranks write together; None unless the model is sharded.
     """
 
     def __init__(
@@ -39,7 +42,8 @@ class Recovery:
         settings: Settings,
         *,
         folder: Path | None,
-        writes: bool,
+        ranks: Together,
+        sharded: bool,
         exempt: frozenset[str],
         on_failure: Callable[[str], None],
     ) -> None:
@@ -48,13 +52,21 @@ class Recovery:
         self._on_failure = on_failure
         self._room = 0
         self._told = False
-        self._writes = writes
+        self._first = ranks.first
         self.memory = MemorySnapshots(copied_at_once=("buffers", "scaler"), exempt=exempt)
         self.disk: DiskSnapshots | None = None
-        if folder is not None and settings.disk_every:
-            self.disk = DiskSnapshots(folder, keep=settings.keep, on_failure=on_failure)
-            if writes:
-                remove_leftovers(folder)
+        self.sharded: ShardedSnapshots | None = None
+        if folder is None or not settings.disk_every:
+            return
+        if self._first:
+            remove_leftovers(folder)
+        keep = settings.keep
+        if sharded:
+            from nanguard.recovery.sharded import ShardedSnapshots
+
+            self.sharded = ShardedSnapshots(folder, keep=keep, ranks=ranks, on_failure=on_failure)
+        else:
+            self.disk = DiskSnapshots(folder, keep=keep, on_failure=on_failure)
 
     @property
     def can_roll_back(self) -> bool:
@@ -74,7 +86,8 @@ class Recovery:
 
     def is_due_on_disk(self, update: int) -> bool:
         """Returns whether that snapshot is to be written to disk."""
-        return self.disk is not None and update > 0 and update % self._settings.disk_every == 0
+        on_disk = self.disk is not None or self.sharded is not None
+        return on_disk and update > 0 and update % self._settings.disk_every == 0
 
     def take(self, update: int, step: int, bad: Tensor) -> Snapshot | None:
         """Starts a snapshot of the run as it is now."""
@@ -87,17 +100,29 @@ class Recovery:
         """Ends a snapshot whose step is now known; returns whether it is good."""
         if not self.memory.settle(snapshot, good=good):
             return False
-        if self._writes and self.disk is not None and self.is_due_on_disk(snapshot.update):
-            self._write(snapshot)
-        return True
-
-    def _write(self, snapshot: Snapshot) -> None:
-        assert self.disk is not None  # noqa: S101 - the caller has looked
-        if not self.disk.write_later(snapshot):
+        due = self._first and self.is_due_on_disk(snapshot.update)
+        if due and self.disk is not None and not self.disk.write_later(snapshot):
             self._on_failure(
                 f"the snapshot after update {snapshot.update}: the one before it is still being "
                 "written; raise disk_every"
             )
+        return True
+
+    def write_together(self, update: int, step: int, guard: dict[str, Any]) -> None:
+        """Writes the run as it is now; all ranks call it at the same step, which must be good.
+
+        Args:
+            update: How many updates the run has seen.
+            step: The step that came last.
+            guard: The state of the guard.
+        """
+        if self.sharded is not None:
+            tree = {**self._state.tree(), GUARD: guard}
+            self.sharded.write(tree, self._sharded_parts(), update=update, step=step)
+
+    def _sharded_parts(self) -> list[str]:
+        names = ("parameters", "buffers", "ema")
+        return [n for n in self._state.parts if n in names or n.startswith("optimizer-")]
 
     def roll_back(self) -> int:
         """Puts the run back to the last good snapshot; returns its number of updates."""
@@ -114,7 +139,13 @@ class Recovery:
 
     def resume(self) -> dict[str, Any] | None:
         """Loads the last good snapshot on disk; returns its manifest, None if there is none."""
-        found = self.disk.load_last_good() if self.disk is not None else None
+        found = None
+        if self.disk is not None:
+            found = self.disk.load_last_good()
+        elif self.sharded is not None:
+            parts = self._state.parts.items()
+            parameters = {n: p.parameters() for n, p in parts if isinstance(p, OptimizerPart)}
+            found = self.sharded.load_last_good(self._state.tree(), parameters)
         if found is None:
             return None
         manifest, tree = found

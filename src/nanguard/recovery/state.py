@@ -82,6 +82,10 @@ class OptimizerPart:
         """Returns the live state in torch's own form."""
         return self._optimizer.state_dict()
 
+    def parameters(self) -> list[Tensor]:
+        """Returns the parameters in the order in which the state numbers them."""
+        return [p for group in self._optimizer.param_groups for p in group["params"]]
+
     @torch.no_grad()
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Puts the optimizer back."""

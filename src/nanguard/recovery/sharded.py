@@ -1,0 +1,216 @@
+"""Snapshots on disk of a model that is sharded over ranks (FSDP2).
+
+Every rank writes its shards through ``torch.distributed.checkpoint``, so that a run can be
+resumed on another number of ranks. The first rank writes everything else, and gives the folder
+its name when all of it is there.
+"""
+
+from __future__ import annotations
+
+import io
+import logging
+import pickle
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.filesystem import FileSystemReader
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save
+
+from nanguard.errors import SnapshotError
+from nanguard.recovery.disk import STATE, Unfinished, damaged, finished, load_tree, verify
+from nanguard.recovery.state import map_tensors, tensors_in
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from torch import Tensor
+
+log = logging.getLogger("nanguard")
+
+_SHARDS = "shards"
+_REFERENCE = "$tensor"
+
+
+class Together(Protocol):
+    """The ranks that write one snapshot together."""
+
+    group: Any
+
+    @property
+    def first(self) -> bool:
+        """Whether this rank does what is done once for all ranks."""
+
+    def gather(self, mine: Any) -> list[Any]:
+        """Returns what every rank has to say."""
+
+
+class ShardedSnapshots:
+    """A folder of sharded snapshots that always holds the last good one.
+
+    Attributes:
+        folder: Where they are; all ranks must see it.
+        keep: How many are kept.
+    """
+
+    def __init__(
+        self, folder: Path, *, keep: int, ranks: Together, on_failure: Callable[[str], None]
+    ) -> None:
+        self.folder = folder
+        self.keep = keep
+        self._ranks = ranks
+        self._on_failure = on_failure
+
+    def write(
+        self, tree: dict[str, Any], sharded: Sequence[str], *, update: int, step: int
+    ) -> bool:
+        """Writes a state; all ranks call it together. Returns whether it was written.
+
+        Args:
+            tree: The live state.
+            sharded: The parts whose tensors are written by all ranks.
+            update: How many updates the state has seen.
+            step: The step it was taken after.
+        """
+        first = self._ranks.first
+        unfinished = Unfinished(self.folder, update)
+        error = _attempt(unfinished.create) if first else None
+        path = Path(self._ranks.gather(str(unfinished.path))[0])
+        tensors = dict(tensors_in({name: tree[name] for name in sharded}))
+        if self._all_well(error):
+            error = _attempt(
+                lambda: save(
+                    dict(tensors), checkpoint_id=path / _SHARDS, process_group=self._ranks.group
+                )
+            )
+        if self._all_well(error) and first:
+            rest = {name: part for name, part in tree.items() if name not in sharded}
+            rest.update({name: _references(tree[name], name) for name in sharded})
+            error = _attempt(lambda: torch.save(rest, path / STATE))
+            error = error or _attempt(
+                lambda: unfinished.finish(update=update, step=step, keep=self.keep)
+            )
+        if first:
+            unfinished.remove()
+        written = self._all_well(error)
+        if not written and first:
+            self._on_failure(f"the snapshot after update {update}: {error or 'on another rank'}")
+        return written
+
+    def load_last_good(
+        self, live: Mapping[str, Any], parameters: Mapping[str, Sequence[Tensor]]
+    ) -> tuple[dict[str, Any], dict[str, Any]] | None:
+        """Returns manifest and state of the newest snapshot that is whole; None if there is none.
+
+        Args:
+            live: The live state, whose tensors say how the saved ones are to be sharded.
+            parameters: The parameters of each optimizer part, in order, for the same purpose.
+        """
+        chosen = self._choose() if self._ranks.first else None
+        found: tuple[str, dict[str, Any]] | None = self._ranks.gather(chosen)[0]
+        if found is None:
+            return None
+        path, manifest = Path(found[0]), found[1]
+        tree = load_tree(path / STATE)
+        kinds = _metadata(path / _SHARDS)
+        like = dict(tensors_in(live))
+        wanted = {name: _empty(name, kind, like, parameters) for name, kind in kinds.items()}
+        load(wanted, checkpoint_id=path / _SHARDS, process_group=self._ranks.group)
+        return manifest, _resolved(tree, wanted)
+
+    def _choose(self) -> tuple[str, dict[str, Any]] | None:
+        for path in reversed(finished(self.folder)):
+            try:
+                return str(path), verify(path)
+            except SnapshotError as error:
+                log.warning("snapshot passed over: %s", error)
+        return None
+
+    def _all_well(self, error: str | None) -> bool:
+        return not any(self._ranks.gather(error))
+
+
+def _attempt(action: Callable[[], Any]) -> str | None:
+    """Returns what went wrong, so that all ranks can hear of it before any of them gives up."""
+    try:
+        action()
+    except (OSError, RuntimeError, CheckpointException) as error:
+        return str(error) or type(error).__name__
+    return None
+
+
+def _references(tree: Any, path: str) -> Any:
+    """Returns a tree with the name of each tensor in its place."""
+    names = iter([name for name, _ in tensors_in(tree, path)])
+    return map_tensors(tree, lambda _tensor: {_REFERENCE: next(names)})
+
+
+def _resolved(tree: Any, tensors: Mapping[str, Tensor]) -> Any:
+    """Returns a tree with the tensors in the place of their names."""
+    if isinstance(tree, dict):
+        if set(tree) == {_REFERENCE}:
+            return tensors[tree[_REFERENCE]]
+        return {key: _resolved(value, tensors) for key, value in tree.items()}
+    if isinstance(tree, list):
+        return [_resolved(value, tensors) for value in tree]
+    return tree
+
+
+def _empty(
+    name: str,
+    kind: TensorStorageMetadata,
+    like: Mapping[str, Tensor],
+    parameters: Mapping[str, Sequence[Tensor]],
+) -> Tensor:
+    """Returns a tensor to load a saved one into, sharded as the run has it now."""
+    model = like.get(name)
+    if model is None:
+        part, *rest = name.split("/")
+        if part in parameters and len(rest) > 2 and rest[0] == "state" and rest[1].isdigit():
+            model = parameters[part][int(rest[1])]
+    dtype = kind.properties.dtype
+    if model is not None and model.shape == kind.size:
+        return torch.empty_like(model, dtype=dtype, requires_grad=False)
+    return torch.empty(kind.size, dtype=dtype)
+
+
+def _metadata(path: Path) -> dict[str, TensorStorageMetadata]:
+    """Returns what a sharded checkpoint holds. Nothing in it is run, and only tensors are taken."""
+    try:
+        _OnlyMetadata(io.BytesIO((path / ".metadata").read_bytes())).load()
+        found = FileSystemReader(path).read_metadata().state_dict_metadata
+    except (OSError, pickle.UnpicklingError, AttributeError, EOFError, ValueError) as error:
+        raise damaged(path, f"its index cannot be read ({error})") from error
+    others = [name for name, kind in found.items() if not isinstance(kind, TensorStorageMetadata)]
+    if others:
+        raise damaged(path, f"it holds more than tensors: {others[0]!r}")
+    return {n: kind for n, kind in found.items() if isinstance(kind, TensorStorageMetadata)}
+
+
+class _OnlyMetadata(pickle.Unpickler):
+    """Refuses an index that names anything but the classes an index is made of."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        known = (
+            module == "torch.distributed.checkpoint.metadata"
+            or (module, name) in _KNOWN
+            or (module == "torch" and isinstance(getattr(torch, name, None), torch.dtype))
+        )
+        if not known or "." in name:
+            raise pickle.UnpicklingError(f"{module}.{name} has no place in an index")
+        return super().find_class(module, name)
+
+
+_KNOWN = {
+    ("torch", "Size"),
+    ("torch", "device"),
+    ("torch.serialization", "_get_layout"),
+    ("torch.distributed.checkpoint.filesystem", "_StorageInfo"),
+    ("torch.distributed.checkpoint.filesystem", "_StoragePrefix"),
+    ("pathlib", "PosixPath"),
+    ("pathlib", "WindowsPath"),
+    ("collections", "OrderedDict"),
+}
