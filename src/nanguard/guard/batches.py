@@ -7,6 +7,7 @@ copying goes on for good if either happens.
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import sys
 from typing import TYPE_CHECKING, Any
@@ -30,6 +31,7 @@ class Keeper:
 
     def __init__(self, trial: int) -> None:
         self._trial = trial
+        self._recent: list[Kept] = []
         self.reason: str | None = None
 
     @property
@@ -45,12 +47,13 @@ class Keeper:
             others: The batches still kept, whose memory the loader must not have used again.
         """
         new = Kept(batch, copied=self.copying)
-        for kept in others:
+        for kept in (*others, *self._recent):
             if not new.memory.isdisjoint(kept.memory) and not kept.intact():
                 self._notice("the loader writes batches into memory that it uses again", kept)
         if self.reason is not None and not new.copied:
             new = Kept(batch, copied=True)
         self._trial -= self._trial > 0
+        self._recent = [*self._recent, new] if self._trial else []
         return new
 
     def check(self, kept: Kept) -> None:
@@ -133,15 +136,14 @@ def _rebuild_object(batch: Any, leaf: Callable[[Any], Any], depth: int) -> Any:
     elif not isinstance(batch, dict):
         # What hangs deeper below an unknown object is not the batch any more.
         depth = min(depth, 2)
-    items = dict.items(batch) if isinstance(batch, dict) else ()
+    items = list(batch.items()) if isinstance(batch, dict) else []
     if not inner and not items:
         return batch
-    kind: Any = type(batch)
-    new = kind.__new__(kind)
+    new = copy.copy(batch)
     for key, value in inner.items():
         object.__setattr__(new, key, rebuild(value, leaf, depth - 1))
     for key, value in items:
-        dict.__setitem__(new, key, rebuild(value, leaf, depth - 1))
+        new[key] = rebuild(value, leaf, depth - 1)
     return new
 
 

@@ -29,7 +29,8 @@ class Feed:
     Attributes:
         began: The random streams at the start of the pass, from which a shuffle can be repeated.
         position: The index of the next batch to be drawn from the loader.
-        draws: Whether the loader takes random numbers from the run's own streams between batches.
+        draws: Whether the loader takes random numbers from the run's own streams between batches;
+            None until that is known.
         dropped: Whether this rank had batches left when another rank had none.
     """
 
@@ -40,6 +41,7 @@ class Feed:
         ranks: Ranks,
         keeper: Keeper,
         streams: RandomStreams,
+        draws: bool | None = None,
         start: int = 0,
         began: dict[str, Any] | None = None,
     ) -> None:
@@ -47,7 +49,8 @@ class Feed:
         self._keeper = keeper
         self._streams = streams
         self._again: deque[Drawn] = deque()
-        self.draws = False
+        self.draws = draws
+        self._trial = 4
         self.dropped = False
         self.position = 0
         now = streams.capture()
@@ -72,12 +75,18 @@ class Feed:
         if self._length is not None and self.position >= self._length:
             self.dropped = self.dropped or self._had_more
             return None
-        before = self._streams.capture() if self._watches_draws else None
+        # The first batch draws the seed of a shuffle, which says nothing about the others.
+        looks = self.draws is None and self.position > 0
+        before = self._streams.capture() if looks else None
         found, batch = self._draw()
         if not found:
             return None
         if before is not None:
-            self.draws = not same(before, self._streams.capture())
+            self._trial -= 1
+            if not same(before, self._streams.capture()):
+                self.draws = True
+            elif self._trial == 0:
+                self.draws = False
         index, self.position = self.position, self.position + 1
         return index, self._keeper.keep(batch, kept)
 
@@ -89,11 +98,6 @@ class Feed:
     def give_back(self, batches: Sequence[Drawn]) -> None:
         """Takes batches that will be given out again, before any other."""
         self._again.extendleft(reversed(batches))
-
-    @property
-    def _watches_draws(self) -> bool:
-        # The first batch draws the seed of a shuffle, which says nothing about the others.
-        return not self.draws and 0 < self.position <= 4
 
     def _draw(self) -> tuple[bool, Any]:
         try:

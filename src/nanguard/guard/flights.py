@@ -104,6 +104,8 @@ class Flights:
         self._resume: dict[str, Any] | None = None
         self._steps_here = 0
         self._single_steps = 0
+        # With several ranks it is not looked at: they would have to find out together.
+        self._draws: bool | None = None if parts.ranks.world == 1 else False
         self.recovery: Recovery
         self.feed: Feed | None = None
         self.void: Mark | None = None
@@ -207,6 +209,7 @@ class Flights:
             ranks=self._parts.ranks,
             keeper=self._parts.keeper,
             streams=self._parts.streams,
+            draws=self._draws,
             start=resume["position"] if resume else 0,
             began=resume["began"] if resume else None,
         )
@@ -217,11 +220,15 @@ class Flights:
     def _next_batch(self) -> Drawn | None:
         assert self.feed is not None  # noqa: S101 - only called from iterate
         self._end_void()
-        if self.feed.draws and self._parts.ranks.world == 1:
-            # What the loader draws depends on what the steps before drew, so they come first.
+        if self.feed.draws is not False:
+            # What the loader draws depends on what the steps before it drew, so they come first.
             self.resolve(keep=0)
             self._end_void()
         drawn = self.feed.next(self._kept())
+        if self.feed.draws and not self._draws and self._parts.lag:
+            message = "the loader draws from the run's random streams: steps are read one by one"
+            self._parts.journal.say(events.LOADER_DRAWS(message, step=self.steps))
+        self._draws = self.feed.draws
         if drawn is None and self._in_flight:
             self.resolve(keep=0)
             self._end_void()
@@ -281,7 +288,7 @@ class Flights:
         snapshot = self.recovery.take(self.updates, self.steps - 1, self._parts.gate.latch > 0)
         alone = self._parts.ranks.world == 1 or self.recovery.sharded is not None
         if not alone and self.recovery.is_due_on_disk(self.updates):
-            moments = self._parts.ranks.gather(self._moment())
+            moments = self._parts.ranks.gather(self.moment())
             if snapshot is not None:
                 snapshot.tree[GUARD]["ranks"] = moments
         return snapshot
@@ -293,7 +300,7 @@ class Flights:
         """Lets all ranks write a snapshot, once no step is in flight any more."""
         self.resolve(keep=0)
         if self.void is None:
-            moments = self._parts.ranks.gather(self._moment())
+            moments = self._parts.ranks.gather(self.moment())
             guard = {"moment": moments[0], "ranks": moments, "learned": self._learned()}
             self.recovery.write_together(self.updates, self.steps - 1, guard)
 
@@ -392,7 +399,9 @@ class Flights:
         while self._in_flight and not self._in_flight[0].read().closed:
             flight = self._in_flight.popleft()
             self._accept(flight, flight.read())
-        return {"moment": self._moment(), "learned": self._learned()}
+        first = next(iter(self._in_flight), self.open)
+        begun = first if first is not None and first.begun else None
+        return {"moment": self.moment(begun), "learned": self._learned()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continues from what ``state_dict`` returned, with the next watched loop."""
@@ -419,25 +428,20 @@ class Flights:
         self._parts.journal.summary.load_counts(learned["counts"])
         self.open = self._new()
 
-    def _moment(self) -> dict[str, Any]:
-        """Returns the place in the run: of the first unseen bad step, the open one, or now."""
-        flight = self._in_flight[0] if self._in_flight else self.open
-        if flight is not None and flight.begun:
-            step, update, mark = flight.step, flight.update, flight.mark.to_dict()
-            at = flight.batches[0][0] if flight.batches else None
-        else:
-            step, update, at = self.steps, self.updates, None
-            mark = {"streams": self._parts.streams.capture()}
-        feed = self.feed
-        if at is None:
-            at = feed.upcoming if feed is not None else 0
+    def moment(self, flight: Flight | None = None) -> dict[str, Any]:
+        """Returns the place in the run before a step, or now."""
+        at = self.feed.upcoming if self.feed is not None else 0
+        if flight is not None and flight.batches:
+            at = flight.batches[0][0]
         place = {
-            "step": step,
-            "update": update,
+            "step": self.steps if flight is None else flight.step,
+            "update": self.updates if flight is None else flight.update,
             "epoch": self.epoch,
             "position": at,
-            "began": feed.began if feed is not None else None,
-            "mark": mark,
+            "began": self.feed.began if self.feed is not None else None,
+            "mark": {"streams": self._parts.streams.capture()}
+            if flight is None
+            else flight.mark.to_dict(),
         }
         plain: dict[str, Any] = portable(place)
         return plain
@@ -449,3 +453,18 @@ class Flights:
             "policy": self._parts.policy.state_dict(),
             "counts": self._parts.journal.summary.counts(),
         }
+
+
+class Place:
+    """Where in the run a snapshot was taken, as a part of that snapshot."""
+
+    def __init__(self, flights: Flights) -> None:
+        self._flights = flights
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns the place; what the guard has learned is added once the step is known."""
+        return {"moment": self._flights.moment()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continues from there."""
+        self._flights.load_state_dict(state)

@@ -11,7 +11,7 @@ from nanguard import numerics
 from nanguard.errors import UsageError
 from nanguard.guard import events
 from nanguard.guard.applying import ClosureStep, apply_gated, apply_read
-from nanguard.guard.flights import Flights
+from nanguard.guard.flights import Flights, Place
 from nanguard.guard.models import check_loss, trained
 from nanguard.guard.optimizers import can_be_gated, learning_rate, parameters_of
 from nanguard.guard.parts import assemble, recovery_for
@@ -88,7 +88,7 @@ class Guard:
             settings=self.settings,
         )
         self._flights = Flights(self._parts)
-        self._flights.recovery = recovery_for(self._parts, self._flights)
+        self._flights.recovery = recovery_for(self._parts, Place(self._flights))
         self._usual_backwards = 0
         self._known_parameters: dict[int, tuple[int, list[Tensor]]] = {}
 
@@ -185,17 +185,16 @@ class Guard:
         self._parts.scaling.unscale(optimizers)
         parameters = self._parameters(lane, optimizers)
         norm = numerics.clip(parameters, max_norm) if grad_norm is None else grad_norm
-        if max_value is not None:
-            numerics.clamp_gradients(parameters, max_value)
         values = {"loss": flight.loss, "grad_norm": _wide(numerics.whole(norm))}
         values.update(self._parts.scaling.readings(optimizers))
         values.update({f"term.{name}": term for name, term in flight.terms.items()})
         self._parts.gate.close_unless(self._is_good(flight, values))
         watched = self._flights.feed is not None
         if self._parts.lag and watched and all(map(can_be_gated, optimizers)):
-            self._apply_late(flight, optimizers, values)
+            apply = self._apply_late
         else:
-            self._apply_read(flight, optimizers, values)
+            apply = self._apply_read
+        apply(flight, optimizers, values, max_value)
 
     def end_epoch(self, **metrics: float) -> None:
         """Adds a row to ``training_history.csv`` and steps schedulers that count epochs.
@@ -300,11 +299,15 @@ class Guard:
         return self._parts.ranks.agree(norm_good & numerics.within(values["loss"], loss_limit))
 
     def _apply_late(
-        self, flight: Flight, optimizers: Sequence[Optimizer], values: dict[str, Tensor]
+        self,
+        flight: Flight,
+        optimizers: Sequence[Optimizer],
+        values: dict[str, Tensor],
+        max_value: float | None,
     ) -> None:
         """Applies a step through the gate; the host will look at it later."""
         parts, latch = self._parts, self._parts.gate.latch
-        self._flights.before_update()
+        self._before_update(flight.lane, optimizers, max_value)
         apply_gated(optimizers, latch, parts.scaling, parts.policy.lr_factor)
         self._after_update(optimizers, latch)
         parts.unchanged.restore_if(latch)
@@ -318,7 +321,11 @@ class Guard:
         self._flights.launch(flight, keep=parts.lag)
 
     def _apply_read(
-        self, flight: Flight, optimizers: Sequence[Optimizer], values: dict[str, Tensor]
+        self,
+        flight: Flight,
+        optimizers: Sequence[Optimizer],
+        values: dict[str, Tensor],
+        max_value: float | None,
     ) -> None:
         """Applies a step after the host has seen that it is good."""
         parts, gate = self._parts, self._parts.gate
@@ -327,13 +334,20 @@ class Guard:
         if reading.closed:
             flight.suspects = _bad_gradients(trained(parts.models, optimizers))
         else:
-            self._flights.before_update()
+            self._before_update(flight.lane, optimizers, max_value)
             apply_read(optimizers, parts.scaling, parts.policy.lr_factor, overflow=reading.overflow)
             self._after_update(optimizers, None)
             poisoned = self._scan(optimizers)
             if poisoned is not None:
                 flight.tickets.append(gate.post({"poisoned": poisoned.to(gate.latch.dtype)}))
         self._flights.launch(flight, keep=0)
+
+    def _before_update(
+        self, lane: int, optimizers: Sequence[Optimizer], max_value: float | None
+    ) -> None:
+        self._flights.before_update()
+        if max_value is not None:
+            numerics.clamp_gradients(self._parameters(lane, optimizers), max_value)
 
     def _after_update(self, optimizers: Sequence[Optimizer], latch: Tensor | None) -> None:
         for optimizer in optimizers:

@@ -45,7 +45,7 @@ def examine(
     ranks: Ranks,
 ) -> Incident:
     """Looks at a bad step with all the time in the world; all ranks look together."""
-    mine = symptom(reading, flight.limits, flight.step)
+    mine = symptom(_as_seen_here(reading, flight, ranks), flight.limits, flight.step)
     if flight.suspects and mine.name == events.NON_FINITE_GRADIENT.name:
         mine = replace(mine, where=f"gradient of {listed(flight.suspects)}")
     poison = _poison(models, optimizers)
@@ -60,6 +60,14 @@ def examine(
     if ranks.world > 1 and first is not None:
         finding = replace(finding, rank=first, message=f"rank {first}: {finding.message}")
     return Incident(finding, poisoned=any(poisoned for _, _, poisoned in told))
+
+
+def _as_seen_here(reading: Reading, flight: Flight, ranks: Ranks) -> Reading:
+    """Returns a reading without the NaN that this rank itself sent through its gradient."""
+    spiked = math.isfinite(reading.loss) and not reading.loss <= flight.limits.loss.act
+    if ranks.channel == "gradient" and spiked:
+        return replace(reading, grad_norm=0.0)
+    return reading
 
 
 def _poison(models: Sequence[nn.Module], optimizers: Sequence[Optimizer]) -> str | None:
