@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from nanguard.findings import name_of
 from nanguard.guard import events
-from nanguard.guard.spikes import OPEN, DriftWatch, Limits, ScaleWatch, SpikeWindow
+from nanguard.guard.spikes import LARGEST, OPEN, DriftWatch, Limits, ScaleWatch, SpikeWindow
 
 if TYPE_CHECKING:
     from nanguard.findings import Finding
@@ -97,7 +97,7 @@ class Judge:
     def acts_on(self, limits: StepLimits) -> tuple[float, float]:
         """Returns the loss and the gradient norm above which a step is bad."""
         if self._mode != "act":
-            return math.inf, math.inf
+            return LARGEST, LARGEST
         return limits.loss.act, limits.grad_norm.act
 
     def accept(self, reading: Reading, limits: StepLimits, step: int) -> list[Finding]:

@@ -8,6 +8,7 @@ is written so that NaN fails it.
 from __future__ import annotations
 
 import math
+import sys
 from bisect import bisect_left, insort
 from collections import deque
 from dataclasses import dataclass
@@ -27,6 +28,8 @@ _ACT_ODDS = 1e-6
 # How far beyond the largest accepted deviation a value must stand.
 _WARN_RECORDS = 2.0
 _ACT_RECORDS = 4.0
+# Blocks in a row that have to rise before a loss is said to drift; cycles rise for fewer.
+_RISING = 4
 # Accepted values between two looks at the window: its numbers change slowly.
 _RELEARN = 4
 # A size of spike that came back so often is a kind of batch this run has, not an accident.
@@ -37,11 +40,13 @@ _RECURS = 3
 class Limits:
     """The largest value that passes without a warning, and without action."""
 
-    warn: float = math.inf
-    act: float = math.inf
+    warn: float
+    act: float
 
 
-OPEN = Limits()
+# Even before anything is known, a value has to be finite.
+LARGEST = sys.float_info.max
+OPEN = Limits(LARGEST, LARGEST)
 
 
 class SpikeWindow:
@@ -70,7 +75,8 @@ class SpikeWindow:
         self._values = _Sorted(size)
         # Deviations in spreads: their tail outlives a trend, so it may be longer than the window.
         self._deviations = _Sorted(4 * size)
-        self._rejected: deque[float] = deque(maxlen=4 * _RECURS)
+        # Deviations beyond the limits, warned about or rejected.
+        self._outside: deque[float] = deque(maxlen=4 * _RECURS)
         self._start: float | None = None
         self._center, self._spread = 0.0, 1.0
         # The limits in spreads above the center, and as they apply to values.
@@ -87,7 +93,11 @@ class SpikeWindow:
         inner = self._inner(value)
         self._values.add(inner)
         if self._start is not None:
-            self._deviations.add((inner - self._center) / self._spread)
+            deviation = (inner - self._center) / self._spread
+            if deviation <= self._reach.warn:
+                self._deviations.add(deviation)
+            else:
+                self._outside.append(deviation)
             self._unlearned += 1
             if self._unlearned == _RELEARN:
                 self._learn()
@@ -102,7 +112,7 @@ class SpikeWindow:
         """Remembers the size of a spike that was acted on; the window itself stays as it is."""
         if self._start is None or not math.isfinite(value):
             return
-        self._rejected.append((self._inner(value) - self._center) / self._spread)
+        self._outside.append((self._inner(value) - self._center) / self._spread)
         self._set_limits()
 
     def limits(self) -> Limits:
@@ -114,7 +124,7 @@ class SpikeWindow:
         return {
             "values": list(self._values),
             "deviations": list(self._deviations),
-            "rejected": list(self._rejected),
+            "outside": list(self._outside),
             "start": self._start,
             "level": [self._center, self._spread],
             "reach": [self._reach.warn, self._reach.act],
@@ -125,7 +135,7 @@ class SpikeWindow:
         """Continues from what ``state_dict`` returned."""
         self._values.load(state["values"])
         self._deviations.load(state["deviations"])
-        self._rejected = deque(state["rejected"], maxlen=4 * _RECURS)
+        self._outside = deque(state["outside"], maxlen=4 * _RECURS)
         self._start = state["start"]
         self._center, self._spread = state["level"]
         self._reach = Limits(*state["reach"])
@@ -145,10 +155,11 @@ class SpikeWindow:
         self._set_limits()
 
     def _set_limits(self) -> None:
-        act = self._reach.act
-        if len(self._rejected) >= _RECURS:
-            act = max(act, 1.25 * sorted(self._rejected)[-_RECURS])
-        self._limits = Limits(self._outer(self._reach.warn), self._outer(act))
+        warn, act = self._reach.warn, self._reach.act
+        if len(self._outside) >= _RECURS:
+            recurring = 1.25 * sorted(self._outside)[-_RECURS]
+            warn, act = max(warn, recurring), max(act, recurring)
+        self._limits = Limits(self._outer(warn), self._outer(act))
 
     def _learn_level(self) -> None:
         ordered = self._values.ordered
@@ -167,8 +178,8 @@ class SpikeWindow:
     def _outer(self, deviation: float) -> float:
         inner = self._center + self._spread * deviation
         if not self.positive:
-            return inner
-        return math.exp(inner) if inner < 700.0 else math.inf
+            return min(inner, LARGEST)
+        return math.exp(inner) if inner < 700.0 else LARGEST
 
 
 class _Sorted:
@@ -249,7 +260,7 @@ class DriftWatch:
     def __init__(self, *, block: int) -> None:
         self.block = block
         self._current: list[float] = []
-        self._medians: deque[float] = deque(maxlen=4)
+        self._medians: deque[float] = deque(maxlen=_RISING + 1)
         self._start: float | None = None
         self._best = math.inf
         self._best_spread = 0.0
@@ -275,7 +286,7 @@ class DriftWatch:
 
     def _judge(self, median: float, start: float) -> str | None:
         recent = list(self._medians)
-        rising = len(recent) >= 3 and all(a < b for a, b in pairwise(recent[-3:]))
+        rising = len(recent) > _RISING and all(a < b for a, b in pairwise(recent))
         noise = 6.0 * max(self._best_spread, 0.01 * abs(self._best))
         gained, lost = start - self._best, median - self._best
         if self._told or not (rising and gained > noise and lost > max(noise, 0.5 * gained)):
@@ -301,7 +312,7 @@ class DriftWatch:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continues from what ``state_dict`` returned."""
         self._current = list(state["current"])
-        self._medians = deque(state["medians"], maxlen=4)
+        self._medians = deque(state["medians"], maxlen=_RISING + 1)
         self._start = state["start"]
         self._best = state["best"]
         self._best_spread = state["best_spread"]
