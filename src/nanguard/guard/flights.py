@@ -96,9 +96,11 @@ class Flights:
         steps: How many steps were tried.
         updates: How many of them count, as far as the host knows.
         epoch: How many passes over the data are complete.
+        suspicious: Steps after which the parameters are to be scanned out of turn.
     """
 
     def __init__(self, parts: Parts) -> None:
+        self.suspicious: set[int] = set()
         self._parts = parts
         self._in_flight: deque[Flight] = deque()
         self._resume: dict[str, Any] | None = None
@@ -315,6 +317,8 @@ class Flights:
         elif good:
             message = f"the state after update {snapshot.update} is not finite everywhere"
             journal.say(events.SNAPSHOT_REJECTED(message, step=flight.step))
+            # All ranks have heard of it by then, however early one of them looked.
+            self.suspicious.add(flight.step + self._parts.lag + 1)
 
     def _act(self, flight: Flight, reading: Reading) -> None:
         parts, journal = self._parts, self._parts.journal

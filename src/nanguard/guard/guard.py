@@ -360,10 +360,11 @@ class Guard:
 
     def _scan(self, optimizers: Sequence[Optimizer]) -> Tensor | None:
         """Returns, now and then, whether parameters are non-finite, as a bool on the device."""
-        if (self.updates + 1) % self.settings.scan_every:
+        due = (self.updates + 1) % self.settings.scan_every == 0
+        if not due and self.steps not in self._flights.suspicious:
             return None
         bad = numerics.non_finite(parameters_of(optimizers), self._parts.devices[0])
-        return ~self._parts.ranks.agree(~bad) if self._parts.ranks.sharded else bad
+        return self._parts.ranks.any(bad) if self._parts.ranks.sharded else bad
 
     def _step_with_closure(
         self, flight: Flight, optimizer: Optimizer, closure: Callable[[], Tensor]

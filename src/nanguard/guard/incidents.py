@@ -50,9 +50,10 @@ def examine(
         mine = replace(mine, where=f"gradient of {listed(flight.suspects)}")
     poison = _poison(models, optimizers)
     if poison is not None:
-        wrote = flight.step if reading.poisoned else flight.step - 1
-        message = f"not finite any more: {poison}; step {wrote} wrote it"
-        mine = events.NON_FINITE_PARAMETER(message, step=flight.step, where=poison)
+        # Seen by a scan after this step, or by its loss: then the step before left it so.
+        after = flight.step if reading.poisoned else flight.step - 1
+        message = f"not finite after step {after}: {poison}"
+        mine = events.NON_FINITE_PARAMETER(message, step=max(after, 0), where=poison)
     began_here = not (math.isfinite(reading.loss) and reading.loss <= flight.limits.loss.act)
     told = ranks.gather((mine, began_here, poison is not None))
     first = next((rank for rank, (_, here, _) in enumerate(told) if here), None)

@@ -67,6 +67,10 @@ class Ranks:
         dist.all_reduce(flag, op=dist.ReduceOp.MIN)
         return flag > 0
 
+    def any(self, flag: Tensor) -> Tensor:
+        """Returns whether a 0-dim bool holds on any rank; costs one small all-reduce."""
+        return ~self.agree(~flag)
+
     def gather(self, mine: Any) -> list[Any]:
         """Returns what every rank has to say. Only an incident or a snapshot talks."""
         if self.world == 1:

@@ -53,7 +53,13 @@ class Recovery:
         self._room = 0
         self._told = False
         self._first = ranks.first
-        self.memory = MemorySnapshots(copied_at_once=("buffers", "scaler"), exempt=exempt)
+        self._slots = 2 if folder is None or sharded or not settings.disk_every else 3
+        self.memory = MemorySnapshots(
+            slots=self._slots,
+            copied_at_once=("buffers", "scaler"),
+            exempt=exempt,
+            agree=ranks.any if sharded else lambda bad: bad,
+        )
         self.disk: DiskSnapshots | None = None
         self.sharded: ShardedSnapshots | None = None
         if folder is None or not settings.disk_every:
@@ -94,7 +100,10 @@ class Recovery:
         tree = self._state.tree()
         if not self._enough_memory(tree):
             return None
-        return self.memory.take(tree, update, step, bad)
+        snapshot = self.memory.take(tree, update, step, bad)
+        if snapshot is None:
+            self._miss(update)
+        return snapshot
 
     def settle(self, snapshot: Snapshot, *, good: bool) -> bool:
         """Ends a snapshot whose step is now known; returns whether it is good."""
@@ -102,11 +111,14 @@ class Recovery:
             return False
         due = self._first and self.is_due_on_disk(snapshot.update)
         if due and self.disk is not None and not self.disk.write_later(snapshot):
-            self._on_failure(
-                f"the snapshot after update {snapshot.update}: the one before it is still being "
-                "written; raise disk_every"
-            )
+            self._miss(snapshot.update)
         return True
+
+    def _miss(self, update: int) -> None:
+        self._on_failure(
+            f"the snapshot after update {update}: the one before it is still being written; "
+            "raise disk_every"
+        )
 
     def write_together(self, update: int, step: int, guard: dict[str, Any]) -> None:
         """Writes the run as it is now; all ranks call it at the same step, which must be good.
@@ -162,14 +174,14 @@ class Recovery:
         if size <= self._room:
             return True
         free = _free_memory()
-        if free is None or 2 * size < 0.8 * free + 2 * self._room:
+        if free is None or self._slots * size < 0.8 * free + self._slots * self._room:
             self._room = size
             return True
         if not self._told:
             self._told = True
             self._on_failure(
-                f"snapshots need {2 * size / 2**30:.1f} GiB of host memory and "
-                f"{free / 2**30:.1f} GiB are free; none will be taken"
+                f"snapshots: they need {self._slots * size / 2**30:.1f} GiB of host memory and "
+                f"{free / 2**30:.1f} GiB are free"
             )
         return False
 

@@ -10,10 +10,9 @@ from nanguard.numerics import local, non_finite
 from nanguard.recovery.state import floats_in, map_tensors, tensors_in
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from collections.abc import Callable
 
-# One slot for the last good snapshot, one for the next, which may turn out bad.
-_SLOTS = 2
+    from torch import Tensor
 
 
 class Snapshot:
@@ -128,20 +127,29 @@ class Slot:
 
 
 class MemorySnapshots:
-    """The last good snapshot in memory, and the one that may replace it.
+    """The last good snapshot in memory, and those that may replace it.
+
+    Each takes a slot: the last good one, the next one, which may turn out bad, and one that is
+    still being written to disk.
 
     Attributes:
         last_good: The newest snapshot known to be good.
-        missed: How many snapshots were not taken because no memory was free.
     """
 
-    def __init__(self, copied_at_once: tuple[str, ...], exempt: frozenset[str]) -> None:
+    def __init__(
+        self,
+        *,
+        slots: int,
+        copied_at_once: tuple[str, ...],
+        exempt: frozenset[str],
+        agree: Callable[[Tensor], Tensor],
+    ) -> None:
+        self._agree = agree
         self._copied_at_once = copied_at_once
         self._exempt = exempt
-        self._slots = [Slot() for _ in range(_SLOTS)]
+        self._slots = [Slot() for _ in range(slots)]
         self._copying: Snapshot | None = None
         self.last_good: Snapshot | None = None
-        self.missed = 0
 
     def take(self, tree: dict[str, Any], update: int, step: int, bad: Tensor) -> Snapshot | None:
         """Starts a snapshot of a live tree; returns None if no slot is free.
@@ -154,10 +162,9 @@ class MemorySnapshots:
         """
         slot = next((slot for slot in self._slots if slot.free), None)
         if slot is None:
-            self.missed += 1
             return None
         slot.free = False
-        flagged = bad | non_finite(floats_in(tree, self._exempt), bad.device)
+        flagged = self._agree(bad | non_finite(floats_in(tree, self._exempt), bad.device))
         snapshot = Snapshot(update, step, slot)
         snapshot.fill(tree, self._copied_at_once, flagged)
         self._copying = snapshot

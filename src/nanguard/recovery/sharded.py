@@ -47,6 +47,9 @@ class Together(Protocol):
     def gather(self, mine: Any) -> list[Any]:
         """Returns what every rank has to say."""
 
+    def any(self, flag: Tensor) -> Tensor:
+        """Returns whether a 0-dim bool holds on any rank."""
+
 
 class ShardedSnapshots:
     """A folder of sharded snapshots that always holds the last good one.

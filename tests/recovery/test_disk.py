@@ -1,0 +1,264 @@
+"""Snapshots on disk: whole or not there, and the last good one always there."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from nanguard.errors import SnapshotError
+from nanguard.recovery import disk
+from nanguard.recovery.disk import DiskSnapshots, finished, load_tree, remove_leftovers, verify
+from tests.training import Run, batches
+
+ROOT = Path(__file__).parents[2]
+
+
+def tree(value: float = 1.0) -> dict[str, Any]:
+    return {"parameters": {"w": torch.full((1000,), value)}, "guard": {"update": int(value)}}
+
+
+def snapshots(folder: Path, keep: int = 3) -> DiskSnapshots:
+    failures: list[str] = []
+    made = DiskSnapshots(folder, keep=keep, on_failure=failures.append)
+    made.failures = failures  # type: ignore[attr-defined]
+    return made
+
+
+def test_what_was_written_comes_back(tmp_path: Path):
+    made = snapshots(tmp_path)
+    path = made.write(tree(3), update=3, step=4)
+    assert sorted(p.name for p in path.iterdir()) == ["manifest.json", "state.pt"]
+    manifest, loaded = made.load_last_good()
+    assert (manifest["update"], manifest["step"]) == (3, 4)
+    assert torch.equal(loaded["parameters"]["w"], torch.full((1000,), 3.0))
+
+
+def test_rotation_keeps_the_newest_also_after_a_rollback(tmp_path: Path):
+    made = snapshots(tmp_path, keep=2)
+    for update in (10, 20, 30, 15, 25):
+        made.write(tree(update), update=update, step=update)
+    assert [p.name for p in finished(tmp_path)] == [
+        "snapshot-000004-update-15",
+        "snapshot-000005-update-25",
+    ]
+    assert made.load_last_good()[0]["update"] == 25
+    assert list(tmp_path.glob(".*")) == []
+
+
+def damage_truncate(path: Path) -> None:
+    os.truncate(path / "state.pt", 500)
+
+
+def damage_flip(path: Path) -> None:
+    data = bytearray((path / "state.pt").read_bytes())
+    data[len(data) // 2] ^= 1
+    (path / "state.pt").write_bytes(bytes(data))
+
+
+def damage_manifest(path: Path) -> None:
+    (path / "manifest.json").write_text("{")
+
+
+def damage_missing(path: Path) -> None:
+    (path / "state.pt").unlink()
+
+
+def damage_escape(path: Path) -> None:
+    manifest = json.loads((path / "manifest.json").read_text())
+    manifest["files"]["../../escape"] = manifest["files"]["state.pt"]
+    (path / "manifest.json").write_text(json.dumps(manifest))
+
+
+def damage_schema(path: Path) -> None:
+    manifest = json.loads((path / "manifest.json").read_text())
+    manifest["schema"] = "nanguard.snapshot/99"
+    (path / "manifest.json").write_text(json.dumps(manifest))
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [damage_truncate, damage_flip, damage_manifest, damage_missing, damage_escape, damage_schema],
+)
+def test_a_damaged_snapshot_is_passed_over_with_a_warning(
+    damage: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+):
+    made = snapshots(tmp_path)
+    made.write(tree(1), update=1, step=1)
+    newest = made.write(tree(2), update=2, step=2)
+    damage(newest)
+    with pytest.raises(SnapshotError):
+        verify(newest)
+    with caplog.at_level(logging.WARNING, logger="nanguard"):
+        manifest, _ = made.load_last_good()
+    assert manifest["update"] == 1
+    assert "snapshot passed over" in caplog.text
+
+
+def test_nothing_in_a_snapshot_is_ever_run(tmp_path: Path):
+    class Evil:
+        def __reduce__(self) -> Any:
+            return os.system, (f"touch {tmp_path / 'pwned'}",)
+
+    torch.save({"parameters": Evil()}, tmp_path / "state.pt")
+    with pytest.raises(SnapshotError, match="cannot be loaded"):
+        load_tree(tmp_path / "state.pt")
+    assert not (tmp_path / "pwned").exists()
+
+
+def test_leftovers_of_the_dead_are_removed_and_those_of_the_living_are_not(tmp_path: Path):
+    dead = subprocess.Popen([sys.executable, "-c", ""])
+    dead.wait()
+    (tmp_path / f".snapshot-000001-update-5.{dead.pid}.tmp").mkdir(parents=True)
+    alive = tmp_path / f".snapshot-000002-update-6.{os.getpid()}.tmp"
+    alive.mkdir()
+    remove_leftovers(tmp_path)
+    assert list(tmp_path.iterdir()) == [alive]
+
+
+def test_a_write_that_fails_leaves_nothing_behind(tmp_path: Path, monkeypatch: Any):
+    made = snapshots(tmp_path)
+    made.write(tree(1), update=1, step=1)
+
+    def broken(_path: Path) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(disk, "_flush", broken)
+    with pytest.raises(OSError, match="No space left"):
+        made.write(tree(2), update=2, step=2)
+    monkeypatch.undo()
+    assert [p.name for p in tmp_path.iterdir()] == ["snapshot-000001-update-1"]
+    assert made.load_last_good()[0]["update"] == 1
+
+
+FULL_DISK = """
+import json, resource, signal, sys
+import torch
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+from tests.training import Run, batches
+run = Run()
+guard = run.make_guard(run_dir=sys.argv[1], snapshot_every=5, disk_every=5)
+for index, batch in enumerate(guard.watch(batches(40))):
+    if index == 20:  # from here on no file may grow beyond 2 kB
+        guard._flights.recovery.disk.close()
+        resource.setrlimit(resource.RLIMIT_FSIZE, (2048, 2048))
+    guard.backward(run.loss(batch))
+    guard.step(max_norm=1.0)
+guard.close()
+summary = guard.summary()
+print(json.dumps({"counts": summary.counts(), "events": [str(e) for e in summary.events]}))
+"""
+
+
+def test_a_full_disk_costs_a_warning_and_nothing_else(tmp_path: Path):
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-c", FULL_DISK, str(tmp_path)]
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=120, env=environment, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout.splitlines()[-1])
+    assert told["counts"]["applied"] == 40
+    assert any("could not write the snapshot" in event for event in told["events"]), told
+    assert any("could not write the run record" in event for event in told["events"]), told
+    found = finished(tmp_path / "snapshots")
+    assert found, "what was good before the disk was full is still there"
+    assert [verify(path)["update"] for path in found][-1] <= 25
+    assert list((tmp_path / "snapshots").glob(".*")) == []
+
+
+# A process that has torch loaded and forks, so that a killed run costs no new start.
+ZYGOTE = """
+import os, signal, sys, time
+import torch
+torch.set_num_threads(1)
+from tests.training import Run, batches
+data = batches(400) * 100
+Run().guarded(data[:2])  # what is loaded late is loaded now
+print("ready", flush=True)
+for line in sys.stdin:
+    folder = line.strip()
+    child = os.fork()
+    if child == 0:
+        run = Run()
+        guard = run.make_guard(run_dir=folder, snapshot_every=1, disk_every=1, keep=2)
+        guard.resume()
+        for batch in guard.watch(data):
+            guard.backward(run.loss(batch))
+            guard.step(max_norm=1.0)
+        os._exit(0)
+    print(child, flush=True)
+    os.waitpid(child, 0)
+    print("dead", flush=True)
+"""
+
+
+def test_kill_9_at_any_moment_never_loses_the_last_good_snapshot(tmp_path: Path):
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    rng = random.Random(11)
+    zygote = subprocess.Popen(
+        [sys.executable, "-c", ZYGOTE],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        env=environment,
+    )
+    assert zygote.stdout.readline().strip() == "ready"
+    folder, newest, unfinished = tmp_path / "run", 0, 0
+    made = snapshots(folder / "snapshots", keep=2)
+    try:
+        for round_ in range(40):
+            zygote.stdin.write(f"{folder}\n")
+            zygote.stdin.flush()
+            child = int(zygote.stdout.readline())
+            time.sleep(0.15 + rng.random() * 0.12)
+            os.kill(child, signal.SIGKILL)
+            assert zygote.stdout.readline().strip() == "dead"
+            unfinished += len(list((folder / "snapshots").glob(".*")))
+            found = made.load_last_good()
+            if newest:
+                assert found is not None, f"round {round_} lost everything"
+            if found is not None:
+                manifest, state = found
+                assert manifest["update"] >= newest, "an older snapshot than before"
+                newest = manifest["update"]
+                assert state["guard"]["moment"]["update"] == newest
+    finally:
+        zygote.stdin.close()
+        zygote.stdout.close()
+        zygote.wait(timeout=30)
+    assert newest > 20, "the runs did get somewhere"
+    assert unfinished > 0, "some runs were killed while they were writing"
+
+
+def test_a_run_resumed_after_kill_9_ends_like_the_one_that_was_never_killed(tmp_path: Path):
+    """The snapshot of any moment leads to the same end, because it is of one moment."""
+    data = batches(30)
+    whole = Run().guarded(data, run_dir=tmp_path / "whole", snapshot_every=4, disk_every=4)
+    first = Run()
+    guard = first.make_guard(run_dir=tmp_path / "run", snapshot_every=4, disk_every=4)
+    for index, batch in enumerate(guard.watch(data)):
+        guard.backward(first.loss(batch))
+        guard.step(max_norm=1.0)
+        if index == 17:
+            break  # as if killed: nothing is closed
+    guard._flights.recovery.close()
+    second = Run()
+    guard = second.make_guard(run_dir=tmp_path / "run", snapshot_every=4, disk_every=4)
+    assert guard.resume()
+    for batch in guard.watch(data):
+        guard.backward(second.loss(batch))
+        guard.step(max_norm=1.0)
+    for name, tensor in whole.model.state_dict().items():
+        assert torch.equal(tensor, second.model.state_dict()[name])
