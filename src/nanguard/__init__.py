@@ -8,7 +8,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from nanguard.errors import NanguardError, NonFiniteError
+from nanguard.errors import MissingDependencyError, NanguardError, NonFiniteError
 from nanguard.findings import Finding, Severity
 from nanguard.settings import Settings
 
@@ -31,9 +31,14 @@ _LAZY = {"Guard": "nanguard.guard"}
 
 
 def __getattr__(name: str) -> Any:
-    if name in _LAZY:
+    if name not in _LAZY:
+        raise AttributeError(f"module 'nanguard' has no attribute {name!r}")
+    try:
         return getattr(import_module(_LAZY[name]), name)
-    raise AttributeError(f"module 'nanguard' has no attribute {name!r}")
+    except ModuleNotFoundError as error:
+        if error.name not in ("torch", "numpy"):
+            raise
+        raise MissingDependencyError.of(f"nanguard.{name}", error) from error
 
 
 def __dir__() -> list[str]:

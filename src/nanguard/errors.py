@@ -40,6 +40,19 @@ class UsageError(NanguardError, ValueError):
     """A call that cannot work as written."""
 
 
+class MissingDependencyError(NanguardError, ImportError):
+    """Something that has to be installed first."""
+
+    @classmethod
+    def of(cls, what: str, error: ModuleNotFoundError) -> MissingDependencyError:
+        """Returns the error for a part of nanguard whose import failed."""
+        return cls(
+            f"{what} needs {error.name}, which is not installed.",
+            where=what,
+            do="Install it: pip install 'nanguard[torch]'",
+        )
+
+
 class SettingsError(NanguardError, ValueError):
     """A setting outside its range."""
 

@@ -103,39 +103,45 @@ def _flags_on_cpu(tensors: list[Tensor]) -> Tensor:
 
 
 @torch.no_grad()
-def clip(parameters: Sequence[Tensor], max_norm: float | None) -> Tensor:
-    """Returns the global gradient norm; scales the gradients down to ``max_norm`` if one is given.
+def grad_norm(parameters: Sequence[Tensor]) -> Tensor:
+    """Returns the global gradient norm, that of ``torch.nn.utils.clip_grad_norm_`` bit for bit.
 
-    The norm and the scaling are those of ``torch.nn.utils.clip_grad_norm_``, bit for bit, with
-    sparse gradients as an addition. On sharded gradients the norm is the one over all ranks.
+    On sharded gradients it is a sharded tensor itself; see ``whole``.
     """
+    grads = [p.grad for p in parameters if p.grad is not None]
+    if not grads:
+        return torch.zeros((), device=local(parameters[0]).device)
     try:
-        if max_norm is not None:
-            return whole(torch.nn.utils.clip_grad_norm_(parameters, max_norm))
-        return whole(_norm([p.grad for p in parameters if p.grad is not None]))
+        return _norm(grads)
     except NotImplementedError:
-        return _clip_sparse([p.grad for p in parameters if p.grad is not None], max_norm)
-
-
-def _clip_sparse(grads: list[Tensor], max_norm: float | None) -> Tensor:
-    norm = _norm([_dense(grad) for grad in grads])
-    if max_norm is not None:
-        factor = torch.clamp(max_norm / (norm + 1e-6), max=1.0)
-        for grad in grads:
-            grad.mul_(factor)
-    return norm
+        return _norm([_dense(grad) for grad in grads])
 
 
 def _norm(tensors: list[Tensor]) -> Tensor:
-    if not tensors:
-        return torch.zeros(())
-    device = tensors[0].device
     groups: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
     for tensor in tensors:
         groups.setdefault((tensor.device, tensor.dtype), []).append(tensor)
     norms = [norm for group in groups.values() for norm in torch._foreach_norm(group, 2.0)]
+    if len({norm.dtype for norm in norms}) > 1:
+        norms = [norm.to(torch.float32) for norm in norms]
+    device = tensors[0].device
     total: Tensor = torch.linalg.vector_norm(torch.stack([n.to(device) for n in norms]), 2.0)
     return total
+
+
+@torch.no_grad()
+def clip_by_norm(parameters: Sequence[Tensor], norm: Tensor, max_norm: float) -> None:
+    """Scales gradients down to a norm as ``torch.nn.utils.clip_grad_norm_`` does, bit for bit."""
+    groups: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
+    factor = torch.clamp(max_norm / (norm + 1e-6), max=1.0)
+    for parameter in parameters:
+        grad = parameter.grad
+        if grad is not None and grad.layout == torch.strided:
+            groups.setdefault((grad.device, grad.dtype), []).append(grad)
+        elif grad is not None:
+            grad.mul_(factor)
+    for (device, _), grads in groups.items():
+        torch._foreach_mul_(grads, factor.to(device))
 
 
 @torch.no_grad()

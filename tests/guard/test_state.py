@@ -5,8 +5,7 @@ from __future__ import annotations
 import copy
 import io
 import random
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -21,6 +20,9 @@ from nanguard.guard.policy import Policy, Trouble
 from nanguard.guard.rng import RandomStreams, from_portable, portable
 from nanguard.guard.spikes import DriftWatch, ScaleWatch, SpikeWindow
 from tests.training import QUIET, Net, Run, batches, differences, poisoned, seed_all
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 def through_a_file(state: Any) -> Any:
@@ -227,7 +229,7 @@ def test_a_snapshot_of_another_model_is_refused_and_changes_nothing(tmp_path: Pa
     optimizer = torch.optim.AdamW(other.parameters())
     guard = Guard(other, optimizer, run_dir=tmp_path, settings=Settings(**QUIET))
     with pytest.raises(
-        SnapshotError, match="of another model: parameters missing 0.bias, 0.weight"
+        SnapshotError, match=r"of another model: parameters missing 0\.bias, 0\.weight"
     ):
         guard.resume()
     assert differences(other.state_dict(), before) == []

@@ -6,8 +6,7 @@ import copy
 import pickle
 import subprocess
 import sys
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
@@ -19,6 +18,9 @@ from nanguard.errors import NanguardError, RecordError, SettingsError, UsageErro
 from nanguard.findings import Finding, Severity
 from nanguard.testing import inject
 from tests.training import NAN, Net, Run, batches, differences
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 def guard_for(model: nn.Module | None = None) -> tuple[nn.Module, Guard]:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
 
+from nanguard import numerics
 from nanguard.guard.optimizers import gated, parameters_of, scaled_lr, state_tensors
 from nanguard.numerics import all_finite, local
 
@@ -39,6 +41,33 @@ def apply_read(
             for optimizer in optimizers:
                 optimizer.step()
     scaling.update()
+
+
+@dataclass(frozen=True, slots=True)
+class Clipping:
+    """What is to be done to the gradients once the step is judged, and not before.
+
+    Clipping spreads one bad gradient over all of them, and clamping hides an infinite one, so
+    neither may come before the verdict.
+
+    Attributes:
+        parameters: Whose gradients.
+        norm: Their global norm.
+        max_norm: The norm to scale them down to.
+        max_value: The bound of every element.
+    """
+
+    parameters: Sequence[Tensor]
+    norm: Tensor
+    max_norm: float | None
+    max_value: float | None
+
+    def apply(self) -> None:
+        """Clips the gradients."""
+        if self.max_norm is not None:
+            numerics.clip_by_norm(self.parameters, self.norm, self.max_norm)
+        if self.max_value is not None:
+            numerics.clamp_gradients(self.parameters, self.max_value)
 
 
 class ClosureStep:

@@ -10,7 +10,7 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 from nanguard import numerics
 from nanguard.errors import UsageError
 from nanguard.guard import events
-from nanguard.guard.applying import ClosureStep, apply_gated, apply_read
+from nanguard.guard.applying import Clipping, ClosureStep, apply_gated, apply_read
 from nanguard.guard.flights import Flights, Place
 from nanguard.guard.models import check_loss, trained
 from nanguard.guard.optimizers import can_be_gated, learning_rate, parameters_of
@@ -184,7 +184,8 @@ class Guard:
         self._usual_backwards = flight.backwards
         self._parts.scaling.unscale(optimizers)
         parameters = self._parameters(lane, optimizers)
-        norm = numerics.clip(parameters, max_norm) if grad_norm is None else grad_norm
+        norm = numerics.grad_norm(parameters) if grad_norm is None else grad_norm
+        clipping = Clipping(parameters, norm, max_norm, max_value)
         values = {"loss": flight.loss, "grad_norm": _wide(numerics.whole(norm))}
         values.update(self._parts.scaling.readings(optimizers))
         values.update({f"term.{name}": term for name, term in flight.terms.items()})
@@ -194,7 +195,7 @@ class Guard:
             apply = self._apply_late
         else:
             apply = self._apply_read
-        apply(flight, optimizers, values, max_value)
+        apply(flight, optimizers, values, clipping)
 
     def end_epoch(self, **metrics: float) -> None:
         """Adds a row to ``training_history.csv`` and steps schedulers that count epochs.
@@ -303,11 +304,12 @@ class Guard:
         flight: Flight,
         optimizers: Sequence[Optimizer],
         values: dict[str, Tensor],
-        max_value: float | None,
+        clipping: Clipping,
     ) -> None:
         """Applies a step through the gate; the host will look at it later."""
         parts, latch = self._parts, self._parts.gate.latch
-        self._before_update(flight.lane, optimizers, max_value)
+        self._flights.before_update()
+        clipping.apply()
         apply_gated(optimizers, latch, parts.scaling, parts.policy.lr_factor)
         self._after_update(optimizers, latch)
         parts.unchanged.restore_if(latch)
@@ -325,7 +327,7 @@ class Guard:
         flight: Flight,
         optimizers: Sequence[Optimizer],
         values: dict[str, Tensor],
-        max_value: float | None,
+        clipping: Clipping,
     ) -> None:
         """Applies a step after the host has seen that it is good."""
         parts, gate = self._parts, self._parts.gate
@@ -334,20 +336,14 @@ class Guard:
         if reading.closed:
             flight.suspects = _bad_gradients(trained(parts.models, optimizers))
         else:
-            self._before_update(flight.lane, optimizers, max_value)
+            self._flights.before_update()
+            clipping.apply()
             apply_read(optimizers, parts.scaling, parts.policy.lr_factor, overflow=reading.overflow)
             self._after_update(optimizers, None)
             poisoned = self._scan(optimizers)
             if poisoned is not None:
                 flight.tickets.append(gate.post({"poisoned": poisoned.to(gate.latch.dtype)}))
         self._flights.launch(flight, keep=0)
-
-    def _before_update(
-        self, lane: int, optimizers: Sequence[Optimizer], max_value: float | None
-    ) -> None:
-        self._flights.before_update()
-        if max_value is not None:
-            numerics.clamp_gradients(self._parameters(lane, optimizers), max_value)
 
     def _after_update(self, optimizers: Sequence[Optimizer], latch: Tensor | None) -> None:
         for optimizer in optimizers:
@@ -381,7 +377,7 @@ class Guard:
                 where="guard.step(closure=...)",
                 do="Leave closure out for optimizers that do not need one.",
             )
-        norm = _wide(numerics.whole(numerics.clip(parameters_of([optimizer]), None)))
+        norm = _wide(numerics.whole(numerics.grad_norm(parameters_of([optimizer]))))
         values = {"loss": flight.loss, "grad_norm": norm}
         finite = torch.tensor(attempt.is_finite(), device=gate.latch.device)
         loss_limit, _ = parts.judges[flight.lane].acts_on(flight.limits)

@@ -35,9 +35,11 @@ class Event:
 
     def __str__(self) -> str:
         at = "" if self.finding.step is None else f"step {self.finding.step}: "
+        place = self.finding.where
+        where = f" [{place}]" if place and place not in self.finding.message else ""
         done = "" if self.action is Action.STEP else f" -> {_DONE[self.action]}"
         reason = f" ({self.reason})" if self.reason else ""
-        return f"{at}{self.finding.message}{done}{reason}"
+        return f"{at}{self.finding.message}{where}{done}{reason}"
 
 
 _DONE = {

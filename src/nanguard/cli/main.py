@@ -1,0 +1,73 @@
+"""``nanguard``: the commands and how they end.
+
+Exit codes: 0 for a clean end, 1 for findings, 2 when nanguard could not do its work.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path  # noqa: TC003 - typer reads annotations when the program runs
+from typing import Annotated
+
+import typer
+
+from nanguard import __version__
+from nanguard.errors import MissingDependencyError, NanguardError
+
+app = typer.Typer(
+    name="nanguard",
+    help="Keeps a PyTorch run alive when its numbers go bad, and tells you why they did.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode="markdown",
+)
+
+
+def _show_version(wanted: bool) -> None:  # noqa: FBT001 - typer's callback
+    if wanted:
+        typer.echo(f"nanguard {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def nanguard(
+    version: Annotated[  # noqa: FBT002 - read by the callback
+        bool,
+        typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version."),
+    ] = False,
+) -> None:
+    """Keeps a PyTorch run alive when its numbers go bad, and tells you why they did."""
+
+
+@app.command(
+    epilog="Examples:\n\n- `nanguard demo`\n\n- `nanguard demo --run-dir runs/demo --steps 600`"
+)
+def demo(
+    run_dir: Annotated[
+        Path | None,
+        typer.Option(help="Folder for the run record; .nanguard/demo/TIME by default."),
+    ] = None,
+    steps: Annotated[int, typer.Option(min=120, help="Steps to train.")] = 240,
+    quiet: Annotated[bool, typer.Option("--quiet", help="Print the verdict only.")] = False,  # noqa: FBT002
+) -> None:
+    """Train a small transformer through three faults and prove that none left a trace.
+
+    Needs no data and no GPU. A poisoned batch, a NaN gradient and a loss spike strike a run; the
+    guard keeps them from the weights; at the end the weights are compared, bit by bit, with those
+    of a run that never saw the faults. The exit code is 1 if they differ.
+    """
+    try:
+        from nanguard.demo import run_demo
+    except ModuleNotFoundError as error:
+        raise MissingDependencyError.of("nanguard demo", error) from error
+    identical = run_demo(run_dir=run_dir, steps=steps, quiet=quiet)
+    raise typer.Exit(0 if identical else 1)
+
+
+def main() -> None:
+    """Runs the command line; a mistake is a message, not a traceback."""
+    try:
+        app()
+    except NanguardError as error:
+        typer.echo(f"nanguard: {error}", err=True)
+        sys.exit(2)

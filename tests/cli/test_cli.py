@@ -1,0 +1,115 @@
+"""The command line, as a user calls it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from typing import TYPE_CHECKING
+
+import nanguard
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def call(*words: str, cwd: Path | None = None, code: str = "") -> subprocess.CompletedProcess[str]:
+    """Runs the command; ``code`` is run before it, in the same process."""
+    program = f"{code}\nfrom nanguard.cli import main\nmain()"
+    return subprocess.run(
+        [sys.executable, "-c", program, *words],
+        capture_output=True,
+        text=True,
+        timeout=180,
+        cwd=cwd,
+        check=False,
+        env={**os.environ, "NO_COLOR": "1", "COLUMNS": "200"},
+    )
+
+
+def test_the_demo_proves_its_claim_and_keeps_a_record(tmp_path: Path):
+    done = call("demo", "--steps", "160", "--run-dir", str(tmp_path / "run"))
+    assert done.returncode == 0, done.stderr
+    assert "identical: all" in done.stdout
+    assert "step 53: the loss is nan -> batch skipped" in done.stdout
+    assert "[gradient of head.weight] -> batch skipped" in done.stdout
+    assert "step 120: the loss jumped to" in done.stdout
+    assert "160 steps, 157 applied, 3 skipped" in done.stdout
+    events = [json.loads(line) for line in (tmp_path / "run/events.jsonl").read_text().splitlines()]
+    assert [event["step"] for event in events] == [53, 80, 120]
+    assert len((tmp_path / "run/metrics.jsonl").read_text().splitlines()) == 160
+
+
+def test_the_demo_fails_if_the_guard_lets_a_step_through(tmp_path: Path):
+    spoil = (
+        "import nanguard.guard.guard as g\n"
+        "g.Guard._is_good = lambda self, flight, values: values['loss'] == values['loss']"
+    )
+    done = call("demo", "--steps", "160", "--quiet", cwd=tmp_path, code=spoil)
+    assert done.returncode == 1
+    assert done.stdout.startswith("different:")
+
+
+def test_quiet_prints_the_verdict_only_and_the_record_has_a_default_place(tmp_path: Path):
+    done = call("demo", "--steps", "120", "--quiet", cwd=tmp_path)
+    assert done.returncode == 0
+    assert done.stdout.startswith("identical: all")
+    assert len(done.stdout.splitlines()) == 1
+    assert len(list((tmp_path / ".nanguard/demo").iterdir())) == 1
+
+
+def test_version_and_help():
+    assert call("--version").stdout == f"nanguard {nanguard.__version__}\n"
+    assert "nanguard demo --run-dir" in call("demo", "--help").stdout
+    assert "demo" in call().stdout
+
+
+def test_a_folder_that_cannot_be_written_is_a_message_and_exit_code_2(tmp_path: Path):
+    (tmp_path / "file").touch()
+    done = call("demo", "--run-dir", str(tmp_path / "file" / "run"))
+    assert done.returncode == 2
+    assert "nanguard: the run folder cannot be written to" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_without_torch_the_demo_says_what_to_install():
+    block = (
+        "import sys\n"
+        "class Block:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        "        if name.split('.')[0] == 'torch':\n"
+        "            raise ModuleNotFoundError('no torch', name='torch')\n"
+        "sys.meta_path.insert(0, Block())"
+    )
+    done = call("demo", code=block)
+    assert done.returncode == 2
+    assert "pip install 'nanguard[torch]'" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_too_few_steps_are_refused():
+    done = call("demo", "--steps", "3")
+    assert done.returncode == 2
+    assert "--steps" in done.stderr
+
+
+def test_ctrl_c_ends_cleanly_and_keeps_the_record(tmp_path: Path):
+    program = "from nanguard.cli import main; main()"
+    process = subprocess.Popen(
+        [sys.executable, "-c", program, "demo", "--steps", "5000", "--run-dir", str(tmp_path)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    deadline = time.monotonic() + 60
+    while not (tmp_path / "metrics.jsonl").exists() and time.monotonic() < deadline:
+        time.sleep(0.1)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "Traceback" not in errors
+    lines = (tmp_path / "metrics.jsonl").read_text().splitlines()
+    assert [json.loads(line)["step"] for line in lines] == list(range(len(lines)))
