@@ -23,13 +23,17 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from nanguard import Guard, NonFiniteError, Settings
 from nanguard.numerics import local, whole
 from nanguard.testing import inject
 from tests.training import NAN, Net, batches, seed_all
+
+try:
+    from torch.distributed.fsdp import fully_shard
+except ImportError:  # its place before torch 2.6
+    from torch.distributed._composable.fsdp import fully_shard
 
 SECONDS = 100
 WARM = {"spike_warmup": 16, "spike_window": 16, "max_skips": 20, "snapshot_every": 0}

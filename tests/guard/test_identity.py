@@ -19,9 +19,10 @@ OPTIMIZERS = {
     "sgd fused, no momentum": lambda p: torch.optim.SGD(p, lr=0.1, fused=True),
     "adagrad fused": lambda p: torch.optim.Adagrad(p, lr=0.1, fused=True),
     "rmsprop": lambda p: torch.optim.RMSprop(p, lr=1e-3, momentum=0.5),
-    "adafactor": lambda p: torch.optim.Adafactor(p, lr=1e-2),
     "nadam": lambda p: torch.optim.NAdam(p, lr=1e-3),
 }
+if hasattr(torch.optim, "Adafactor"):  # since torch 2.5
+    OPTIMIZERS["adafactor"] = lambda p: torch.optim.Adafactor(p, lr=1e-2)
 PLACES = {
     "first": (0,),
     "last": (23,),

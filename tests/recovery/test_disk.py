@@ -150,7 +150,7 @@ run = Run()
 guard = run.make_guard(run_dir=sys.argv[1], snapshot_every=5, disk_every=5)
 for index, batch in enumerate(guard.watch(batches(40))):
     if index == 20:  # from here on no file may grow beyond 2 kB
-        guard._flights.recovery.disk.close()
+        guard._recovery.disk.close()
         resource.setrlimit(resource.RLIMIT_FSIZE, (2048, 2048))
     guard.backward(run.loss(batch))
     guard.step(max_norm=1.0)
@@ -253,7 +253,7 @@ def test_a_run_resumed_after_kill_9_ends_like_the_one_that_was_never_killed(tmp_
         guard.step(max_norm=1.0)
         if index == 17:
             break  # as if killed: nothing is closed
-    guard._flights.recovery.close()
+    guard._recovery.close()
     second = Run()
     guard = second.make_guard(run_dir=tmp_path / "run", snapshot_every=4, disk_every=4)
     assert guard.resume()

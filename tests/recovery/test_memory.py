@@ -77,7 +77,7 @@ def test_memory_that_is_being_written_is_not_used_again():
     kept.settle(kept.take(tree(1.0), 1, 0, GOOD), good=True)
     held = kept.last_good.hold()
     kept.settle(kept.take(tree(2.0), 2, 1, GOOD), good=True)
-    assert kept.take(tree(3.0), 3, 2, GOOD) is None
+    assert not kept.has_room
     assert held.tree["a"]["w"].tolist() == [1, 1, 1]
     held.release()
     assert kept.settle(kept.take(tree(3.0), 3, 2, GOOD), good=True)

@@ -22,10 +22,9 @@ if TYPE_CHECKING:
 
 
 def apply_gated(
-    optimizers: Sequence[Optimizer], latch: Tensor, scaling: LossScaling, lr_factor: float
+    optimizers: Sequence[Optimizer], closed: Tensor, scaling: LossScaling, lr_factor: float
 ) -> None:
-    """Steps fused optimizers; on the device it is a no-op where the latch is set."""
-    closed = scaling.gate(optimizers, latch)
+    """Steps fused optimizers; on the device it is a no-op if a 0-dim flag there is set."""
     with scaled_lr(optimizers, lr_factor), gated(optimizers, closed):
         for optimizer in optimizers:
             optimizer.step()

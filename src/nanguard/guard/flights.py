@@ -17,8 +17,6 @@ from nanguard.guard.feed import Feed
 from nanguard.guard.incidents import examine
 from nanguard.guard.judge import Reading, StepLimits
 from nanguard.guard.policy import Action, Trouble
-from nanguard.guard.rng import from_portable, portable
-from nanguard.recovery.manager import GUARD
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -30,7 +28,7 @@ if TYPE_CHECKING:
     from nanguard.guard.gate import Ticket
     from nanguard.guard.parts import Parts
     from nanguard.guard.unchanged import Mark
-    from nanguard.recovery.manager import Recovery
+    from nanguard.guard.wayback import WayBack
     from nanguard.recovery.memory import Snapshot
 
 _ADVICE = (
@@ -68,7 +66,7 @@ class Flight:
     backwards: int = 0
     lane: int = -1
     limits: StepLimits = field(default_factory=StepLimits)
-    lr: float = float("nan")
+    lr: float | None = None
     tickets: list[Ticket] = field(default_factory=list)
     suspects: list[str] = field(default_factory=list)
     snapshot: Snapshot | None = None
@@ -90,17 +88,16 @@ class Flights:
     """Follows every step until its verdict is known, and acts on it.
 
     Attributes:
+        way_back: The snapshots.
         feed: Where batches come from; None outside of a watched loop.
         open: The step that is being built.
         void: Set after a bad step until the next batch: the rest of the loop's body is void.
         steps: How many steps were tried.
         updates: How many of them count, as far as the host knows.
         epoch: How many passes over the data are complete.
-        suspicious: Steps after which the parameters are to be scanned out of turn.
     """
 
     def __init__(self, parts: Parts) -> None:
-        self.suspicious: set[int] = set()
         self._parts = parts
         self._in_flight: deque[Flight] = deque()
         self._resume: dict[str, Any] | None = None
@@ -108,7 +105,7 @@ class Flights:
         self._single_steps = 0
         # With several ranks it is not looked at: they would have to find out together.
         self._draws: bool | None = None if parts.ranks.world == 1 else False
-        self.recovery: Recovery
+        self.way_back: WayBack
         self.feed: Feed | None = None
         self.void: Mark | None = None
         self.steps = self.updates = self.epoch = 0
@@ -125,11 +122,11 @@ class Flights:
         self.feed = self._new_feed(loader)
         finished = False
         try:
-            while (drawn := self._next_batch()) is not None:
+            while (drawn := self._next_batch(self.feed)) is not None:
                 yield self._give(drawn)
             finished = True
         finally:
-            self._leave(finished=finished)
+            self._leave(self.feed, finished=finished)
 
     def begin(self) -> Flight:
         """Returns the step that is being built; begins one if there is none."""
@@ -153,50 +150,58 @@ class Flights:
         self._steps_here += 1
         self._in_flight.append(flight)
         self.open = None
-        if self.recovery.is_due(self.updates):
-            flight.snapshot = self._take_snapshot()
-        self.resolve(keep=keep)
-        if self.void is None and self._due_together():
-            self._write_together()
-        if self.void is None and (self.feed is None or self._single_steps < 3):
+        self.way_back.after_update(flight, self.updates)
+        together = self.way_back.is_due_together(self.updates)
+        self.resolve(keep=0 if together else keep)
+        if self.void is not None:
+            return
+        if together:
+            self.way_back.write_together(self.updates, flight.step)
+        if self.feed is None or self._single_steps < 3:
             # Another step may follow before the next batch, and it has no other beginning.
-            self.open = self._new()
-
-    def before_update(self) -> None:
-        """Call before the weights change: there must be a good state to go back to."""
-        if self.recovery.wants_first:
-            first = self._take_snapshot()
-            if first is not None:
-                self.recovery.settle(first, good=True)
-        self.recovery.memory.fence()
+            self.begin()
 
     def resolve(self, *, keep: int) -> None:
         """Looks at the oldest steps until so many are left; acts on the first bad one."""
-        while len(self._in_flight) > keep:
+        self.accept_good(keep=keep)
+        if len(self._in_flight) > keep:
             flight = self._in_flight[0]
-            reading = flight.read()
+            self._act(flight, flight.read())
+
+    def accept_good(self, *, keep: int = 0) -> None:
+        """Looks at the oldest steps until so many are left, or until one is bad."""
+        while len(self._in_flight) > keep:
+            reading = self._in_flight[0].read()
             if reading.closed or reading.poisoned:
-                self._act(flight, reading)
                 return
-            self._in_flight.popleft()
-            self._accept(flight, reading)
+            self._accept(self._in_flight.popleft(), reading)
+
+    def first_unsettled(self) -> Flight | None:
+        """Returns the oldest step that is in flight, or the open one if anything belongs to it."""
+        first = next(iter(self._in_flight), self.open)
+        return first if first is not None and first.begun else None
 
     def abandon(self) -> None:
         """Ends what is in flight when the loop is left before its end, without the other ranks."""
-        self.open = None
-        while self._in_flight:
+        self.accept_good()
+        if self._in_flight:
             flight = self._in_flight[0]
             reading = flight.read()
-            if not reading.closed:
-                self._in_flight.popleft()
-                self._accept(flight, reading)
-                continue
-            lost = len(self._in_flight) - 1
-            self._rewind(flight)
+            lost = self._rewind(flight)
             message = f"the loop was left while step {flight.step} was bad"
             more = f"; {lost} steps after it did not count either" if lost else ""
+            self._close(flight, reading, Action.SKIP)
             self._parts.journal.say(events.LOOP_LEFT(message + more, step=flight.step), Action.SKIP)
-        self.void = None
+        self.open = self.void = None
+
+    def go_to(self, moment: dict[str, Any]) -> None:
+        """Continues from a place in the run with the next watched loop."""
+        self.steps, self.updates = moment["step"], moment["update"]
+        self.epoch = moment["epoch"]
+        self._in_flight.clear()
+        self._parts.gate.open()
+        self._resume = moment
+        self.open = self._new()
 
     def _new(self) -> Flight:
         late = self._parts.lag > 0
@@ -205,6 +210,8 @@ class Flights:
         return Flight(self.steps, self.updates, mark)
 
     def _new_feed(self, loader: Iterable[Any]) -> Feed:
+        # A step that was interrupted half-way may have left the gate closed.
+        self._parts.gate.open()
         resume, self._resume = self._resume, None
         feed = Feed(
             loader,
@@ -216,26 +223,27 @@ class Flights:
             began=resume["began"] if resume else None,
         )
         if resume:
-            self._parts.streams.restore(resume["streams"])
+            self._parts.streams.restore(resume["mark"]["streams"])
         return feed
 
-    def _next_batch(self) -> Drawn | None:
-        assert self.feed is not None  # noqa: S101 - only called from iterate
+    def _next_batch(self, feed: Feed) -> Drawn | None:
         self._end_void()
-        if self.feed.draws is not False:
+        if feed.draws is not False:
             # What the loader draws depends on what the steps before it drew, so they come first.
-            self.resolve(keep=0)
-            self._end_void()
-        drawn = self.feed.next(self._kept())
-        if self.feed.draws and not self._draws and self._parts.lag:
+            self._settle()
+        drawn = feed.next(self._kept())
+        if feed.draws and not self._draws and self._parts.lag:
             message = "the loader draws from the run's random streams: steps are read one by one"
             self._parts.journal.say(events.LOADER_DRAWS(message, step=self.steps))
-        self._draws = self.feed.draws
+        self._draws = feed.draws
         if drawn is None and self._in_flight:
-            self.resolve(keep=0)
-            self._end_void()
-            drawn = self.feed.next(self._kept())
+            self._settle()
+            drawn = feed.next(self._kept())
         return drawn
+
+    def _settle(self) -> None:
+        self.resolve(keep=0)
+        self._end_void()
 
     def _give(self, drawn: Drawn) -> Any:
         if self._steps_here:
@@ -246,15 +254,15 @@ class Flights:
         self.open.batches.append(drawn)
         return drawn[1].give()
 
-    def _leave(self, *, finished: bool) -> None:
-        feed, journal = self.feed, self._parts.journal
+    def _leave(self, feed: Feed, *, finished: bool) -> None:
         if not finished:
             self.abandon()
-        elif feed is not None:
+        else:
             self.epoch += 1
             if feed.dropped:
                 message = f"another rank ran out of data after {feed.position} batches; the rest "
-                journal.say(events.UNEVEN_RANKS(message + "of this rank's was left out"))
+                message += "of this rank's was left out"
+                self._parts.journal.say(events.UNEVEN_RANKS(message))
         self.feed = None
         self.open = self.open or self._new()
 
@@ -269,13 +277,9 @@ class Flights:
         if parts.policy.good():
             message = f"learning rate back to x {parts.policy.lr_factor:g}"
             journal.say(events.LR_RESTORED(message, step=flight.step))
-        action = Action.OVERFLOW if reading.overflow else Action.STEP
-        journal.summary.steps += 1
-        journal.summary.applied += not reading.overflow
-        journal.summary.overflows += reading.overflow
-        self._write(flight, reading, action)
+        self._close(flight, reading, Action.OVERFLOW if reading.overflow else Action.STEP)
         self._check_batches(flight)
-        self._settle_snapshot(flight, good=True)
+        self.way_back.settle(flight, good=True)
 
     def _check_batches(self, flight: Flight) -> None:
         keeper = self._parts.keeper
@@ -286,76 +290,42 @@ class Flights:
             message = f"{keeper.reason}, so batches are copied from now on"
             self._parts.journal.say(events.BATCH_REUSED(message, step=flight.step))
 
-    def _take_snapshot(self) -> Snapshot | None:
-        snapshot = self.recovery.take(self.updates, self.steps - 1, self._parts.gate.latch > 0)
-        alone = self._parts.ranks.world == 1 or self.recovery.sharded is not None
-        if not alone and self.recovery.is_due_on_disk(self.updates):
-            moments = self._parts.ranks.gather(self.moment())
-            if snapshot is not None:
-                snapshot.tree[GUARD]["ranks"] = moments
-        return snapshot
-
-    def _due_together(self) -> bool:
-        return self.recovery.sharded is not None and self.recovery.is_due_on_disk(self.updates)
-
-    def _write_together(self) -> None:
-        """Lets all ranks write a snapshot, once no step is in flight any more."""
-        self.resolve(keep=0)
-        if self.void is None:
-            moments = self._parts.ranks.gather(self.moment())
-            guard = {"moment": moments[0], "ranks": moments, "learned": self._learned()}
-            self.recovery.write_together(self.updates, self.steps - 1, guard)
-
-    def _settle_snapshot(self, flight: Flight, *, good: bool) -> None:
-        if flight.snapshot is None:
-            return
-        journal, snapshot = self._parts.journal, flight.snapshot
-        if good:
-            snapshot.tree[GUARD]["learned"] = self._learned()
-        if self.recovery.settle(snapshot, good=good):
-            journal.summary.snapshots += 1
-        elif good:
-            message = f"the state after update {snapshot.update} is not finite everywhere"
-            journal.say(events.SNAPSHOT_REJECTED(message, step=flight.step))
-            # All ranks have heard of it by then, however early one of them looked.
-            self.suspicious.add(flight.step + self._parts.lag + 1)
-
     def _act(self, flight: Flight, reading: Reading) -> None:
-        parts, journal = self._parts, self._parts.journal
-        incident = examine(flight, reading, parts.models, parts.optimizers, parts.ranks)
+        parts, recovery = self._parts, self.way_back.recovery
+        incident = examine(flight, reading, parts, can_roll_back=recovery.can_roll_back)
         parts.judges[flight.lane].reject(reading)
-        can_roll_back = self.recovery.can_roll_back
-        trouble = Trouble(flight.step, incident.poisoned, can_roll_back)
+        trouble = Trouble(flight.step, incident.poisoned, incident.can_roll_back)
         decision = parts.policy.bad(trouble)
-        self._rewind(flight)
+        parts.journal.summary.rerun += self._rewind(flight)
         stopped = decision.action is Action.STOP
-        if decision.action is Action.ROLLBACK or (stopped and incident.poisoned and can_roll_back):
+        if decision.action is Action.ROLLBACK or (
+            stopped and incident.poisoned and incident.can_roll_back
+        ):
             self._roll_back()
-        journal.summary.steps += 1
-        self._write(flight, reading, decision.action)
-        journal.say(incident.finding, decision.action, decision.reason)
+        self._close(flight, reading, decision.action)
+        parts.journal.say(incident.finding, decision.action, decision.reason)
         if stopped:
             raise NonFiniteError(incident.finding, do=f"{decision.reason}. {_ADVICE}")
 
-    def _rewind(self, bad: Flight) -> None:
-        """Puts everything back to how it was before a bad step."""
+    def _rewind(self, bad: Flight) -> int:
+        """Puts everything back to how it was before a bad step; returns the steps after it."""
         parts = self._parts
         gated = [flight for flight in self._in_flight if flight is not bad]
         for flight in self._in_flight:
-            self._settle_snapshot(flight, good=False)
+            self.way_back.settle(flight, good=False)
         unfinished = [*gated, *([self.open] if self.open else [])]
         self._in_flight.clear()
         self.open = None
         if self.feed is not None:
-            self._give_back([drawn for flight in unfinished for drawn in flight.batches])
+            self._give_back(self.feed, [d for flight in unfinished for d in flight.batches])
         parts.unchanged.restore(bad.mark, streams=self.feed is not None)
         parts.gate.open()
         parts.scaling.forget()
         for optimizer in parts.optimizers:
             optimizer.zero_grad(set_to_none=True)
-        parts.journal.summary.rerun += len(gated)
         self.steps, self.updates = bad.step + 1, bad.update
         self._make_void()
+        return len(gated)
 
     def _make_void(self) -> None:
         """Lets nothing that the loop's body still does have an effect, until the next batch."""
@@ -369,22 +339,26 @@ class Flights:
             self._parts.unchanged.restore(self.void)
             self.void = None
 
-    def _give_back(self, batches: list[Drawn]) -> None:
-        assert self.feed is not None  # noqa: S101 - the caller has looked
+    def _give_back(self, feed: Feed, batches: list[Drawn]) -> None:
         for index, kept in batches:
             self._parts.keeper.check(kept)
             if kept.stale:
                 message = f"batch {index} cannot run again: it was overwritten meanwhile"
                 self._parts.journal.say(events.BATCH_LOST(message, step=self.steps))
-        self.feed.give_back([drawn for drawn in batches if not drawn[1].stale])
+        feed.give_back([drawn for drawn in batches if not drawn[1].stale])
 
     def _roll_back(self) -> None:
         before = self.updates
-        self.updates = self.recovery.roll_back()
+        self.updates = self.way_back.recovery.roll_back()
         self._parts.journal.summary.lost_updates += before - self.updates
         self._make_void()
 
-    def _write(self, flight: Flight, reading: Reading, action: Action) -> None:
+    def _close(self, flight: Flight, reading: Reading, action: Action) -> None:
+        """Counts a step that is over and adds its line to the record."""
+        summary = self._parts.journal.summary
+        summary.steps += 1
+        summary.applied += action is Action.STEP
+        summary.overflows += action is Action.OVERFLOW
         self._parts.journal.step(
             reading,
             action,
@@ -393,82 +367,3 @@ class Flights:
             epoch=self.epoch,
             lr=flight.lr,
         )
-
-    def state_dict(self) -> dict[str, Any]:
-        """Returns where the run is, as if no unseen step had been bad.
-
-        A bad step that the host has not dealt with yet is not part of it: the run that continues
-        from here meets its batch again.
-        """
-        while self._in_flight and not self._in_flight[0].read().closed:
-            flight = self._in_flight.popleft()
-            self._accept(flight, flight.read())
-        first = next(iter(self._in_flight), self.open)
-        begun = first if first is not None and first.begun else None
-        return {"moment": self.moment(begun), "learned": self._learned()}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continues from what ``state_dict`` returned, with the next watched loop."""
-        if self.feed is not None:
-            raise UsageError(
-                "the guard's state was loaded inside of a watched loop.",
-                where="guard.load_state_dict(state)",
-                do="Load it before the loop, then go on from guard.epoch.",
-            )
-        ranks = state.get("ranks", [])
-        rank = self._parts.ranks.rank
-        moment = from_portable(ranks[rank] if rank < len(ranks) else state["moment"])
-        self.steps, self.updates = moment["step"], moment["update"]
-        self.epoch = moment["epoch"]
-        self._in_flight.clear()
-        self.open = None
-        self._parts.gate.open()
-        self._parts.unchanged.load(moment["mark"])
-        self._resume = {**moment, "streams": moment["mark"]["streams"]}
-        learned = state["learned"]
-        for lane, judge in self._parts.judges.items():
-            judge.load_state_dict(learned["judges"][lane])
-        self._parts.policy.load_state_dict(learned["policy"])
-        self._parts.journal.summary.load_counts(learned["counts"])
-        self.open = self._new()
-
-    def moment(self, flight: Flight | None = None) -> dict[str, Any]:
-        """Returns the place in the run before a step, or now."""
-        at = self.feed.upcoming if self.feed is not None else 0
-        if flight is not None and flight.batches:
-            at = flight.batches[0][0]
-        place = {
-            "step": self.steps if flight is None else flight.step,
-            "update": self.updates if flight is None else flight.update,
-            "epoch": self.epoch,
-            "position": at,
-            "began": self.feed.began if self.feed is not None else None,
-            "mark": {"streams": self._parts.streams.capture()}
-            if flight is None
-            else flight.mark.to_dict(),
-        }
-        plain: dict[str, Any] = portable(place)
-        return plain
-
-    def _learned(self) -> dict[str, Any]:
-        """Returns what the steps taught the guard."""
-        return {
-            "judges": {lane: judge.state_dict() for lane, judge in self._parts.judges.items()},
-            "policy": self._parts.policy.state_dict(),
-            "counts": self._parts.journal.summary.counts(),
-        }
-
-
-class Place:
-    """Where in the run a snapshot was taken, as a part of that snapshot."""
-
-    def __init__(self, flights: Flights) -> None:
-        self._flights = flights
-
-    def state_dict(self) -> dict[str, Any]:
-        """Returns the place; what the guard has learned is added once the step is known."""
-        return {"moment": self._flights.moment()}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continues from there."""
-        self._flights.load_state_dict(state)

@@ -72,7 +72,8 @@ class Ticket:
         if self._values is None:
             if self._event is not None:
                 self._event.synchronize()
-            self._values = dict(zip(self._names, self._memory.tolist(), strict=True))
+            numbers = self._memory[: len(self._names)].tolist()
+            self._values = dict(zip(self._names, numbers, strict=True))
             if self._event is not None and self._spare is not None:
                 self._spare.append((self._memory, self._event))
         return self._values

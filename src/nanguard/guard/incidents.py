@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from nanguard.findings import Finding
     from nanguard.guard.flights import Flight
     from nanguard.guard.judge import Reading
+    from nanguard.guard.parts import Parts
     from nanguard.guard.ranks import Ranks
 
 
@@ -31,36 +32,45 @@ class Incident:
     Attributes:
         finding: What was wrong with it, on the rank where it began.
         poisoned: Whether parameters or optimizer state are non-finite, on any rank.
+        can_roll_back: Whether there is a good snapshot, on all ranks.
     """
 
     finding: Finding
     poisoned: bool
+    can_roll_back: bool
 
 
-def examine(
-    flight: Flight,
-    reading: Reading,
-    models: Sequence[nn.Module],
-    optimizers: Sequence[Optimizer],
-    ranks: Ranks,
-) -> Incident:
-    """Looks at a bad step with all the time in the world; all ranks look together."""
+def examine(flight: Flight, reading: Reading, parts: Parts, *, can_roll_back: bool) -> Incident:
+    """Looks at a bad step with all the time in the world; all ranks look together.
+
+    Args:
+        flight: The step.
+        reading: Its numbers.
+        parts: The run.
+        can_roll_back: Whether this rank has a good snapshot.
+    """
+    ranks = parts.ranks
     mine = symptom(_as_seen_here(reading, flight, ranks), flight.limits, flight.step)
     if flight.suspects and mine.name == events.NON_FINITE_GRADIENT.name:
         mine = replace(mine, where=f"gradient of {listed(flight.suspects)}")
-    poison = _poison(models, optimizers)
+    poison = _poison(parts.models, parts.optimizers)
     if poison is not None:
         # Seen by a scan after this step, or by its loss: then the step before left it so.
         after = flight.step if reading.poisoned else flight.step - 1
         message = f"not finite after step {after}: {poison}"
         mine = events.NON_FINITE_PARAMETER(message, step=max(after, 0), where=poison)
     began_here = not (math.isfinite(reading.loss) and reading.loss <= flight.limits.loss.act)
-    told = ranks.gather((mine, began_here, poison is not None))
-    first = next((rank for rank, (_, here, _) in enumerate(told) if here), None)
-    finding = told[first or 0][0]
+    told = ranks.gather((began_here, Incident(mine, poison is not None, can_roll_back)))
+    incidents = [incident for _, incident in told]
+    first = next((rank for rank, (here, _) in enumerate(told) if here), None)
+    finding = incidents[first or 0].finding
     if ranks.world > 1 and first is not None:
         finding = replace(finding, rank=first, message=f"rank {first}: {finding.message}")
-    return Incident(finding, poisoned=any(poisoned for _, _, poisoned in told))
+    return Incident(
+        finding,
+        poisoned=any(incident.poisoned for incident in incidents),
+        can_roll_back=all(incident.can_roll_back for incident in incidents),
+    )
 
 
 def _as_seen_here(reading: Reading, flight: Flight, ranks: Ranks) -> Reading:

@@ -71,7 +71,14 @@ class Journal:
             self.say(self._from_threads.get())
 
     def step(
-        self, reading: Reading, action: Action, *, step: int, update: int, epoch: int, lr: float
+        self,
+        reading: Reading,
+        action: Action,
+        *,
+        step: int,
+        update: int,
+        epoch: int,
+        lr: float | None,
     ) -> None:
         """Adds a line about a step whose verdict is known."""
         self.hear_threads()

@@ -53,11 +53,10 @@ def _tensors(value: Any) -> Iterator[Tensor]:
             yield from _tensors(inner)
 
 
-def learning_rate(optimizers: Sequence[Optimizer]) -> float:
-    """Returns the largest learning rate among the groups; a tensor on a device is not read."""
-    rates = [group["lr"] for optimizer in optimizers for group in optimizer.param_groups]
-    known = [float(rate) for rate in rates if not _on_device(rate)]
-    return max(known, default=float("nan"))
+def learning_rate(optimizers: Sequence[Optimizer]) -> float | None:
+    """Returns the largest learning rate among the groups; one on a device is not read."""
+    rates = [group.get("lr") for optimizer in optimizers for group in optimizer.param_groups]
+    return max((float(r) for r in rates if r is not None and not _on_device(r)), default=None)
 
 
 def _on_device(rate: object) -> bool:

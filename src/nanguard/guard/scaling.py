@@ -63,12 +63,6 @@ class LossScaling:
         ]
         return {"scale": scale.clone(), "overflow": torch.stack(found).amax()}
 
-    def gate(self, optimizers: Sequence[Optimizer], latch: Tensor) -> Tensor:
-        """Returns the latch, raised where the scaler found an overflow."""
-        if self._scaler is None:
-            return latch
-        return torch.maximum(latch, self.readings(optimizers)["overflow"].to(latch.device))
-
     def update(self) -> None:
         """Lets the scaler grow or back off."""
         if self._scaler is not None:

@@ -58,7 +58,7 @@ class Recovery:
             slots=self._slots,
             copied_at_once=("buffers", "scaler"),
             exempt=exempt,
-            agree=ranks.any if sharded else lambda bad: bad,
+            agree=ranks.any,
         )
         self.disk: DiskSnapshots | None = None
         self.sharded: ShardedSnapshots | None = None
@@ -95,15 +95,17 @@ class Recovery:
         on_disk = self.disk is not None or self.sharded is not None
         return on_disk and update > 0 and update % self._settings.disk_every == 0
 
-    def take(self, update: int, step: int, bad: Tensor) -> Snapshot | None:
-        """Starts a snapshot of the run as it is now."""
-        tree = self._state.tree()
-        if not self._enough_memory(tree):
-            return None
-        snapshot = self.memory.take(tree, update, step, bad)
-        if snapshot is None:
+    def is_ready(self, update: int) -> bool:
+        """Returns whether a snapshot can be taken now; says so if not."""
+        if not self._enough_memory():
+            return False
+        if not self.memory.has_room:
             self._miss(update)
-        return snapshot
+        return self.memory.has_room
+
+    def take(self, update: int, step: int, bad: Tensor) -> Snapshot:
+        """Starts a snapshot of the run as it is now; there must be room for it."""
+        return self.memory.take(self._state.tree(), update, step, bad)
 
     def settle(self, snapshot: Snapshot, *, good: bool) -> bool:
         """Ends a snapshot whose step is now known; returns whether it is good."""
@@ -120,17 +122,24 @@ class Recovery:
             "raise disk_every"
         )
 
-    def write_together(self, update: int, step: int, guard: dict[str, Any]) -> None:
+    def write_together(self, update: int, step: int, guard: dict[str, Any], bad: Tensor) -> bool:
         """Writes the run as it is now; all ranks call it at the same step, which must be good.
 
         Args:
             update: How many updates the run has seen.
             step: The step that came last.
             guard: The state of the guard.
+            bad: Whether the state is known to be bad.
+
+        Returns:
+            Whether the state was finite, so that it could be written.
         """
-        if self.sharded is not None:
-            tree = {**self._state.tree(), GUARD: guard}
-            self.sharded.write(tree, self._sharded_parts(), update=update, step=step)
+        assert self.sharded is not None  # noqa: S101 - the caller has looked
+        tree = {**self._state.tree(), GUARD: guard}
+        if bool(self.memory.flag(tree, bad)):
+            return False
+        self.sharded.write(tree, self._sharded_parts(), update=update, step=step)
+        return True
 
     def _sharded_parts(self) -> list[str]:
         names = ("parameters", "buffers", "ema")
@@ -169,8 +178,8 @@ class Recovery:
         if self.disk is not None:
             self.disk.close()
 
-    def _enough_memory(self, tree: dict[str, Any]) -> bool:
-        size = bytes_of(tree)
+    def _enough_memory(self) -> bool:
+        size = bytes_of(self._state.tree())
         if size <= self._room:
             return True
         free = _free_memory()

@@ -151,8 +151,17 @@ class MemorySnapshots:
         self._copying: Snapshot | None = None
         self.last_good: Snapshot | None = None
 
-    def take(self, tree: dict[str, Any], update: int, step: int, bad: Tensor) -> Snapshot | None:
-        """Starts a snapshot of a live tree; returns None if no slot is free.
+    @property
+    def has_room(self) -> bool:
+        """Whether there is a free slot."""
+        return any(slot.free for slot in self._slots)
+
+    def flag(self, tree: dict[str, Any], bad: Tensor) -> Tensor:
+        """Returns, on the device, whether a state is bad or holds a non-finite number, anywhere."""
+        return self._agree(bad | non_finite(floats_in(tree, self._exempt), bad.device))
+
+    def take(self, tree: dict[str, Any], update: int, step: int, bad: Tensor) -> Snapshot:
+        """Starts a snapshot of a live tree; there must be room for it.
 
         Args:
             tree: The live state.
@@ -160,13 +169,10 @@ class MemorySnapshots:
             step: The step it is taken after.
             bad: Whether anything else than non-finite numbers in the tree makes it bad.
         """
-        slot = next((slot for slot in self._slots if slot.free), None)
-        if slot is None:
-            return None
+        slot = next(slot for slot in self._slots if slot.free)
         slot.free = False
-        flagged = self._agree(bad | non_finite(floats_in(tree, self._exempt), bad.device))
         snapshot = Snapshot(update, step, slot)
-        snapshot.fill(tree, self._copied_at_once, flagged)
+        snapshot.fill(tree, self._copied_at_once, self.flag(tree, bad))
         self._copying = snapshot
         return snapshot
 

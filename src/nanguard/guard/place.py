@@ -1,0 +1,79 @@
+"""Where a run is: which step, which batch, which random numbers come next."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from nanguard.errors import UsageError
+from nanguard.guard.rng import from_portable, portable
+
+if TYPE_CHECKING:
+    from nanguard.guard.flights import Flight, Flights
+    from nanguard.guard.parts import Parts
+
+
+class Place:
+    """The state of a guard: the place in the run, and what its steps taught the guard.
+
+    As a part of a snapshot it holds the place only; what was learned is added when the step
+    before the snapshot is known to be good.
+    """
+
+    def __init__(self, parts: Parts, flights: Flights) -> None:
+        self._parts = parts
+        self._flights = flights
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns the place now, as if every step in flight were good."""
+        return {"moment": self.moment(None)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continues from a place, with the next watched loop."""
+        if self._flights.feed is not None:
+            raise UsageError(
+                "the guard's state was loaded inside of a watched loop.",
+                where="guard.load_state_dict(state)",
+                do="Load it before the loop, then go on from guard.epoch.",
+            )
+        ranks, rank = state.get("ranks", []), self._parts.ranks.rank
+        moment = from_portable(ranks[rank] if rank < len(ranks) else state["moment"])
+        self._parts.unchanged.load(moment["mark"])
+        self._learn(state["learned"])
+        self._flights.go_to(moment)
+
+    def moment(self, before: Flight | None) -> dict[str, Any]:
+        """Returns the place before a step, or the place now."""
+        flights = self._flights
+        position = flights.feed.upcoming if flights.feed is not None else 0
+        if before is not None:
+            mark = before.mark.to_dict()
+            position = before.batches[0][0] if before.batches else position
+        elif flights.void is not None:
+            mark = flights.void.to_dict()
+        else:
+            mark = {"streams": self._parts.streams.capture()}
+        plain: dict[str, Any] = portable(
+            {
+                "step": flights.steps if before is None else before.step,
+                "update": flights.updates if before is None else before.update,
+                "epoch": flights.epoch,
+                "position": position,
+                "began": flights.feed.began if flights.feed is not None else None,
+                "mark": mark,
+            }
+        )
+        return plain
+
+    def learned(self) -> dict[str, Any]:
+        """Returns what the steps taught the guard."""
+        return {
+            "judges": {lane: judge.state_dict() for lane, judge in self._parts.judges.items()},
+            "policy": self._parts.policy.state_dict(),
+            "counts": self._parts.journal.summary.counts(),
+        }
+
+    def _learn(self, learned: dict[str, Any]) -> None:
+        for lane, judge in self._parts.judges.items():
+            judge.load_state_dict(learned["judges"][lane])
+        self._parts.policy.load_state_dict(learned["policy"])
+        self._parts.journal.summary.load_counts(learned["counts"])

@@ -1,0 +1,224 @@
+"""How a step is judged and applied: late through the gate, or after the host has read."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal
+
+import torch
+
+from nanguard import numerics
+from nanguard.errors import UsageError
+from nanguard.guard.applying import Clipping, ClosureStep, apply_gated, apply_read
+from nanguard.guard.models import trained
+from nanguard.guard.optimizers import can_be_gated, learning_rate, parameters_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from torch import Tensor
+    from torch.optim import Optimizer
+
+    from nanguard.guard.flights import Flight, Flights
+    from nanguard.guard.parts import Parts
+
+
+class Stepper:
+    """Judges steps on the device and applies the good ones.
+
+    Attributes:
+        scheduler_every: Whether schedulers are stepped with their optimizer, or by epoch.
+    """
+
+    def __init__(
+        self, parts: Parts, flights: Flights, scheduler_every: Literal["step", "epoch"]
+    ) -> None:
+        self._parts = parts
+        self._flights = flights
+        self._scheduler_every = scheduler_every
+        self._usual_backwards = 0
+        self._known_parameters: dict[int, tuple[int, list[Tensor]]] = {}
+
+    def seed(self, flight: Flight, loss: Tensor) -> Tensor | None:
+        """Returns what backward starts from where the gradient tells other ranks the verdict."""
+        if self._parts.ranks.channel != "gradient" or flight.loss is None:
+            return None
+        limit = float("inf")
+        if len(self._parts.optimizers) == 1 and flight.backwards == self._usual_backwards:
+            # Only the last backward of a step sees the whole loss that the limit is about.
+            judge = self._parts.judges[-1]
+            limit, _ = judge.acts_on(judge.limits(self._flights.ahead(-1)))
+        return self._parts.ranks.seed(loss, numerics.within(flight.loss, limit))
+
+    def step(
+        self,
+        flight: Flight,
+        lane: int,
+        optimizers: Sequence[Optimizer],
+        *,
+        max_norm: float | None,
+        max_value: float | None,
+        grad_norm: Tensor | None,
+    ) -> None:
+        """Judges a step whose gradients are there, and applies it if it is good."""
+        if flight.loss is None:
+            raise UsageError(
+                "guard.step() was called, but guard.backward(loss) was not since the last step.",
+                where="guard.step()",
+                do="Call guard.backward(loss) instead of loss.backward(), then guard.step().",
+            )
+        parts = self._parts
+        self._prepare(flight, lane, optimizers)
+        self._usual_backwards = flight.backwards
+        parts.scaling.unscale(optimizers)
+        parameters = self._parameters(lane, optimizers)
+        norm = numerics.grad_norm(parameters) if grad_norm is None else grad_norm
+        clipping = Clipping(parameters, norm, max_norm, max_value)
+        values = {"loss": flight.loss, "grad_norm": numerics.scalar(norm, parts.devices[0])}
+        values.update(parts.scaling.readings(optimizers))
+        values.update({f"term.{name}": term for name, term in flight.terms.items()})
+        parts.gate.close_unless(self._is_good(flight, values))
+        watched = self._flights.feed is not None
+        if parts.lag and watched and all(map(can_be_gated, optimizers)):
+            self._apply_late(flight, optimizers, values, clipping)
+        else:
+            self._apply_read(flight, optimizers, values, clipping)
+
+    def step_with_closure(
+        self, flight: Flight, lane: int, optimizer: Optimizer, closure: Callable[[], Tensor]
+    ) -> None:
+        """Lets an optimizer evaluate the loss by itself; undoes all of it if that goes wrong."""
+        parts, gate = self._parts, self._parts.gate
+        self._prepare(flight, lane, [optimizer])
+        self._flights.way_back.before_update(self._flights.updates)
+        attempt = ClosureStep(optimizer, self._quietly(flight, closure))
+        attempt.run(parts.policy.lr_factor)
+        flight.loss = (
+            None if attempt.loss is None else numerics.scalar(attempt.loss, parts.devices[0])
+        )
+        if flight.loss is None:
+            raise UsageError(
+                f"{type(optimizer).__name__} did not call the closure it was given.",
+                where="guard.step(closure=...)",
+                do="Leave closure out for optimizers that do not need one.",
+            )
+        norm = numerics.grad_norm(parameters_of([optimizer]))
+        values = {"loss": flight.loss, "grad_norm": numerics.scalar(norm, parts.devices[0])}
+        finite = torch.tensor(attempt.is_finite(), device=gate.latch.device)
+        loss_limit, _ = parts.judges[flight.lane].acts_on(flight.limits)
+        gate.close_unless(parts.ranks.agree(finite & numerics.within(flight.loss, loss_limit)))
+        flight.tickets = [gate.post({"latch": gate.latch, **values})]
+        if flight.read().closed:
+            attempt.undo()
+        else:
+            self._after_update([optimizer], None)
+        self._flights.launch(flight, keep=0)
+
+    def _parameters(self, lane: int, optimizers: Sequence[Optimizer]) -> list[Tensor]:
+        """Returns the parameters of some optimizers; looks them up again when a group is added."""
+        count = sum(len(group["params"]) for o in optimizers for group in o.param_groups)
+        known = self._known_parameters.get(lane)
+        if known is None or known[0] != count:
+            known = self._known_parameters[lane] = (count, parameters_of(optimizers))
+        return known[1]
+
+    def _prepare(self, flight: Flight, lane: int, optimizers: Sequence[Optimizer]) -> None:
+        flight.lane = lane
+        rate = learning_rate(optimizers)
+        flight.lr = None if rate is None else rate * self._parts.policy.lr_factor
+        flight.limits = self._parts.judges[lane].limits(self._flights.ahead(lane))
+
+    def _is_good(self, flight: Flight, values: dict[str, Tensor]) -> Tensor:
+        """Returns, on the device, whether a step may be applied; the same on every rank."""
+        loss_limit, norm_limit = self._parts.judges[flight.lane].acts_on(flight.limits)
+        norm_good = numerics.within(values["grad_norm"], norm_limit)
+        if "overflow" in values:
+            # A scaler deals with overflow by itself, as long as its scale can be to blame.
+            norm_good = norm_good | ((values["overflow"] > 0) & (values["scale"] > 1.0))
+        if self._parts.ranks.channel == "gradient":
+            return norm_good
+        return self._parts.ranks.agree(norm_good & numerics.within(values["loss"], loss_limit))
+
+    def _apply_late(
+        self,
+        flight: Flight,
+        optimizers: Sequence[Optimizer],
+        values: dict[str, Tensor],
+        clipping: Clipping,
+    ) -> None:
+        """Applies a step through the gate; the host will look at it later."""
+        parts, latch = self._parts, self._parts.gate.latch
+        self._flights.way_back.before_update(self._flights.updates)
+        clipping.apply()
+        # What the scaler calls an overflow is not applied either, but it closes no gate.
+        overflow = values.get("overflow")
+        closed = latch if overflow is None else torch.maximum(latch, overflow)
+        apply_gated(optimizers, closed, parts.scaling, parts.policy.lr_factor)
+        self._after_update(optimizers, latch)
+        parts.unchanged.restore_if(latch)
+        values = {"latch": latch, **values}
+        poisoned = self._scan(optimizers)
+        if poisoned is not None:
+            values["poisoned"] = poisoned.to(latch.dtype)
+        flight.tickets = [parts.gate.post(values)]
+        if poisoned is not None:
+            parts.gate.close_unless(~poisoned)
+        self._flights.launch(flight, keep=parts.lag)
+
+    def _apply_read(
+        self,
+        flight: Flight,
+        optimizers: Sequence[Optimizer],
+        values: dict[str, Tensor],
+        clipping: Clipping,
+    ) -> None:
+        """Applies a step after the host has seen that it is good."""
+        parts, gate = self._parts, self._parts.gate
+        flight.tickets = [gate.post({"latch": gate.latch, **values})]
+        reading = flight.read()
+        if reading.closed:
+            flight.suspects = _bad_gradients(trained(parts.models, optimizers))
+        else:
+            self._flights.way_back.before_update(self._flights.updates)
+            clipping.apply()
+            apply_read(optimizers, parts.scaling, parts.policy.lr_factor, overflow=reading.overflow)
+            self._after_update(optimizers, None)
+            poisoned = self._scan(optimizers)
+            if poisoned is not None:
+                flight.tickets.append(gate.post({"poisoned": poisoned.to(gate.latch.dtype)}))
+        self._flights.launch(flight, keep=0)
+
+    def _after_update(self, optimizers: Sequence[Optimizer], latch: Tensor | None) -> None:
+        for optimizer in optimizers:
+            optimizer.zero_grad(set_to_none=True)
+        if self._scheduler_every == "step":
+            for scheduler in self._parts.schedulers:
+                owner = getattr(scheduler, "optimizer", None)
+                if owner is None or any(owner is optimizer for optimizer in optimizers):
+                    scheduler.step()
+        self._parts.unchanged.update_average(latch, optimizers)
+
+    def _scan(self, optimizers: Sequence[Optimizer]) -> Tensor | None:
+        """Returns, now and then, whether parameters are non-finite, as a bool on the device."""
+        due = (self._flights.updates + 1) % self._parts.settings.scan_every == 0
+        if not due and self._flights.steps not in self._flights.way_back.suspicious:
+            return None
+        bad = numerics.non_finite(parameters_of(optimizers), self._parts.devices[0])
+        return self._parts.ranks.any(bad) if self._parts.ranks.sharded else bad
+
+    def _quietly(self, flight: Flight, closure: Callable[[], Tensor]) -> Callable[[], Tensor]:
+        """Returns the closure, made to start a step's sums anew at each evaluation."""
+
+        def evaluate() -> Tensor:
+            flight.loss, flight.terms, flight.backwards = None, {}, 0
+            with torch.enable_grad():
+                return closure()
+
+        return evaluate
+
+
+def _bad_gradients(parameters: dict[str, Tensor]) -> list[str]:
+    return [
+        name
+        for name, parameter in parameters.items()
+        if parameter.grad is not None and not numerics.all_finite([parameter.grad])
+    ]
