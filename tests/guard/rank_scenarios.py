@@ -180,6 +180,9 @@ def columns(form: str) -> dict[str, Any]:
     scenarios["uneven, unsized"] = lambda: uneven(form, sized=False)
     scenarios["uneven last batch size"] = lambda: uneven_size(form)
     scenarios["resume from disk"] = lambda: resume(form)
+    scenarios["no memory on one rank"] = lambda: no_memory(form)
+    if form == "fsdp":
+        scenarios["poison on one shard"] = poison_on_one_shard
     return scenarios
 
 
@@ -286,6 +289,51 @@ def resume(form: str) -> Any:
             "own": own(model),
         }
     return results
+
+
+def no_memory(form: str) -> Any:
+    """One rank has no room for snapshots, so none has one, and all of them stop alike."""
+    from nanguard.recovery.manager import Recovery
+
+    original = Recovery.is_ready
+    if dist.get_rank() == 1:
+        Recovery.is_ready = lambda _self, _update: False  # type: ignore[method-assign]
+    try:
+        return train(
+            form,
+            my_batches(12),
+            fault={"fault": "nan", "into": "loss", "step": 7, "rank": 0},
+            on_bad="rollback",
+            snapshot_every=2,
+        )
+    finally:
+        Recovery.is_ready = original  # type: ignore[method-assign]
+
+
+def poison_on_one_shard() -> Any:
+    """A parameter that the loss does not see turns bad in the shard of one rank only."""
+    shared = [tempfile.mkdtemp() if dist.get_rank() == 0 else None]
+    dist.broadcast_object_list(shared)
+    model = build("fsdp")
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, fused=True)
+    settings = Settings(
+        **{**WARM, "snapshot_every": 2, "disk_every": 2, "scan_every": 1000, "lag": 2}
+    )
+    guard = Guard(model, optimizer, run_dir=shared[0], settings=settings)
+    for index, (x, y) in enumerate(guard.watch(my_batches(14))):
+        guard.backward(F.cross_entropy(model(x), y))
+        guard.step(max_norm=1.0)
+        if index == 5 and dist.get_rank() == 1:
+            state = optimizer.state[next(iter(model.parameters()))]["exp_avg_sq"]
+            local(state).view(-1)[0] = float("inf")  # the weights themselves stay finite
+    guard.close()
+    summary = guard.summary()
+    return {
+        "events": [e.finding.name for e in summary.events],
+        "rollbacks": summary.rollbacks,
+        "digest": digest(model, optimizer),
+        "written": sorted(p.name for p in (Path(shared[0]) / "snapshots").iterdir()),
+    }
 
 
 def scaler_scenarios() -> dict[str, Any]:

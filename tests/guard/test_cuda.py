@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -36,19 +38,40 @@ def test_a_run_with_bad_batches_ends_bit_identical_to_one_without(name: str, lag
     assert run.guard.summary().skipped == len(BAD)
 
 
-def test_no_host_sync_on_the_healthy_path():
-    data = batches(40, device="cuda")
-    run = Run(device="cuda")
-    guard = run.make_guard(scan_every=4, spike_warmup=16)
-    for index, (x, y) in enumerate(guard.watch(data)):
-        if index == 20:
+@pytest.mark.parametrize("scaled", [False, True])
+def test_no_host_sync_on_the_healthy_path(scaled: bool):
+    """Through scans, spike windows, snapshots, an EMA, a schedule and named terms."""
+    model = Net().cuda()
+    average = copy.deepcopy(model)
+
+    def update() -> None:  # torch's own AveragedModel reads its counter from the device
+        with torch.no_grad():
+            torch._foreach_lerp_(list(average.parameters()), list(model.parameters()), 0.1)
+
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 100)
+    scaler = torch.amp.GradScaler("cuda", init_scale=128.0) if scaled else None
+    settings = Settings(scan_every=4, spike_warmup=16, snapshot_every=5)
+    guard = Guard(
+        model,
+        optimizer,
+        scheduler=schedule,
+        scaler=scaler,
+        ema=(average, update),
+        settings=settings,
+    )
+    for index, (x, y) in enumerate(guard.watch(batches(60, device="cuda"))):
+        if index == 30:
             torch.cuda.set_sync_debug_mode("error")
-        guard.backward(F.cross_entropy(run.model(x), y))
+        out = model(x)
+        guard.backward(guard.loss(main=F.cross_entropy(out, y), size=1e-3 * out.pow(2).mean()))
         guard.step(max_norm=1.0)
-        if index == 38:
+        if index == 57:
             torch.cuda.set_sync_debug_mode("default")
     guard.close()
-    assert guard.summary().applied == 40
+    assert guard.summary().applied == 60
+    assert guard.summary().snapshots == 12
+    assert guard.summary().rerun == 0
 
 
 def test_the_sync_alarm_does_ring_for_a_host_check():

@@ -115,6 +115,28 @@ def test_gan_a_bad_generator_step_keeps_the_good_discriminator_step(lag: int):
 
 
 @pytest.mark.parametrize("lag", [0, 2])
+def test_what_the_body_does_after_a_bad_step_is_void_with_named_terms_too(lag: int):
+    class Normed(Gan):
+        def __init__(self) -> None:
+            super().__init__(fused=True)
+            self.disc.append(nn.BatchNorm1d(1))
+
+    data, bad = batches(12), (3, 7)
+    clean = Normed().bare(without(data, bad)).state()
+    gan = Normed()
+    guard = gan.guard(lag=lag)
+    for real, _ in guard.watch(poisoned(data, bad)):
+        gan.opt_d.zero_grad()
+        guard.backward(guard.loss(adversarial=gan.disc_loss(real)))
+        guard.step(gan.opt_d)
+        gan.opt_g.zero_grad()
+        guard.backward(guard.loss(adversarial=gan.gen_loss(real), penalty=0.0))
+        guard.step(gan.opt_g)
+    guard.close()
+    assert differences(gan.state(), clean) == []
+
+
+@pytest.mark.parametrize("lag", [0, 2])
 def test_all_optimizers_in_one_step_share_one_verdict(lag: int):
     data, bad = batches(12), (4, 7)
 
@@ -230,6 +252,33 @@ def test_a_parameter_that_only_the_optimizer_knows_is_protected_and_snapshotted(
         seen[index] = temperature.detach().clone()
     assert guard.summary().rollbacks == 1
     assert torch.equal(temperature, seen[3])
+
+
+@pytest.mark.parametrize("lag", [0, 2])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16])
+def test_parameters_of_other_types(dtype: torch.dtype, lag: int):
+    data = [(x.to(dtype), y) for x, y in batches(12)]
+    bad = (2, 3, 9)
+
+    def train(data: list[Any], guarded: bool) -> Any:
+        seed_all(0)
+        model = Net().to(dtype)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, eps=1e-4, fused=True)
+        guard = Guard(model, optimizer, settings=settings(lag=lag)) if guarded else None
+        for x, y in guard.watch(data) if guard else data:
+            loss = F.cross_entropy(model(x), y)
+            if guard:
+                guard.backward(loss)
+                guard.step(max_norm=1.0)
+                continue
+            loss.backward()
+            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            optimizer.zero_grad()
+        return {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
+
+    expected = train(without(data, bad), guarded=False)
+    assert differences(train(poisoned(data, bad), guarded=True), expected) == []
 
 
 # --- clipping --------------------------------------------------------------------------------
@@ -696,6 +745,30 @@ def test_named_terms_the_first_bad_one_is_reported():
     assert event.finding.message == "loss term 'latent' is inf"
     assert event.finding.step == 2
     assert guard.summary().applied == 3
+
+
+def test_a_step_interrupted_half_way_does_not_close_the_gate_for_ever():
+    run = Run()
+    guard = run.make_guard(lag=2)
+
+    def strike(*_args: Any) -> None:
+        raise KeyboardInterrupt
+
+    data = poisoned(batches(8), (4,))
+    handle = None
+    with pytest.raises(KeyboardInterrupt):
+        for index, batch in enumerate(guard.watch(data)):
+            guard.backward(run.loss(batch))
+            if index == 4:
+                handle = run.optimizer.register_step_pre_hook(strike)
+            guard.step(max_norm=1.0)
+    handle.remove()
+    before = run.model.last.weight.detach().clone()
+    for batch in guard.watch(batches(6, seed=2)):
+        guard.backward(run.loss(batch))
+        guard.step(max_norm=1.0)
+    assert guard.summary().applied == 10
+    assert not torch.equal(before, run.model.last.weight)
 
 
 def test_a_loop_that_is_left_early_keeps_a_clean_state():

@@ -161,6 +161,22 @@ def test_a_resumed_run_ends_like_the_one_that_was_never_left(form: str):
     assert all(rank["resumed"]["resumed"] for rank in both)
 
 
+@pytest.mark.parametrize("form", FORMS)
+def test_ranks_only_go_back_to_what_all_of_them_have(form: str):
+    both = of(form, "no memory on one rank")
+    assert [rank["stopped"] for rank in both] == ["non-finite-loss"] * 2
+    assert [rank["rollbacks"] for rank in both] == [0, 0]
+
+
+def test_poison_in_the_shard_of_one_rank_is_never_written_by_any():
+    both = of("fsdp", "poison on one shard")
+    for rank in both:
+        assert "snapshot-not-finite" in rank["events"]
+        assert not any("update-8" in name for name in rank["written"])
+    assert both[0]["events"] == both[1]["events"]
+    assert both[0]["digest"] == both[1]["digest"]
+
+
 def test_with_a_grad_scaler_the_ranks_agree_too():
     both = of("other", "grad scaler")
     assert_identical(both, "bad", "clean")

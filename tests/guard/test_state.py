@@ -79,6 +79,22 @@ def test_every_stateful_part_goes_on_where_its_state_was_taken(name: str):
         assert got + play(second, values[cut:]) == expected, cut
 
 
+@pytest.mark.parametrize("lag", [1, 2, 5])
+def test_limits_depend_on_the_step_and_not_on_how_much_of_it_the_host_has_seen(lag: int):
+    """After a rewind the host knows more than it did in the run that had nothing to rewind."""
+    settings = Settings(spike_window=16, spike_warmup=16)
+    rng = random.Random(1)
+    values = [rng.gauss(2, 0.1) for _ in range(60)]
+    usual = Judge(settings, lag, adversarial=False)
+    rewound = Judge(settings, lag, adversarial=False)
+    for step, value in enumerate(values):
+        if step >= lag:
+            assert usual.limits(ahead=lag) == rewound.limits(ahead=0), step
+            reading = Reading(False, values[step - lag], 1.0, {})
+            usual.accept(reading, usual.limits(ahead=lag), step)
+        rewound.accept(Reading(False, value, 1.0, {}), rewound.limits(ahead=0), step)
+
+
 def test_random_streams_survive_a_file():
     own = (torch.Generator().manual_seed(1), random.Random(2), np.random.default_rng(3))
     streams = RandomStreams([], own)
@@ -174,6 +190,35 @@ def test_a_checkpoint_taken_at_any_moment_resumes_bit_identically(at: int, lag: 
         **whole.guard.summary().counts(),
         "rerun": guard.summary().rerun,
     }
+
+
+def test_a_checkpoint_taken_after_a_bad_step_in_the_same_body():
+    """The body goes on drawing random numbers after the bad step; they do not count."""
+    data = poisoned(batches(10), (4,))
+    whole = Run()
+    guard = whole.make_guard()
+    for batch in guard.watch(data):
+        guard.backward(whole.loss(batch))
+        guard.step(max_norm=1.0)
+        torch.rand(3)
+    expected = whole.everything()
+    first = Run()
+    guard = first.make_guard()
+    for index, batch in enumerate(guard.watch(data)):
+        guard.backward(first.loss(batch))
+        guard.step(max_norm=1.0)
+        torch.rand(3)
+        if index == 4:
+            saved = save(first, guard)
+            break
+    second = Run()
+    guard = second.make_guard()
+    load(second, guard, saved)
+    for batch in guard.watch(data):
+        guard.backward(second.loss(batch))
+        guard.step(max_norm=1.0)
+        torch.rand(3)
+    assert differences(second.everything(), expected) == []
 
 
 @pytest.mark.parametrize("lag", [0, 2])

@@ -192,6 +192,10 @@ class Flights:
             more = f"; {lost} steps after it did not count either" if lost else ""
             self._close(flight, reading, Action.SKIP)
             self._parts.journal.say(events.LOOP_LEFT(message + more, step=flight.step), Action.SKIP)
+        elif self.open is not None and self.open.backwards:
+            # A step that was interrupted half-way leaves nothing behind either.
+            self._parts.unchanged.restore(self.open.mark, streams=self.feed is not None)
+            self._zero_grad()
         self.open = self.void = None
 
     def go_to(self, moment: dict[str, Any]) -> None:
@@ -321,11 +325,14 @@ class Flights:
         parts.unchanged.restore(bad.mark, streams=self.feed is not None)
         parts.gate.open()
         parts.scaling.forget()
-        for optimizer in parts.optimizers:
-            optimizer.zero_grad(set_to_none=True)
+        self._zero_grad()
         self.steps, self.updates = bad.step + 1, bad.update
         self._make_void()
         return len(gated)
+
+    def _zero_grad(self) -> None:
+        for optimizer in self._parts.optimizers:
+            optimizer.zero_grad(set_to_none=True)
 
     def _make_void(self) -> None:
         """Lets nothing that the loop's body still does have an effect, until the next batch."""
