@@ -25,12 +25,6 @@ def within(value: Tensor, limit: float) -> Tensor:
     return torch.add(value, value, alpha=0) <= limit
 
 
-def scalar(value: Tensor, device: torch.device) -> Tensor:
-    """Returns a number as a 0-dim tensor on a device, whole and wide enough for sums."""
-    wide = torch.float64 if value.dtype == torch.float64 else torch.float32
-    return whole(value).reshape(()).to(device, wide, non_blocking=True)
-
-
 def is_float(tensor: Tensor) -> bool:
     """Returns whether a tensor can hold a non-finite value at all."""
     return tensor.is_floating_point() or tensor.is_complex()

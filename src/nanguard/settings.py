@@ -55,7 +55,7 @@ class Settings:
     keep: int = 3
 
     # Updates between two device-side scans of the parameters for non-finite values.
-    scan_every: int = 16
+    scan_every: int = 64
     # Steps the host may be behind the device; None for 2 on CUDA and 0 elsewhere.
     lag: int | None = None
     # Whether the ranks of a process group train one model together or each its own.

@@ -113,7 +113,7 @@ def test_heavy_tails_are_hardly_ever_acted_on(seed: int):
     rng = random.Random(seed)
     values = [rng.gauss(0, 1) / max(abs(rng.gauss(0, 1)), 1e-3) for _ in range(3000)]
     warned, acted = watch(values)
-    assert len(acted) <= 1
+    assert len(acted) <= 2
     assert len(warned) <= 6
 
 

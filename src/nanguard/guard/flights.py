@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from nanguard.guard.batches import Kept
     from nanguard.guard.feed import Drawn
-    from nanguard.guard.gate import Ticket
+    from nanguard.guard.gate import Gate, Ticket
     from nanguard.guard.parts import Parts
     from nanguard.guard.unchanged import Mark
     from nanguard.guard.wayback import WayBack
@@ -46,8 +46,7 @@ class Flight:
         update: How many updates came before it.
         mark: How the host's side of the run was before it.
         batches: The batches that were given out for it.
-        loss: The sum of the losses that backward was called on.
-        terms: The named loss terms.
+        written: The numbers about it that are on the gate's board: the loss and its terms.
         backwards: How often backward was called.
         lane: Which optimizers it steps: the index of one, or -1 for all of them.
         limits: What its loss and gradient norm are held to.
@@ -61,8 +60,7 @@ class Flight:
     update: int
     mark: Mark
     batches: list[Drawn] = field(default_factory=list)
-    loss: Tensor | None = None
-    terms: dict[str, Tensor] = field(default_factory=dict)
+    written: dict[str, None] = field(default_factory=dict)
     backwards: int = 0
     lane: int = -1
     limits: StepLimits = field(default_factory=StepLimits)
@@ -74,7 +72,15 @@ class Flight:
     @property
     def begun(self) -> bool:
         """Whether anything belongs to it yet."""
-        return bool(self.batches or self.backwards or self.terms)
+        return bool(self.batches or self.written)
+
+    def sum(self, gate: Gate, name: str, value: Tensor) -> None:
+        """Adds to one of its numbers, on the gate's board."""
+        if name in self.written:
+            gate.add(name, value)
+        else:
+            self.written[name] = None
+            gate.write(name, value)
 
     def read(self) -> Reading:
         """Returns its numbers; waits for the device if they are not there yet."""

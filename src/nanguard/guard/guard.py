@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
-from nanguard import numerics
 from nanguard.errors import UsageError
 from nanguard.guard import events
 from nanguard.guard.flights import Flights
@@ -119,12 +118,12 @@ class Guard:
         """Returns the sum of named loss terms; if one goes bad, it is reported by name."""
         total: Tensor | None = None
         # After a bad step the rest of the loop's body is void, and so are its terms.
-        seen = self._flights.begin().terms if self._flights.void is None else {}
+        flight = self._flights.begin() if self._flights.void is None else None
         for name, value in terms.items():
             term = torch.as_tensor(value, device=self._parts.devices[0])
             check_loss(term, self._parts.devices, f"guard.loss({name}=...)", needs_grad=False)
-            number = numerics.scalar(term.detach().clone(), self._parts.devices[0])
-            seen[name] = seen[name] + number if name in seen else number
+            if flight is not None:
+                flight.sum(self._parts.gate, f"term.{name}", term)
             total = term if total is None else total + term
         if total is None:
             raise UsageError(
@@ -145,8 +144,7 @@ class Guard:
             return
         check_loss(loss, self._parts.devices, "guard.backward(loss)")
         flight = self._flights.begin()
-        value = numerics.scalar(loss.detach().clone(), self._parts.devices[0])
-        flight.loss = value if flight.loss is None else flight.loss + value
+        flight.sum(self._parts.gate, "loss", loss)
         flight.backwards += 1
         scaled = self._parts.scaling.scale(loss)
         scaled.backward(self._stepper.seed(flight, scaled), **options)

@@ -31,7 +31,7 @@ _ACT_RECORDS = 4.0
 # Blocks in a row that have to rise before a loss is said to drift; cycles rise for fewer.
 _RISING = 4
 # Accepted values between two looks at the window: its numbers change slowly.
-_RELEARN = 4
+_RELEARN = 8
 # A size of spike that came back so often is a kind of batch this run has, not an accident.
 _RECURS = 3
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Literal
 
 import torch
@@ -40,14 +41,14 @@ class Stepper:
 
     def seed(self, flight: Flight, loss: Tensor) -> Tensor | None:
         """Returns what backward starts from where the gradient tells other ranks the verdict."""
-        if self._parts.ranks.channel != "gradient" or flight.loss is None:
+        if self._parts.ranks.channel != "gradient":
             return None
-        limit = float("inf")
+        limit = math.inf
         if len(self._parts.optimizers) == 1 and flight.backwards == self._usual_backwards:
             # Only the last backward of a step sees the whole loss that the limit is about.
             judge = self._parts.judges[-1]
             limit, _ = judge.acts_on(judge.limits(self._flights.ahead(-1)))
-        return self._parts.ranks.seed(loss, numerics.within(flight.loss, limit))
+        return self._parts.ranks.seed(loss, numerics.within(self._parts.gate["loss"], limit))
 
     def step(
         self,
@@ -60,7 +61,7 @@ class Stepper:
         grad_norm: Tensor | None,
     ) -> None:
         """Judges a step whose gradients are there, and applies it if it is good."""
-        if flight.loss is None:
+        if "loss" not in flight.written:
             raise UsageError(
                 "guard.step() was called, but guard.backward(loss) was not since the last step.",
                 where="guard.step()",
@@ -73,15 +74,13 @@ class Stepper:
         parameters = self._parameters(lane, optimizers)
         norm = numerics.grad_norm(parameters) if grad_norm is None else grad_norm
         clipping = Clipping(parameters, norm, max_norm, max_value)
-        values = {"loss": flight.loss, "grad_norm": numerics.scalar(norm, parts.devices[0])}
-        values.update(parts.scaling.readings(optimizers))
-        values.update({f"term.{name}": term for name, term in flight.terms.items()})
-        parts.gate.close_unless(self._is_good(flight, values))
+        parts.gate.write("grad_norm", numerics.whole(norm))
+        self._judge(flight, parts.scaling.readings(optimizers))
         watched = self._flights.feed is not None
         if parts.lag and watched and all(map(can_be_gated, optimizers)):
-            self._apply_late(flight, optimizers, values, clipping)
+            self._apply_late(flight, optimizers, clipping)
         else:
-            self._apply_read(flight, optimizers, values, clipping)
+            self._apply_read(flight, optimizers, clipping)
 
     def step_with_closure(
         self, flight: Flight, lane: int, optimizer: Optimizer, closure: Callable[[], Tensor]
@@ -90,23 +89,21 @@ class Stepper:
         parts, gate = self._parts, self._parts.gate
         self._prepare(flight, lane, [optimizer])
         self._flights.way_back.before_update(self._flights.updates)
-        attempt = ClosureStep(optimizer, self._quietly(flight, closure))
+        attempt = ClosureStep(optimizer, _starting_anew(flight, closure))
         attempt.run(parts.policy.lr_factor)
-        flight.loss = (
-            None if attempt.loss is None else numerics.scalar(attempt.loss, parts.devices[0])
-        )
-        if flight.loss is None:
+        if attempt.loss is None:
             raise UsageError(
                 f"{type(optimizer).__name__} did not call the closure it was given.",
                 where="guard.step(closure=...)",
                 do="Leave closure out for optimizers that do not need one.",
             )
-        norm = numerics.grad_norm(parameters_of([optimizer]))
-        values = {"loss": flight.loss, "grad_norm": numerics.scalar(norm, parts.devices[0])}
-        finite = torch.tensor(attempt.is_finite(), device=gate.latch.device)
-        loss_limit, _ = parts.judges[flight.lane].acts_on(flight.limits)
-        gate.close_unless(parts.ranks.agree(finite & numerics.within(flight.loss, loss_limit)))
-        flight.tickets = [gate.post({"latch": gate.latch, **values})]
+        flight.written = {}
+        flight.sum(gate, "loss", attempt.loss)
+        gate.write("grad_norm", numerics.whole(numerics.grad_norm(parameters_of([optimizer]))))
+        loss_limit, _ = parts.judges[lane].acts_on(flight.limits)
+        good = numerics.within(gate["loss"], loss_limit) & attempt.is_finite()
+        gate.close_if(~parts.ranks.agree(good))
+        flight.tickets = [gate.post(self._numbers(flight))]
         if flight.read().closed:
             attempt.undo()
         else:
@@ -127,53 +124,59 @@ class Stepper:
         flight.lr = None if rate is None else rate * self._parts.policy.lr_factor
         flight.limits = self._parts.judges[lane].limits(self._flights.ahead(lane))
 
-    def _is_good(self, flight: Flight, values: dict[str, Tensor]) -> Tensor:
-        """Returns, on the device, whether a step may be applied; the same on every rank."""
-        loss_limit, norm_limit = self._parts.judges[flight.lane].acts_on(flight.limits)
-        norm_good = numerics.within(values["grad_norm"], norm_limit)
-        if "overflow" in values:
+    def _judge(self, flight: Flight, scaling: dict[str, Tensor]) -> None:
+        """Closes the gate if a step may not be applied; the same on every rank."""
+        parts, gate = self._parts, self._parts.gate
+        loss_limit, norm_limit = parts.judges[flight.lane].acts_on(flight.limits)
+        forgiven = None
+        if scaling:
+            for name, value in scaling.items():
+                gate.write(name, value)
             # A scaler deals with overflow by itself, as long as its scale can be to blame.
-            norm_good = norm_good | ((values["overflow"] > 0) & (values["scale"] > 1.0))
-        if self._parts.ranks.channel == "gradient":
-            return norm_good
-        return self._parts.ranks.agree(norm_good & numerics.within(values["loss"], loss_limit))
+            forgiven = (gate["overflow"] > 0) & (gate["scale"] > 1.0)
+        channel = parts.ranks.channel
+        gate.judge(
+            math.inf if channel == "gradient" else loss_limit,
+            norm_limit,
+            forgiven=forgiven,
+            agree=parts.ranks.agree if channel == "collective" else None,
+        )
+
+    def _numbers(self, flight: Flight) -> list[str]:
+        """Returns which numbers on the board are about a step."""
+        scaling = ["scale", "overflow"] if self._parts.scaling.active else []
+        return ["latch", "grad_norm", *flight.written, *scaling]
 
     def _apply_late(
-        self,
-        flight: Flight,
-        optimizers: Sequence[Optimizer],
-        values: dict[str, Tensor],
-        clipping: Clipping,
+        self, flight: Flight, optimizers: Sequence[Optimizer], clipping: Clipping
     ) -> None:
         """Applies a step through the gate; the host will look at it later."""
-        parts, latch = self._parts, self._parts.gate.latch
+        parts, gate = self._parts, self._parts.gate
         self._flights.way_back.before_update(self._flights.updates)
         clipping.apply()
-        # What the scaler calls an overflow is not applied either, but it closes no gate.
-        overflow = values.get("overflow")
-        closed = latch if overflow is None else torch.maximum(latch, overflow)
+        closed = gate.latch
+        if parts.scaling.active:
+            # What the scaler calls an overflow is not applied either, but it closes no gate.
+            closed = torch.maximum(gate.latch, gate["overflow"])
         apply_gated(optimizers, closed, parts.scaling, parts.policy.lr_factor)
-        self._after_update(optimizers, latch)
-        parts.unchanged.restore_if(latch)
-        values = {"latch": latch, **values}
+        self._after_update(optimizers, gate.latch)
+        parts.unchanged.restore_if(gate.latch)
+        names = self._numbers(flight)
         poisoned = self._scan(optimizers)
         if poisoned is not None:
-            values["poisoned"] = poisoned.to(latch.dtype)
-        flight.tickets = [parts.gate.post(values)]
+            gate.write("poisoned", poisoned)
+            names.append("poisoned")
+        flight.tickets = [gate.post(names)]
         if poisoned is not None:
-            parts.gate.close_unless(~poisoned)
+            gate.close_if(poisoned)
         self._flights.launch(flight, keep=parts.lag)
 
     def _apply_read(
-        self,
-        flight: Flight,
-        optimizers: Sequence[Optimizer],
-        values: dict[str, Tensor],
-        clipping: Clipping,
+        self, flight: Flight, optimizers: Sequence[Optimizer], clipping: Clipping
     ) -> None:
         """Applies a step after the host has seen that it is good."""
         parts, gate = self._parts, self._parts.gate
-        flight.tickets = [gate.post({"latch": gate.latch, **values})]
+        flight.tickets = [gate.post(self._numbers(flight))]
         reading = flight.read()
         if reading.closed:
             flight.suspects = _bad_gradients(trained(parts.models, optimizers))
@@ -184,7 +187,8 @@ class Stepper:
             self._after_update(optimizers, None)
             poisoned = self._scan(optimizers)
             if poisoned is not None:
-                flight.tickets.append(gate.post({"poisoned": poisoned.to(gate.latch.dtype)}))
+                gate.write("poisoned", poisoned)
+                flight.tickets.append(gate.post(["poisoned"]))
         self._flights.launch(flight, keep=0)
 
     def _after_update(self, optimizers: Sequence[Optimizer], latch: Tensor | None) -> None:
@@ -205,15 +209,16 @@ class Stepper:
         bad = numerics.non_finite(parameters_of(optimizers), self._parts.devices[0])
         return self._parts.ranks.any(bad) if self._parts.ranks.sharded else bad
 
-    def _quietly(self, flight: Flight, closure: Callable[[], Tensor]) -> Callable[[], Tensor]:
-        """Returns the closure, made to start a step's sums anew at each evaluation."""
 
-        def evaluate() -> Tensor:
-            flight.loss, flight.terms, flight.backwards = None, {}, 0
-            with torch.enable_grad():
-                return closure()
+def _starting_anew(flight: Flight, closure: Callable[[], Tensor]) -> Callable[[], Tensor]:
+    """Returns a closure that starts the sums of a step anew at each evaluation."""
 
-        return evaluate
+    def evaluate() -> Tensor:
+        flight.written, flight.backwards = {}, 0
+        with torch.enable_grad():
+            return closure()
+
+    return evaluate
 
 
 def _bad_gradients(parameters: dict[str, Tensor]) -> list[str]:
