@@ -149,6 +149,13 @@ def test_loss_terms_must_be_given_and_be_numbers():
     assert error.where == "guard.loss(text=...)"
 
 
+def test_too_many_loss_terms():
+    _, guard = guard_for()
+    terms = {f"term{i}": torch.ones(()) for i in range(80)}
+    error = raised(lambda: guard.loss(**terms))
+    assert "a guard follows 64 numbers at most" in error.what
+
+
 def test_an_iterator_that_fails_half_way_loses_nothing():
     def broken() -> Any:
         yield from batches(5)

@@ -11,13 +11,16 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from nanguard.errors import UsageError
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from torch import Tensor
 
 _LARGEST = torch.finfo(torch.float32).max
-_FIRST = ("latch", "loss", "grad_norm")
+# Numbers that fit on the board: the latch, loss, norm and scale, and the named loss terms.
+_ROOM = 64
 
 
 class Gate:
@@ -34,31 +37,36 @@ class Gate:
 
     def __init__(self, device: torch.device) -> None:
         with torch.inference_mode(mode=False):
-            self._board = torch.zeros(32, device=device)
+            self._board = torch.zeros(_ROOM, device=device)
             self._limits = torch.full((2,), _LARGEST, device=device)
             self._judged = torch.zeros(2, device=device)
             self._bad = torch.zeros(2, dtype=torch.bool, device=device)
-        self._places = {name: self._board[i] for i, name in enumerate(_FIRST)}
+        self._on_cuda = device.type == "cuda"
+        self._pair = self._board[1:3]
+        self._index: dict[str, int] = {}
+        self._places: dict[str, Tensor] = {}
+        for name in ("latch", "loss", "grad_norm"):
+            self._make_place(name)
+        self.latch = self._places["latch"]
         self._known_limits = (_LARGEST, _LARGEST)
         self._spare: list[tuple[Tensor, torch.cuda.Event]] = []
-        self.latch = self._places["latch"]
 
     def __getitem__(self, name: str) -> Tensor:
         """Returns a number on the board, as a 0-dim tensor that will change with it."""
         return self._places[name]
 
-    @torch.no_grad()
     def write(self, name: str, value: Tensor) -> None:
         """Writes a number on the board."""
-        self._place(name).copy_(value.detach().reshape(()), non_blocking=True)
+        place = self._places.get(name)
+        if place is None:
+            place = self._make_place(name)
+        place.copy_(value.detach().view(()), non_blocking=True)
 
-    @torch.no_grad()
     def add(self, name: str, value: Tensor) -> None:
         """Adds to a number on the board."""
-        place = self._place(name)
-        place.add_(value.detach().reshape(()).to(place.device, non_blocking=True))
+        place = self._places[name]
+        place.add_(value.detach().view(()).to(place.device, non_blocking=True))
 
-    @torch.no_grad()
     def judge(
         self,
         loss_limit: float,
@@ -76,8 +84,8 @@ class Gate:
             agree: Makes a verdict that is good here good on all ranks, or on none.
         """
         self._set_limits((loss_limit, min(norm_limit, _LARGEST)))
-        pair = self._board[1:3]
-        torch.nan_to_num(pair, nan=math.inf, posinf=math.inf, neginf=math.inf, out=self._judged)
+        inf = math.inf
+        torch.nan_to_num(self._pair, nan=inf, posinf=inf, neginf=inf, out=self._judged)
         torch.gt(self._judged, self._limits, out=self._bad)
         if forgiven is not None:
             self._bad[1].logical_and_(~forgiven)
@@ -94,35 +102,29 @@ class Gate:
 
     def post(self, names: Iterable[str]) -> Ticket:
         """Sends numbers on the board towards the host; the ticket tells when they are there."""
-        order = {name: index for index, name in enumerate(self._places)}
-        places = {name: order[name] for name in names}
-        size = len(self._places)
-        if self._board.device.type != "cuda":
-            return Ticket(places, self._board[:size].clone())
-        memory, event = self._spare.pop() if self._spare else (None, torch.cuda.Event())
-        if memory is None or memory.numel() < size:
-            memory = torch.empty(self._board.numel(), pin_memory=True)
-        memory[:size].copy_(self._board[:size], non_blocking=True)
+        places = [(name, self._index[name]) for name in names]
+        if not self._on_cuda:
+            return Ticket(places, self._board.clone())
+        memory, event = self._spare.pop() if self._spare else _pinned()
+        memory.copy_(self._board, non_blocking=True)
         event.record()
         return Ticket(places, memory, event, self._spare)
 
-    def _place(self, name: str) -> Tensor:
-        place = self._places.get(name)
-        if place is None:
-            self._make_room()
-            place = self._places[name] = self._board[len(self._places)]
-        return place
-
-    def _make_room(self) -> None:
-        if len(self._places) < self._board.numel():
-            return
-        old = self._board
-        with torch.inference_mode(mode=False):
-            self._board = torch.cat([old, torch.zeros_like(old)])
-        self._places = {name: self._board[i] for i, name in enumerate(self._places)}
-        self.latch = self._places["latch"]
+    def _make_place(self, name: str) -> Tensor:
+        index = len(self._index)
+        if index == _ROOM:
+            raise UsageError(
+                f"there is no room for {name!r}: a guard follows {_ROOM} numbers at most.",
+                where="guard.loss(...)",
+                do="Give fewer loss terms names of their own; add up those that belong together.",
+            )
+        self._index[name] = index
+        self._places[name] = self._board[index]
+        return self._places[name]
 
     def _set_limits(self, limits: tuple[float, float]) -> None:
+        if limits == self._known_limits:
+            return
         for index, limit in enumerate(limits):
             if limit != self._known_limits[index]:
                 # float64 knows larger numbers, but infinity has a meaning of its own here.
@@ -130,12 +132,16 @@ class Gate:
         self._known_limits = limits
 
 
+def _pinned() -> tuple[Tensor, torch.cuda.Event]:
+    return torch.empty(_ROOM, pin_memory=True), torch.cuda.Event()
+
+
 class Ticket:
     """Numbers on their way from the device to the host."""
 
     def __init__(
         self,
-        places: dict[str, int],
+        places: list[tuple[str, int]],
         memory: Tensor,
         event: torch.cuda.Event | None = None,
         spare: list[tuple[Tensor, torch.cuda.Event]] | None = None,
@@ -152,7 +158,7 @@ class Ticket:
             if self._event is not None:
                 self._event.synchronize()
             numbers = self._memory.tolist()
-            self._values = {name: numbers[place] for name, place in self._places.items()}
+            self._values = {name: numbers[place] for name, place in self._places}
             if self._event is not None and self._spare is not None:
                 self._spare.append((self._memory, self._event))
         return self._values

@@ -27,6 +27,7 @@ class RandomStreams:
 
     def __init__(self, devices: Iterable[torch.device], generators: Sequence[Stream] = ()) -> None:
         self.devices = [device for device in devices if device.type == "cuda"]
+        self._on_devices = [torch.cuda.default_generators[d.index or 0] for d in self.devices]
         self.generators = tuple(generators)
         self._numpy: tuple[bytes, dict[str, Any]] | None = None
 
@@ -34,7 +35,7 @@ class RandomStreams:
         """Returns the state of every stream."""
         return {
             "torch": torch.get_rng_state(),
-            "cuda": [torch.cuda.get_rng_state(device) for device in self.devices],
+            "cuda": [generator.get_state() for generator in self._on_devices],
             "python": random.getstate(),
             "numpy": self._capture_numpy(),
             "own": [_state_of(generator) for generator in self.generators],
@@ -43,14 +44,14 @@ class RandomStreams:
     def restore(self, state: dict[str, Any]) -> None:
         """Puts every stream back to a captured state."""
         torch.set_rng_state(state["torch"])
-        for device, saved in zip(self.devices, state["cuda"], strict=False):
-            torch.cuda.set_rng_state(saved, device)
+        for generator, saved in zip(self._on_devices, state["cuda"], strict=False):
+            generator.set_state(saved)
         random.setstate(state["python"])
         numpy = sys.modules.get("numpy")
         if numpy is not None and state["numpy"] is not None:
             numpy.random.set_state(state["numpy"])
-        for generator, saved in zip(self.generators, state["own"], strict=False):
-            _set_state(generator, saved)
+        for own, saved in zip(self.generators, state["own"], strict=False):
+            _set_state(own, saved)
 
     def _capture_numpy(self) -> dict[str, Any] | None:
         """Returns the state of NumPy's global stream, taken anew only if it has moved.
