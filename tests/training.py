@@ -76,6 +76,7 @@ class Run:
     build: Callable[..., torch.optim.Optimizer] = field(default_factory=lambda: adamw(fused=True))
     device: str = "cpu"
     accumulate: int = 1
+    step_at_end: bool = False
     max_norm: float | None = 1.0
     model: nn.Module = field(default_factory=Net)
     with_ema: bool = True
@@ -106,7 +107,7 @@ class Run:
         """Trains without a guard."""
         for index, batch in enumerate(data):
             self.loss(batch).backward()
-            if (index + 1) % self.accumulate:
+            if not self._is_full(index, len(data)):
                 continue
             if self.max_norm is not None:
                 nn.utils.clip_grad_norm_(self.model.parameters(), self.max_norm)
@@ -131,12 +132,17 @@ class Run:
     def guarded(self, data: Iterable[Any], **settings: Any) -> Run:
         """Trains under a guard."""
         guard = self.make_guard(**settings)
-        for index, batch in enumerate(guard.watch(data)):
+        count = len(data) if isinstance(data, list) else 0
+        for index, batch in guard.enumerate(data):
             guard.backward(self.loss(batch))
-            if (index + 1) % self.accumulate == 0:
+            if self._is_full(index, count):
                 guard.step(max_norm=self.max_norm)
         guard.close()
         return self
+
+    def _is_full(self, index: int, count: int) -> bool:
+        """Returns whether a batch is the last one of a step."""
+        return (index + 1) % self.accumulate == 0 or (self.step_at_end and index + 1 == count)
 
     def everything(self) -> dict[str, Any]:
         """Returns all that two runs are compared by."""

@@ -110,7 +110,7 @@ def grad_norm(parameters: Sequence[Tensor]) -> Tensor:
     """
     grads = [p.grad for p in parameters if p.grad is not None]
     if not grads:
-        return torch.zeros((), device=local(parameters[0]).device)
+        return torch.zeros((), dtype=torch.float32, device=local(parameters[0]).device)
     try:
         return _norm(grads)
     except NotImplementedError:

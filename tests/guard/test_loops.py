@@ -785,3 +785,197 @@ def test_a_loop_that_is_left_early_keeps_a_clean_state():
     (event,) = guard.summary().events
     assert event.finding.name == "loop-left-early"
     assert "1 steps after it did not count" in event.finding.message
+
+
+@pytest.mark.parametrize("lag", [0, 2])
+@pytest.mark.parametrize("how", ["break", "raise"])
+def test_leaving_the_loop_after_a_bad_step_leaves_nothing_of_the_bad_batch(how: str, lag: int):
+    """The body goes on to the other network's BatchNorm before it ends the loop."""
+    data, bad = batches(8), 5
+
+    class Normed(Gan):
+        def gen_loss(self, real: torch.Tensor) -> torch.Tensor:
+            return super().gen_loss(self.gen[1:](F.pad(real, (0, 8))))
+
+    clean = Normed(fused=True).bare(data[:bad]).state()
+    gan = Normed(fused=True)
+    guard = gan.guard(lag=lag)
+
+    def train() -> None:
+        for index, (real, _) in guard.enumerate(poisoned(data, [bad])):
+            gan.opt_d.zero_grad()
+            guard.backward(gan.disc_loss(real))
+            guard.step(gan.opt_d)
+            gan.opt_g.zero_grad()
+            guard.backward(gan.gen_loss(real))
+            guard.step(gan.opt_g)
+            if index == bad and how == "raise":
+                raise InterruptedError
+            if index == bad:
+                break
+
+    if how == "raise":
+        with pytest.raises(InterruptedError):
+            train()
+    else:
+        train()
+    guard.close()
+    assert differences(gan.state(), clean) == []
+
+
+# --- accumulation ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("lag", [0, 2])
+@pytest.mark.parametrize("step_at_end", [False, True])
+@pytest.mark.parametrize(("count", "bad"), [(12, 4), (10, 4), (10, 7), (11, 4), (20, 14), (20, 19)])
+def test_accumulation_with_batches_left_over(count: int, bad: int, step_at_end: bool, lag: int):
+    data = batches(count)
+    group = [i for i in range(count) if i // 3 == bad // 3]
+    if bad == 19 and not step_at_end:
+        group = [18, 19]  # too few for a step, and bad: nothing of them is left either
+    options = {"accumulate": 3, "step_at_end": step_at_end}
+    clean = Run(**options).bare(without(data, group)).everything()
+    run = Run(**options).guarded(poisoned(data, [bad]), lag=lag)
+    if bad == 19 and not step_at_end:
+        del clean["torch"], clean["python"], clean["numpy"]
+    got = {key: value for key, value in run.everything().items() if key in clean}
+    assert differences(got, clean) == []
+
+
+def test_a_batch_keeps_its_index_when_it_comes_again():
+    run = Run()
+    guard = run.make_guard(lag=2)
+    seen = []
+    for index, batch in guard.enumerate(poisoned(batches(10), [6])):
+        guard.backward(run.loss(batch))
+        guard.step()
+        seen.append(index)
+    assert seen == [0, 1, 2, 3, 4, 5, 6, 7, 8, 7, 8, 9]
+
+
+# --- several steps for one batch -------------------------------------------------------------
+
+
+@pytest.mark.parametrize("lag", [0, 2])
+def test_a_step_that_comes_every_fifth_batch(lag: int):
+    """A critic that steps with every batch, and a generator that does so now and then."""
+    data, bad = list(enumerate(batches(25))), 14
+
+    def train(guarded: bool) -> dict[str, Any]:
+        gan = Gan(fused=True)
+        guard = gan.guard(lag=lag) if guarded else None
+        for index, (real, _) in guard.watch(data) if guard else data:
+            gan.opt_d.zero_grad()
+            loss = gan.disc_loss(real)
+            if guard:
+                guard.backward(loss)
+                guard.step(gan.opt_d)
+            else:
+                loss.backward()
+                gan.opt_d.step()
+            if (index + 1) % 5 or (index == bad and not guard):
+                continue
+            gan.opt_g.zero_grad()
+            loss = gan.gen_loss(real * NAN) * NAN if index == bad else gan.gen_loss(real)
+            if guard:
+                guard.backward(loss)
+                guard.step(gan.opt_g)
+            else:
+                loss.backward()
+                gan.opt_g.step()
+        return gan.state()
+
+    assert differences(train(guarded=True), train(guarded=False)) == []
+
+
+@pytest.mark.parametrize("lag", [0, 2])
+def test_an_unexpected_second_step_that_is_bad_leaves_buffers_finite(lag: int):
+    run = Run(with_ema=False)
+    guard = run.make_guard(lag=lag)
+    for index, (x, y) in enumerate(guard.watch(batches(10))):
+        guard.backward(run.loss((x, y)))
+        guard.step()
+        if index == 6:
+            guard.backward(run.loss((x * NAN, y)))
+            guard.step()
+    guard.close()
+    assert guard.summary().skipped == 1
+    assert all(bool(torch.isfinite(t).all()) for t in run.model.state_dict().values())
+
+
+# --- the rest --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("lag", [0, 2])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16])
+def test_any_default_dtype(dtype: torch.dtype, lag: int):
+    torch.set_default_dtype(dtype)
+    try:
+        model = nn.Linear(4, 2)
+        optimizer = torch.optim.AdamW(model.parameters(), eps=1e-4, fused=True)
+        guard = Guard(model, optimizer, settings=settings(lag=lag))
+        for index, x in enumerate(guard.watch([torch.randn(3, 4) for _ in range(8)])):
+            guard.backward(model(x).pow(2).mean() * (NAN if index == 4 else 1.0))
+            guard.step(max_norm=1.0)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert guard.summary().skipped == 1
+    assert bool(torch.isfinite(model.weight).all())
+
+
+@pytest.mark.parametrize("lag", [0, 2])
+def test_parameters_that_are_unfrozen_with_a_bad_batch(lag: int):
+    """SGD makes a momentum buffer at the first gradient, and fills it only if it steps."""
+    data, bad = list(enumerate(batches(12))), 5
+
+    def train(guarded: bool) -> Any:
+        seed_all(0)
+        model = Net()
+        model.last.requires_grad_(False)
+        groups = [{"params": [*part.parameters()]} for part in (model.first, model.last)]
+        optimizer = torch.optim.SGD(groups, lr=0.1, momentum=0.9, fused=True)
+        guard = Guard(model, optimizer, settings=settings(lag=lag)) if guarded else None
+        # The memory that an unfilled buffer is made of must not happen to be zero.
+        junk = [torch.full(shape, 1e3) for shape in [(4, 24), (4,)] for _ in range(50)]
+        del junk
+        for index, (x, y) in guard.watch(data) if guard else without(data, [bad]):
+            model.last.requires_grad_(index >= bad)
+            loss = F.cross_entropy(model(x), y) * (NAN if index == bad else 1.0)
+            if guard:
+                guard.backward(loss)
+                guard.step()
+                continue
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        return {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
+
+    assert differences(train(guarded=True), train(guarded=False)) == []
+
+
+@pytest.mark.parametrize("lag", [0, 2])
+def test_an_iterator_that_begins_anew_after_its_end(lag: int):
+    class Restarting:
+        def __init__(self) -> None:
+            self.data, self.position = batches(10), 0
+
+        def __iter__(self) -> Any:
+            return self
+
+        def __next__(self) -> Any:
+            if self.position == len(self.data):
+                self.position = 0
+                raise StopIteration
+            self.position += 1
+            return self.data[self.position - 1]
+
+    run = Run()
+    guard = run.make_guard(lag=lag)
+    seen = 0
+    for batch in guard.watch(Restarting()):
+        guard.backward(run.loss(batch))
+        guard.step()
+        seen += 1
+        assert seen <= 10
+    assert seen == 10

@@ -179,6 +179,17 @@ def train_scaled(data: list[Any], *, guarded: bool, fused: bool, lag: int, init:
 
 @pytest.mark.parametrize("lag", [0, 2])
 @pytest.mark.parametrize("fused", [True, False])
+def test_a_bad_first_step_leaves_a_scaler_as_new(fused: bool, lag: int):
+    data = batches(12)
+    options = {"fused": fused, "lag": lag, "init": 2.0**8}
+    expected, _ = train_scaled(data[1:], guarded=False, **options)
+    got, guard = train_scaled(poisoned(data, [0]), guarded=True, **options)
+    assert differences(got, expected) == []
+    assert guard.summary().overflows == 0
+
+
+@pytest.mark.parametrize("lag", [0, 2])
+@pytest.mark.parametrize("fused", [True, False])
 def test_an_overflow_is_the_scalers_own_business_and_a_nan_loss_is_not(fused: bool, lag: int):
     data, bad = batches(20), (0, 6, 7, 13)
     options = {"fused": fused, "lag": lag, "init": 2.0**20}

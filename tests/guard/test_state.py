@@ -255,6 +255,37 @@ def test_resuming_from_disk_in_any_epoch_repeats_the_shuffle(tmp_path: Path, sto
     assert differences(second.everything(), expected) == []
 
 
+@pytest.mark.parametrize("count", [12, 10])
+@pytest.mark.parametrize("accumulate", [1, 3])
+def test_a_checkpoint_taken_between_epochs_repeats_the_shuffle(count: int, accumulate: int):
+    """With 10 batches in threes, one is left over: its step ends in the next epoch."""
+    data = batches(count)
+
+    def train(run: Run, guard: Guard, epochs: int) -> list[float]:
+        seen = []
+        for _ in range(guard.epoch, epochs):
+            for index, batch in guard.enumerate(loader(data)):
+                seen.append(float(batch[0][0, 0]))
+                guard.backward(run.loss(batch))
+                if (index + 1) % accumulate == 0:
+                    guard.step(max_norm=1.0)
+        return seen
+
+    whole = Run(accumulate=accumulate)
+    order = train(whole, whole.make_guard(**SETTINGS), 3)
+    first = Run(accumulate=accumulate)
+    guard = first.make_guard(**SETTINGS)
+    train(first, guard, 1)
+    saved = save(first, guard)
+    second = Run(accumulate=accumulate)
+    guard = second.make_guard(**SETTINGS)
+    load(second, guard, saved)
+    left_over = count % accumulate
+    assert train(second, guard, 3) == order[count - left_over :]
+    parameters = [dict(run.model.named_parameters()) for run in (second, whole)]
+    assert differences(*parameters) == []
+
+
 def test_resume_without_a_snapshot_starts_from_the_beginning(tmp_path: Path):
     run = Run()
     guard = run.make_guard(run_dir=tmp_path)

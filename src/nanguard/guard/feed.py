@@ -52,6 +52,7 @@ class Feed:
         self.draws = draws
         self._trial = 4
         self.dropped = False
+        self._ended = False
         self.position = 0
         now = streams.capture()
         if began is not None:
@@ -72,6 +73,9 @@ class Feed:
         """
         if self._again:
             return self._again.popleft()
+        if self._ended:
+            # Some iterators begin anew when they are asked again after their end.
+            return None
         if self._length is not None and self.position >= self._length:
             self.dropped = self.dropped or self._had_more
             return None
@@ -80,6 +84,7 @@ class Feed:
         before = self._streams.capture() if looks else None
         found, batch = self._draw()
         if not found:
+            self._ended = True
             return None
         if before is not None:
             self._trial -= 1

@@ -7,6 +7,7 @@ a no-op on the device; the host puts its own side back, and the batches are give
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -44,6 +45,8 @@ class Flight:
     Attributes:
         step: Its number among all steps that were tried.
         update: How many updates came before it.
+        epoch: The pass over the data that it began in.
+        began: The random streams at the start of that pass; None outside of a watched loop.
         mark: How the host's side of the run was before it.
         batches: The batches that were given out for it.
         written: The numbers about it that are on the gate's board: the loss and its terms.
@@ -58,6 +61,8 @@ class Flight:
 
     step: int
     update: int
+    epoch: int
+    began: dict[str, Any] | None
     mark: Mark
     batches: list[Drawn] = field(default_factory=list)
     written: dict[str, None] = field(default_factory=dict)
@@ -107,8 +112,8 @@ class Flights:
         self._parts = parts
         self._in_flight: deque[Flight] = deque()
         self._resume: dict[str, Any] | None = None
-        self._steps_here = 0
-        self._single_steps = 0
+        # Whether a loop's body takes several steps, each of which needs a beginning of its own.
+        self._several_steps = len(parts.optimizers) > 1
         # With several ranks it is not looked at: they would have to find out together.
         self._draws: bool | None = None if parts.ranks.world == 1 else False
         self.way_back: WayBack
@@ -117,8 +122,8 @@ class Flights:
         self.steps = self.updates = self.epoch = 0
         self.open: Flight | None = self._new()
 
-    def iterate(self, loader: Iterable[Any]) -> Iterator[Any]:
-        """Yields the batches of one pass, those of gated steps again."""
+    def iterate(self, loader: Iterable[Any]) -> Iterator[tuple[int, Any]]:
+        """Yields the batches of one pass with their indices, those of gated steps again."""
         if self.feed is not None:
             raise UsageError(
                 "guard.watch() was called inside of a loop that is already watched.",
@@ -129,7 +134,7 @@ class Flights:
         finished = False
         try:
             while (drawn := self._next_batch(self.feed)) is not None:
-                yield self._give(drawn)
+                yield drawn[0], self._give(drawn)
             finished = True
         finally:
             self._leave(self.feed, finished=finished)
@@ -137,7 +142,10 @@ class Flights:
     def begin(self) -> Flight:
         """Returns the step that is being built; begins one if there is none."""
         if self.open is None:
-            self.open = self._new()
+            # A second step for one batch, the first time. The buffers that are put back if it is
+            # bad are those from before the batch, as its forward pass has changed them already.
+            self._several_steps = True
+            self.open = self._new(buffers=False)
         return self.open
 
     def ahead(self, lane: int) -> int:
@@ -153,7 +161,6 @@ class Flights:
         """
         self.steps += 1
         self.updates += 1
-        self._steps_here += 1
         self._in_flight.append(flight)
         self.open = None
         self.way_back.after_update(flight, self.updates)
@@ -163,9 +170,8 @@ class Flights:
             return
         if together:
             self.way_back.write_together(self.updates, flight.step)
-        if self.feed is None or self._single_steps < 3:
-            # Another step may follow before the next batch, and it has no other beginning.
-            self.begin()
+        if self.feed is None or self._several_steps:
+            self.open = self._new()
 
     def resolve(self, *, keep: int) -> None:
         """Looks at the oldest steps until so many are left; acts on the first bad one."""
@@ -190,6 +196,7 @@ class Flights:
     def abandon(self) -> None:
         """Ends what is in flight when the loop is left before its end, without the other ranks."""
         self.accept_good()
+        self._end_void()
         if self._in_flight:
             flight = self._in_flight[0]
             reading = flight.read()
@@ -198,11 +205,14 @@ class Flights:
             more = f"; {lost} steps after it did not count either" if lost else ""
             self._close(flight, reading, Action.SKIP)
             self._parts.journal.say(events.LOOP_LEFT(message + more, step=flight.step), Action.SKIP)
+            self._end_void()
         elif self.open is not None and self.open.backwards:
-            # A step that was interrupted half-way leaves nothing behind either.
-            self._parts.unchanged.restore(self.open.mark, streams=self.feed is not None)
-            self._zero_grad()
-        self.open = self.void = None
+            # A step that was interrupted half-way leaves nothing behind either. Batches that were
+            # too few for a last step do, as they would without a guard, unless they were bad.
+            if self.feed is not None or not math.isfinite(float(self._parts.gate["loss"])):
+                self._parts.unchanged.restore(self.open.mark, streams=self.feed is not None)
+                self._zero_grad()
+        self.open = None
 
     def go_to(self, moment: dict[str, Any]) -> None:
         """Continues from a place in the run with the next watched loop."""
@@ -213,17 +223,23 @@ class Flights:
         self._resume = moment
         self.open = self._new()
 
-    def _new(self) -> Flight:
+    def _new(self, *, buffers: bool = True) -> Flight:
         late = self._parts.lag > 0
         unchanged, latch = self._parts.unchanged, self._parts.gate.latch
+        if buffers:
+            unchanged.hold()
         mark = unchanged.mark_for_late_host(latch) if late else unchanged.mark()
-        return Flight(self.steps, self.updates, mark)
+        began = None if self.feed is None else self.feed.began
+        return Flight(self.steps, self.updates, self.epoch, began, mark)
 
     def _new_feed(self, loader: Iterable[Any]) -> Feed:
         # A step that was interrupted half-way may have left the gate closed.
         self._parts.gate.open()
         resume, self._resume = self._resume, None
-        feed = Feed(
+        if resume:
+            # The loader may draw the seed of a shuffle from here.
+            self._parts.streams.restore(resume["mark"]["streams"])
+        return Feed(
             loader,
             ranks=self._parts.ranks,
             keeper=self._parts.keeper,
@@ -232,9 +248,6 @@ class Flights:
             start=resume["position"] if resume else 0,
             began=resume["began"] if resume else None,
         )
-        if resume:
-            self._parts.streams.restore(resume["mark"]["streams"])
-        return feed
 
     def _next_batch(self, feed: Feed) -> Drawn | None:
         self._end_void()
@@ -256,9 +269,6 @@ class Flights:
         self._end_void()
 
     def _give(self, drawn: Drawn) -> Any:
-        if self._steps_here:
-            self._single_steps = self._single_steps + 1 if self._steps_here == 1 else 0
-            self._steps_here = 0
         if self.open is None or not self.open.begun:
             self.open = self._new()
         self.open.batches.append(drawn)

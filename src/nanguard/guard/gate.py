@@ -37,9 +37,11 @@ class Gate:
 
     def __init__(self, device: torch.device) -> None:
         with torch.inference_mode(mode=False):
-            self._board = torch.zeros(_ROOM, device=device)
-            self._limits = torch.full((2,), _LARGEST, device=device)
-            self._judged = torch.zeros(2, device=device)
+            # What a user makes the default dtype may be too narrow for a limit, or for found_inf.
+            plain = {"dtype": torch.float32, "device": device}
+            self._board = torch.zeros(_ROOM, **plain)
+            self._limits = torch.full((2,), _LARGEST, **plain)
+            self._judged = torch.zeros(2, **plain)
             self._bad = torch.zeros(2, dtype=torch.bool, device=device)
         self._on_cuda = device.type == "cuda"
         self._pair = self._board[1:3]
@@ -133,7 +135,7 @@ class Gate:
 
 
 def _pinned() -> tuple[Tensor, torch.cuda.Event]:
-    return torch.empty(_ROOM, pin_memory=True), torch.cuda.Event()
+    return torch.empty(_ROOM, dtype=torch.float32, pin_memory=True), torch.cuda.Event()
 
 
 class Ticket:

@@ -114,6 +114,14 @@ class Guard:
         """
         return Watched(self._flights, loader)
 
+    def enumerate(self, loader: Iterable[Any]) -> Iterator[tuple[int, Any]]:
+        """Yields each batch of a loader with its index in the epoch, for one epoch.
+
+        Other than with ``enumerate(guard.watch(loader))``, a batch that is given out again has
+        the same index again, and a resumed epoch goes on with the index it had come to.
+        """
+        return self._flights.iterate(loader)
+
     def loss(self, **terms: Tensor | float) -> Tensor:
         """Returns the sum of named loss terms; if one goes bad, it is reported by name."""
         total: Tensor | None = None
@@ -265,7 +273,7 @@ class Watched:
         self._loader = loader
 
     def __iter__(self) -> Iterator[Any]:
-        return self._flights.iterate(self._loader)
+        return (batch for _, batch in self._flights.iterate(self._loader))
 
     def __len__(self) -> int:
         return len(self._loader)  # type: ignore[arg-type]

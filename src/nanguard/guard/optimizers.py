@@ -21,12 +21,26 @@ def can_be_gated(optimizer: Optimizer) -> bool:
 
     These are torch's fused Adam, AdamW, SGD and Adagrad. A subclass with a ``step`` of its own
     may not pass the flag on, so it does not count. Neither does an optimizer before its first
-    step: a gated fused SGD would leave momentum buffers behind that were never filled.
+    step, nor SGD while a momentum buffer is missing: gated, it would leave one behind that was
+    never filled.
     """
     fused = all(group.get("fused") is True for group in optimizer.param_groups)
-    own_step = type(optimizer).step not in {kind.step for kind in _FUSED}
-    stateless = all(group.get("momentum") == 0 for group in optimizer.param_groups)
-    return fused and not own_step and (bool(optimizer.state) or stateless)
+    # torch wraps these functions when a first optimizer is made, so they are looked up each time.
+    if not fused or type(optimizer).step not in {kind.step for kind in _FUSED}:
+        return False
+    if isinstance(optimizer, SGD):
+        return all(_has_momentum(optimizer, group) for group in optimizer.param_groups)
+    return bool(optimizer.state)
+
+
+def _has_momentum(optimizer: Optimizer, group: dict[str, Any]) -> bool:
+    """Returns whether every parameter that is about to move has the momentum buffer it needs."""
+    if group["momentum"] == 0:
+        return True
+    return all(
+        p.grad is None or optimizer.state.get(p, {}).get("momentum_buffer") is not None
+        for p in group["params"]
+    )
 
 
 def parameters_of(optimizers: Sequence[Optimizer]) -> list[Tensor]:

@@ -45,8 +45,9 @@ class Place:
         """Returns the place before a step, or the place now."""
         flights = self._flights
         position = flights.feed.upcoming if flights.feed is not None else 0
+        began = flights.feed.began if flights.feed is not None else None
         if before is not None:
-            mark = before.mark.to_dict()
+            mark, began = before.mark.to_dict(), before.began
             position = before.batches[0][0] if before.batches else position
         elif flights.void is not None:
             mark = flights.void.to_dict()
@@ -56,9 +57,9 @@ class Place:
             {
                 "step": flights.steps if before is None else before.step,
                 "update": flights.updates if before is None else before.update,
-                "epoch": flights.epoch,
+                "epoch": flights.epoch if before is None else before.epoch,
                 "position": position,
-                "began": flights.feed.began if flights.feed is not None else None,
+                "began": began,
                 "mark": mark,
             }
         )

@@ -70,8 +70,8 @@ class LossScaling:
 
     def forget(self) -> None:
         """Drops what the scaler recorded about this step and keeps its scale as it is."""
-        if self._scaler is not None and self._scaler._scale is not None:
-            self._scaler.update(self._scaler._scale.clone())
+        if self._scaler is not None:
+            self._scaler._per_optimizer_states.clear()
 
     def state_dict(self) -> dict[str, Any] | None:
         """Returns the scaler's numbers as they lie on the device; None without a scaler."""

@@ -23,11 +23,14 @@ if TYPE_CHECKING:
 # 1.4826 times the median absolute deviation estimates a normal distribution's sigma.
 _SIGMA = 1.4826
 # How rare, per step, a value must be under the run's own tail before it counts as outside it.
-_WARN_ODDS = 1e-4
-_ACT_ODDS = 1e-6
-# How far beyond the largest accepted deviation a value must stand.
-_WARN_RECORDS = 2.0
+_WARN_ODDS = 1e-5
+_ACT_ODDS = 1e-7
+# How many times the largest accepted deviation a value must reach. Logarithms have light tails.
+_WARN_RECORDS = 2.5
+_WARN_RECORDS_OF_LOGS = 2.0
 _ACT_RECORDS = 4.0
+# A young record means little: it counts double when it is the largest of so many deviations.
+_YOUNG = 32
 # Blocks in a row that have to rise before a loss is said to drift; cycles rise for fewer.
 _RISING = 4
 # Accepted values between two looks at the window: its numbers change slowly.
@@ -147,9 +150,10 @@ class SpikeWindow:
         self._unlearned = 0
         self._learn_level()
         tail = _Tail.of(self._deviations.ordered)
-        record = self._deviations.ordered[-1]
+        record = self._deviations.ordered[-1] * (1.0 + _YOUNG / len(self._deviations))
+        warn_records = _WARN_RECORDS_OF_LOGS if self.positive else _WARN_RECORDS
         self._reach = Limits(
-            warn=max(self.warn, tail.reach(_WARN_ODDS), _WARN_RECORDS * record),
+            warn=max(self.warn, tail.reach(_WARN_ODDS), warn_records * record),
             act=max(self.act, tail.reach(_ACT_ODDS), _ACT_RECORDS * record),
         )
         self._set_limits()

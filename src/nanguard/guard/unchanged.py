@@ -75,10 +75,13 @@ class Unchanged:
         if average is not None:
             self._held_average = Held(average.slots, lambda: 0)
 
-    def mark(self) -> Mark:
-        """Remembers what a step changes before its verdict is known, if the host is never late."""
+    def hold(self) -> None:
+        """Copies the tensors that a step changes before its verdict is known."""
         for held in self._held:
             held.mark()
+
+    def mark(self) -> Mark:
+        """Remembers the rest of what such a step changes, if the host is never late."""
         return Mark(self.streams.capture())
 
     def mark_for_late_host(self, latch: Tensor) -> Mark:
