@@ -9,90 +9,29 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from nanguard.errors import NonFiniteError, UsageError
 from nanguard.guard import events
 from nanguard.guard.feed import Feed
+from nanguard.guard.flight import Flight
 from nanguard.guard.incidents import examine
-from nanguard.guard.judge import Reading, StepLimits
 from nanguard.guard.policy import Action, Trouble
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from torch import Tensor
-
     from nanguard.guard.batches import Kept
     from nanguard.guard.feed import Drawn
-    from nanguard.guard.gate import Gate, Ticket
+    from nanguard.guard.judge import Reading
     from nanguard.guard.parts import Parts
     from nanguard.guard.unchanged import Mark
     from nanguard.guard.wayback import WayBack
-    from nanguard.recovery.memory import Snapshot
 
 _ADVICE = (
     "The weights are those of the last good step or snapshot and can be saved. Look at the batch "
     "and the values named above; guard.summary() lists what happened before."
 )
-
-
-@dataclass(slots=True)
-class Flight:
-    """One step, from its first batch until the host knows how it went.
-
-    Attributes:
-        step: Its number among all steps that were tried.
-        update: How many updates came before it.
-        epoch: The pass over the data that it began in.
-        began: The random streams at the start of that pass; None outside of a watched loop.
-        mark: How the host's side of the run was before it.
-        batches: The batches that were given out for it.
-        written: The numbers about it that are on the gate's board: the loss and its terms.
-        backwards: How often backward was called.
-        lane: Which optimizers it steps: the index of one, or -1 for all of them.
-        limits: What its loss and gradient norm are held to.
-        lr: Its learning rate.
-        tickets: Its numbers, on their way to the host.
-        suspects: The parameters whose gradients the host saw to be bad.
-        snapshot: A snapshot taken after it, good only if the step is.
-    """
-
-    step: int
-    update: int
-    epoch: int
-    began: dict[str, Any] | None
-    mark: Mark
-    batches: list[Drawn] = field(default_factory=list)
-    written: dict[str, None] = field(default_factory=dict)
-    backwards: int = 0
-    lane: int = -1
-    limits: StepLimits = field(default_factory=StepLimits)
-    lr: float | None = None
-    tickets: list[Ticket] = field(default_factory=list)
-    suspects: list[str] = field(default_factory=list)
-    snapshot: Snapshot | None = None
-
-    @property
-    def begun(self) -> bool:
-        """Whether anything belongs to it yet."""
-        return bool(self.batches or self.written)
-
-    def sum(self, gate: Gate, name: str, value: Tensor) -> None:
-        """Adds to one of its numbers, on the gate's board."""
-        if name in self.written:
-            gate.add(name, value)
-        else:
-            self.written[name] = None
-            gate.write(name, value)
-
-    def read(self) -> Reading:
-        """Returns its numbers; waits for the device if they are not there yet."""
-        values: dict[str, float] = {}
-        for ticket in self.tickets:
-            values.update(ticket.read())
-        return Reading.of(values)
 
 
 class Flights:
@@ -206,13 +145,20 @@ class Flights:
             self._close(flight, reading, Action.SKIP)
             self._parts.journal.say(events.LOOP_LEFT(message + more, step=flight.step), Action.SKIP)
             self._end_void()
-        elif self.open is not None and self.open.backwards:
-            # A step that was interrupted half-way leaves nothing behind either. Batches that were
-            # too few for a last step do, as they would without a guard, unless they were bad.
-            if self.feed is not None or not math.isfinite(float(self._parts.gate["loss"])):
-                self._parts.unchanged.restore(self.open.mark, streams=self.feed is not None)
-                self._zero_grad()
+        elif self.open is not None and self._is_unwanted(self.open):
+            self._parts.unchanged.restore(self.open.mark, streams=self.feed is not None)
+            self._zero_grad()
         self.open = None
+
+    def _is_unwanted(self, flight: Flight) -> bool:
+        """Returns whether a step that never came to its end is to leave nothing behind.
+
+        One that was interrupted is. Batches that were too few for a last step are not, as they
+        would not be without a guard, unless they are bad.
+        """
+        if not flight.backwards:
+            return False
+        return self.feed is not None or not math.isfinite(float(self._parts.gate["loss"]))
 
     def go_to(self, moment: dict[str, Any]) -> None:
         """Continues from a place in the run with the next watched loop."""

@@ -38,10 +38,9 @@ class Gate:
     def __init__(self, device: torch.device) -> None:
         with torch.inference_mode(mode=False):
             # What a user makes the default dtype may be too narrow for a limit, or for found_inf.
-            plain = {"dtype": torch.float32, "device": device}
-            self._board = torch.zeros(_ROOM, **plain)
-            self._limits = torch.full((2,), _LARGEST, **plain)
-            self._judged = torch.zeros(2, **plain)
+            self._board = torch.zeros(_ROOM, dtype=torch.float32, device=device)
+            self._limits = torch.full((2,), _LARGEST, dtype=torch.float32, device=device)
+            self._judged = torch.zeros(2, dtype=torch.float32, device=device)
             self._bad = torch.zeros(2, dtype=torch.bool, device=device)
         self._on_cuda = device.type == "cuda"
         self._pair = self._board[1:3]

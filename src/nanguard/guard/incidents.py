@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from torch.optim import Optimizer
 
     from nanguard.findings import Finding
-    from nanguard.guard.flights import Flight
+    from nanguard.guard.flight import Flight
     from nanguard.guard.judge import Reading
     from nanguard.guard.parts import Parts
     from nanguard.guard.ranks import Ranks

@@ -8,7 +8,8 @@ from nanguard.errors import UsageError
 from nanguard.guard.rng import from_portable, portable
 
 if TYPE_CHECKING:
-    from nanguard.guard.flights import Flight, Flights
+    from nanguard.guard.flight import Flight
+    from nanguard.guard.flights import Flights
     from nanguard.guard.parts import Parts
 
 

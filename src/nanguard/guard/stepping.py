@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from torch import Tensor
     from torch.optim import Optimizer
 
-    from nanguard.guard.flights import Flight, Flights
+    from nanguard.guard.flight import Flight
+    from nanguard.guard.flights import Flights
     from nanguard.guard.parts import Parts
 
 

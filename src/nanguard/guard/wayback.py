@@ -8,7 +8,7 @@ from nanguard.guard import events
 from nanguard.recovery.manager import GUARD
 
 if TYPE_CHECKING:
-    from nanguard.guard.flights import Flight
+    from nanguard.guard.flight import Flight
     from nanguard.guard.parts import Parts
     from nanguard.guard.place import Place
     from nanguard.recovery.manager import Recovery
