@@ -64,17 +64,17 @@ class RunRecord:
     def epoch(self, row: Mapping[str, Any]) -> None:
         """Adds a row to ``training_history.csv``, with a new column where a name is new."""
         path = self.folder / HISTORY
-        rows = _read_rows(path)
-        rows.append({key: str(_plain(value)) for key, value in row.items()})
-        columns = list(dict.fromkeys(key for row in rows for key in row))
         temporary = path.with_suffix(".csv.tmp")
         try:
+            rows = _read_rows(path)
+            rows.append({key: str(_plain(_value(value))) for key, value in row.items()})
+            columns = list(dict.fromkeys(key for row in rows for key in row))
             with temporary.open("w", newline="", encoding="utf-8") as file:
                 writer = csv.DictWriter(file, columns, restval="")
                 writer.writeheader()
                 writer.writerows(rows)
             temporary.replace(path)
-        except OSError as error:
+        except (OSError, ValueError, TypeError, csv.Error) as error:
             self._fail(error)
 
     def close(self) -> None:
@@ -113,10 +113,11 @@ class RunRecord:
                 self.lost += len(lines)
                 self._fail(error)
 
-    def _fail(self, error: OSError) -> None:
+    def _fail(self, error: Exception) -> None:
         if not self._failed:
             self._failed = True
-            self._on_failure(f"the run record in {self.folder} ({error.strerror or error})")
+            why = getattr(error, "strerror", None) or error
+            self._on_failure(f"the run record in {self.folder} ({why})")
 
 
 def _end(lines: queue.Queue[Any], thread: threading.Thread) -> None:
@@ -145,6 +146,11 @@ def _read_rows(path: Path) -> list[dict[str, str]]:
             return [dict(row) for row in csv.DictReader(file)]
     except FileNotFoundError:
         return []
+
+
+def _value(value: Any) -> Any:
+    """Returns the number in a tensor or array of one."""
+    return value.item() if hasattr(value, "item") else value
 
 
 def _encode(line: dict[str, Any]) -> str:

@@ -61,7 +61,7 @@ class Injection:
         if self.fault == "spike":
             return tensor * self.factor
         spoilt = tensor.clone()
-        spoilt.view(-1)[0] = float(self.fault)
+        spoilt[(0,) * spoilt.dim()] = float(self.fault)
         return spoilt
 
     def spoil_loss(self, loss: Tensor) -> Tensor:
@@ -180,7 +180,7 @@ def _spoilt_gradient(
 
 
 def _find(model: nn.Module, parameter: str) -> Tensor:
-    known = named([model], buffers=False)
+    known = named([model])
     if parameter in known and not hasattr(known[parameter], "to_local"):
         return known[parameter]
     why = "is sharded" if parameter in known else "does not exist"

@@ -26,6 +26,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.nn.parallel import DistributedDataParallel
 
 from nanguard import Guard, NonFiniteError, Settings
+from nanguard.errors import SnapshotError
 from nanguard.numerics import local, whole
 from nanguard.testing import inject
 from tests.training import NAN, Net, batches, seed_all
@@ -319,7 +320,12 @@ def poison_on_one_shard() -> Any:
     settings = Settings(
         **{**WARM, "snapshot_every": 2, "disk_every": 2, "scan_every": 1000, "lag": 2}
     )
-    guard = Guard(model, optimizer, run_dir=shared[0], settings=settings)
+    written: list[list[str]] = []
+
+    def look(_event: Any) -> None:
+        written.append(sorted(p.name for p in (Path(shared[0]) / "snapshots").iterdir()))
+
+    guard = Guard(model, optimizer, run_dir=shared[0], settings=settings, on_event=look)
     for index, (x, y) in enumerate(guard.watch(my_batches(14))):
         guard.backward(F.cross_entropy(model(x), y))
         guard.step(max_norm=1.0)
@@ -332,7 +338,7 @@ def poison_on_one_shard() -> Any:
         "events": [e.finding.name for e in summary.events],
         "rollbacks": summary.rollbacks,
         "digest": digest(model, optimizer),
-        "written": sorted(p.name for p in (Path(shared[0]) / "snapshots").iterdir()),
+        "written": written[0],
     }
 
 
@@ -363,7 +369,69 @@ def scaler_scenarios() -> dict[str, Any]:
         left = [b for i, b in enumerate(data) if i not in (2, 7)]
         return {"bad": train_scaled(data, (2, 7)), "clean": train_scaled(left, ())}
 
-    return {"grad scaler": scenario, "plain model": lambda: plain_model()}
+    return {
+        "grad scaler": scenario,
+        "plain model": plain_model,
+        "state on one rank": state_on_one_rank,
+        "plateau": plateau,
+        "folders of their own": folders_of_their_own,
+    }
+
+
+def state_on_one_rank() -> Any:
+    """Rank 0 alone takes a checkpoint after every step, while a cut learning rate climbs back."""
+    model = build("ddp")
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, fused=True)
+    settings = Settings(lag=2, max_skips=0, lr_climb_after=3, snapshot_every=0)
+    guard = Guard(model, optimizer, settings=settings)
+    with inject(guard, "nan", into="loss", step=6):
+        for x, y in guard.watch(my_batches(16)):
+            guard.backward(F.cross_entropy(model(x), y))
+            guard.step()
+            if dist.get_rank() == 0:
+                guard.state_dict()
+    guard.close()
+    weights = torch.cat([p.detach().flatten() for p in model.parameters()])
+    both = [torch.empty_like(weights) for _ in range(2)]
+    dist.all_gather(both, weights)
+    return {"same": torch.equal(*both), **guard.summary().counts()}
+
+
+def plateau() -> Any:
+    """The ranks have different losses; their schedulers must not draw different conclusions."""
+    model = build("ddp")
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=0, threshold=0.03)
+    guard = Guard(
+        model, optimizer, scheduler=scheduler, scheduler_every="epoch", settings=Settings(**WARM)
+    )
+    for _ in range(8):
+        for x, y in guard.watch(my_batches(4)):
+            guard.backward(F.cross_entropy(model(x), y))
+            guard.step()
+        guard.end_epoch()
+    guard.close()
+    return {"lr": optimizer.param_groups[0]["lr"]}
+
+
+def folders_of_their_own() -> Any:
+    """Machines without a shared disk: only the first rank finds a snapshot."""
+    folder, error = tempfile.mkdtemp(), ""
+    for _ in range(2):
+        model = build("ddp")
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+        settings = Settings(**{**WARM, "snapshot_every": 4, "disk_every": 4})
+        guard = Guard(model, optimizer, run_dir=folder, settings=settings)
+        try:
+            guard.resume()
+        except SnapshotError as failed:
+            error = str(failed)
+            break
+        for x, y in guard.watch(my_batches(6)):
+            guard.backward(F.cross_entropy(model(x), y))
+            guard.step()
+        guard.close()
+    return {"told": error}
 
 
 def plain_model() -> Any:

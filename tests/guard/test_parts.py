@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -99,9 +100,55 @@ class Equal(AveragedModel):
         return self.state_dict()
 
 
+class Rebinding(UpdateAlone):
+    """Makes a new list of new tensors at every update."""
+
+    def update(self, parameters: Any = None) -> None:
+        theirs = self.source[0].parameters()
+        self.num_updates += 1
+        self.shadow = [0.9 * m + 0.1 * t.detach() for m, t in zip(self.shadow, theirs, strict=True)]
+
+
+class InATuple(UpdateAlone):
+    """Keeps its tensors in a tuple, in an object of its own."""
+
+    class Box:
+        def __init__(self, tensors: Any) -> None:
+            self.tensors = tuple(tensors)
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__(model)
+        self.box, self.shadow = InATuple.Box(self.shadow), []
+
+    def update(self, parameters: Any = None) -> None:
+        with torch.no_grad():
+            for mine, theirs in zip(self.box.tensors, self.source[0].parameters(), strict=True):
+                mine.lerp_(theirs, 0.1)
+
+    def state(self) -> Any:
+        return {"tensors": self.box.tensors}
+
+
+def test_an_ema_without_tensors_is_refused():
+    class Blind:
+        def update(self) -> None:
+            """Averages nothing."""
+
+    model = Net()
+    guard = Guard(model, torch.optim.SGD(model.parameters(), lr=0.1), ema=Blind())
+    for x, y in guard.watch(batches(1)):
+        guard.backward(F.cross_entropy(model(x), y))
+        with pytest.raises(ValueError, match="finds no tensors in the EMA of type Blind"):
+            guard.step()
+
+
 @pytest.mark.parametrize("lag", [0, 2])
 @pytest.mark.parametrize(
-    "kind", [UpdateWithModel, UpdateAlone, StepWithParameters, Averaged, Equal, tuple]
+    "kind",
+    [
+        *(UpdateWithModel, UpdateAlone, StepWithParameters, Rebinding, InATuple),
+        *(Averaged, Equal, tuple),
+    ],
 )
 def test_every_form_of_ema_is_untouched_by_a_bad_step(kind: Any, lag: int):
     data, bad = batches(16), (0, 5, 6, 15)
@@ -123,7 +170,7 @@ def test_every_form_of_ema_is_untouched_by_a_bad_step(kind: Any, lag: int):
             state = given.state
             update = {
                 UpdateWithModel: lambda: given.update(model),
-                UpdateAlone: lambda: given.update(),
+                **dict.fromkeys((UpdateAlone, Rebinding, InATuple), lambda: given.update()),
                 StepWithParameters: lambda: given.step(model.parameters()),
             }.get(kind, lambda: given.update_parameters(model))
         guard = None
@@ -279,6 +326,55 @@ def test_which_optimizers_can_be_gated():
         assert can_be_gated(optimizer) == gated, optimizer
 
 
+@pytest.mark.parametrize("scheduled", [False, True])
+def test_a_step_that_was_replaced_on_the_instance_cannot_be_gated(scheduled: bool):
+    model = Net()
+    optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+    if scheduled:
+        torch.optim.lr_scheduler.StepLR(optimizer, 10)  # wraps optimizer.step, which is harmless
+    model(batches(1)[0][0]).sum().backward()
+    optimizer.step()
+    assert can_be_gated(optimizer)
+    original = optimizer.step
+    optimizer.step = lambda closure=None: original(closure)
+    assert not can_be_gated(optimizer)
+
+
+def test_parameters_that_are_swapped_for_as_many_others_are_judged():
+    first, second = nn.Linear(8, 4), nn.Linear(8, 4)
+    optimizer = torch.optim.SGD(first.parameters(), lr=0.1)
+    guard = Guard([first, second], optimizer, settings=Settings(**QUIET))
+    for index, (x, y) in enumerate(guard.watch(batches(8))):
+        if index == 3:
+            optimizer.param_groups[0]["params"] = list(second.parameters())
+        loss = F.cross_entropy((first if index < 3 else second)(x), y)
+        if index == 5:
+            second.weight.register_hook(lambda grad: grad * NAN)
+        guard.backward(loss)
+        guard.step(max_norm=1.0)
+    assert guard.summary().skipped == 3
+    assert bool(torch.isfinite(second.weight).all())
+
+
+def test_another_optimizer_is_refused():
+    model = Net()
+    guard = Guard(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    other = torch.optim.SGD(model.parameters(), lr=0.1)
+    for x, y in guard.watch(batches(1)):
+        guard.backward(F.cross_entropy(model(x), y))
+        with pytest.raises(ValueError, match="SGD is not one of the guard's 1 optimizers"):
+            guard.step(other)
+
+
+def test_a_norm_given_as_a_number():
+    model = Net()
+    guard = Guard(model, torch.optim.SGD(model.parameters(), lr=0.1), settings=Settings(**QUIET))
+    for norm, (x, y) in zip([1.0, NAN, 2.0], guard.watch(batches(3)), strict=True):
+        guard.backward(F.cross_entropy(model(x), y))
+        guard.step(grad_norm=norm)
+    assert guard.summary().skipped == 1
+
+
 # --- held tensors ----------------------------------------------------------------------------
 
 
@@ -293,6 +389,7 @@ def test_held_tensors_follow_the_latch(latch: float):
     }
     held = Held(lambda: [(box, key) for key in box], lambda: len(box))
     held.mark()
+    shape = held.shape
     before = {key: None if value is None else value.clone() for key, value in box.items()}
     for key, bad in [("float", NAN), ("half", INF), ("count", 99), ("bool", True)]:
         box[key].fill_(bad)
@@ -304,7 +401,10 @@ def test_held_tensors_follow_the_latch(latch: float):
         for key in ("float", "half", "count")
     )
     assert torch.equal(box["bool"], expected["bool"])
-    held.restore()
+    box["float"], box["nothing"], box["new"] = torch.zeros(9), torch.zeros(1), torch.zeros(1)
+    held.restore(shape)
+    assert box.keys() == before.keys()
+    assert box["nothing"] is None
     assert (
         differences(
             {k: v for k, v in box.items() if v is not None},
@@ -345,6 +445,23 @@ def test_a_keeper_stops_copying_when_a_loader_gives_new_memory():
     assert copied == [True, True, True, False, False]
 
 
+def test_numpy_batches_come_again_as_they_were():
+    rng = np.random.default_rng(0)
+    data = [rng.normal(size=(16, 8)).astype("float32") for _ in range(12)]
+    ends = []
+    for lag in (0, 2):
+        seed_all(0)
+        model = nn.Linear(8, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, fused=True)
+        guard = Guard(model, optimizer, settings=Settings(**QUIET, lag=lag))
+        for index, x in guard.enumerate([x.copy() for x in data]):
+            x *= 3.0  # in place, and past torch
+            guard.backward(model(torch.from_numpy(x)).pow(2).mean() * (NAN if index == 7 else 1))
+            guard.step()
+        ends.append(model.weight.detach().clone())
+    assert torch.equal(*ends)
+
+
 def test_a_reference_that_was_overwritten_is_stale():
     keeper = Keeper(trial=0)
     buffer = torch.ones(3)
@@ -371,6 +488,14 @@ def test_injecting_into_a_run_without_a_guard(into: Any):
             assert broken == (index >= 2)
             optimizer.step()
     assert injection.fired == 1
+
+
+def test_injecting_into_a_tensor_of_any_layout():
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten(), nn.LazyLinear(2))
+    x = torch.randn(2, 3, 8, 8).to(memory_format=torch.channels_last)
+    model(x)
+    with inject(model, "nan", into="input", step=0):
+        assert not bool(torch.isfinite(model(x)).all())
 
 
 def test_injecting_into_tokens_says_what_to_do():

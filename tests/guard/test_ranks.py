@@ -172,9 +172,26 @@ def test_poison_in_the_shard_of_one_rank_is_never_written_by_any():
     both = of("fsdp", "poison on one shard")
     for rank in both:
         assert "snapshot-not-finite" in rank["events"]
-        assert not any("update-8" in name for name in rank["written"])
+        assert [name[-8:] for name in rank["written"]] == ["update-2", "update-4"]
+        assert rank["rollbacks"] == 1
     assert both[0]["events"] == both[1]["events"]
     assert both[0]["digest"] == both[1]["digest"]
+
+
+def test_a_checkpoint_taken_on_one_rank_alone_changes_nothing():
+    for rank in of("other", "state on one rank"):
+        assert rank["lr_cuts"] == 1
+        assert rank["same"]
+
+
+def test_a_plateau_scheduler_hears_the_same_on_every_rank():
+    both = of("other", "plateau")
+    assert both[0]["lr"] == both[1]["lr"] < 1e-2
+
+
+def test_ranks_that_see_different_folders_are_told_so():
+    for rank in of("other", "folders of their own"):
+        assert "the ranks found those of updates [4, None]" in rank["told"]
 
 
 def test_with_a_grad_scaler_the_ranks_agree_too():

@@ -16,10 +16,11 @@ from typing import Any
 import pytest
 import torch
 
+from nanguard import Guard, Settings
 from nanguard.errors import SnapshotError
 from nanguard.recovery import disk
 from nanguard.recovery.disk import DiskSnapshots, finished, load_tree, remove_leftovers, verify
-from tests.training import Run, batches
+from tests.training import Net, Run, batches, differences
 
 ROOT = Path(__file__).parents[2]
 
@@ -35,11 +36,18 @@ def snapshots(folder: Path, keep: int = 3) -> DiskSnapshots:
     return made
 
 
+def newest(made: DiskSnapshots) -> Any:
+    """Returns manifest and state of the newest snapshot that can be used."""
+    used: list[Any] = []
+    manifest = made.load_last_good(used.append)
+    return manifest, used[-1]
+
+
 def test_what_was_written_comes_back(tmp_path: Path):
     made = snapshots(tmp_path)
     path = made.write(tree(3), update=3, step=4)
     assert sorted(p.name for p in path.iterdir()) == ["manifest.json", "state.pt"]
-    manifest, loaded = made.load_last_good()
+    manifest, loaded = newest(made)
     assert (manifest["update"], manifest["step"]) == (3, 4)
     assert torch.equal(loaded["parameters"]["w"], torch.full((1000,), 3.0))
 
@@ -52,7 +60,7 @@ def test_rotation_keeps_the_newest_also_after_a_rollback(tmp_path: Path):
         "snapshot-000004-update-15",
         "snapshot-000005-update-25",
     ]
-    assert made.load_last_good()[0]["update"] == 25
+    assert newest(made)[0]["update"] == 25
     assert list(tmp_path.glob(".*")) == []
 
 
@@ -86,10 +94,132 @@ def damage_schema(path: Path) -> None:
     (path / "manifest.json").write_text(json.dumps(manifest))
 
 
+def damage_no_update(path: Path) -> None:
+    manifest = json.loads((path / "manifest.json").read_text())
+    del manifest["update"]
+    (path / "manifest.json").write_text(json.dumps(manifest))
+
+
+def damage_nested(path: Path) -> None:
+    (path / "manifest.json").write_text("[" * 100_000)
+
+
+def damage_pipe(path: Path) -> None:
+    (path / "manifest.json").unlink()
+    os.mkfifo(path / "manifest.json")
+
+
+def damage_loop(path: Path) -> None:
+    (path / "state.pt").unlink()
+    (path / "state.pt").symlink_to(path / "state.pt")
+
+
+def damage_pipe_member(path: Path) -> None:
+    (path / "state.pt").unlink()
+    os.mkfifo(path / "state.pt")
+
+
+DAMAGES = [value for name, value in list(globals().items()) if name.startswith("damage_")]
+
+
+def test_if_no_snapshot_can_be_used_nothing_begins_anew_in_silence(tmp_path: Path):
+    made = snapshots(tmp_path)
+    assert made.load_last_good(lambda _: None) is None
+    damage_flip(made.write(tree(1), update=1, step=1))
+    with pytest.raises(SnapshotError, match="does not match its checksum"):
+        made.load_last_good(lambda _: None)
+
+
+def test_folders_that_only_look_like_snapshots_are_no_business_of_ours(tmp_path: Path):
+    made = snapshots(tmp_path)
+    made.write(tree(1), update=1, step=1)
+    for name in ("snapshot-²-update-3", "snapshot-x", "snapshot-000009", "snapshot-1-update-2-old"):
+        (tmp_path / name).mkdir()
+    (tmp_path / ".snapshot-1-update-1.99999999999999999999999.tmp").mkdir()
+    remove_leftovers(tmp_path)
+    made.write(tree(2), update=2, step=2)
+    assert [path.name for path in finished(tmp_path)] == [
+        "snapshot-000001-update-1",
+        "snapshot-000002-update-2",
+    ]
+
+
+def spoil_learned(state: Any) -> None:
+    del state["guard"]["learned"]
+
+
+def spoil_optimizer(state: Any) -> None:
+    del state["optimizer-0"]["state"]
+
+
+def spoil_kind(state: Any) -> None:
+    state["parameters"] = [1, 2]
+
+
+def spoil_values(state: Any) -> None:
+    state["parameters"]["first.weight"][0, 0] = float("nan")
+
+
+def spoil_everything(state: Any) -> None:
+    state.clear()
+
+
 @pytest.mark.parametrize(
-    "damage",
-    [damage_truncate, damage_flip, damage_manifest, damage_missing, damage_escape, damage_schema],
+    "spoil", [spoil_learned, spoil_optimizer, spoil_kind, spoil_values, spoil_everything]
 )
+def test_a_state_that_does_not_fit_is_passed_over_and_changes_nothing(spoil: Any, tmp_path: Path):
+    """Whole by its checksums, but made by someone else."""
+    run = Run()
+    guard = run.make_guard(run_dir=tmp_path, snapshot_every=2, disk_every=2)
+    for batch in guard.watch(batches(4)):
+        guard.backward(run.loss(batch))
+        guard.step()
+    guard.close()
+    made = snapshots(tmp_path / "snapshots", keep=5)
+    state = newest(made)[1]
+    spoil(state)
+    made.write(state, update=9, step=9)
+    fresh = Run()
+    guard = fresh.make_guard(run_dir=tmp_path, snapshot_every=2, disk_every=2)
+    assert guard.resume()
+    assert guard.updates == 4
+    for path in finished(tmp_path / "snapshots")[:2]:
+        damage_missing(path)
+    fresh = Run()
+    before = fresh.everything()
+    guard = fresh.make_guard(run_dir=tmp_path, snapshot_every=2, disk_every=2)
+    with pytest.raises(SnapshotError):
+        guard.resume()
+    assert differences(fresh.everything(), before) == []
+
+
+def test_a_state_that_cannot_be_written_is_said_and_ends_nothing(tmp_path: Path):
+    class Odd:
+        optimizer = None
+
+        def step(self) -> None:
+            """Schedules nothing."""
+
+        def state_dict(self) -> Any:
+            return {"function": lambda: 1}
+
+        def load_state_dict(self, state: Any) -> None:
+            raise AssertionError
+
+    model = Net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    settings = Settings(snapshot_every=2, disk_every=2)
+    guard = Guard(model, optimizer, scheduler=Odd(), run_dir=tmp_path, settings=settings)
+    for x, y in guard.watch(batches(6)):
+        guard.backward(torch.nn.functional.cross_entropy(model(x), y))
+        guard.step()
+    guard.close()
+    message = guard.summary().events[0].finding.message
+    assert "scheduler-0/function is of type function" in message
+    assert guard.summary().applied == 6
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
 def test_a_damaged_snapshot_is_passed_over_with_a_warning(
     damage: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ):
@@ -100,7 +230,7 @@ def test_a_damaged_snapshot_is_passed_over_with_a_warning(
     with pytest.raises(SnapshotError):
         verify(newest)
     with caplog.at_level(logging.WARNING, logger="nanguard"):
-        manifest, _ = made.load_last_good()
+        manifest = made.load_last_good(lambda state: None)
     assert manifest["update"] == 1
     assert "snapshot passed over" in caplog.text
 
@@ -138,7 +268,7 @@ def test_a_write_that_fails_leaves_nothing_behind(tmp_path: Path, monkeypatch: A
         made.write(tree(2), update=2, step=2)
     monkeypatch.undo()
     assert [p.name for p in tmp_path.iterdir()] == ["snapshot-000001-update-1"]
-    assert made.load_last_good()[0]["update"] == 1
+    assert newest(made)[0]["update"] == 1
 
 
 FULL_DISK = """
@@ -215,7 +345,7 @@ def test_kill_9_at_any_moment_never_loses_the_last_good_snapshot(tmp_path: Path)
         env=environment,
     )
     assert zygote.stdout.readline().strip() == "ready"
-    folder, newest, unfinished = tmp_path / "run", 0, 0
+    folder, last, unfinished = tmp_path / "run", 0, 0
     made = snapshots(folder / "snapshots", keep=2)
     try:
         for round_ in range(40):
@@ -226,19 +356,19 @@ def test_kill_9_at_any_moment_never_loses_the_last_good_snapshot(tmp_path: Path)
             os.kill(child, signal.SIGKILL)
             assert zygote.stdout.readline().strip() == "dead"
             unfinished += len(list((folder / "snapshots").glob(".*")))
-            found = made.load_last_good()
-            if newest:
-                assert found is not None, f"round {round_} lost everything"
-            if found is not None:
-                manifest, state = found
-                assert manifest["update"] >= newest, "an older snapshot than before"
-                newest = manifest["update"]
-                assert state["guard"]["moment"]["update"] == newest
+            states: list[Any] = []
+            manifest = made.load_last_good(states.append)
+            if last:
+                assert manifest is not None, f"round {round_} lost everything"
+            if manifest is not None:
+                assert manifest["update"] >= last, "an older snapshot than before"
+                last = manifest["update"]
+                assert states[-1]["guard"]["moment"]["update"] == last
     finally:
         zygote.stdin.close()
         zygote.stdout.close()
         zygote.wait(timeout=30)
-    assert newest > 20, "the runs did get somewhere"
+    assert last > 20, "the runs did get somewhere"
     assert unfinished > 0, "some runs were killed while they were writing"
 
 

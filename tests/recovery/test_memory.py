@@ -12,16 +12,17 @@ from torch.optim.swa_utils import AveragedModel
 from nanguard import Guard, Settings
 from nanguard.recovery import manager
 from nanguard.recovery.memory import MemorySnapshots
-from nanguard.recovery.state import map_tensors, tensors_in
-from tests.training import NAN, Net, batches
+from nanguard.recovery.state import TrainingState, map_tensors, tensors_in
+from tests.training import INF, NAN, Net, batches
 
 GOOD = torch.zeros((), dtype=torch.bool)
 
 
-def snapshots(slots: int = 2, exempt: tuple[str, ...] = ()) -> MemorySnapshots:
-    return MemorySnapshots(
-        slots=slots, copied_at_once=("b",), exempt=frozenset(exempt), agree=lambda bad: bad
-    )
+def snapshots(slots: int = 2) -> MemorySnapshots:
+    def floats(tree: dict[str, Any]) -> dict[str, torch.Tensor]:
+        return {path: t for path, t in tensors_in(tree) if t.is_floating_point()}
+
+    return MemorySnapshots(slots=slots, copied_at_once=("b",), floats=floats, agree=lambda bad: bad)
 
 
 def tree(value: float) -> dict[str, Any]:
@@ -57,11 +58,24 @@ def test_a_state_that_is_not_finite_never_becomes_good(place: str, bad: float):
     assert kept.last_good.tree["a"]["w"].tolist() == [3, 3, 3]
 
 
-def test_intended_infinities_are_exempt():
-    kept = snapshots(exempt=("b/m",))
-    live = tree(1.0)
-    live["b"]["m"].fill_(float("-inf"))
-    assert kept.settle(kept.take(live, 1, 0, GOOD), good=True)
+def test_what_began_infinite_or_was_made_later_may_be_infinite():
+    class Fixed:
+        def __init__(self, tensors: dict[str, torch.Tensor]) -> None:
+            self.tensors = tensors
+
+        def state_dict(self) -> dict[str, torch.Tensor]:
+            return dict(self.tensors)
+
+        def load_state_dict(self, state: Any) -> None:
+            raise AssertionError
+
+    buffers = Fixed({"mask": torch.tensor([0.0, -INF]), "mean": torch.zeros(2)})
+    optimizer = Fixed({})
+    state = TrainingState({"buffers": buffers, "optimizer-0": optimizer})
+    buffers.tensors["later"] = torch.tensor([INF])
+    optimizer.tensors["exp_avg"] = torch.tensor([1.0])
+    assert list(state.floats(state.tree())) == ["buffers/mean", "optimizer-0/exp_avg"]
+    assert list(state.finite_buffers()) == ["mean"]
 
 
 def test_a_snapshot_whose_step_was_bad_is_dropped_and_its_memory_used_again():

@@ -17,6 +17,8 @@ import torch
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
+    from torch import Tensor
+
 # How deep the containers of a batch may nest; what lies deeper is kept by reference.
 _DEPTH = 8
 
@@ -29,8 +31,9 @@ class Keeper:
         reason: Why copying is needed for good; None while it is not.
     """
 
-    def __init__(self, trial: int) -> None:
+    def __init__(self, trial: int, *, late: bool = True) -> None:
         self._trial = trial
+        self._late = late
         self._recent: list[Kept] = []
         self.reason: str | None = None
 
@@ -46,6 +49,8 @@ class Keeper:
             batch: The batch as the loader gave it.
             others: The batches still kept, whose memory the loader must not have used again.
         """
+        if not self._late:
+            return Kept(batch, follow=False)
         new = Kept(batch, copied=self.copying)
         for kept in (*others, *self._recent):
             if not new.memory.isdisjoint(kept.memory) and not kept.intact():
@@ -73,14 +78,16 @@ class Kept:
         memory: The addresses its arrays lie at.
         copied: Whether the arrays were copied.
         stale: Whether it is no longer what was drawn, because a reference was overwritten.
+
+    Without ``follow`` it is handed on as it is, for a host that is never late.
     """
 
-    def __init__(self, batch: Any, *, copied: bool) -> None:
+    def __init__(self, batch: Any, *, copied: bool = False, follow: bool = True) -> None:
         self.copied = copied
         self.stale = False
         self._given: Any = batch
         self._arrays: list[Any] = []
-        self._batch = rebuild(batch, self._take_in)
+        self._batch = rebuild(batch, self._take_in) if follow else None
         self._versions = _versions(self._arrays)
         self.memory = {_address(array) for array in self._arrays} - {0}
 
@@ -108,7 +115,10 @@ class Kept:
         return self._leaf(array)
 
     def _leaf(self, array: Any) -> Any:
-        return _copy(array) if self.copied else _reference(array)
+        # NumPy keeps no account of who wrote to an array, so those are always copied.
+        if self.copied or not isinstance(array, torch.Tensor):
+            return _copy(array)
+        return _reference(array)
 
 
 def rebuild(batch: Any, leaf: Callable[[Any], Any], depth: int = _DEPTH) -> Any:
@@ -170,10 +180,8 @@ def _copy(leaf: Any) -> Any:
     return leaf.copy()
 
 
-def _reference(leaf: Any) -> Any:
-    if isinstance(leaf, torch.Tensor):
-        return leaf.detach().requires_grad_(leaf.requires_grad)
-    return leaf
+def _reference(leaf: Tensor) -> Tensor:
+    return leaf.detach().requires_grad_(leaf.requires_grad)
 
 
 def _address(leaf: Any) -> int:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
+from torch.optim import Optimizer
 
 from nanguard.errors import UsageError
 from nanguard.guard.optimizers import parameters_of
@@ -17,7 +18,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from torch import Tensor
-    from torch.optim import Optimizer
 
     from nanguard.guard.held import Slot
 
@@ -33,6 +33,7 @@ class Average:
     def __init__(self, ema: Any, models: Sequence[nn.Module]) -> None:
         self._of = ema[0] if isinstance(ema, tuple) else ema
         self._update = _updater(ema, models[0])
+        self._checked = False
         self._model = {id(p) for p in models[0].parameters()}
         self._foreign = {id(t) for model in models for t in (*model.parameters(), *model.buffers())}
 
@@ -40,9 +41,25 @@ class Average:
         """Returns whether an optimizer trains the model that is averaged."""
         return any(id(p) in self._model for p in parameters_of([optimizer]))
 
-    def update(self) -> None:
-        """Takes the current weights into the average."""
+    def update(self) -> bool:
+        """Takes the current weights in; returns whether the average put new objects in place."""
+        before = self._held_objects()
         self._update()
+        if not self._checked:
+            self._checked = True
+            self._check_found()
+        return self._held_objects() != before
+
+    def _held_objects(self) -> list[int]:
+        return [id(value) for value in vars(self._of).values() if not _is_number(value)]
+
+    def _check_found(self) -> None:
+        if not self.slots():
+            raise UsageError(
+                f"nanguard finds no tensors in the EMA of type {type(self._of).__name__}.",
+                where="Guard(ema=...)",
+                do="Give ema=(ema_model, update), where update() takes the current weights in.",
+            )
 
     def slots(self) -> list[Slot]:
         """Returns the places of the average's own tensors."""
@@ -53,7 +70,7 @@ class Average:
         return {
             key: value
             for key, value in vars(self._of).items()
-            if isinstance(value, (int, float)) and key != "training"
+            if _is_number(value) and key != "training"
         }
 
     def set_counters(self, counters: dict[str, Any]) -> None:
@@ -109,6 +126,10 @@ def _needs_argument(method: Callable[..., Any]) -> bool:
     )
 
 
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float))
+
+
 def _places(value: Any, foreign: set[int], seen: set[int]) -> Iterator[Slot]:
     """Yields where tensors hang below an object, without those of the trained model."""
     if id(value) in seen:
@@ -119,11 +140,11 @@ def _places(value: Any, foreign: set[int], seen: set[int]) -> Iterator[Slot]:
             for registry in (module._parameters, module._buffers):
                 yield from _own(registry, registry.items(), foreign)
         return
-    inner = value if isinstance(value, (dict, list)) else getattr(value, "__dict__", {})
+    inner = value if isinstance(value, (dict, list, tuple)) else vars(value)
     items = list(inner.items() if isinstance(inner, dict) else enumerate(inner))
     yield from _own(inner, items, foreign)
     for _, held in items:
-        if isinstance(held, (dict, list, nn.Module)) and not _is_model(held, foreign):
+        if _belongs(held, foreign):
             yield from _places(held, foreign, seen)
 
 
@@ -131,6 +152,18 @@ def _own(container: Any, items: Any, foreign: set[int]) -> Iterator[Slot]:
     for key, tensor in list(items):
         if isinstance(tensor, torch.Tensor) and id(tensor) not in foreign:
             yield container, key
+
+
+def _belongs(held: Any, foreign: set[int]) -> bool:
+    """Returns whether what hangs below an average is a part of it, and not of the run around it."""
+    if isinstance(held, (dict, list, tuple)):
+        return True
+    if isinstance(held, nn.Module):
+        return not _is_model(held, foreign)
+    plain = hasattr(held, "__dict__") and not callable(held) and not isinstance(held, torch.Tensor)
+    return plain and not any(
+        isinstance(value, Optimizer) or _is_model(value, foreign) for value in vars(held).values()
+    )
 
 
 def _is_model(held: Any, foreign: set[int]) -> bool:

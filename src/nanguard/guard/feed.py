@@ -22,6 +22,11 @@ log = logging.getLogger("nanguard")
 
 Drawn = tuple[int, "Kept"]
 
+# Draws with nothing in flight, to find out whether the loader uses the run's random streams, and
+# draws of a pass that are looked at at all.
+_TRIAL = 4
+_LOOKS = 64
+
 
 class Feed:
     """Gives out the batches of one pass over a loader.
@@ -50,7 +55,8 @@ class Feed:
         self._streams = streams
         self._again: deque[Drawn] = deque()
         self.draws = draws
-        self._trial = 4
+        # Several ranks would have to find out together.
+        self._looks = 0 if ranks.world == 1 else _LOOKS
         self.dropped = False
         self._ended = False
         self.position = 0
@@ -79,18 +85,19 @@ class Feed:
         if self._length is not None and self.position >= self._length:
             self.dropped = self.dropped or self._had_more
             return None
-        # The first batch draws the seed of a shuffle, which says nothing about the others.
-        looks = self.draws is None and self.position > 0
+        # The first batch draws the seed of a shuffle, which says nothing about the others. Some
+        # samplers draw for many batches at once.
+        looks = self.draws is not True and self._looks < _LOOKS and self.position > 0
         before = self._streams.capture() if looks else None
         found, batch = self._draw()
         if not found:
             self._ended = True
             return None
         if before is not None:
-            self._trial -= 1
+            self._looks += 1
             if not same(before, self._streams.capture()):
                 self.draws = True
-            elif self._trial == 0:
+            elif self._looks == _TRIAL:
                 self.draws = False
         index, self.position = self.position, self.position + 1
         return index, self._keeper.keep(batch, kept)

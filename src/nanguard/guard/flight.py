@@ -32,6 +32,7 @@ class Flight:
         lane: Which optimizers it steps: the index of one, or -1 for all of them.
         limits: What its loss and gradient norm are held to.
         lr: Its learning rate.
+        lr_factor: What the scheduled learning rate is multiplied with.
         tickets: Its numbers, on their way to the host.
         suspects: The parameters whose gradients the host saw to be bad.
         snapshot: A snapshot taken after it, good only if the step is.
@@ -48,6 +49,7 @@ class Flight:
     lane: int = -1
     limits: StepLimits = field(default_factory=StepLimits)
     lr: float | None = None
+    lr_factor: float = 1.0
     tickets: list[Ticket] = field(default_factory=list)
     suspects: list[str] = field(default_factory=list)
     snapshot: Snapshot | None = None

@@ -15,8 +15,9 @@ from nanguard.errors import NonFiniteError, UsageError
 from nanguard.guard import events
 from nanguard.guard.feed import Feed
 from nanguard.guard.flight import Flight
-from nanguard.guard.incidents import examine
+from nanguard.guard.incidents import examine, poison_in
 from nanguard.guard.policy import Action, Trouble
+from nanguard.numerics import all_finite
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -31,6 +32,11 @@ if TYPE_CHECKING:
 _ADVICE = (
     "The weights are those of the last good step or snapshot and can be saved. Look at the batch "
     "and the values named above; guard.summary() lists what happened before."
+)
+
+_ADVICE_IF_LOST = (
+    "The state of the run is bad and there is no good snapshot of it: go back to an earlier "
+    "checkpoint. guard.summary() lists what happened before."
 )
 
 
@@ -87,8 +93,10 @@ class Flights:
             self.open = self._new(buffers=False)
         return self.open
 
-    def ahead(self, lane: int) -> int:
-        """Returns how many steps of a lane the host has not seen yet."""
+    def ahead(self, lane: int | None = None) -> int:
+        """Returns how many steps, of one lane or of all, the host has not seen yet."""
+        if lane is None:
+            return len(self._in_flight)
         return sum(flight.lane == lane for flight in self._in_flight)
 
     def launch(self, flight: Flight, *, keep: int) -> None:
@@ -102,13 +110,12 @@ class Flights:
         self.updates += 1
         self._in_flight.append(flight)
         self.open = None
-        self.way_back.after_update(flight, self.updates)
-        together = self.way_back.is_due_together(self.updates)
-        self.resolve(keep=0 if together else keep)
+        self.way_back.after_update(self.updates)
+        self.resolve(keep=keep)
         if self.void is not None:
             return
-        if together:
-            self.way_back.write_together(self.updates, flight.step)
+        if self.feed is None:
+            self._take_snapshot()
         if self.feed is None or self._several_steps:
             self.open = self._new()
 
@@ -145,10 +152,19 @@ class Flights:
             self._close(flight, reading, Action.SKIP)
             self._parts.journal.say(events.LOOP_LEFT(message + more, step=flight.step), Action.SKIP)
             self._end_void()
-        elif self.open is not None and self._is_unwanted(self.open):
+        elif self.open is not None and self.open.begun and self._is_unwanted(self.open):
             self._parts.unchanged.restore(self.open.mark, streams=self.feed is not None)
             self._zero_grad()
         self.open = None
+
+    def look_at_the_end(self) -> None:
+        """Says so if the run ends in a state that the last scan has not seen and that is bad."""
+        poison = poison_in(self._parts, self.way_back.recovery.finite_buffers())
+        if poison is not None:
+            message = f"the run ends with non-finite values: {poison}"
+            self._parts.journal.say(
+                events.NON_FINITE_PARAMETER(message, step=max(self.steps - 1, 0), where=poison)
+            )
 
     def _is_unwanted(self, flight: Flight) -> bool:
         """Returns whether a step that never came to its end is to leave nothing behind.
@@ -157,7 +173,7 @@ class Flights:
         would not be without a guard, unless they are bad.
         """
         if not flight.backwards:
-            return False
+            return not all_finite(self.way_back.recovery.finite_buffers().values())
         return self.feed is not None or not math.isfinite(float(self._parts.gate["loss"]))
 
     def go_to(self, moment: dict[str, Any]) -> None:
@@ -197,6 +213,9 @@ class Flights:
 
     def _next_batch(self, feed: Feed) -> Drawn | None:
         self._end_void()
+        if self.open is not None and self.open.begun and not self.open.backwards:
+            self._pass_over(self.open)
+        self._take_snapshot()
         if feed.draws is not False:
             # What the loader draws depends on what the steps before it drew, so they come first.
             self._settle()
@@ -209,6 +228,24 @@ class Flights:
             self._settle()
             drawn = feed.next(self._kept())
         return drawn
+
+    def _take_snapshot(self) -> None:
+        """Takes the snapshot that is due, now that the loop's body is over."""
+        if not self.way_back.due:
+            return
+        if self.way_back.due_together:
+            self._settle()
+        last = self._in_flight[-1] if self._in_flight else None
+        self.way_back.take_due(last, self.updates, self.steps - 1)
+
+    def _pass_over(self, flight: Flight) -> None:
+        """Ends a batch that the loop passed over, for example because it saw that it was bad.
+
+        What its forward pass did stays, as it would without a guard, unless it poisoned a buffer.
+        """
+        if not all_finite(self.way_back.recovery.finite_buffers().values()):
+            self._parts.unchanged.restore(flight.mark)
+        flight.mark, flight.written = self._new().mark, {}
 
     def _settle(self) -> None:
         self.resolve(keep=0)
@@ -223,6 +260,8 @@ class Flights:
     def _leave(self, feed: Feed, *, finished: bool) -> None:
         if not finished:
             self.abandon()
+            if self._parts.ranks.world == 1:
+                self._take_snapshot()
         else:
             self.epoch += 1
             if feed.dropped:
@@ -257,12 +296,17 @@ class Flights:
             self._parts.journal.say(events.BATCH_REUSED(message, step=flight.step))
 
     def _act(self, flight: Flight, reading: Reading) -> None:
-        parts, recovery = self._parts, self.way_back.recovery
-        incident = examine(flight, reading, parts, can_roll_back=recovery.can_roll_back)
+        parts = self._parts
+        # What a bad batch did to the buffers is undone before they are looked at, and what a
+        # scan found in them is looked at before it is undone.
+        if not reading.poisoned:
+            parts.journal.summary.rerun += self._rewind(flight)
+        incident = examine(flight, reading, parts, self.way_back.recovery)
+        if reading.poisoned:
+            parts.journal.summary.rerun += self._rewind(flight)
         parts.judges[flight.lane].reject(reading)
         trouble = Trouble(flight.step, incident.poisoned, incident.can_roll_back)
         decision = parts.policy.bad(trouble)
-        parts.journal.summary.rerun += self._rewind(flight)
         stopped = decision.action is Action.STOP
         if decision.action is Action.ROLLBACK or (
             stopped and incident.poisoned and incident.can_roll_back
@@ -271,7 +315,9 @@ class Flights:
         self._close(flight, reading, decision.action)
         parts.journal.say(incident.finding, decision.action, decision.reason)
         if stopped:
-            raise NonFiniteError(incident.finding, do=f"{decision.reason}. {_ADVICE}")
+            lost = incident.poisoned and not incident.can_roll_back
+            advice = _ADVICE_IF_LOST if lost else _ADVICE
+            raise NonFiniteError(incident.finding, do=f"{decision.reason}. {advice}")
 
     def _rewind(self, bad: Flight) -> int:
         """Puts everything back to how it was before a bad step; returns the steps after it."""

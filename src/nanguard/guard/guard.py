@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -10,7 +11,7 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 from nanguard.errors import UsageError
 from nanguard.guard import events
 from nanguard.guard.flights import Flights
-from nanguard.guard.models import check_loss
+from nanguard.guard.models import check_loss, refuse_plateau
 from nanguard.guard.parts import assemble, recovery_for
 from nanguard.guard.place import Place
 from nanguard.guard.stepping import Stepper
@@ -75,6 +76,8 @@ class Guard:
     ) -> None:
         self.settings = settings or Settings()
         self._scheduler_every = scheduler_every
+        if scheduler_every == "step":
+            refuse_plateau(scheduler)
         self._parts = assemble(
             model,
             optimizer,
@@ -91,6 +94,7 @@ class Guard:
         self._recovery = recovery_for(self._parts, self._place)
         self._flights.way_back = WayBack(self._parts, self._recovery, self._place)
         self._stepper = Stepper(self._parts, self._flights, scheduler_every)
+        self._closed = False
 
     @property
     def epoch(self) -> int:
@@ -163,7 +167,7 @@ class Guard:
         *,
         max_norm: float | None = None,
         max_value: float | None = None,
-        grad_norm: Tensor | None = None,
+        grad_norm: Tensor | float | None = None,
         closure: Callable[[], Tensor] | None = None,
     ) -> None:
         """Clips, steps, advances schedulers and EMA, and zeroes the gradients, if all is well.
@@ -198,7 +202,11 @@ class Guard:
             metrics: What the row shows beside the epoch and the mean training loss, for example
                 ``val_loss`` and ``val_acc``. A plateau scheduler looks at ``val_loss``.
         """
-        train_loss = self._parts.journal.epoch(self.epoch, metrics)
+        # A scheduler must hear the same on every rank.
+        told = self._parts.ranks.gather(self._parts.journal.take_losses())
+        total, count = (sum(numbers) for numbers in zip(*told, strict=True))
+        train_loss = total / count if count else math.nan
+        self._parts.journal.epoch(self.epoch, {"train_loss": train_loss, **metrics})
         if self._scheduler_every == "epoch":
             for scheduler in self._parts.schedulers:
                 if isinstance(scheduler, ReduceLROnPlateau):
@@ -217,6 +225,7 @@ class Guard:
         Call it before the loop, and go on from ``guard.epoch``: the first watched loop begins at
         the batch where the snapshot was taken.
         """
+        self._place.refuse_inside_loop("guard.resume()")
         manifest = self._recovery.resume()
         if manifest is None:
             return False
@@ -240,7 +249,11 @@ class Guard:
 
     def close(self) -> None:
         """Ends the guard: nothing of it is left on model or optimizer, all files are written."""
+        if self._closed:
+            return
+        self._closed = True
         self._flights.abandon()
+        self._flights.look_at_the_end()
         self._recovery.close()
         self._parts.journal.close()
         self._parts.ranks.close()
@@ -253,7 +266,7 @@ class Guard:
 
     def _choose(self, optimizer: Optimizer | None) -> tuple[int, list[Optimizer]]:
         known = self._parts.optimizers
-        if optimizer is None or len(known) == 1:
+        if optimizer is None or (len(known) == 1 and known[0] is optimizer):
             return -1, known
         for lane, candidate in enumerate(known):
             if candidate is optimizer:

@@ -20,19 +20,29 @@ if TYPE_CHECKING:
 
 # A place that holds a tensor: a container and the key of the tensor in it.
 Slot = tuple[Any, Any]
+# Which tensor objects, or None, were in which places.
+Shape = tuple[list[Slot], list[Any]]
 
 # Elements that are looked at together when tensors are put back by a device-side verdict.
 _CHUNK = 1 << 22
 
 
-def buffer_slots(models: Iterable[nn.Module]) -> list[Slot]:
-    """Returns the places of all buffers, also of those that hold none yet."""
-    return [
-        (module._buffers, name)
-        for model in models
-        for module in model.modules()
-        for name in module._buffers
-    ]
+class BufferPlaces:
+    """The places of all buffers of some models, also of those that hold none yet."""
+
+    def __init__(self, models: Iterable[nn.Module]) -> None:
+        self._models = list(models)
+        self._registries: list[dict[str, Any]] = []
+
+    def find(self) -> list[Slot]:
+        """Returns the places."""
+        modules = [module for model in self._models for module in model.modules()]
+        self._registries = [r for m in modules for r in (m._buffers, m._modules)]
+        return [(module._buffers, name) for module in modules for name in module._buffers]
+
+    def size(self) -> int:
+        """Returns a number that changes when buffers or modules are added; cheap."""
+        return sum(map(len, self._registries))
 
 
 class Held:
@@ -48,25 +58,31 @@ class Held:
         self._size = size
         self._seen_size = -1
         self._slots: list[Slot] = []
-        self._planned: list[Tensor] = []
+        self._planned: list[Any] = []
         self._groups: list[_Group] = []
-        self._empty: list[Slot] = []
 
     @classmethod
     def buffers(cls, models: Iterable[nn.Module]) -> Held:
         """Returns the holder of all buffers of some models."""
-        models = list(models)
-        registries = [module._buffers for model in models for module in model.modules()]
-        return cls(lambda: buffer_slots(models), lambda: sum(map(len, registries)))
+        places = BufferPlaces(models)
+        return cls(places.find, places.size)
+
+    @property
+    def shape(self) -> Shape:
+        """Which tensors were where at the last mark."""
+        return self._slots, self._planned
+
+    def look_again(self) -> None:
+        """Makes the next mark look for places that came or went without changing their number."""
+        self._seen_size = -1
 
     @torch.no_grad()
     def mark(self) -> None:
         """Copies the tensors as they are now."""
-        size = self._size()
-        if size != self._seen_size:
-            self._seen_size = size
+        if self._seen_size != self._size():
             self._slots = self._find()
             self._planned = []
+            self._seen_size = self._size()
         live = [container[key] for container, key in self._slots]
         if len(live) != len(self._planned) or not all(map(is_, live, self._planned)):
             self._plan(live)
@@ -74,13 +90,21 @@ class Held:
             torch._foreach_copy_(group.copies, group.live)
 
     @torch.no_grad()
-    def restore(self) -> None:
-        """Puts every tensor back as it was at the mark."""
-        for container, key in self._empty:
-            container[key] = None
+    def restore(self, shape: Shape) -> None:
+        """Puts every tensor back as it was at a mark.
+
+        Args:
+            shape: Which tensors were where then. What was made or replaced since, goes.
+        """
         for group in self._groups:
-            group.put_back_replaced()
             torch._foreach_copy_(group.live, group.copies)
+        slots, planned = shape
+        known = {(id(container), key) for container, key in slots}
+        for container, key in self._find():
+            if (id(container), key) not in known:
+                del container[key]
+        for (container, key), tensor in zip(slots, planned, strict=True):
+            container[key] = tensor
 
     @torch.no_grad()
     def restore_if(self, latch: Tensor) -> None:
@@ -89,7 +113,8 @@ class Held:
             if group.gated_by(latch):
                 bad = latch.to(group.flat.device, non_blocking=True) > 0
                 for copies, live in group.chunks():
-                    torch._foreach_copy_(live, _choose(bad, copies, live))
+                    # Through .data, as autograd would take a new version for a change.
+                    torch._foreach_copy_([t.data for t in live], _choose(bad, copies, live))
 
     def loose(self, latch: Tensor) -> list[tuple[Tensor, Tensor]]:
         """Returns copies of the tensors that a latch on its device cannot put back."""
@@ -100,21 +125,26 @@ class Held:
             for live, copy in zip(group.live, group.copies, strict=True)
         ]
 
+    def follow(self) -> None:
+        """Looks where the tensors are now, if they are as many; their copies go there, too."""
+        self._seen_size = -1
+        slots = self._find()
+        if len(slots) == len(self._slots):
+            for group in self._groups:
+                group.slots = [slots[index] for index in group.indices]
+
     def release(self) -> None:
         """Frees the copies; the next mark makes new ones."""
         self._planned, self._groups = [], []
 
     def _plan(self, live: list[Any]) -> None:
         self._planned = live
-        self._empty = [
-            slot for slot, tensor in zip(self._slots, live, strict=True) if tensor is None
-        ]
         groups: dict[tuple[torch.device, torch.dtype], list[int]] = {}
         for index, tensor in enumerate(live):
-            if tensor is not None and tensor.layout == torch.strided:
+            if tensor is not None and tensor.layout == torch.strided and not _overlaps(tensor):
                 groups.setdefault((tensor.device, tensor.dtype), []).append(index)
         self._groups = [
-            _Group([self._slots[i] for i in indices], [live[i] for i in indices])
+            _Group(indices, [self._slots[i] for i in indices], [live[i] for i in indices])
             for indices in groups.values()
         ]
 
@@ -122,7 +152,8 @@ class Held:
 class _Group:
     """Tensors of one device and dtype, copied into one flat tensor."""
 
-    def __init__(self, slots: list[Slot], live: list[Tensor]) -> None:
+    def __init__(self, indices: list[int], slots: list[Slot], live: list[Tensor]) -> None:
+        self.indices = indices
         self.slots = slots
         self.live = live
         sizes = [tensor.numel() for tensor in live]
@@ -134,22 +165,18 @@ class _Group:
     def gated_by(self, latch: Tensor) -> bool:
         return self.flat.device.type == latch.device.type
 
-    def put_back_replaced(self) -> None:
-        """Puts the tensor objects of the mark back where the step put others in their place."""
-        for (container, key), tensor in zip(self.slots, self.live, strict=True):
-            if container[key] is not tensor:
-                container[key] = tensor
-
     def chunks(self) -> Iterator[tuple[list[Tensor], list[Tensor]]]:
         """Yields copies and the tensors in place now, in portions of bounded size.
 
-        A tensor whose shape changed (a cache that grew) has no copy to choose and is left out.
+        A tensor whose shape changed (a cache that grew) has no copy to choose and is left out. If
+        the step was bad, the tensor object from before it comes back when the host knows.
         """
         copies: list[Tensor] = []
         live: list[Tensor] = []
         count = 0
         for (container, key), copy in zip(self.slots, self.copies, strict=True):
-            tensor = container[key]
+            # A step may remove a buffer, too.
+            tensor: Any = container.get(key) if isinstance(container, dict) else container[key]
             if not _alike(tensor, copy):
                 continue
             if count and count + copy.numel() > _CHUNK:
@@ -160,6 +187,11 @@ class _Group:
             count += copy.numel()
         if live:
             yield copies, live
+
+
+def _overlaps(tensor: Tensor) -> bool:
+    """Returns whether a tensor is an expanded one, which nothing can write to."""
+    return any(s == 0 and n > 1 for s, n in zip(tensor.stride(), tensor.shape, strict=True))
 
 
 def _alike(tensor: object, copy: Tensor) -> bool:

@@ -13,16 +13,16 @@ from nanguard.guard.optimizers import state_tensors
 from nanguard.numerics import all_finite
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
-    from torch import nn
-    from torch.optim import Optimizer
+    from torch import Tensor
 
     from nanguard.findings import Finding
     from nanguard.guard.flight import Flight
     from nanguard.guard.judge import Reading
     from nanguard.guard.parts import Parts
     from nanguard.guard.ranks import Ranks
+    from nanguard.recovery.manager import Recovery
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ class Incident:
 
     Attributes:
         finding: What was wrong with it, on the rank where it began.
-        poisoned: Whether parameters or optimizer state are non-finite, on any rank.
+        poisoned: Whether parameters, buffers or optimizer state are non-finite, on any rank.
         can_roll_back: Whether there is a good snapshot, on all ranks.
     """
 
@@ -40,27 +40,30 @@ class Incident:
     can_roll_back: bool
 
 
-def examine(flight: Flight, reading: Reading, parts: Parts, *, can_roll_back: bool) -> Incident:
+def examine(flight: Flight, reading: Reading, parts: Parts, recovery: Recovery) -> Incident:
     """Looks at a bad step with all the time in the world; all ranks look together.
 
     Args:
         flight: The step.
         reading: Its numbers.
         parts: The run.
-        can_roll_back: Whether this rank has a good snapshot.
+        recovery: Its snapshots.
     """
     ranks = parts.ranks
     mine = symptom(_as_seen_here(reading, flight, ranks), flight.limits, flight.step)
     if flight.suspects and mine.name == events.NON_FINITE_GRADIENT.name:
         mine = replace(mine, where=f"gradient of {listed(flight.suspects)}")
-    poison = _poison(parts.models, parts.optimizers)
+    poison = poison_in(parts, recovery.finite_buffers())
     if poison is not None:
         # Seen by a scan after this step, or by its loss: then the step before left it so.
         after = flight.step if reading.poisoned else flight.step - 1
         message = f"not finite after step {after}: {poison}"
+        if after < 0:
+            message = f"not finite since the first forward pass: {poison}"
         mine = events.NON_FINITE_PARAMETER(message, step=max(after, 0), where=poison)
     began_here = not (math.isfinite(reading.loss) and reading.loss <= flight.limits.loss.act)
-    told = ranks.gather((began_here, Incident(mine, poison is not None, can_roll_back)))
+    poisoned = reading.poisoned or poison is not None
+    told = ranks.gather((began_here, Incident(mine, poisoned, recovery.can_roll_back)))
     incidents = [incident for _, incident in told]
     first = next((rank for rank, (here, _) in enumerate(told) if here), None)
     finding = incidents[first or 0].finding
@@ -81,13 +84,16 @@ def _as_seen_here(reading: Reading, flight: Flight, ranks: Ranks) -> Reading:
     return reading
 
 
-def _poison(models: Sequence[nn.Module], optimizers: Sequence[Optimizer]) -> str | None:
-    """Returns which parameters or optimizer state are non-finite, in words; None if none are."""
-    parameters = trained(models, optimizers)
-    if not all_finite(parameters.values()):
-        bad = [name for name, tensor in parameters.items() if not all_finite([tensor])]
-        return f"parameter {listed(bad)}"
-    if not all_finite(state_tensors(optimizers)):
+def poison_in(parts: Parts, buffers: Mapping[str, Tensor]) -> str | None:
+    """Returns what is non-finite in the run itself, in words; None if nothing is."""
+    for word, tensors in (
+        ("parameter", trained(parts.models, parts.optimizers)),
+        ("buffer", buffers),
+    ):
+        if not all_finite(tensors.values()):
+            bad = [name for name, tensor in tensors.items() if not all_finite([tensor])]
+            return f"{word} {listed(bad)}"
+    if not all_finite(state_tensors(parts.optimizers)):
         return "state of the optimizer"
     return None
 

@@ -35,6 +35,7 @@ class Journal:
     Attributes:
         summary: The counts so far.
         record: The run folder; None without one, and on all ranks but the first.
+        losses: The sum and the number of the losses of this epoch's applied steps.
     """
 
     def __init__(
@@ -45,7 +46,7 @@ class Journal:
         self._first = first
         self._on_event = on_event
         self._from_threads: queue.SimpleQueue[Finding] = queue.SimpleQueue()
-        self._losses = [0.0, 0.0]
+        self.losses = [0.0, 0.0]
         if run_dir is not None and first:
             self.record = RunRecord(run_dir, on_failure=self.failure(events.RECORD_FAILED))
 
@@ -83,8 +84,8 @@ class Journal:
         """Adds a line about a step whose verdict is known."""
         self.hear_threads()
         if action is Action.STEP:
-            self._losses[0] += reading.loss
-            self._losses[1] += 1
+            self.losses[0] += reading.loss
+            self.losses[1] += 1
         if self.record is None:
             return
         line: dict[str, Any] = {
@@ -101,14 +102,15 @@ class Journal:
         }
         self.record.metric(line)
 
-    def epoch(self, epoch: int, metrics: dict[str, Any]) -> float:
-        """Adds a row about an epoch; returns its mean training loss over the applied steps."""
-        total, count = self._losses
-        self._losses = [0.0, 0.0]
-        mean = total / count if count else float("nan")
+    def take_losses(self) -> list[float]:
+        """Returns the sum and the number of the losses of applied steps, and starts anew."""
+        losses, self.losses = self.losses, [0.0, 0.0]
+        return losses
+
+    def epoch(self, epoch: int, metrics: dict[str, Any]) -> None:
+        """Adds a row about an epoch."""
         if self.record is not None:
-            self.record.epoch({"epoch": epoch, "train_loss": mean, **metrics})
-        return mean
+            self.record.epoch({"epoch": epoch, **metrics})
 
     def close(self) -> None:
         """Writes what is left."""

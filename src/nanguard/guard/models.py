@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
+from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from nanguard.errors import UsageError
 from nanguard.guard.optimizers import parameters_of
@@ -60,6 +61,17 @@ def check_finite(parameters: Mapping[str, Tensor]) -> None:
             )
 
 
+def refuse_plateau(schedulers: Any) -> None:
+    """Refuses a scheduler that follows a metric where schedulers are stepped without one."""
+    given = schedulers if isinstance(schedulers, (list, tuple)) else [schedulers]
+    if any(isinstance(scheduler, ReduceLROnPlateau) for scheduler in given):
+        raise UsageError(
+            "ReduceLROnPlateau follows a metric and cannot be stepped with every update.",
+            where="Guard(scheduler=...)",
+            do='Give scheduler_every="epoch", and the metric with guard.end_epoch(val_loss=...).',
+        )
+
+
 def check_loss(
     loss: Any, devices: Sequence[torch.device], where: str, *, needs_grad: bool = True
 ) -> None:
@@ -92,22 +104,31 @@ def check_loss(
         )
 
 
-def named(models: Sequence[nn.Module], *, buffers: bool = True) -> dict[str, Tensor]:
-    """Returns parameters and buffers by the names the user knows them by."""
-    found: dict[str, Tensor] = {}
-    for index, model in enumerate(models):
-        prefix = f"{index}." if len(models) > 1 else ""
-        tensors: list[tuple[str, Any]] = list(model.named_parameters())
-        if buffers:
-            tensors += model.named_buffers()
-        for name, tensor in tensors:
-            found[prefix + _plain(name, model)] = tensor
-    return found
+def named(models: Sequence[nn.Module]) -> dict[str, Tensor]:
+    """Returns the parameters by the names the user knows them by."""
+    return {
+        prefix + _plain(name, model): parameter
+        for prefix, model in _prefixed(models)
+        for name, parameter in model.named_parameters()
+    }
+
+
+def buffer_registries(models: Sequence[nn.Module]) -> dict[str, dict[str, Any]]:
+    """Returns where each module keeps its buffers, by the name the user knows the module by."""
+    return {
+        (prefix + _plain(name, model)).rstrip("."): module._buffers
+        for prefix, model in _prefixed(models)
+        for name, module in model.named_modules()
+    }
+
+
+def _prefixed(models: Sequence[nn.Module]) -> list[tuple[str, nn.Module]]:
+    return [(f"{i}." if len(models) > 1 else "", model) for i, model in enumerate(models)]
 
 
 def trained(models: Sequence[nn.Module], optimizers: Sequence[Optimizer]) -> dict[str, Tensor]:
     """Returns the parameters of the models, and those that only an optimizer knows of."""
-    found = named(models, buffers=False)
+    found = named(models)
     known = {id(p) for p in found.values()}
     for index, optimizer in enumerate(optimizers):
         for place, parameter in enumerate(parameters_of([optimizer])):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -25,12 +26,24 @@ def can_be_gated(optimizer: Optimizer) -> bool:
     never filled.
     """
     fused = all(group.get("fused") is True for group in optimizer.param_groups)
-    # torch wraps these functions when a first optimizer is made, so they are looked up each time.
-    if not fused or type(optimizer).step not in {kind.step for kind in _FUSED}:
+    if not fused or not _has_own_kernel(optimizer):
         return False
     if isinstance(optimizer, SGD):
         return all(_has_momentum(optimizer, group) for group in optimizer.param_groups)
     return bool(optimizer.state)
+
+
+def _has_own_kernel(optimizer: Optimizer) -> bool:
+    """Returns whether ``optimizer.step`` is torch's own, if need be below a scheduler's wrapper."""
+    # torch wraps these functions when a first optimizer is made, so they are looked up each time.
+    known = {kind.step for kind in _FUSED}
+    if type(optimizer).step not in known:
+        return False
+    replaced = vars(optimizer).get("step")
+    if replaced is None:
+        return True
+    replaced = getattr(replaced, "_torchdynamo_orig_callable", replaced)
+    return inspect.unwrap(replaced) in {inspect.unwrap(step) for step in known}
 
 
 def _has_momentum(optimizer: Optimizer, group: dict[str, Any]) -> bool:
@@ -124,7 +137,8 @@ def hyperparameters(optimizers: Iterable[Optimizer]) -> list[dict[str, Any]]:
 def set_hyperparameters(optimizers: Iterable[Optimizer], saved: list[dict[str, Any]]) -> None:
     """Puts back what ``hyperparameters`` returned; tensors are filled in place."""
     groups = [group for optimizer in optimizers for group in optimizer.param_groups]
-    for group, values in zip(groups, saved, strict=True):
+    # A group that was added since has no earlier values.
+    for group, values in zip(groups, saved, strict=False):
         for key, value in values.items():
             if isinstance(value, torch.Tensor) and isinstance(group.get(key), torch.Tensor):
                 group[key].copy_(value)

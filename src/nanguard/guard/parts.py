@@ -12,15 +12,28 @@ from nanguard.guard.ema import Average
 from nanguard.guard.gate import Gate
 from nanguard.guard.journal import Journal
 from nanguard.guard.judge import Judge
-from nanguard.guard.models import as_models, as_optimizers, check_finite, devices_of, named, trained
+from nanguard.guard.models import (
+    as_models,
+    as_optimizers,
+    buffer_registries,
+    check_finite,
+    devices_of,
+    trained,
+)
 from nanguard.guard.policy import Policy
 from nanguard.guard.ranks import Ranks
 from nanguard.guard.rng import RandomStreams
 from nanguard.guard.scaling import LossScaling
 from nanguard.guard.unchanged import Unchanged
-from nanguard.numerics import all_finite, is_float
-from nanguard.recovery.manager import Recovery
-from nanguard.recovery.state import NamedTensors, OptimizerPart, TrainingState
+from nanguard.recovery.manager import GUARD, Recovery
+from nanguard.recovery.state import (
+    BUFFERS,
+    Buffers,
+    OptimizerPart,
+    Parameters,
+    SchedulerPart,
+    TrainingState,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -100,8 +113,8 @@ def assemble(
         streams=streams,
         unchanged=Unchanged(models, optimizers, schedulers, streams, scaling, average),
         judges={lane: Judge(settings, lag, adversarial=len(lanes) > 1) for lane in lanes},
-        policy=Policy(settings),
-        keeper=Keeper(trial=lag + 2 if lag else 0),
+        policy=Policy(settings, lag),
+        keeper=Keeper(trial=lag + 2 if lag else 0, late=lag > 0),
         journal=Journal(folder, first=ranks.first, on_event=on_event),
         run_dir=folder,
     )
@@ -115,19 +128,16 @@ def recovery_for(parts: Parts, guard: Part) -> Recovery:
         guard: The part that says where in the run a state belongs.
     """
     covered: dict[str, Part] = {
-        "parameters": NamedTensors("parameters", lambda: trained(parts.models, parts.optimizers)),
-        "buffers": NamedTensors("buffers", lambda: _buffers(parts.models)),
+        "parameters": Parameters(lambda: trained(parts.models, parts.optimizers)),
+        BUFFERS: Buffers(lambda: buffer_registries(parts.models), parts.devices[0]),
         "scaler": parts.scaling,
-        "guard": guard,
     }
     covered.update({f"optimizer-{i}": OptimizerPart(o) for i, o in enumerate(parts.optimizers)})
-    covered.update({f"scheduler-{i}": s for i, s in enumerate(parts.schedulers)})
+    covered.update({f"scheduler-{i}": SchedulerPart(s) for i, s in enumerate(parts.schedulers)})
     if parts.average is not None:
         covered["ema"] = parts.average
-    # A buffer that begins with infinities (an attention mask) is meant to hold them.
-    exempt = [
-        name for name, t in _buffers(parts.models).items() if is_float(t) and not all_finite([t])
-    ]
+    # The last, as nothing is to be said about the place of a state that did not fit.
+    covered[GUARD] = guard
     folder = None if parts.run_dir is None else parts.run_dir / SNAPSHOTS
     return Recovery(
         TrainingState(covered),
@@ -135,15 +145,8 @@ def recovery_for(parts: Parts, guard: Part) -> Recovery:
         folder=folder,
         ranks=parts.ranks,
         sharded=parts.ranks.sharded and parts.ranks.world > 1,
-        exempt=frozenset(f"buffers/{name}" for name in exempt),
         on_failure=parts.journal.failure(events.SNAPSHOT_FAILED),
     )
-
-
-def _buffers(models: Sequence[nn.Module]) -> dict[str, Any]:
-    everything = named(models)
-    parameters = named(models, buffers=False)
-    return {name: tensor for name, tensor in everything.items() if name not in parameters}
 
 
 def _as_list(given: Any) -> list[Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from nanguard.errors import UsageError
-from nanguard.guard.rng import from_portable, portable
+from nanguard.recovery.portable import from_portable, portable
 
 if TYPE_CHECKING:
     from nanguard.guard.flight import Flight
@@ -30,17 +30,21 @@ class Place:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continues from a place, with the next watched loop."""
+        self.refuse_inside_loop("guard.load_state_dict(state)")
+        ranks, rank = state.get("ranks", []), self._parts.ranks.rank
+        moment = from_portable(ranks[rank] if rank < len(ranks) else state["moment"])
+        self._learn(state["learned"])
+        self._parts.unchanged.load(moment["mark"])
+        self._flights.go_to(moment)
+
+    def refuse_inside_loop(self, where: str) -> None:
+        """Refuses to go to another place while batches of this one are being given out."""
         if self._flights.feed is not None:
             raise UsageError(
                 "the guard's state was loaded inside of a watched loop.",
-                where="guard.load_state_dict(state)",
+                where=where,
                 do="Load it before the loop, then go on from guard.epoch.",
             )
-        ranks, rank = state.get("ranks", []), self._parts.ranks.rank
-        moment = from_portable(ranks[rank] if rank < len(ranks) else state["moment"])
-        self._parts.unchanged.load(moment["mark"])
-        self._learn(state["learned"])
-        self._flights.go_to(moment)
 
     def moment(self, before: Flight | None) -> dict[str, Any]:
         """Returns the place before a step, or the place now."""
@@ -72,6 +76,7 @@ class Place:
             "judges": {lane: judge.state_dict() for lane, judge in self._parts.judges.items()},
             "policy": self._parts.policy.state_dict(),
             "counts": self._parts.journal.summary.counts(),
+            "losses": list(self._parts.journal.losses),
         }
 
     def _learn(self, learned: dict[str, Any]) -> None:
@@ -79,3 +84,4 @@ class Place:
             judge.load_state_dict(learned["judges"][lane])
         self._parts.policy.load_state_dict(learned["policy"])
         self._parts.journal.summary.load_counts(learned["counts"])
+        self._parts.journal.losses = list(learned["losses"])

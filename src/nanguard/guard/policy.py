@@ -32,8 +32,8 @@ class Trouble:
 
     Attributes:
         step: The step that was bad.
-        poisoned: Whether parameters or optimizer state are already non-finite, so that skipping
-            would be useless.
+        poisoned: Whether parameters, buffers or optimizer state are already non-finite, so that
+            skipping would be useless.
         can_roll_back: Whether there is a good snapshot.
     """
 
@@ -54,11 +54,14 @@ class Policy:
     """Decides about bad steps and remembers what it has already spent.
 
     Attributes:
-        lr_factor: What the scheduled learning rate is multiplied with.
+        lr_factor: What the scheduled learning rate is multiplied with, as far as is known now.
     """
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, lag: int = 0) -> None:
         self._settings = settings
+        self._lag = lag
+        # What was known after each of the last good steps, the newest at the end.
+        self._known: deque[float] = deque([1.0] * (lag + 1), maxlen=lag + 1)
         self._bad_steps: deque[int] = deque()
         self._total = 0
         self._cuts = 0
@@ -66,19 +69,32 @@ class Policy:
         self._good_since_cut = 0
         self.lr_factor = 1.0
 
+    def lr_factor_of(self, ahead: int) -> float:
+        """Returns the factor for a step that comes so many steps after the last accepted one.
+
+        It depends on the step alone, and not on how much the host has seen of those before it.
+        """
+        return self._known[min(self._lag, ahead)]
+
     def good(self) -> bool:
         """Counts a good step; returns whether it earned back a part of the learning rate."""
-        if self.lr_factor >= 1.0:
-            return False
-        self._good_since_cut += 1
-        if self._good_since_cut < self._settings.lr_climb_after:
-            return False
-        self._good_since_cut = 0
-        self.lr_factor = min(1.0, self.lr_factor / self._settings.lr_cut)
-        return True
+        earned = False
+        if self.lr_factor < 1.0:
+            self._good_since_cut += 1
+            earned = self._good_since_cut >= self._settings.lr_climb_after
+        if earned:
+            self._good_since_cut = 0
+            self.lr_factor = min(1.0, self.lr_factor / self._settings.lr_cut)
+        self._known.append(self.lr_factor)
+        return earned
 
     def bad(self, trouble: Trouble) -> Decision:
-        """Decides what to do about a bad step."""
+        """Decides what to do about a bad step, after which nothing is in flight."""
+        decision = self._decide(trouble)
+        self._known.extend([self.lr_factor] * (self._lag + 1))
+        return decision
+
+    def _decide(self, trouble: Trouble) -> Decision:
         self._total += 1
         self._good_since_cut = 0
         self._bad_steps.append(trouble.step)
@@ -88,7 +104,7 @@ class Policy:
         if limit is not None and self._total > limit:
             return Decision(Action.STOP, f"{self._total} bad steps, max_bad allows {limit}")
         if trouble.poisoned:
-            return self._roll_back(trouble, "parameters or optimizer state are not finite")
+            return self._roll_back(trouble, "the run itself holds non-finite values")
         if self._settings.on_bad == "stop":
             return Decision(Action.STOP, "on_bad is 'stop'")
         if self._settings.on_bad == "rollback":
@@ -131,6 +147,7 @@ class Policy:
             "rollbacks": self._rollbacks,
             "good_since_cut": self._good_since_cut,
             "lr_factor": self.lr_factor,
+            "known": list(self._known),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -141,3 +158,6 @@ class Policy:
         self._rollbacks = state["rollbacks"]
         self._good_since_cut = state["good_since_cut"]
         self.lr_factor = state["lr_factor"]
+        known = list(state["known"])[-self._lag - 1 :]
+        known = [known[0]] * (self._lag + 1 - len(known)) + known
+        self._known = deque(known, maxlen=self._lag + 1)

@@ -11,7 +11,12 @@ from nanguard import numerics
 from nanguard.errors import UsageError
 from nanguard.guard.applying import Clipping, ClosureStep, apply_gated, apply_read
 from nanguard.guard.models import trained
-from nanguard.guard.optimizers import can_be_gated, learning_rate, parameters_of
+from nanguard.guard.optimizers import (
+    can_be_gated,
+    learning_rate,
+    parameters_of,
+    state_tensors,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -38,7 +43,6 @@ class Stepper:
         self._flights = flights
         self._scheduler_every = scheduler_every
         self._usual_backwards = 0
-        self._known_parameters: dict[int, tuple[int, list[Tensor]]] = {}
 
     def seed(self, flight: Flight, loss: Tensor) -> Tensor | None:
         """Returns what backward starts from where the gradient tells other ranks the verdict."""
@@ -59,7 +63,7 @@ class Stepper:
         *,
         max_norm: float | None,
         max_value: float | None,
-        grad_norm: Tensor | None,
+        grad_norm: Tensor | float | None,
     ) -> None:
         """Judges a step whose gradients are there, and applies it if it is good."""
         if "loss" not in flight.written:
@@ -72,8 +76,11 @@ class Stepper:
         self._prepare(flight, lane, optimizers)
         self._usual_backwards = flight.backwards
         parts.scaling.unscale(optimizers)
-        parameters = self._parameters(lane, optimizers)
-        norm = numerics.grad_norm(parameters) if grad_norm is None else grad_norm
+        parameters = parameters_of(optimizers)
+        if grad_norm is None:
+            norm = numerics.grad_norm(parameters)
+        else:
+            norm = torch.as_tensor(grad_norm, device=parts.devices[0])
         clipping = Clipping(parameters, norm, max_norm, max_value)
         parts.gate.write("grad_norm", numerics.whole(norm))
         self._judge(flight, parts.scaling.readings(optimizers))
@@ -91,7 +98,7 @@ class Stepper:
         self._prepare(flight, lane, [optimizer])
         self._flights.way_back.before_update(self._flights.updates)
         attempt = ClosureStep(optimizer, _starting_anew(flight, closure))
-        attempt.run(parts.policy.lr_factor)
+        attempt.run(flight.lr_factor)
         if attempt.loss is None:
             raise UsageError(
                 f"{type(optimizer).__name__} did not call the closure it was given.",
@@ -111,18 +118,11 @@ class Stepper:
             self._after_update([optimizer], None)
         self._flights.launch(flight, keep=0)
 
-    def _parameters(self, lane: int, optimizers: Sequence[Optimizer]) -> list[Tensor]:
-        """Returns the parameters of some optimizers; looks them up again when a group is added."""
-        count = sum(len(group["params"]) for o in optimizers for group in o.param_groups)
-        known = self._known_parameters.get(lane)
-        if known is None or known[0] != count:
-            known = self._known_parameters[lane] = (count, parameters_of(optimizers))
-        return known[1]
-
     def _prepare(self, flight: Flight, lane: int, optimizers: Sequence[Optimizer]) -> None:
         flight.lane = lane
         rate = learning_rate(optimizers)
-        flight.lr = None if rate is None else rate * self._parts.policy.lr_factor
+        flight.lr_factor = self._parts.policy.lr_factor_of(self._flights.ahead())
+        flight.lr = None if rate is None else rate * flight.lr_factor
         flight.limits = self._parts.judges[lane].limits(self._flights.ahead(lane))
 
     def _judge(self, flight: Flight, scaling: dict[str, Tensor]) -> None:
@@ -159,7 +159,7 @@ class Stepper:
         if parts.scaling.active:
             # What the scaler calls an overflow is not applied either, but it closes no gate.
             closed = torch.maximum(gate.latch, gate["overflow"])
-        apply_gated(optimizers, closed, parts.scaling, parts.policy.lr_factor)
+        apply_gated(optimizers, closed, parts.scaling, flight.lr_factor)
         self._after_update(optimizers, gate.latch)
         parts.unchanged.restore_if(gate.latch)
         names = self._numbers(flight)
@@ -184,7 +184,7 @@ class Stepper:
         else:
             self._flights.way_back.before_update(self._flights.updates)
             clipping.apply()
-            apply_read(optimizers, parts.scaling, parts.policy.lr_factor, overflow=reading.overflow)
+            apply_read(optimizers, parts.scaling, flight.lr_factor, overflow=reading.overflow)
             self._after_update(optimizers, None)
             poisoned = self._scan(optimizers)
             if poisoned is not None:
@@ -203,12 +203,18 @@ class Stepper:
         self._parts.unchanged.update_average(latch, optimizers)
 
     def _scan(self, optimizers: Sequence[Optimizer]) -> Tensor | None:
-        """Returns, now and then, whether parameters are non-finite, as a bool on the device."""
+        """Returns, now and then, whether the run is non-finite, as a bool on the device."""
         due = (self._flights.updates + 1) % self._parts.settings.scan_every == 0
-        if not due and self._flights.steps not in self._flights.way_back.suspicious:
+        suspicious = self._flights.steps in self._flights.way_back.suspicious
+        if not due and not suspicious:
             return None
-        bad = numerics.non_finite(parameters_of(optimizers), self._parts.devices[0])
-        return self._parts.ranks.any(bad) if self._parts.ranks.sharded else bad
+        self._parts.unchanged.look_again()
+        buffers = self._flights.way_back.recovery.finite_buffers().values()
+        tensors = [*parameters_of(optimizers), *buffers]
+        if suspicious:
+            tensors += state_tensors(self._parts.optimizers)
+        # Every rank has buffers of its own, even where the parameters are the same.
+        return self._parts.ranks.any(numerics.non_finite(tensors, self._parts.devices[0]))
 
 
 def _starting_anew(flight: Flight, closure: Callable[[], Tensor]) -> Callable[[], Tensor]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from nanguard.findings import Severity
 from nanguard.guard.policy import Action
 
 if TYPE_CHECKING:
@@ -86,7 +87,7 @@ class Summary:
         self.events.append(event)
         del self.events[:-_KEPT]
         if event.action in (Action.STEP, Action.OVERFLOW):
-            self.warnings += 1
+            self.warnings += event.finding.severity is not Severity.INFO
             return
         self.skipped += 1
         self.lr_cuts += event.action is Action.CUT_LR

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from torch.optim import Optimizer
 
     from nanguard.guard.ema import Average
+    from nanguard.guard.held import Shape
     from nanguard.guard.rng import RandomStreams
     from nanguard.guard.scaling import LossScaling
 
@@ -30,6 +31,7 @@ class Mark:
         schedules: The schedulers' own states.
         counters: The numbers the EMA keeps about itself.
         loose: Tensors on another device than the latch, with copies.
+        shapes: Which tensors were where.
     """
 
     streams: dict[str, Any]
@@ -37,6 +39,7 @@ class Mark:
     schedules: list[dict[str, Any]] = field(default_factory=list)
     counters: dict[str, Any] = field(default_factory=dict)
     loose: list[tuple[Tensor, Tensor]] = field(default_factory=list)
+    shapes: list[Shape] = field(default_factory=list)
 
     def to_dict(self) -> dict[str, Any]:
         """Returns what can be written to a file and is not in the user's own checkpoint."""
@@ -82,7 +85,7 @@ class Unchanged:
 
     def mark(self) -> Mark:
         """Remembers the rest of what such a step changes, if the host is never late."""
-        return Mark(self.streams.capture())
+        return Mark(self.streams.capture(), shapes=[held.shape for held in self._held])
 
     def mark_for_late_host(self, latch: Tensor) -> Mark:
         """Remembers everything a step and the gated ones behind it may change."""
@@ -101,8 +104,8 @@ class Unchanged:
 
     def restore(self, mark: Mark, *, streams: bool = True) -> None:
         """Puts back what a mark remembers."""
-        for held in self._held:
-            held.restore()
+        for held, shape in zip(self._held, mark.shapes, strict=True):
+            held.restore(shape)
         for tensor, before in mark.loose:
             tensor.detach().copy_(before)
         self._restore_host(mark, streams=streams)
@@ -120,6 +123,11 @@ class Unchanged:
     def load(self, saved: dict[str, Any]) -> None:
         """Puts back what a mark of another process remembers."""
         self._restore_host(Mark(**saved))
+
+    def look_again(self) -> None:
+        """Makes the next mark look for buffers that came or went unnoticed."""
+        for held in self._held:
+            held.look_again()
 
     def restore_if(self, latch: Tensor) -> None:
         """Puts back, on the device, what lives there, if the latch is set."""
@@ -141,7 +149,8 @@ class Unchanged:
             self._average.update()
             return
         self._held_average.mark()
-        self._average.update()
+        if self._average.update():
+            self._held_average.follow()
         self._held_average.restore_if(latch)
         self._held_average.release()
 

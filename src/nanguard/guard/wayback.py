@@ -24,6 +24,7 @@ class WayBack:
     Attributes:
         recovery: The snapshots.
         suspicious: Steps after which the parameters are to be scanned out of turn.
+        due: Whether a snapshot is to be taken before the next batch.
     """
 
     def __init__(self, parts: Parts, recovery: Recovery, place: Place) -> None:
@@ -31,50 +32,74 @@ class WayBack:
         self._place = place
         self.recovery = recovery
         self.suspicious: set[int] = set()
+        self.due = False
+        self._due_on_disk = False
 
     def before_update(self, update: int) -> None:
         """Call before the weights change: there must be a good state to go back to."""
-        if self.recovery.wants_first:
-            first = self._take(update, -1)
+        if self.recovery.wants_first():
+            first = self._take(update, -1, on_disk=False)
             if first is not None:
                 self.recovery.settle(first, good=True)
         self.recovery.memory.fence()
 
-    def after_update(self, flight: Flight, update: int) -> None:
-        """Takes a snapshot if one is due; it counts once the step is known to be good."""
-        if self.recovery.is_due(update):
-            flight.snapshot = self._take(update, flight.step)
+    def after_update(self, update: int) -> None:
+        """Notes whether a snapshot is due; it is taken when the loop's body is over."""
+        self._due_on_disk = self._due_on_disk or self.recovery.is_due_on_disk(update)
+        self.due = self.due or self._due_on_disk or self.recovery.is_due_in_memory(update)
+
+    @property
+    def due_together(self) -> bool:
+        """Whether all ranks are to write the snapshot that is due, with nothing in flight."""
+        return self._due_on_disk and self.recovery.sharded is not None
+
+    def take_due(self, last: Flight | None, update: int, step: int) -> None:
+        """Takes the snapshot that is due; it counts once the step before it is known to be good.
+
+        Args:
+            last: That step, if the host has not seen it yet.
+            update: How many updates the run has seen.
+            step: The number of that step.
+        """
+        together, on_disk = self.due_together, self._due_on_disk
+        self.due = self._due_on_disk = False
+        snapshot = self._take(update, step, on_disk=on_disk and not together)
+        if snapshot is not None and last is not None:
+            last.snapshot = snapshot
+        elif snapshot is not None:
+            self._end(snapshot)
+        if together:
+            self._write_together(update, step)
 
     def settle(self, flight: Flight, *, good: bool) -> None:
         """Ends the snapshot that was taken after a step which is now known."""
         if flight.snapshot is None:
             return
-        journal, snapshot = self._parts.journal, flight.snapshot
         if good:
-            snapshot.tree[GUARD]["learned"] = self._place.learned()
-        if self.recovery.settle(snapshot, good=good):
-            journal.summary.snapshots += 1
-        elif good:
-            self._refuse(snapshot.update, flight.step)
+            self._end(flight.snapshot)
+        else:
+            self.recovery.settle(flight.snapshot, good=False)
 
-    def is_due_together(self, update: int) -> bool:
-        """Returns whether all ranks are to write a snapshot together, with nothing in flight."""
-        return self.recovery.sharded is not None and self.recovery.is_due_on_disk(update)
+    def _end(self, snapshot: Snapshot) -> None:
+        snapshot.tree[GUARD]["learned"] = self._place.learned()
+        if self.recovery.settle(snapshot, good=True):
+            self._parts.journal.summary.snapshots += 1
+        else:
+            self._refuse(snapshot.update, snapshot.step)
 
-    def write_together(self, update: int, step: int) -> None:
-        """Lets all ranks write a snapshot of the run as it is now."""
+    def _write_together(self, update: int, step: int) -> None:
         moments = self._parts.ranks.gather(self._place.moment(None))
         guard = {"moment": moments[0], "ranks": moments, "learned": self._place.learned()}
         bad = self._parts.gate.latch > 0
         if not self.recovery.write_together(update, step, guard, bad):
             self._refuse(update, step)
 
-    def _take(self, update: int, step: int) -> Snapshot | None:
+    def _take(self, update: int, step: int, *, on_disk: bool) -> Snapshot | None:
         ranks = self._parts.ranks
         if not ranks.smallest(int(self.recovery.is_ready(update))):
             return None
-        snapshot = self.recovery.take(update, step, self._parts.gate.latch > 0)
-        if ranks.world > 1 and self.recovery.disk and self.recovery.is_due_on_disk(update):
+        snapshot = self.recovery.take(update, step, self._parts.gate.latch > 0, on_disk=on_disk)
+        if ranks.world > 1 and on_disk:
             snapshot.tree[GUARD]["ranks"] = ranks.gather(self._place.moment(None))
         return snapshot
 

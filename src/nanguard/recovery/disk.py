@@ -12,15 +12,17 @@ import json
 import logging
 import os
 import queue
+import re
 import shutil
+import stat
 import threading
 import time
-from pickle import UnpicklingError
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from nanguard.errors import SnapshotError
+from nanguard.recovery.portable import from_portable, portable
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -32,9 +34,11 @@ log = logging.getLogger("nanguard")
 
 SCHEMA = "nanguard.snapshot/1"
 _PREFIX = "snapshot-"
+_NAME = re.compile(_PREFIX + r"[0-9]{1,12}-update-[0-9]{1,15}")
 STATE = "state.pt"
 _MANIFEST = "manifest.json"
 _BLOCK = 1 << 22
+_LARGEST_MANIFEST = 1 << 26
 
 
 class DiskSnapshots:
@@ -77,28 +81,42 @@ class DiskSnapshots:
         while (snapshot := self._jobs.get()) is not None:
             try:
                 self.write(snapshot.tree, update=snapshot.update, step=snapshot.step)
-            except (OSError, RuntimeError) as error:
-                self._on_failure(f"the snapshot after update {snapshot.update}: {error}")
+            except Exception as error:  # noqa: BLE001 - whatever it is, training goes on
+                why = getattr(error, "what", error)
+                self._on_failure(f"the snapshot after update {snapshot.update}: {why}")
             finally:
                 snapshot.release()
 
     def write(self, tree: dict[str, Any], *, update: int, step: int) -> Path:
         """Writes a state and returns its folder. Nothing half-written is ever left behind."""
         with Unfinished(self.folder, update) as unfinished:
-            torch.save(tree, unfinished.path / STATE)
+            save_tree(tree, unfinished.path / STATE)
             return unfinished.finish(update=update, step=step, keep=self.keep)
 
-    def load_last_good(self) -> tuple[dict[str, Any], dict[str, Any]] | None:
-        """Returns manifest and state of the newest snapshot that is whole; None if there is none.
+    def load_last_good(self, use: Callable[[dict[str, Any]], None]) -> dict[str, Any] | None:
+        """Uses the newest snapshot that is whole; returns its manifest, None if there is none.
 
         A damaged snapshot is passed over with a warning, never loaded.
+
+        Args:
+            use: Takes the state, or raises a SnapshotError if it does not fit.
+
+        Raises:
+            SnapshotError: If there are snapshots, but none that can be used. A run that began
+                anew without a word would be worse.
         """
+        first: SnapshotError | None = None
         for path in reversed(finished(self.folder)):
             try:
                 manifest = verify(path)
-                return manifest, load_tree(path / STATE)
+                use(load_tree(path / STATE))
             except SnapshotError as error:
                 log.warning("snapshot passed over: %s", error)
+                first = first or error
+            else:
+                return manifest
+        if first is not None:
+            raise first
         return None
 
 
@@ -163,12 +181,16 @@ def finished(folder: Path) -> list[Path]:
     """Returns the snapshots of a folder that carry their final name, oldest first."""
     if not folder.is_dir():
         return []
-    return sorted(p for p in folder.iterdir() if p.name.startswith(_PREFIX) and p.is_dir())
+    numbered = [(_number(p), p) for p in folder.iterdir() if _NAME.fullmatch(p.name) and p.is_dir()]
+    return [path for _, path in sorted(numbered)]
+
+
+def _number(path: Path) -> int:
+    return int(path.name.removeprefix(_PREFIX).split("-")[0])
 
 
 def _next_number(folder: Path) -> int:
-    numbers = [path.name.removeprefix(_PREFIX).split("-")[0] for path in finished(folder)]
-    return 1 + max((int(number) for number in numbers if number.isdigit()), default=0)
+    return 1 + max(map(_number, finished(folder)), default=0)
 
 
 def remove_leftovers(folder: Path) -> None:
@@ -182,7 +204,7 @@ def remove_leftovers(folder: Path) -> None:
 def verify(path: Path) -> dict[str, Any]:
     """Returns a snapshot's manifest; raises if anything in the folder is not as it says."""
     try:
-        manifest: dict[str, Any] = json.loads((path / _MANIFEST).read_text(encoding="utf-8"))
+        manifest: dict[str, Any] = _read_manifest(path / _MANIFEST)
         files: dict[str, dict[str, Any]] = manifest["files"]
         if manifest["schema"] != SCHEMA:
             raise damaged(path, f"its schema is {manifest['schema']!r}, not {SCHEMA!r}")
@@ -192,16 +214,41 @@ def verify(path: Path) -> dict[str, Any]:
                 raise damaged(path, f"its manifest names a file outside of it: {name!r}")
             if _fingerprint(member) != expected:
                 raise damaged(path, f"{name} does not match its checksum")
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError) as error:
         raise damaged(path, f"its manifest cannot be read ({error})") from error
     return manifest
+
+
+def _read_manifest(path: Path) -> dict[str, Any]:
+    if _regular(path).st_size > _LARGEST_MANIFEST:
+        raise ValueError("it is too large")
+    manifest: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    if not all(isinstance(manifest[key], int) for key in ("update", "step")):
+        raise ValueError("it does not say which update it is of")
+    if STATE not in manifest["files"]:
+        raise ValueError(f"it does not name {STATE}")
+    return manifest
+
+
+def _regular(path: Path) -> os.stat_result:
+    """Returns the status of a plain file; a pipe would make its reader wait for ever."""
+    status = path.lstat()
+    if not stat.S_ISREG(status.st_mode):
+        raise ValueError(f"{path.name} is not a plain file")
+    return status
+
+
+def save_tree(tree: dict[str, Any], path: Path) -> None:
+    """Writes a state in such a form that it can be loaded without running anything."""
+    torch.save(portable(tree), path)
 
 
 def load_tree(path: Path) -> dict[str, Any]:
     """Returns a saved state without running anything from the file."""
     try:
-        tree = torch.load(path, map_location="cpu", weights_only=True)  # noqa: TID251
-    except (OSError, RuntimeError, ValueError, EOFError, KeyError, UnpicklingError) as error:
+        saved = torch.load(path, map_location="cpu", weights_only=True)  # noqa: TID251
+        tree = from_portable(saved)
+    except Exception as error:  # a stranger's file can be wrong in any way
         raise damaged(path, f"it cannot be loaded ({error})") from error
     if not isinstance(tree, dict):
         raise damaged(path, f"it holds a {type(tree).__name__}, not a state")
@@ -218,6 +265,7 @@ def damaged(path: Path, why: str) -> SnapshotError:
 
 
 def _fingerprint(path: Path) -> dict[str, Any]:
+    _regular(path)
     digest = hashlib.sha256()
     size = 0
     with path.open("rb") as file:
@@ -238,7 +286,7 @@ def _flush(path: Path) -> None:
 def _alive(path: Path) -> bool:
     try:
         os.kill(int(path.name.split(".")[2]), 0)
-    except (ValueError, IndexError, ProcessLookupError):
+    except (ValueError, IndexError, OverflowError, ProcessLookupError):
         return False
     except PermissionError:
         return True

@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nanguard.errors import SnapshotError
+from nanguard.numerics import all_finite
 from nanguard.recovery.disk import DiskSnapshots, remove_leftovers
-from nanguard.recovery.memory import MemorySnapshots, bytes_of
+from nanguard.recovery.memory import MemorySnapshots, Slot, bytes_of
 from nanguard.recovery.state import OptimizerPart
 
 if TYPE_CHECKING:
@@ -44,7 +45,6 @@ class Recovery:
         folder: Path | None,
         ranks: Together,
         sharded: bool,
-        exempt: frozenset[str],
         on_failure: Callable[[str], None],
     ) -> None:
         self._state = state
@@ -52,19 +52,20 @@ class Recovery:
         self._on_failure = on_failure
         self._room = 0
         self._told = False
-        self._first = ranks.first
+        self._ranks = ranks
+        self._size = -1
         self._slots = 2 if folder is None or sharded or not settings.disk_every else 3
         self.memory = MemorySnapshots(
             slots=self._slots,
             copied_at_once=("buffers", "scaler"),
-            exempt=exempt,
+            floats=state.floats,
             agree=ranks.any,
         )
         self.disk: DiskSnapshots | None = None
         self.sharded: ShardedSnapshots | None = None
         if folder is None or not settings.disk_every:
             return
-        if self._first:
+        if ranks.first:
             remove_leftovers(folder)
         keep = settings.keep
         if sharded:
@@ -79,16 +80,21 @@ class Recovery:
         """Whether there is a good snapshot in memory."""
         return self.memory.last_good is not None
 
-    @property
     def wants_first(self) -> bool:
-        """Whether snapshots are taken and there is none yet."""
-        return bool(self._settings.snapshot_every) and self.memory.last_good is None
+        """Returns whether snapshots are taken and there is none yet of the model as it is now."""
+        if not self._settings.snapshot_every:
+            return False
+        size = sum(part.size() for part in self._optimizers.values())
+        if size != self._size:
+            # Parameters came or went, so what was taken before is of another model.
+            self._size = size
+            self.memory.forget()
+        return self.memory.last_good is None
 
-    def is_due(self, update: int) -> bool:
+    def is_due_in_memory(self, update: int) -> bool:
         """Returns whether a snapshot is to be taken after so many updates."""
         every = self._settings.snapshot_every
-        in_memory = bool(every) and update % every == 0
-        return in_memory or self.is_due_on_disk(update)
+        return bool(every) and update % every == 0
 
     def is_due_on_disk(self, update: int) -> bool:
         """Returns whether that snapshot is to be written to disk."""
@@ -103,18 +109,27 @@ class Recovery:
             self._miss(update)
         return self.memory.has_room
 
-    def take(self, update: int, step: int, bad: Tensor) -> Snapshot:
+    def take(self, update: int, step: int, bad: Tensor, *, on_disk: bool) -> Snapshot:
         """Starts a snapshot of the run as it is now; there must be room for it."""
-        return self.memory.take(self._state.tree(), update, step, bad)
+        return self.memory.take(self._state.tree(), update, step, bad, on_disk=on_disk)
 
     def settle(self, snapshot: Snapshot, *, good: bool) -> bool:
         """Ends a snapshot whose step is now known; returns whether it is good."""
         if not self.memory.settle(snapshot, good=good):
             return False
-        due = self._first and self.is_due_on_disk(snapshot.update)
-        if due and self.disk is not None and not self.disk.write_later(snapshot):
+        writes = snapshot.on_disk and self._ranks.first
+        if writes and self.disk is not None and not self.disk.write_later(snapshot):
             self._miss(snapshot.update)
         return True
+
+    def finite_buffers(self) -> dict[str, Tensor]:
+        """Returns the live buffers, by name, that must stay finite."""
+        return self._state.finite_buffers()
+
+    @property
+    def _optimizers(self) -> dict[str, OptimizerPart]:
+        parts = self._state.parts.items()
+        return {name: part for name, part in parts if isinstance(part, OptimizerPart)}
 
     def _miss(self, update: int) -> None:
         self._on_failure(
@@ -160,18 +175,48 @@ class Recovery:
 
     def resume(self) -> dict[str, Any] | None:
         """Loads the last good snapshot on disk; returns its manifest, None if there is none."""
-        found = None
+        manifest, error = None, None
+        try:
+            manifest = self._load_last_good()
+        except SnapshotError as failed:
+            error = failed
+        told = self._ranks.gather((None if manifest is None else manifest["update"], error))
+        errors = [failed for _, failed in told if failed is not None]
+        if errors:
+            raise errors[0]
+        if len({update for update, _ in told}) > 1:
+            raise misfit(f"the ranks found those of updates {[update for update, _ in told]}")
+        return manifest
+
+    def _load_last_good(self) -> dict[str, Any] | None:
         if self.disk is not None:
-            found = self.disk.load_last_good()
-        elif self.sharded is not None:
-            parts = self._state.parts.items()
-            parameters = {n: p.parameters() for n, p in parts if isinstance(p, OptimizerPart)}
-            found = self.sharded.load_last_good(self._state.tree(), parameters)
+            return self.disk.load_last_good(self._use)
+        if self.sharded is None:
+            return None
+        parameters = {name: part.parameters() for name, part in self._optimizers.items()}
+        found = self.sharded.load_last_good(self._state.tree(), parameters)
         if found is None:
             return None
-        manifest, tree = found
-        self._state.load(tree)
-        return manifest
+        self._use(found[1])
+        return found[0]
+
+    def _use(self, tree: dict[str, Any]) -> None:
+        """Continues from a state; if that fails half-way, everything is as it was."""
+        before = Slot().copy({n: t for n, t in self._state.tree().items() if n != GUARD})
+        try:
+            self._refuse_non_finite(tree)
+            self._state.load(tree)
+        except SnapshotError:
+            self._state.load(before, without=(GUARD,))
+            raise
+        except Exception as error:  # the file may be a stranger's
+            self._state.load(before, without=(GUARD,))
+            raise misfit(f"{type(error).__name__}: {error}") from error
+
+    def _refuse_non_finite(self, tree: dict[str, Any]) -> None:
+        for path, tensor in self._state.floats(tree).items():
+            if not all_finite([tensor]):
+                raise misfit(f"{path} is not finite")
 
     def close(self) -> None:
         """Waits for what is being written."""
@@ -193,6 +238,16 @@ class Recovery:
                 f"{free / 2**30:.1f} GiB are free"
             )
         return False
+
+
+def misfit(why: str) -> SnapshotError:
+    """Returns the error for a state that cannot be continued from."""
+    return SnapshotError(
+        f"the snapshot cannot be used: {why}.",
+        where="resuming",
+        do="Resume with the model, optimizer and schedulers that the run was started with, from "
+        "a folder that all ranks see, or start in a new one.",
+    )
 
 
 def _free_memory() -> int | None:

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from nanguard.numerics import local, non_finite
-from nanguard.recovery.state import floats_in, map_tensors, tensors_in
+from nanguard.recovery.state import map_tensors, tensors_in
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from torch import Tensor
 
@@ -21,12 +21,14 @@ class Snapshot:
     Attributes:
         update: How many updates the state has seen.
         step: The step it was taken after.
+        on_disk: Whether it is to be written to disk once it is known to be good.
         tree: The state.
     """
 
-    def __init__(self, update: int, step: int, slot: Slot) -> None:
+    def __init__(self, update: int, step: int, slot: Slot, *, on_disk: bool = False) -> None:
         self.update = update
         self.step = step
+        self.on_disk = on_disk
         self.tree: dict[str, Any] = {}
         self._slot = slot
         self._holders = 1
@@ -119,7 +121,7 @@ class Slot:
         if index == len(self._memory):
             self._memory.append(_host_like(source))
         memory = self._memory[index]
-        if memory.shape != source.shape or memory.dtype != source.dtype:
+        if not _is_like(memory, source):
             memory = self._memory[index] = _host_like(source)
         # Only the device that the copying stream belongs to can be waited for later.
         beside = self._stream is not None and source.device == self._stream.device
@@ -141,12 +143,12 @@ class MemorySnapshots:
         *,
         slots: int,
         copied_at_once: tuple[str, ...],
-        exempt: frozenset[str],
+        floats: Callable[[dict[str, Any]], Mapping[str, Tensor]],
         agree: Callable[[Tensor], Tensor],
     ) -> None:
         self._agree = agree
         self._copied_at_once = copied_at_once
-        self._exempt = exempt
+        self._floats = floats
         self._slots = [Slot() for _ in range(slots)]
         self._copying: Snapshot | None = None
         self.last_good: Snapshot | None = None
@@ -158,9 +160,11 @@ class MemorySnapshots:
 
     def flag(self, tree: dict[str, Any], bad: Tensor) -> Tensor:
         """Returns, on the device, whether a state is bad or holds a non-finite number, anywhere."""
-        return self._agree(bad | non_finite(floats_in(tree, self._exempt), bad.device))
+        return self._agree(bad | non_finite(self._floats(tree).values(), bad.device))
 
-    def take(self, tree: dict[str, Any], update: int, step: int, bad: Tensor) -> Snapshot:
+    def take(
+        self, tree: dict[str, Any], update: int, step: int, bad: Tensor, *, on_disk: bool = False
+    ) -> Snapshot:
         """Starts a snapshot of a live tree; there must be room for it.
 
         Args:
@@ -168,10 +172,11 @@ class MemorySnapshots:
             update: How many updates it has seen.
             step: The step it is taken after.
             bad: Whether anything else than non-finite numbers in the tree makes it bad.
+            on_disk: Whether it is to be written to disk once it is known to be good.
         """
         slot = next(slot for slot in self._slots if slot.free)
         slot.free = False
-        snapshot = Snapshot(update, step, slot)
+        snapshot = Snapshot(update, step, slot, on_disk=on_disk)
         snapshot.fill(tree, self._copied_at_once, self.flag(tree, bad))
         self._copying = snapshot
         return snapshot
@@ -188,10 +193,15 @@ class MemorySnapshots:
             snapshot.wait()
             snapshot.release()
             return False
-        if self.last_good is not None:
-            self.last_good.release()
+        self.forget()
         self.last_good = snapshot
         return True
+
+    def forget(self) -> None:
+        """Lets go of the last good snapshot."""
+        if self.last_good is not None:
+            self.last_good.release()
+        self.last_good = None
 
 
 def bytes_of(tree: Any) -> int:
@@ -200,6 +210,17 @@ def bytes_of(tree: Any) -> int:
 
 
 def _host_like(tensor: Tensor) -> Tensor:
-    return torch.empty(
-        tensor.shape, dtype=tensor.dtype, device="cpu", pin_memory=tensor.device.type == "cuda"
-    )
+    # Fused optimizers walk memory without looking at strides, so a copy must be laid out alike.
+    return torch.empty_like(tensor, device="cpu", pin_memory=tensor.device.type == "cuda")
+
+
+def _is_like(memory: Tensor, tensor: Tensor) -> bool:
+    same = memory.shape == tensor.shape and memory.dtype == tensor.dtype
+    return same and memory.stride() == _dense_strides(tensor)
+
+
+def _dense_strides(tensor: Tensor) -> tuple[int, ...]:
+    """Returns the strides that a copy which keeps the layout of a tensor has."""
+    if tensor.is_contiguous():
+        return tensor.stride()
+    return torch.empty_like(tensor, device="meta").stride()

@@ -10,18 +10,33 @@ from __future__ import annotations
 import io
 import logging
 import pickle
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from collections import OrderedDict
+from pathlib import Path, PurePath
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import torch
+from torch.distributed.checkpoint import metadata
 from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.filesystem import FileSystemReader
-from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+from torch.distributed.checkpoint.filesystem import (
+    FileSystemReader,
+    _StorageInfo,
+    _StoragePrefix,
+)
+from torch.distributed.checkpoint.metadata import Metadata, StorageMeta, TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
+from torch.serialization import _get_layout
 
 from nanguard.errors import SnapshotError
-from nanguard.recovery.disk import STATE, Unfinished, damaged, finished, load_tree, verify
+from nanguard.recovery.disk import (
+    STATE,
+    Unfinished,
+    damaged,
+    finished,
+    load_tree,
+    save_tree,
+    verify,
+)
 from nanguard.recovery.state import map_tensors, tensors_in
 
 if TYPE_CHECKING:
@@ -92,7 +107,7 @@ class ShardedSnapshots:
         if self._all_well(error) and first:
             rest = {name: part for name, part in tree.items() if name not in sharded}
             rest.update({name: _references(tree[name], name) for name in sharded})
-            error = _attempt(lambda: torch.save(rest, path / STATE))
+            error = _attempt(lambda: save_tree(rest, path / STATE))
             error = error or _attempt(
                 lambda: unfinished.finish(update=update, step=step, keep=self.keep)
             )
@@ -113,24 +128,29 @@ class ShardedSnapshots:
             parameters: The parameters of each optimizer part, in order, for the same purpose.
         """
         chosen = self._choose() if self._ranks.first else None
-        found: tuple[str, dict[str, Any]] | None = self._ranks.gather(chosen)[0]
+        found: tuple[str, dict[str, Any]] | SnapshotError | None = self._ranks.gather(chosen)[0]
         if found is None:
             return None
+        if isinstance(found, SnapshotError):
+            raise found
         path, manifest = Path(found[0]), found[1]
         tree = load_tree(path / STATE)
-        kinds = _metadata(path / _SHARDS)
+        reader = _CheckedReader(path / _SHARDS)
         like = dict(tensors_in(live))
-        wanted = {name: _empty(name, kind, like, parameters) for name, kind in kinds.items()}
-        load(wanted, checkpoint_id=path / _SHARDS, process_group=self._ranks.group)
+        kinds = reader.index.state_dict_metadata.items()
+        wanted = {name: _empty(name, kind, like, parameters) for name, kind in kinds}
+        load(wanted, storage_reader=reader, process_group=self._ranks.group)
         return manifest, _resolved(tree, wanted)
 
-    def _choose(self) -> tuple[str, dict[str, Any]] | None:
+    def _choose(self) -> tuple[str, dict[str, Any]] | SnapshotError | None:
+        first: SnapshotError | None = None
         for path in reversed(finished(self.folder)):
             try:
                 return str(path), verify(path)
             except SnapshotError as error:
                 log.warning("snapshot passed over: %s", error)
-        return None
+                first = first or error
+        return first
 
     def _all_well(self, error: str | None) -> bool:
         return not any(self._ranks.gather(error))
@@ -140,7 +160,7 @@ def _attempt(action: Callable[[], Any]) -> str | None:
     """Returns what went wrong, so that all ranks can hear of it before any of them gives up."""
     try:
         action()
-    except (OSError, RuntimeError, CheckpointException) as error:
+    except (OSError, RuntimeError, CheckpointException, SnapshotError) as error:
         return str(error) or type(error).__name__
     return None
 
@@ -164,7 +184,7 @@ def _resolved(tree: Any, tensors: Mapping[str, Tensor]) -> Any:
 
 def _empty(
     name: str,
-    kind: TensorStorageMetadata,
+    kind: Any,
     like: Mapping[str, Tensor],
     parameters: Mapping[str, Sequence[Tensor]],
 ) -> Tensor:
@@ -180,40 +200,86 @@ def _empty(
     return torch.empty(kind.size, dtype=dtype)
 
 
-def _metadata(path: Path) -> dict[str, TensorStorageMetadata]:
-    """Returns what a sharded checkpoint holds. Nothing in it is run, and only tensors are taken."""
+class _CheckedReader(FileSystemReader):
+    """Reads shards by an index that was checked, and not by what the file says meanwhile."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self.index = _checked_index(path)
+
+    def read_metadata(self, *_args: Any, **_options: Any) -> Metadata:
+        """Returns the checked index."""
+        self.index.storage_meta = StorageMeta(load_id=self.load_id)
+        return self.index
+
+
+def _checked_index(path: Path) -> Metadata:
+    """Returns the index of a sharded checkpoint. Nothing in it is run."""
     try:
-        _OnlyMetadata(io.BytesIO((path / ".metadata").read_bytes())).load()
-        found = FileSystemReader(path).read_metadata().state_dict_metadata
-    except (OSError, pickle.UnpicklingError, AttributeError, EOFError, ValueError) as error:
+        index = _IndexReader(io.BytesIO((path / ".metadata").read_bytes())).load()
+        tensors: dict[str, Any] = index.state_dict_metadata
+        others = [n for n, kind in tensors.items() if not isinstance(kind, TensorStorageMetadata)]
+        files = {str(info.relative_path) for info in index.storage_data.values()}
+    except Exception as error:  # a stranger's file can be wrong in any way
         raise damaged(path, f"its index cannot be read ({error})") from error
-    others = [name for name, kind in found.items() if not isinstance(kind, TensorStorageMetadata)]
     if others:
         raise damaged(path, f"it holds more than tensors: {others[0]!r}")
-    return {n: kind for n, kind in found.items() if isinstance(kind, TensorStorageMetadata)}
+    outside = [name for name in files if Path(name).name != name]
+    if outside:
+        raise damaged(path, f"its index names a file outside of it: {outside[0]!r}")
+    checked: Metadata = index
+    return checked
 
 
-class _OnlyMetadata(pickle.Unpickler):
-    """Refuses an index that names anything but the classes an index is made of."""
+class _IndexReader(pickle._Unpickler):
+    """Reads an index; refuses whatever an index is not made of.
+
+    It makes objects of the few classes below and fills them. Nothing else can be called, and a
+    class itself cannot be changed. Python's own unpickler in Python is the one that can be held
+    to this.
+    """
+
+    dispatch: ClassVar[dict[int, Any]] = dict(pickle._Unpickler.dispatch)
 
     def find_class(self, module: str, name: str) -> Any:
-        known = (
-            module == "torch.distributed.checkpoint.metadata"
-            or (module, name) in _KNOWN
-            or (module == "torch" and isinstance(getattr(torch, name, None), torch.dtype))
-        )
-        if not known or "." in name:
+        found = _KNOWN.get((module, name))
+        if found is None and module == "torch":
+            dtype = getattr(torch, name, None)
+            found = dtype if isinstance(dtype, torch.dtype) else None
+        if found is None:
             raise pickle.UnpicklingError(f"{module}.{name} has no place in an index")
-        return super().find_class(module, name)
+        return found
+
+    def load_build(self) -> None:
+        """Fills an object, if it is one of those that may be filled."""
+        if type(self.stack[-2]) not in _FILLED:  # type: ignore[attr-defined]
+            raise pickle.UnpicklingError("it fills something that has no place in an index")
+        super().load_build()  # type: ignore[misc]
+
+    dispatch[pickle.BUILD[0]] = load_build
 
 
-_KNOWN = {
-    ("torch", "Size"),
-    ("torch", "device"),
-    ("torch.serialization", "_get_layout"),
-    ("torch.distributed.checkpoint.filesystem", "_StorageInfo"),
-    ("torch.distributed.checkpoint.filesystem", "_StoragePrefix"),
-    ("pathlib", "PosixPath"),
-    ("pathlib", "WindowsPath"),
-    ("collections", "OrderedDict"),
+_FILLED = (
+    metadata.Metadata,
+    metadata.MetadataIndex,
+    metadata.TensorStorageMetadata,
+    metadata.BytesStorageMetadata,
+    metadata.ChunkStorageMetadata,
+    metadata.TensorProperties,
+    metadata.StorageMeta,
+    _StorageInfo,
+    _StoragePrefix,
+)
+_KNOWN: dict[tuple[str, str], Any] = {
+    **{(kind.__module__, kind.__name__): kind for kind in _FILLED},
+    ("torch.distributed.checkpoint.metadata", "_MEM_FORMAT_ENCODING"): (
+        metadata._MEM_FORMAT_ENCODING
+    ),
+    ("torch", "Size"): torch.Size,
+    ("torch.serialization", "_get_layout"): _get_layout,
+    ("pathlib", "PosixPath"): PurePath,
+    ("pathlib", "WindowsPath"): PurePath,
+    ("pathlib._local", "PosixPath"): PurePath,
+    ("pathlib._local", "WindowsPath"): PurePath,
+    ("collections", "OrderedDict"): OrderedDict,
 }

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 
 from nanguard.errors import SnapshotError
-from nanguard.numerics import is_float, local
+from nanguard.numerics import all_finite, is_float, local
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from torch import Tensor
     from torch.optim import Optimizer
@@ -31,6 +31,11 @@ class Part(Protocol):
         """Continues from a state."""
 
 
+# The parts that may hold infinities on purpose, such as an attention mask in a buffer.
+BUFFERS = "buffers"
+_MAY_BE_INFINITE = (BUFFERS, "ema")
+
+
 class TrainingState:
     """All parts of a run that a snapshot covers.
 
@@ -40,6 +45,13 @@ class TrainingState:
 
     def __init__(self, parts: Mapping[str, Part]) -> None:
         self.parts = dict(parts)
+        self._began_finite = frozenset(
+            path
+            for name in _MAY_BE_INFINITE
+            if name in self.parts
+            for path, tensor in tensors_in(self.parts[name].state_dict(), name)
+            if is_float(tensor) and all_finite([tensor])
+        )
 
     def tree(self) -> dict[str, Any]:
         """Returns the live state of all parts."""
@@ -47,16 +59,40 @@ class TrainingState:
 
     def load(self, tree: Mapping[str, Any], *, without: tuple[str, ...] = ()) -> None:
         """Puts the parts back to a state, except some by name."""
+        missing = [name for name in self.parts if name not in tree and name not in without]
+        if missing:
+            raise SnapshotError(
+                f"the snapshot has no {missing[0]}.",
+                where="restoring a snapshot",
+                do="Resume with what the run was started with, or start in a new run folder.",
+            )
         for name, part in self.parts.items():
-            if name in tree and name not in without:
+            if name not in without:
                 part.load_state_dict(tree[name])
 
+    def floats(self, tree: Mapping[str, Any]) -> dict[str, Tensor]:
+        """Returns the tensors, by path, that must be finite for a state to be good.
 
-class NamedTensors:
-    """Parameters or buffers as a part: filled in place, so that everyone who holds them sees it."""
+        A buffer that began with infinities, or that was made since, may hold them.
+        """
+        return {
+            path: tensor
+            for path, tensor in tensors_in(tree)
+            if is_float(tensor)
+            and (path.split("/", 1)[0] not in _MAY_BE_INFINITE or path in self._began_finite)
+        }
 
-    def __init__(self, word: str, find: Callable[[], dict[str, Tensor]]) -> None:
-        self._word = word
+    def finite_buffers(self) -> dict[str, Tensor]:
+        """Returns the live buffers, by name, that must stay finite."""
+        part = self.parts.get(BUFFERS)
+        found = {} if part is None else self.floats({BUFFERS: part.state_dict()})
+        return {path.removeprefix(f"{BUFFERS}/"): tensor for path, tensor in found.items()}
+
+
+class Parameters:
+    """Parameters as a part: filled in place, so that everyone who holds them sees it."""
+
+    def __init__(self, find: Callable[[], dict[str, Tensor]]) -> None:
         self._find = find
 
     def state_dict(self) -> dict[str, Tensor]:
@@ -67,9 +103,65 @@ class NamedTensors:
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Fills the live tensors; refuses a state of another model and then changes nothing."""
         live = self._find()
-        _check_same(self._word, live, state)
+        _check_same(live, state)
         for name, tensor in live.items():
             local(tensor).copy_(local(state[name]), non_blocking=True)
+
+
+class Buffers:
+    """Buffers as a part: filled in place where they fit, and made or removed where they do not.
+
+    Caches grow, and some modules make a buffer when they first need one. Going back undoes that.
+    """
+
+    def __init__(self, find: Callable[[], dict[str, dict[str, Any]]], device: torch.device) -> None:
+        self._find = find
+        self._device = device
+        self._at_first = frozenset(self.state_dict())
+
+    def state_dict(self) -> dict[str, Tensor | None]:
+        """Returns the live buffers by name; None stands for one that is yet to be made."""
+        return {
+            f"{module}.{key}" if module else key: buffer
+            for module, registry in self._find().items()
+            for key, buffer in registry.items()
+        }
+
+    @torch.no_grad()
+    def load_state_dict(self, state: Mapping[str, Tensor | None]) -> None:
+        """Fills the live buffers; refuses a state of another model and then changes nothing."""
+        registries = self._find()
+        homes = {name: registries.get(name.rpartition(".")[0]) for name in state}
+        _refuse_if(
+            missing=sorted(self._at_first - state.keys()),
+            foreign=sorted(name for name, home in homes.items() if home is None),
+        )
+        for name in self.state_dict().keys() - state.keys():
+            module, _, key = name.rpartition(".")
+            del registries[module][key]
+        for name, saved in state.items():
+            home, key = homes[name], name.rpartition(".")[2]
+            assert home is not None  # noqa: S101 - refused above
+            live = home.get(key)
+            if saved is not None and live is not None and _fits(live, saved):
+                local(live).copy_(local(saved), non_blocking=True)
+            else:
+                home[key] = None if saved is None else saved.to(self._device, copy=True)
+
+
+class SchedulerPart:
+    """A scheduler as a part, which gets a copy of what the snapshot holds."""
+
+    def __init__(self, scheduler: Any) -> None:
+        self._scheduler = scheduler
+
+    def state_dict(self) -> Any:
+        """Returns the scheduler's state."""
+        return self._scheduler.state_dict()
+
+    def load_state_dict(self, state: Any) -> None:
+        """Continues from a state."""
+        self._scheduler.load_state_dict(copy.deepcopy(state))
 
 
 class OptimizerPart:
@@ -85,6 +177,10 @@ class OptimizerPart:
     def parameters(self) -> list[Tensor]:
         """Returns the parameters in the order in which the state numbers them."""
         return [p for group in self._optimizer.param_groups for p in group["params"]]
+
+    def size(self) -> int:
+        """Returns how many parameters it has; cheap."""
+        return sum(len(group["params"]) for group in self._optimizer.param_groups)
 
     @torch.no_grad()
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -131,23 +227,18 @@ def map_tensors(tree: Any, change: Callable[[Tensor], Any]) -> Any:
     return tree
 
 
-def floats_in(tree: Any, exempt: frozenset[str]) -> list[Tensor]:
-    """Returns the tensors that must be finite for a state to be good."""
-    return [t for path, t in tensors_in(tree) if is_float(t) and path not in exempt]
-
-
 def _same_shape(live: Any, saved: Any) -> bool:
     """Returns whether two trees have the same keys and, leaf by leaf, tensors that fit."""
     if isinstance(live, torch.Tensor) or isinstance(saved, torch.Tensor):
-        return (
-            isinstance(live, torch.Tensor)
-            and isinstance(saved, torch.Tensor)
-            and local(live).shape == local(saved).shape
-            and live.dtype == saved.dtype
-        )
+        both = isinstance(live, torch.Tensor) and isinstance(saved, torch.Tensor)
+        return both and _fits(live, saved)
     if isinstance(live, dict) and isinstance(saved, dict):
         return live.keys() == saved.keys() and all(_same_shape(live[k], saved[k]) for k in live)
     return not isinstance(live, (list, tuple)) and type(live) is type(saved)
+
+
+def _fits(live: Tensor, saved: Tensor) -> bool:
+    return local(live).shape == local(saved).shape and live.dtype == saved.dtype
 
 
 def _fill(live: dict[Any, Any], saved: dict[Any, Any]) -> None:
@@ -160,23 +251,31 @@ def _fill(live: dict[Any, Any], saved: dict[Any, Any]) -> None:
             live[key] = value
 
 
-def _check_same(word: str, live: Mapping[str, Tensor], saved: Mapping[str, Tensor]) -> None:
-    missing = sorted(live.keys() - saved.keys())
-    foreign = sorted(saved.keys() - live.keys())
-    changed = sorted(
-        f"{name} ({tuple(saved[name].shape)} saved, {tuple(live[name].shape)} now)"
-        for name in live.keys() & saved.keys()
-        if local(live[name]).shape != local(saved[name]).shape
+def _check_same(live: Mapping[str, Tensor], saved: Mapping[str, Tensor]) -> None:
+    _refuse_if(
+        missing=sorted(live.keys() - saved.keys()),
+        foreign=sorted(saved.keys() - live.keys()),
+        changed=sorted(
+            f"{name} ({tuple(saved[name].shape)} saved, {tuple(live[name].shape)} now)"
+            for name in live.keys() & saved.keys()
+            if local(live[name]).shape != local(saved[name]).shape
+        ),
     )
-    if not (missing or foreign or changed):
-        return
+
+
+def _refuse_if(
+    *, missing: Sequence[str], foreign: Sequence[str], changed: Sequence[str] = ()
+) -> None:
+    """Refuses a state of another model."""
     details = [
         f"{title} {', '.join(names[:3])}{' ...' if len(names) > 3 else ''}"
         for title, names in (("missing", missing), ("unknown", foreign), ("other shape", changed))
         if names
     ]
-    raise SnapshotError(
-        f"the snapshot is of another model: {word} {'; '.join(details)}.",
-        where="restoring a snapshot",
-        do="Resume with the model that the snapshot was taken from, or start in a new run folder.",
-    )
+    if details:
+        raise SnapshotError(
+            f"the snapshot is of another model: {'; '.join(details)}.",
+            where="restoring a snapshot",
+            do="Resume with the model that the snapshot was taken from, or start in a new run "
+            "folder.",
+        )
