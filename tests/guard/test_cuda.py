@@ -13,6 +13,7 @@ from tests.training import QUIET, Net, Run, adamw, batches, differences, poisone
 
 pytestmark = [
     pytest.mark.gpu,
+    pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype"),
     pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device here"),
 ]
 

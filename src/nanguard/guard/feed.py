@@ -22,10 +22,10 @@ log = logging.getLogger("nanguard")
 
 Drawn = tuple[int, "Kept"]
 
-# Draws with nothing in flight, to find out whether the loader uses the run's random streams, and
-# draws of a pass that are looked at at all.
+# Draws that are looked at, to find out whether the loader uses the run's random streams, and how
+# many of them come with nothing in flight.
+LOOKS = 64
 _TRIAL = 4
-_LOOKS = 64
 
 
 class Feed:
@@ -36,6 +36,7 @@ class Feed:
         position: The index of the next batch to be drawn from the loader.
         draws: Whether the loader takes random numbers from the run's own streams between batches;
             None until that is known.
+        looks: How many more draws will be looked at to find out.
         dropped: Whether this rank had batches left when another rank had none.
     """
 
@@ -47,6 +48,7 @@ class Feed:
         keeper: Keeper,
         streams: RandomStreams,
         draws: bool | None = None,
+        looks: int = LOOKS,
         start: int = 0,
         began: dict[str, Any] | None = None,
     ) -> None:
@@ -55,8 +57,7 @@ class Feed:
         self._streams = streams
         self._again: deque[Drawn] = deque()
         self.draws = draws
-        # Several ranks would have to find out together.
-        self._looks = 0 if ranks.world == 1 else _LOOKS
+        self.looks = looks
         self.dropped = False
         self._ended = False
         self.position = 0
@@ -87,17 +88,17 @@ class Feed:
             return None
         # The first batch draws the seed of a shuffle, which says nothing about the others. Some
         # samplers draw for many batches at once.
-        looks = self.draws is not True and self._looks < _LOOKS and self.position > 0
+        looks = self.draws is not True and self.looks > 0 and self.position > 0
         before = self._streams.capture() if looks else None
         found, batch = self._draw()
         if not found:
             self._ended = True
             return None
         if before is not None:
-            self._looks += 1
+            self.looks -= 1
             if not same(before, self._streams.capture()):
                 self.draws = True
-            elif self._looks == _TRIAL:
+            elif self.looks == LOOKS - _TRIAL:
                 self.draws = False
         index, self.position = self.position, self.position + 1
         return index, self._keeper.keep(batch, kept)

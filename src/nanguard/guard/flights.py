@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from nanguard.errors import NonFiniteError, UsageError
 from nanguard.guard import events
-from nanguard.guard.feed import Feed
+from nanguard.guard.feed import LOOKS, Feed
 from nanguard.guard.flight import Flight
 from nanguard.guard.incidents import examine, poison_in
 from nanguard.guard.policy import Action, Trouble
@@ -61,6 +61,7 @@ class Flights:
         self._several_steps = len(parts.optimizers) > 1
         # With several ranks it is not looked at: they would have to find out together.
         self._draws: bool | None = None if parts.ranks.world == 1 else False
+        self._looks = LOOKS if parts.ranks.world == 1 else 0
         self.way_back: WayBack
         self.feed: Feed | None = None
         self.void: Mark | None = None
@@ -207,6 +208,7 @@ class Flights:
             keeper=self._parts.keeper,
             streams=self._parts.streams,
             draws=self._draws,
+            looks=self._looks,
             start=resume["position"] if resume else 0,
             began=resume["began"] if resume else None,
         )
@@ -223,7 +225,7 @@ class Flights:
         if feed.draws and not self._draws and self._parts.lag:
             message = "the loader draws from the run's random streams: steps are read one by one"
             self._parts.journal.say(events.LOADER_DRAWS(message, step=self.steps))
-        self._draws = feed.draws
+        self._draws, self._looks = feed.draws, feed.looks
         if drawn is None and self._in_flight:
             self._settle()
             drawn = feed.next(self._kept())

@@ -14,7 +14,7 @@ import torch
 from nanguard.errors import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable
 
     from torch import Tensor
 
@@ -39,11 +39,13 @@ class Gate:
         with torch.inference_mode(mode=False):
             # What a user makes the default dtype may be too narrow for a limit, or for found_inf.
             self._board = torch.zeros(_ROOM, dtype=torch.float32, device=device)
-            self._limits = torch.full((2,), _LARGEST, dtype=torch.float32, device=device)
-            self._judged = torch.zeros(2, dtype=torch.float32, device=device)
-            self._bad = torch.zeros(2, dtype=torch.bool, device=device)
+            self._limits = torch.full((3,), _LARGEST, dtype=torch.float32, device=device)
+            self._judged = torch.zeros(3, dtype=torch.float32, device=device)
+            self._bad = torch.zeros(3, dtype=torch.float32, device=device)
+        # A latch that was set stays so.
+        self._limits[0] = 0.5
         self._on_cuda = device.type == "cuda"
-        self._pair = self._board[1:3]
+        self._first = self._board[:3]
         self._index: dict[str, int] = {}
         self._places: dict[str, Tensor] = {}
         for name in ("latch", "loss", "grad_norm"):
@@ -51,6 +53,7 @@ class Gate:
         self.latch = self._places["latch"]
         self._known_limits = (_LARGEST, _LARGEST)
         self._spare: list[tuple[Tensor, torch.cuda.Event]] = []
+        self._posted: dict[tuple[str, ...], list[tuple[str, int]]] = {}
 
     def __getitem__(self, name: str) -> Tensor:
         """Returns a number on the board, as a 0-dim tensor that will change with it."""
@@ -61,7 +64,8 @@ class Gate:
         place = self._places.get(name)
         if place is None:
             place = self._make_place(name)
-        place.copy_(value.detach().view(()), non_blocking=True)
+        value = value.detach()
+        place.copy_(value if value.dim() == 0 else value.view(()), non_blocking=True)
 
     def add(self, name: str, value: Tensor) -> None:
         """Adds to a number on the board."""
@@ -86,12 +90,14 @@ class Gate:
         """
         self._set_limits((loss_limit, min(norm_limit, _LARGEST)))
         inf = math.inf
-        torch.nan_to_num(self._pair, nan=inf, posinf=inf, neginf=inf, out=self._judged)
+        # Three kernels: this is the part of a step that every step pays for.
+        torch.nan_to_num(self._first, nan=inf, posinf=inf, neginf=inf, out=self._judged)
         torch.gt(self._judged, self._limits, out=self._bad)
         if forgiven is not None:
-            self._bad[1].logical_and_(~forgiven)
-        bad = self._bad.any()
-        self.close_if(bad if agree is None else ~agree(~bad))
+            self._bad[2].masked_fill_(forgiven, 0.0)
+        torch.amax(self._bad, dim=0, out=self.latch)
+        if agree is not None:
+            self.close_if(~agree(self.latch == 0))
 
     def close_if(self, bad: Tensor) -> None:
         """Closes the gate if a 0-dim bool on the device says so."""
@@ -101,9 +107,11 @@ class Gate:
         """Lets steps through again."""
         self.latch.zero_()
 
-    def post(self, names: Iterable[str]) -> Ticket:
+    def post(self, names: tuple[str, ...]) -> Ticket:
         """Sends numbers on the board towards the host; the ticket tells when they are there."""
-        places = [(name, self._index[name]) for name in names]
+        places = self._posted.get(names)
+        if places is None:
+            places = self._posted[names] = [(name, self._index[name]) for name in names]
         if not self._on_cuda:
             return Ticket(places, self._board.clone())
         memory, event = self._spare.pop() if self._spare else _pinned()
@@ -129,7 +137,7 @@ class Gate:
         for index, limit in enumerate(limits):
             if limit != self._known_limits[index]:
                 # float64 knows larger numbers, but infinity has a meaning of its own here.
-                self._limits[index].fill_(limit if math.isinf(limit) else min(limit, _LARGEST))
+                self._limits[1 + index].fill_(limit if math.isinf(limit) else min(limit, _LARGEST))
         self._known_limits = limits
 
 

@@ -256,7 +256,6 @@ class Guard:
         self._flights.look_at_the_end()
         self._recovery.close()
         self._parts.journal.close()
-        self._parts.ranks.close()
 
     def __enter__(self) -> Guard:
         return self

@@ -43,6 +43,8 @@ def _has_own_kernel(optimizer: Optimizer) -> bool:
     if replaced is None:
         return True
     replaced = getattr(replaced, "_torchdynamo_orig_callable", replaced)
+    if hasattr(replaced, "_wrapped_by_lr_sched") and not hasattr(replaced, "__wrapped__"):
+        return True  # schedulers of older versions do not say what they wrap
     return inspect.unwrap(replaced) in {inspect.unwrap(step) for step in known}
 
 

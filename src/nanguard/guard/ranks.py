@@ -44,8 +44,7 @@ class Ranks:
         if self.world > 1:
             # With a GradScaler a NaN gradient means overflow, so it cannot mean anything else.
             self.channel = "gradient" if reduced and not scaled else "collective"
-        # Control messages travel on CPU, so that they never make a host wait for its device.
-        self.group: Any = dist.new_group(backend="gloo") if self.world > 1 else None
+        self.group: Any = _control_group() if self.world > 1 else None
 
     @property
     def first(self) -> bool:
@@ -87,11 +86,20 @@ class Ranks:
         dist.all_reduce(tensor, op=dist.ReduceOp.MIN, group=self.group)
         return int(tensor)
 
-    def close(self) -> None:
-        """Gives the control group back."""
-        if self.group is not None and dist.is_initialized():
-            dist.destroy_process_group(self.group)
-        self.group = None
+
+_control: tuple[Any, Any] = (None, None)
+
+
+def _control_group() -> Any:
+    """Returns the process group for control messages, one for all guards of a process.
+
+    They travel on CPU, so that they never make a host wait for its device. The group ends with
+    the process group it belongs to: a rank that ended it earlier could leave another one waiting.
+    """
+    global _control
+    if _control[0] is not dist.group.WORLD:
+        _control = (dist.group.WORLD, dist.new_group(backend="gloo"))
+    return _control[1]
 
 
 def is_sharded(tensor: Tensor) -> bool:

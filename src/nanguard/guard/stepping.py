@@ -143,10 +143,10 @@ class Stepper:
             agree=parts.ranks.agree if channel == "collective" else None,
         )
 
-    def _numbers(self, flight: Flight) -> list[str]:
+    def _numbers(self, flight: Flight) -> tuple[str, ...]:
         """Returns which numbers on the board are about a step."""
-        scaling = ["scale", "overflow"] if self._parts.scaling.active else []
-        return ["latch", "grad_norm", *flight.written, *scaling]
+        scaling = ("scale", "overflow") if self._parts.scaling.active else ()
+        return ("latch", "grad_norm", *flight.written, *scaling)
 
     def _apply_late(
         self, flight: Flight, optimizers: Sequence[Optimizer], clipping: Clipping
@@ -166,7 +166,7 @@ class Stepper:
         poisoned = self._scan(optimizers)
         if poisoned is not None:
             gate.write("poisoned", poisoned)
-            names.append("poisoned")
+            names = (*names, "poisoned")
         flight.tickets = [gate.post(names)]
         if poisoned is not None:
             gate.close_if(poisoned)
@@ -189,7 +189,7 @@ class Stepper:
             poisoned = self._scan(optimizers)
             if poisoned is not None:
                 gate.write("poisoned", poisoned)
-                flight.tickets.append(gate.post(["poisoned"]))
+                flight.tickets.append(gate.post(("poisoned",)))
         self._flights.launch(flight, keep=0)
 
     def _after_update(self, optimizers: Sequence[Optimizer], latch: Tensor | None) -> None:
