@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from nanguard import numerics
+from nanguard.numerics import Gradients
 from tests.training import INF, NAN
 
 TYPES = [torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64]
@@ -58,8 +59,9 @@ def test_clipping_is_torchs_own_bit_for_bit(dtype: torch.dtype, max_norm: float)
     for parameter in parameters:
         parameter.grad = torch.randn_like(parameter)
     before = [p.grad.clone() for p in parameters]
-    norm = numerics.grad_norm(parameters)
-    numerics.clip_by_norm(parameters, norm, max_norm)
+    gradients = Gradients(parameters)
+    norm = gradients.norm()
+    gradients.clip(norm, max_norm)
     got = [p.grad for p in parameters]
     for parameter, grad in zip(parameters, before, strict=True):
         parameter.grad = grad
@@ -71,18 +73,19 @@ def test_gradients_of_different_types_have_one_norm():
     parameters = [nn.Parameter(torch.ones(4, dtype=d)) for d in (torch.float32, torch.bfloat16)]
     for parameter in parameters:
         parameter.grad = torch.ones_like(parameter)
-    assert float(numerics.grad_norm(parameters)) == pytest.approx(8**0.5, rel=1e-3)
+    assert float(Gradients(parameters).norm()) == pytest.approx(8**0.5, rel=1e-3)
 
 
 def test_clipping_sparse_gradients_with_repeated_rows():
     table = nn.Embedding(5, 2, sparse=True)
     table(torch.tensor([1, 1, 3])).sum().backward()
     dense = table.weight.grad.to_dense()
-    norm = numerics.grad_norm([table.weight])
+    gradients = Gradients([table.weight])
+    norm = gradients.norm()
     assert torch.equal(norm, dense.norm())
-    numerics.clip_by_norm([table.weight], norm, 1.0)
+    gradients.clip(norm, 1.0)
     torch.testing.assert_close(table.weight.grad.to_dense(), dense / dense.norm())
 
 
 def test_no_gradient_at_all():
-    assert float(numerics.grad_norm([nn.Parameter(torch.zeros(2))])) == 0.0
+    assert float(Gradients([nn.Parameter(torch.zeros(2))]).norm()) == 0.0

@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, cast
 
 import torch
+from torch.utils._foreach_utils import _group_tensors_by_device_and_dtype
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -102,49 +103,67 @@ def _flags_on_cpu(tensors: list[Tensor]) -> Tensor:
     return flags
 
 
-@torch.no_grad()
-def grad_norm(parameters: Sequence[Tensor]) -> Tensor:
-    """Returns the global gradient norm, that of ``torch.nn.utils.clip_grad_norm_`` bit for bit.
+class Gradients:
+    """The gradients of some parameters as they are now: their norm, and clipping.
 
-    On sharded gradients it is a sharded tensor itself; see ``whole``.
+    Norm and clipping are those of ``torch.nn.utils``, bit for bit. What they do with gradients on
+    several devices or of several types depends on how these are grouped, so torch groups them.
     """
-    grads = [p.grad for p in parameters if p.grad is not None]
-    if not grads:
-        return torch.zeros((), dtype=torch.float32, device=local(parameters[0]).device)
-    try:
-        return _norm(grads)
-    except NotImplementedError:
-        return _norm([_dense(grad) for grad in grads])
 
+    def __init__(self, parameters: Sequence[Tensor]) -> None:
+        self._parameters = parameters
+        grads = [grad for p in parameters if (grad := p.grad) is not None]
+        self._sparse = [grad for grad in grads if grad.layout is not torch.strided]
+        if self._sparse:
+            grads = [grad for grad in grads if grad.layout is torch.strided]
+        self._groups = _grouped(grads)
 
-def _norm(tensors: list[Tensor]) -> Tensor:
-    groups: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
-    for tensor in tensors:
-        groups.setdefault((tensor.device, tensor.dtype), []).append(tensor)
-    norms = [norm for group in groups.values() for norm in torch._foreach_norm(group, 2.0)]
-    if len({norm.dtype for norm in norms}) > 1:
-        norms = [norm.to(torch.float32) for norm in norms]
-    device = tensors[0].device
-    total: Tensor = torch.linalg.vector_norm(torch.stack([n.to(device) for n in norms]), 2.0)
-    return total
+    @torch.no_grad()
+    def norm(self, out: Tensor | None = None) -> Tensor:
+        """Returns the global norm; on sharded gradients a sharded tensor, see ``whole``.
 
+        Args:
+            out: Where to put it, if it is of that type and on that device.
+        """
+        groups = self._groups
+        if self._sparse:
+            grads = [grad for p in self._parameters if (grad := p.grad) is not None]
+            groups = _grouped([_dense(grad) for grad in grads])
+        norms = [norm for group in groups for norm in torch._foreach_norm(group, 2.0)]
+        if not norms:
+            device = local(self._parameters[0]).device
+            return torch.zeros((), dtype=torch.float32, device=device)
+        if len(groups) > 1:
+            device, same = norms[0].device, len({norm.dtype for norm in norms}) == 1
+            dtype = norms[0].dtype if same else torch.float32
+            norms = [norm.to(device, dtype) for norm in norms]
+        stacked = torch.stack(norms)
+        if out is not None and _takes(out, stacked):
+            return cast("Tensor", torch.linalg.vector_norm(stacked, 2.0, out=out))
+        return cast("Tensor", torch.linalg.vector_norm(stacked, 2.0))
 
-@torch.no_grad()
-def clip_by_norm(parameters: Sequence[Tensor], norm: Tensor, max_norm: float) -> None:
-    """Scales gradients down to a norm as ``torch.nn.utils.clip_grad_norm_`` does, bit for bit."""
-    groups: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
-    factor = torch.clamp(max_norm / (norm + 1e-6), max=1.0)
-    for parameter in parameters:
-        grad = parameter.grad
-        if grad is not None and grad.layout == torch.strided:
-            groups.setdefault((grad.device, grad.dtype), []).append(grad)
-        elif grad is not None:
+    @torch.no_grad()
+    def clip(self, norm: Tensor, max_norm: float) -> None:
+        """Scales the gradients down to a norm."""
+        factor = torch.clamp(max_norm / (norm + 1e-6), max=1.0)
+        for grads in self._groups:
+            torch._foreach_mul_(grads, factor.to(grads[0].device))
+        for grad in self._sparse:
             grad.mul_(factor)
-    for (device, _), grads in groups.items():
-        torch._foreach_mul_(grads, factor.to(device))
+
+    @torch.no_grad()
+    def clamp(self, max_value: float) -> None:
+        """Bounds every element. To be done after the norm was judged: it would hide an Inf."""
+        torch.nn.utils.clip_grad_value_(self._parameters, max_value)
 
 
-@torch.no_grad()
-def clamp_gradients(parameters: Sequence[Tensor], max_value: float) -> None:
-    """Bounds every gradient element. Call it after the norm: it would hide an Inf."""
-    torch.nn.utils.clip_grad_value_(parameters, max_value)
+def _grouped(tensors: list[Tensor]) -> list[list[Tensor]]:
+    """Returns tensors by device and type, as torch's own clipping groups them."""
+    if not tensors:
+        return []
+    groups = _group_tensors_by_device_and_dtype([cast("list[Tensor | None]", tensors)])
+    return [cast("list[Tensor]", group) for (group,), _ in groups.values()]
+
+
+def _takes(out: Tensor, norms: Tensor) -> bool:
+    return type(norms) is torch.Tensor and norms.dtype == out.dtype and norms.device == out.device

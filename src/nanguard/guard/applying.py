@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from nanguard import numerics
 from nanguard.guard.optimizers import gated, parameters_of, scaled_lr, state_tensors
 from nanguard.numerics import all_finite, local
 
@@ -19,6 +18,7 @@ if TYPE_CHECKING:
     from torch.optim import Optimizer
 
     from nanguard.guard.scaling import LossScaling
+    from nanguard.numerics import Gradients
 
 
 def apply_gated(
@@ -50,13 +50,13 @@ class Clipping:
     neither may come before the verdict.
 
     Attributes:
-        parameters: Whose gradients.
+        gradients: The gradients.
         norm: Their global norm.
         max_norm: The norm to scale them down to.
         max_value: The bound of every element.
     """
 
-    parameters: Sequence[Tensor]
+    gradients: Gradients
     norm: Tensor
     max_norm: float | None
     max_value: float | None
@@ -64,9 +64,9 @@ class Clipping:
     def apply(self) -> None:
         """Clips the gradients."""
         if self.max_norm is not None:
-            numerics.clip_by_norm(self.parameters, self.norm, self.max_norm)
+            self.gradients.clip(self.norm, self.max_norm)
         if self.max_value is not None:
-            numerics.clamp_gradients(self.parameters, self.max_value)
+            self.gradients.clamp(self.max_value)
 
 
 class ClosureStep:

@@ -198,6 +198,7 @@ class Flights:
     def _new_feed(self, loader: Iterable[Any]) -> Feed:
         # A step that was interrupted half-way may have left the gate closed.
         self._parts.gate.open()
+        self._parts.unchanged.look_again()
         resume, self._resume = self._resume, None
         if resume:
             # The loader may draw the seed of a shuffle from here.

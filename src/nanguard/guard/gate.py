@@ -64,6 +64,8 @@ class Gate:
         place = self._places.get(name)
         if place is None:
             place = self._make_place(name)
+        if value is place:
+            return
         value = value.detach()
         place.copy_(value if value.dim() == 0 else value.view(()), non_blocking=True)
 

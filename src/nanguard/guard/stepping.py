@@ -76,12 +76,12 @@ class Stepper:
         self._prepare(flight, lane, optimizers)
         self._usual_backwards = flight.backwards
         parts.scaling.unscale(optimizers)
-        parameters = parameters_of(optimizers)
+        gradients = numerics.Gradients(parameters_of(optimizers))
         if grad_norm is None:
-            norm = numerics.grad_norm(parameters)
+            norm = gradients.norm(out=parts.gate["grad_norm"])
         else:
             norm = torch.as_tensor(grad_norm, device=parts.devices[0])
-        clipping = Clipping(parameters, norm, max_norm, max_value)
+        clipping = Clipping(gradients, norm, max_norm, max_value)
         parts.gate.write("grad_norm", numerics.whole(norm))
         self._judge(flight, parts.scaling.readings(optimizers))
         watched = self._flights.feed is not None
@@ -107,7 +107,8 @@ class Stepper:
             )
         flight.written = {}
         flight.sum(gate, "loss", attempt.loss)
-        gate.write("grad_norm", numerics.whole(numerics.grad_norm(parameters_of([optimizer]))))
+        gradients = numerics.Gradients(parameters_of([optimizer]))
+        gate.write("grad_norm", numerics.whole(gradients.norm()))
         loss_limit, _ = parts.judges[lane].acts_on(flight.limits)
         good = numerics.within(gate["loss"], loss_limit) & attempt.is_finite()
         gate.close_if(~parts.ranks.agree(good))
@@ -208,7 +209,6 @@ class Stepper:
         suspicious = self._flights.steps in self._flights.way_back.suspicious
         if not due and not suspicious:
             return None
-        self._parts.unchanged.look_again()
         buffers = self._flights.way_back.recovery.finite_buffers().values()
         tensors = [*parameters_of(optimizers), *buffers]
         if suspicious:

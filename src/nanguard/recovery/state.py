@@ -84,8 +84,9 @@ class TrainingState:
 
     def finite_buffers(self) -> dict[str, Tensor]:
         """Returns the live buffers, by name, that must stay finite."""
-        part = self.parts.get(BUFFERS)
-        found = {} if part is None else self.floats({BUFFERS: part.state_dict()})
+        if not self._began_finite:
+            return {}
+        found = self.floats({BUFFERS: self.parts[BUFFERS].state_dict()})
         return {path.removeprefix(f"{BUFFERS}/"): tensor for path, tensor in found.items()}
 
 
