@@ -552,3 +552,17 @@ def test_a_plateau_scheduler_counts_epochs(tmp_path: Path):
     lines = (tmp_path / "training_history.csv").read_text().splitlines()
     assert lines[0] == "epoch,train_loss,val_loss,val_acc"
     assert [line.split(",")[0] for line in lines[1:]] == ["1", "2"]
+
+
+def test_pythons_stream_is_followed_through_everything_that_moves_it():
+    streams = RandomStreams([])
+    for move in (
+        random.random,
+        lambda: random.gauss(0, 1),
+        lambda: random.gauss(0, 1),  # uses the number that the one before kept in reserve
+        lambda: random.seed(5),
+        lambda: random.shuffle(list(range(9))),
+        lambda: None,
+    ):
+        move()
+        assert streams.capture()["python"] == random.getstate()

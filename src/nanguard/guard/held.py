@@ -23,6 +23,10 @@ Slot = tuple[Any, Any]
 # Which tensor objects, or None, were in which places.
 Shape = tuple[list[Slot], list[Any]]
 
+# Whether places came or went is looked at with each of the first marks, and then now and then:
+# buffers that are made late are made in the first steps.
+_EVERY_TIME = 64
+_NOW_AND_THEN = 16
 # Elements that are looked at together when tensors are put back by a device-side verdict.
 _CHUNK = 1 << 22
 
@@ -57,6 +61,7 @@ class Held:
         self._find = find
         self._size = size
         self._seen_size = -1
+        self._marks = 0
         self._slots: list[Slot] = []
         self._planned: list[Any] = []
         self._groups: list[_Group] = []
@@ -79,7 +84,9 @@ class Held:
     @torch.no_grad()
     def mark(self) -> None:
         """Copies the tensors as they are now."""
-        if self._seen_size != self._size():
+        self._marks += 1
+        looks = self._marks <= _EVERY_TIME or self._marks % _NOW_AND_THEN == 0
+        if self._seen_size < 0 or (looks and self._seen_size != self._size()):
             self._slots = self._find()
             self._planned = []
             self._seen_size = self._size()

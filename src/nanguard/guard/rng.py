@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import random
+import struct
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -30,13 +31,14 @@ class RandomStreams:
         self._on_devices = [torch.cuda.default_generators[d.index or 0] for d in self.devices]
         self.generators = tuple(generators)
         self._numpy: tuple[bytes, dict[str, Any]] | None = None
+        self._python = _PythonStream()
 
     def capture(self) -> dict[str, Any]:
         """Returns the state of every stream."""
         return {
             "torch": torch.get_rng_state(),
             "cuda": [generator.get_state() for generator in self._on_devices],
-            "python": random.getstate(),
+            "python": self._python.capture(),
             "numpy": self._capture_numpy(),
             "own": [_state_of(generator) for generator in self.generators],
         }
@@ -69,6 +71,34 @@ class RandomStreams:
         state: dict[str, Any] = numpy.random.get_state(legacy=False)
         self._numpy = None if raw is None else (raw, state)
         return state
+
+
+class _PythonStream:
+    """Python's global stream, whose state is taken anew only if it has moved.
+
+    Taking it makes 625 numbers, which takes longer than to look at the memory they come from.
+    Where that lies is not promised by anyone, so it is tried out first.
+    """
+
+    def __init__(self) -> None:
+        self._known: tuple[bytes, Any, Any] | None = None
+        self._address = id(random._inst) + object.__basicsize__
+        words = random.getstate()[1]
+        self._trusted = self._raw() == struct.pack("=625I", words[-1], *words[:-1])
+
+    def capture(self) -> Any:
+        """Returns what ``random.getstate()`` returns."""
+        if not self._trusted:
+            return random.getstate()
+        raw, reserve = self._raw(), random._inst.gauss_next  # type: ignore[attr-defined]
+        if self._known is None or self._known[0] != raw or self._known[1] != reserve:
+            self._known = (raw, reserve, random.getstate())
+        return self._known[2]
+
+    def _raw(self) -> bytes:
+        if sys.implementation.name != "cpython":
+            return b""
+        return ctypes.string_at(self._address, 625 * 4)
 
 
 def _raw_state(generator: Any) -> bytes | None:
