@@ -384,9 +384,10 @@ def main() -> None:
             torch.cuda.empty_cache()
     if rows:
         print("\n" + table(rows))
-    command = "python -m benchmarks.guard_overhead " + " ".join(sys.argv[1:])
     if options.output:
-        report = {"environment": environment(command.strip()), "rows": rows}
+        command = f'python -m benchmarks.guard_overhead --only "{options.only}"'
+        command += f" --rounds {options.rounds}" + " --fast" * options.fast
+        report = {"environment": environment(command), "rows": rows}
         options.output.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
 
 
