@@ -44,7 +44,7 @@ def test_the_demo_proves_its_claim_and_keeps_a_record(tmp_path: Path):
 
 
 def test_the_demo_fails_if_the_guard_lets_a_step_through(tmp_path: Path):
-    spoil = "import nanguard.guard.gate as g\ng.Gate.close_if = lambda self, bad: None"
+    spoil = "import nanguard.guard.gate as g\ng.Gate.judge = lambda self, *a, **k: None"
     done = call("demo", "--steps", "160", "--quiet", cwd=tmp_path, code=spoil)
     assert done.returncode == 1
     assert done.stdout.startswith("different:")

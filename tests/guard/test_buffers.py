@@ -91,6 +91,17 @@ def test_a_rollback_takes_buffers_back_to_their_shape(kind: str):
     assert bool(torch.isfinite(model.cache).all())
 
 
+def test_a_rollback_removes_what_was_registered_since():
+    model = Net()
+    guard, _ = make(model, snapshot_every=3, on_bad="rollback")
+    for index, (x, y) in enumerate(guard.watch(poisoned(batches(8), (5,)))):
+        if index == 4:
+            model.register_buffer("late", torch.full((2,), NAN))
+        guard.backward(F.cross_entropy(model(x), y))
+        guard.step()
+        assert hasattr(model, "late") == (index == 4)
+
+
 def test_a_buffer_with_a_cache_survives_the_disk(tmp_path: Any):
     states = []
     for attempt in range(2):

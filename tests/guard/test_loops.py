@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import random
 from collections import OrderedDict, namedtuple
 from dataclasses import dataclass
 from typing import Any
@@ -101,11 +102,11 @@ def test_gan_a_bad_batch_leaves_no_trace_in_either_network(lag: int, fused: bool
 
 
 @pytest.mark.parametrize("lag", [0, 2, 3])
-def test_gan_a_bad_generator_step_keeps_the_good_discriminator_step(lag: int):
-    # The generator's loss of batch 6 is the 14th step: two steps for each batch, from 0.
-    data, bad = batches(16), 13
-    clean = Gan(fused=True).bare(data, disc_only=(6,)).state()
-    # The generator's part of batch 6 never happened, so it drew no random numbers either.
+@pytest.mark.parametrize("batch", [0, 6])
+def test_gan_a_bad_generator_step_keeps_the_good_discriminator_step(batch: int, lag: int):
+    data, bad = batches(16), 2 * batch + 1  # two steps for each batch, from 0
+    clean = Gan(fused=True).bare(data, disc_only=(batch,)).state()
+    # The generator's part of that batch never happened, so it drew no random numbers either.
     gan = Gan(fused=True)
     guard = gan.guard(lag=lag)
     with inject(guard, "nan", into="loss", step=bad):
@@ -669,6 +670,32 @@ def test_a_loader_that_draws_from_the_runs_own_stream_is_settled_first():
     run = train(guarded=True)
     assert differences(run.everything(), expected) == []
     assert "loader-draws-random-numbers" in {e.finding.name for e in run.guard.summary().events}
+
+
+@pytest.mark.parametrize("kind", ["torch", "numpy", "python"])
+@pytest.mark.parametrize("first", [1, 20])
+def test_a_loader_that_draws_from_a_generator_of_the_runs_own(first: int, kind: str):
+    own: Any = {
+        "torch": torch.Generator().manual_seed(3),
+        "numpy": np.random.default_rng(3),
+        "python": random.Random(3),
+    }[kind]
+
+    def draw() -> float:
+        return float(torch.rand((), generator=own)) if kind == "torch" else own.random()
+
+    def drawing() -> Any:
+        for index, (x, y) in enumerate(batches(40)):
+            yield x + (draw() if index >= first else 0.0), y
+
+    model = Net()
+    optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+    guard = Guard(model, optimizer, generators=[own], settings=settings(lag=2))
+    for x, y in guard.watch(drawing()):
+        guard.backward(F.cross_entropy(model(x), y))
+        guard.step()
+    assert [e.finding.name for e in guard.summary().events] == ["loader-draws-random-numbers"]
+    assert guard.summary().warnings == 0
 
 
 def test_the_same_batch_again_and_again_is_not_mistaken_for_reuse():

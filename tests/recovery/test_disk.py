@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import logging
 import os
@@ -160,12 +161,17 @@ def spoil_values(state: Any) -> None:
     state["parameters"]["first.weight"][0, 0] = float("nan")
 
 
+def spoil_buffers(state: Any) -> None:
+    del state["buffers"]["norm.running_mean"]
+
+
 def spoil_everything(state: Any) -> None:
     state.clear()
 
 
 @pytest.mark.parametrize(
-    "spoil", [spoil_learned, spoil_optimizer, spoil_kind, spoil_values, spoil_everything]
+    "spoil",
+    [spoil_learned, spoil_optimizer, spoil_kind, spoil_values, spoil_buffers, spoil_everything],
 )
 def test_a_state_that_does_not_fit_is_passed_over_and_changes_nothing(spoil: Any, tmp_path: Path):
     """Whole by its checksums, but made by someone else."""
@@ -186,7 +192,7 @@ def test_a_state_that_does_not_fit_is_passed_over_and_changes_nothing(spoil: Any
     for path in finished(tmp_path / "snapshots")[:2]:
         damage_missing(path)
     fresh = Run()
-    before = fresh.everything()
+    before = copy.deepcopy(fresh.everything())
     guard = fresh.make_guard(run_dir=tmp_path, snapshot_every=2, disk_every=2)
     with pytest.raises(SnapshotError):
         guard.resume()
