@@ -143,6 +143,36 @@ def test_a_module_that_is_added_while_training(lag: int):
 
 
 @LAGS
+def test_a_module_or_a_mask_that_is_added_while_a_bad_step_is_in_flight(lag: int):
+    model = Net()
+    guard, optimizer = make(model, lag=lag)
+    for index, (x, y) in enumerate(guard.watch(poisoned(batches(14), (6,)))):
+        if index == 7:
+            model.extra = nn.BatchNorm1d(8)
+            model.register_buffer("ones", torch.ones(3))
+            optimizer.add_param_group({"params": list(model.extra.parameters())})
+        out = model(model.extra(x) * model.ones.mean()) if index >= 7 else model(x)
+        guard.backward(F.cross_entropy(out, y))
+        guard.step()
+    guard.close()
+    assert guard.summary().skipped == 1
+    assert all(bool(torch.isfinite(t).all()) for t in model.state_dict().values())
+    assert {"extra.running_mean", "ones"} <= model.state_dict().keys()
+
+
+def test_a_buffer_that_is_removed_late_is_no_trouble():
+    model = Net()
+    model.register_buffer("once", torch.zeros(3))
+    guard, _ = make(model)
+    for index, (x, y) in enumerate(guard.watch(batches(75))):
+        if index == 70:
+            del model.once
+        guard.backward(F.cross_entropy(model(x), y))
+        guard.step()
+    assert guard.summary().applied == 75
+
+
+@LAGS
 def test_an_expanded_buffer_and_a_mask_are_left_alone(lag: int):
     model = Net()
     model.register_buffer("wide", torch.ones(1).expand(5))

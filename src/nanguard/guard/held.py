@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from nanguard.numerics import all_finite
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
@@ -20,8 +22,8 @@ if TYPE_CHECKING:
 
 # A place that holds a tensor: a container and the key of the tensor in it.
 Slot = tuple[Any, Any]
-# Which tensor objects, or None, were in which places.
-Shape = tuple[list[Slot], list[Any]]
+# Which tensor objects, or None, were in which places, and which modules had places at all.
+Shape = tuple[list[Slot], list[Any], list[dict[str, Any]]]
 
 # Whether places came or went is looked at with each of the first marks, and then now and then:
 # buffers that are made late are made in the first steps.
@@ -36,46 +38,52 @@ class BufferPlaces:
 
     def __init__(self, models: Iterable[nn.Module]) -> None:
         self._models = list(models)
-        self._registries: list[dict[str, Any]] = []
+        self.homes: list[dict[str, Any]] = []
+        self._counted: list[dict[str, Any]] = []
 
     def find(self) -> list[Slot]:
         """Returns the places."""
         modules = [module for model in self._models for module in model.modules()]
-        self._registries = [r for m in modules for r in (m._buffers, m._modules)]
+        self.homes = [module._buffers for module in modules]
+        self._counted = [*self.homes, *(module._modules for module in modules)]
         return [(module._buffers, name) for module in modules for name in module._buffers]
 
     def size(self) -> int:
         """Returns a number that changes when buffers or modules are added; cheap."""
-        return sum(map(len, self._registries))
+        return sum(map(len, self._counted))
+
+
+class FixedPlaces:
+    """Places that are always the same, or that their owner finds anew."""
+
+    def __init__(self, find: Callable[[], list[Slot]]) -> None:
+        self.find = find
+        self.homes: list[dict[str, Any]] = []
+
+    def size(self) -> int:
+        """Returns a number that does not change."""
+        return 0
 
 
 class Held:
     """Copies of tensors, and the ways to put them back.
 
-    Attributes:
-        find: Returns the places to look after; asked again whenever their number may change.
-        size: Returns a number that changes when places come or go; cheap.
+    Args:
+        places: Where the tensors are; asked again whenever their number may have changed.
     """
 
-    def __init__(self, find: Callable[[], list[Slot]], size: Callable[[], int]) -> None:
-        self._find = find
-        self._size = size
+    def __init__(self, places: BufferPlaces | FixedPlaces) -> None:
+        self._places = places
         self._seen_size = -1
         self._marks = 0
         self._slots: list[Slot] = []
         self._planned: list[Any] = []
         self._groups: list[_Group] = []
 
-    @classmethod
-    def buffers(cls, models: Iterable[nn.Module]) -> Held:
-        """Returns the holder of all buffers of some models."""
-        places = BufferPlaces(models)
-        return cls(places.find, places.size)
-
     @property
     def shape(self) -> Shape:
         """Which tensors were where at the last mark."""
-        return self._slots, self._planned
+        return self._slots, self._planned, self._places.homes
 
     def look_again(self) -> None:
         """Makes the next mark look for places that came or went without changing their number."""
@@ -86,11 +94,13 @@ class Held:
         """Copies the tensors as they are now."""
         self._marks += 1
         looks = self._marks <= _EVERY_TIME or self._marks % _NOW_AND_THEN == 0
-        if self._seen_size < 0 or (looks and self._seen_size != self._size()):
-            self._slots = self._find()
-            self._planned = []
-            self._seen_size = self._size()
-        live = [container[key] for container, key in self._slots]
+        if self._seen_size < 0 or (looks and self._seen_size != self._places.size()):
+            self._look()
+        try:
+            live = [container[key] for container, key in self._slots]
+        except (KeyError, IndexError):  # one was removed, unnoticed so far
+            self._look()
+            live = [container[key] for container, key in self._slots]
         if len(live) != len(self._planned) or not all(map(is_, live, self._planned)):
             self._plan(live)
         for group in self._groups:
@@ -105,10 +115,13 @@ class Held:
         """
         for group in self._groups:
             torch._foreach_copy_(group.live, group.copies)
-        slots, planned = shape
+        slots, planned, homes = shape
         known = {(id(container), key) for container, key in slots}
-        for container, key in self._find():
-            if (id(container), key) not in known:
+        at_home = set(map(id, homes))
+        for container, key in self._places.find():
+            made = id(container) in at_home and (id(container), key) not in known
+            # A module that was added since is the loop's own doing, and a good buffer does no harm.
+            if made and container[key] is not None and not all_finite([container[key]]):
                 del container[key]
         for (container, key), tensor in zip(slots, planned, strict=True):
             container[key] = tensor
@@ -135,7 +148,7 @@ class Held:
     def follow(self) -> None:
         """Looks where the tensors are now, if they are as many; their copies go there, too."""
         self._seen_size = -1
-        slots = self._find()
+        slots = self._places.find()
         if len(slots) == len(self._slots):
             for group in self._groups:
                 group.slots = [slots[index] for index in group.indices]
@@ -143,6 +156,10 @@ class Held:
     def release(self) -> None:
         """Frees the copies; the next mark makes new ones."""
         self._planned, self._groups = [], []
+
+    def _look(self) -> None:
+        self._slots, self._planned = self._places.find(), []
+        self._seen_size = self._places.size()
 
     def _plan(self, live: list[Any]) -> None:
         self._planned = live

@@ -6,7 +6,7 @@ import copy
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from nanguard.guard.held import Held
+from nanguard.guard.held import BufferPlaces, FixedPlaces, Held
 from nanguard.guard.optimizers import hyperparameters, set_hyperparameters
 
 if TYPE_CHECKING:
@@ -71,12 +71,12 @@ class Unchanged:
         self._optimizers = optimizers
         self._schedulers = schedulers
         self._average = average
-        self._held = [Held.buffers(models)]
+        self._held = [Held(BufferPlaces(models))]
         if scaling.active:
-            self._held.append(Held(scaling.slots, lambda: 0))
+            self._held.append(Held(FixedPlaces(scaling.slots)))
         self._held_average = None
         if average is not None:
-            self._held_average = Held(average.slots, lambda: 0)
+            self._held_average = Held(FixedPlaces(average.slots))
 
     def hold(self) -> None:
         """Copies the tensors that a step changes before its verdict is known."""
