@@ -7,6 +7,7 @@ never ``isnan`` (which lets Inf through), ``where`` and never a product with zer
 
 from __future__ import annotations
 
+from functools import reduce
 from typing import TYPE_CHECKING, cast
 
 import torch
@@ -134,9 +135,8 @@ class Gradients:
             device = local(self._parameters[0]).device
             return torch.zeros((), dtype=torch.float32, device=device)
         if len(groups) > 1:
-            device, same = norms[0].device, len({norm.dtype for norm in norms}) == 1
-            dtype = norms[0].dtype if same else torch.float32
-            norms = [norm.to(device, dtype) for norm in norms]
+            dtype = reduce(torch.promote_types, {norm.dtype for norm in norms})
+            norms = [norm.to(norms[0].device, dtype) for norm in norms]
         stacked = torch.stack(norms)
         if out is not None and _takes(out, stacked):
             return cast("Tensor", torch.linalg.vector_norm(stacked, 2.0, out=out))

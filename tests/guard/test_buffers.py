@@ -305,3 +305,82 @@ def test_what_a_good_batch_did_before_it_was_passed_over_stays(lag: int):
         return run.everything()
 
     assert differences(go(guarded=True), go(guarded=False)) == []
+
+
+@LAGS
+def test_a_module_that_is_added_late_is_protected_at_once(lag: int):
+    class Growing(Net):
+        def __init__(self) -> None:
+            super().__init__()
+            self.before = nn.Sequential()
+
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(self.before(x))
+
+    model = Growing()
+    guard, optimizer = make(model, lag=lag, spikes="off")
+    for index, (x, y) in enumerate(guard.watch(poisoned(batches(80), (73,)))):
+        if index == 70:
+            model.before.append(nn.BatchNorm1d(8))
+            optimizer.add_param_group({"params": list(model.before.parameters())})
+        guard.backward(F.cross_entropy(model(x), y))
+        guard.step()
+    guard.close()
+    assert guard.summary().skipped == 1
+    assert bool(torch.isfinite(model.before[0].running_mean).all())
+
+
+@LAGS
+def test_a_bad_batch_that_is_passed_over_among_others_voids_their_step(lag: int):
+    data, bad = batches(16), 6
+    clean = Run(accumulate=4).bare(without(data, range(4, 8))).everything()
+    run = Run(accumulate=4)
+    guard = run.make_guard(lag=lag)
+    for index, batch in guard.enumerate(poisoned(data, [bad])):
+        loss = run.loss(batch)
+        if torch.isfinite(loss):
+            guard.backward(loss)
+        if (index + 1) % 4 == 0:
+            guard.step(max_norm=1.0)
+    guard.close()
+    assert guard.summary().skipped == 1
+    assert differences(run.everything(), clean) == []
+
+
+def test_a_batch_that_is_passed_over_while_a_bad_step_is_in_flight_counts_once():
+    ends = []
+    for lag in (0, 2):
+        run = Run()
+        guard = run.make_guard(lag=lag)
+        for index, batch in guard.enumerate(poisoned(batches(14), [6])):
+            loss = run.loss(batch)
+            if index in (7, 8):
+                continue
+            guard.backward(loss)
+            guard.step(max_norm=1.0)
+        guard.close()
+        ends.append(run.everything())
+    assert differences(*ends) == []
+
+
+@LAGS
+def test_a_buffer_that_is_written_and_then_replaced_in_one_step(lag: int):
+    class Queue(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(8, 4)
+            self.register_buffer("queue", torch.zeros(2, 4))
+
+        def forward(self, x: Tensor) -> Tensor:
+            out: Tensor = self.linear(x)
+            self.queue[0] = out.detach().mean(0)
+            self.queue = torch.cat([self.queue, self.queue[:1]])
+            return out
+
+    model = Queue()
+    guard, _ = make(model, lag=lag, scan_every=2)
+    train(guard, model, None, poisoned(batches(12), (6,)))
+    guard.close()
+    assert guard.summary().skipped == 1
+    assert model.queue.shape == (2 + 11, 4)
+    assert bool(torch.isfinite(model.queue).all())

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
+import torch.nn.modules.module as torch_module
 from torch.optim.swa_utils import AveragedModel
 
 from nanguard import Guard, NonFiniteError, Settings
@@ -108,7 +109,7 @@ def test_nothing_is_left(story: Callable[..., None], lag: int, tmp_path: Path):
     optimizer = torch.optim.AdamW(model.parameters(), fused=True)
     optimizer.zero_grad()
     before = traces(model, optimizer)
-    threads = threading.active_count()
+    threads, hooks = threading.active_count(), global_hooks()
     settings = Settings(max_skips=3, max_lr_cuts=0, max_rollbacks=0, lag=lag)
     guard = Guard(model, optimizer, ema=AveragedModel(model), run_dir=tmp_path, settings=settings)
     try:
@@ -119,6 +120,13 @@ def test_nothing_is_left(story: Callable[..., None], lag: int, tmp_path: Path):
         guard.close()
     assert traces(model, optimizer) == before
     assert threading.active_count() == threads
+    assert global_hooks() <= hooks
+
+
+def global_hooks() -> int:
+    """Returns how many hooks there are that are called for every module of the process."""
+    names = [name for name in vars(torch_module) if name.startswith("_global_")]
+    return sum(len(getattr(torch_module, name) or ()) for name in names if name.endswith("hooks"))
 
 
 def test_nothing_of_the_guard_is_in_the_way_of_copies_and_pickles_while_it_runs():

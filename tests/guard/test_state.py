@@ -369,7 +369,7 @@ def test_memory_formats_survive_a_snapshot(tmp_path: Path, kind: str):
     assert differences(*resumed(tmp_path, plain_loop, build)) == []
 
 
-@pytest.mark.parametrize("kind", ["lambda", "lr", "milestones", "own"])
+@pytest.mark.parametrize("kind", ["lambda", "lr", "milestones", "numpy milestones", "own"])
 def test_schedulers_of_every_kind_survive_a_snapshot(tmp_path: Path, kind: str):
     class Own:
         """Keeps a list, as user-made schedulers do."""
@@ -397,6 +397,7 @@ def test_schedulers_of_every_kind_survive_a_snapshot(tmp_path: Path, kind: str):
             "lambda": lambda: schedulers.LambdaLR(optimizer, lambda i: 0.5 * (1 + np.cos(i / 20))),
             "lr": lambda: schedulers.StepLR(optimizer, 4),
             "milestones": lambda: schedulers.MultiStepLR(optimizer, [3, 8, 8, 12]),
+            "numpy milestones": lambda: schedulers.MultiStepLR(optimizer, np.array([3, 8, 12])),
             "own": lambda: Own(optimizer),
         }[kind]()
         return model, optimizer, {"scheduler": scheduler}
@@ -570,3 +571,91 @@ def test_pythons_stream_is_followed_through_everything_that_moves_it():
     ):
         move()
         assert streams.capture()["python"] == random.getstate()
+
+
+def test_an_average_that_is_made_by_its_first_update(tmp_path: Path):
+    class Lazy:
+        """Keeps its tensors, and how many updates they have seen, in a dict."""
+
+        def __init__(self) -> None:
+            self.shadow: dict[str, Any] = {}
+            self.seen = {"updates": 0}
+
+        def update(self, model: nn.Module) -> None:
+            self.seen["updates"] += 1
+            for name, parameter in model.named_parameters():
+                mine = self.shadow.setdefault(name, parameter.detach().clone())
+                mine.lerp_(parameter.detach(), 1 / (1 + self.seen["updates"]))
+
+    def build() -> Any:
+        model = Net()
+        averages.append(Lazy())
+        return model, torch.optim.AdamW(model.parameters(), fused=True), {"ema": averages[-1]}
+
+    averages: list[Lazy] = []
+    assert differences(*resumed(tmp_path, plain_loop, build)) == []
+    assert averages[0].seen == averages[2].seen
+    assert differences(averages[0].shadow, averages[2].shadow) == []
+    ends = []
+    for lag in (0, 2):
+        seed_all(0)
+        model, optimizer, ema = build()
+        guard = Guard(model, optimizer, **ema, settings=Settings(**QUIET, lag=lag))
+        for x, y in guard.watch(poisoned(batches(12), (5, 9))):
+            guard.backward(F.cross_entropy(model(x), y))
+            guard.step()
+        ends.append((averages[-1].seen, averages[-1].shadow))
+    assert ends[0][0] == {"updates": 10}
+    assert differences(*ends) == []
+
+
+def test_after_a_resume_the_way_back_is_of_the_same_history(tmp_path: Path):
+    run = Run()
+    options = {"snapshot_every": 4, "disk_every": 8, "on_bad": "rollback"}
+    guard = run.make_guard(run_dir=tmp_path, **options)
+    for batch in guard.watch(batches(14)):
+        guard.backward(run.loss(batch))
+        guard.step()
+    guard.summary()
+    assert guard.resume()
+    for batch in guard.watch(poisoned(batches(14), (9,))):
+        guard.backward(run.loss(batch))
+        guard.step()
+        if guard.summary().rollbacks:
+            assert guard.updates == 8
+            break
+    assert guard.summary().rollbacks == 1
+
+
+def test_a_rollback_does_not_take_back_epochs():
+    model = Net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5)
+    settings = Settings(on_bad="rollback", snapshot_every=1000)
+    guard = Guard(model, optimizer, scheduler=scheduler, scheduler_every="epoch", settings=settings)
+    for epoch in range(3):
+        for x, y in guard.watch(poisoned(batches(4), (2,) if epoch == 2 else ())):
+            guard.backward(F.cross_entropy(model(x), y))
+            guard.step()
+        guard.end_epoch()
+    assert guard.summary().rollbacks == 1
+    assert scheduler.last_epoch == 3
+    assert optimizer.param_groups[0]["lr"] == 0.1 * 0.5**3
+
+
+def test_snapshots_wait_until_no_gradients_are_accumulated(tmp_path: Path):
+    def build() -> Any:
+        models = [nn.Linear(8, 4), nn.Linear(8, 4)]
+        return models, [torch.optim.Adam(m.parameters(), lr=1e-2) for m in models], {}
+
+    def train(guard: Guard, models: Any, optimizers: Any, limit: int | None) -> None:
+        for index, (x, y) in guard.enumerate(batches(21)):
+            guard.backward(F.cross_entropy(models[0](x), y))
+            guard.step(optimizers[0])
+            guard.backward(F.cross_entropy(models[1](x), y) / 3)
+            if (index + 1) % 3 == 0:
+                guard.step(optimizers[1])
+            if limit and guard.updates >= limit:
+                break
+
+    assert differences(*resumed(tmp_path, train, build)) == []

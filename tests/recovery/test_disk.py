@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import enum
 import json
 import logging
 import os
@@ -11,9 +12,11 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter, OrderedDict
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -165,13 +168,33 @@ def spoil_buffers(state: Any) -> None:
     del state["buffers"]["norm.running_mean"]
 
 
+def spoil_shape(state: Any) -> None:
+    state["optimizer-0"]["state"][0]["exp_avg"] = torch.zeros(1)
+
+
+def spoil_rate(state: Any) -> None:
+    state["optimizer-0"]["param_groups"][0]["lr"] = float("nan")
+
+
+def spoil_factor(state: Any) -> None:
+    state["guard"]["learned"]["policy"]["lr_factor"] = float("nan")
+
+
+def spoil_place(state: Any) -> None:
+    state["guard"]["moment"]["position"] = "a"
+
+
+def spoil_width(state: Any) -> None:
+    weights = state["parameters"]["first.weight"]
+    state["parameters"]["first.weight"] = torch.full(weights.shape, 1e300, dtype=torch.float64)
+
+
 def spoil_everything(state: Any) -> None:
     state.clear()
 
 
 @pytest.mark.parametrize(
-    "spoil",
-    [spoil_learned, spoil_optimizer, spoil_kind, spoil_values, spoil_buffers, spoil_everything],
+    "spoil", [value for name, value in list(globals().items()) if name.startswith("spoil_")]
 )
 def test_a_state_that_does_not_fit_is_passed_over_and_changes_nothing(spoil: Any, tmp_path: Path):
     """Whole by its checksums, but made by someone else."""
@@ -398,3 +421,25 @@ def test_a_run_resumed_after_kill_9_ends_like_the_one_that_was_never_killed(tmp_
         guard.step(max_norm=1.0)
     for name, tensor in whole.model.state_dict().items():
         assert torch.equal(tensor, second.model.state_dict()[name])
+
+
+class Level(enum.IntEnum):
+    HIGH = 3
+
+
+@pytest.mark.parametrize(
+    ("state", "back"),
+    [
+        ({"a": (1, [2.5, None])}, {"a": (1, [2.5, None])}),
+        (Counter({np.int64(5): 2}), Counter({5: 2})),
+        ({(1, 2): "pair", "$type": "mine"}, {(1, 2): "pair", "$type": "mine"}),
+        ({"level": Level.HIGH}, {"level": 3}),
+        (OrderedDict(b=1, a=2), OrderedDict(b=1, a=2)),
+        ({"rate": np.float32(0.1)}, {"rate": np.float32(0.1)}),
+    ],
+)
+def test_states_come_back_as_they_were(state: Any, back: Any, tmp_path: Path):
+    disk.save_tree({"state": state}, tmp_path / "state.pt")
+    loaded = load_tree(tmp_path / "state.pt")["state"]
+    assert loaded == back
+    assert type(loaded) is type(back)

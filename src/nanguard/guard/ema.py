@@ -66,17 +66,17 @@ class Average:
         return list(_places(self._of, self._foreign, set()))
 
     def counters(self) -> dict[str, Any]:
-        """Returns the plain numbers the average keeps about itself."""
-        return {
-            key: value
-            for key, value in vars(self._of).items()
-            if _is_number(value) and key != "training"
-        }
+        """Returns the plain numbers the average keeps about itself, by where they are."""
+        return {path: container[key] for path, container, key in self._numbers()}
 
     def set_counters(self, counters: dict[str, Any]) -> None:
         """Puts back what ``counters`` returned."""
-        for key, value in counters.items():
-            setattr(self._of, key, value)
+        for path, container, key in self._numbers():
+            if path in counters:
+                container[key] = counters[path]
+
+    def _numbers(self) -> list[tuple[str, Any, Any]]:
+        return list(_numbers(self._of, "", self._foreign, set()))
 
     def tensors(self) -> list[Tensor]:
         """Returns the average's own tensors."""
@@ -89,8 +89,11 @@ class Average:
     @torch.no_grad()
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continues from what ``state_dict`` returned."""
-        for live, saved in zip(self.tensors(), state["tensors"], strict=True):
-            local(live).copy_(local(saved))
+        if state["tensors"] and not self.slots():
+            self._update()  # some averages are made by their first update
+        if state["tensors"]:
+            for live, saved in zip(self.tensors(), state["tensors"], strict=True):
+                local(live).copy_(local(saved))
         self.set_counters(state["counters"])
 
 
@@ -146,6 +149,21 @@ def _places(value: Any, foreign: set[int], seen: set[int]) -> Iterator[Slot]:
     for _, held in items:
         if _belongs(held, foreign):
             yield from _places(held, foreign, seen)
+
+
+def _numbers(
+    value: Any, path: str, foreign: set[int], seen: set[int]
+) -> Iterator[tuple[str, Any, Any]]:
+    """Yields where plain numbers hang below an object; those of modules are not among them."""
+    if id(value) in seen:
+        return
+    seen.add(id(value))
+    inner = value if isinstance(value, (dict, list)) else vars(value)
+    for key, held in list(inner.items() if isinstance(inner, dict) else enumerate(inner)):
+        if _is_number(held) and key != "training":
+            yield f"{path}/{key}", inner, key
+        elif not isinstance(held, (nn.Module, tuple)) and _belongs(held, foreign):
+            yield from _numbers(held, f"{path}/{key}", foreign, seen)
 
 
 def _own(container: Any, items: Any, foreign: set[int]) -> Iterator[Slot]:

@@ -29,6 +29,7 @@ class Flight:
         batches: The batches that were given out for it.
         written: The numbers about it that are on the gate's board: the loss and its terms.
         backwards: How often backward was called.
+        seen_backwards: How often it had been called when the last batch was given out.
         lane: Which optimizers it steps: the index of one, or -1 for all of them.
         limits: What its loss and gradient norm are held to.
         lr: Its learning rate.
@@ -46,6 +47,7 @@ class Flight:
     batches: list[Drawn] = field(default_factory=list)
     written: dict[str, None] = field(default_factory=dict)
     backwards: int = 0
+    seen_backwards: int = 0
     lane: int = -1
     limits: StepLimits = field(default_factory=StepLimits)
     lr: float | None = None
@@ -58,6 +60,11 @@ class Flight:
     def begun(self) -> bool:
         """Whether anything belongs to it yet."""
         return bool(self.batches or self.written)
+
+    @property
+    def passed_over(self) -> bool:
+        """Whether its last batch came and went without a backward pass."""
+        return bool(self.batches) and self.backwards == self.seen_backwards
 
     def sum(self, gate: Gate, name: str, value: Tensor) -> None:
         """Adds to one of its numbers, on the gate's board."""

@@ -11,6 +11,8 @@ import math
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from nanguard.errors import NonFiniteError, UsageError
 from nanguard.guard import events
 from nanguard.guard.feed import LOOKS, Feed
@@ -34,6 +36,8 @@ _ADVICE = (
     "and the values named above; guard.summary() lists what happened before."
 )
 
+# Borders between batches that a snapshot may wait for one without accumulated gradients.
+_PATIENCE = 16
 _ADVICE_IF_LOST = (
     "The state of the run is bad and there is no good snapshot of it: go back to an earlier "
     "checkpoint. guard.summary() lists what happened before."
@@ -62,6 +66,7 @@ class Flights:
         # With several ranks it is not looked at: they would have to find out together.
         self._draws: bool | None = None if parts.ranks.world == 1 else False
         self._looks = LOOKS if parts.ranks.world == 1 else 0
+        self._postponed = 0
         self.way_back: WayBack
         self.feed: Feed | None = None
         self.void: Mark | None = None
@@ -182,6 +187,7 @@ class Flights:
         self.steps, self.updates = moment["step"], moment["update"]
         self.epoch = moment["epoch"]
         self._in_flight.clear()
+        self.way_back.forget()
         self._parts.gate.open()
         self._resume = moment
         self.open = self._new()
@@ -216,7 +222,7 @@ class Flights:
 
     def _next_batch(self, feed: Feed) -> Drawn | None:
         self._end_void()
-        if self.open is not None and self.open.begun and not self.open.backwards:
+        if self.open is not None and self.open.passed_over:
             self._pass_over(self.open)
         self._take_snapshot()
         if feed.draws is not False:
@@ -236,6 +242,11 @@ class Flights:
         """Takes the snapshot that is due, now that the loop's body is over."""
         if not self.way_back.due:
             return
+        if self.open is not None and self.open.backwards and self._postponed < _PATIENCE:
+            # Gradients are no part of a snapshot. Most loops have none between some two batches.
+            self._postponed += 1
+            return
+        self._postponed = 0
         if self.way_back.due_together:
             self._settle()
         last = self._in_flight[-1] if self._in_flight else None
@@ -246,7 +257,15 @@ class Flights:
 
         What its forward pass did stays, as it would without a guard, unless it poisoned a buffer.
         """
-        if not all_finite(self.way_back.recovery.finite_buffers().values()):
+        # If a step before it was bad, this batch comes again, and must not be seen twice.
+        self._parts.unchanged.restore_if(self._parts.gate.latch)
+        good = all_finite(self.way_back.recovery.finite_buffers().values())
+        if flight.backwards:
+            # It is one of several batches for one step, and one bad batch voids them all.
+            if not good:
+                self._parts.gate.write("loss", torch.full((), math.nan))
+            return
+        if not good:
             self._parts.unchanged.restore(flight.mark)
         flight.mark, flight.written = self._new().mark, {}
 
@@ -258,12 +277,13 @@ class Flights:
         if self.open is None or not self.open.begun:
             self.open = self._new()
         self.open.batches.append(drawn)
+        self.open.seen_backwards = self.open.backwards
         return drawn[1].give()
 
     def _leave(self, feed: Feed, *, finished: bool) -> None:
         if not finished:
             self.abandon()
-            if self._parts.ranks.world == 1:
+            if self._parts.ranks.world == 1 and not self._several_steps:
                 self._take_snapshot()
         else:
             self.epoch += 1
@@ -367,7 +387,7 @@ class Flights:
 
     def _roll_back(self) -> None:
         before = self.updates
-        self.updates = self.way_back.recovery.roll_back()
+        self.updates = self.way_back.roll_back()
         self._parts.journal.summary.lost_updates += before - self.updates
         self._make_void()
 

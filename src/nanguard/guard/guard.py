@@ -11,7 +11,7 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 from nanguard.errors import UsageError
 from nanguard.guard import events
 from nanguard.guard.flights import Flights
-from nanguard.guard.models import check_loss, refuse_plateau
+from nanguard.guard.models import check_loss
 from nanguard.guard.parts import assemble, recovery_for
 from nanguard.guard.place import Place
 from nanguard.guard.stepping import Stepper
@@ -75,13 +75,11 @@ class Guard:
         settings: Settings | None = None,
     ) -> None:
         self.settings = settings or Settings()
-        self._scheduler_every = scheduler_every
-        if scheduler_every == "step":
-            refuse_plateau(scheduler)
         self._parts = assemble(
             model,
             optimizer,
             scheduler=scheduler,
+            scheduler_every=scheduler_every,
             scaler=scaler,
             ema=ema,
             run_dir=run_dir,
@@ -93,7 +91,7 @@ class Guard:
         self._place = Place(self._parts, self._flights)
         self._recovery = recovery_for(self._parts, self._place)
         self._flights.way_back = WayBack(self._parts, self._recovery, self._place)
-        self._stepper = Stepper(self._parts, self._flights, scheduler_every)
+        self._stepper = Stepper(self._parts, self._flights)
         self._closed = False
 
     @property
@@ -207,7 +205,7 @@ class Guard:
         total, count = (sum(numbers) for numbers in zip(*told, strict=True))
         train_loss = total / count if count else math.nan
         self._parts.journal.epoch(self.epoch, {"train_loss": train_loss, **metrics})
-        if self._scheduler_every == "epoch":
+        if self._parts.scheduler_every == "epoch":
             for scheduler in self._parts.schedulers:
                 if isinstance(scheduler, ReduceLROnPlateau):
                     scheduler.step(metrics.get("val_loss", train_loss))
@@ -254,6 +252,7 @@ class Guard:
         self._closed = True
         self._flights.abandon()
         self._flights.look_at_the_end()
+        self._parts.unchanged.close()
         self._recovery.close()
         self._parts.journal.close()
 

@@ -8,10 +8,15 @@ having to know the verdict.
 
 from __future__ import annotations
 
+import weakref
 from operator import is_
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.nn.modules.module import (
+    register_module_buffer_registration_hook,
+    register_module_module_registration_hook,
+)
 
 from nanguard.numerics import all_finite
 
@@ -19,30 +24,38 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
     from torch import Tensor, nn
+    from torch.utils.hooks import RemovableHandle
 
 # A place that holds a tensor: a container and the key of the tensor in it.
 Slot = tuple[Any, Any]
 # Which tensor objects, or None, were in which places, and which modules had places at all.
 Shape = tuple[list[Slot], list[Any], list[dict[str, Any]]]
 
-# Whether places came or went is looked at with each of the first marks, and then now and then:
-# buffers that are made late are made in the first steps.
-_EVERY_TIME = 64
+# What is registered is heard of at once. Whether places came or went in another way is looked at
+# now and then.
 _NOW_AND_THEN = 16
 # Elements that are looked at together when tensors are put back by a device-side verdict.
 _CHUNK = 1 << 22
 
 
 class BufferPlaces:
-    """The places of all buffers of some models, also of those that hold none yet."""
+    """The places of all buffers of some models, also of those that hold none yet.
+
+    Attributes:
+        homes: Where the modules keep their buffers.
+        news: Whether buffers or modules were registered, anywhere, since the places were found.
+    """
 
     def __init__(self, models: Iterable[nn.Module]) -> None:
         self._models = list(models)
         self.homes: list[dict[str, Any]] = []
+        self.news = True
         self._counted: list[dict[str, Any]] = []
+        self.close = weakref.finalize(self, _remove, _listen(weakref.ref(self)))
 
     def find(self) -> list[Slot]:
         """Returns the places."""
+        self.news = False
         modules = [module for model in self._models for module in model.modules()]
         self.homes = [module._buffers for module in modules]
         self._counted = [*self.homes, *(module._modules for module in modules)]
@@ -53,12 +66,32 @@ class BufferPlaces:
         return sum(map(len, self._counted))
 
 
+def _listen(places: weakref.ref[BufferPlaces]) -> list[RemovableHandle]:
+    """Makes every registration of a buffer or module known to some places."""
+
+    def notice(*_registration: Any) -> None:
+        alive = places()
+        if alive is not None:
+            alive.news = True
+
+    return [
+        register_module_buffer_registration_hook(notice),
+        register_module_module_registration_hook(notice),
+    ]
+
+
+def _remove(handles: list[RemovableHandle]) -> None:
+    for handle in handles:
+        handle.remove()
+
+
 class FixedPlaces:
     """Places that are always the same, or that their owner finds anew."""
 
     def __init__(self, find: Callable[[], list[Slot]]) -> None:
         self.find = find
         self.homes: list[dict[str, Any]] = []
+        self.news = False
 
     def size(self) -> int:
         """Returns a number that does not change."""
@@ -93,8 +126,8 @@ class Held:
     def mark(self) -> None:
         """Copies the tensors as they are now."""
         self._marks += 1
-        looks = self._marks <= _EVERY_TIME or self._marks % _NOW_AND_THEN == 0
-        if self._seen_size < 0 or (looks and self._seen_size != self._places.size()):
+        looks = self._marks % _NOW_AND_THEN == 0 and self._seen_size != self._places.size()
+        if looks or self._places.news or self._seen_size < 0:
             self._look()
         try:
             live = [container[key] for container, key in self._slots]
@@ -132,7 +165,7 @@ class Held:
         for group in self._groups:
             if group.gated_by(latch):
                 bad = latch.to(group.flat.device, non_blocking=True) > 0
-                for copies, live in group.chunks():
+                for copies, live in (*group.chunks(), *group.replaced()):
                     # Through .data, as autograd would take a new version for a change.
                     torch._foreach_copy_([t.data for t in live], _choose(bad, copies, live))
 
@@ -188,6 +221,16 @@ class _Group:
 
     def gated_by(self, latch: Tensor) -> bool:
         return self.flat.device.type == latch.device.type
+
+    def replaced(self) -> Iterator[tuple[list[Tensor], list[Tensor]]]:
+        """Yields copies and the tensors of the mark, where others are in their places now.
+
+        A step may have written to such a tensor before it put another in its place.
+        """
+        for (container, key), copy, tensor in zip(self.slots, self.copies, self.live, strict=True):
+            now = container.get(key) if isinstance(container, dict) else container[key]
+            if now is not tensor:
+                yield [copy], [tensor]
 
     def chunks(self) -> Iterator[tuple[list[Tensor], list[Tensor]]]:
         """Yields copies and the tensors in place now, in portions of bounded size.

@@ -61,10 +61,9 @@ def check_finite(parameters: Mapping[str, Tensor]) -> None:
             )
 
 
-def refuse_plateau(schedulers: Any) -> None:
+def refuse_plateau(schedulers: Sequence[Any]) -> None:
     """Refuses a scheduler that follows a metric where schedulers are stepped without one."""
-    given = schedulers if isinstance(schedulers, (list, tuple)) else [schedulers]
-    if any(isinstance(scheduler, ReduceLROnPlateau) for scheduler in given):
+    if any(isinstance(scheduler, ReduceLROnPlateau) for scheduler in schedulers):
         raise UsageError(
             "ReduceLROnPlateau follows a metric and cannot be stepped with every update.",
             where="Guard(scheduler=...)",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from nanguard.guard import events
 from nanguard.guard.batches import Keeper
@@ -18,6 +18,7 @@ from nanguard.guard.models import (
     buffer_registries,
     check_finite,
     devices_of,
+    refuse_plateau,
     trained,
 )
 from nanguard.guard.policy import Policy
@@ -59,6 +60,7 @@ class Parts:
     models: list[nn.Module]
     optimizers: list[Optimizer]
     schedulers: list[Any]
+    scheduler_every: Literal["step", "epoch"]
     devices: list[torch.device]
     lag: int
     gate: Gate
@@ -79,6 +81,7 @@ def assemble(
     optimizer: Optimizers,
     *,
     scheduler: Any,
+    scheduler_every: Literal["step", "epoch"],
     scaler: Any,
     ema: Any,
     run_dir: str | Path | None,
@@ -91,6 +94,8 @@ def assemble(
     optimizers = as_optimizers(optimizer, models)
     check_finite(trained(models, optimizers))
     schedulers = _as_list(scheduler)
+    if scheduler_every == "step":
+        refuse_plateau(schedulers)
     devices = devices_of(optimizers)
     lag = settings.lag if settings.lag is not None else 2 * (devices[0].type == "cuda")
     scaling = LossScaling(scaler)
@@ -104,6 +109,7 @@ def assemble(
         models=models,
         optimizers=optimizers,
         schedulers=schedulers,
+        scheduler_every=scheduler_every,
         devices=devices,
         lag=lag,
         gate=Gate(devices[0]),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from nanguard.errors import UsageError
+from nanguard.errors import SnapshotError, UsageError
 from nanguard.recovery.portable import from_portable, portable
 
 if TYPE_CHECKING:
@@ -33,6 +33,7 @@ class Place:
         self.refuse_inside_loop("guard.load_state_dict(state)")
         ranks, rank = state.get("ranks", []), self._parts.ranks.rank
         moment = from_portable(ranks[rank] if rank < len(ranks) else state["moment"])
+        _check(moment, state["learned"])
         self._learn(state["learned"])
         self._parts.unchanged.load(moment["mark"])
         self._flights.go_to(moment)
@@ -85,3 +86,20 @@ class Place:
         self._parts.policy.load_state_dict(learned["policy"])
         self._parts.journal.summary.load_counts(learned["counts"])
         self._parts.journal.losses = list(learned["losses"])
+
+
+def _check(moment: dict[str, Any], learned: dict[str, Any]) -> None:
+    """Refuses a place that cannot be one; the file may be a stranger's."""
+    counts = [moment[name] for name in ("step", "update", "epoch", "position")]
+    total, count = learned["losses"]
+    factors = [learned["policy"]["lr_factor"], *learned["policy"]["known"]]
+    if (
+        not all(type(number) is int and number >= 0 for number in counts)
+        or not all(isinstance(number, (int, float)) for number in (total, count))
+        or not all(0.0 < factor <= 1.0 for factor in factors)
+    ):
+        raise SnapshotError(
+            "the place in the run that was saved is none.",
+            where="guard.load_state_dict(state)",
+            do="Use another snapshot or checkpoint; this one was damaged or made by hand.",
+        )

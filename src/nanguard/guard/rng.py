@@ -151,6 +151,8 @@ def _plain(state: Any) -> str:
 def _same_numpy(left: dict[str, Any] | None, right: dict[str, Any] | None) -> bool:
     if left is None or right is None:
         return left is right
+    if "pos" not in left["state"] or "pos" not in right["state"]:
+        return _plain(left) == _plain(right)  # another generator than NumPy's usual one
     return bool(
         left["state"]["pos"] == right["state"]["pos"]
         and left["has_gauss"] == right["has_gauss"]

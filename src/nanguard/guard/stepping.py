@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -30,18 +30,11 @@ if TYPE_CHECKING:
 
 
 class Stepper:
-    """Judges steps on the device and applies the good ones.
+    """Judges steps on the device and applies the good ones."""
 
-    Attributes:
-        scheduler_every: Whether schedulers are stepped with their optimizer, or by epoch.
-    """
-
-    def __init__(
-        self, parts: Parts, flights: Flights, scheduler_every: Literal["step", "epoch"]
-    ) -> None:
+    def __init__(self, parts: Parts, flights: Flights) -> None:
         self._parts = parts
         self._flights = flights
-        self._scheduler_every = scheduler_every
         self._usual_backwards = 0
 
     def seed(self, flight: Flight, loss: Tensor) -> Tensor | None:
@@ -196,7 +189,7 @@ class Stepper:
     def _after_update(self, optimizers: Sequence[Optimizer], latch: Tensor | None) -> None:
         for optimizer in optimizers:
             optimizer.zero_grad(set_to_none=True)
-        if self._scheduler_every == "step":
+        if self._parts.scheduler_every == "step":
             for scheduler in self._parts.schedulers:
                 owner = getattr(scheduler, "optimizer", None)
                 if owner is None or any(owner is optimizer for optimizer in optimizers):

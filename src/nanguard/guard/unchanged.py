@@ -71,7 +71,8 @@ class Unchanged:
         self._optimizers = optimizers
         self._schedulers = schedulers
         self._average = average
-        self._held = [Held(BufferPlaces(models))]
+        self._places = BufferPlaces(models)
+        self._held = [Held(self._places)]
         if scaling.active:
             self._held.append(Held(FixedPlaces(scaling.slots)))
         self._held_average = None
@@ -128,6 +129,10 @@ class Unchanged:
         """Makes the next mark look for buffers that came or went unnoticed."""
         for held in self._held:
             held.look_again()
+
+    def close(self) -> None:
+        """Stops listening for buffers and modules."""
+        self._places.close()
 
     def restore_if(self, latch: Tensor) -> None:
         """Puts back, on the device, what lives there, if the latch is set."""

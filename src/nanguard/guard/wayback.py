@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 from typing import TYPE_CHECKING
 
 from nanguard.guard import events
+from nanguard.guard.optimizers import hyperparameters, set_hyperparameters
 from nanguard.recovery.manager import GUARD
 
 if TYPE_CHECKING:
@@ -70,6 +72,26 @@ class WayBack:
             self._end(snapshot)
         if together:
             self._write_together(update, step)
+
+    def roll_back(self) -> int:
+        """Puts the run back to the last good snapshot; returns its number of updates."""
+        if self._parts.scheduler_every == "step":
+            return self.recovery.roll_back()
+        # Epochs are not taken back, so neither is a schedule that counts them.
+        optimizers, schedulers = self._parts.optimizers, self._parts.schedulers
+        rates = hyperparameters(optimizers)
+        schedules = [copy.deepcopy(scheduler.state_dict()) for scheduler in schedulers]
+        update = self.recovery.roll_back()
+        set_hyperparameters(optimizers, rates)
+        for scheduler, state in zip(schedulers, schedules, strict=True):
+            scheduler.load_state_dict(state)
+        return update
+
+    def forget(self) -> None:
+        """Lets go of snapshots in memory: the run goes on somewhere else."""
+        self.recovery.memory.forget()
+        self.suspicious.clear()
+        self.due = self._due_on_disk = False
 
     def settle(self, flight: Flight, *, good: bool) -> None:
         """Ends the snapshot that was taken after a step which is now known."""

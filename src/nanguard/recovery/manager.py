@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +14,7 @@ from nanguard.recovery.memory import MemorySnapshots, Slot, bytes_of
 from nanguard.recovery.state import OptimizerPart
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from torch import Tensor
 
@@ -194,18 +195,17 @@ class Recovery:
         if self.sharded is None:
             return None
         parameters = {name: part.parameters() for name, part in self._optimizers.items()}
-        found = self.sharded.load_last_good(self._state.tree(), parameters)
-        if found is None:
-            return None
-        self._use(found[1])
-        return found[0]
+        return self.sharded.load_last_good(self._state.tree, parameters, self._use)
 
     def _use(self, tree: dict[str, Any]) -> None:
         """Continues from a state; if that fails half-way, everything is as it was."""
         before = Slot().copy({n: t for n, t in self._state.tree().items() if n != GUARD})
         try:
             self._refuse_non_finite(tree)
-            self._state.load(tree)
+            self._state.load(tree, without=(GUARD,))
+            # What was finite in the file may not be so in a narrower type.
+            self._refuse_non_finite(self._state.tree())
+            self._state.parts[GUARD].load_state_dict(tree[GUARD])
         except SnapshotError:
             self._state.load(before, without=(GUARD,))
             raise
@@ -217,6 +217,10 @@ class Recovery:
         for path, tensor in self._state.floats(tree).items():
             if not all_finite([tensor]):
                 raise misfit(f"{path} is not finite")
+        for name in self._optimizers:
+            for path, number in _numbers_in(tree[name]["param_groups"], name):
+                if not math.isfinite(number):
+                    raise misfit(f"{path} is {number}")
 
     def close(self) -> None:
         """Waits for what is being written."""
@@ -238,6 +242,15 @@ class Recovery:
                 f"{free / 2**30:.1f} GiB are free"
             )
         return False
+
+
+def _numbers_in(tree: Any, path: str) -> Iterator[tuple[str, float]]:
+    if isinstance(tree, float):
+        yield path, tree
+    elif isinstance(tree, (dict, list, tuple)):
+        items = tree.items() if isinstance(tree, dict) else enumerate(tree)
+        for key, value in items:
+            yield from _numbers_in(value, f"{path}/{key}")
 
 
 def misfit(why: str) -> SnapshotError:

@@ -16,7 +16,8 @@ import torch
 from nanguard.errors import SnapshotError
 
 _TAG = "$type"
-_PLAIN = (bool, int, float, str, bytes, type(None), torch.Tensor, torch.dtype, torch.device)
+_PLAIN = (bool, int, float, str, bytes, type(None), torch.dtype, torch.device)
+_KEYS = (bool, int, float, str, type(None))
 
 
 def portable(state: Any, path: str = "") -> Any:
@@ -31,23 +32,35 @@ def portable(state: Any, path: str = "") -> Any:
         return {_TAG: "number", "of": portable_array(state.reshape(1))}
     if numpy is not None and isinstance(state, numpy.ndarray) and state.dtype != object:
         return {_TAG: "array", "of": portable_array(state)}
-    if isinstance(state, (Counter, OrderedDict)):
-        kind = "counter" if isinstance(state, Counter) else "ordered"
-        pairs = [[key, portable(value, f"{path}/{key}")] for key, value in state.items()]
-        return {_TAG: kind, "of": pairs}
     if isinstance(state, dict):
-        return {key: portable(value, f"{path}/{key}") for key, value in state.items()}
+        return _portable_dict(state, path)
     if isinstance(state, (list, tuple)) and not isinstance(state, torch.Size):
         items = [portable(value, f"{path}/{index}") for index, value in enumerate(state)]
         return items if isinstance(state, list) else {_TAG: "tuple", "of": items}
-    if isinstance(state, (*_PLAIN, torch.Size)):
+    if type(state) in _PLAIN or isinstance(state, (torch.Tensor, torch.Size)):
         return state
+    for plain in (int, float, str):
+        if isinstance(state, plain):  # an enumeration, say
+            return plain(state)
     raise SnapshotError(
         f"{path.lstrip('/')} is of type {type(state).__name__}, which could not be loaded again "
         "without running code.",
         where="writing a snapshot",
         do="Keep plain values, lists, dicts and tensors in the state_dict of your own scheduler.",
     )
+
+
+def _portable_dict(state: dict[Any, Any], path: str) -> dict[Any, Any]:
+    kind = "dict"
+    if isinstance(state, (Counter, OrderedDict)):
+        kind = "counter" if isinstance(state, Counter) else "ordered"
+    elif _TAG not in state and all(type(key) in _KEYS for key in state):
+        return {key: portable(value, f"{path}/{key}") for key, value in state.items()}
+    pairs = [
+        [portable(key, f"{path}/{key}"), portable(value, f"{path}/{key}")]
+        for key, value in state.items()
+    ]
+    return {_TAG: kind, "of": pairs}
 
 
 def from_portable(state: Any) -> Any:
@@ -64,8 +77,8 @@ def from_portable(state: Any) -> Any:
         return array if kind == "array" else array[0]
     if kind == "tuple":
         return tuple(from_portable(value) for value in state["of"])
-    pairs = [(key, from_portable(value)) for key, value in state["of"]]
-    return Counter(dict(pairs)) if kind == "counter" else OrderedDict(pairs)
+    pairs = [(from_portable(key), from_portable(value)) for key, value in state["of"]]
+    return {"counter": Counter, "ordered": OrderedDict, "dict": dict}[kind](dict(pairs))
 
 
 def portable_array(array: Any) -> dict[str, Any]:

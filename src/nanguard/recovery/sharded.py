@@ -12,7 +12,7 @@ import logging
 import pickle
 from collections import OrderedDict
 from pathlib import Path, PurePath
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, cast
 
 import torch
 from torch.distributed.checkpoint import metadata
@@ -40,7 +40,7 @@ from nanguard.recovery.disk import (
 from nanguard.recovery.state import map_tensors, tensors_in
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from torch import Tensor
 
@@ -119,41 +119,68 @@ class ShardedSnapshots:
         return written
 
     def load_last_good(
-        self, live: Mapping[str, Any], parameters: Mapping[str, Sequence[Tensor]]
-    ) -> tuple[dict[str, Any], dict[str, Any]] | None:
-        """Returns manifest and state of the newest snapshot that is whole; None if there is none.
+        self,
+        live: Callable[[], Mapping[str, Any]],
+        parameters: Mapping[str, Sequence[Tensor]],
+        use: Callable[[dict[str, Any]], None],
+    ) -> dict[str, Any] | None:
+        """Uses the newest snapshot that is whole; returns its manifest, None if there is none.
 
         Args:
-            live: The live state, whose tensors say how the saved ones are to be sharded.
+            live: Returns the live state, whose tensors say how the saved ones are to be sharded.
             parameters: The parameters of each optimizer part, in order, for the same purpose.
-        """
-        chosen = self._choose() if self._ranks.first else None
-        found: tuple[str, dict[str, Any]] | SnapshotError | None = self._ranks.gather(chosen)[0]
-        if found is None:
-            return None
-        if isinstance(found, SnapshotError):
-            raise found
-        path, manifest = Path(found[0]), found[1]
-        tree = load_tree(path / STATE)
-        reader = _CheckedReader(path / _SHARDS)
-        like = dict(tensors_in(live))
-        kinds = reader.index.state_dict_metadata.items()
-        wanted = {name: _empty(name, kind, like, parameters) for name, kind in kinds}
-        load(wanted, storage_reader=reader, process_group=self._ranks.group)
-        return manifest, _resolved(tree, wanted)
+            use: Takes the state, or raises a SnapshotError if it does not fit.
 
-    def _choose(self) -> tuple[str, dict[str, Any]] | SnapshotError | None:
+        Raises:
+            SnapshotError: If there are snapshots, but none that can be used on every rank.
+        """
+        candidates = iter(reversed(finished(self.folder))) if self._ranks.first else iter(())
         first: SnapshotError | None = None
-        for path in reversed(finished(self.folder)):
-            try:
-                return str(path), verify(path)
-            except SnapshotError as error:
-                log.warning("snapshot passed over: %s", error)
-                first = first or error
-        return first
+        while (found := self._ranks.gather(_choose(candidates))[0]) is not None:
+            error: SnapshotError | None = found if isinstance(found, SnapshotError) else None
+            if not isinstance(found, SnapshotError):
+                try:
+                    use(self._load(Path(found[0]), live(), parameters))
+                except SnapshotError as failed:
+                    error = failed
+            errors = [failed for failed in self._ranks.gather(error) if failed is not None]
+            if not errors:
+                return cast("dict[str, Any]", found[1])
+            log.warning("snapshot passed over: %s", errors[0])
+            first = first or errors[0]
+        if first is not None:
+            raise first
+        return None
+
+    def _load(
+        self, path: Path, live: Mapping[str, Any], parameters: Mapping[str, Sequence[Tensor]]
+    ) -> dict[str, Any]:
+        try:
+            tree = load_tree(path / STATE)
+            reader = _CheckedReader(path / _SHARDS)
+            like = dict(tensors_in(live))
+            kinds = reader.index.state_dict_metadata.items()
+            wanted = {name: _empty(name, kind, like, parameters) for name, kind in kinds}
+            load(wanted, storage_reader=reader, process_group=self._ranks.group)
+            return cast("dict[str, Any]", _resolved(tree, wanted))
+        except SnapshotError:
+            raise
+        except (Exception, CheckpointException) as error:  # a stranger's files
+            raise damaged(path, f"its shards cannot be loaded ({error})") from error
 
     def _all_well(self, error: str | None) -> bool:
         return not any(self._ranks.gather(error))
+
+
+def _choose(candidates: Iterator[Path]) -> tuple[str, dict[str, Any]] | SnapshotError | None:
+    """Returns the next snapshot and its manifest, or why it is none; None at the end."""
+    path = next(candidates, None)
+    if path is None:
+        return None
+    try:
+        return str(path), verify(path)
+    except SnapshotError as error:
+        return error
 
 
 def _attempt(action: Callable[[], Any]) -> str | None:

@@ -186,6 +186,7 @@ class OptimizerPart:
     @torch.no_grad()
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Puts the optimizer back."""
+        self._check_shapes(state)
         live = self._optimizer.state_dict()
         if not _same_shape(live["state"], state["state"]):
             self._optimizer.load_state_dict(copy.deepcopy(state))
@@ -198,6 +199,29 @@ class OptimizerPart:
                     group[key].copy_(value)
                 else:
                     group[key] = copy.deepcopy(value)
+
+    def _check_shapes(self, state: dict[str, Any]) -> None:
+        """Refuses a state that does not fit: torch's fused kernels would write past its end."""
+        parameters = self.parameters()
+        for index, values in state["state"].items():
+            shape = local(parameters[index]).shape
+            for name, tensor in values.items():
+                if not isinstance(tensor, torch.Tensor):
+                    continue
+                wrong = name in _LIKE_PARAMETER and local(tensor).shape != shape
+                if wrong or (name == "step" and tensor.numel() != 1):
+                    _refuse_if(
+                        missing=(),
+                        foreign=(),
+                        changed=[f"{name} of parameter {index} ({tuple(tensor.shape)} saved)"],
+                    )
+
+
+# The state of torch's optimizers that has an element for each one of the parameter.
+_LIKE_PARAMETER = (
+    *("exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer", "sum"),
+    *("square_avg", "grad_avg", "acc_delta", "exp_inf", "ax"),
+)
 
 
 def tensors_in(tree: Any, path: str = "") -> Iterator[tuple[str, Tensor]]:
