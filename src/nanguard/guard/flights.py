@@ -11,21 +11,16 @@ import math
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
-import torch
-
-from nanguard.errors import NonFiniteError, UsageError
+from nanguard.errors import NonFiniteError
 from nanguard.guard import events
-from nanguard.guard.feed import LOOKS, Feed
 from nanguard.guard.flight import Flight
 from nanguard.guard.incidents import examine, poison_in
 from nanguard.guard.policy import Action, Trouble
 from nanguard.numerics import all_finite
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-
     from nanguard.guard.batches import Kept
-    from nanguard.guard.feed import Drawn
+    from nanguard.guard.feed import Drawn, Feed
     from nanguard.guard.judge import Reading
     from nanguard.guard.parts import Parts
     from nanguard.guard.unchanged import Mark
@@ -52,51 +47,33 @@ class Flights:
         feed: Where batches come from; None outside of a watched loop.
         open: The step that is being built.
         void: Set after a bad step until the next batch: the rest of the loop's body is void.
+        resume: The place that the next watched loop is to begin at; None for its own beginning.
         steps: How many steps were tried.
         updates: How many of them count, as far as the host knows.
         epoch: How many passes over the data are complete.
+        several_steps: Whether a loop's body takes several steps, each of which needs a beginning
+            of its own.
     """
 
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
         self._in_flight: deque[Flight] = deque()
-        self._resume: dict[str, Any] | None = None
-        # Whether a loop's body takes several steps, each of which needs a beginning of its own.
-        self._several_steps = len(parts.optimizers) > 1
-        # With several ranks it is not looked at: they would have to find out together.
-        self._draws: bool | None = None if parts.ranks.world == 1 else False
-        self._looks = LOOKS if parts.ranks.world == 1 else 0
+        self.several_steps = len(parts.optimizers) > 1
         self._postponed = 0
         self.way_back: WayBack
         self.feed: Feed | None = None
         self.void: Mark | None = None
+        self.resume: dict[str, Any] | None = None
         self.steps = self.updates = self.epoch = 0
-        self.open: Flight | None = self._new()
-
-    def iterate(self, loader: Iterable[Any]) -> Iterator[tuple[int, Any]]:
-        """Yields the batches of one pass with their indices, those of gated steps again."""
-        if self.feed is not None:
-            raise UsageError(
-                "guard.watch() was called inside of a loop that is already watched.",
-                where="guard.watch(loader)",
-                do="Watch the training loader only; go over other loaders (evaluation) as usual.",
-            )
-        self.feed = self._new_feed(loader)
-        finished = False
-        try:
-            while (drawn := self._next_batch(self.feed)) is not None:
-                yield drawn[0], self._give(drawn)
-            finished = True
-        finally:
-            self._leave(self.feed, finished=finished)
+        self.open: Flight | None = self.new()
 
     def begin(self) -> Flight:
         """Returns the step that is being built; begins one if there is none."""
         if self.open is None:
             # A second step for one batch, the first time. The buffers that are put back if it is
             # bad are those from before the batch, as its forward pass has changed them already.
-            self._several_steps = True
-            self.open = self._new(buffers=False)
+            self.several_steps = True
+            self.open = self.new(buffers=False)
         return self.open
 
     def ahead(self, lane: int | None = None) -> int:
@@ -121,9 +98,9 @@ class Flights:
         if self.void is not None:
             return
         if self.feed is None:
-            self._take_snapshot()
-        if self.feed is None or self._several_steps:
-            self.open = self._new()
+            self.take_snapshot()
+        if self.feed is None or self.several_steps:
+            self.open = self.new()
 
     def resolve(self, *, keep: int) -> None:
         """Looks at the oldest steps until so many are left; acts on the first bad one."""
@@ -148,7 +125,7 @@ class Flights:
     def abandon(self) -> None:
         """Ends what is in flight when the loop is left before its end, without the other ranks."""
         self.accept_good()
-        self._end_void()
+        self.end_void()
         if self._in_flight:
             flight = self._in_flight[0]
             reading = flight.read()
@@ -157,7 +134,7 @@ class Flights:
             more = f"; {lost} steps after it did not count either" if lost else ""
             self._close(flight, reading, Action.SKIP)
             self._parts.journal.say(events.LOOP_LEFT(message + more, step=flight.step), Action.SKIP)
-            self._end_void()
+            self.end_void()
         elif self.open is not None and self.open.begun and self._is_unwanted(self.open):
             self._parts.unchanged.restore(self.open.mark, streams=self.feed is not None)
             self._zero_grad()
@@ -189,10 +166,15 @@ class Flights:
         self._in_flight.clear()
         self.way_back.forget()
         self._parts.gate.open()
-        self._resume = moment
-        self.open = self._new()
+        self.resume = moment
+        self.open = self.new()
 
-    def _new(self, *, buffers: bool = True) -> Flight:
+    def new(self, *, buffers: bool = True) -> Flight:
+        """Begins a step here.
+
+        Args:
+            buffers: Whether to copy the buffers as they are now, for the case that it is bad.
+        """
         late = self._parts.lag > 0
         unchanged, latch = self._parts.unchanged, self._parts.gate.latch
         if buffers:
@@ -201,44 +183,7 @@ class Flights:
         began = None if self.feed is None else self.feed.began
         return Flight(self.steps, self.updates, self.epoch, began, mark)
 
-    def _new_feed(self, loader: Iterable[Any]) -> Feed:
-        # A step that was interrupted half-way may have left the gate closed.
-        self._parts.gate.open()
-        self._parts.unchanged.look_again()
-        resume, self._resume = self._resume, None
-        if resume:
-            # The loader may draw the seed of a shuffle from here.
-            self._parts.streams.restore(resume["mark"]["streams"])
-        return Feed(
-            loader,
-            ranks=self._parts.ranks,
-            keeper=self._parts.keeper,
-            streams=self._parts.streams,
-            draws=self._draws,
-            looks=self._looks,
-            start=resume["position"] if resume else 0,
-            began=resume["began"] if resume else None,
-        )
-
-    def _next_batch(self, feed: Feed) -> Drawn | None:
-        self._end_void()
-        if self.open is not None and self.open.passed_over:
-            self._pass_over(self.open)
-        self._take_snapshot()
-        if feed.draws is not False:
-            # What the loader draws depends on what the steps before it drew, so they come first.
-            self._settle()
-        drawn = feed.next(self._kept())
-        if feed.draws and not self._draws and self._parts.lag:
-            message = "the loader draws from the run's random streams: steps are read one by one"
-            self._parts.journal.say(events.LOADER_DRAWS(message, step=self.steps))
-        self._draws, self._looks = feed.draws, feed.looks
-        if drawn is None and self._in_flight:
-            self._settle()
-            drawn = feed.next(self._kept())
-        return drawn
-
-    def _take_snapshot(self) -> None:
+    def take_snapshot(self) -> None:
         """Takes the snapshot that is due, now that the loop's body is over."""
         if not self.way_back.due:
             return
@@ -248,53 +193,17 @@ class Flights:
             return
         self._postponed = 0
         if self.way_back.due_together:
-            self._settle()
+            self.settle()
         last = self._in_flight[-1] if self._in_flight else None
         self.way_back.take_due(last, self.updates, self.steps - 1)
 
-    def _pass_over(self, flight: Flight) -> None:
-        """Ends a batch that the loop passed over, for example because it saw that it was bad.
-
-        What its forward pass did stays, as it would without a guard, unless it poisoned a buffer.
-        """
-        # If a step before it was bad, this batch comes again, and must not be seen twice.
-        self._parts.unchanged.restore_if(self._parts.gate.latch)
-        good = all_finite(self.way_back.recovery.finite_buffers().values())
-        if flight.backwards:
-            # It is one of several batches for one step, and one bad batch voids them all.
-            if not good:
-                self._parts.gate.write("loss", torch.full((), math.nan))
-            return
-        if not good:
-            self._parts.unchanged.restore(flight.mark)
-        flight.mark, flight.written = self._new().mark, {}
-
-    def _settle(self) -> None:
+    def settle(self) -> None:
+        """Looks at all steps in flight, and ends what a bad one made void."""
         self.resolve(keep=0)
-        self._end_void()
+        self.end_void()
 
-    def _give(self, drawn: Drawn) -> Any:
-        if self.open is None or not self.open.begun:
-            self.open = self._new()
-        self.open.batches.append(drawn)
-        self.open.seen_backwards = self.open.backwards
-        return drawn[1].give()
-
-    def _leave(self, feed: Feed, *, finished: bool) -> None:
-        if not finished:
-            self.abandon()
-            if self._parts.ranks.world == 1 and not self._several_steps:
-                self._take_snapshot()
-        else:
-            self.epoch += 1
-            if feed.dropped:
-                message = f"another rank ran out of data after {feed.position} batches; the rest "
-                message += "of this rank's was left out"
-                self._parts.journal.say(events.UNEVEN_RANKS(message))
-        self.feed = None
-        self.open = self.open or self._new()
-
-    def _kept(self) -> list[Kept]:
+    def kept(self) -> list[Kept]:
+        """Returns the batches that may have to be given out again."""
         flights = [*self._in_flight, *([self.open] if self.open else [])]
         return [kept for flight in flights for _, kept in flight.batches]
 
@@ -368,11 +277,12 @@ class Flights:
     def _make_void(self) -> None:
         """Lets nothing that the loop's body still does have an effect, until the next batch."""
         if self.feed is None:
-            self.open = self._new()
+            self.open = self.new()
         else:
-            self.void = self._new().mark
+            self.void = self.new().mark
 
-    def _end_void(self) -> None:
+    def end_void(self) -> None:
+        """Undoes what the loop's body did after a bad step."""
         if self.void is not None:
             self._parts.unchanged.restore(self.void)
             self.void = None

@@ -11,6 +11,7 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 from nanguard.errors import UsageError
 from nanguard.guard import events
 from nanguard.guard.flights import Flights
+from nanguard.guard.loop import Loop
 from nanguard.guard.models import check_loss
 from nanguard.guard.parts import assemble, recovery_for
 from nanguard.guard.place import Place
@@ -88,6 +89,7 @@ class Guard:
             settings=self.settings,
         )
         self._flights = Flights(self._parts)
+        self._loop = Loop(self._parts, self._flights)
         self._place = Place(self._parts, self._flights)
         self._recovery = recovery_for(self._parts, self._place)
         self._flights.way_back = WayBack(self._parts, self._recovery, self._place)
@@ -114,7 +116,7 @@ class Guard:
 
         Batches whose step came after a bad one, before the host knew, are given out again.
         """
-        return Watched(self._flights, loader)
+        return Watched(self._loop, loader)
 
     def enumerate(self, loader: Iterable[Any]) -> Iterator[tuple[int, Any]]:
         """Yields each batch of a loader with its index in the epoch, for one epoch.
@@ -122,7 +124,7 @@ class Guard:
         Other than with ``enumerate(guard.watch(loader))``, a batch that is given out again has
         the same index again, and a resumed epoch goes on with the index it had come to.
         """
-        return self._flights.iterate(loader)
+        return self._loop.iterate(loader)
 
     def loss(self, **terms: Tensor | float) -> Tensor:
         """Returns the sum of named loss terms; if one goes bad, it is reported by name."""
@@ -279,12 +281,12 @@ class Guard:
 class Watched:
     """The batches of one epoch under a guard."""
 
-    def __init__(self, flights: Flights, loader: Iterable[Any]) -> None:
-        self._flights = flights
+    def __init__(self, loop: Loop, loader: Iterable[Any]) -> None:
+        self._loop = loop
         self._loader = loader
 
     def __iter__(self) -> Iterator[Any]:
-        return (batch for _, batch in self._flights.iterate(self._loader))
+        return (batch for _, batch in self._loop.iterate(self._loader))
 
     def __len__(self) -> int:
         return len(self._loader)  # type: ignore[arg-type]
