@@ -158,6 +158,17 @@ class Run:
         }
 
 
+def take_step(guard: Guard | None, optimizer: torch.optim.Optimizer, loss: Tensor) -> None:
+    """Takes a step with a guard, or the same step without one."""
+    if guard is not None:
+        guard.backward(loss)
+        guard.step()
+        return
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+
+
 def seed_all(seed: int) -> None:
     torch.manual_seed(seed)
     random.seed(seed)

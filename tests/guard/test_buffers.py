@@ -10,7 +10,18 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from nanguard import Guard, Settings
-from tests.training import INF, NAN, QUIET, Net, Run, batches, differences, poisoned, without
+from tests.training import (
+    INF,
+    NAN,
+    QUIET,
+    Net,
+    Run,
+    batches,
+    differences,
+    poisoned,
+    take_step,
+    without,
+)
 
 LAGS = pytest.mark.parametrize("lag", [0, 2])
 
@@ -41,6 +52,17 @@ class WithCache(nn.Module):
         return out
 
 
+class Growing(Net):
+    """A model that layers can be put in front of."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.before = nn.Sequential()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(self.before(x))
+
+
 def make(model: nn.Module, **settings: Any) -> tuple[Guard, torch.optim.Optimizer]:
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, fused=True)
     return Guard(model, optimizer, settings=Settings(**{**QUIET, **settings})), optimizer
@@ -49,13 +71,7 @@ def make(model: nn.Module, **settings: Any) -> tuple[Guard, torch.optim.Optimize
 def train(guard: Guard | None, model: nn.Module, optimizer: Any, data: Any) -> None:
     for x, y in guard.watch(data) if guard else data:
         loss = F.cross_entropy(model(x), y)
-        if guard:
-            guard.backward(loss)
-            guard.step()
-            continue
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
+        take_step(guard, optimizer, loss)
 
 
 @LAGS
@@ -120,14 +136,6 @@ def test_a_buffer_with_a_cache_survives_the_disk(tmp_path: Any):
 
 @LAGS
 def test_a_module_that_is_added_while_training(lag: int):
-    class Growing(Net):
-        def __init__(self) -> None:
-            super().__init__()
-            self.before = nn.Sequential()
-
-        def forward(self, x: Tensor) -> Tensor:
-            return super().forward(self.before(x))
-
     model = Growing()
     guard, optimizer = make(model, lag=lag, snapshot_every=2)
     for index, (x, y) in enumerate(guard.watch(poisoned(batches(14), (9,)))):
@@ -309,14 +317,6 @@ def test_what_a_good_batch_did_before_it_was_passed_over_stays(lag: int):
 
 @LAGS
 def test_a_module_that_is_added_late_is_protected_at_once(lag: int):
-    class Growing(Net):
-        def __init__(self) -> None:
-            super().__init__()
-            self.before = nn.Sequential()
-
-        def forward(self, x: Tensor) -> Tensor:
-            return super().forward(self.before(x))
-
     model = Growing()
     guard, optimizer = make(model, lag=lag, spikes="off")
     for index, (x, y) in enumerate(guard.watch(poisoned(batches(80), (73,)))):

@@ -26,6 +26,7 @@ from tests.training import (
     differences,
     poisoned,
     seed_all,
+    take_step,
     without,
 )
 
@@ -409,13 +410,7 @@ def test_torch_compile(lag: int):
         guard = Guard(compiled, optimizer, settings=settings(lag=lag)) if guarded else None
         for x, y in guard.watch(data) if guard else data:
             loss = F.cross_entropy(compiled(x), y)
-            if guard:
-                guard.backward(loss)
-                guard.step()
-                continue
-            loss.backward()
-            optimizer.step()
-            optimizer.zero_grad()
+            take_step(guard, optimizer, loss)
         return {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
 
     expected = train(without(data, bad), guarded=False)
@@ -479,13 +474,7 @@ def test_a_buffer_that_is_replaced_or_grows(lag: int):
         guard = Guard(model, optimizer, settings=settings(lag=lag)) if guarded else None
         for x, y in guard.watch(data) if guard else data:
             loss = F.cross_entropy(model(x), y)
-            if guard:
-                guard.backward(loss)
-                guard.step()
-                continue
-            loss.backward()
-            optimizer.step()
-            optimizer.zero_grad()
+            take_step(guard, optimizer, loss)
         return model.state_dict()
 
     expected = train(without(data, bad), guarded=False)
@@ -969,13 +958,7 @@ def test_parameters_that_are_unfrozen_with_a_bad_batch(lag: int):
         for index, (x, y) in guard.watch(data) if guard else without(data, [bad]):
             model.last.requires_grad_(index >= bad)
             loss = F.cross_entropy(model(x), y) * (NAN if index == bad else 1.0)
-            if guard:
-                guard.backward(loss)
-                guard.step()
-                continue
-            loss.backward()
-            optimizer.step()
-            optimizer.zero_grad()
+            take_step(guard, optimizer, loss)
         return {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
 
     assert differences(train(guarded=True), train(guarded=False)) == []

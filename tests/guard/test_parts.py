@@ -26,6 +26,7 @@ from tests.training import (
     differences,
     poisoned,
     seed_all,
+    take_step,
     without,
 )
 
@@ -178,14 +179,9 @@ def test_every_form_of_ema_is_untouched_by_a_bad_step(kind: Any, lag: int):
             guard = Guard(model, optimizer, ema=given, settings=Settings(**QUIET, lag=lag))
         for x, y in guard.watch(data) if guard else data:
             loss = F.cross_entropy(model(x), y)
-            if guard:
-                guard.backward(loss)
-                guard.step()
-                continue
-            loss.backward()
-            optimizer.step()
-            optimizer.zero_grad()
-            update()
+            take_step(guard, optimizer, loss)
+            if guard is None:
+                update()
         return copy.deepcopy(state())
 
     expected = train(without(data, bad), guarded=False)

@@ -162,7 +162,7 @@ def _numbers(
     for key, held in list(inner.items() if isinstance(inner, dict) else enumerate(inner)):
         if _is_number(held) and key != "training":
             yield f"{path}/{key}", inner, key
-        elif not isinstance(held, (nn.Module, tuple)) and _belongs(held, foreign):
+        elif not isinstance(held, (torch.Tensor, nn.Module, tuple)) and _belongs(held, foreign):
             yield from _numbers(held, f"{path}/{key}", foreign, seen)
 
 

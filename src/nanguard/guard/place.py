@@ -99,7 +99,8 @@ def _check(moment: dict[str, Any], learned: dict[str, Any]) -> None:
         or not all(0.0 < factor <= 1.0 for factor in factors)
     ):
         raise SnapshotError(
-            "the place in the run that was saved is none.",
+            "the saved state does not name a place in a run: its step, update, epoch, position, "
+            "mean loss or learning-rate factor cannot be right.",
             where="guard.load_state_dict(state)",
             do="Use another snapshot or checkpoint; this one was damaged or made by hand.",
         )
