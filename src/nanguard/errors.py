@@ -65,6 +65,14 @@ class SnapshotError(NanguardError):
     """A snapshot that cannot be taken, read or restored."""
 
 
+class IncidentError(NanguardError):
+    """An incident that cannot be read."""
+
+
+class LaunchError(NanguardError):
+    """A command that cannot be run."""
+
+
 class NonFiniteError(NanguardError, ArithmeticError):
     """The guard stopped the run.
 

@@ -6,7 +6,7 @@ Exit codes: 0 for a clean end, 1 for findings, 2 when nanguard could not do its 
 from __future__ import annotations
 
 import sys
-from pathlib import Path  # noqa: TC003 - typer reads annotations when the program runs
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -62,6 +62,39 @@ def demo(
         raise MissingDependencyError.of("nanguard demo", error) from error
     identical = run_demo(run_dir=run_dir, steps=steps, quiet=quiet)
     raise typer.Exit(0 if identical else 1)
+
+
+@app.command(
+    context_settings={"ignore_unknown_options": True},
+    epilog="Examples:\n\n- `nanguard run -- python train.py --lr 1e-3`\n\n"
+    "- `nanguard run --on-bad stop -- torchrun --nproc-per-node 4 train.py`",
+)
+def run(
+    command: Annotated[list[str], typer.Argument(help="The command, after two dashes.")],
+    incidents: Annotated[
+        Path | None, typer.Option(help="Folder for incidents; .nanguard/incidents/TIME by default.")
+    ] = None,
+    on_bad: Annotated[
+        str, typer.Option(help="What to do about a bad step: skip, rollback or stop.")
+    ] = "skip",
+    max_bad: Annotated[
+        int | None, typer.Option(min=0, help="Stop after so many bad steps.")
+    ] = None,
+    no_trace: Annotated[bool, typer.Option("--no-trace", help="Protect only.")] = False,  # noqa: FBT002
+    quiet: Annotated[bool, typer.Option("--quiet", help="Say nothing.")] = False,  # noqa: FBT002
+) -> None:
+    """Run a training command, unmodified, under the guard."""
+    from nanguard.launch.command import run_command
+
+    code = run_command(
+        command,
+        incidents=incidents or Path(".nanguard/incidents"),
+        on_bad=on_bad,
+        max_bad=max_bad,
+        trace=not no_trace,
+        quiet=quiet,
+    )
+    raise typer.Exit(code)
 
 
 def main() -> None:

@@ -1,0 +1,6 @@
+"""``python -m nanguard``."""
+
+from nanguard.cli import main
+
+if __name__ == "__main__":
+    main()

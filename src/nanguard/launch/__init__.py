@@ -1,0 +1,1 @@
+"""``nanguard run``: any training command, unmodified, under the guard."""

@@ -1,0 +1,67 @@
+"""Waits, in a process of the user's, until torch is imported. Costs nothing before that."""
+
+from __future__ import annotations
+
+import importlib.abc
+import importlib.util
+import sys
+from typing import TYPE_CHECKING, Any
+
+from nanguard.launch.options import from_environment
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from importlib.machinery import ModuleSpec
+    from types import ModuleType
+
+    from nanguard.launch.options import Options
+
+
+def attach() -> None:
+    """Makes the import of torch bring the guard with it."""
+    options = from_environment()
+    if options is None or "torch" in sys.modules:
+        return
+    sys.meta_path.insert(0, _Finder(options))
+
+
+class _Finder(importlib.abc.MetaPathFinder):
+    """Finds torch as everyone else does, and hears when it is there."""
+
+    def __init__(self, options: Options) -> None:
+        self._options = options
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """Returns torch's spec, with a loader that tells us when it is done."""
+        if name != "torch":
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.util.find_spec(name)
+        if spec is not None and spec.loader is not None:
+            spec.loader = _Loader(spec.loader, self._options)
+        return spec
+
+
+class _Loader(importlib.abc.Loader):
+    def __init__(self, loader: Any, options: Options) -> None:
+        self._loader = loader
+        self._options = options
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._loader, name)
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
+        """Makes the module as its own loader does."""
+        module: ModuleType | None = self._loader.create_module(spec)
+        return module
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Runs the module, and guards what will be made with it."""
+        self._loader.exec_module(module)
+        if module.__spec__ is not None:
+            module.__spec__.loader = self._loader
+        from nanguard.launch.live import begin
+
+        begin(self._options)

@@ -1,0 +1,168 @@
+"""What a replay changes to see whether the step is still bad.
+
+It happens in a process of its own, which ends with the answer, so nothing has to be put back.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.abc
+import importlib.machinery
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+from torch.nn.modules.module import register_module_forward_pre_hook
+
+from nanguard.numerics import is_float
+from nanguard.tracer.modules import tensors_in
+from nanguard.tracer.sites import users_frame
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from types import ModuleType
+
+    from nanguard.launch.watch import Watch
+
+_HALF = (torch.float16, torch.bfloat16)
+
+
+def run_eagerly() -> None:
+    """Makes compiled models run their Python code, so that every operation can be seen."""
+    set_stance = getattr(torch.compiler, "set_stance", None)
+    if set_stance is not None and "torch._dynamo" in sys.modules:
+        set_stance("force_eager")
+    torch.compile = _not_compiled  # type: ignore[assignment]
+
+
+def _not_compiled(model: Any = None, **_options: Any) -> Any:
+    return (lambda function: function) if model is None else model
+
+
+def raise_precision(dtype: torch.dtype, watch: Watch) -> None:
+    """Computes everything in a wider type: parameters, buffers, optimizer state, inputs."""
+    _turn_off_autocast()
+    for tensor in [*watch.named_parameters().values(), *watch.buffers().values()]:
+        _widen(tensor, dtype)
+    for optimizer in watch.optimizers():
+        for state in optimizer.state.values():
+            for tensor in tensors_in(state):
+                _widen(tensor, dtype)
+    narrow = _HALF if dtype == torch.float32 else (*_HALF, torch.float32)
+
+    def to_wide(self: Any, *_args: Any, **_kwargs: Any) -> Any:
+        return self.to(dtype)
+
+    torch.Tensor.half = torch.Tensor.bfloat16 = to_wide  # type: ignore[method-assign,assignment]
+    nn.Module.half = nn.Module.bfloat16 = to_wide  # type: ignore[method-assign,assignment]
+    torch.float16 = torch.half = torch.bfloat16 = dtype
+    if dtype == torch.float64:
+        torch.set_default_dtype(dtype)
+        torch.Tensor.float = to_wide  # type: ignore[method-assign,assignment]
+        nn.Module.float = to_wide  # type: ignore[method-assign,assignment]
+        torch.float32 = torch.float = dtype
+
+    def widen_inputs(_module: nn.Module, args: Any) -> Any:
+        return tuple(
+            a.to(dtype) if isinstance(a, torch.Tensor) and a.dtype in narrow else a for a in args
+        )
+
+    register_module_forward_pre_hook(widen_inputs)
+
+
+def _widen(tensor: torch.Tensor, dtype: torch.dtype) -> None:
+    if is_float(tensor) and not tensor.is_complex():
+        tensor.data = tensor.data.to(dtype)
+        if tensor.grad is not None:
+            tensor.grad.data = tensor.grad.data.to(dtype)
+
+
+def _turn_off_autocast() -> None:
+    enter = torch.autocast.__enter__
+
+    def disabled(self: Any) -> Any:
+        self._enabled = False
+        return enter(self)
+
+    torch.autocast.__enter__ = disabled  # type: ignore[method-assign]
+    for device in ("cpu", "cuda"):
+        with contextlib.suppress(RuntimeError, TypeError):
+            torch.set_autocast_enabled(device, False)  # noqa: FBT003
+
+
+def replace_samples(samples: Sequence[int]) -> None:
+    """Overwrites samples of the next batch with a good one, wherever the script keeps them."""
+    done = False
+
+    def before(module: nn.Module, args: Any) -> None:
+        nonlocal done
+        if done:
+            return
+        done = True
+        given = [t for t in tensors_in(args) if t.dim()]
+        if not given:
+            return
+        size = given[0].shape[0]
+        good = next((row for row in range(size) if row not in samples), None)
+        if good is None:
+            return
+        found = {id(t): t for t in given}
+        frame = users_frame(sys._getframe(1))
+        while frame is not None:
+            for value in list(frame.f_locals.values()):
+                if not issubclass(type(value), nn.Module):
+                    found.update({id(t): t for t in tensors_in(value, 2)})
+            frame = users_frame(frame.f_back)
+        with torch.no_grad():
+            for tensor in found.values():
+                if tensor.dim() and tensor.shape[0] == size and not tensor.requires_grad:
+                    for row in samples:
+                        tensor[row] = tensor[good].clone()
+
+    register_module_forward_pre_hook(before)
+
+
+class _Changed(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Loads changed sources in place of the files."""
+
+    def __init__(self, sources: dict[str, str]) -> None:
+        self._sources = sources
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        """Finds a module whose file was changed."""
+        spec = importlib.machinery.PathFinder.find_spec(name, path)
+        if spec is None or spec.origin not in self._sources:
+            return None
+        spec.loader = self
+        return spec
+
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> None:
+        """Leaves it to Python."""
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Runs the changed source."""
+        origin = str(module.__spec__.origin) if module.__spec__ else ""
+        exec(compile(self._sources[origin], origin, "exec"), vars(module))  # noqa: S102 - the user's own program
+
+
+def run_main(sources: dict[str, str]) -> None:
+    """Runs the user's program from its first line, with changed sources."""
+    sys.meta_path.insert(0, _Changed(sources))
+    for name, module in list(sys.modules.items()):
+        if name != "__main__" and getattr(module, "__file__", None) in sources:
+            del sys.modules[name]
+    main: Any = sys.modules["__main__"]
+    path = main.__file__
+    text = sources.get(path) or sources.get(str(Path(path).resolve())) or Path(path).read_text()
+    kept = {
+        name: value
+        for name, value in vars(main).items()
+        if name.startswith("__") and name.endswith("__")
+    }
+    vars(main).clear()
+    vars(main).update(kept)
+    exec(compile(text, path, "exec"), vars(main))  # noqa: S102 - the user's own program

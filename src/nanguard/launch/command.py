@@ -1,0 +1,147 @@
+"""Starts a command so that every Python process below it is guarded, and sees it through."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from nanguard.errors import LaunchError
+from nanguard.launch.options import HOME, VARIABLE, Options
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+STOPPED = 3
+_FORWARDED = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGQUIT)
+
+
+def run_command(
+    command: Sequence[str],
+    *,
+    incidents: Path,
+    on_bad: str = "skip",
+    max_bad: int | None = None,
+    trace: bool = True,
+    quiet: bool = False,
+) -> int:
+    """Runs a command under the guard; returns the exit code of ``nanguard run``."""
+    if not command:
+        raise LaunchError(
+            "there is no command to run.",
+            where="nanguard run",
+            do="Write it after two dashes: nanguard run -- python train.py --lr 1e-3",
+        )
+    if shutil.which(command[0]) is None:
+        raise LaunchError(
+            f"the command {command[0]!r} was not found, or cannot be executed.",
+            where="nanguard run",
+            do="Check its spelling; for a script, write: nanguard run -- python train.py",
+        )
+    with tempfile.TemporaryDirectory(prefix="nanguard-run-") as control:
+        options = Options(
+            incidents=str(incidents.absolute()),
+            control=control,
+            command=tuple(command),
+            on_bad=on_bad,
+            max_bad=max_bad,
+            trace=trace,
+            quiet=quiet,
+        )
+        code = _run(command, options)
+        _wait_for_explanations(Path(control), options)
+        if any(Path(control).glob("stopped-*")):
+            return STOPPED
+        return code
+
+
+def environment(options: Options) -> dict[str, str]:
+    """Returns the environment in which Python processes find nanguard."""
+    home = Path(__file__).resolve().parents[1]
+    boot = str(Path(__file__).resolve().parent / "boot")
+    path = os.environ.get("PYTHONPATH")
+    return {
+        **os.environ,
+        VARIABLE: options.to_text(),
+        HOME: str(home),
+        "PYTHONPATH": boot if not path else os.pathsep.join([boot, path]),
+    }
+
+
+def _run(command: Sequence[str], options: Options) -> int:
+    try:
+        process = subprocess.Popen(list(command), env=environment(options))  # noqa: S603 - it is the user's
+    except OSError as error:
+        raise LaunchError(
+            f"the command {command[0]!r} could not be started: {error.strerror}.",
+            where="nanguard run",
+            do="See whether it runs without nanguard.",
+        ) from error
+    with _forwarded_signals(process):
+        while True:
+            try:
+                code = process.wait()
+                break
+            except KeyboardInterrupt:
+                # The terminal has told the command, too; how it ends is its own business.
+                continue
+    return 128 - code if code < 0 else code
+
+
+@contextlib.contextmanager
+def _forwarded_signals(process: subprocess.Popen[Any]) -> Iterator[None]:
+    def forward(number: int, _frame: Any) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            process.send_signal(number)
+
+    before = {number: signal.signal(number, forward) for number in _FORWARDED}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _wait_for_explanations(control: Path, options: Options) -> None:
+    """Waits until every incident that is being explained is, within reason."""
+    told = False
+    end = time.monotonic() + options.patience * 1.5
+    try:
+        while time.monotonic() < end:
+            names = _unfinished(control)
+            if not names:
+                return
+            if not told and not options.quiet and sys.stderr.isatty():
+                print(f"nanguard: explaining {', '.join(sorted(names))} ...", file=sys.stderr)  # noqa: T201
+                told = True
+            time.sleep(0.05)
+    except KeyboardInterrupt:
+        return
+
+
+def _unfinished(control: Path) -> set[str]:
+    waiting = {path.name.removeprefix("waiting-") for path in control.glob("waiting-*")}
+    return waiting | {
+        path.name.removeprefix("explaining-")
+        for path in control.glob("explaining-*")
+        if _is_locked(path)
+    }
+
+
+def _is_locked(path: Path) -> bool:
+    try:
+        with path.open("r+") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    return False

@@ -1,0 +1,51 @@
+"""What ``nanguard run`` was told, and how the processes below it get to know."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import asdict, dataclass
+
+VARIABLE = "NANGUARD_RUN"
+HOME = "NANGUARD_HOME"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Options:
+    """The options of one ``nanguard run``.
+
+    Attributes:
+        incidents: The folder for incidents.
+        control: A folder through which the processes tell the launcher what happened.
+        command: The command.
+        on_bad: What to do about a bad step: skip, rollback or stop.
+        max_bad: How many bad steps the run may meet; None for no such bound.
+        trace: Whether a bad step is replayed and explained.
+        quiet: Whether only the end of a run is worth a line.
+        patience: How many seconds the explanation of one incident may take.
+    """
+
+    incidents: str
+    control: str
+    command: tuple[str, ...]
+    on_bad: str = "skip"
+    max_bad: int | None = None
+    trace: bool = True
+    quiet: bool = False
+    patience: float = 90.0
+
+    def to_text(self) -> str:
+        """Returns the options as the environment variable holds them."""
+        return json.dumps(asdict(self))
+
+
+def from_environment() -> Options | None:
+    """Returns the options of the run this process belongs to; None outside of one."""
+    text = os.environ.get(VARIABLE)
+    if not text:
+        return None
+    try:
+        values = json.loads(text)
+        return Options(**{**values, "command": tuple(values["command"])})
+    except (ValueError, TypeError, KeyError):
+        return None

@@ -1,0 +1,137 @@
+"""The places in torch that a training step passes through, and how they tell a watcher."""
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+from torch.optim import Optimizer
+from torch.utils.data import DataLoader
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+
+class Watcher(Protocol):
+    """Whoever wants to know what a script does."""
+
+    def backward(self, call: Callable[[], Any], tensors: Any) -> Any:
+        """Runs a backward pass."""
+
+    def step(self, optimizer: Optimizer, call: Callable[..., Any], closure: Any) -> Any:
+        """Runs, or does not run, the step of an optimizer."""
+
+    def scaler_step(self, scaler: Any, optimizer: Any, call: Callable[[], Any]) -> Any:
+        """Runs the step of a GradScaler."""
+
+    def scaled(self, scaler: Any, loss: Any) -> None:
+        """Hears of a loss that is about to be scaled."""
+
+    def made(self, optimizer: Optimizer) -> None:
+        """Hears of a new optimizer."""
+
+    def batches(self, loader: Any, batches: Iterator[Any]) -> Iterator[Any]:
+        """Returns what the script is given when it goes over a loader."""
+
+
+class Patches:
+    """Makes torch tell a watcher what happens, until it is taken off.
+
+    Attributes:
+        watcher: Who is told. It can be another one at any time.
+    """
+
+    def __init__(self, watcher: Watcher) -> None:
+        self.watcher = watcher
+        self._undo: list[tuple[Any, str, Any]] = []
+
+    def put_on(self) -> None:
+        """Begins."""
+        self._patch_backward()
+        self._patch_optimizers()
+        self._patch_scaler()
+        self._patch_loader()
+
+    def take_off(self) -> None:
+        """Leaves torch as it was found."""
+        for owner, name, original in reversed(self._undo):
+            setattr(owner, name, original)
+        self._undo.clear()
+
+    def _replace(self, owner: Any, name: str, new: Any) -> None:
+        self._undo.append((owner, name, vars(owner)[name]))
+        setattr(owner, name, new)
+
+    def _patch_backward(self) -> None:
+        original = torch.autograd.backward
+
+        @functools.wraps(original)
+        def backward(tensors: Any, *args: Any, **kwargs: Any) -> Any:
+            return self.watcher.backward(lambda: original(tensors, *args, **kwargs), tensors)
+
+        self._replace(torch.autograd, "backward", backward)
+
+    def _patch_optimizers(self) -> None:
+        original = Optimizer.profile_hook_step
+        made = Optimizer.__init__
+
+        def profile_hook_step(func: Any) -> Any:
+            hooked = original(func)
+
+            @functools.wraps(hooked)
+            def step(optimizer: Optimizer, *args: Any, **kwargs: Any) -> Any:
+                closure = kwargs.get("closure", args[0] if args else None)
+                if not callable(closure):
+                    return self.watcher.step(
+                        optimizer, lambda: hooked(optimizer, *args, **kwargs), None
+                    )
+
+                def call(evaluate: Any = closure) -> Any:
+                    if "closure" in kwargs:
+                        return hooked(optimizer, *args, **{**kwargs, "closure": evaluate})
+                    return hooked(optimizer, evaluate, *args[1:], **kwargs)
+
+                return self.watcher.step(optimizer, call, closure)
+
+            return step
+
+        @functools.wraps(made)
+        def init(optimizer: Optimizer, *args: Any, **kwargs: Any) -> None:
+            kind = type(optimizer)
+            own = vars(kind).get("step")
+            made(optimizer, *args, **kwargs)
+            if vars(kind).get("step") is not own:
+                self._undo.append((kind, "step", own))
+            self.watcher.made(optimizer)
+
+        self._replace(Optimizer, "profile_hook_step", staticmethod(profile_hook_step))
+        self._replace(Optimizer, "__init__", init)
+
+    def _patch_scaler(self) -> None:
+        scaler_type = torch.amp.GradScaler
+        step, scale = scaler_type.step, scaler_type.scale
+
+        @functools.wraps(step)
+        def scaler_step(scaler: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+            def call() -> Any:
+                return step(scaler, optimizer, *args, **kwargs)
+
+            return self.watcher.scaler_step(scaler, optimizer, call)
+
+        @functools.wraps(scale)
+        def scaler_scale(scaler: Any, outputs: Any) -> Any:
+            self.watcher.scaled(scaler, outputs)
+            return scale(scaler, outputs)
+
+        self._replace(scaler_type, "step", scaler_step)
+        self._replace(scaler_type, "scale", scaler_scale)
+
+    def _patch_loader(self) -> None:
+        original = DataLoader.__iter__
+
+        @functools.wraps(original)
+        def iterate(loader: Any) -> Any:
+            return self.watcher.batches(loader, original(loader))
+
+        self._replace(DataLoader, "__iter__", iterate)

@@ -1,0 +1,132 @@
+"""What a replay is asked to do, and what it answers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from multiprocessing.connection import Connection
+
+    from nanguard.launch.watch import Symptom
+    from nanguard.tracer.origin import Origin
+    from nanguard.tracer.sites import Site
+
+
+@dataclass
+class Task:
+    """Go on from here up to a step, with something changed.
+
+    Attributes:
+        target: The step to come to, as the number of steps before it.
+        trace: Whether to watch every operation.
+        heal: Operations whose bad results are replaced by harmless ones.
+        precision: ``float32`` or ``float64`` instead of narrower types.
+        lr_factor: What every learning rate is multiplied with.
+        clip: The norm that gradients are scaled down to.
+        fresh_grads: Whether gradients are cleared before the first backward of each step.
+        without: Samples of the batch at the target that are replaced by a good one.
+        source: Changed source files, by path.
+        batches: What loaders with workers gave out since this moment.
+        folder: Where the batch of the target is saved.
+        table: Whether every operation of the step is reported.
+        answer: The way back.
+    """
+
+    target: int
+    trace: bool = False
+    heal: tuple[int, ...] = ()
+    precision: str | None = None
+    lr_factor: float = 1.0
+    clip: float | None = None
+    fresh_grads: bool = False
+    without: tuple[int, ...] = ()
+    source: dict[str, str] = field(default_factory=dict)
+    batches: list[Any] = field(default_factory=list)
+    folder: str | None = None
+    table: bool = False
+    answer: Connection | None = None
+
+
+@dataclass
+class Growth:
+    """How the size of the parameters changed from one step to another."""
+
+    first: float
+    last: float
+    update: float
+
+
+@dataclass
+class Facts:
+    """What a traced replay found out beside the origin.
+
+    Attributes:
+        suspects: Operations that made a bad value before the origin did, as (index, line).
+        samples: The samples of the batch that are at fault.
+        batch_size: How many samples there are.
+        lr: The largest learning rate.
+        optimizer: The optimizer's class.
+        eps: Its eps, if it has one.
+        made: Where the script made it.
+        step_site: Where the script calls it.
+        backward_site: Where the script calls backward.
+        model_name: What the script calls its model.
+        scaler_name: What the script calls its GradScaler.
+        optimizer_name: What the script calls its optimizer.
+        autocast: The type autocast computes in, where it was on.
+        half_parameters: Whether parameters are of a 16-bit type.
+        growth: How parameters changed since the start of the replay.
+        losses: The losses of the steps before.
+        stale_grads: Whether gradients of earlier steps were still there at backward.
+        table: Every operation of the step, where it was asked for.
+        notes: What else is worth knowing.
+    """
+
+    suspects: list[tuple[int, str]] = field(default_factory=list)
+    samples: list[int] = field(default_factory=list)
+    batch_size: int | None = None
+    lr: float | None = None
+    optimizer: str | None = None
+    eps: float | None = None
+    made: Site | None = None
+    step_site: Site | None = None
+    backward_site: Site | None = None
+    model_name: str | None = None
+    scaler_name: str | None = None
+    optimizer_name: str | None = None
+    autocast: str | None = None
+    half_parameters: bool = False
+    growth: Growth | None = None
+    losses: list[float] = field(default_factory=list)
+    stale_grads: bool = False
+    table: list[dict[str, Any]] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+
+@dataclass
+class Outcome:
+    """What a replay came to.
+
+    Attributes:
+        ordinal: The step it ended at, counted over all optimizers.
+        step: That step as its optimizer counts.
+        symptom: What was wrong with it; None if it was finite.
+        loss: Its loss.
+        origin: Where the bad value came from, if it was traced.
+        facts: What else was found out.
+        error: Why the replay did not come to the step.
+    """
+
+    ordinal: int = -1
+    step: int = -1
+    symptom: Symptom | None = None
+    loss: float | None = None
+    origin: Origin | None = None
+    facts: Facts = field(default_factory=Facts)
+    error: str | None = None
+
+    @property
+    def finite(self) -> bool:
+        """Whether it came to the step, and that was finite."""
+        return self.error is None and self.symptom is None

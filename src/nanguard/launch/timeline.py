@@ -1,0 +1,268 @@
+"""Moments of the past that a run can go back to: forked processes that wait.
+
+A forked process is a complete copy of a run on a CPU: variables, iterators, random streams, all
+of it. It costs a few milliseconds and the memory of what changes afterwards. It waits until it is
+woken or the run ends. When it is woken, it forks again, as often as needed, and each of these
+goes on from that moment, with something changed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import gc
+import os
+import shutil
+import signal
+import tempfile
+import time
+import warnings
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from nanguard.launch.sandbox import OpenFiles, Shadow
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+# The share of a run's time that may go into taking moments.
+_SHARE = 0.015
+# What must be free, as a multiple of the memory of the run.
+_ROOM = 1.5
+_HARD = 2
+
+
+@dataclass
+class Moment:
+    """A process that waits at some point of the run.
+
+    Attributes:
+        ordinal: How many steps the run had made.
+        pid: The process.
+        line: The way to wake it.
+        began: When it was made.
+    """
+
+    ordinal: int
+    pid: int
+    line: Connection
+    began: float
+
+
+class Timeline:
+    """Takes moments, keeps few of them, and wakes them.
+
+    Args:
+        serve: What a woken process does with the message, and with a function that forks.
+    """
+
+    def __init__(self, serve: Callable[[Any, Fork], None]) -> None:
+        self._serve = serve
+        self.first: Moment | None = None
+        self.recent: list[Moment] = []
+        self._spent = 0.0
+        self._began = time.monotonic()
+        self._last_cost = 0.0
+        self._retired: list[int] = []
+        # Whoever the script forks must not keep our moments waiting after its end.
+        os.register_at_fork(after_in_child=self._close_lines)
+        self._pid = os.getpid()
+
+    @property
+    def elapsed(self) -> float:
+        """Seconds since the first moment was, or could have been, taken."""
+        return time.monotonic() - self._began
+
+    def take_first(self) -> Any:
+        """Takes the moment before anything happened; returns a task in a process that replays."""
+        moment, task = self._take(0)
+        self.first = moment
+        return task
+
+    def take_if_due(self, ordinal: int) -> Any:
+        """Takes a moment if that is cheap enough; returns a task in a process that replays."""
+        if self._spent + self._last_cost > _SHARE * self.elapsed or not _has_room():
+            return None
+        moment, task = self._take(ordinal)
+        if task is not None:
+            return task
+        if moment is not None:
+            self.recent.append(moment)
+        while len(self.recent) > 2:
+            self._let_go(self.recent.pop(0))
+        self._reap()
+        return None
+
+    def best(self, ordinal: int, *, patience: float) -> Moment | None:
+        """Returns the moment a replay of a step is to start from.
+
+        The very first one shows the most, if it is not too long ago. Otherwise the last one.
+        """
+        if self.first is not None and self.elapsed < patience / 15:
+            return self.first
+        recent = [moment for moment in self.recent if moment.ordinal <= ordinal]
+        return recent[-1] if recent else None
+
+    def wake(self, moment: Moment, message: Any) -> bool:
+        """Wakes a moment; returns whether it could hear."""
+        try:
+            moment.line.send(message)
+        except OSError:
+            return False
+        return True
+
+    def close(self) -> None:
+        """Lets go of every moment."""
+        for moment in [*self.recent, *([self.first] if self.first else [])]:
+            self._let_go(moment)
+        self.recent, self.first = [], None
+        self._reap()
+
+    def _take(self, ordinal: int) -> tuple[Moment | None, Any]:
+        start = time.monotonic()
+        _pause_threads()
+        reader, writer = os.pipe()
+        try:
+            pid = _fork()
+        except OSError:
+            os.close(reader)
+            os.close(writer)
+            return None, None
+        if pid == 0:
+            os.close(writer)
+            return None, self._wait(Connection(reader, writable=False))
+        os.close(reader)
+        self._last_cost = time.monotonic() - start
+        self._spent += self._last_cost
+        return Moment(ordinal, pid, Connection(writer, readable=False), start), None
+
+    def _wait(self, line: Connection) -> Any:
+        """Waits to be woken; returns a task in a process that is to go on from here."""
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        gc.disable()
+        files = OpenFiles([line.fileno()])
+        while True:
+            try:
+                message = line.recv()
+            except (EOFError, OSError):
+                os._exit(0)
+            if _fork() == 0:
+                break
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        line.close()
+        files.detach()
+        fork = Fork()
+        task: Any = None
+        try:
+            self._serve(message, fork)
+        except _ReplayError as replay:
+            task = replay.task
+        finally:
+            if task is None:
+                os._exit(0)
+        return task
+
+    def _let_go(self, moment: Moment) -> None:
+        moment.line.close()
+        self._retired.append(moment.pid)
+
+    def _reap(self) -> None:
+        for pid in list(self._retired):
+            with contextlib.suppress(ChildProcessError):
+                if os.waitpid(pid, os.WNOHANG)[0] == 0:
+                    continue
+            self._retired.remove(pid)
+
+    def _close_lines(self) -> None:
+        for moment in [*self.recent, *([self.first] if self.first else [])]:
+            with contextlib.suppress(OSError):
+                moment.line.close()
+        self.recent, self.first = [], None
+
+
+class _ReplayError(BaseException):
+    """Carries a task up to where the process was forked, in a process that is to go on there."""
+
+    def __init__(self, task: Any) -> None:
+        super().__init__()
+        self.task = task
+
+
+class Fork:
+    """Starts copies of a waiting process that go on from its moment."""
+
+    def run(self, task: Any, seconds: float) -> Any:
+        """Lets a copy of this process go on with a task; returns what it answers.
+
+        Returns None if it does not answer in time, or ends without an answer.
+        """
+        reader, writer = os.pipe()
+        folder = tempfile.mkdtemp(prefix="nanguard-replay-")
+        pid = _fork()
+        if pid == 0:
+            os.close(reader)
+            task.answer = Connection(writer, readable=False)
+            Shadow(Path(folder)).put_on()
+            raise _ReplayError(task)
+        os.close(writer)
+        line = Connection(reader, writable=False)
+        answer: Any = None
+        try:
+            if wait([line], seconds):
+                answer = line.recv()
+        except (EOFError, OSError):
+            answer = None
+        finally:
+            line.close()
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(pid, 0)
+            shutil.rmtree(folder, ignore_errors=True)
+        return answer
+
+
+def _fork() -> int:
+    with warnings.catch_warnings():
+        # Python 3.12 warns of forks beside threads. Replays have a time limit, and no threads.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        return os.fork()
+
+
+def _has_room() -> bool:
+    """Returns whether a copy of this process would fit into memory, if all of it changed."""
+    try:
+        with open("/proc/meminfo") as info:  # noqa: PTH123 - the way to read it
+            free = next(int(line.split()[1]) for line in info if line.startswith("MemAvailable"))
+        with open("/proc/self/statm") as info:  # noqa: PTH123
+            pages = int(info.read().split()[1])
+    except (OSError, StopIteration, ValueError):
+        return False
+    return free * 1024 > _ROOM * pages * os.sysconf("SC_PAGE_SIZE")
+
+
+_openmp: list[Any] = []
+
+
+def _pause_threads() -> None:
+    """Ends the threads of OpenMP, which makes them anew when needed: they do not survive a fork."""
+    if not _openmp:
+        _openmp.extend(_find_openmp())
+    for library in _openmp:
+        library.omp_pause_resource_all(_HARD)
+
+
+def _find_openmp() -> list[Any]:
+    found = []
+    with contextlib.suppress(OSError), open("/proc/self/maps") as maps:  # noqa: PTH123
+        paths = {line.split()[-1] for line in maps if "omp" in line and ".so" in line}
+        for path in paths:
+            with contextlib.suppress(OSError, AttributeError):
+                library = ctypes.CDLL(path)
+                library.omp_pause_resource_all.restype = ctypes.c_int
+                found.append(library)
+    return found

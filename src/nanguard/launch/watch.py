@@ -1,0 +1,338 @@
+"""Follows the steps of a script that knows nothing of it, and judges each of them."""
+
+from __future__ import annotations
+
+import math
+import weakref
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from nanguard.findings import name_of, number
+from nanguard.guard.optimizers import parameters_of, state_tensors
+from nanguard.numerics import Gradients, all_finite, is_float, whole
+from nanguard.tracer.modules import all_modules
+from nanguard.tracer.sites import here
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from torch import Tensor, nn
+    from torch.optim import Optimizer
+
+    from nanguard.tracer.sites import Site
+
+
+@dataclass
+class Symptom:
+    """What is wrong with a step.
+
+    Attributes:
+        where: ``loss``, ``gradient``, ``parameter``, ``optimizer state`` or ``buffer``.
+        kind: ``nan`` or ``inf``.
+        loss: The loss, if there was one.
+        grad_norm: The norm of the gradients, if it was looked at.
+        terms: The terms of the loss, by the names the script has for them.
+        names: The tensors that are bad, by name.
+        in_scaler: Whether a GradScaler was to make the step.
+        scale: Its scale.
+        scaled_by_hand: Whether a scaled loss was stepped without the scaler.
+    """
+
+    where: str
+    kind: str
+    loss: float | None = None
+    grad_norm: float | None = None
+    terms: dict[str, float] = field(default_factory=dict)
+    names: list[str] = field(default_factory=list)
+    in_scaler: bool = False
+    scale: float | None = None
+    scaled_by_hand: bool = False
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns the symptom as an incident holds it."""
+        out: dict[str, Any] = {"where": self.where, "kind": self.kind}
+        if self.loss is not None:
+            out["loss"] = number(self.loss)
+        if self.grad_norm is not None:
+            out["grad_norm"] = number(self.grad_norm)
+        out["terms"] = {name: number(value) for name, value in self.terms.items()}
+        out["names"] = self.names[:20]
+        if self.scale is not None:
+            out["loss_scale"] = number(self.scale)
+        return out
+
+    def in_words(self) -> str:
+        """Returns the symptom as a sentence begins."""
+        if self.where == "loss":
+            return f"the loss is {name_of(self.loss if self.loss is not None else math.nan)}"
+        if self.where == "gradient":
+            loss = "" if self.loss is None else f" while the loss is {name_of(self.loss)}"
+            named = f" (of {', '.join(self.names[:3])})" if self.names else ""
+            return f"the gradient is not finite{named}{loss}"
+        named = ", ".join(self.names[:3])
+        return f"{self.where} {named} is not finite after the step"
+
+
+@dataclass
+class Made:
+    """An optimizer, and where the script made it."""
+
+    optimizer: weakref.ref[Optimizer]
+    site: Site | None
+
+
+class Watch:
+    """Counts steps, collects losses and judges.
+
+    Attributes:
+        ordinal: How many steps all optimizers together have tried.
+        counts: How many each of them has.
+        made: The optimizers of the script.
+    """
+
+    def __init__(self) -> None:
+        self.ordinal = 0
+        self.counts: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+        self.made_by: list[Made] = []
+        self.losses: list[Tensor] = []
+        self.terms: dict[str, float] = {}
+        self.backwards = 0
+        self._depth = 0
+        self._unscaled: Tensor | None = None
+        self._scaler: Any = None
+        self._baseline: dict[str, bool] | None = None
+        self._models: list[nn.Module] | None = None
+        self._named: dict[int, str] = {}
+
+    # What the patches tell.
+
+    def made(self, optimizer: Optimizer) -> None:
+        """Notes a new optimizer."""
+        self.made_by.append(Made(weakref.ref(optimizer), here()))
+        self._models = None
+
+    def scaled(self, scaler: Any, loss: Any) -> None:
+        """Notes the loss before it is scaled."""
+        if isinstance(loss, torch.Tensor) and scaler.is_enabled():
+            self._unscaled = loss.detach()
+            self._scaler = scaler
+
+    def backward(self, call: Callable[[], Any], tensors: Any) -> Any:
+        """Notes the loss, and runs backward."""
+        roots = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
+        known = self._unscaled
+        self._unscaled = None
+        losses = [known] if known is not None else [root.detach() for root in roots]
+        self.losses += losses
+        self.before_backward(losses)
+        result = call()
+        self.backwards += 1
+        self.after_backward()
+        return result
+
+    def step(self, optimizer: Optimizer, call: Callable[..., Any], closure: Any) -> Any:
+        """Lets an optimizer step if all is well."""
+        if self._depth:
+            return call()
+        self._depth += 1
+        try:
+            result = self.judged_step(optimizer, call, closure)
+        finally:
+            self._depth -= 1
+        self._end_step(optimizer)
+        return result
+
+    def scaler_step(self, scaler: Any, optimizer: Any, call: Callable[[], Any]) -> Any:
+        """Lets a GradScaler step. It looks at the gradients itself, but not at the loss."""
+        if self._depth or not scaler.is_enabled():
+            return call()
+        self._depth += 1
+        self._scaler = scaler
+        try:
+            result = self.judged_scaler_step(scaler, optimizer, call)
+        finally:
+            self._depth -= 1
+        self._end_step(optimizer)
+        return result
+
+    def batches(self, loader: Any, batches: Iterator[Any]) -> Iterator[Any]:
+        """Hands on the batches of a loader."""
+        return batches
+
+    # What the live run and the replay do differently.
+
+    def before_backward(self, losses: list[Tensor]) -> None:
+        """Called before each backward."""
+
+    def after_backward(self) -> None:
+        """Called after each backward."""
+
+    def judged_step(self, optimizer: Optimizer, call: Callable[..., Any], closure: Any) -> Any:
+        """Judges and makes a step."""
+        raise NotImplementedError
+
+    def judged_scaler_step(self, scaler: Any, optimizer: Any, call: Callable[[], Any]) -> Any:
+        """Judges and makes the step of a GradScaler."""
+        raise NotImplementedError
+
+    def boundary(self) -> None:
+        """Called between two steps."""
+
+    # What both need.
+
+    def number_of(self, optimizer: Any) -> int:
+        """Returns how many steps an optimizer has tried before."""
+        return self.counts.get(_inner(optimizer), 0)
+
+    def optimizers(self) -> list[Optimizer]:
+        """Returns the optimizers that are alive."""
+        return [o for made in self.made_by if (o := made.optimizer()) is not None]
+
+    def models(self) -> list[nn.Module]:
+        """Returns the models that are trained: those that hold what an optimizer moves."""
+        if self._models is None:
+            trained = {id(p) for p in parameters_of(self.optimizers())} if self.made_by else set()
+            found = all_modules()
+            inner = {id(child) for module in found for child in module._modules.values()}
+            self._models = [
+                module
+                for module in found
+                if id(module) not in inner
+                and any(id(p) in trained or not trained for p in module.parameters())
+            ]
+        return self._models
+
+    def named_parameters(self) -> dict[str, Tensor]:
+        """Returns the parameters of the models, and those that only an optimizer knows."""
+        named: dict[str, Tensor] = {}
+        for index, model in enumerate(self.models()):
+            for name, parameter in model.named_parameters():
+                clash = name in named and named[name] is not parameter
+                named[f"{index}.{name}" if clash else name] = parameter
+        known = {id(p) for p in named.values()}
+        for index, optimizer in enumerate(self.optimizers()):
+            for place, parameter in enumerate(parameters_of([optimizer])):
+                if id(parameter) not in known:
+                    named[f"optimizer {index} parameter {place}"] = parameter
+        return named
+
+    def buffers(self) -> dict[str, Tensor]:
+        """Returns the buffers of the models that can go bad."""
+        return {
+            name: buffer
+            for model in self.models()
+            for name, buffer in model.named_buffers()
+            if is_float(buffer)
+        }
+
+    def bad_loss(self) -> Symptom | None:
+        """Returns what is wrong with the losses of this step."""
+        for loss in self.losses:
+            if not all_finite([loss]):
+                value = float(loss.float().sum()) if loss.numel() == 1 else math.nan
+                return Symptom("loss", _kind(loss), value, terms=self.terms)
+        return None
+
+    def loss_value(self) -> float | None:
+        """Returns the sum of the losses of this step."""
+        values = [float(loss.float()) for loss in self.losses if loss.numel() == 1]
+        return sum(values) if values else None
+
+    def bad_gradient(self, optimizer: Optimizer) -> Symptom | None:
+        """Returns what is wrong with the gradients of an optimizer."""
+        parameters = parameters_of([optimizer])
+        norm = float(whole(Gradients(parameters).norm()))
+        if math.isfinite(norm):
+            return None
+        grads = {id(p): p.grad for p in parameters if p.grad is not None}
+        if all_finite(grads.values()):
+            return None  # large numbers, whose squares are too large
+        names = [
+            name
+            for name, p in self.named_parameters().items()
+            if id(p) in grads and not all_finite([p.grad])  # type: ignore[list-item]
+        ]
+        first = next(g for g in grads.values() if not all_finite([g]))
+        return Symptom("gradient", _kind(first), self.loss_value(), norm, self.terms, names)
+
+    def bad_state(self, optimizer: Optimizer) -> Symptom | None:
+        """Returns what a step has made of parameters, optimizer state and buffers."""
+        parameters = parameters_of([optimizer])
+        if not all_finite(parameters):
+            bad = {id(p) for p in parameters if not all_finite([p])}
+            names = [name for name, p in self.named_parameters().items() if id(p) in bad]
+            first = next(p for p in parameters if id(p) in bad)
+            return Symptom("parameter", _kind(first), self.loss_value(), names=names)
+        if not all_finite(state_tensors([optimizer])):
+            return Symptom("optimizer state", "nan", self.loss_value(), names=[type(optimizer).__name__])
+        return None
+
+    def bad_buffers(self) -> Symptom | None:
+        """Returns which buffers have gone bad since the first look."""
+        buffers = self.buffers()
+        if self._baseline is None:
+            self._baseline = {name: all_finite([buffer]) for name, buffer in buffers.items()}
+            return None
+        if not buffers or all_finite(buffers.values()):
+            return None
+        names = [
+            name
+            for name, buffer in buffers.items()
+            if self._baseline.get(name, True) and not all_finite([buffer])
+        ]
+        if not names:
+            return None
+        return Symptom("buffer", _kind(buffers[names[0]]), self.loss_value(), names=names)
+
+    def bad_manual_gradient(self) -> Symptom | None:
+        """Returns what is wrong with the gradients of a script that has no optimizer."""
+        named = {n: p for n, p in self.named_parameters().items() if p.grad is not None}
+        names = [name for name, p in named.items() if not all_finite([p.grad])]  # type: ignore[list-item]
+        if not names:
+            return None
+        kind = _kind(named[names[0]].grad)  # type: ignore[arg-type]
+        return Symptom("gradient", kind, self.loss_value(), math.nan, self.terms, names)
+
+    def end_manual_step(self) -> None:
+        """Counts a step of a script that has no optimizer."""
+        self.ordinal += 1
+        self.forget_step()
+        self.boundary()
+
+    def in_step(self) -> bool:
+        """Returns whether there was a backward since the last step."""
+        return len(self.losses) > 1
+
+    def replayable(self) -> dict[str, Any]:
+        """Returns what a replay needs to go on counting."""
+        keep = ("ordinal", "counts", "made_by", "backwards", "_baseline")
+        return {name: vars(self)[name] for name in keep}
+
+    def _end_step(self, optimizer: Any) -> None:
+        inner = _inner(optimizer)
+        self.counts[inner] = self.counts.get(inner, 0) + 1
+        self.ordinal += 1
+        self.forget_step()
+        self.boundary()
+
+    def forget_step(self) -> None:
+        """Forgets what belonged to the step that is over."""
+        self.losses = []
+        self.terms = {}
+        self._unscaled = None
+        self._scaler = None
+
+
+def _inner(optimizer: Any) -> Any:
+    """Returns the optimizer inside of a wrapper (Accelerate's, for example)."""
+    inner = vars(optimizer).get("optimizer") if hasattr(optimizer, "__dict__") else None
+    return inner if isinstance(inner, torch.optim.Optimizer) else optimizer
+
+
+def _kind(tensor: Tensor) -> str:
+    values = tensor.detach()
+    if values.layout is not torch.strided:
+        values = values.coalesce().values()
+    return "nan" if bool((values != values).any()) else "inf"

@@ -1,0 +1,123 @@
+"""Which module of which model is running."""
+
+from __future__ import annotations
+
+import gc
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+from torch.nn.modules.module import (
+    register_module_forward_hook,
+    register_module_forward_pre_hook,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from types import FrameType
+
+_WRAPPERS = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
+ROOT = "<root>"
+LOSS = "loss"
+
+
+def all_modules() -> list[nn.Module]:
+    """Returns every module that is alive in this process."""
+    # type() and not isinstance(): some objects run code when they are asked for their class.
+    return [o for o in gc.get_objects() if issubclass(type(o), nn.Module)]
+
+
+class Names:
+    """Knows modules by their dotted path in the model they belong to."""
+
+    def __init__(self) -> None:
+        self._paths: dict[int, str] = {}
+        self._kept: list[nn.Module] = []
+
+    def path(self, module: nn.Module) -> str:
+        """Returns a module's path; ``<root>`` for a model, ``loss`` for what has no parameters."""
+        if id(module) not in self._paths:
+            self._look()
+        return self._paths.get(id(module), ROOT)
+
+    def _look(self) -> None:
+        found = all_modules()
+        inner = {id(child) for module in found for child in module._modules.values()}
+        roots = [module for module in found if id(module) not in inner]
+        # Of two models that share a module, the larger one gives it its name.
+        roots.sort(key=lambda root: sum(1 for _ in root.modules()))
+        for root in roots:
+            bare = next(root.parameters(), None) is None
+            for name, module in root.named_modules():
+                parts = [part for part in name.split(".") if part not in _WRAPPERS]
+                if type(root).__name__ == "DistributedDataParallel" and parts[:1] == ["module"]:
+                    parts = parts[1:]
+                path = ".".join(part for part in parts if part)
+                self._paths[id(module)] = LOSS if bare else path or ROOT
+        self._kept = found  # while they live, nothing else has their ids
+
+
+class ModuleStack:
+    """Follows the calls of modules, while it is active."""
+
+    def __init__(self, on_root: Callable[[nn.Module, Any, Any], None]) -> None:
+        self.names = Names()
+        self._stack: list[nn.Module] = []
+        self._on_root = on_root
+        self._handles: list[Any] = []
+
+    def start(self) -> None:
+        """Begins to follow."""
+        self._handles = [
+            register_module_forward_pre_hook(self._enter),
+            register_module_forward_hook(self._leave, always_call=True),
+        ]
+
+    def stop(self) -> None:
+        """Ends it."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+        self._stack.clear()
+
+    def current(self, frame: FrameType | None) -> str | None:
+        """Returns the path of the module that is running; None outside of any.
+
+        A method that is called by itself, and not through the module's call, counts too.
+        """
+        if self._stack:
+            return self.names.path(self._stack[-1])
+        if frame is None:
+            return None
+        code = frame.f_code
+        if code.co_argcount and code.co_varnames[0] == "self":
+            owner = frame.f_locals.get("self")
+            if issubclass(type(owner), nn.Module) and code.co_name != "__init__":
+                return self.names.path(owner)
+        return None
+
+    def _enter(self, module: nn.Module, args: Any) -> None:
+        if not self._stack:
+            self._on_root(module, args, None)
+        self._stack.append(module)
+
+    def _leave(self, module: nn.Module, args: Any, output: Any) -> None:
+        # A module whose call failed half-way has left others above it.
+        while self._stack and self._stack.pop() is not module:
+            pass
+
+
+def tensors_in(value: Any, depth: int = 4) -> Iterator[Any]:
+    """Yields the tensors in nested tuples, lists and dicts, and in simple objects."""
+    import torch
+
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif depth and isinstance(value, dict):
+        for inner in value.values():
+            yield from tensors_in(inner, depth - 1)
+    elif depth and isinstance(value, (list, tuple)):
+        for inner in value:
+            yield from tensors_in(inner, depth - 1)
+    elif depth and hasattr(value, "__dict__") and not isinstance(value, (type, nn.Module)):
+        for inner in vars(value).values():
+            yield from tensors_in(inner, 0 if not isinstance(inner, torch.Tensor) else 1)

@@ -1,0 +1,240 @@
+"""Finds, in the record of a step, where the first bad value on the way to the fault came from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from nanguard.tracer.modules import LOSS
+from nanguard.tracer.sites import Site, site_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from nanguard.tracer.records import Detail, Record
+    from nanguard.tracer.trace import Trace
+
+_RANDOM = ("rand", "normal", "uniform", "bernoulli", "exponential", "multinomial", "cauchy")
+_UNFILLED = ("aten.empty", "aten.new_empty")
+# How far back the making of a value is followed.
+_DEPTH = 24
+_WIDTH = 400
+
+
+@dataclass(slots=True)
+class Ancestor:
+    """An operation that a value came from.
+
+    Attributes:
+        op: Its name.
+        distance: How many operations lie between.
+        site: Where it was called.
+        low: Its smallest value.
+        high: Its largest value.
+        module: The module it ran in, or a parameter's name.
+    """
+
+    op: str
+    distance: int
+    site: Site | None
+    low: float
+    high: float
+    module: str | None = None
+
+
+@dataclass(slots=True)
+class Origin:
+    """Where it began.
+
+    Attributes:
+        index: The operation's place in the order of execution.
+        step: The step it belongs to.
+        phase: ``init``, ``data``, ``forward``, ``backward`` or ``optimizer``.
+        op: The operation; in backward the forward operation whose derivative failed.
+        kernel: The operation that really ran.
+        module: The dotted path, ``<root>``, ``loss``, ``input`` or ``optimizer``.
+        site: The user's line.
+        detail: The numbers.
+        ancestors: What each input was made of, by the input's name.
+        sources: What kinds of things each input depends on: ``parameter``, ``data``, ``random``.
+        literals: Lines on which the user wrote an infinity that is among the inputs.
+        parameter: The parameter's name, if it is one that was bad from the start.
+        intended: Whether the bad value is an infinity that somebody meant.
+    """
+
+    index: int
+    step: int
+    phase: str
+    op: str
+    kernel: str
+    module: str
+    site: Site | None
+    detail: Detail | None
+    ancestors: dict[str, list[Ancestor]] = field(default_factory=dict)
+    sources: dict[str, set[str]] = field(default_factory=dict)
+    literals: list[Site] = field(default_factory=list)
+    parameter: str | None = None
+    intended: bool = False
+
+
+def producers(sinks: Iterable[Record]) -> list[Record]:
+    """Returns the operations that made the bad values which arrived, first ones first."""
+    found, seen, todo = [], set(), list(sinks)
+    meant: list[Record] = []
+    while todo:
+        record = todo.pop()
+        if id(record) in seen:
+            continue
+        seen.add(id(record))
+        unmeant = [writer for writer in record.bad_writers if not writer.intended]
+        if unmeant:
+            todo += unmeant
+        elif record.bad_writers and record.intended:
+            meant.append(record)
+            todo += record.bad_writers
+        elif record.intended:
+            meant.append(record)
+        else:
+            found.append(record)
+    if not found and meant:
+        # Infinities that somebody meant got where nobody wanted them.
+        spread = [r for r in meant if r.detail and r.detail.all_bad == r.detail.output.count]
+        spread = [r for r in spread if r.bad_writers] or meant
+        found = spread
+    return sorted(found, key=lambda record: record.index)
+
+
+def suspects(trace: Trace, before: Record) -> list[Record]:
+    """Returns operations of this step that made a bad value before the given one did."""
+    return [
+        record
+        for record in trace.bad
+        if record.step == trace.step
+        and record.index < before.index
+        and not record.bad_writers
+        and not record.intended
+        and not record.is_source
+        and record.phase != "backward"
+    ]
+
+
+def origin_of(record: Record, trace: Trace, *, sink: str) -> Origin:
+    """Describes where a bad value came from.
+
+    Args:
+        record: The operation.
+        trace: The step.
+        sink: Where the bad value was noticed: ``loss``, ``gradient`` or ``parameter``.
+    """
+    phase, module, parameter = _place(record, trace, sink)
+    op = record.forward or record.op
+    if record.op.startswith(_UNFILLED):
+        op = "aten.empty"
+    origin = Origin(
+        record.index,
+        record.step,
+        phase,
+        op if phase == "backward" or record.phase != "backward" else record.op,
+        record.op,
+        module,
+        None if record.place is None else site_of(record.place),
+        record.detail,
+        parameter=parameter,
+        intended=record.intended,
+    )
+    if record.detail is not None:
+        for stats, writer in zip(record.detail.inputs, record.writers, strict=False):
+            ancestors, sources, literals = _ancestry(writer)
+            origin.ancestors.setdefault(stats.name, []).extend(ancestors)
+            origin.sources.setdefault(stats.name, set()).update(sources)
+            origin.literals += [site for site in literals if site not in origin.literals]
+    return origin
+
+
+def _place(record: Record, trace: Trace, sink: str) -> tuple[str, str, str | None]:
+    parameter = trace.parameter_name(record)
+    if record.op.startswith(_UNFILLED):
+        if parameter is not None:
+            return "init", parameter.rpartition(".")[0] or "<root>", parameter
+        return "forward", record.module or LOSS, None
+    if record.op == "parameter":
+        name = record.module or ""
+        return "init", name.rpartition(".")[0] or "<root>", name
+    if record.op == "input":
+        return "data", "input", None
+    if record.phase == "backward":
+        return "backward", record.module or LOSS, None
+    after = trace.last_backward and record.index >= trace.last_backward
+    if record.phase == "optimizer" or (after and sink != "loss" and record.step == trace.step):
+        return "optimizer", "optimizer", None
+    if parameter is not None and record.step == 0 and trace.before_training(record):
+        return "init", parameter.rpartition(".")[0] or "<root>", parameter
+    if record.phase == "data":
+        return "data", "input", None
+    if record.module is None and _feeds_model(record, trace):
+        return "data", "input", None
+    return "forward", record.module or LOSS, None
+
+
+def _feeds_model(record: Record, trace: Trace) -> bool:
+    """Returns whether a bad value was already there when a model was given its input."""
+    todo = [writer for writer, bad in trace.entered if bad and writer is not None]
+    seen = set()
+    while todo:
+        current = todo.pop()
+        if current is record:
+            return True
+        if id(current) not in seen:
+            seen.add(id(current))
+            todo += current.bad_writers
+    return False
+
+
+def _ancestry(start: Record) -> tuple[list[Ancestor], set[str], list[Site]]:
+    ancestors: list[Ancestor] = []
+    sources: set[str] = set()
+    literals: list[Site] = []
+    seen, level = {id(start)}, [start]
+    for distance in range(_DEPTH):
+        following: list[Record] = []
+        for record in level:
+            site = None if record.place is None else site_of(record.place)
+            ancestors.append(
+                Ancestor(record.op, distance, site, _low(record), _high(record), record.module)
+            )
+            if record.is_source:
+                sources.add("parameter" if record.op == "parameter" else "data")
+            elif any(word in record.op for word in _RANDOM):
+                sources.add("random")
+            if record.literal and record.intended and site is not None:
+                literals.append(site)
+            for writer in record.writers:
+                if id(writer) not in seen and len(seen) < _WIDTH:
+                    seen.add(id(writer))
+                    following.append(writer)
+        level = following
+        if not level:
+            break
+    return ancestors, sources, literals
+
+
+def _low(record: Record) -> Any:
+    return float("nan") if isinstance(record.low, (list, torch.Tensor)) else record.low
+
+
+def _high(record: Record) -> Any:
+    return float("nan") if isinstance(record.high, (list, torch.Tensor)) else record.high
+
+
+def bad_rows(detail: Detail | None, batch_size: int | None) -> list[int]:
+    """Returns which samples of a batch the bad values belong to, if not to all of them."""
+    if detail is None or not batch_size or batch_size < 2:
+        return []
+    shape = detail.output.shape
+    for dim, length in enumerate(shape):
+        if length == batch_size or (dim == 0 and length % batch_size == 0 and length > 1):
+            rows = {index[dim] // (length // batch_size) for index in detail.bad}
+            return sorted(rows) if 0 < len(rows) < batch_size else []
+    return []
