@@ -1,21 +1,223 @@
-from __future__ import annotations
-from pathlib import Path
-from nanguard import incident as incidents
-from nanguard.launch.task import Task
-import dataclasses
+"""Explains an incident: replays the step, finds the origin, tries causes and repairs."""
 
-def explain(message, fork):
-    base = dict(message["incident"])
-    out = fork.run(Task(message["target"], trace=True, folder=message["folder"]), 60)
-    if out is None:
-        base["replay"] = {"verdict": "not-replayed", "why": "no answer"}
-    else:
-        base["replay"] = {"verdict": "reproduced" if out.symptom else "not-reproduced", "method": message["method"], "error": out.error}
-        if out.symptom: base["step"] = out.step
-        o = out.origin
-        if o:
-            base["origin"] = {"phase": o.phase, "op": o.op, "module": o.module, "line": o.site and o.site.line, "file": o.site and o.site.file,"code": o.site and o.site.code}
-            base["debug"] = repr(dataclasses.asdict(out.facts)), repr(o.detail), repr(o.sources)
-        base["samples"] = out.facts.samples
-        base["notes"] = out.facts.notes
-    incidents.write(Path(message["folder"]), base)
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from nanguard import incident as incidents
+from nanguard.diagnosis.case import Case
+from nanguard.diagnosis.cause import all_causes
+from nanguard.diagnosis.lab import Lab
+from nanguard.launch.task import Task
+
+if TYPE_CHECKING:
+    from nanguard.diagnosis.cause import Cause, Suspicion
+    from nanguard.diagnosis.repairs import Repair
+    from nanguard.launch.task import Outcome
+    from nanguard.launch.timeline import Fork
+    from nanguard.tracer.origin import Origin
+    from nanguard.tracer.sites import Site
+
+_TRIED_CAUSES = 4
+_TRIED_REPAIRS = 4
+_SMALLEST_SCALAR_BATCH = 2
+_LARGEST_SEARCH = 64
+
+
+def explain(message: dict[str, Any], fork: Fork) -> None:
+    """Completes an incident on disk.
+
+    Args:
+        message: The incident as it was written, where it is, and which step to replay.
+        fork: Starts replays.
+    """
+    folder = Path(message["folder"])
+    began = time.monotonic()
+    lab = Lab(
+        fork,
+        Task(message["target"], folder=str(folder), batches=message.get("batches", [])),
+        seconds=message["patience"],
+        from_start=message["method"] == "second-run",
+    )
+    found = Explanation(lab, message["method"]).complete(dict(message["incident"]))
+    found["replay"]["seconds"] = round(time.monotonic() - began, 2)
+    incidents.write(folder, found)
+
+
+class Explanation:
+    """Goes from a bad step to its origin, its cause, and what would repair it."""
+
+    def __init__(self, lab: Lab, method: str) -> None:
+        self._lab = lab
+        self._method = method
+
+    def complete(self, incident: dict[str, Any]) -> dict[str, Any]:
+        """Returns an incident with everything that could be found out about it."""
+        outcome = self._lab.trace()
+        replay = incident["replay"] = {"verdict": "not-replayed", "method": self._method}
+        if outcome is None or outcome.error is not None:
+            replay["why"] = "no answer within the time" if outcome is None else outcome.error
+            return self._unknown(incident, "the step could not be replayed")
+        if outcome.symptom is None:
+            return self._not_reproduced(incident, replay)
+        replay["verdict"] = "reproduced"
+        if outcome.ordinal < incident["run"]["ordinal"]:
+            replay["noticed_at"] = incident["step"]
+            incident["symptom"] = {**outcome.symptom.to_json(), "noticed": incident["symptom"]}
+        incident["step"] = outcome.step
+        if outcome.origin is None:
+            return self._unknown(incident, "the trace shows no operation that made the bad value")
+        origin = self._first_cause(outcome, outcome.origin)
+        case = Case(outcome, origin, self._lab)
+        self._find_samples(case)
+        self._describe(incident, case)
+        self._diagnose(incident, case)
+        if case.is_half and case.in_float32().finite:
+            replay["verdict"] = "low-precision-only"
+        incident["trials"] = [trial.to_json() for trial in self._lab.trials]
+        return incident
+
+    def _not_reproduced(self, incident: dict[str, Any], replay: dict[str, Any]) -> dict[str, Any]:
+        again = self._lab.try_out("the same step once more, not watched")
+        incident["trials"] = [trial.to_json() for trial in self._lab.trials]
+        if again.finite is None or again.finite is False:
+            return self._unknown(incident, "the step was bad again only when it was not watched")
+        replay["verdict"] = "not-reproduced"
+        incident["cause"] = {
+            "code": "hardware-or-nondeterminism",
+            "summary": "the same step, repeated twice from the same state, is finite: timing or "
+            "hardware is to be suspected",
+            "confidence": 0.5,
+        }
+        return incident
+
+    def _unknown(self, incident: dict[str, Any], why: str) -> dict[str, Any]:
+        incident["cause"] = {"code": "unknown", "summary": why, "confidence": 0.0}
+        incident.setdefault("origin", None)
+        incident.setdefault("samples", [])
+        incident.setdefault("fixes", [])
+        return incident
+
+    def _first_cause(self, outcome: Outcome, origin: Origin) -> Origin:
+        """Returns an earlier origin, if the step is finite once its bad values are replaced.
+
+        A bad value may reach another operation through finite ones: softmax makes 0 of -inf.
+        """
+        for index, op in outcome.facts.suspects:
+            trial = self._lab.try_out(f"the bad results of {op} (operation {index}) replaced", heal=(index,))
+            if trial.finite:
+                earlier = self._lab.trace(look_at=index)
+                if earlier is not None and earlier.origin is not None:
+                    outcome.facts.samples = earlier.facts.samples or outcome.facts.samples
+                    return earlier.origin
+        return origin
+
+    def _find_samples(self, case: Case) -> None:
+        """Finds the sample at fault by halving, where the bad value is a single number."""
+        detail, size = case.origin.detail, case.facts.batch_size
+        if case.facts.samples or detail is None or detail.output.count != 1 or not size:
+            return
+        if case.phase != "forward" or not _SMALLEST_SCALAR_BATCH <= size <= _LARGEST_SEARCH:
+            return
+        rows = list(range(size))
+        while len(rows) > 1 and not self._lab.out_of_time:
+            half = rows[: len(rows) // 2]
+            listed = f"{half[0]} to {half[-1]}" if len(half) > 1 else str(half[0])
+            trial = self._lab.try_out(f"samples {listed} replaced by a good one", without=tuple(half))
+            if trial.finite is None:
+                return
+            rows = half if trial.finite else rows[len(rows) // 2 :]
+        trial = self._lab.try_out(
+            f"sample {rows[0]} of the batch replaced by a good one", without=tuple(rows)
+        )
+        if trial.finite:
+            case.facts.samples = rows
+
+    def _describe(self, incident: dict[str, Any], case: Case) -> None:
+        origin, facts = case.origin, case.facts
+        incident["origin"] = {
+            "phase": origin.phase,
+            "op": origin.op,
+            "kernel": origin.kernel,
+            "module": origin.module,
+            **_place(origin.site),
+        }
+        incident["samples"] = facts.samples
+        if facts.indices:
+            incident["dataset_indices"] = facts.indices
+        incident["batch_size"] = facts.batch_size
+        incident["autocast"] = facts.autocast
+        incident["optimizer"] = {"name": facts.optimizer, "lr": facts.lr, "eps": facts.eps}
+        incident["losses_before"] = facts.losses[-20:]
+        if facts.notes:
+            incident["notes"] = facts.notes
+
+    def _diagnose(self, incident: dict[str, Any], case: Case) -> None:
+        ranked = self._ranked(case)
+        if not ranked:
+            self._unknown(incident, f"{case.origin.op} made a bad value, for a reason not known")
+            incident["evidence"] = [
+                {"what": f"input {s.name} of {case.origin.kernel}", **s.to_json()} for s in case.inputs
+            ]
+            return
+        (confidence, cause, suspicion), *others = ranked
+        incident["evidence"] = suspicion.evidence
+        incident["fixes"] = self._fixes(cause, case)
+        if any(fix["verified"] and fix.get("diff") for fix in incident["fixes"]):
+            confidence = max(confidence, 0.95)
+        incident["cause"] = {
+            "code": cause.code,
+            "summary": suspicion.summary,
+            "confidence": round(confidence, 2),
+        }
+        incident["other_causes"] = [
+            {"code": other.code, "summary": why.summary, "confidence": round(how, 2)}
+            for how, other, why in others[:3]
+        ]
+
+    def _ranked(self, case: Case) -> list[tuple[float, Cause, Suspicion]]:
+        found = [(cause, cause.suspect(case)) for cause in all_causes()]
+        suspected = [(cause, suspicion) for cause, suspicion in found if suspicion is not None]
+        suspected.sort(key=lambda pair: -pair[1].strength)
+        ranked = []
+        for place, (cause, suspicion) in enumerate(suspected):
+            trials = cause.trials(case) if place < _TRIED_CAUSES else []
+            confidence = suspicion.strength
+            verdicts = [trial.finite for trial in trials if trial.finite is not None]
+            if any(verdicts):
+                confidence += (1 - confidence) * 0.7
+            elif verdicts:
+                confidence *= 0.5
+            ranked.append((confidence, cause, suspicion))
+        return sorted(ranked, key=lambda entry: -entry[0])
+
+    def _fixes(self, cause: Cause, case: Case) -> list[dict[str, Any]]:
+        fixes = []
+        for place, repair in enumerate(cause.repairs(case)):
+            trial = repair.trial
+            if trial is None and repair.source is not None and place < _TRIED_REPAIRS:
+                path, text = repair.source
+                trial = self._lab.try_out(repair.summary, source={path: text})
+            fixes.append(_fix(repair if trial is None else replace(repair, trial=trial)))
+        return sorted(fixes, key=lambda fix: not fix["verified"])
+
+
+def _fix(repair: Repair) -> dict[str, Any]:
+    trial = repair.trial
+    out: dict[str, Any] = {
+        "summary": repair.summary,
+        "verified": bool(trial and trial.finite),
+        "how": "not tried" if trial is None else trial.result,
+    }
+    if repair.diff:
+        out["diff"] = repair.diff
+    return out
+
+
+def _place(site: Site | None) -> dict[str, Any]:
+    if site is None:
+        return {"file": None, "line": None, "function": None, "code": None}
+    return {"file": site.file, "line": site.line, "function": site.function, "code": site.code}

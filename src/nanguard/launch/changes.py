@@ -92,8 +92,13 @@ def _turn_off_autocast() -> None:
             torch.set_autocast_enabled(device, False)  # noqa: FBT003
 
 
-def replace_samples(samples: Sequence[int]) -> None:
-    """Overwrites samples of the next batch with a good one, wherever the script keeps them."""
+def replace_samples(samples: Sequence[int], *, targets_only: bool) -> None:
+    """Overwrites samples of the next batch with a good one, wherever the script keeps them.
+
+    Args:
+        samples: Which ones.
+        targets_only: Whether what the model is given stays as it is.
+    """
     done = False
 
     def before(module: nn.Module, args: Any) -> None:
@@ -108,13 +113,20 @@ def replace_samples(samples: Sequence[int]) -> None:
         good = next((row for row in range(size) if row not in samples), None)
         if good is None:
             return
-        found = {id(t): t for t in given}
+        found = {} if targets_only else {id(t): t for t in given}
         frame = users_frame(sys._getframe(1))
         while frame is not None:
             for value in list(frame.f_locals.values()):
                 if not issubclass(type(value), nn.Module):
                     found.update({id(t): t for t in tensors_in(value, 2)})
             frame = users_frame(frame.f_back)
+        if targets_only:
+            entered = {t.untyped_storage().data_ptr() for t in given}
+            found = {
+                key: t
+                for key, t in found.items()
+                if t.untyped_storage().data_ptr() not in entered
+            }
         with torch.no_grad():
             for tensor in found.values():
                 if tensor.dim() and tensor.shape[0] == size and not tensor.requires_grad:

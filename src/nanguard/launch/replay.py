@@ -53,6 +53,7 @@ class Replay(Watch):
         self._norms: list[float] = []
         self._answered = False
         self._given = list(task.batches)
+        self.indices: list[int] = []
 
     def begin(self) -> None:
         """Changes what is to be changed, and goes on."""
@@ -160,7 +161,7 @@ class Replay(Watch):
         if self._trace is not None:
             self._trace.begin_step(self.ordinal)
         if self.ordinal == self._task.target and self._task.without:
-            changes.replace_samples(self._task.without)
+            changes.replace_samples(self._task.without, targets_only=self._task.targets_only)
 
     @contextlib.contextmanager
     def _in_optimizer(self) -> Iterator[None]:
@@ -238,10 +239,11 @@ class Replay(Watch):
         if not made:
             return
         sink = {"loss": "loss", "gradient": "gradient"}.get(symptom.where, "parameter")
-        first = made[0]
+        first = next((r for r in trace.bad if r.index == self._task.look_at), made[0])
         outcome.origin = origin_of(first, trace, sink=sink)
         facts.suspects = [(record.index, record.op) for record in suspects(trace, first)][:4]
         facts.samples = self._samples(outcome.origin)
+        facts.indices = [self.indices[row] for row in facts.samples if row < len(self.indices)]
         if self._task.folder is not None:
             self._save_batch(Path(self._task.folder))
 
@@ -313,6 +315,20 @@ class _Batches:
     def __init__(self, replay: Replay, batches: Iterator[Any]) -> None:
         self._replay = replay
         self._batches = batches
+        choose: Any = getattr(batches, "_next_index", None)
+        if choose is not None:
+            batches._next_index = self._choosing(choose)  # type: ignore[attr-defined]
+
+    def _choosing(self, choose: Callable[[], Any]) -> Callable[[], Any]:
+        """Returns what chooses the samples of the next batch, and remembers which they are."""
+
+        def chosen() -> Any:
+            indices = choose()
+            if isinstance(indices, list) and all(isinstance(index, int) for index in indices):
+                self._replay.indices = indices
+            return indices
+
+        return chosen
 
     def __iter__(self) -> Iterator[Any]:
         return self

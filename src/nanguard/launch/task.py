@@ -26,10 +26,12 @@ class Task:
         clip: The norm that gradients are scaled down to.
         fresh_grads: Whether gradients are cleared before the first backward of each step.
         without: Samples of the batch at the target that are replaced by a good one.
+        targets_only: Whether only what the model is not given is replaced.
         source: Changed source files, by path.
         batches: What loaders with workers gave out since this moment.
         folder: Where the batch of the target is saved.
         table: Whether every operation of the step is reported.
+        look_at: An operation that is to be described, whatever the origin is.
         answer: The way back.
     """
 
@@ -41,10 +43,12 @@ class Task:
     clip: float | None = None
     fresh_grads: bool = False
     without: tuple[int, ...] = ()
+    targets_only: bool = False
     source: dict[str, str] = field(default_factory=dict)
     batches: list[Any] = field(default_factory=list)
     folder: str | None = None
     table: bool = False
+    look_at: int | None = None
     answer: Connection | None = None
 
 
@@ -81,6 +85,7 @@ class Facts:
         stale_grads: Whether gradients of earlier steps were still there at backward.
         table: Every operation of the step, where it was asked for.
         notes: What else is worth knowing.
+        indices: Where the samples are in the data set.
     """
 
     suspects: list[tuple[int, str]] = field(default_factory=list)
@@ -102,6 +107,7 @@ class Facts:
     stale_grads: bool = False
     table: list[dict[str, Any]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    indices: list[int] = field(default_factory=list)
 
 
 @dataclass

@@ -39,6 +39,10 @@ class Names:
             self._look()
         return self._paths.get(id(module), ROOT)
 
+    def call_loss(self, module: nn.Module) -> None:
+        """Notes that a module computes a loss, although it has parameters."""
+        self._paths.update({id(inner): LOSS for inner in module.modules()})
+
     def _look(self) -> None:
         found = all_modules()
         inner = {id(child) for module in found for child in module._modules.values()}
@@ -101,9 +105,19 @@ class ModuleStack:
         self._stack.append(module)
 
     def _leave(self, module: nn.Module, args: Any, output: Any) -> None:
+        if len(self._stack) == 1 and _is_criterion(args, output):
+            self.names.call_loss(module)
         # A module whose call failed half-way has left others above it.
         while self._stack and self._stack.pop() is not module:
             pass
+
+
+def _is_criterion(args: Any, output: Any) -> bool:
+    """Returns whether a call took what a model had put out and gave back one number."""
+    import torch
+
+    single = isinstance(output, torch.Tensor) and output.dim() == 0
+    return single and any(tensor.grad_fn is not None for tensor in tensors_in(args))
 
 
 def tensors_in(value: Any, depth: int = 4) -> Iterator[Any]:

@@ -100,10 +100,16 @@ def producers(sinks: Iterable[Record]) -> list[Record]:
             found.append(record)
     if not found and meant:
         # Infinities that somebody meant got where nobody wanted them.
-        spread = [r for r in meant if r.detail and r.detail.all_bad == r.detail.output.count]
-        spread = [r for r in spread if r.bad_writers] or meant
-        found = spread
+        found = [record for record in meant if _narrows(record)] or meant
     return sorted(found, key=lambda record: record.index)
+
+
+def _narrows(record: Record) -> bool:
+    """Returns whether an operation took infinities out of their places: by reducing, by choosing."""
+    if record.detail is None or not record.bad_writers:
+        return False
+    bad = [stats.count for stats in record.detail.inputs if stats.nonfinite]
+    return bool(bad) and record.detail.output.count < min(bad)
 
 
 def suspects(trace: Trace, before: Record) -> list[Record]:

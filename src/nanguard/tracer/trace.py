@@ -217,10 +217,24 @@ class Trace(TorchDispatchMode):
         else:
             self._measure(record, op, results, inputs, args, kwargs)
         for tensor in results:
-            self._writers[_key(local(tensor))] = record
+            key = _key(local(tensor))
+            before = self._writers.get(key)
+            if op.writes and before is not None and _lasts(before) and _is_part(tensor):
+                # The rest of that memory is as bad as it was.
+                self._carry(record, before)
+            self._writers[key] = record
         self.records.append(record)
         if record.phase != "backward" or torch.is_grad_enabled():
             self._by_node.setdefault(node, record)
+
+    def _carry(self, record: Record, before: Record) -> None:
+        if record.bad:
+            record.intended = record.intended and before.intended
+            record.bad_writers += (before,)
+            return
+        record.low, record.high = before.low, before.high
+        record.bad_writers = (before,)
+        record.intended = before.intended
 
     def _measure(
         self,
@@ -246,8 +260,8 @@ class Trace(TorchDispatchMode):
         self.bad.append(record)
         record.detail = _detail(op, results, inputs, args, kwargs)
         record.bad_writers = tuple(
-            writer
-            for stats, (_, _, writer) in zip(record.detail.inputs, inputs, strict=True)
+            writer if writer.bad else self._changed(tensor)
+            for stats, (_, tensor, writer) in zip(record.detail.inputs, inputs, strict=True)
             if stats.nonfinite
         )
         for stats, (_, _, writer) in zip(record.detail.inputs, inputs, strict=True):
@@ -301,6 +315,11 @@ class Trace(TorchDispatchMode):
                 )
         self._writers[key] = record
         return record
+
+    def _changed(self, tensor: Tensor) -> Record:
+        """Returns a record of a tensor that was finite when it was last written, as far as seen."""
+        self._writers.pop(_key(local(tensor)), None)
+        return self._source(tensor)
 
     def _watch_source(self, original: Callable[..., Any]) -> Callable[..., Any]:
         """Returns a function that makes tensors out of other things, and tells us of it."""
@@ -402,6 +421,14 @@ def _key(tensor: Tensor) -> int:
         return tensor.untyped_storage().data_ptr() or id(tensor)
     except (NotImplementedError, RuntimeError):
         return id(tensor)
+
+
+def _is_part(tensor: Tensor) -> bool:
+    """Returns whether a tensor is only a part of the memory it lies in."""
+    try:
+        return tensor.numel() * tensor.element_size() < tensor.untyped_storage().nbytes()
+    except (NotImplementedError, RuntimeError):
+        return False
 
 
 def _small(tensor: Tensor) -> bool:

@@ -1,0 +1,85 @@
+"""Parameters that were bad from the start."""
+
+from __future__ import annotations
+
+import ast
+from typing import TYPE_CHECKING
+
+from nanguard.diagnosis.cause import Cause, Suspicion
+from nanguard.diagnosis.edits import called_name
+from nanguard.diagnosis.repairs import Repair, edit
+
+if TYPE_CHECKING:
+    from nanguard.diagnosis.case import Case
+    from nanguard.diagnosis.edits import SourceFile
+    from nanguard.tracer.sites import Site
+
+_UNFILLED = ("empty", "Tensor", "FloatTensor", "empty_like", "new_empty")
+
+
+class BadInitialization(Cause):
+    """A parameter nobody filled, or one whose first value makes its layer undefined."""
+
+    code = "bad-initialization"
+    meaning = "a parameter is uninitialised, or its initial value makes the layer undefined"
+    why = (
+        "torch.empty and torch.Tensor(n) hand out memory as it is: sometimes zeros, sometimes NaN. "
+        "And a scale that starts at 0 cannot be divided by. Fill every parameter, with a value for "
+        "which the layer is defined."
+    )
+
+    def suspect(self, case: Case) -> Suspicion | None:
+        """Returns whether a parameter's first value is at fault."""
+        if case.phase == "init":
+            name = case.origin.parameter or "a parameter"
+            return Suspicion(0.95, f"{name} holds memory that was never filled")
+        for stats in case.inputs:
+            known = case.origin.sources.get(stats.name, set())
+            divisor = case.divisor()
+            singular = divisor is stats if divisor is not None else bool(stats.at_fault)
+            if known == {"parameter"} and singular and case.phase == "forward":
+                early = case.outcome.step <= 2
+                names = [a.module for a in case.ancestors(stats.name) if a.op == "parameter"]
+                first = names[0] if names else "a parameter"
+                return Suspicion(
+                    0.9 if early else 0.5,
+                    f"{case.op} is not defined for the value that {first} began with",
+                    [{"what": f"input {stats.name} of {case.origin.op}", **stats.to_json()}],
+                )
+        return None
+
+    def repairs(self, case: Case) -> list[Repair]:
+        """Fills the parameter."""
+        if case.phase != "init":
+            return self._other_value(case)
+
+        def make(file: SourceFile, site: Site) -> str | None:
+            call = file.node_at(site, lambda node: called_name(node) in _UNFILLED)
+            if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Attribute):
+                return None
+            text = file.text_of(call.func)
+            return file.replaced([(call.func, text.rpartition(".")[0] + ".zeros")])
+
+        return edit(case.origin.site, "fill the parameter: torch.zeros", make)
+
+    def _other_value(self, case: Case) -> list[Repair]:
+        names = {
+            (a.module or "").rpartition(".")[2]
+            for s in case.inputs
+            for a in case.ancestors(s.name)
+            if a.op == "parameter"
+        }
+
+        def make(file: SourceFile, _site: Site) -> str | None:
+            for node in ast.walk(file.tree):
+                if not isinstance(node, ast.Assign) or not isinstance(node.targets[0], ast.Attribute):
+                    continue
+                if node.targets[0].attr in names:
+                    zeros = [n for n in ast.walk(node.value) if called_name(n) == "zeros"]
+                    for call in zeros:
+                        assert isinstance(call, ast.Call)  # noqa: S101 - it has a called name
+                        text = file.text_of(call.func)
+                        return file.replaced([(call.func, text.replace("zeros", "ones"))])
+            return None
+
+        return edit(case.origin.site, "begin with a value for which the layer is defined", make)

@@ -1,0 +1,55 @@
+"""Data that was bad before torch saw it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from nanguard.diagnosis.case import bare
+from nanguard.diagnosis.cause import Cause, Suspicion
+from nanguard.diagnosis.repairs import Repair, without_samples
+
+if TYPE_CHECKING:
+    from nanguard.diagnosis.case import Case
+    from nanguard.diagnosis.lab import Trial
+
+_WRITES = ("fill", "index_put", "copy", "masked_fill", "full", "_to_copy", "lift_fresh")
+
+
+class BadInputData(Cause):
+    """NaN or Inf in features or targets."""
+
+    code = "bad-input-data"
+    meaning = "features or targets are already NaN or Inf when torch first sees them"
+    why = (
+        "A missing value, a failed conversion or a number too large for float32 came in with the "
+        "data. One such value in a batch makes the loss, and then every weight, NaN. Find the "
+        "sample, and decide about it where the data is read: drop it, mask it out of the loss, or "
+        "repair it. Replacing NaN by 0 in the model hides the next one."
+    )
+
+    def suspect(self, case: Case) -> Suspicion | None:
+        """Returns whether the bad value came from outside, or was written as such."""
+        if case.phase != "data":
+            return None
+        detail = case.origin.detail
+        if case.origin.op != "input" and bare(case.origin.op) not in _WRITES:
+            # It was made of good data on the way in; that has a cause of its own.
+            return Suspicion(0.3, f"{case.origin.op} made a bad value while data was prepared")
+        if detail is None:
+            return Suspicion(0.9, "the data is not finite when torch first sees it")
+        out = detail.output
+        kinds = " and ".join(sorted(detail.kinds))
+        return Suspicion(
+            0.95,
+            f"{out.nonfinite} of {out.count} values are {kinds} when torch first sees the data",
+            [{"what": "the data as it came in", **out.to_json()}],
+        )
+
+    def trials(self, case: Case) -> list[Trial]:
+        """Replaces the samples."""
+        trial = case.without_samples()
+        return [trial] if trial else []
+
+    def repairs(self, case: Case) -> list[Repair]:
+        """Leaves the samples out."""
+        return without_samples(case, "drop or repair the data, or mask it out of the loss")

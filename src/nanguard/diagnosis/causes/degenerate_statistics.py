@@ -1,0 +1,71 @@
+"""Statistics of too little."""
+
+from __future__ import annotations
+
+import ast
+from typing import TYPE_CHECKING
+
+from nanguard.diagnosis.case import STATISTICS
+from nanguard.diagnosis.cause import Cause, Suspicion
+from nanguard.diagnosis.edits import called_name
+from nanguard.diagnosis.repairs import Repair, bounded_divisor, edit, without_samples
+
+if TYPE_CHECKING:
+    from nanguard.diagnosis.case import Case
+    from nanguard.diagnosis.edits import SourceFile
+    from nanguard.tracer.sites import Site
+
+
+class DegenerateStatistics(Cause):
+    """The spread of one element, or of elements that are all the same."""
+
+    code = "degenerate-statistics"
+    meaning = "std, var or correlation of one element or of constant data"
+    why = (
+        "The standard deviation of constant data is 0, and that of a single element is NaN, as it "
+        "divides by n - 1. Normalising by either breaks. Add an eps to the divisor, leave such "
+        "groups as they are, or drop the last incomplete batch."
+    )
+
+    def suspect(self, case: Case) -> Suspicion | None:
+        """Returns whether a spread is zero or undefined."""
+        if case.op in STATISTICS:
+            where = "the derivative of " if case.phase == "backward" else ""
+            count = case.inputs[0].count if case.inputs else 0
+            return Suspicion(
+                0.9,
+                f"{where}{case.op} over {count} value(s) that do not differ, or are only one",
+                [{"what": f"input of {case.origin.op}", **s.to_json()} for s in case.inputs[:1]],
+            )
+        divisor = case.divisor()
+        if divisor is None or case.phase in ("backward", "optimizer"):
+            return None
+        near = case.ancestor_ops(divisor.name, 5)
+        spread = near & {"std", "var", "std_mean", "var_mean"}
+        by_hand = {"mean", "sub"} <= case.ancestor_ops(divisor.name, 8)
+        if not spread and not by_hand:
+            return None
+        return Suspicion(
+            0.88 if spread else 0.83,
+            f"{case.op} by a spread of 0: {divisor.zeros} of {divisor.count} are exactly 0",
+            [{"what": f"divisor of {case.origin.op}", **divisor.to_json()}],
+        )
+
+    def repairs(self, case: Case) -> list[Repair]:
+        """Keeps the spread away from zero."""
+        found = bounded_divisor(case) if case.divisor() is not None else []
+
+        def make(file: SourceFile, site: Site) -> str | None:
+            call = file.node_at(site, lambda node: called_name(node) in ("std", "var"))
+            if not isinstance(call, ast.Call):
+                return None
+            text = file.text_of(call).rstrip()
+            inner = text[:-1].rstrip().rstrip(",")
+            comma = "" if inner.endswith("(") else ", "
+            new = f"{inner}{comma}unbiased=False).clamp(min=1e-6)"
+            return file.replaced([(call, new)])
+
+        if case.op in ("std", "var"):
+            summary = "take the spread with unbiased=False and keep it away from zero"
+            found += edit(case.origin.site, summary, make)
+        return found + without_samples(case, "leave samples that do not vary as they are")

@@ -1,0 +1,72 @@
+"""A good value with an infinite derivative."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from nanguard.diagnosis.case import ARCS, LOGS, STATISTICS
+from nanguard.diagnosis.cause import Cause, Suspicion
+from nanguard.diagnosis.repairs import Repair, bounded_divisor, bounded_operand, without_samples
+
+if TYPE_CHECKING:
+    from nanguard.diagnosis.case import Case
+
+# Beyond this, a product overflows and no derivative is to blame.
+_HUGE = 1e15
+
+
+class GradientSingularity(Cause):
+    """The derivative does not exist where the forward value does."""
+
+    code = "gradient-singularity"
+    meaning = "a usable forward value with an infinite or undefined derivative"
+    why = (
+        "sqrt at 0, acos at 1, a power below 1 at 0, the SVD of a matrix with equal singular "
+        "values: the value is fine, its derivative is not. torch.where does not help, as the "
+        "branch that is not chosen gets gradient 0, and 0 * inf is NaN. Keep the *argument* away "
+        "from the singular point, inside of the function and before torch.where."
+    )
+
+    def suspect(self, case: Case) -> Suspicion | None:
+        """Returns whether backward made a bad value out of good ones."""
+        if case.phase != "backward":
+            return None
+        bare = [abs(v) for s in case.inputs for v in (s.low, s.high) if not math.isnan(v)]
+        if max(bare, default=0.0) > _HUGE:
+            return Suspicion(0.3, f"the derivative of {case.op} is not finite")
+        strength = 0.8 if case.op in STATISTICS else 0.86
+        point = next((s for s in case.inputs if s.zeros and s.at_fault.count(0.0)), None)
+        where = " at 0" if point is not None else ""
+        evidence = [
+            {"what": f"input {s.name} of {case.origin.kernel} in backward", **s.to_json()}
+            for s in case.inputs
+        ]
+        return Suspicion(
+            strength,
+            f"the derivative of {case.op} is not finite{where}, while its value is usable",
+            evidence,
+        )
+
+    def repairs(self, case: Case) -> list[Repair]:
+        """Keeps the argument away from the singular point."""
+        op, found = case.op, []
+        if op in ("sqrt", "pow", "rsqrt", "linalg_vector_norm"):
+            bound = ".clamp(min=1e-12)"
+            found += bounded_operand(
+                case, ("sqrt", "pow", "rsqrt"), bound, f"keep the argument above 0 with {bound}"
+            )
+        elif op in ARCS:
+            bound = ".clamp(-1 + 1e-6, 1 - 1e-6)"
+            found += bounded_operand(
+                case, ARCS, bound, f"keep the argument inside of (-1, 1) with {bound}"
+            )
+        elif op in LOGS:
+            found += bounded_operand(
+                case, LOGS, ".clamp(min=1e-8)", "keep the argument above 0 with .clamp(min=1e-8)"
+            )
+        elif op in ("div", "reciprocal"):
+            found += bounded_divisor(case)
+        return found + without_samples(
+            case, "leave out samples that lie on the singular point, or move them off it"
+        )

@@ -1,0 +1,79 @@
+"""An optimizer, a scaler or a clip that is used wrongly."""
+
+from __future__ import annotations
+
+import ast
+import math
+from typing import TYPE_CHECKING
+
+from nanguard.diagnosis.cause import Cause, Suspicion
+from nanguard.diagnosis.repairs import Repair, bounded_divisor, edit, with_keyword
+from nanguard.findings import name_of
+
+if TYPE_CHECKING:
+    from nanguard.diagnosis.case import Case
+    from nanguard.diagnosis.edits import SourceFile
+    from nanguard.diagnosis.lab import Trial
+    from nanguard.tracer.sites import Site
+
+
+class OptimizerMisuse(Cause):
+    """Loss and gradients would have been fine."""
+
+    code = "optimizer-misuse"
+    meaning = "a wrong optimizer, scaler or clip call, or an optimizer with no usable eps"
+    why = (
+        "The step itself made the bad value: an eps of 0, a learning rate that a schedule turned "
+        "into NaN, gradients divided by a norm of 0, or a scaled loss that was stepped without "
+        "its scaler. With a GradScaler the order is: scale, backward, unscale_, clip, "
+        "scaler.step(optimizer), update."
+    )
+
+    def suspect(self, case: Case) -> Suspicion | None:
+        """Returns whether the step, and not the loss, is at fault."""
+        rate = case.facts.lr
+        if rate is not None and not math.isfinite(rate):
+            return Suspicion(0.97, f"the learning rate is {name_of(rate)}")
+        if case.symptom.scaled_by_hand:
+            return Suspicion(
+                0.95,
+                "the loss was scaled by a GradScaler, but the optimizer was stepped without it, "
+                "so gradients that overflowed were applied",
+            )
+        if case.phase == "optimizer":
+            eps = case.facts.eps
+            note = f"; its eps is {name_of(eps)}" if eps == 0 else ""
+            own = "" if case.kernel != "div" else " of the gradients by their own norm of 0"
+            return Suspicion(
+                0.93 if eps == 0 else 0.85,
+                f"{case.origin.op}{own} made a bad value after backward, in the step{note}",
+                [{"what": f"input {s.name} of {case.origin.op}", **s.to_json()} for s in case.inputs],
+            )
+        if case.facts.stale_grads and case.largest_input() > 1e9:
+            return Suspicion(0.72, "gradients of earlier steps were never cleared, and add up")
+        return None
+
+    def trials(self, case: Case) -> list[Trial]:
+        """Clears the gradients, if they were not."""
+        if not case.facts.stale_grads or case.phase == "optimizer":
+            return []
+        return [case.lab.try_out("gradients cleared before each backward", fresh_grads=True)]
+
+    def repairs(self, case: Case) -> list[Repair]:
+        """Makes the call as it should be."""
+        facts = case.facts
+        if case.symptom.scaled_by_hand:
+            scaler, name = facts.scaler_name or "scaler", facts.optimizer_name or "optimizer"
+
+            def make(file: SourceFile, site: Site) -> str | None:
+                call = file.node_at(site, lambda node: isinstance(node, ast.Call))
+                return None if call is None else file.replaced([(call, f"{scaler}.step({name})")])
+
+            return edit(facts.step_site, f"let the scaler make the step: {scaler}.step({name})", make)
+        if facts.eps == 0:
+            return with_keyword(facts.made, "eps", "1e-8", "give the optimizer an eps above 0")
+        if case.phase == "optimizer" and case.divisor() is not None:
+            return bounded_divisor(case)
+        if facts.stale_grads:
+            return [Repair("clear the gradients in every step: optimizer.zero_grad()")]
+        return []

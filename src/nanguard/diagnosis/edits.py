@@ -1,0 +1,153 @@
+"""Changes to a user's source file: found in its syntax tree, made in its text."""
+
+from __future__ import annotations
+
+import ast
+import difflib
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from nanguard.tracer.sites import Site
+
+_Node = TypeVar("_Node", bound=ast.AST)
+_LIMIT = 4 << 20
+
+
+class SourceFile:
+    """A file of the user's, parsed."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self.text = Path(path).read_text(encoding="utf-8")
+        self.tree = ast.parse(self.text)
+        self._lines = [line.encode() for line in self.text.splitlines(keepends=True)]
+
+    @classmethod
+    def open(cls, path: str) -> SourceFile | None:
+        """Returns a file; None if it cannot be read as Python."""
+        try:
+            if Path(path).stat().st_size > _LIMIT:
+                return None
+            return cls(path)
+        except (OSError, ValueError, SyntaxError, RecursionError):
+            return None
+
+    def text_of(self, node: ast.AST) -> str:
+        """Returns the text of a node."""
+        return ast.get_source_segment(self.text, node) or ""
+
+    def node_at(self, site: Site, accept: Callable[[ast.AST], bool]) -> ast.expr | None:
+        """Returns the expression at a place: exactly there, or else the first on that line."""
+        found: list[ast.expr] = []
+        for node in ast.walk(self.tree):
+            if not isinstance(node, ast.expr) or not accept(node):
+                continue
+            if site.span is not None and _span(node) == site.span:
+                return node
+            if node.lineno <= site.line <= (node.end_lineno or node.lineno):
+                found.append(node)
+        if site.span is not None:
+            inside = [node for node in found if _within(_span(node), site.span)]
+            found = inside or found
+        return min(found, key=_length) if found else None
+
+    def nodes_on(self, line: int, kind: type[_Node]) -> list[_Node]:
+        """Returns the nodes of a kind that begin on a line."""
+        return [
+            node
+            for node in ast.walk(self.tree)
+            if isinstance(node, kind) and getattr(node, "lineno", None) == line
+        ]
+
+    def replaced(self, changes: list[tuple[ast.AST, str]]) -> str:
+        """Returns the text with some nodes replaced."""
+        lines = list(self._lines)
+        for node, new in sorted(changes, key=lambda change: _start(change[0]), reverse=True):
+            line, end_line, column, end_column = _span(node)
+            before = lines[line - 1][:column]
+            after = lines[end_line - 1][end_column:]
+            lines[line - 1 : end_line] = [before + new.encode() + after]
+        return b"".join(lines).decode()
+
+    def inserted_after(self, line: int, new: str) -> str:
+        """Returns the text with a line added after the statement on a line, indented like it."""
+        statement = next(
+            (
+                node
+                for node in ast.walk(self.tree)
+                if isinstance(node, ast.stmt) and node.lineno <= line <= (node.end_lineno or 0)
+                and not hasattr(node, "body")
+            ),
+            None,
+        )
+        end = line if statement is None else (statement.end_lineno or line)
+        lines = self.text.splitlines(keepends=True)
+        indent = re.match(r"\s*", lines[(statement.lineno if statement else line) - 1])
+        lines.insert(end, f"{indent.group() if indent else ''}{new}\n")
+        return "".join(lines)
+
+    def diff(self, new: str) -> str:
+        """Returns the change as a unified diff."""
+        name = Path(self.path).name
+        return "".join(
+            difflib.unified_diff(
+                self.text.splitlines(keepends=True),
+                new.splitlines(keepends=True),
+                f"a/{name}",
+                f"b/{name}",
+                n=2,
+            )
+        )
+
+
+def called_name(node: ast.AST) -> str:
+    """Returns the last part of what is called: ``log`` for ``torch.log(x)`` and ``x.log()``."""
+    if not isinstance(node, ast.Call):
+        return ""
+    if isinstance(node.func, ast.Attribute):
+        return node.func.attr
+    return node.func.id if isinstance(node.func, ast.Name) else ""
+
+
+def is_function_of(module: ast.AST) -> bool:
+    """Returns whether an expression names a module such as ``torch`` or ``F``."""
+    known = {"torch", "F", "np", "math", "nn", "functional", "special", "linalg"}
+    return (isinstance(module, ast.Name) and module.id in known) or (
+        isinstance(module, ast.Attribute) and module.attr in known
+    )
+
+
+def argument(call: ast.Call) -> ast.expr | None:
+    """Returns the tensor a call is about: its receiver or its first argument."""
+    if isinstance(call.func, ast.Attribute) and not is_function_of(call.func.value):
+        return call.func.value
+    return call.args[0] if call.args else None
+
+
+def _span(node: ast.AST) -> tuple[int, int, int, int]:
+    return (
+        getattr(node, "lineno", 0),
+        getattr(node, "end_lineno", 0) or 0,
+        getattr(node, "col_offset", 0),
+        getattr(node, "end_col_offset", 0) or 0,
+    )
+
+
+def _start(node: ast.AST) -> tuple[int, int]:
+    return getattr(node, "lineno", 0), getattr(node, "col_offset", 0)
+
+
+def _within(inner: tuple[int, int, int, int], outer: tuple[int, int, int, int]) -> bool:
+    return (outer[0], outer[2]) <= (inner[0], inner[2]) and (inner[1], inner[3]) <= (
+        outer[1],
+        outer[3],
+    )
+
+
+def _length(node: ast.AST) -> int:
+    line, end_line, column, end_column = _span(node)
+    return (end_line - line) * 1000 + end_column - column

@@ -1,0 +1,99 @@
+"""Where things are tried: the same step again, with something changed."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from nanguard.findings import name_of
+from nanguard.launch.task import Task
+
+if TYPE_CHECKING:
+    from nanguard.launch.task import Outcome
+    from nanguard.launch.timeline import Fork
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """Something that was tried.
+
+    Attributes:
+        what: What was changed, in words.
+        finite: Whether the step was finite then; None if it could not be tried.
+        result: What came of it, in words.
+    """
+
+    what: str
+    finite: bool | None
+    result: str
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns the trial as an incident holds it."""
+        return {"what": self.what, "finite": self.finite, "result": self.result}
+
+
+class Lab:
+    """Replays a step with changes, within a limit of time, and keeps a list of what was tried.
+
+    Attributes:
+        trials: Everything that was tried.
+        from_start: Whether replays begin with the first line of the script.
+    """
+
+    def __init__(self, fork: Fork, task: Task, *, seconds: float, from_start: bool) -> None:
+        self._fork = fork
+        self._task = task
+        self._end = time.monotonic() + seconds
+        self._longest = seconds / 3
+        self._known: dict[str, Outcome | None] = {}
+        self.trials: list[Trial] = []
+        self.from_start = from_start
+
+    def trace(self, **changes: Any) -> Outcome | None:
+        """Replays the step with every operation watched."""
+        return self._run(replace(self._task, trace=True, **changes))
+
+    def try_out(self, what: str, **changes: Any) -> Trial:
+        """Replays the step with something changed; the answer goes onto the list.
+
+        Args:
+            what: The change in words.
+            changes: The change, as fields of a task.
+        """
+        known = next((trial for trial in self.trials if trial.what == what), None)
+        if known is not None:
+            return known
+        outcome = self._run(replace(self._task, folder=None, **changes))
+        trial = Trial(what, _verdict(outcome), _in_words(outcome))
+        self.trials.append(trial)
+        return trial
+
+    @property
+    def out_of_time(self) -> bool:
+        """Whether nothing more can be tried."""
+        return time.monotonic() >= self._end
+
+    def _run(self, task: Task) -> Outcome | None:
+        if self.out_of_time:
+            return None
+        seconds = min(self._longest, self._end - time.monotonic())
+        answer: Outcome | None = self._fork.run(task, seconds)
+        return answer
+
+
+def _verdict(outcome: Outcome | None) -> bool | None:
+    if outcome is None or outcome.error is not None:
+        return None
+    return outcome.finite
+
+
+def _in_words(outcome: Outcome | None) -> str:
+    if outcome is None:
+        return "no answer within the time"
+    if outcome.error is not None:
+        return f"could not be tried: {outcome.error}"
+    if outcome.symptom is not None:
+        return f"step {outcome.step}: {outcome.symptom.in_words()}"
+    loss = "" if outcome.loss is None else f": loss {name_of(outcome.loss)}"
+    return f"replayed step {outcome.step}{loss}"

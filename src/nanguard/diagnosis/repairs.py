@@ -1,0 +1,256 @@
+"""What a user can do about a bad step: a change to a line, where possible as a diff."""
+
+from __future__ import annotations
+
+import ast
+import math
+import re
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from nanguard.diagnosis.edits import SourceFile, argument, called_name
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from nanguard.diagnosis.case import Case
+    from nanguard.diagnosis.lab import Trial
+    from nanguard.tracer.sites import Site
+
+_INFINITY = re.compile(r"inf", re.IGNORECASE)
+
+
+@dataclass(slots=True)
+class Repair:
+    """One way to repair a run.
+
+    Attributes:
+        summary: What to change, and where.
+        source: The changed file, as (path, text); None if the change is not one of text.
+        diff: The change, for the reader.
+        trial: What came of trying it, if that was done already.
+        changes: What a replay has to change to try it, if it is not the source.
+    """
+
+    summary: str
+    source: tuple[str, str] | None = None
+    diff: str | None = None
+    trial: Trial | None = None
+    changes: dict[str, Any] = field(default_factory=dict)
+
+
+def edit(
+    site: Site | None,
+    summary: str,
+    make: Callable[[SourceFile, Site], str | None],
+) -> list[Repair]:
+    """Returns the repair that a change to a user's file makes, if it can be made."""
+    if site is None:
+        return []
+    file = SourceFile.open(site.file)
+    if file is None:
+        return []
+    new = make(file, site)
+    if new is None or new == file.text:
+        return []
+    try:
+        ast.parse(new)
+    except (SyntaxError, ValueError):
+        return []
+    where = f"line {site.line}: "
+    return [Repair(where + summary, (site.file, new), file.diff(new))]
+
+
+def bounded_operand(
+    case: Case, names: tuple[str, ...], bound: str, summary: str
+) -> list[Repair]:
+    """Bounds what an operation is given: ``torch.log(x)`` becomes ``torch.log((x).clamp(...))``.
+
+    Args:
+        case: The case.
+        names: The functions that may be called at the origin.
+        bound: The call that bounds, such as ``.clamp(min=1e-8)``.
+        summary: The change in words.
+    """
+
+    def make(file: SourceFile, site: Site) -> str | None:
+        def accept(node: ast.AST) -> bool:
+            power = isinstance(node, ast.BinOp) and isinstance(node.op, ast.Pow)
+            return called_name(node) in names or (power and "pow" in names)
+
+        node = file.node_at(site, accept)
+        if node is None:
+            return None
+        inner = node.left if isinstance(node, ast.BinOp) else argument(node)  # type: ignore[arg-type]
+        if inner is None:
+            return None
+        return file.replaced([(inner, bounded(file.text_of(inner), bound))])
+
+    return edit(case.origin.site, summary, make)
+
+
+def bounded(text: str, bound: str) -> str:
+    """Returns an expression with a call added to it."""
+    simple = re.fullmatch(r"[\w.]+(\([^()]*\))?", text)
+    return f"{text}{bound}" if simple else f"({text}){bound}"
+
+
+def bounded_divisor(case: Case) -> list[Repair]:
+    """Keeps a divisor away from zero."""
+    stats = case.divisor()
+    count = stats is not None and stats.whole and stats.low >= 0
+    small = "1e-4" if case.is_half else "1e-8"
+    bound = ".clamp(min=1)" if count else f".clamp(min={small})"
+    signed = stats is not None and stats.negatives > 0
+    summary = f"keep the divisor away from zero with {bound}"
+    if signed:
+        summary = "divide by a small number where the divisor is zero"
+
+    def make(file: SourceFile, site: Site) -> str | None:
+        def accept(node: ast.AST) -> bool:
+            if isinstance(node, ast.BinOp):
+                negative = isinstance(node.op, ast.Pow) and isinstance(node.right, ast.UnaryOp)
+                return isinstance(node.op, ast.Div) or negative
+            return called_name(node) in ("div", "true_divide", "reciprocal", "rsqrt", "pow")
+
+        node = file.node_at(site, accept)
+        divisor = _divisor_of(node)
+        if divisor is None:
+            return None
+        text = file.text_of(divisor)
+        if signed:
+            new = f"torch.where(({text}) == 0, {small}, {text})"
+        else:
+            new = bounded(text, bound)
+        if new.startswith("(") and isinstance(divisor, (ast.BinOp, ast.UnaryOp)):
+            return file.replaced([(divisor, new)])
+        return file.replaced([(divisor, new)])
+
+    return edit(case.origin.site, summary, make)
+
+
+def _divisor_of(node: ast.AST | None) -> ast.expr | None:
+    if isinstance(node, ast.BinOp):
+        return node.right if isinstance(node.op, ast.Div) else node.left
+    if isinstance(node, ast.Call):
+        if called_name(node) in ("div", "true_divide"):
+            rest = node.args[-1:] or [k.value for k in node.keywords if k.arg == "other"]
+            return rest[0] if rest else None
+        return argument(node)
+    return None
+
+
+def finite_masks(case: Case) -> list[Repair]:
+    """Writes a large negative number where the user wrote an infinity."""
+    value = "-1e4" if case.precision == "float16" else "-1e9"
+    sites = case.origin.literals
+    if not sites:
+        return []
+    file = SourceFile.open(sites[0].file)
+    if file is None:
+        return []
+    changes: list[tuple[ast.AST, str]] = []
+    for site in sites:
+        if site.file == file.path:
+            changes += [(node, value) for node in _infinities(file, site.line)]
+    if not changes:
+        return []
+    new = file.replaced(changes)
+    lines = ", ".join(str(site.line) for site in sites if site.file == file.path)
+    summary = f"line {lines}: mask with {value} instead of -inf, so that a row never sums to nothing"
+    return [Repair(summary, (file.path, new), file.diff(new))]
+
+
+def _infinities(file: SourceFile, line: int) -> list[ast.AST]:
+    """Returns the expressions on a line that stand for an infinity, whole ones only."""
+    found: list[ast.AST] = []
+    for node in ast.walk(file.tree):
+        if getattr(node, "lineno", None) != line or not isinstance(node, ast.expr):
+            continue
+        text = file.text_of(node)
+        if re.fullmatch(
+            r"-?\s*(float\(\s*['\"]-?inf(inity)?['\"]\s*\)|(torch|math|np|numpy)\.inf)", text
+        ):
+            found.append(node)
+    # The minus belongs to it: keep the outer of two that overlap.
+    outer = {id(inner) for node in found for inner in ast.walk(node) if inner is not node}
+    return [node for node in found if id(node) not in outer]
+
+
+def with_keyword(
+    site: Site | None, name: str, value: str, summary: str, *, called: str | None = None
+) -> list[Repair]:
+    """Gives a call on a line a keyword argument, or changes the one it has."""
+
+    def make(file: SourceFile, at: Site) -> str | None:
+        def accept(node: ast.AST) -> bool:
+            return isinstance(node, ast.Call) and (called is None or called in called_name(node))
+
+        call = file.node_at(at, accept)
+        return None if not isinstance(call, ast.Call) else set_keyword(file, call, name, value)
+
+    return edit(site, summary, make)
+
+
+def set_keyword(file: SourceFile, call: ast.Call, name: str, value: str) -> str:
+    """Returns the text with a keyword argument of a call set."""
+    known = next((k for k in call.keywords if k.arg == name), None)
+    if known is not None:
+        return file.replaced([(known.value, value)])
+    text = file.text_of(call).rstrip()
+    inner = text[:-1].rstrip().rstrip(",")
+    comma = "" if inner.endswith("(") else ", "
+    return file.replaced([(call, f"{inner}{comma}{name}={value})")])
+
+
+def numbers_on_line(
+    site: Site | None, summary: str, accept: Callable[[float], bool], new: str
+) -> list[Repair]:
+    """Replaces numbers on a line."""
+
+    def make(file: SourceFile, at: Site) -> str | None:
+        found = [
+            node
+            for node in file.nodes_on(at.line, ast.Constant)
+            if isinstance(node.value, (int, float))
+            and not isinstance(node.value, bool)
+            and math.isfinite(node.value)
+            and accept(float(node.value))
+        ]
+        return file.replaced([(node, new) for node in found]) if found else None
+
+    return edit(site, summary, make)
+
+
+def replaced_text(site: Site | None, summary: str, pattern: str, new: str) -> list[Repair]:
+    """Replaces what a pattern finds in a whole file."""
+
+    def make(file: SourceFile, _at: Site) -> str | None:
+        text, count = re.subn(pattern, new, file.text)
+        return text if count else None
+
+    found = edit(site, summary, make)
+    for repair in found:
+        repair.summary = summary
+    return found
+
+
+def clipped_gradients(case: Case) -> list[Repair]:
+    """Clips gradients after backward."""
+    model = case.facts.model_name or "model"
+
+    def make(file: SourceFile, site: Site) -> str | None:
+        return file.inserted_after(
+            site.line, f"torch.nn.utils.clip_grad_norm_({model}.parameters(), 1.0)"
+        )
+
+    return edit(case.facts.backward_site, "clip the gradients after backward", make)
+
+
+def without_samples(case: Case, what: str) -> list[Repair]:
+    """Leaves the samples at fault out."""
+    trial = case.without_samples()
+    if trial is None:
+        return []
+    listed = ", ".join(map(str, case.facts.samples[:8]))
+    return [Repair(f"{what} (sample {listed} of the batch)", trial=trial)]
