@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
     from nanguard.diagnosis.case import Case
     from nanguard.diagnosis.lab import Trial
+    from nanguard.tracer.records import Stats
     from nanguard.tracer.sites import Site
 
 _INFINITY = re.compile(r"inf", re.IGNORECASE)
@@ -98,7 +99,7 @@ def bounded(text: str, bound: str) -> str:
 def bounded_divisor(case: Case) -> list[Repair]:
     """Keeps a divisor away from zero."""
     stats = case.divisor()
-    count = stats is not None and stats.whole and stats.low >= 0
+    count = stats is not None and _is_count(case, stats)
     small = "1e-4" if case.is_half else "1e-8"
     bound = ".clamp(min=1)" if count else f".clamp(min={small})"
     signed = stats is not None and stats.negatives > 0
@@ -122,11 +123,19 @@ def bounded_divisor(case: Case) -> list[Repair]:
             new = f"torch.where(({text}) == 0, {small}, {text})"
         else:
             new = bounded(text, bound)
-        if new.startswith("(") and isinstance(divisor, (ast.BinOp, ast.UnaryOp)):
-            return file.replaced([(divisor, new)])
         return file.replaced([(divisor, new)])
 
     return edit(case.origin.site, summary, make)
+
+
+def _is_count(case: Case, stats: Stats) -> bool:
+    """Returns whether a divisor counts something, so that 1 is the smallest that makes sense."""
+    if "int" in stats.dtype or stats.dtype == "bool":
+        return True
+    made = case.ancestor_ops(stats.name, 2)
+    spread = {"std", "var", "norm", "linalg_vector_norm", "pow", "sub", "mean"}
+    sums = bool(made & {"sum", "bincount", "count_nonzero"})
+    return stats.whole and stats.low >= 0 and sums and not made & spread
 
 
 def _divisor_of(node: ast.AST | None) -> ast.expr | None:
@@ -142,7 +151,8 @@ def _divisor_of(node: ast.AST | None) -> ast.expr | None:
 
 def finite_masks(case: Case) -> list[Repair]:
     """Writes a large negative number where the user wrote an infinity."""
-    value = "-1e4" if case.precision == "float16" else "-1e9"
+    half = case.precision == "float16" or case.facts.autocast == "float16"
+    value = "-1e4" if half or case.facts.half_parameters else "-1e9"
     sites = case.origin.literals
     if not sites:
         return []

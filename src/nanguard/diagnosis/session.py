@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import linecache
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
     from nanguard.tracer.origin import Origin
     from nanguard.tracer.sites import Site
 
+# Lines of source above and below the origin that an incident keeps.
+_AROUND = 4
 _TRIED_CAUSES = 4
 _TRIED_REPAIRS = 4
 _SMALLEST_SCALAR_BATCH = 2
@@ -148,6 +151,7 @@ class Explanation:
         incident["samples"] = facts.samples
         if facts.indices:
             incident["dataset_indices"] = facts.indices
+        incident["loop"] = _place(facts.backward_site)
         incident["batch_size"] = facts.batch_size
         incident["autocast"] = facts.autocast
         incident["optimizer"] = {"name": facts.optimizer, "lr": facts.lr, "eps": facts.eps}
@@ -220,4 +224,12 @@ def _fix(repair: Repair) -> dict[str, Any]:
 def _place(site: Site | None) -> dict[str, Any]:
     if site is None:
         return {"file": None, "line": None, "function": None, "code": None}
-    return {"file": site.file, "line": site.line, "function": site.function, "code": site.code}
+    first = max(site.line - _AROUND, 1)
+    lines = [line.rstrip("\n") for line in linecache.getlines(site.file)]
+    return {
+        "file": site.file,
+        "line": site.line,
+        "function": site.function,
+        "code": site.code,
+        "excerpt": {"first": first, "lines": lines[first - 1 : site.line + _AROUND]},
+    }

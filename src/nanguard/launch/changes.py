@@ -64,6 +64,14 @@ def raise_precision(dtype: torch.dtype, watch: Watch) -> None:
         nn.Module.float = to_wide  # type: ignore[method-assign,assignment]
         torch.float32 = torch.float = dtype
 
+    unscale = torch.amp.GradScaler._unscale_grads_
+
+    def unscale_any(self: Any, optimizer: Any, inv_scale: Any, found: Any, _fp16: bool) -> Any:  # noqa: FBT001
+        # What it takes for float16 is float32 now.
+        return unscale(self, optimizer, inv_scale, found, True)  # noqa: FBT003
+
+    torch.amp.GradScaler._unscale_grads_ = unscale_any  # type: ignore[method-assign]
+
     def widen_inputs(_module: nn.Module, args: Any) -> Any:
         return tuple(
             a.to(dtype) if isinstance(a, torch.Tensor) and a.dtype in narrow else a for a in args

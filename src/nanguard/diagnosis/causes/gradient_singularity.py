@@ -38,6 +38,10 @@ class GradientSingularity(Cause):
         strength = 0.8 if case.op in STATISTICS else 0.86
         point = next((s for s in case.inputs if s.zeros and s.at_fault.count(0.0)), None)
         where = " at 0" if point is not None else ""
+        if case.op in ARCS:
+            where = " at 1 or -1"
+        elif case.op.startswith("_linalg"):
+            where = " where two of its values are the same"
         evidence = [
             {"what": f"input {s.name} of {case.origin.kernel} in backward", **s.to_json()}
             for s in case.inputs

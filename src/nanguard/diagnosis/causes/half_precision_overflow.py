@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from nanguard.diagnosis.case import HALF_MAX
+from nanguard.diagnosis.case import ARCS, HALF_MAX, LOGS
 from nanguard.diagnosis.cause import Cause, Suspicion
 from nanguard.diagnosis.repairs import Repair, numbers_on_line, replaced_text, without_samples
 
@@ -35,7 +35,8 @@ class HalfPrecisionOverflow(Cause):
         constant = self._constant(case)
         if constant is not None:
             return Suspicion(0.93, f"{constant} does not fit into float16, it becomes -inf there")
-        if detail.output.infs + detail.output.neg_infs == 0 or case.divisor() is not None:
+        singular = case.divisor() is not None or case.op in (*LOGS, *ARCS)
+        if detail.output.infs + detail.output.neg_infs == 0 or singular:
             return None
         evidence = [
             {"what": f"input {s.name} of {case.origin.kernel}", **s.to_json()} for s in case.inputs

@@ -72,6 +72,8 @@ class LabelOutOfRange(Cause):
 
     def trials(self, case: Case) -> list[Trial]:
         """Replaces the targets, and nothing else."""
+        if case.origin.intended:
+            return []  # the target of another sample may be masked here, too
         trial = case.without_targets()
         return [trial] if trial else []
 

@@ -47,6 +47,9 @@ class LogOrSqrtDomain(Cause):
         stats = case.input("other") if case.op == "xlogy" else case.input("self")
         if stats is None or stats.count == 0:
             return None
+        exponent = case.origin.detail.scalars.get("exponent") if case.origin.detail else None
+        if isinstance(exponent, (int, float)) and float(exponent).is_integer():
+            return None  # defined for every base
         outside = stats.negatives > 0 or (case.op in LOGS and stats.zeros > 0)
         outside = outside or (case.op in ARCS and max(abs(stats.low), abs(stats.high)) >= 1)
         return stats if outside else None

@@ -70,6 +70,8 @@ class OptimizerMisuse(Cause):
                 return None if call is None else file.replaced([(call, f"{scaler}.step({name})")])
 
             return edit(facts.step_site, f"let the scaler make the step: {scaler}.step({name})", make)
+        if facts.lr is not None and not math.isfinite(facts.lr):
+            return [Repair(f"repair the schedule: it makes the learning rate {name_of(facts.lr)}")]
         if facts.eps == 0:
             return with_keyword(facts.made, "eps", "1e-8", "give the optimizer an eps above 0")
         if case.phase == "optimizer" and case.divisor() is not None:
