@@ -21,7 +21,7 @@ from nanguard.tracer.modules import tensors_in
 from nanguard.tracer.sites import users_frame
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
     from types import ModuleType
 
     from nanguard.launch.watch import Watch
@@ -41,9 +41,73 @@ def _not_compiled(model: Any = None, **_options: Any) -> Any:
     return (lambda function: function) if model is None else model
 
 
+def go_alone() -> None:
+    """Cuts a copy of a rank off from the other ranks, which know nothing of it."""
+    import torch.distributed as dist
+
+    if not dist.is_available() or not dist.is_initialized():
+        return
+    from torch.nn.parallel import DistributedDataParallel
+
+    def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return self.module(*args, **kwargs)
+
+    DistributedDataParallel.forward = forward  # type: ignore[method-assign]
+    for name in ("all_reduce", "broadcast", "reduce", "barrier", "monitored_barrier"):
+        setattr(dist, name, _nothing)
+    dist.all_gather = _gather_own  # type: ignore[assignment]
+    dist.all_gather_object = _gather_own_object  # type: ignore[assignment]
+    dist.broadcast_object_list = _nothing  # type: ignore[assignment]
+
+
+class _Done:
+    """What an asynchronous collective returns."""
+
+    def wait(self, *_args: Any) -> bool:
+        """Returns at once."""
+        return True
+
+    def is_completed(self) -> bool:
+        """Returns that it is done."""
+        return True
+
+
+def _nothing(*_args: Any, async_op: bool = False, **_kwargs: Any) -> Any:
+    return _Done() if async_op else None
+
+
+def _gather_own(into: Any, tensor: Any, *_args: Any, async_op: bool = False, **_kw: Any) -> Any:
+    for place in into:
+        place.copy_(tensor)
+    return _Done() if async_op else None
+
+
+def _gather_own_object(into: Any, value: Any, *_args: Any, **_kwargs: Any) -> None:
+    into[:] = [value] * len(into)
+
+
+def swap_code(sources: dict[str, str]) -> None:
+    """Gives functions of changed files their new code, except those that are running."""
+    import gc
+    from types import CodeType, FunctionType
+
+    for path, text in sources.items():
+        fresh: dict[tuple[str, int], CodeType] = {}
+        todo = [compile(text, path, "exec")]
+        while todo:
+            code = todo.pop()
+            fresh[(code.co_name, code.co_firstlineno)] = code
+            todo += [inner for inner in code.co_consts if isinstance(inner, CodeType)]
+        for function in [o for o in gc.get_objects() if type(o) is FunctionType]:
+            old = function.__code__
+            new = fresh.get((old.co_name, old.co_firstlineno))
+            if old.co_filename == path and new and new.co_freevars == old.co_freevars:
+                function.__code__ = new
+
+
 def raise_precision(dtype: torch.dtype, watch: Watch) -> None:
     """Computes everything in a wider type: parameters, buffers, optimizer state, inputs."""
-    _turn_off_autocast()
+    without_autocast().__enter__()
     for tensor in [*watch.named_parameters().values(), *watch.buffers().values()]:
         _widen(tensor, dtype)
     for optimizer in watch.optimizers():
@@ -87,7 +151,9 @@ def _widen(tensor: torch.Tensor, dtype: torch.dtype) -> None:
             tensor.grad.data = tensor.grad.data.to(dtype)
 
 
-def _turn_off_autocast() -> None:
+@contextlib.contextmanager
+def without_autocast() -> Iterator[None]:
+    """Makes every autocast inside do nothing."""
     enter = torch.autocast.__enter__
 
     def disabled(self: Any) -> Any:
@@ -95,9 +161,10 @@ def _turn_off_autocast() -> None:
         return enter(self)
 
     torch.autocast.__enter__ = disabled  # type: ignore[method-assign]
-    for device in ("cpu", "cuda"):
-        with contextlib.suppress(RuntimeError, TypeError):
-            torch.set_autocast_enabled(device, False)  # noqa: FBT003
+    try:
+        yield
+    finally:
+        torch.autocast.__enter__ = enter  # type: ignore[method-assign]
 
 
 def replace_samples(samples: Sequence[int], *, targets_only: bool) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import json
 import os
 import platform
 import sys
@@ -21,6 +20,7 @@ if TYPE_CHECKING:
     from nanguard.guard.policy import Decision
     from nanguard.launch.options import Options
     from nanguard.launch.timeline import Fork, Timeline
+    from nanguard.launch.together import Together
     from nanguard.launch.watch import Symptom
 
 # How many incidents of one process are explained; what comes after is only recorded.
@@ -33,6 +33,7 @@ class Handover:
     def __init__(self, options: Options) -> None:
         self._options = options
         self._explained = 0
+        self._base: dict[str, Any] | None = None
         self._began = time.monotonic()
 
     @property
@@ -61,13 +62,17 @@ class Handover:
         ordinal: int,
         decision: Decision,
         timeline: Timeline | None,
+        ranks: Together,
+        given: list[tuple[int, Any]],
     ) -> None:
         """Writes an incident, and wakes a moment of the past to explain it."""
+        if not ranks.mine:
+            return
         folder = incidents.folder_of(Path(self._options.incidents), step, self.rank)
         self.say(f"step {step}: {symptom.in_words()} -> {decision.action.value} ({decision.reason})")
         if folder.exists():
             return
-        base = {
+        self._base = base = {
             "schema": incidents.SCHEMA,
             "step": step,
             "rank": self.rank,
@@ -86,9 +91,8 @@ class Handover:
             },
             "replay": {"verdict": "not-replayed", "method": None},
         }
-        with self._pending(folder.name):
-            incidents.write(folder, base)
-            self._explain(folder, base, symptom, ordinal, timeline)
+        incidents.write(folder, base)
+        self._explain(folder, base, symptom, ordinal, timeline, given)
 
     def _explain(
         self,
@@ -97,6 +101,7 @@ class Handover:
         symptom: Symptom,
         ordinal: int,
         timeline: Timeline | None,
+        given: list[tuple[int, Any]],
     ) -> None:
         if not self._options.trace or self._explained >= _EXPLAINED or timeline is None:
             return
@@ -113,6 +118,7 @@ class Handover:
             "method": method,
             "patience": self._options.patience,
             "control": self._options.control,
+            "batches": [batch for at, batch in given if at >= moment.ordinal],
         }
         if timeline.wake(moment, message):
             Path(self._options.control, f"waiting-{folder.name}").touch()
@@ -127,9 +133,26 @@ class Handover:
                 Path(message["control"], f"waiting-{Path(message['folder']).name}").unlink()
             explain(message, fork)
 
-    @contextlib.contextmanager
-    def _pending(self, name: str) -> Any:
-        yield
+    def wants_explanation(self, step: int) -> bool:
+        """Returns whether an incident is to be explained in the process of the run."""
+        known = self._base is not None and self._base["step"] == step
+        return self._options.trace and known and self._explained < _EXPLAINED
+
+    def explain_in_place(self, fork: Any, symptom: Symptom, step: int, ordinal: int) -> None:
+        """Explains the last incident with replays in the process of the run itself."""
+        from nanguard.diagnosis.session import explain
+
+        self._explained += 1
+        folder = incidents.folder_of(Path(self._options.incidents), step, self.rank)
+        message = {
+            "folder": str(folder),
+            "incident": self._base,
+            "symptom": symptom,
+            "target": ordinal,
+            "method": "iterator",
+            "patience": self._options.patience,
+        }
+        explain(message, fork)
 
     def stopped(self, reason: str) -> None:
         """Tells the launcher that the guard ended the run."""
@@ -147,8 +170,3 @@ def _lock(path: Path) -> Any:
     with path.open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
-
-
-def say_json(value: Any) -> str:
-    """Returns a value as one line of JSON."""
-    return json.dumps(value)

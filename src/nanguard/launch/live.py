@@ -2,40 +2,42 @@
 
 from __future__ import annotations
 
-import ast
 import atexit
 import contextlib
-import linecache
 import os
 import sys
-import time
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-import torch
 
 from nanguard.guard.held import BufferPlaces, Held
 from nanguard.guard.optimizers import scaled_lr
 from nanguard.guard.policy import Action, Policy, Trouble
 from nanguard.launch.handover import Handover
+from nanguard.launch.lastgood import LastGood
+from nanguard.launch.late import Late
 from nanguard.launch.patches import Patches
-from nanguard.launch.replay import Replay, frames
+from nanguard.launch.replay import ForkedReplay
+from nanguard.launch.terms import terms_of
 from nanguard.launch.timeline import Timeline
+from nanguard.launch.together import Together
 from nanguard.launch.watch import Watch
 from nanguard.numerics import all_finite
 from nanguard.settings import Settings
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from types import FrameType
 
     from torch import Tensor
     from torch.optim import Optimizer
 
     from nanguard.launch.options import Options
+    from nanguard.launch.patches import Batches
     from nanguard.launch.watch import Symptom
 
 STOPPED = 3
+# Steps after which parameters are looked at each time, and between two looks from then on.
+_CAREFUL = 16
+# Bytes of batches that are kept because a loader's workers could not make them again.
+_KEPT = 64 << 20
 
 
 def begin(options: Options) -> None:
@@ -46,53 +48,88 @@ def begin(options: Options) -> None:
 
 
 class Live(Watch):
-    """The guard around an unmodified script."""
+    """The guard around an unmodified script.
+
+    Attributes:
+        patches: What makes torch tell us things.
+        handover: Writes incidents.
+        held: The buffers as they were before the step.
+    """
 
     def __init__(self, options: Options) -> None:
         super().__init__()
         self._options = options
-        self._policy = Policy(Settings(on_bad=options.on_bad, max_bad=options.max_bad))  # type: ignore[arg-type]
-        self._handover = Handover(options)
+        self._settings = Settings(on_bad=options.on_bad, max_bad=options.max_bad)  # type: ignore[arg-type]
+        self._policy = Policy(self._settings)
         self._timeline: Timeline | None = None
-        self._held: Held | None = None
+        self._late = Late(self)
+        self._last_good = LastGood(self) if options.on_bad == "rollback" else None
+        self._together = Together()
         self._bad = 0
-        self._applied = 0
-        self._told = False
         self._pid = os.getpid()
+        self._given: list[tuple[int, Any]] = []
+        self._aside = False
+        self.handover = Handover(options)
+        self.held: Held | None = None
         self.patches = Patches(self)
 
     def open(self) -> None:
         """Takes the first moment, if this process can be forked."""
-        if self._options.trace and self._handover.can_fork():
-            self._timeline = Timeline(self._handover.serve)
-            if self._handover.alone():
+        if self._options.trace and self.handover.can_fork():
+            self._timeline = Timeline(self.handover.serve)
+            if self.handover.alone():
                 self._go_on(self._timeline.take_first())
-        atexit.register(self._close)
+        atexit.register(self.close)
+
+    def stand_aside(self) -> None:
+        """Leaves the run to a guard of its own."""
+        if not self._aside:
+            self._aside = True
+            self.handover.say("the script has a Guard of its own, which is left to do its work")
 
     # The step.
 
+    def next_batch(self, batches: Batches) -> Any:
+        """Hands on a batch; keeps it where nobody could make it again."""
+        again = self._late.next_batch(batches)
+        if again is not None:
+            return again[0]
+        batch = next(batches.own)
+        self._late.drew(batches, batch)
+        if self._timeline is not None and batches.has_workers:
+            self._keep(batch)
+        return batch
+
     def before_backward(self, losses: list[Tensor]) -> None:
         """Looks at the loss while its terms can still be named."""
-        if losses[0].device.type == "cpu" and not all_finite(losses):
-            self.terms = _terms(sys._getframe(2), losses)
-            if not self.made_by:
-                self._meet(self.bad_loss(), None)
+        if self._aside or losses[0].device.type != "cpu" or all_finite(losses):
+            return
+        self.terms = terms_of(losses[0], sys._getframe(2))
+        if not self.made_by:
+            self._meet(self.bad_loss(), None)
 
     def after_backward(self) -> None:
         """Counts a step where there is no optimizer that would."""
-        if not self.made_by:
-            if self.ordinal == 0:
-                self._handover.say(
-                    "no torch optimizer was made: steps are watched, but the update is the "
-                    "script's own and cannot be held back"
-                )
-            self.end_manual_step()
+        if self.made_by or self._aside:
+            return
+        if self.ordinal == 0:
+            self.handover.say(
+                "no torch optimizer was made: steps are watched, but the update is the script's "
+                "own and cannot be held back"
+            )
+        self.end_manual_step()
 
     def judged_step(self, optimizer: Optimizer, call: Callable[..., Any], closure: Any) -> Any:
         """Makes a step only if loss and gradients are finite."""
-        symptom = None
-        if closure is None:
-            symptom = self.bad_loss() or self.bad_gradient(optimizer)
+        if self._aside:
+            return call()
+        if closure is None and self._scaler is None and self._late.can_take(optimizer):
+            return self._late.step(optimizer, call)
+        self._late.look()
+        if closure is not None:
+            return self._step_with_closure(optimizer, call)
+        loss, gradient = self.bad_loss(), self.bad_gradient(optimizer)
+        symptom = self._together.agree(loss, gradient)
         if symptom is not None:
             symptom.scaled_by_hand = self._scaler is not None
             self._meet(symptom, optimizer)
@@ -104,7 +141,10 @@ class Live(Watch):
 
     def judged_scaler_step(self, scaler: Any, optimizer: Any, call: Callable[[], Any]) -> Any:
         """Lets the scaler do its work; a bad loss is none of it."""
-        symptom = self.bad_loss()
+        if self._aside:
+            return call()
+        self._late.look()
+        symptom = self._together.agree_on_loss(self.bad_loss())
         with scaled_lr([optimizer], self._policy.lr_factor):
             result = call()
         if symptom is not None:
@@ -116,97 +156,118 @@ class Live(Watch):
 
     def boundary(self) -> None:
         """Marks what the next step may change, and takes a moment now and then."""
-        if self._held is None:
-            self._held = Held(BufferPlaces(self.models()))
-        self._held.mark()
+        if self._aside:
+            return
+        if self.held is None:
+            self.held = Held(BufferPlaces(self.models()))
+        self.held.mark()
+        self._late.begin_step()
         if self._timeline is not None and os.getpid() == self._pid:
             self._go_on(self._timeline.take_if_due(self.ordinal))
 
+    def meet_late(self, symptom: Symptom, optimizer: Any, step: int, ordinal: int) -> None:
+        """Deals with a step whose verdict came from the device."""
+        self._meet(symptom, optimizer, step=step, ordinal=ordinal)
+
+    def good(self) -> None:
+        """Counts a good step."""
+        self._policy.good()
+        if self._last_good is not None:
+            self._last_good.after_good_step()
+
+    def _step_with_closure(self, optimizer: Optimizer, call: Callable[..., Any]) -> Any:
+        before = LastGood(self)
+        before.take()
+        result = call()
+        symptom = self.bad_state(optimizer)
+        if symptom is not None:
+            before.restore()
+            symptom.where = "parameter"
+            self._meet(symptom, optimizer)
+        else:
+            self.good()
+        return result
+
     def _look_after(self, optimizer: Optimizer) -> None:
-        symptom = self.bad_state(optimizer) or self.bad_buffers()
+        due = self.ordinal < _CAREFUL or self.ordinal % _CAREFUL == 0
+        symptom = (self.bad_state(optimizer) if due else None) or self.bad_buffers()
         if symptom is not None:
             self._meet(symptom, optimizer)
-            return
-        self._applied += 1
-        self._policy.good()
+        else:
+            self.good()
 
-    def _meet(self, symptom: Symptom | None, optimizer: Any) -> None:
+    def _meet(
+        self,
+        symptom: Symptom | None,
+        optimizer: Any,
+        *,
+        step: int | None = None,
+        ordinal: int | None = None,
+    ) -> None:
         """Deals with a bad step."""
         if symptom is None:
             return
         self._bad += 1
-        step = self.ordinal if optimizer is None else self.number_of(optimizer)
-        poisoned = symptom.where not in ("loss", "gradient") or not self._run_is_finite()
-        if self._held is not None:
-            self._held.restore(self._held.shape)
-            poisoned = poisoned and not (symptom.where == "buffer" and self._run_is_finite())
-        decision = self._policy.bad(Trouble(step, poisoned=poisoned))
-        self._handover.report(
-            symptom, step=step, ordinal=self.ordinal, decision=decision, timeline=self._timeline
+        if step is None:
+            step = self.ordinal if optimizer is None else self.number_of(optimizer)
+        if self.held is not None:
+            self.held.restore(self.held.shape)
+        poisoned = not all_finite([*self.named_parameters().values(), *self._good_buffers()])
+        can_roll_back = self._last_good is not None and self._last_good.is_there
+        decision = self._policy.bad(Trouble(step, poisoned=poisoned, can_roll_back=can_roll_back))
+        self.handover.report(
+            symptom,
+            step=step,
+            ordinal=self.ordinal if ordinal is None else ordinal,
+            decision=decision,
+            timeline=self._timeline,
+            ranks=self._together,
+            given=self._given,
         )
         if optimizer is not None:
             with contextlib.suppress(AttributeError):
                 optimizer.zero_grad(set_to_none=True)
+        if decision.action is Action.ROLLBACK and self._last_good is not None:
+            self._last_good.restore()
         if decision.action is Action.STOP:
-            self._handover.stopped(decision.reason)
+            self.handover.stopped(decision.reason)
             raise SystemExit(STOPPED)
 
-    def _run_is_finite(self) -> bool:
-        return all_finite(self.named_parameters().values())
+    def _good_buffers(self) -> list[Tensor]:
+        if self._baseline is None:
+            return []
+        return [b for name, b in self.buffers().items() if self._baseline.get(name, False)]
+
+    def _keep(self, batch: Any) -> None:
+        oldest = self._timeline.oldest if self._timeline is not None else None
+        self._given = [pair for pair in self._given if oldest is not None and pair[0] >= oldest]
+        self._given.append((self.ordinal, batch))
+        from nanguard.tracer.modules import tensors_in
+
+        size = sum(t.numel() * t.element_size() for _, kept in self._given for t in tensors_in(kept))
+        if size > _KEPT:
+            self._given = []
+            if self._timeline is not None:
+                self._timeline.forget_recent()
 
     def _go_on(self, task: Any) -> None:
         """In a process that replays: becomes the replay."""
         if task is None:
             return
         self._timeline = None
-        atexit.unregister(self._close)
-        replay = Replay(task, self)
+        atexit.unregister(self.close)
+        replay = ForkedReplay(task, self)
         self.patches.watcher = replay
         replay.begin()
 
-    def _close(self) -> None:
+    def close(self) -> None:
+        """Ends the guard, and says what it met."""
         if os.getpid() != self._pid:
             return
+        self._late.close()
         if self._timeline is not None:
             self._timeline.close()
         if self._bad:
-            self._handover.summary(self.ordinal, self._bad)
+            self.handover.summary(self.ordinal, self._bad)
         self.patches.take_off()
 
-
-def _terms(frame: FrameType, losses: list[Tensor]) -> dict[str, float]:
-    """Returns the terms of a loss by the names the script has for them."""
-    for users in frames(frame):
-        names = [n for n, v in users.f_locals.items() if isinstance(v, torch.Tensor) and v.dim() == 0]
-        root = next(
-            (n for n in names if users.f_locals[n].data_ptr() == losses[0].data_ptr()), None
-        )
-        if root is None:
-            continue
-        parts = _parts_of(root, users)
-        return {
-            name: float(users.f_locals[name].detach()) for name in parts if name in names and name != root
-        }
-    return {}
-
-
-def _parts_of(name: str, frame: FrameType) -> list[str]:
-    """Returns the names in the last assignment to a variable before a line."""
-    lines = linecache.getlines(frame.f_code.co_filename)
-    try:
-        tree = ast.parse("".join(lines))
-    except (SyntaxError, ValueError):
-        return []
-    found: list[str] = []
-    for node in ast.walk(tree):
-        if (
-            isinstance(node, (ast.Assign, ast.AugAssign))
-            and node.lineno <= (frame.f_lineno or 0)
-            and any(isinstance(t, ast.Name) and t.id == name for t in _targets(node))
-        ):
-            found = [n.id for n in ast.walk(node.value) if isinstance(n, ast.Name)]
-    return found
-
-
-def _targets(node: ast.Assign | ast.AugAssign) -> list[ast.expr]:
-    return node.targets if isinstance(node, ast.Assign) else [node.target]

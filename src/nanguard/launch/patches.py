@@ -31,8 +31,42 @@ class Watcher(Protocol):
     def made(self, optimizer: Optimizer) -> None:
         """Hears of a new optimizer."""
 
-    def batches(self, loader: Any, batches: Iterator[Any]) -> Iterator[Any]:
-        """Returns what the script is given when it goes over a loader."""
+    def begin_pass(self, loader: Any) -> None:
+        """Hears that the script is about to go over a loader."""
+
+    def next_batch(self, batches: Batches) -> Any:
+        """Returns the next batch that the script is given."""
+
+
+class Batches:
+    """What a script gets when it goes over a loader: the same batches, with us in between.
+
+    Attributes:
+        loader: The loader.
+        own: Its own iterator.
+    """
+
+    def __init__(self, patches: Patches, loader: Any, own: Iterator[Any]) -> None:
+        self._patches = patches
+        self.loader = loader
+        self.own = own
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> Any:
+        return self._patches.watcher.next_batch(self)
+
+    def __len__(self) -> int:
+        return len(self.own)  # type: ignore[arg-type]
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.own, name)
+
+    @property
+    def has_workers(self) -> bool:
+        """Whether other processes prepare the batches."""
+        return bool(getattr(self.own, "_num_workers", 0))
 
 
 class Patches:
@@ -132,6 +166,7 @@ class Patches:
 
         @functools.wraps(original)
         def iterate(loader: Any) -> Any:
-            return self.watcher.batches(loader, original(loader))
+            self.watcher.begin_pass(loader)
+            return Batches(self, loader, original(loader))
 
         self._replace(DataLoader, "__iter__", iterate)

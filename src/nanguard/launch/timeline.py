@@ -105,6 +105,16 @@ class Timeline:
         recent = [moment for moment in self.recent if moment.ordinal <= ordinal]
         return recent[-1] if recent else None
 
+    @property
+    def oldest(self) -> int | None:
+        """The number of steps at the oldest of the recent moments."""
+        return self.recent[0].ordinal if self.recent else None
+
+    def forget_recent(self) -> None:
+        """Lets go of the recent moments: what came after them is not known any more."""
+        while self.recent:
+            self._let_go(self.recent.pop())
+
     def wake(self, moment: Moment, message: Any) -> bool:
         """Wakes a moment; returns whether it could hear."""
         try:

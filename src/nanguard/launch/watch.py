@@ -16,11 +16,12 @@ from nanguard.tracer.modules import all_modules
 from nanguard.tracer.sites import here
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     from torch import Tensor, nn
     from torch.optim import Optimizer
 
+    from nanguard.launch.patches import Batches
     from nanguard.tracer.sites import Site
 
 
@@ -157,9 +158,12 @@ class Watch:
         self._end_step(optimizer)
         return result
 
-    def batches(self, loader: Any, batches: Iterator[Any]) -> Iterator[Any]:
-        """Hands on the batches of a loader."""
-        return batches
+    def begin_pass(self, loader: Any) -> None:
+        """Hears that the script is about to go over a loader."""
+
+    def next_batch(self, batches: Batches) -> Any:
+        """Hands on a batch of a loader."""
+        return next(batches.own)
 
     # What the live run and the replay do differently.
 

@@ -191,12 +191,9 @@ class Record:
     @property
     def bad(self) -> bool:
         """Whether its result is not finite."""
+        if not isinstance(self.low, (int, float)):
+            return False  # still on its way from the device
         return not (math.isfinite(self.low) and math.isfinite(self.high))
-
-    @property
-    def is_known_bad(self) -> bool:
-        """Whether its result is known to be not finite."""
-        return isinstance(self.low, (int, float)) and self.bad
 
     @property
     def is_source(self) -> bool:

@@ -61,7 +61,7 @@ class Trace(TorchDispatchMode):
         entered: What the models were given in this step, and by whom it was written.
     """
 
-    def __init__(self, *, heal: Iterable[int] = ()) -> None:
+    def __init__(self, *, heal: Iterable[int] = (), look_at: int | None = None) -> None:
         super().__init__()
         self.step = 0
         self.records: list[Record] = []
@@ -77,6 +77,7 @@ class Trace(TorchDispatchMode):
         self._first_call: int | None = None
         self._count = 0
         self._heal = frozenset(heal)
+        self._look_at = look_at
         self._ops: dict[Any, _Op] = {}
         self._writers: dict[int, Record] = {}
         self._by_node: dict[int, Record] = {}
@@ -120,6 +121,28 @@ class Trace(TorchDispatchMode):
     def know_parameters(self, named: dict[str, Tensor]) -> None:
         """Notes which memory belongs to parameters."""
         self._parameters = {_key(tensor): name for name, tensor in named.items()}
+
+    def resolve(self) -> None:
+        """Reads, in one go, what the device knows about the operations of this step."""
+        late = [record for record in self.records if isinstance(record.low, list)]
+        sources = {id(w): w for record in late for w in record.writers}
+        late = sorted(
+            [*late, *(w for w in sources.values() if isinstance(w.low, torch.Tensor))],
+            key=lambda record: record.index,
+        )
+        lows, highs = _read([r.low for r in late]), _read([r.high for r in late])
+        for record, low, high in zip(late, lows, highs, strict=True):
+            record.low = min(low, key=_order)
+            record.high = max(high, key=_order_high)
+            if not record.bad:
+                continue
+            self.bad.append(record)
+            record.bad_writers = tuple(w for w in record.writers if w.bad)
+            nan = math.isnan(record.low) or math.isnan(record.high)
+            if record.bad_writers:
+                record.intended = not nan and all(w.intended for w in record.bad_writers)
+            else:
+                record.intended = record.literal and not nan
 
     def _know_model(self, module: nn.Module) -> None:
         path = self.modules.names.path(module)
@@ -251,6 +274,10 @@ class Trace(TorchDispatchMode):
         if any(isinstance(low, torch.Tensor) for low, _ in extremes):
             record.low = [low for low, _ in extremes]
             record.high = [high for _, high in extremes]
+            scalars = [*args, *kwargs.values()]
+            record.literal = any(_is_nonfinite(value) for value in scalars)
+            if record.index == self._look_at:
+                record.detail = _detail(op, results, inputs, args, kwargs)
             return
         # Whichever is not finite must not get lost: a NaN fails every comparison.
         record.low = min((low for low, _ in extremes), key=_order)
@@ -448,8 +475,30 @@ def _extremes(tensor: Tensor) -> tuple[Any, Any]:
         return 0.0, 0.0
     low, high = torch.aminmax(values)
     if values.device.type != "cpu":
-        return low.float(), high.float()
+        return low, high
     return low.item(), high.item()
+
+
+def _read(values: list[Any]) -> list[list[float]]:
+    """Returns numbers that lie on a device, a list for each entry, after one transfer."""
+    flat = [v for value in values for v in (value if isinstance(value, list) else [value])]
+    groups: dict[Any, list[int]] = {}
+    numbers: list[float] = [0.0] * len(flat)
+    for place, value in enumerate(flat):
+        if isinstance(value, torch.Tensor):
+            groups.setdefault((value.device, value.dtype), []).append(place)
+        else:
+            numbers[place] = float(value)
+    for places in groups.values():
+        read = torch.stack([flat[place] for place in places]).tolist()
+        for place, number in zip(places, read, strict=True):
+            numbers[place] = number
+    out, start = [], 0
+    for value in values:
+        length = len(value) if isinstance(value, list) else 1
+        out.append(numbers[start : start + length])
+        start += length
+    return out
 
 
 def _order(value: float) -> float:

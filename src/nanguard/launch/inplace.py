@@ -1,0 +1,195 @@
+"""Replays in the process of the run itself: the loader gives out the bad batch again.
+
+This is the way on CUDA, where a process cannot be forked. The loop's body runs once more for each
+thing that is tried; its step is never made, and what it prints is not shown. The explanation runs
+in a thread that asks for one replay after the other.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import io
+import queue
+import threading
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.utils._python_dispatch import _disable_current_modes
+
+from nanguard.launch import changes
+from nanguard.launch.replay import Replay
+from nanguard.launch.task import Outcome
+from nanguard.tracer.modules import tensors_in
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from torch.optim import Optimizer
+
+    from nanguard.guard.rng import RandomStreams
+    from nanguard.launch.live import Live
+    from nanguard.launch.patches import Batches
+    from nanguard.launch.task import Task
+    from nanguard.launch.watch import Symptom
+
+# What cannot be changed in a run that goes on afterwards.
+_IMPOSSIBLE = ("source", "clip", "fresh_grads", "targets_only")
+
+
+class InPlace:
+    """Gives out a bad batch again and again, as long as there is something to try."""
+
+    def __init__(
+        self,
+        live: Live,
+        drawn: list[tuple[Batches, Any]],
+        streams: dict[str, Any] | None,
+        random: RandomStreams | None,
+        symptom: Symptom,
+        step: int,
+    ) -> None:
+        self._live = live
+        self._drawn = drawn
+        self._streams = streams
+        self._random = random
+        self._now = None if random is None else random.capture()
+        self._tasks: queue.Queue[Task | None] = queue.Queue()
+        self._outcomes: queue.Queue[Outcome] = queue.Queue()
+        self._replay: _InPlaceReplay | None = None
+        self._batches: list[Any] = []
+        self._quiet = contextlib.ExitStack()
+        self._ordinal = live.ordinal
+        self._thread = threading.Thread(
+            target=self._explain, args=(symptom, step), name="nanguard-explains", daemon=True
+        )
+        self._thread.start()
+
+    def next_batch(self) -> tuple[Any] | None:
+        """Returns the next batch to be given out again, in a tuple; None when all is tried."""
+        if self._batches:
+            return (self._batches.pop(0),)
+        self._end_replay()
+        while True:
+            task = self._tasks.get()
+            if task is None:
+                break
+            impossible = next((n for n in _IMPOSSIBLE if getattr(task, n)), None)
+            if impossible is None and task.lr_factor == 1.0 and not _is_half_model(task, self._live):
+                return self._begin_replay(task)
+            self._outcomes.put(Outcome(error="this cannot be changed while the run goes on"))
+        self._live.ordinal = self._ordinal
+        if self._random is not None and self._now is not None:
+            self._random.restore(self._now)
+        return None
+
+    def run(self, task: Task, seconds: float) -> Outcome | None:
+        """Asks, from the thread that explains, for one replay."""
+        self._tasks.put(task)
+        try:
+            return self._outcomes.get(timeout=seconds)
+        except queue.Empty:
+            return None
+
+    def _explain(self, symptom: Symptom, step: int) -> None:
+        try:
+            self._live.handover.explain_in_place(self, symptom, step, self._ordinal)
+        finally:
+            self._tasks.put(None)
+
+    def _begin_replay(self, task: Task) -> tuple[Any]:
+        if self._random is not None and self._streams is not None:
+            self._random.restore(self._streams)
+        batches = [batch for _, batch in self._drawn]
+        if task.without:
+            batches = [_without(copy.deepcopy(batch), task.without) for batch in batches]
+        task.target, task.without = self._ordinal, ()
+        self._live.ordinal = self._ordinal
+        self._replay = _InPlaceReplay(task, self._live, self)
+        self._quiet.enter_context(contextlib.redirect_stdout(io.StringIO()))
+        self._quiet.enter_context(contextlib.redirect_stderr(io.StringIO()))
+        if task.precision is not None:
+            self._quiet.enter_context(changes.without_autocast())
+        if self._live.held is not None:
+            self._live.held.mark()
+        self._live.patches.watcher = self._replay
+        self._replay.begin()
+        self._batches = batches[1:]
+        return (batches[0],)
+
+    def _end_replay(self) -> None:
+        replay, self._replay = self._replay, None
+        if replay is None:
+            return
+        if replay.trace is not None:
+            replay.trace.stop()
+        self._live.patches.watcher = self._live
+        self._quiet.close()
+        if self._live.held is not None:
+            self._live.held.restore(self._live.held.shape)
+        for parameter in self._live.named_parameters().values():
+            parameter.grad = None
+        outcome = replay.outcome or Outcome(error="the loop's body did not come to a step")
+        self._outcomes.put(outcome)
+
+
+class _InPlaceReplay(Replay):
+    """A replay whose step is judged and never made."""
+
+    def __init__(self, task: Task, live: Live, owner: InPlace) -> None:
+        super().__init__(task, live)
+        self._owner = owner
+        self.outcome: Outcome | None = None
+
+    def begin(self) -> None:
+        """Begins to watch, if that is the task."""
+        if self.trace is not None:
+            self.trace.step = self.ordinal
+            self.trace.start()
+            self.trace.begin_step(self.ordinal)
+
+    def begin_pass(self, loader: Any) -> None:
+        """Leaves other loaders as they are."""
+
+    def next_batch(self, batches: Batches) -> Any:
+        """Goes back to the run when the loop asks for another batch."""
+        if any(batches is own for own, _ in self._owner._drawn):
+            return self._owner._live.next_batch(batches)
+        return next(batches.own)
+
+    def judged_step(self, optimizer: Optimizer, call: Callable[..., Any], closure: Any) -> Any:
+        """Judges the step, and does not make it."""
+        if self.answered:
+            return None
+        with _disable_current_modes():
+            self._judge(self.bad_loss() or self.bad_gradient(optimizer), optimizer)
+            if not self.answered:
+                self.answer(self._outcome(optimizer))
+        return None
+
+    def answer(self, outcome: Outcome) -> None:
+        """Remembers the answer; the loop's body goes on to its end."""
+        if not self.answered:
+            self.answered = True
+            self.outcome = outcome
+
+    def boundary(self) -> None:
+        """Does nothing: the step was not made."""
+
+
+def _is_half_model(task: Task, live: Live) -> bool:
+    if task.precision is None:
+        return False
+    return any(p.dtype in (torch.float16, torch.bfloat16) for p in live.named_parameters().values())
+
+
+def _without(batch: Any, samples: tuple[int, ...]) -> Any:
+    tensors = [t for t in tensors_in(batch) if t.dim()]
+    size = tensors[0].shape[0] if tensors else 0
+    good = next((row for row in range(size) if row not in samples), None)
+    for tensor in tensors:
+        if good is not None and tensor.shape[0] == size:
+            for row in samples:
+                tensor[row] = tensor[good].clone()
+    return batch
+

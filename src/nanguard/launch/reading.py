@@ -1,0 +1,99 @@
+"""Makes sense of a traced step: where it began, which samples, and what to keep of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from nanguard.tracer.modules import tensors_in
+from nanguard.tracer.origin import bad_rows, origin_of, producers, suspects
+
+if TYPE_CHECKING:
+    from nanguard.launch.replay import Replay
+    from nanguard.launch.task import Outcome
+    from nanguard.launch.watch import Symptom
+    from nanguard.tracer.origin import Origin
+    from nanguard.tracer.records import Record
+    from nanguard.tracer.trace import Trace
+
+# Nobody else's: in a replay, torch.save writes somewhere else.
+_save = torch.save
+# Larger batches are not saved.
+_LIMIT = 256 << 20
+_SUSPECTS = 4
+
+
+def read_trace(replay: Replay, outcome: Outcome) -> None:
+    """Completes the outcome of a bad step with what its trace shows."""
+    trace, symptom = replay.trace, outcome.symptom
+    assert trace is not None  # noqa: S101 - the caller has looked
+    assert symptom is not None  # noqa: S101
+    trace.know_parameters(replay.named_parameters())
+    trace.resolve()
+    facts = outcome.facts
+    facts.batch_size = trace.batch_size
+    facts.autocast = trace.autocast
+    if replay.task.table:
+        facts.table = trace.table()
+    made = producers(_sinks(replay, trace, symptom))
+    if not made:
+        return
+    sink = {"loss": "loss", "gradient": "gradient"}.get(symptom.where, "parameter")
+    first = next((r for r in trace.bad if r.index == replay.task.look_at), made[0])
+    outcome.origin = origin_of(first, trace, sink=sink)
+    facts.suspects = [(record.index, record.op) for record in suspects(trace, first)][:_SUSPECTS]
+    facts.samples = _samples(outcome.origin, trace)
+    facts.indices = [replay.indices[row] for row in facts.samples if row < len(replay.indices)]
+    if replay.task.folder is not None:
+        note = _save_batch(trace, Path(replay.task.folder))
+        if note is not None:
+            facts.notes.append(note)
+
+
+def _sinks(replay: Replay, trace: Trace, symptom: Symptom) -> list[Record]:
+    """Returns who wrote the bad values that were noticed."""
+    tensors: list[Any] = list(replay.losses)
+    if symptom.where in ("gradient", "parameter"):
+        named = replay.named_parameters()
+        tensors = [named[name] for name in symptom.names]
+        if symptom.where == "gradient":
+            tensors = [tensor.grad for tensor in tensors]
+    elif symptom.where == "buffer":
+        buffers = replay.buffers()
+        tensors = [buffers[name] for name in symptom.names]
+    elif symptom.where == "optimizer state":
+        states = [state for o in replay.optimizers() for state in o.state.values()]
+        tensors = list(tensors_in(states))
+    writers = [trace.writer(tensor) for tensor in tensors if tensor is not None]
+    return [writer for writer in writers if writer is not None and writer.bad]
+
+
+def _samples(origin: Origin, trace: Trace) -> list[int]:
+    """Returns which samples of the batch are at fault, if not all of them are."""
+    size = trace.batch_size
+    if size is None:
+        return []
+    if origin.phase == "data":
+        rows: set[int] = set()
+        for tensor in tensors_in(trace.batch):
+            if tensor.dim() and tensor.is_floating_point() and tensor.shape[0] == size:
+                bad = ~torch.isfinite(tensor).reshape(size, -1).all(1)
+                rows.update(bad.nonzero().flatten().tolist())
+        if 0 < len(rows) < size:
+            return sorted(rows)
+    return bad_rows(origin.detail, size)
+
+
+def _save_batch(trace: Trace, folder: Path) -> str | None:
+    """Saves the batch beside the incident; returns why not, if it does not."""
+    tensors = [tensor.detach() for tensor in tensors_in(trace.batch)]
+    size = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+    if not tensors:
+        return "no tensors were found in the batch, so it was not saved"
+    if size > _LIMIT:
+        return f"the batch of {size >> 20} MiB was too large to be saved"
+    streams = {"torch": torch.get_rng_state()}
+    _save({"batch": tensors, "streams": streams}, folder / "batch.pt")
+    return None

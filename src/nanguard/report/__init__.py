@@ -1,0 +1,1 @@
+"""Reports: what was found, in words. They show and never decide."""

@@ -1,0 +1,186 @@
+"""How the fields of an incident are said in words."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from nanguard.report.fields import branch, entries, listed, number, text, texts
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+_ACTIONS = {
+    "step": "The guard let the step pass",
+    "overflow": "The GradScaler skipped the step and lowered its scale",
+    "skip": "The guard skipped the step",
+    "cut-lr": "The guard skipped the step and cut the learning rate",
+    "rollback": "The guard rolled back to the last good snapshot",
+    "stop": "The guard stopped the run",
+}
+_PHASES = {
+    "init": "while the model was made",
+    "data": "while the data was prepared",
+    "forward": "forward",
+    "backward": "backward (the line is the forward line whose derivative failed)",
+    "optimizer": "in the step of the optimizer",
+}
+_MODULES = {
+    "<root>": "<root> (the forward of the model itself)",
+    "loss": "loss (outside of the model)",
+    "input": "input (before the model)",
+    "optimizer": "optimizer",
+}
+_METHODS = {
+    "second-run": "The script was run again from its first line.",
+    "snapshot": "The step was run again from a snapshot of the run.",
+}
+_VERDICTS = {
+    "reproduced": "The step was bad again.",
+    "low-precision-only": "The step was bad again, but it is finite in float32: only low "
+    "precision makes it bad.",
+    "not-reproduced": "This time the step was finite: hardware or timing is to be suspected.",
+    "not-replayed": "The step was not replayed, so nothing about its cause is proven.",
+}
+_NO_ORIGIN = {
+    "not-reproduced": "Not known: the step was finite when it was replayed.",
+    "not-replayed": "Not known: the step was not replayed.",
+}
+_NO_FIX = {
+    "not-reproduced": "No fix is known. Watch whether it happens again, and on which machine.",
+    "not-replayed": "Replay the step to find its cause; the command is below.",
+}
+_PROVEN = 0.9
+_LIKELY = 0.7
+
+
+def symptom(fields: Mapping[str, Any]) -> str:
+    """Returns what was seen, as a sentence goes on."""
+    where, kind = text(fields, "where", 60), text(fields, "kind", 60) or "not finite"
+    named, loss = listed(texts(fields, "names"), 3), number(fields.get("loss"))
+    if where == "loss":
+        return f"the loss is {loss or kind}"
+    if where == "gradient":
+        of = f" of {named}" if named else ""
+        return f"the gradient{of} is {kind}" + (f", while the loss is {loss}" if loss else "")
+    if where:
+        return f"{where}{' ' if named else ''}{named} is {kind} after the step"
+    return "what was bad about it is not recorded"
+
+
+def action(fields: Mapping[str, Any]) -> str:
+    """Returns what the guard did, as a sentence."""
+    taken, reason = text(fields, "taken", 60), text(fields, "reason")
+    if not taken:
+        return "What the guard did is not recorded."
+    return _ACTIONS.get(taken, f"The guard did this: {taken}") + (
+        f" ({reason})." if reason else "."
+    )
+
+
+def phase(origin: Mapping[str, Any]) -> str:
+    """Returns when it happened."""
+    name = text(origin, "phase", 60)
+    return _PHASES.get(name, name)
+
+
+def op(origin: Mapping[str, Any]) -> str:
+    """Returns which operation made the bad value."""
+    name, kernel = text(origin, "op", 100), text(origin, "kernel", 100)
+    if name == "input":
+        return "none: the data was bad when torch first saw it"
+    if not name or kernel in ("", name):
+        return name
+    backward = text(origin, "phase") == "backward"
+    return f"{name} ({'its derivative' if backward else 'it'} calls {kernel})"
+
+
+def module(origin: Mapping[str, Any]) -> str:
+    """Returns in which part of the model it happened."""
+    name = text(origin, "module")
+    return _MODULES.get(name, name)
+
+
+def optimizer(fields: Mapping[str, Any]) -> str:
+    """Returns which optimizer made the step, and with which settings."""
+    parts = [f"{key} {value}" for key in ("lr", "eps") if (value := number(fields.get(key)))]
+    return ", ".join(filter(None, [text(fields, "name", 60), *parts]))
+
+
+def sureness(confidence: Any, *, proven: bool = False) -> str:
+    """Returns how sure a cause is.
+
+    Args:
+        confidence: A number from 0 to 1; anything else counts as unknown.
+        proven: Whether a replay showed it: no number stands for that.
+    """
+    if isinstance(confidence, bool) or not isinstance(confidence, (int, float)):
+        return "unknown"
+    if not 0 < confidence <= 1:
+        return "unknown"
+    if confidence >= _PROVEN and proven:
+        return "proven by replay"
+    return "likely" if confidence >= _LIKELY else "possible"
+
+
+def confidence(incident: Mapping[str, Any]) -> str:
+    """Returns how sure the cause of an incident is, as a sentence."""
+    cause = branch(incident, "cause")
+    if text(cause, "code") in ("", "unknown"):
+        return "Nobody knows yet why this happened."
+    value = cause.get("confidence")
+    replayed = not text(branch(incident, "replay"), "verdict").startswith("not-")
+    proven = any(trial.get("finite") is True for trial in entries(incident, "trials"))
+    proven = proven or any(fix.get("verified") is True for fix in entries(incident, "fixes"))
+    sure = sureness(value, proven=proven and replayed)
+    if sure == "unknown":
+        return "How sure this is, is unknown."
+    return f"{sure.capitalize()} (confidence {number(value)})."
+
+
+def trial(finite: Any) -> tuple[str, str]:
+    """Returns what came of a trial, and the style to show it in."""
+    if finite is True:
+        return "ok", "green"
+    return ("still bad", "red") if finite is False else ("could not be tried", "yellow")
+
+
+def fix(fields: Mapping[str, Any]) -> tuple[str, str]:
+    """Returns whether a fix is known to work, and the style to show it in."""
+    how = text(fields, "how")
+    if fields.get("verified") is True:
+        return f"Verified{': ' if how else ''}{how}", "green"
+    if how in ("", "not tried"):
+        return "Not tried: nobody knows yet whether it helps.", "yellow"
+    return f"Not verified: {how}", "yellow"
+
+
+def no_origin(replay_fields: Mapping[str, Any]) -> str:
+    """Returns why it is not known where it happened."""
+    unknown = "Not known: no operation was found that made the bad value."
+    return _NO_ORIGIN.get(text(replay_fields, "verdict"), unknown)
+
+
+def no_fix(replay_fields: Mapping[str, Any]) -> str:
+    """Returns what to do where no fix is known."""
+    return _NO_FIX.get(text(replay_fields, "verdict"), "No fix is known.")
+
+
+def diff_style(line: str) -> str:
+    """Returns the style of a line of a diff."""
+    if line.startswith(("---", "+++")):
+        return "bold"
+    return {"+": "green", "-": "red", "@": "cyan"}.get(line[:1], "")
+
+
+def replay(fields: Mapping[str, Any]) -> str:
+    """Returns how the step was replayed and what that showed, in sentences."""
+    verdict, method = text(fields, "verdict", 60), text(fields, "method", 60)
+    seconds, why = number(fields.get("seconds")), text(fields, "why")
+    known = f"Verdict: {verdict}." if verdict else "Whether the step was replayed is not recorded."
+    parts = [
+        _METHODS.get(method, f"Method: {method}." if method else ""),
+        _VERDICTS.get(verdict, known),
+        f"This took {seconds} s." if seconds else "",
+        f"Reason: {why}" if why else "",
+    ]
+    return " ".join(filter(None, parts))
