@@ -41,7 +41,12 @@ def explain(message: dict[str, Any], fork: Fork) -> None:
     began = time.monotonic()
     lab = Lab(
         fork,
-        Task(message["target"], folder=str(folder), batches=message.get("batches", [])),
+        Task(
+            message["target"],
+            folder=str(folder),
+            batches=message.get("batches", []),
+            skipped=message.get("skipped", ()),
+        ),
         seconds=message["patience"],
         from_start=message["method"] == "second-run",
     )
@@ -73,7 +78,8 @@ class Explanation:
         incident["step"] = outcome.step
         if outcome.origin is None:
             return self._unknown(incident, "the trace shows no operation that made the bad value")
-        origin = self._first_cause(outcome, outcome.origin)
+        origin = self._with_detail(outcome, outcome.origin)
+        origin = self._first_cause(outcome, origin)
         case = Case(outcome, origin, self._lab)
         self._find_samples(case)
         self._describe(incident, case)
@@ -103,6 +109,16 @@ class Explanation:
         incident.setdefault("samples", [])
         incident.setdefault("fixes", [])
         return incident
+
+    def _with_detail(self, outcome: Outcome, origin: Origin) -> Origin:
+        """Returns an origin with its numbers; on a device, they are read in a replay of their own."""
+        if origin.detail is not None or origin.op in ("input", "parameter", "aten.empty"):
+            return origin
+        closer = self._lab.trace(look_at=origin.index)
+        if closer is None or closer.origin is None or closer.origin.detail is None:
+            return origin
+        outcome.facts.samples = closer.facts.samples or outcome.facts.samples
+        return closer.origin
 
     def _first_cause(self, outcome: Outcome, origin: Origin) -> Origin:
         """Returns an earlier origin, if the step is finite once its bad values are replaced.

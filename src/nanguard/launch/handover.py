@@ -64,6 +64,7 @@ class Handover:
         timeline: Timeline | None,
         ranks: Together,
         given: list[tuple[int, Any]],
+        skipped: tuple[int, ...],
     ) -> None:
         """Writes an incident, and wakes a moment of the past to explain it."""
         if not ranks.mine:
@@ -92,7 +93,7 @@ class Handover:
             "replay": {"verdict": "not-replayed", "method": None},
         }
         incidents.write(folder, base)
-        self._explain(folder, base, symptom, ordinal, timeline, given)
+        self._explain(folder, base, symptom, ordinal, timeline, given, skipped)
 
     def _explain(
         self,
@@ -102,6 +103,7 @@ class Handover:
         ordinal: int,
         timeline: Timeline | None,
         given: list[tuple[int, Any]],
+        skipped: tuple[int, ...],
     ) -> None:
         if not self._options.trace or self._explained >= _EXPLAINED or timeline is None:
             return
@@ -119,6 +121,7 @@ class Handover:
             "patience": self._options.patience,
             "control": self._options.control,
             "batches": [batch for at, batch in given if at >= moment.ordinal],
+            "skipped": skipped,
         }
         if timeline.wake(moment, message):
             Path(self._options.control, f"waiting-{folder.name}").touch()

@@ -48,6 +48,7 @@ class InPlace:
         random: RandomStreams | None,
         symptom: Symptom,
         step: int,
+        ordinal: int,
     ) -> None:
         self._live = live
         self._drawn = drawn
@@ -59,7 +60,8 @@ class InPlace:
         self._replay: _InPlaceReplay | None = None
         self._batches: list[Any] = []
         self._quiet = contextlib.ExitStack()
-        self._ordinal = live.ordinal
+        self._ordinal = ordinal
+        self._step = step
         self._thread = threading.Thread(
             target=self._explain, args=(symptom, step), name="nanguard-explains", daemon=True
         )
@@ -78,7 +80,6 @@ class InPlace:
             if impossible is None and task.lr_factor == 1.0 and not _is_half_model(task, self._live):
                 return self._begin_replay(task)
             self._outcomes.put(Outcome(error="this cannot be changed while the run goes on"))
-        self._live.ordinal = self._ordinal
         if self._random is not None and self._now is not None:
             self._random.restore(self._now)
         return None
@@ -103,8 +104,7 @@ class InPlace:
         batches = [batch for _, batch in self._drawn]
         if task.without:
             batches = [_without(copy.deepcopy(batch), task.without) for batch in batches]
-        task.target, task.without = self._ordinal, ()
-        self._live.ordinal = self._ordinal
+        task.target, task.without = self._live.ordinal, ()
         self._replay = _InPlaceReplay(task, self._live, self)
         self._quiet.enter_context(contextlib.redirect_stdout(io.StringIO()))
         self._quiet.enter_context(contextlib.redirect_stderr(io.StringIO()))
@@ -130,6 +130,7 @@ class InPlace:
         for parameter in self._live.named_parameters().values():
             parameter.grad = None
         outcome = replay.outcome or Outcome(error="the loop's body did not come to a step")
+        outcome.step, outcome.ordinal = self._step, self._ordinal
         self._outcomes.put(outcome)
 
 

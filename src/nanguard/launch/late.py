@@ -160,6 +160,10 @@ class Late:
         assert gate is not None  # noqa: S101
         behind = list(self._flights)
         self._flights.clear()
+        for other in behind:
+            # It did not happen, and its batch will come again.
+            if other.drawn:
+                live.take_back(other.optimizer)
         gate.open()
         bad_loss = not math.isfinite(numbers["loss"])
         value = numbers["loss"] if bad_loss else numbers["grad_norm"]
@@ -169,4 +173,12 @@ class Late:
         self._again = deque(pair for other in behind for pair in other.drawn)
         live.meet_late(symptom, flight.optimizer, flight.step, flight.ordinal)
         if flight.drawn and live.handover.wants_explanation(flight.step):
-            self._in_place = InPlace(live, flight.drawn, flight.streams, self._streams, symptom, flight.step)
+            self._in_place = InPlace(
+                live,
+                flight.drawn,
+                flight.streams,
+                self._streams,
+                symptom,
+                flight.step,
+                flight.ordinal,
+            )

@@ -65,7 +65,7 @@ class Live(Watch):
         self._late = Late(self)
         self._last_good = LastGood(self) if options.on_bad == "rollback" else None
         self._together = Together()
-        self._bad = 0
+        self._bad: list[int] = []
         self._pid = os.getpid()
         self._given: list[tuple[int, Any]] = []
         self._aside = False
@@ -207,9 +207,9 @@ class Live(Watch):
         """Deals with a bad step."""
         if symptom is None:
             return
-        self._bad += 1
         if step is None:
             step = self.ordinal if optimizer is None else self.number_of(optimizer)
+        ordinal = self.ordinal if ordinal is None else ordinal
         if self.held is not None:
             self.held.restore(self.held.shape)
         poisoned = not all_finite([*self.named_parameters().values(), *self._good_buffers()])
@@ -218,12 +218,14 @@ class Live(Watch):
         self.handover.report(
             symptom,
             step=step,
-            ordinal=self.ordinal if ordinal is None else ordinal,
+            ordinal=ordinal,
             decision=decision,
             timeline=self._timeline,
             ranks=self._together,
             given=self._given,
+            skipped=tuple(self._bad),
         )
+        self._bad.append(ordinal)
         if optimizer is not None:
             with contextlib.suppress(AttributeError):
                 optimizer.zero_grad(set_to_none=True)
@@ -268,6 +270,6 @@ class Live(Watch):
         if self._timeline is not None:
             self._timeline.close()
         if self._bad:
-            self.handover.summary(self.ordinal, self._bad)
+            self.handover.summary(self.ordinal, len(self._bad))
         self.patches.take_off()
 

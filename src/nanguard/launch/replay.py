@@ -14,6 +14,7 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import _disable_current_modes
 
+from nanguard.guard.held import BufferPlaces, Held
 from nanguard.guard.optimizers import learning_rate, scaled_lr
 from nanguard.launch import changes
 from nanguard.launch.reading import read_trace
@@ -53,6 +54,7 @@ class Replay(Watch):
         self.indices: list[int] = []
         self.answered = False
         self._norms: list[float] = []
+        self._held: Held | None = None
         self._given = list(task.batches)
 
     def begin(self) -> None:
@@ -101,7 +103,7 @@ class Replay(Watch):
                         parameter.grad = None
             self.facts.backward_site = here()
             self._look_around()
-            if not self.made_by:
+            if not self.made_by and self.ordinal not in self.task.skipped:
                 self._judge(self.bad_loss(), None)
 
     def after_backward(self) -> None:
@@ -112,13 +114,17 @@ class Replay(Watch):
             if self.task.clip is not None:
                 grads = [p for p in self.named_parameters().values() if p.grad is not None]
                 nn.utils.clip_grad_norm_(grads, self.task.clip)
-            if not self.made_by and not self.answered:
+            skipped = self.ordinal in self.task.skipped
+            if not self.made_by and not self.answered and not skipped:
                 self._judge(self.bad_manual_gradient(), None)
         if not self.made_by:
             self.end_manual_step()
 
     def judged_step(self, optimizer: Optimizer, call: Callable[..., Any], closure: Any) -> Any:
         """Judges a step, makes it, and judges what it made."""
+        if self.ordinal in self.task.skipped:
+            self._skip(optimizer)
+            return None
         by_hand = self._scaler is not None
         with _disable_current_modes():
             self.facts.step_site = here()
@@ -134,12 +140,16 @@ class Replay(Watch):
 
     def judged_scaler_step(self, scaler: Any, optimizer: Any, call: Callable[[], Any]) -> Any:
         """Judges the loss; the gradients are the scaler's own business."""
+        skipped = self.ordinal in self.task.skipped
         with _disable_current_modes():
             self.facts.step_site = here()
-            self._judge(self.bad_loss(), optimizer)
+            if not skipped:
+                self._judge(self.bad_loss(), optimizer)
         with scaled_lr([optimizer], self.task.lr_factor), self._in_optimizer():
             result = call()
-        if not self.answered:
+        if skipped:
+            self._skip(optimizer)
+        elif not self.answered:
             self._judge_result(optimizer)
         return result
 
@@ -152,6 +162,10 @@ class Replay(Watch):
 
     def at_boundary(self) -> None:
         """Prepares for the step that begins."""
+        if self.ordinal in self.task.skipped:
+            with _disable_current_modes():
+                self._held = Held(BufferPlaces(self.models()))
+                self._held.mark()
         if self.trace is not None:
             self.trace.begin_step(self.ordinal)
         if self.ordinal == self.task.target and self.task.without:
@@ -173,6 +187,13 @@ class Replay(Watch):
                 note = f"the trace could not be read: {error!r} ({where.name}:{where.lineno})"
                 outcome.facts.notes.append(note)
         self.answer(outcome)
+
+    def _skip(self, optimizer: Any) -> None:
+        """Does what the guard did about an earlier bad step."""
+        with _disable_current_modes():
+            if self._held is not None:
+                self._held.restore(self._held.shape)
+            optimizer.zero_grad(set_to_none=True)
 
     def _judge_result(self, optimizer: Any, *, by_hand: bool = False) -> None:
         with _disable_current_modes():

@@ -31,6 +31,7 @@ class Task:
         batches: What loaders with workers gave out since this moment.
         folder: Where the batch of the target is saved.
         table: Whether every operation of the step is reported.
+        skipped: Steps before the target that the guard kept from happening.
         look_at: An operation that is to be described, whatever the origin is.
         answer: The way back.
     """
@@ -48,6 +49,7 @@ class Task:
     batches: list[Any] = field(default_factory=list)
     folder: str | None = None
     table: bool = False
+    skipped: tuple[int, ...] = ()
     look_at: int | None = None
     answer: Connection | None = None
 

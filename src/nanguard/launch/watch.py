@@ -312,7 +312,15 @@ class Watch:
     def replayable(self) -> dict[str, Any]:
         """Returns what a replay needs to go on counting."""
         keep = ("ordinal", "counts", "made_by", "backwards", "_baseline")
-        return {name: vars(self)[name] for name in keep}
+        kept = {name: vars(self)[name] for name in keep}
+        kept["counts"] = weakref.WeakKeyDictionary(self.counts)
+        kept["made_by"] = list(self.made_by)
+        return kept
+
+    def take_back(self, optimizer: Any) -> None:
+        """Counts a step less."""
+        self.counts[_inner(optimizer)] -= 1
+        self.ordinal -= 1
 
     def _end_step(self, optimizer: Any) -> None:
         inner = _inner(optimizer)

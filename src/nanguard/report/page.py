@@ -100,12 +100,9 @@ def _where(incident: dict[str, Any]) -> list[RenderableType]:
     origin = branch(incident, "origin")
     if not origin:
         return [Text(words.no_origin(branch(incident, "replay")))]
-    file, line, function = (
-        text(origin, "file", _PROSE),
-        whole(origin, "line"),
-        text(origin, "function"),
-    )
-    place = file if line is None else f"{file or 'line'}:{line}"
+    file, line = text(origin, "file", _PROSE), whole(origin, "line")
+    place = f"{file}:{line}" if file and line is not None else file
+    function = text(origin, "function")
     body: list[RenderableType] = [
         _facts(
             ("phase", words.phase(origin)),
@@ -120,11 +117,8 @@ def _where(incident: dict[str, Any]) -> list[RenderableType]:
 
 def _why(incident: dict[str, Any]) -> list[RenderableType]:
     cause = branch(incident, "cause")
-    code, summary = text(cause, "code") or "unknown", text(cause, "summary")
-    body: list[RenderableType] = [
-        Text.assemble((code, "bold"), f": {summary}" if summary else ""),
-        Text(words.confidence(incident)),
-    ]
+    code = text(cause, "code")
+    body: list[RenderableType] = _verdict(incident, code, text(cause, "summary"))
     body += evidence(entries(incident, "evidence"))
     rows = _circumstances(incident)
     if any(value for _, value in rows):
@@ -136,6 +130,13 @@ def _why(incident: dict[str, Any]) -> list[RenderableType]:
     if re.fullmatch(r"[a-z]+(-[a-z]+)+", code):
         body += [Text(), Text(f"More about this cause: nanguard explain {code}", style="dim")]
     return body
+
+
+def _verdict(incident: dict[str, Any], code: str, summary: str) -> list[RenderableType]:
+    if code in ("", "unknown"):
+        return [Text(f"The cause is unknown{': ' if summary else '.'}{summary}")]
+    cause = Text.assemble((code, "bold"), f": {summary}" if summary else "")
+    return [cause, Text(words.confidence(incident))]
 
 
 def _other(cause: dict[str, Any]) -> tuple[str, str]:
@@ -200,7 +201,7 @@ def _to_do(incident: dict[str, Any]) -> list[RenderableType]:
 def _diff(diff: Any) -> list[RenderableType]:
     if not isinstance(diff, str) or not diff.strip():
         return []
-    lines = diff.rstrip().split("\n")
+    lines = diff.rstrip("\n").split("\n")
     shown = [
         Text(source(line), style=words.diff_style(line), overflow="fold")
         for line in lines[:_DIFF_LINES]
@@ -211,9 +212,9 @@ def _diff(diff: Any) -> list[RenderableType]:
 def _replay(incident: dict[str, Any], folder: str | None) -> list[RenderableType]:
     run = branch(incident, "run")
     versions = [
-        f"{label}{version}"
-        for label in ("nanguard ", "torch ", "python ", "device ", "platform ")
-        if (version := text(run, label.strip(), 80))
+        f"{name} {version}"
+        for name in ("nanguard", "torch", "python", "device", "platform")
+        if (version := text(run, name, 80))
     ]
     # Cut, it would be another command.
     again = "FOLDER" if folder is None else literal(shlex.quote(folder), _PROSE)
@@ -224,7 +225,8 @@ def _replay(incident: dict[str, Any], folder: str | None) -> list[RenderableType
             ("versions", ", ".join(versions)),
         ),
         Text(),
-        Text.assemble("Look again: ", (f"nanguard replay {again}", "bold"), overflow="fold"),
+        Text("To look again:"),
+        Text(f"nanguard replay {again}", style="bold", overflow="fold"),
     ]
 
 

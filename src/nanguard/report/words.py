@@ -124,10 +124,7 @@ def sureness(confidence: Any, *, proven: bool = False) -> str:
 
 def confidence(incident: Mapping[str, Any]) -> str:
     """Returns how sure the cause of an incident is, as a sentence."""
-    cause = branch(incident, "cause")
-    if text(cause, "code") in ("", "unknown"):
-        return "Nobody knows yet why this happened."
-    value = cause.get("confidence")
+    value = branch(incident, "cause").get("confidence")
     replayed = not text(branch(incident, "replay"), "verdict").startswith("not-")
     proven = any(trial.get("finite") is True for trial in entries(incident, "trials"))
     proven = proven or any(fix.get("verified") is True for fix in entries(incident, "fixes"))

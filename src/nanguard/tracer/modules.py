@@ -20,10 +20,21 @@ ROOT = "<root>"
 LOSS = "loss"
 
 
+class _Kinds(dict[type, bool]):
+    """Which types are modules; asked once for each of them."""
+
+    def __missing__(self, kind: type) -> bool:
+        self[kind] = issubclass(kind, nn.Module)
+        return self[kind]
+
+
+_is_module = _Kinds()
+
+
 def all_modules() -> list[nn.Module]:
     """Returns every module that is alive in this process."""
     # type() and not isinstance(): some objects run code when they are asked for their class.
-    return [o for o in gc.get_objects() if issubclass(type(o), nn.Module)]
+    return [o for o in gc.get_objects() if _is_module[type(o)]]
 
 
 class Names:

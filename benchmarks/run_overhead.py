@@ -1,0 +1,90 @@
+"""What ``nanguard run`` costs a healthy script: per step, and at the start.
+
+The script runs plainly and under ``nanguard run``, in turns, each time in a new process. The ratio
+compares the medians over all blocks of steps.
+
+    python -m benchmarks.run_overhead
+    python -m benchmarks.run_overhead --device cuda --rounds 3 --output results.json
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+_ROOT = Path(__file__).resolve().parents[1]
+
+
+def run(guarded: bool, arguments: list[str], folder: str) -> tuple[str, float]:  # noqa: FBT001
+    """Runs a Python command; returns what it printed and how long it took."""
+    command = [sys.executable, *arguments]
+    if guarded:
+        incidents = str(Path(folder, "incidents"))
+        command = [sys.executable, "-m", "nanguard", "run", "--incidents", incidents, "--", *command]
+    paths = [str(_ROOT / "src"), str(_ROOT), os.environ.get("PYTHONPATH", "")]
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
+    began = time.perf_counter()
+    done = subprocess.run(command, env=env, capture_output=True, text=True, check=True)  # noqa: S603
+    assert "nanguard:" not in done.stderr, done.stderr
+    return done.stdout, time.perf_counter() - began
+
+
+def measure(device: str, rounds: int, blocks: int, block: int) -> dict[str, Any]:
+    """Measures steps and start."""
+    script = ["-m", "benchmarks.scripts.gpt", "--device", device]
+    script += ["--blocks", str(blocks), "--block", str(block)]
+    steps: dict[bool, list[float]] = {False: [], True: []}
+    starts: dict[bool, list[float]] = {False: [], True: []}
+    losses = set()
+    with tempfile.TemporaryDirectory() as folder:
+        for turn in range(rounds):
+            for guarded in (False, True) if turn % 2 == 0 else (True, False):
+                out, _ = run(guarded, script, folder)
+                told = json.loads(out.strip().splitlines()[-1])
+                steps[guarded] += told["ms"]
+                losses.add(told["loss"])
+                starts[guarded].append(run(guarded, ["-c", "import torch"], folder)[1])
+    plain, watched = statistics.median(steps[False]), statistics.median(steps[True])
+    return {
+        "device": torch.cuda.get_device_name() if device == "cuda" else platform.processor() or "cpu",
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "ms_plain": round(plain, 3),
+        "ms_run": round(watched, 3),
+        "ratio": round(watched / plain, 4),
+        "spread_plain": [round(min(steps[False]), 3), round(max(steps[False]), 3)],
+        "spread_run": [round(min(steps[True]), 3), round(max(steps[True]), 3)],
+        "start_seconds": round(statistics.median(starts[True]) - statistics.median(starts[False]), 3),
+        "same_loss": len(losses) == 1,
+        "command": " ".join(sys.argv),
+    }
+
+
+def main() -> None:
+    """Measures and prints."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--blocks", type=int, default=6)
+    parser.add_argument("--block", type=int, default=20)
+    parser.add_argument("--output", type=Path)
+    args = parser.parse_args()
+    result = measure(args.device, args.rounds, args.blocks, args.block)
+    print(json.dumps(result, indent=1))
+    if args.output:
+        args.output.write_text(json.dumps(result, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
