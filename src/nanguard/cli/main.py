@@ -1,11 +1,14 @@
 """``nanguard``: the commands and how they end.
 
-Exit codes: 0 for a clean end, 1 for findings, 2 when nanguard could not do its work.
+Exit codes: 0 for a clean end, 1 for findings, 2 when nanguard could not do its work. ``run`` ends
+with the code of the command, or with 3 when the guard stopped it.
 """
 
 from __future__ import annotations
 
 import sys
+import time
+from enum import Enum
 from pathlib import Path
 from typing import Annotated
 
@@ -64,37 +67,121 @@ def demo(
     raise typer.Exit(0 if identical else 1)
 
 
+class OnBad(str, Enum):
+    """What to do about a bad step."""
+
+    SKIP = "skip"
+    ROLLBACK = "rollback"
+    STOP = "stop"
+
+
+class Precision(str, Enum):
+    """A type to compute in."""
+
+    FLOAT32 = "float32"
+    FLOAT64 = "float64"
+
+
+class Format(str, Enum):
+    """How a command answers."""
+
+    TEXT = "text"
+    JSON = "json"
+
+
 @app.command(
     context_settings={"ignore_unknown_options": True},
     epilog="Examples:\n\n- `nanguard run -- python train.py --lr 1e-3`\n\n"
-    "- `nanguard run --on-bad stop -- torchrun --nproc-per-node 4 train.py`",
+    "- `nanguard run --on-bad stop -- torchrun --nproc-per-node 4 train.py`\n\n"
+    "- `nanguard run --incidents runs/7 -- accelerate launch train.py`",
 )
 def run(
     command: Annotated[list[str], typer.Argument(help="The command, after two dashes.")],
     incidents: Annotated[
-        Path | None, typer.Option(help="Folder for incidents; .nanguard/incidents/TIME by default.")
+        Path | None,
+        typer.Option(help="Folder for incidents; .nanguard/incidents/TIME by default."),
     ] = None,
-    on_bad: Annotated[
-        str, typer.Option(help="What to do about a bad step: skip, rollback or stop.")
-    ] = "skip",
+    on_bad: Annotated[OnBad, typer.Option(help="What to do about a bad step.")] = OnBad.SKIP,
     max_bad: Annotated[
-        int | None, typer.Option(min=0, help="Stop after so many bad steps.")
+        int | None, typer.Option(min=0, help="Stop when there were more bad steps than this.")
     ] = None,
-    no_trace: Annotated[bool, typer.Option("--no-trace", help="Protect only.")] = False,  # noqa: FBT002
-    quiet: Annotated[bool, typer.Option("--quiet", help="Say nothing.")] = False,  # noqa: FBT002
+    no_trace: Annotated[
+        bool, typer.Option("--no-trace", help="Protect the run, and explain nothing.")
+    ] = False,  # noqa: FBT002
+    quiet: Annotated[bool, typer.Option("--quiet", help="Print nothing of our own.")] = False,  # noqa: FBT002
 ) -> None:
-    """Run a training command, unmodified, under the guard."""
+    """Run a training command, unmodified, under the guard.
+
+    A step whose loss or gradient is not finite is not made, and becomes an incident: a folder
+    that says where the bad value came from, why, and what would repair it. The exit code is the
+    command's own, or 3 when the guard stopped it.
+    """
     from nanguard.launch.command import run_command
 
     code = run_command(
         command,
-        incidents=incidents or Path(".nanguard/incidents"),
-        on_bad=on_bad,
+        incidents=incidents or Path(".nanguard/incidents") / time.strftime("%Y%m%d-%H%M%S"),
+        on_bad=on_bad.value,
         max_bad=max_bad,
         trace=not no_trace,
         quiet=quiet,
     )
     raise typer.Exit(code)
+
+
+@app.command(
+    epilog="Examples:\n\n- `nanguard explain .nanguard/incidents/20261115-031500/step-000007-rank0`"
+    "\n\n- `nanguard explain division-by-zero`",
+)
+def explain(
+    what: Annotated[str, typer.Argument(help="An incident's folder, or the code of a cause.")],
+    form: Annotated[Format, typer.Option("--format", help="How to answer.")] = Format.TEXT,
+) -> None:
+    """Say what happened in an incident, or what a cause stands for."""
+    from nanguard.cli.explaining import explain_what
+
+    explain_what(what, as_json=form is Format.JSON)
+
+
+@app.command(
+    epilog="Examples:\n\n- `nanguard replay runs/7/step-000007-rank0 --precision float64`\n\n"
+    "- `nanguard replay runs/7/step-000007-rank0 --without-sample 3 --trace-all`",
+)
+def replay(
+    incident: Annotated[Path, typer.Argument(help="The incident's folder.")],
+    precision: Annotated[
+        Precision | None, typer.Option(help="Compute everything in this type.")
+    ] = None,
+    without_sample: Annotated[
+        list[int] | None, typer.Option(help="Replace this sample of the batch by a good one.")
+    ] = None,
+    trace_all: Annotated[
+        bool, typer.Option("--trace-all", help="Show every operation of the step.")
+    ] = False,  # noqa: FBT002
+    explain_again: Annotated[
+        bool, typer.Option("--explain", help="Find out the cause, and complete the incident.")
+    ] = False,  # noqa: FBT002
+    seconds: Annotated[float, typer.Option(min=1, help="How long it may take.")] = 600.0,
+    form: Annotated[Format, typer.Option("--format", help="How to answer.")] = Format.TEXT,
+) -> None:
+    """Run the step of an incident again, from its folder alone.
+
+    The command of the run is started once more, with the same arguments in the same folder, and
+    goes up to the step that was bad. It prints nothing and writes no file while it does. The exit
+    code is 1 if the step is bad again.
+    """
+    from nanguard.cli.explaining import replay_incident
+
+    bad = replay_incident(
+        incident,
+        precision=None if precision is None else precision.value,
+        without=tuple(without_sample or ()),
+        table=trace_all,
+        explain_again=explain_again,
+        seconds=seconds,
+        as_json=form is Format.JSON,
+    )
+    raise typer.Exit(1 if bad else 0)
 
 
 def main() -> None:

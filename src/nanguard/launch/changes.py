@@ -86,11 +86,13 @@ def _gather_own_object(into: Any, value: Any, *_args: Any, **_kwargs: Any) -> No
     into[:] = [value] * len(into)
 
 
-def swap_code(sources: dict[str, str]) -> None:
-    """Gives functions of changed files their new code, except those that are running."""
+@contextlib.contextmanager
+def swapped_code(sources: dict[str, str]) -> Iterator[None]:
+    """Gives functions of changed files their new code; those that are running keep the old one."""
     import gc
     from types import CodeType, FunctionType
 
+    before: list[tuple[FunctionType, CodeType]] = []
     for path, text in sources.items():
         fresh: dict[tuple[str, int], CodeType] = {}
         todo = [compile(text, path, "exec")]
@@ -102,7 +104,13 @@ def swap_code(sources: dict[str, str]) -> None:
             old = function.__code__
             new = fresh.get((old.co_name, old.co_firstlineno))
             if old.co_filename == path and new and new.co_freevars == old.co_freevars:
+                before.append((function, old))
                 function.__code__ = new
+    try:
+        yield
+    finally:
+        for function, old in before:
+            function.__code__ = old
 
 
 def raise_precision(dtype: torch.dtype, watch: Watch) -> None:

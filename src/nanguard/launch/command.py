@@ -56,8 +56,14 @@ def run_command(
             trace=trace,
             quiet=quiet,
         )
+        before = set(incidents.glob("*/incident.json"))
         code = _run(command, options)
         _wait_for_explanations(Path(control), options)
+        new = sorted(set(incidents.glob("*/incident.json")) - before)
+        if new and trace:
+            _explain_the_rest(new, options)
+        if new and not quiet:
+            _tell(new)
         if any(Path(control).glob("stopped-*")):
             return STOPPED
         return code
@@ -125,6 +131,61 @@ def _wait_for_explanations(control: Path, options: Options) -> None:
             time.sleep(0.05)
     except KeyboardInterrupt:
         return
+
+
+def _explain_the_rest(paths: list[Path], options: Options) -> None:
+    """Runs the command again for the first incident, if nothing else could explain any."""
+    from nanguard.launch import again
+
+    found = [_read(path) for path in paths]
+    if any(f["replay"].get("method") for f in found):
+        return
+    first = next((p for p, f in zip(paths, found, strict=True) if f["run"]["ranks"] == 1), None)
+    if first is None:
+        return
+    seconds = _read(first)["run"]["seconds"]
+    if seconds > again.SHORT:
+        say = f"the step came after {seconds:.0f} s; to find out why, run: "
+        _say(say + f"nanguard replay --explain {_short(first.parent)}", options)
+        return
+    _say("running the command once more to find out why ...", options)
+    with contextlib.suppress(KeyboardInterrupt):
+        again.explain(first.parent, seconds=options.patience)
+
+
+def _tell(paths: list[Path]) -> None:
+    """Says, for each incident, what was found out."""
+    for path in paths:
+        found = _read(path)
+        cause, origin = found.get("cause") or {}, found.get("origin") or {}
+        if not cause:
+            continue
+        place = ""
+        if origin.get("line"):
+            place = f" at {Path(str(origin['file'])).name}:{origin['line']} ({origin.get('op')})"
+        rank = f" on rank {found['rank']}" if found["run"]["ranks"] > 1 else ""
+        print(  # noqa: T201 - the user is here
+            f"nanguard: step {found['step']}{rank}: {cause.get('code')}{place}: "
+            f"{cause.get('summary')}\n          nanguard explain {_short(path.parent)}",
+            file=sys.stderr,
+        )
+
+
+def _say(text: str, options: Options) -> None:
+    if not options.quiet:
+        print(f"nanguard: {text}", file=sys.stderr, flush=True)  # noqa: T201
+
+
+def _short(path: Path) -> str:
+    with contextlib.suppress(ValueError):
+        return str(path.relative_to(Path.cwd()))
+    return str(path)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    from nanguard import incident
+
+    return incident.read(path)
 
 
 def _unfinished(control: Path) -> set[str]:

@@ -47,7 +47,7 @@ class Handover:
 
     def can_fork(self) -> bool:
         """Returns whether a copy of this process could go on by itself."""
-        return sys.platform == "linux" and not torch.cuda.is_available()
+        return sys.platform == "linux" and not _sees_cuda()
 
     def say(self, text: str) -> None:
         """Tells the user, on the standard error."""
@@ -88,7 +88,9 @@ class Handover:
                 "torch": torch.__version__,
                 "nanguard": nanguard.__version__,
                 "platform": platform.platform(),
-                "device": "cuda" if torch.cuda.is_available() else "cpu",
+                "device": "cuda" if torch.cuda.is_initialized() else "cpu",
+                "skipped": list(skipped),
+                "ranks": int(os.environ.get("WORLD_SIZE", "1") or 1),
             },
             "replay": {"verdict": "not-replayed", "method": None},
         }
@@ -166,6 +168,20 @@ class Handover:
     def summary(self, steps: int, bad: int) -> None:
         """Tells what a run has met."""
         self.say(f"{steps} steps, {bad} of them bad; incidents in {self._options.incidents}")
+
+
+def _sees_cuda() -> bool:
+    """Returns whether there is a CUDA device, without touching it: that would forbid to fork."""
+    name = "PYTORCH_NVML_BASED_CUDA_CHECK"
+    before = os.environ.get(name)
+    os.environ[name] = "1"
+    try:
+        return torch.cuda.is_available()
+    finally:
+        if before is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = before
 
 
 @contextlib.contextmanager

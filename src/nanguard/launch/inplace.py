@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from nanguard.launch.watch import Symptom
 
 # What cannot be changed in a run that goes on afterwards.
-_IMPOSSIBLE = ("source", "clip", "fresh_grads", "targets_only")
+_IMPOSSIBLE = ("clip", "fresh_grads", "targets_only")
 
 
 class InPlace:
@@ -110,6 +110,8 @@ class InPlace:
         self._quiet.enter_context(contextlib.redirect_stderr(io.StringIO()))
         if task.precision is not None:
             self._quiet.enter_context(changes.without_autocast())
+        if task.source:
+            self._quiet.enter_context(changes.swapped_code(task.source))
         if self._live.held is not None:
             self._live.held.mark()
         self._live.patches.watcher = self._replay

@@ -17,7 +17,8 @@ from nanguard.launch.late import Late
 from nanguard.launch.patches import Patches
 from nanguard.launch.replay import ForkedReplay
 from nanguard.launch.terms import terms_of
-from nanguard.launch.timeline import Timeline
+from nanguard.launch.secondrun import serve_second_run
+from nanguard.launch.timeline import Timeline, serve_here
 from nanguard.launch.together import Together
 from nanguard.launch.watch import Watch
 from nanguard.numerics import all_finite
@@ -44,7 +45,10 @@ def begin(options: Options) -> None:
     """Guards this process from now on."""
     live = Live(options)
     live.patches.put_on()
-    live.open()
+    if options.again is None:
+        live.open()
+    else:
+        live.run_again(options.again)
 
 
 class Live(Watch):
@@ -80,6 +84,10 @@ class Live(Watch):
             if self.handover.alone():
                 self._go_on(self._timeline.take_first())
         atexit.register(self.close)
+
+    def run_again(self, again: dict[str, Any]) -> None:
+        """Runs the script for the sake of an incident of an earlier run."""
+        self._go_on(serve_here(serve_second_run, {**again, "patience": self._options.patience}))
 
     def stand_aside(self) -> None:
         """Leaves the run to a guard of its own."""

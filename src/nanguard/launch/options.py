@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from dataclasses import asdict, dataclass
+from typing import Any
 
 VARIABLE = "NANGUARD_RUN"
 HOME = "NANGUARD_HOME"
@@ -23,6 +24,7 @@ class Options:
         trace: Whether a bad step is replayed and explained.
         quiet: Whether only the end of a run is worth a line.
         patience: How many seconds the explanation of one incident may take.
+        again: What a second run of the command is for; None for the first.
     """
 
     incidents: str
@@ -33,6 +35,7 @@ class Options:
     trace: bool = True
     quiet: bool = False
     patience: float = 90.0
+    again: dict[str, Any] | None = None
 
     def to_text(self) -> str:
         """Returns the options as the environment variable holds them."""

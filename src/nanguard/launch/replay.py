@@ -289,7 +289,7 @@ class ForkedReplay(Replay):
             changes.run_main(self.task.source)
             self._ended()
         elif self.task.source:
-            changes.swap_code(self.task.source)
+            changes.swapped_code(self.task.source).__enter__()
 
     def answer(self, outcome: Outcome) -> None:
         """Sends the answer, and ends the process."""

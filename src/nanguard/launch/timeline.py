@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 # The share of a run's time that may go into taking moments.
 _SHARE = 0.015
+# Seconds in which the first moment is near enough, so that no other is taken.
+_EARLY = 4.0
 # What must be free, as a multiple of the memory of the run.
 _ROOM = 1.5
 _HARD = 2
@@ -65,6 +67,10 @@ class Timeline:
         self._spent = 0.0
         self._began = time.monotonic()
         self._last_cost = 0.0
+        # What a step takes that does not follow a fork, and when this one began.
+        self._usual = 0.0
+        self._began_step = self._began
+        self._forked = False
         self._retired: list[int] = []
         # Whoever the script forks must not keep our moments waiting after its end.
         os.register_at_fork(after_in_child=self._close_lines)
@@ -83,9 +89,12 @@ class Timeline:
 
     def take_if_due(self, ordinal: int) -> Any:
         """Takes a moment if that is cheap enough; returns a task in a process that replays."""
-        if self._spent + self._last_cost > _SHARE * self.elapsed or not _has_room():
+        self._count_cost()
+        early = self.first is not None and self.elapsed < _EARLY
+        if early or self._spent + self._last_cost > _SHARE * self.elapsed or not _has_room():
             return None
         moment, task = self._take(ordinal)
+        self._began_step, self._forked = time.monotonic(), True
         if task is not None:
             return task
         if moment is not None:
@@ -94,6 +103,18 @@ class Timeline:
             self._let_go(self.recent.pop(0))
         self._reap()
         return None
+
+    def _count_cost(self) -> None:
+        """Counts what the last moment cost the step after it, which had to copy what it wrote to."""
+        now = time.monotonic()
+        took, self._began_step = now - self._began_step, now
+        if self._forked:
+            self._forked = False
+            excess = max(0.0, took - self._usual) if self._usual else took
+            self._last_cost += excess
+            self._spent += excess
+        else:
+            self._usual = took if not self._usual else 0.9 * self._usual + 0.1 * took
 
     def best(self, ordinal: int, *, patience: float) -> Moment | None:
         """Returns the moment a replay of a step is to start from.
@@ -165,16 +186,7 @@ class Timeline:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         line.close()
         files.detach()
-        fork = Fork()
-        task: Any = None
-        try:
-            self._serve(message, fork)
-        except _ReplayError as replay:
-            task = replay.task
-        finally:
-            if task is None:
-                os._exit(0)
-        return task
+        return _served(self._serve, message)
 
     def _let_go(self, moment: Moment) -> None:
         moment.line.close()
@@ -192,6 +204,24 @@ class Timeline:
             with contextlib.suppress(OSError):
                 moment.line.close()
         self.recent, self.first = [], None
+
+
+def serve_here(serve: Callable[[Any, Fork], None], message: Any) -> Any:
+    """Makes this process serve, as a woken one does; returns a task in one that is to go on."""
+    OpenFiles([]).detach()
+    return _served(serve, message)
+
+
+def _served(serve: Callable[[Any, Fork], None], message: Any) -> Any:
+    task: Any = None
+    try:
+        serve(message, Fork())
+    except _ReplayError as replay:
+        task = replay.task
+    finally:
+        if task is None:
+            os._exit(0)
+    return task
 
 
 class _ReplayError(BaseException):

@@ -42,6 +42,7 @@ class Names:
 
     def __init__(self) -> None:
         self._paths: dict[int, str] = {}
+        self._losses: list[nn.Module] = []
         self._kept: list[nn.Module] = []
 
     def path(self, module: nn.Module) -> str:
@@ -52,7 +53,8 @@ class Names:
 
     def call_loss(self, module: nn.Module) -> None:
         """Notes that a module computes a loss, although it has parameters."""
-        self._paths.update({id(inner): LOSS for inner in module.modules()})
+        self._losses.append(module)
+        self._paths.clear()
 
     def _look(self) -> None:
         found = all_modules()
@@ -68,6 +70,8 @@ class Names:
                     parts = parts[1:]
                 path = ".".join(part for part in parts if part)
                 self._paths[id(module)] = LOSS if bare else path or ROOT
+        for loss in self._losses:
+            self._paths.update({id(module): LOSS for module in loss.modules()})
         self._kept = found  # while they live, nothing else has their ids
 
 
@@ -78,6 +82,7 @@ class ModuleStack:
         self.names = Names()
         self._stack: list[nn.Module] = []
         self._on_root = on_root
+        self._judged: set[int] = set()
         self._handles: list[Any] = []
 
     def start(self) -> None:
@@ -94,20 +99,20 @@ class ModuleStack:
         self._handles.clear()
         self._stack.clear()
 
-    def current(self, frame: FrameType | None) -> str | None:
-        """Returns the path of the module that is running; None outside of any.
+    def current(self, frame: FrameType | None) -> nn.Module | None:
+        """Returns the module that is running; None outside of any.
 
         A method that is called by itself, and not through the module's call, counts too.
         """
         if self._stack:
-            return self.names.path(self._stack[-1])
+            return self._stack[-1]
         if frame is None:
             return None
         code = frame.f_code
         if code.co_argcount and code.co_varnames[0] == "self":
             owner = frame.f_locals.get("self")
-            if issubclass(type(owner), nn.Module) and code.co_name != "__init__":
-                return self.names.path(owner)
+            if isinstance(owner, nn.Module) and code.co_name != "__init__":
+                return owner
         return None
 
     def _enter(self, module: nn.Module, args: Any) -> None:
@@ -116,8 +121,10 @@ class ModuleStack:
         self._stack.append(module)
 
     def _leave(self, module: nn.Module, args: Any, output: Any) -> None:
-        if len(self._stack) == 1 and _is_criterion(args, output):
-            self.names.call_loss(module)
+        if len(self._stack) == 1 and id(module) not in self._judged:
+            self._judged.add(id(module))
+            if _is_criterion(args, output):
+                self.names.call_loss(module)
         # A module whose call failed half-way has left others above it.
         while self._stack and self._stack.pop() is not module:
             pass

@@ -33,7 +33,7 @@ class Ancestor:
         site: Where it was called.
         low: Its smallest value.
         high: Its largest value.
-        module: The module it ran in, or a parameter's name.
+        name: A parameter's name.
     """
 
     op: str
@@ -41,7 +41,7 @@ class Ancestor:
     site: Site | None
     low: float
     high: float
-    module: str | None = None
+    name: str | None = None
 
 
 @dataclass(slots=True)
@@ -160,18 +160,18 @@ def origin_of(record: Record, trace: Trace, *, sink: str) -> Origin:
 
 
 def _place(record: Record, trace: Trace, sink: str) -> tuple[str, str, str | None]:
-    parameter = trace.parameter_name(record)
+    parameter, path = trace.parameter_name(record), trace.path_of(record)
     if record.op.startswith(_UNFILLED):
         if parameter is not None:
             return "init", parameter.rpartition(".")[0] or "<root>", parameter
-        return "forward", record.module or LOSS, None
+        return "forward", path or LOSS, None
     if record.op == "parameter":
-        name = record.module or ""
+        name = record.name or ""
         return "init", name.rpartition(".")[0] or "<root>", name
     if record.op == "input":
         return "data", "input", None
     if record.phase == "backward":
-        return "backward", record.module or LOSS, None
+        return "backward", path or LOSS, None
     after = trace.last_backward and record.index >= trace.last_backward
     if record.phase == "optimizer" or (after and sink != "loss" and record.step == trace.step):
         return "optimizer", "optimizer", None
@@ -179,9 +179,9 @@ def _place(record: Record, trace: Trace, sink: str) -> tuple[str, str, str | Non
         return "init", parameter.rpartition(".")[0] or "<root>", parameter
     if record.phase == "data":
         return "data", "input", None
-    if record.module is None and _feeds_model(record, trace):
+    if path is None and _feeds_model(record, trace):
         return "data", "input", None
-    return "forward", record.module or LOSS, None
+    return "forward", path or LOSS, None
 
 
 def _feeds_model(record: Record, trace: Trace) -> bool:
@@ -208,7 +208,7 @@ def _ancestry(start: Record) -> tuple[list[Ancestor], set[str], list[Site]]:
         for record in level:
             site = None if record.place is None else site_of(record.place)
             ancestors.append(
-                Ancestor(record.op, distance, site, _low(record), _high(record), record.module)
+                Ancestor(record.op, distance, site, _low(record), _high(record), record.name)
             )
             if record.is_source:
                 sources.add("parameter" if record.op == "parameter" else "data")

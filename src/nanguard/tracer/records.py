@@ -11,7 +11,7 @@ import torch
 from nanguard.numerics import is_float
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from torch import Tensor, nn
 
     from nanguard.tracer.sites import Place
 
@@ -161,7 +161,8 @@ class Record:
         phase: ``data``, ``forward`` or ``backward``; what comes after the last backward belongs
             to the optimizer.
         place: The user's code it was called from; in backward, that of the forward operation.
-        module: The dotted path of the module it ran in; None outside of any.
+        inside: The module it ran in; None outside of any.
+        name: The name of a parameter.
         forward: In backward, the forward operation whose derivative this is part of.
         writers: The operations that wrote its inputs.
         bad_writers: Those among them whose values are not finite here.
@@ -170,7 +171,6 @@ class Record:
         literal: Whether a bad value was written by the user as such, like ``float("-inf")``.
         intended: Whether its bad values are infinities that somebody meant.
         detail: A closer look, where the result is bad.
-        rows: The length of its result's first dimension, if it has one.
     """
 
     index: int
@@ -178,8 +178,9 @@ class Record:
     step: int
     phase: str
     place: Place | None
-    module: str | None
+    inside: nn.Module | None = None
     forward: str | None = None
+    name: str | None = None
     writers: tuple[int, ...] = ()
     bad_writers: tuple[int, ...] = ()
     low: Any = 0.0

@@ -10,7 +10,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from nanguard.numerics import is_float, local
-from nanguard.tracer.modules import LOSS, ROOT, ModuleStack, tensors_in
+from nanguard.tracer.modules import ModuleStack, tensors_in
 from nanguard.tracer.records import Detail, Record, Stats, stats_of, where_bad
 from nanguard.tracer.sites import is_users, place_of
 
@@ -145,11 +145,9 @@ class Trace(TorchDispatchMode):
                 record.intended = record.literal and not nan
 
     def _know_model(self, module: nn.Module) -> None:
-        path = self.modules.names.path(module)
-        prefix = "" if path in (ROOT, LOSS) else path + "."
         for name, parameter in module.named_parameters():
             key = _key(local(parameter))
-            self._parameters.setdefault(key, prefix + name)
+            self._parameters.setdefault(key, name)
             writer = self._writers.get(key)
             # Who filled a parameter with good values is nobody's business any more.
             if writer is not None and not _lasts(writer):
@@ -167,7 +165,11 @@ class Trace(TorchDispatchMode):
 
     def table(self) -> list[dict[str, Any]]:
         """Returns every operation of this step as a row."""
-        return [_row(record) for record in self.records]
+        return [{**_row(record), "module": self.path_of(record)} for record in self.records]
+
+    def path_of(self, record: Record) -> str | None:
+        """Returns the dotted path of the module an operation ran in; None outside of any."""
+        return None if record.inside is None else self.modules.names.path(record.inside)
 
     def writer(self, tensor: Tensor) -> Record | None:
         """Returns who wrote a tensor last."""
@@ -311,7 +313,7 @@ class Trace(TorchDispatchMode):
                 self.step,
                 "backward",
                 forward.place if forward else None,
-                forward.module if forward else None,
+                forward.inside if forward else None,
                 (forward.forward or forward.op) if forward else _node_name(running),
             )
         phase = "data" if self.in_data else "optimizer" if self.in_optimizer else "forward"
@@ -326,7 +328,7 @@ class Trace(TorchDispatchMode):
         if known is not None:
             return known
         kind = "parameter" if key in self._parameters else "input"
-        record = Record(self._count, kind, self.step, "data", None, self._parameters.get(key))
+        record = Record(self._count, kind, self.step, "data", None, name=self._parameters.get(key))
         if is_float(held) and held.numel():
             record.low, record.high = _extremes(held)
             if not isinstance(record.low, torch.Tensor) and record.bad:
@@ -396,7 +398,6 @@ def _row(record: Record) -> dict[str, Any]:
     return {
         "op": record.op,
         "phase": record.phase,
-        "module": record.module,
         "line": None if record.place is None else record.place[2],
         "min": record.low if known else None,
         "max": record.high if known else None,

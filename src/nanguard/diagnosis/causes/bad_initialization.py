@@ -39,7 +39,7 @@ class BadInitialization(Cause):
             singular = divisor is stats if divisor is not None else bool(stats.at_fault)
             if known == {"parameter"} and singular and case.phase == "forward":
                 early = case.outcome.step <= 2
-                names = [a.module for a in case.ancestors(stats.name) if a.op == "parameter"]
+                names = [a.name for a in case.ancestors(stats.name) if a.op == "parameter"]
                 first = names[0] if names else "a parameter"
                 return Suspicion(
                     0.9 if early else 0.5,
@@ -64,7 +64,7 @@ class BadInitialization(Cause):
 
     def _other_value(self, case: Case) -> list[Repair]:
         names = {
-            (a.module or "").rpartition(".")[2]
+            (a.name or "").rpartition(".")[2]
             for s in case.inputs
             for a in case.ancestors(s.name)
             if a.op == "parameter"

@@ -1,0 +1,129 @@
+"""``nanguard explain`` and ``nanguard replay``: what they read and what they print."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from nanguard import incident as incidents
+from nanguard.errors import UsageError
+from nanguard.report.fields import literal
+from nanguard.report.page import cause_page, incident_page
+
+
+def explain_what(what: str, *, as_json: bool) -> None:
+    """Prints the page of an incident or of a cause.
+
+    Args:
+        what: A folder, an ``incident.json``, or a code.
+        as_json: Whether to print JSON.
+    """
+    from nanguard.diagnosis.cause import all_causes
+
+    causes = {cause.code: cause for cause in all_causes()}
+    if what in causes and not Path(what).exists():
+        cause = causes[what]
+        if as_json:
+            _print_json({"code": cause.code, "meaning": cause.meaning, "why": cause.why})
+        else:
+            Console().print(cause_page(cause))
+        return
+    if not Path(what).exists():
+        raise UsageError(
+            f"{what!r} is neither an incident nor the code of a cause.",
+            where="nanguard explain",
+            do=f"Give an incident's folder, or one of: {', '.join(causes)}.",
+        )
+    incident = incidents.read(Path(what))
+    if as_json:
+        _print_json(incident)
+    else:
+        Console().print(incident_page(incident, folder=what))
+
+
+def replay_incident(
+    folder: Path,
+    *,
+    precision: str | None,
+    without: tuple[int, ...],
+    table: bool,
+    explain_again: bool,
+    seconds: float,
+    as_json: bool,
+) -> bool:
+    """Replays an incident and prints what came of it; returns whether the step was bad again."""
+    from nanguard.launch import again
+
+    incident = incidents.read(folder)
+    command, place = again.command_of(incident, folder)
+    console = Console(stderr=True)
+    told = f"running {' '.join(command)} in {place} up to step {incident.get('step')} ..."
+    with console.status(Text(literal(told))) if sys.stderr.isatty() else _nothing():
+        if explain_again:
+            again.explain(folder, seconds=seconds)
+        else:
+            answer = again.replay(
+                folder, precision=precision, without=without, table=table, seconds=seconds
+            )
+    if explain_again:
+        explain_what(str(folder), as_json=as_json)
+        return True
+    if as_json:
+        _print_json(answer)
+    else:
+        _print_answer(answer)
+    if "error" in answer:
+        raise UsageError(
+            f"the step could not be replayed: {answer['error']}.",
+            where=str(folder),
+            do="Look whether the command still does what it did; data or code may have changed.",
+        )
+    return not answer["finite"]
+
+
+def _print_answer(answer: dict[str, Any]) -> None:
+    console = Console()
+    if answer.get("operations"):
+        console.print(_operations(answer["operations"]))
+    if answer.get("finite"):
+        loss = "" if answer.get("loss") is None else f" (loss {answer['loss']})"
+        console.print(f"step {answer['step']} is finite{loss}")
+    elif "error" not in answer:
+        origin = answer.get("origin") or {}
+        line = f"step {answer['step']}: {answer['said']}"
+        if origin:
+            line += f"; it began with {origin['op']} in {origin['module']} ({origin['phase']})"
+            line += f", {origin['file']}:{origin['line']}"
+        console.print(Text(literal(line, limit=500)))
+
+
+def _operations(rows: list[dict[str, Any]]) -> Table:
+    table = Table("#", "phase", "op", "module", "line", "min", "max", "bad", box=None)
+    for index, row in enumerate(rows):
+        bad = row.get("nonfinite") or isinstance(row.get("min"), str)
+        cells = [index, *(row.get(n) for n in ("phase", "op", "module", "line", "min", "max"))]
+        texts = [Text("" if c is None else literal(_short(c))) for c in cells]
+        table.add_row(*texts, Text(str(row.get("nonfinite") or "")), style="red" if bad else None)
+    return table
+
+
+def _short(value: Any) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def _print_json(value: Any) -> None:
+    sys.stdout.write(json.dumps(value, indent=1, ensure_ascii=False) + "\n")
+
+
+class _nothing:  # noqa: N801 - reads as a statement
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, *_exc: object) -> None:
+        return None
