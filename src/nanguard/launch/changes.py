@@ -86,6 +86,15 @@ def _gather_own_object(into: Any, value: Any, *_args: Any, **_kwargs: Any) -> No
     into[:] = [value] * len(into)
 
 
+def _running() -> set[Any]:
+    """Returns the code that this thread is in."""
+    found, frame = set(), sys._getframe(1)
+    while frame is not None:
+        found.add(frame.f_code)
+        frame = frame.f_back  # type: ignore[assignment]
+    return found
+
+
 @contextlib.contextmanager
 def swapped_code(sources: dict[str, str]) -> Iterator[None]:
     """Gives functions of changed files their new code; those that are running keep the old one."""
@@ -103,9 +112,13 @@ def swapped_code(sources: dict[str, str]) -> Iterator[None]:
         for function in [o for o in gc.get_objects() if type(o) is FunctionType]:
             old = function.__code__
             new = fresh.get((old.co_name, old.co_firstlineno))
-            if old.co_filename == path and new and new.co_freevars == old.co_freevars:
+            if old.co_filename != path or new is None or new.co_freevars != old.co_freevars:
+                continue
+            if (old.co_code, old.co_consts) != (new.co_code, new.co_consts):
                 before.append((function, old))
                 function.__code__ = new
+    if not before or {old for _, old in before} & _running():
+        raise RuntimeError("the change is in code that is already running")
     try:
         yield
     finally:

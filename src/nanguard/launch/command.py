@@ -21,7 +21,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
 STOPPED = 3
-_FORWARDED = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGQUIT)
+_FORWARDED = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+# Slurm sends these to every process of a step, so that the command has them already.
+_USERS = (signal.SIGUSR1, signal.SIGUSR2)
 
 
 def run_command(
@@ -64,6 +66,8 @@ def run_command(
             _explain_the_rest(new, options)
         if new and not quiet:
             _tell(new)
+        if not any(Path(control).glob("attached-*")):
+            _say("nothing was guarded: no Python process that imports torch was seen", options)
         if any(Path(control).glob("stopped-*")):
             return STOPPED
         return code
@@ -109,6 +113,8 @@ def _forwarded_signals(process: subprocess.Popen[Any]) -> Iterator[None]:
             process.send_signal(number)
 
     before = {number: signal.signal(number, forward) for number in _FORWARDED}
+    users = signal.SIG_IGN if "SLURM_JOB_ID" in os.environ else forward
+    before |= {number: signal.signal(number, users) for number in _USERS}
     try:
         yield
     finally:
@@ -130,7 +136,16 @@ def _wait_for_explanations(control: Path, options: Options) -> None:
                 told = True
             time.sleep(0.05)
     except KeyboardInterrupt:
-        return
+        _say("interrupted; what is not explained by now stays as it is", options)
+    _end_explanations(control)
+
+
+def _end_explanations(control: Path) -> None:
+    """Ends what goes on explaining, with everything it has started."""
+    for path in control.glob("explaining-*"):
+        if _is_locked(path):
+            with contextlib.suppress(OSError, ValueError):
+                os.killpg(os.getpgid(int(path.read_text())), signal.SIGKILL)
 
 
 def _explain_the_rest(paths: list[Path], options: Options) -> None:

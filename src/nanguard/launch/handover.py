@@ -133,7 +133,10 @@ class Handover:
         """Explains an incident; runs in a process that was woken."""
         from nanguard.diagnosis.session import explain
 
-        with _lock(Path(message["control"], f"explaining-{Path(message['folder']).name}")):
+        path = Path(message["control"], f"explaining-{Path(message['folder']).name}")
+        with _lock(path) as file:
+            file.write(str(os.getpid()))
+            file.flush()
             with contextlib.suppress(OSError):
                 Path(message["control"], f"waiting-{Path(message['folder']).name}").unlink()
             explain(message, fork)
@@ -159,6 +162,11 @@ class Handover:
         }
         explain(message, fork)
 
+    def attached(self) -> None:
+        """Tells the launcher that there is a process to guard."""
+        with contextlib.suppress(OSError):
+            Path(self._options.control, f"attached-{os.getpid()}").touch()
+
     def stopped(self, reason: str) -> None:
         """Tells the launcher that the guard ended the run."""
         self.say(f"the run was stopped: {reason}")
@@ -166,7 +174,9 @@ class Handover:
             Path(self._options.control, f"stopped-{os.getpid()}").write_text(reason)
 
     def summary(self, steps: int, bad: int) -> None:
-        """Tells what a run has met."""
+        """Tells what a run has met, on the rank that has reported it."""
+        if self._base is None:
+            return
         self.say(f"{steps} steps, {bad} of them bad; incidents in {self._options.incidents}")
 
 
@@ -188,4 +198,4 @@ def _sees_cuda() -> bool:
 def _lock(path: Path) -> Any:
     with path.open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
-        yield
+        yield file

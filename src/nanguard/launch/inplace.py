@@ -77,9 +77,15 @@ class InPlace:
             if task is None:
                 break
             impossible = next((n for n in _IMPOSSIBLE if getattr(task, n)), None)
+            error = "this cannot be changed while the run goes on"
             if impossible is None and task.lr_factor == 1.0 and not _is_half_model(task, self._live):
-                return self._begin_replay(task)
-            self._outcomes.put(Outcome(error="this cannot be changed while the run goes on"))
+                try:
+                    if task.source:
+                        self._quiet.enter_context(changes.swapped_code(task.source))
+                    return self._begin_replay(task)
+                except RuntimeError as refused:
+                    error = str(refused)
+            self._outcomes.put(Outcome(error=error))
         if self._random is not None and self._now is not None:
             self._random.restore(self._now)
         return None
@@ -110,8 +116,6 @@ class InPlace:
         self._quiet.enter_context(contextlib.redirect_stderr(io.StringIO()))
         if task.precision is not None:
             self._quiet.enter_context(changes.without_autocast())
-        if task.source:
-            self._quiet.enter_context(changes.swapped_code(task.source))
         if self._live.held is not None:
             self._live.held.mark()
         self._live.patches.watcher = self._replay

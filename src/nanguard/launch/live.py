@@ -79,6 +79,7 @@ class Live(Watch):
 
     def open(self) -> None:
         """Takes the first moment, if this process can be forked."""
+        self.handover.attached()
         if self._options.trace and self.handover.can_fork():
             self._timeline = Timeline(self.handover.serve)
             if self.handover.alone():
@@ -129,6 +130,8 @@ class Live(Watch):
 
     def judged_step(self, optimizer: Optimizer, call: Callable[..., Any], closure: Any) -> Any:
         """Makes a step only if loss and gradients are finite."""
+        if "nanguard.guard.guard" in sys.modules:
+            self.stand_aside()
         if self._aside:
             return call()
         if closure is None and self._scaler is None and self._late.can_take(optimizer):

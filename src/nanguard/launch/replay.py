@@ -289,7 +289,10 @@ class ForkedReplay(Replay):
             changes.run_main(self.task.source)
             self._ended()
         elif self.task.source:
-            changes.swapped_code(self.task.source).__enter__()
+            try:
+                changes.swapped_code(self.task.source).__enter__()
+            except RuntimeError as error:
+                self.answer(Outcome(error=str(error)))
 
     def answer(self, outcome: Outcome) -> None:
         """Sends the answer, and ends the process."""

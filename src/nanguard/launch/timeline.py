@@ -42,13 +42,11 @@ class Moment:
 
     Attributes:
         ordinal: How many steps the run had made.
-        pid: The process.
         line: The way to wake it.
         began: When it was made.
     """
 
     ordinal: int
-    pid: int
     line: Connection
     began: float
 
@@ -71,7 +69,6 @@ class Timeline:
         self._usual = 0.0
         self._began_step = self._began
         self._forked = False
-        self._retired: list[int] = []
         # Whoever the script forks must not keep our moments waiting after its end.
         os.register_at_fork(after_in_child=self._close_lines)
         self._pid = os.getpid()
@@ -101,7 +98,6 @@ class Timeline:
             self.recent.append(moment)
         while len(self.recent) > 2:
             self._let_go(self.recent.pop(0))
-        self._reap()
         return None
 
     def _count_cost(self) -> None:
@@ -149,55 +145,46 @@ class Timeline:
         for moment in [*self.recent, *([self.first] if self.first else [])]:
             self._let_go(moment)
         self.recent, self.first = [], None
-        self._reap()
 
     def _take(self, ordinal: int) -> tuple[Moment | None, Any]:
         start = time.monotonic()
         _pause_threads()
         reader, writer = os.pipe()
         try:
-            pid = _fork()
+            waits = _fork_away()
         except OSError:
             os.close(reader)
             os.close(writer)
             return None, None
-        if pid == 0:
+        if waits:
             os.close(writer)
             return None, self._wait(Connection(reader, writable=False))
         os.close(reader)
         self._last_cost = time.monotonic() - start
         self._spent += self._last_cost
-        return Moment(ordinal, pid, Connection(writer, readable=False), start), None
+        return Moment(ordinal, Connection(writer, readable=False), start), None
 
     def _wait(self, line: Connection) -> Any:
         """Waits to be woken; returns a task in a process that is to go on from here."""
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        # Whatever is sent to the run is not meant for a copy of its past.
+        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        os.setsid()
         gc.disable()
-        files = OpenFiles([line.fileno()])
+        # The other ends of pipes and sockets must not wait for this process.
+        OpenFiles([line.fileno()]).detach()
         while True:
             try:
                 message = line.recv()
             except (EOFError, OSError):
                 os._exit(0)
-            if _fork() == 0:
+            if _fork_away():
                 break
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         line.close()
-        files.detach()
         return _served(self._serve, message)
 
     def _let_go(self, moment: Moment) -> None:
         moment.line.close()
-        self._retired.append(moment.pid)
-
-    def _reap(self) -> None:
-        for pid in list(self._retired):
-            with contextlib.suppress(ChildProcessError):
-                if os.waitpid(pid, os.WNOHANG)[0] == 0:
-                    continue
-            self._retired.remove(pid)
 
     def _close_lines(self) -> None:
         for moment in [*self.recent, *([self.first] if self.first else [])]:
@@ -264,6 +251,29 @@ class Fork:
                 os.waitpid(pid, 0)
             shutil.rmtree(folder, ignore_errors=True)
         return answer
+
+
+def _fork_away() -> bool:
+    """Makes a copy of this process that is nobody's child; returns whether this is the copy.
+
+    A child would be seen by a script that waits for any child of its own.
+    """
+    # The end of the process in between is not the script's business either.
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGCHLD])
+    pid = _fork()
+    if pid == 0:
+        try:
+            if _fork() != 0:
+                os._exit(0)
+        except OSError:
+            os._exit(1)
+        return True
+    with contextlib.suppress(ChildProcessError):
+        os.waitpid(pid, 0)
+    if signal.SIGCHLD not in before:
+        signal.sigtimedwait([signal.SIGCHLD], 0)
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    return False
 
 
 def _fork() -> int:

@@ -7,7 +7,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from nanguard.numerics import is_float, local
 from nanguard.tracer.modules import ModuleStack, tensors_in
@@ -360,7 +360,8 @@ class Trace(TorchDispatchMode):
                 return tensor
             self._writers.pop(_key(tensor), None)
             if is_float(tensor) and tensor.numel():
-                record = self._source(tensor)
+                with _disable_current_modes():
+                    record = self._source(tensor)
                 record.index = self._count
                 record.literal = isinstance(data, (int, float))
                 record.intended = record.intended and record.literal
@@ -373,6 +374,10 @@ class Trace(TorchDispatchMode):
         return watched
 
     def _enter_model(self, module: nn.Module, args: Any, kwargs: Any) -> None:
+        with _disable_current_modes():
+            self._look_at_call(module, args, kwargs)
+
+    def _look_at_call(self, module: nn.Module, args: Any, kwargs: Any) -> None:
         if self._first_call is None:
             self._first_call = self._count
         if self.autocast is None:
