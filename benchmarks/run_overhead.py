@@ -31,7 +31,16 @@ def run(guarded: bool, arguments: list[str], folder: str) -> tuple[str, float]: 
     command = [sys.executable, *arguments]
     if guarded:
         incidents = str(Path(folder, "incidents"))
-        command = [sys.executable, "-m", "nanguard", "run", "--incidents", incidents, "--", *command]
+        command = [
+            sys.executable,
+            "-m",
+            "nanguard",
+            "run",
+            "--incidents",
+            incidents,
+            "--",
+            *command,
+        ]
     paths = [str(_ROOT / "src"), str(_ROOT), os.environ.get("PYTHONPATH", "")]
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
     began = time.perf_counter()
@@ -57,7 +66,9 @@ def measure(device: str, rounds: int, blocks: int, block: int) -> dict[str, Any]
                 starts[guarded].append(run(guarded, ["-c", "import torch"], folder)[1])
     plain, watched = statistics.median(steps[False]), statistics.median(steps[True])
     return {
-        "device": torch.cuda.get_device_name() if device == "cuda" else platform.processor() or "cpu",
+        "device": torch.cuda.get_device_name()
+        if device == "cuda"
+        else platform.processor() or "cpu",
         "torch": torch.__version__,
         "python": platform.python_version(),
         "ms_plain": round(plain, 3),
@@ -65,7 +76,9 @@ def measure(device: str, rounds: int, blocks: int, block: int) -> dict[str, Any]
         "ratio": round(watched / plain, 4),
         "spread_plain": [round(min(steps[False]), 3), round(max(steps[False]), 3)],
         "spread_run": [round(min(steps[True]), 3), round(max(steps[True]), 3)],
-        "start_seconds": round(statistics.median(starts[True]) - statistics.median(starts[False]), 3),
+        "start_seconds": round(
+            statistics.median(starts[True]) - statistics.median(starts[False]), 3
+        ),
         "same_loss": len(losses) == 1,
         "command": " ".join(sys.argv),
     }

@@ -108,7 +108,9 @@ def measure(device: str, rounds: int) -> dict[str, Any]:
     bare, slow = statistics.median(times[False]), statistics.median(times[True])
     memory = {traced: peak_memory(step, traced=traced) for traced in (False, True)}
     return {
-        "device": torch.cuda.get_device_name() if device == "cuda" else platform.processor() or "cpu",
+        "device": torch.cuda.get_device_name()
+        if device == "cuda"
+        else platform.processor() or "cpu",
         "torch": torch.__version__,
         "python": platform.python_version(),
         "operations": count,

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from nanguard.diagnosis.lab import Lab, Trial
-    from nanguard.launch.task import Facts, Outcome
-    from nanguard.launch.watch import Symptom
+    from nanguard.diagnosis.task import Facts, Outcome
+    from nanguard.tracer.symptom import Symptom
     from nanguard.tracer.origin import Ancestor, Origin
     from nanguard.tracer.records import Stats
 
@@ -98,7 +98,9 @@ class Case:
         detail = self.origin.detail
         if detail is None:
             return None
-        name = {"div": "other", "true_divide": "other", "floor_divide": "other"}.get(self.op, "self")
+        name = {"div": "other", "true_divide": "other", "floor_divide": "other"}.get(
+            self.op, "self"
+        )
         if self.op == "addcdiv":
             name = "tensor2"
         exponent = detail.scalars.get("exponent")

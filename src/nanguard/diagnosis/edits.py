@@ -79,7 +79,8 @@ class SourceFile:
             (
                 node
                 for node in ast.walk(self.tree)
-                if isinstance(node, ast.stmt) and node.lineno <= line <= (node.end_lineno or 0)
+                if isinstance(node, ast.stmt)
+                and node.lineno <= line <= (node.end_lineno or 0)
                 and not hasattr(node, "body")
             ),
             None,

@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from nanguard.findings import name_of
-from nanguard.launch.task import Task
+from nanguard.diagnosis.task import Task
 
 if TYPE_CHECKING:
-    from nanguard.launch.task import Outcome
+    from nanguard.diagnosis.task import Outcome
     from nanguard.launch.timeline import Fork
 
 

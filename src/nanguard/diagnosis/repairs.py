@@ -62,9 +62,7 @@ def edit(
     return [Repair(where + summary, (site.file, new), file.diff(new))]
 
 
-def bounded_operand(
-    case: Case, names: tuple[str, ...], bound: str, summary: str
-) -> list[Repair]:
+def bounded_operand(case: Case, names: tuple[str, ...], bound: str, summary: str) -> list[Repair]:
     """Bounds what an operation is given: ``torch.log(x)`` becomes ``torch.log((x).clamp(...))``.
 
     Args:
@@ -167,7 +165,9 @@ def finite_masks(case: Case) -> list[Repair]:
         return []
     new = file.replaced(changes)
     lines = ", ".join(str(site.line) for site in sites if site.file == file.path)
-    summary = f"line {lines}: mask with {value} instead of -inf, so that a row never sums to nothing"
+    summary = (
+        f"line {lines}: mask with {value} instead of -inf, so that a row never sums to nothing"
+    )
     return [Repair(summary, (file.path, new), file.diff(new))]
 
 

@@ -12,12 +12,12 @@ from nanguard import incident as incidents
 from nanguard.diagnosis.case import Case
 from nanguard.diagnosis.cause import all_causes
 from nanguard.diagnosis.lab import Lab
-from nanguard.launch.task import Task
+from nanguard.diagnosis.task import Task
 
 if TYPE_CHECKING:
     from nanguard.diagnosis.cause import Cause, Suspicion
     from nanguard.diagnosis.repairs import Repair
-    from nanguard.launch.task import Outcome
+    from nanguard.diagnosis.task import Outcome
     from nanguard.launch.timeline import Fork
     from nanguard.tracer.origin import Origin
     from nanguard.tracer.sites import Site
@@ -126,7 +126,9 @@ class Explanation:
         A bad value may reach another operation through finite ones: softmax makes 0 of -inf.
         """
         for index, op in outcome.facts.suspects:
-            trial = self._lab.try_out(f"the bad results of {op} (operation {index}) replaced", heal=(index,))
+            trial = self._lab.try_out(
+                f"the bad results of {op} (operation {index}) replaced", heal=(index,)
+            )
             if trial.finite:
                 earlier = self._lab.trace(look_at=index)
                 if earlier is not None and earlier.origin is not None:
@@ -145,7 +147,9 @@ class Explanation:
         while len(rows) > 1 and not self._lab.out_of_time:
             half = rows[: len(rows) // 2]
             listed = f"{half[0]} to {half[-1]}" if len(half) > 1 else str(half[0])
-            trial = self._lab.try_out(f"samples {listed} replaced by a good one", without=tuple(half))
+            trial = self._lab.try_out(
+                f"samples {listed} replaced by a good one", without=tuple(half)
+            )
             if trial.finite is None:
                 return
             rows = half if trial.finite else rows[len(rows) // 2 :]
@@ -180,7 +184,8 @@ class Explanation:
         if not ranked:
             self._unknown(incident, f"{case.origin.op} made a bad value, for a reason not known")
             incident["evidence"] = [
-                {"what": f"input {s.name} of {case.origin.kernel}", **s.to_json()} for s in case.inputs
+                {"what": f"input {s.name} of {case.origin.kernel}", **s.to_json()}
+                for s in case.inputs
             ]
             return
         (confidence, cause, suspicion), *others = ranked

@@ -219,9 +219,7 @@ def replace_samples(samples: Sequence[int], *, targets_only: bool) -> None:
         if targets_only:
             entered = {t.untyped_storage().data_ptr() for t in given}
             found = {
-                key: t
-                for key, t in found.items()
-                if t.untyped_storage().data_ptr() not in entered
+                key: t for key, t in found.items() if t.untyped_storage().data_ptr() not in entered
             }
         with torch.no_grad():
             for tensor in found.values():

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from nanguard.launch.options import Options
     from nanguard.launch.timeline import Fork, Timeline
     from nanguard.launch.together import Together
-    from nanguard.launch.watch import Symptom
+    from nanguard.tracer.symptom import Symptom
 
 # How many incidents of one process are explained; what comes after is only recorded.
 _EXPLAINED = 3
@@ -70,7 +70,9 @@ class Handover:
         if not ranks.mine:
             return
         folder = incidents.folder_of(Path(self._options.incidents), step, self.rank)
-        self.say(f"step {step}: {symptom.in_words()} -> {decision.action.value} ({decision.reason})")
+        self.say(
+            f"step {step}: {symptom.in_words()} -> {decision.action.value} ({decision.reason})"
+        )
         if folder.exists():
             return
         self._base = base = {

@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from nanguard.launch import changes
 from nanguard.launch.replay import Replay
-from nanguard.launch.task import Outcome
+from nanguard.diagnosis.task import Outcome
 from nanguard.tracer.modules import tensors_in
 
 if TYPE_CHECKING:
@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from nanguard.guard.rng import RandomStreams
     from nanguard.launch.live import Live
     from nanguard.launch.patches import Batches
-    from nanguard.launch.task import Task
-    from nanguard.launch.watch import Symptom
+    from nanguard.diagnosis.task import Task
+    from nanguard.tracer.symptom import Symptom
 
 # What cannot be changed in a run that goes on afterwards.
 _IMPOSSIBLE = ("clip", "fresh_grads", "targets_only")
@@ -78,7 +78,11 @@ class InPlace:
                 break
             impossible = next((n for n in _IMPOSSIBLE if getattr(task, n)), None)
             error = "this cannot be changed while the run goes on"
-            if impossible is None and task.lr_factor == 1.0 and not _is_half_model(task, self._live):
+            if (
+                impossible is None
+                and task.lr_factor == 1.0
+                and not _is_half_model(task, self._live)
+            ):
                 try:
                     if task.source:
                         self._quiet.enter_context(changes.swapped_code(task.source))
@@ -199,4 +203,3 @@ def _without(batch: Any, samples: tuple[int, ...]) -> Any:
             for row in samples:
                 tensor[row] = tensor[good].clone()
     return batch
-

@@ -13,7 +13,7 @@ from nanguard.guard.gate import Gate
 from nanguard.guard.optimizers import can_be_gated, gated, parameters_of
 from nanguard.guard.rng import RandomStreams
 from nanguard.launch.inplace import InPlace
-from nanguard.launch.watch import Symptom
+from nanguard.tracer.symptom import Symptom
 from nanguard.numerics import Gradients, non_finite
 
 if TYPE_CHECKING:

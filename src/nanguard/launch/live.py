@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from nanguard.launch.options import Options
     from nanguard.launch.patches import Batches
-    from nanguard.launch.watch import Symptom
+    from nanguard.tracer.symptom import Symptom
 
 STOPPED = 3
 # Steps after which parameters are looked at each time, and between two looks from then on.
@@ -257,7 +257,9 @@ class Live(Watch):
         self._given.append((self.ordinal, batch))
         from nanguard.tracer.modules import tensors_in
 
-        size = sum(t.numel() * t.element_size() for _, kept in self._given for t in tensors_in(kept))
+        size = sum(
+            t.numel() * t.element_size() for _, kept in self._given for t in tensors_in(kept)
+        )
         if size > _KEPT:
             self._given = []
             if self._timeline is not None:
@@ -283,4 +285,3 @@ class Live(Watch):
         if self._bad:
             self.handover.summary(self.ordinal, len(self._bad))
         self.patches.take_off()
-

@@ -12,8 +12,8 @@ from nanguard.tracer.origin import bad_rows, origin_of, producers, suspects
 
 if TYPE_CHECKING:
     from nanguard.launch.replay import Replay
-    from nanguard.launch.task import Outcome
-    from nanguard.launch.watch import Symptom
+    from nanguard.diagnosis.task import Outcome
+    from nanguard.tracer.symptom import Symptom
     from nanguard.tracer.origin import Origin
     from nanguard.tracer.records import Record
     from nanguard.tracer.trace import Trace

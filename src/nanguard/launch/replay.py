@@ -18,7 +18,7 @@ from nanguard.guard.held import BufferPlaces, Held
 from nanguard.guard.optimizers import learning_rate, scaled_lr
 from nanguard.launch import changes
 from nanguard.launch.reading import read_trace
-from nanguard.launch.task import Facts, Growth, Outcome
+from nanguard.diagnosis.task import Facts, Growth, Outcome
 from nanguard.launch.watch import Watch
 from nanguard.tracer.sites import here, users_frame
 from nanguard.tracer.trace import Trace
@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from torch.optim import Optimizer
 
     from nanguard.launch.patches import Batches
-    from nanguard.launch.task import Task
-    from nanguard.launch.watch import Symptom
+    from nanguard.diagnosis.task import Task
+    from nanguard.tracer.symptom import Symptom
 
 
 class Replay(Watch):
@@ -49,7 +49,9 @@ class Replay(Watch):
         super().__init__()
         self.__dict__.update(before.replayable())
         self.task = task
-        self.trace = Trace(heal=task.heal, look_at=task.look_at) if task.trace or task.heal else None
+        self.trace = (
+            Trace(heal=task.heal, look_at=task.look_at) if task.trace or task.heal else None
+        )
         self.facts = Facts()
         self.indices: list[int] = []
         self.answered = False

@@ -104,7 +104,9 @@ class Shadow:
         """Opens a file as ``open`` does; what is written goes somewhere else."""
         if isinstance(file, int):
             return self._open(file, mode, *args, **kwargs)
-        return self._open(self.path(file, writes=set(mode) & set("wax+") != set()), mode, *args, **kwargs)
+        return self._open(
+            self.path(file, writes=set(mode) & set("wax+") != set()), mode, *args, **kwargs
+        )
 
     def path(self, file: Any, *, writes: bool) -> Any:
         """Returns where a file really is."""

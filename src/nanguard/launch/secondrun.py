@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 from nanguard import incident as incidents
 from nanguard.findings import number
-from nanguard.launch.task import Task
+from nanguard.diagnosis.task import Task
 
 if TYPE_CHECKING:
-    from nanguard.launch.task import Outcome
+    from nanguard.diagnosis.task import Outcome
     from nanguard.launch.timeline import Fork
 
 

@@ -10,7 +10,7 @@ from nanguard.guard.ranks import is_sharded
 from nanguard.tracer.modules import all_modules
 
 if TYPE_CHECKING:
-    from nanguard.launch.watch import Symptom
+    from nanguard.tracer.symptom import Symptom
 
 
 class Together:

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import math
 import weakref
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from nanguard.findings import name_of, number
 from nanguard.guard.optimizers import parameters_of, state_tensors
 from nanguard.numerics import Gradients, all_finite, is_float, whole
 from nanguard.tracer.modules import all_modules
 from nanguard.tracer.sites import here
+from nanguard.tracer.symptom import Symptom
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -23,57 +23,6 @@ if TYPE_CHECKING:
 
     from nanguard.launch.patches import Batches
     from nanguard.tracer.sites import Site
-
-
-@dataclass
-class Symptom:
-    """What is wrong with a step.
-
-    Attributes:
-        where: ``loss``, ``gradient``, ``parameter``, ``optimizer state`` or ``buffer``.
-        kind: ``nan`` or ``inf``.
-        loss: The loss, if there was one.
-        grad_norm: The norm of the gradients, if it was looked at.
-        terms: The terms of the loss, by the names the script has for them.
-        names: The tensors that are bad, by name.
-        in_scaler: Whether a GradScaler was to make the step.
-        scale: Its scale.
-        scaled_by_hand: Whether a scaled loss was stepped without the scaler.
-    """
-
-    where: str
-    kind: str
-    loss: float | None = None
-    grad_norm: float | None = None
-    terms: dict[str, float] = field(default_factory=dict)
-    names: list[str] = field(default_factory=list)
-    in_scaler: bool = False
-    scale: float | None = None
-    scaled_by_hand: bool = False
-
-    def to_json(self) -> dict[str, Any]:
-        """Returns the symptom as an incident holds it."""
-        out: dict[str, Any] = {"where": self.where, "kind": self.kind}
-        if self.loss is not None:
-            out["loss"] = number(self.loss)
-        if self.grad_norm is not None:
-            out["grad_norm"] = number(self.grad_norm)
-        out["terms"] = {name: number(value) for name, value in self.terms.items()}
-        out["names"] = self.names[:20]
-        if self.scale is not None:
-            out["loss_scale"] = number(self.scale)
-        return out
-
-    def in_words(self) -> str:
-        """Returns the symptom as a sentence begins."""
-        if self.where == "loss":
-            return f"the loss is {name_of(self.loss if self.loss is not None else math.nan)}"
-        if self.where == "gradient":
-            loss = "" if self.loss is None else f" while the loss is {name_of(self.loss)}"
-            named = f" (of {', '.join(self.names[:3])})" if self.names else ""
-            return f"the gradient is not finite{named}{loss}"
-        named = ", ".join(self.names[:3])
-        return f"{self.where} {named} is not finite after the step"
 
 
 @dataclass
@@ -270,7 +219,9 @@ class Watch:
             first = next(p for p in parameters if id(p) in bad)
             return Symptom("parameter", _kind(first), self.loss_value(), names=names)
         if not all_finite(state_tensors([optimizer])):
-            return Symptom("optimizer state", "nan", self.loss_value(), names=[type(optimizer).__name__])
+            return Symptom(
+                "optimizer state", "nan", self.loss_value(), names=[type(optimizer).__name__]
+            )
         return None
 
     def bad_buffers(self) -> Symptom | None:

@@ -78,7 +78,7 @@ class Names:
 class ModuleStack:
     """Follows the calls of modules, while it is active."""
 
-    def __init__(self, on_root: Callable[[nn.Module, Any, Any], None]) -> None:
+    def __init__(self, on_root: Callable[[nn.Module, Any], None]) -> None:
         self.names = Names()
         self._stack: list[nn.Module] = []
         self._on_root = on_root
@@ -117,7 +117,7 @@ class ModuleStack:
 
     def _enter(self, module: nn.Module, args: Any) -> None:
         if not self._stack:
-            self._on_root(module, args, None)
+            self._on_root(module, args)
         self._stack.append(module)
 
     def _leave(self, module: nn.Module, args: Any, output: Any) -> None:

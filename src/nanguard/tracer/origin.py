@@ -9,6 +9,7 @@ import torch
 
 from nanguard.tracer.modules import LOSS
 from nanguard.tracer.sites import Site, site_of
+from nanguard.tracer.trace import UNFILLED
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -17,7 +18,6 @@ if TYPE_CHECKING:
     from nanguard.tracer.trace import Trace
 
 _RANDOM = ("rand", "normal", "uniform", "bernoulli", "exponential", "multinomial", "cauchy")
-_UNFILLED = ("aten.empty", "aten.new_empty")
 # How far back the making of a value is followed.
 _DEPTH = 24
 _WIDTH = 400
@@ -136,7 +136,7 @@ def origin_of(record: Record, trace: Trace, *, sink: str) -> Origin:
     """
     phase, module, parameter = _place(record, trace, sink)
     op = record.forward or record.op
-    if record.op.startswith(_UNFILLED):
+    if record.op in UNFILLED:
         op = "aten.empty"
     origin = Origin(
         record.index,
@@ -161,7 +161,7 @@ def origin_of(record: Record, trace: Trace, *, sink: str) -> Origin:
 
 def _place(record: Record, trace: Trace, sink: str) -> tuple[str, str, str | None]:
     parameter, path = trace.parameter_name(record), trace.path_of(record)
-    if record.op.startswith(_UNFILLED):
+    if record.op in UNFILLED:
         if parameter is not None:
             return "init", parameter.rpartition(".")[0] or "<root>", parameter
         return "forward", path or LOSS, None

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from nanguard.numerics import is_float
+from nanguard.tracer.values import kinds_in
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -149,6 +150,38 @@ def where_bad(tensor: Tensor) -> tuple[Tensor, list[tuple[int, ...]]]:
     return mask, [tuple(index) for index in mask.nonzero()[:_SHOWN].tolist()]
 
 
+def detail_of(
+    named: list[tuple[str, Any]], results: list[Tensor], inputs: list[tuple[str, Tensor, Record]]
+) -> Detail:
+    """Looks closely at an operation.
+
+    Args:
+        named: Its arguments by name.
+        results: What it wrote.
+        inputs: The tensors it read, with who wrote them.
+    """
+    worst = next((tensor for tensor in results if kinds_in(tensor)), results[0])
+    mask, bad = where_bad(worst)
+    stats = []
+    for name, tensor, writer in inputs:
+        stats.append(stats_of(tensor, name, mask))
+        stats[-1].record = writer.index
+    return Detail(
+        stats,
+        {name: value for name, value in named if _is_plain(value)},
+        frozenset[str]().union(*(kinds_in(tensor) for tensor in results)),
+        stats_of(worst, "result"),
+        bad,
+        int(mask.sum()),
+    )
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, (list, tuple)):
+        return all(isinstance(item, (bool, int, float)) for item in value)
+    return isinstance(value, (bool, int, float, str)) or value is None
+
+
 @dataclass(slots=True)
 class Record:
     """One operation.
@@ -181,8 +214,8 @@ class Record:
     inside: nn.Module | None = None
     forward: str | None = None
     name: str | None = None
-    writers: tuple[int, ...] = ()
-    bad_writers: tuple[int, ...] = ()
+    writers: tuple[Record, ...] = ()
+    bad_writers: tuple[Record, ...] = ()
     low: Any = 0.0
     high: Any = 0.0
     literal: bool = False
@@ -195,6 +228,18 @@ class Record:
         if not isinstance(self.low, (int, float)):
             return False  # still on its way from the device
         return not (math.isfinite(self.low) and math.isfinite(self.high))
+
+    def to_row(self) -> dict[str, Any]:
+        """Returns the operation as a row of a table."""
+        known = isinstance(self.low, (int, float))
+        return {
+            "op": self.op,
+            "phase": self.phase,
+            "line": None if self.place is None else self.place[2],
+            "min": self.low if known else None,
+            "max": self.high if known else None,
+            "nonfinite": self.detail.all_bad if self.detail else 0,
+        }
 
     @property
     def is_source(self) -> bool:

@@ -72,7 +72,9 @@ class BadInitialization(Cause):
 
         def make(file: SourceFile, _site: Site) -> str | None:
             for node in ast.walk(file.tree):
-                if not isinstance(node, ast.Assign) or not isinstance(node.targets[0], ast.Attribute):
+                if not isinstance(node, ast.Assign) or not isinstance(
+                    node.targets[0], ast.Attribute
+                ):
                     continue
                 if node.targets[0].attr in names:
                     zeros = [n for n in ast.walk(node.value) if called_name(n) == "zeros"]

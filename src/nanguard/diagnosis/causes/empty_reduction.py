@@ -73,7 +73,9 @@ class EmptyReduction(Cause):
 
         if case.op in _IGNORING:
             found = edit(
-                case.origin.site, "divide the sum by the number of labels, at least 1", cross_entropy
+                case.origin.site,
+                "divide the sum by the number of labels, at least 1",
+                cross_entropy,
             )
         else:
             found = edit(

@@ -66,5 +66,7 @@ class ExplodingOptimization(Cause):
         if case.facts.lr is not None:
             lower = case.lab.try_out("a learning rate ten times lower", lr_factor=0.1)
             rate = name_of(case.facts.lr)
-            found.append(Repair(f"lower the learning rate ({rate}) by a factor of ten", trial=lower))
+            found.append(
+                Repair(f"lower the learning rate ({rate}) by a factor of ten", trial=lower)
+            )
         return found

@@ -82,9 +82,7 @@ class HalfPrecisionOverflow(Cause):
                     case.facts.made, summary, r"torch\.(float16|half)\b", "torch.bfloat16"
                 )
             elif case.facts.half_parameters:
-                found += replaced_text(
-                    case.facts.made, summary, r"\.half\(\)", ".bfloat16()"
-                )
+                found += replaced_text(case.facts.made, summary, r"\.half\(\)", ".bfloat16()")
         found.append(
             Repair(
                 f"compute {case.op} in float32 (x.float(), or autocast(enabled=False) around it)",

@@ -47,7 +47,10 @@ class OptimizerMisuse(Cause):
             return Suspicion(
                 0.93 if eps == 0 else 0.85,
                 f"{case.origin.op}{own} made a bad value after backward, in the step{note}",
-                [{"what": f"input {s.name} of {case.origin.op}", **s.to_json()} for s in case.inputs],
+                [
+                    {"what": f"input {s.name} of {case.origin.op}", **s.to_json()}
+                    for s in case.inputs
+                ],
             )
         if case.facts.stale_grads and case.largest_input() > 1e9:
             return Suspicion(0.72, "gradients of earlier steps were never cleared, and add up")
@@ -69,7 +72,9 @@ class OptimizerMisuse(Cause):
                 call = file.node_at(site, lambda node: isinstance(node, ast.Call))
                 return None if call is None else file.replaced([(call, f"{scaler}.step({name})")])
 
-            return edit(facts.step_site, f"let the scaler make the step: {scaler}.step({name})", make)
+            return edit(
+                facts.step_site, f"let the scaler make the step: {scaler}.step({name})", make
+            )
         if facts.lr is not None and not math.isfinite(facts.lr):
             return [Repair(f"repair the schedule: it makes the learning rate {name_of(facts.lr)}")]
         if facts.eps == 0:

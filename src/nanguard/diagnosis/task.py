@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
 
-    from nanguard.launch.watch import Symptom
+    from nanguard.tracer.symptom import Symptom
     from nanguard.tracer.origin import Origin
     from nanguard.tracer.sites import Site
 
