@@ -16,9 +16,21 @@ NAME = "incident.json"
 _LIMIT = 16 << 20
 
 
-def folder_of(incidents: Path, step: int, rank: int) -> Path:
-    """Returns the folder for an incident."""
-    return incidents / f"step-{step:06d}-rank{rank}"
+def new_folder(incidents: Path, step: int, rank: int) -> Path:
+    """Makes the folder for an incident; another of the same step gets a number at its end."""
+    name = f"step-{step:06d}-rank{rank}"
+    for number in range(1, 10000):
+        folder = incidents / (name if number == 1 else f"{name}-{number}")
+        try:
+            folder.mkdir(parents=True)
+        except FileExistsError:
+            continue
+        return folder
+    raise IncidentError(
+        f"there are thousands of incidents of step {step} already.",
+        where=str(incidents),
+        do="Give an empty folder: nanguard run --incidents DIR -- ...",
+    )
 
 
 def write(folder: Path, incident: dict[str, Any]) -> None:

@@ -107,7 +107,7 @@ def run(
     ] = None,
     no_trace: Annotated[
         bool, typer.Option("--no-trace", help="Protect the run, and explain nothing.")
-    ] = False,  # noqa: FBT002
+    ] = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="Print nothing of our own.")] = False,  # noqa: FBT002
 ) -> None:
     """Run a training command, unmodified, under the guard.
@@ -157,10 +157,10 @@ def replay(
     ] = None,
     trace_all: Annotated[
         bool, typer.Option("--trace-all", help="Show every operation of the step.")
-    ] = False,  # noqa: FBT002
+    ] = False,
     explain_again: Annotated[
         bool, typer.Option("--explain", help="Find out the cause, and complete the incident.")
-    ] = False,  # noqa: FBT002
+    ] = False,
     seconds: Annotated[float, typer.Option(min=1, help="How long it may take.")] = 600.0,
     form: Annotated[Format, typer.Option("--format", help="How to answer.")] = Format.TEXT,
 ) -> None:

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from nanguard.diagnosis.lab import Lab, Trial
     from nanguard.diagnosis.task import Facts, Outcome
-    from nanguard.tracer.symptom import Symptom
     from nanguard.tracer.origin import Ancestor, Origin
     from nanguard.tracer.records import Stats
+    from nanguard.tracer.symptom import Symptom
 
 HALF_MAX = 65504.0
 _HALF = ("float16", "bfloat16")

@@ -6,8 +6,8 @@ import time
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from nanguard.findings import name_of
 from nanguard.diagnosis.task import Task
+from nanguard.findings import name_of
 
 if TYPE_CHECKING:
     from nanguard.diagnosis.task import Outcome

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
 
-    from nanguard.tracer.symptom import Symptom
     from nanguard.tracer.origin import Origin
     from nanguard.tracer.sites import Site
+    from nanguard.tracer.symptom import Symptom
 
 
 @dataclass

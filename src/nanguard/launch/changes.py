@@ -6,6 +6,7 @@ It happens in a process of its own, which ends with the answer, so nothing has t
 from __future__ import annotations
 
 import contextlib
+import copy
 import importlib.abc
 import importlib.machinery
 import sys
@@ -39,6 +40,17 @@ def run_eagerly() -> None:
 
 def _not_compiled(model: Any = None, **_options: Any) -> Any:
     return (lambda function: function) if model is None else model
+
+
+def leave_workers() -> None:
+    """Leaves the workers of loaders alone: they belong to the run, and share its semaphores."""
+    from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
+
+    def nothing(self: Any) -> None:
+        """Does nothing."""
+
+    _MultiProcessingDataLoaderIter.__del__ = nothing  # type: ignore[method-assign]
+    _MultiProcessingDataLoaderIter._shutdown_workers = nothing  # type: ignore[method-assign]
 
 
 def go_alone() -> None:
@@ -228,6 +240,19 @@ def replace_samples(samples: Sequence[int], *, targets_only: bool) -> None:
                         tensor[row] = tensor[good].clone()
 
     register_module_forward_pre_hook(before)
+
+
+def without(batch: Any, samples: Sequence[int]) -> Any:
+    """Returns a copy of a batch in which some samples are replaced by a good one."""
+    batch = copy.deepcopy(batch)
+    tensors = [tensor for tensor in tensors_in(batch) if tensor.dim()]
+    size = tensors[0].shape[0] if tensors else 0
+    good = next((row for row in range(size) if row not in samples), None)
+    for tensor in tensors:
+        if good is not None and tensor.shape[0] == size:
+            for row in samples:
+                tensor[row] = tensor[good].clone()
+    return batch
 
 
 class _Changed(importlib.abc.MetaPathFinder, importlib.abc.Loader):

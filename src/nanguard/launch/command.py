@@ -101,9 +101,19 @@ def _run(command: Sequence[str], options: Options) -> int:
                 code = process.wait()
                 break
             except KeyboardInterrupt:
-                # The terminal has told the command, too; how it ends is its own business.
-                continue
+                # A terminal tells the command, too; how it ends is its own business.
+                if not _in_foreground():
+                    process.send_signal(signal.SIGINT)
     return 128 - code if code < 0 else code
+
+
+def _in_foreground() -> bool:
+    """Returns whether a terminal sends its interrupts to this process and the command alike."""
+    try:
+        with open("/dev/tty") as terminal:  # noqa: PTH123 - a device
+            return os.tcgetpgrp(terminal.fileno()) == os.getpgrp()
+    except OSError:
+        return False
 
 
 @contextlib.contextmanager

@@ -5,26 +5,51 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import pickle
 import platform
 import sys
 import time
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
 import torch
 
 import nanguard
 from nanguard import incident as incidents
+from nanguard.errors import IncidentError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from nanguard.guard.policy import Decision
     from nanguard.launch.options import Options
-    from nanguard.launch.timeline import Fork, Timeline
-    from nanguard.launch.together import Together
+    from nanguard.launch.timeline import Fork, Moment, Timeline
     from nanguard.tracer.symptom import Symptom
 
 # How many incidents of one process are explained; what comes after is only recorded.
 _EXPLAINED = 3
+
+
+@dataclass
+class BadStep:
+    """A step that was not made.
+
+    Attributes:
+        symptom: What is wrong with it.
+        step: The step as its optimizer counts.
+        ordinal: The step as all optimizers together count.
+        decision: What the guard does about it.
+        skipped: Earlier steps that were not made, either.
+        given: The batches that a loader's workers made, and when they were given out.
+    """
+
+    symptom: Symptom
+    step: int
+    ordinal: int
+    decision: Decision
+    skipped: tuple[int, ...]
+    given: list[tuple[int, Any]]
 
 
 class Handover:
@@ -33,17 +58,20 @@ class Handover:
     def __init__(self, options: Options) -> None:
         self._options = options
         self._explained = 0
-        self._base: dict[str, Any] | None = None
         self._began = time.monotonic()
+        self._place = str(Path.cwd())
+        self._base: dict[str, Any] | None = None
+        self._folder: Path | None = None
 
     @property
     def rank(self) -> int:
         """The rank of this process."""
         return int(os.environ.get("RANK", "0") or 0)
 
-    def alone(self) -> bool:
-        """Returns whether this process trains by itself."""
-        return int(os.environ.get("WORLD_SIZE", "1") or 1) == 1
+    @property
+    def ranks(self) -> int:
+        """How many ranks there are."""
+        return int(os.environ.get("WORLD_SIZE", "1") or 1)
 
     def can_fork(self) -> bool:
         """Returns whether a copy of this process could go on by itself."""
@@ -54,132 +82,134 @@ class Handover:
         if not self._options.quiet:
             print(f"nanguard: {text}", file=sys.stderr, flush=True)  # noqa: T201 - the user is here
 
-    def report(
-        self,
-        symptom: Symptom,
-        *,
-        step: int,
-        ordinal: int,
-        decision: Decision,
-        timeline: Timeline | None,
-        ranks: Together,
-        given: list[tuple[int, Any]],
-        skipped: tuple[int, ...],
-    ) -> None:
+    def attached(self) -> None:
+        """Tells the launcher that there is a process to guard."""
+        self._leave_note(f"attached-{os.getpid()}", "")
+
+    def stopped(self, reason: str) -> None:
+        """Tells the launcher that the guard ended the run."""
+        self.say(f"the run was stopped: {reason}")
+        self._leave_note(f"stopped-{os.getpid()}", reason)
+
+    def summary(self, steps: int, bad: int) -> None:
+        """Tells what a run has met, on the rank that has reported it."""
+        if self._base is not None:
+            self.say(f"{steps} steps, {bad} of them bad; incidents in {self._options.incidents}")
+
+    def report(self, bad: BadStep, timeline: Timeline | None) -> None:
         """Writes an incident, and wakes a moment of the past to explain it."""
-        if not ranks.mine:
-            return
-        folder = incidents.folder_of(Path(self._options.incidents), step, self.rank)
+        decision = bad.decision
         self.say(
-            f"step {step}: {symptom.in_words()} -> {decision.action.value} ({decision.reason})"
+            f"step {bad.step}: {bad.symptom.in_words()} -> {decision.action.value} "
+            f"({decision.reason})"
         )
-        if folder.exists():
+        self._base = self._incident(bad, timeline)
+        try:
+            self._folder = incidents.new_folder(Path(self._options.incidents), bad.step, self.rank)
+            incidents.write(self._folder, self._base)
+        except (OSError, IncidentError) as error:
+            # The run is worth more than the report about it.
+            self._folder = None
+            self.say(f"the incident of step {bad.step} could not be written: {error}")
             return
-        self._base = base = {
-            "schema": incidents.SCHEMA,
-            "step": step,
-            "rank": self.rank,
-            "symptom": symptom.to_json(),
-            "action": {"taken": decision.action.value, "reason": decision.reason},
-            "run": {
-                "command": list(self._options.command),
-                "folder": str(Path.cwd()),
-                "ordinal": ordinal,
-                "seconds": round(time.monotonic() - self._began, 3),
-                "python": platform.python_version(),
-                "torch": torch.__version__,
-                "nanguard": nanguard.__version__,
-                "platform": platform.platform(),
-                "device": "cuda" if torch.cuda.is_initialized() else "cpu",
-                "skipped": list(skipped),
-                "ranks": int(os.environ.get("WORLD_SIZE", "1") or 1),
-            },
-            "replay": {"verdict": "not-replayed", "method": None},
-        }
-        incidents.write(folder, base)
-        self._explain(folder, base, symptom, ordinal, timeline, given, skipped)
+        moment = None
+        if timeline is not None and self._may_explain():
+            moment = timeline.best(bad.ordinal, patience=self._options.patience)
+        if timeline is not None and moment is not None:
+            self._wake(timeline, moment, bad)
 
-    def _explain(
-        self,
-        folder: Path,
-        base: dict[str, Any],
-        symptom: Symptom,
-        ordinal: int,
-        timeline: Timeline | None,
-        given: list[tuple[int, Any]],
-        skipped: tuple[int, ...],
-    ) -> None:
-        if not self._options.trace or self._explained >= _EXPLAINED or timeline is None:
-            return
-        moment = timeline.best(ordinal, patience=self._options.patience)
-        if moment is None:
-            return
-        self._explained += 1
-        method = "second-run" if moment is timeline.first else "snapshot"
-        message = {
-            "folder": str(folder),
-            "incident": base,
-            "symptom": symptom,
-            "target": ordinal,
-            "method": method,
-            "patience": self._options.patience,
-            "control": self._options.control,
-            "batches": [batch for at, batch in given if at >= moment.ordinal],
-            "skipped": skipped,
-        }
-        if timeline.wake(moment, message):
-            Path(self._options.control, f"waiting-{folder.name}").touch()
+    def wants_explanation(self) -> bool:
+        """Returns whether the last incident is to be explained in the process of the run."""
+        return self._folder is not None and self._may_explain()
 
-    @staticmethod
-    def serve(message: dict[str, Any], fork: Fork) -> None:
-        """Explains an incident; runs in a process that was woken."""
-        from nanguard.diagnosis.session import explain
-
-        path = Path(message["control"], f"explaining-{Path(message['folder']).name}")
-        with _lock(path) as file:
-            file.write(str(os.getpid()))
-            file.flush()
-            with contextlib.suppress(OSError):
-                Path(message["control"], f"waiting-{Path(message['folder']).name}").unlink()
-            explain(message, fork)
-
-    def wants_explanation(self, step: int) -> bool:
-        """Returns whether an incident is to be explained in the process of the run."""
-        known = self._base is not None and self._base["step"] == step
-        return self._options.trace and known and self._explained < _EXPLAINED
-
-    def explain_in_place(self, fork: Any, symptom: Symptom, step: int, ordinal: int) -> None:
+    def explain_in_place(self, fork: Any, ordinal: int) -> None:
         """Explains the last incident with replays in the process of the run itself."""
         from nanguard.diagnosis.session import explain
 
         self._explained += 1
-        folder = incidents.folder_of(Path(self._options.incidents), step, self.rank)
         message = {
-            "folder": str(folder),
+            "folder": str(self._folder),
             "incident": self._base,
-            "symptom": symptom,
             "target": ordinal,
             "method": "iterator",
             "patience": self._options.patience,
         }
         explain(message, fork)
 
-    def attached(self) -> None:
-        """Tells the launcher that there is a process to guard."""
-        with contextlib.suppress(OSError):
-            Path(self._options.control, f"attached-{os.getpid()}").touch()
+    @staticmethod
+    def serve(message: dict[str, Any], fork: Fork) -> None:
+        """Explains an incident; runs in a process that was woken."""
+        from nanguard.diagnosis.session import explain
 
-    def stopped(self, reason: str) -> None:
-        """Tells the launcher that the guard ended the run."""
-        self.say(f"the run was stopped: {reason}")
-        with contextlib.suppress(OSError):
-            Path(self._options.control, f"stopped-{os.getpid()}").write_text(reason)
+        name = Path(message["folder"]).name
+        with _locked(Path(message["control"], f"explaining-{name}")) as file:
+            file.write(str(os.getpid()))
+            file.flush()
+            with contextlib.suppress(OSError):
+                Path(message["control"], f"waiting-{name}").unlink()
+            # It comes from the run itself, through a pipe that nobody else has.
+            message["batches"] = pickle.loads(message["batches"])  # noqa: S301, TID251
+            explain(message, fork)
 
-    def summary(self, steps: int, bad: int) -> None:
-        """Tells what a run has met, on the rank that has reported it."""
-        if self._base is None:
-            return
-        self.say(f"{steps} steps, {bad} of them bad; incidents in {self._options.incidents}")
+    def _wake(self, timeline: Timeline, moment: Moment, bad: BadStep) -> None:
+        assert self._folder is not None  # noqa: S101 - it was just made
+        self._explained += 1
+        made_since = [batch for at, batch in bad.given if at >= moment.ordinal]
+        message = {
+            "folder": str(self._folder),
+            "incident": self._base,
+            "target": bad.ordinal,
+            "method": "second-run" if moment is timeline.first else "snapshot",
+            "patience": self._options.patience,
+            "control": self._options.control,
+            # As plain bytes: shared memory would need this process to be asked for it.
+            "batches": pickle.dumps(made_since),
+            "skipped": bad.skipped,
+        }
+        self._leave_note(f"waiting-{self._folder.name}", "")
+        if not timeline.wake(moment, message):
+            with contextlib.suppress(OSError):
+                Path(self._options.control, f"waiting-{self._folder.name}").unlink()
+
+    def _may_explain(self) -> bool:
+        return self._options.trace and self._explained < _EXPLAINED
+
+    def _incident(self, bad: BadStep, timeline: Timeline | None) -> dict[str, Any]:
+        return {
+            "schema": incidents.SCHEMA,
+            "step": bad.step,
+            "rank": self.rank,
+            "symptom": bad.symptom.to_json(),
+            "action": {"taken": bad.decision.action.value, "reason": bad.decision.reason},
+            "run": {
+                "command": list(self._options.command),
+                "folder": self._place,
+                "ordinal": bad.ordinal,
+                "skipped": list(bad.skipped),
+                "seconds": round(time.monotonic() - self._began, 3),
+                "ranks": self.ranks,
+                "python": platform.python_version(),
+                "torch": torch.__version__,
+                "nanguard": nanguard.__version__,
+                "platform": platform.platform(),
+                "device": "cuda" if torch.cuda.is_initialized() else "cpu",
+            },
+            "replay": {"verdict": "not-replayed", "method": None, "why": self._why_not(timeline)},
+        }
+
+    def _why_not(self, timeline: Timeline | None) -> str:
+        """Returns why a step would not be replayed."""
+        if not self._options.trace:
+            return "explanations were turned off with --no-trace"
+        if self._explained >= _EXPLAINED:
+            return f"only the first {_EXPLAINED} incidents of a process are explained"
+        if timeline is None:
+            return "this process cannot be copied"
+        return "no copy of an earlier moment was at hand"
+
+    def _leave_note(self, name: str, text: str) -> None:
+        with contextlib.suppress(OSError):
+            Path(self._options.control, name).write_text(text)
 
 
 def _sees_cuda() -> bool:
@@ -197,7 +227,7 @@ def _sees_cuda() -> bool:
 
 
 @contextlib.contextmanager
-def _lock(path: Path) -> Any:
+def _locked(path: Path) -> Iterator[IO[str]]:
     with path.open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield file

@@ -8,51 +8,61 @@ in a thread that asks for one replay after the other.
 from __future__ import annotations
 
 import contextlib
-import copy
 import io
 import queue
 import threading
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
+from nanguard.diagnosis.task import Outcome
 from nanguard.launch import changes
 from nanguard.launch.replay import Replay
-from nanguard.diagnosis.task import Outcome
-from nanguard.tracer.modules import tensors_in
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from torch.optim import Optimizer
 
+    from nanguard.diagnosis.task import Task
+    from nanguard.guard.gate import Ticket
     from nanguard.guard.rng import RandomStreams
     from nanguard.launch.live import Live
     from nanguard.launch.patches import Batches
-    from nanguard.diagnosis.task import Task
-    from nanguard.tracer.symptom import Symptom
 
 # What cannot be changed in a run that goes on afterwards.
 _IMPOSSIBLE = ("clip", "fresh_grads", "targets_only")
 
 
+@dataclass
+class Flight:
+    """A step that the host has not seen yet.
+
+    Attributes:
+        ticket: Its numbers, on their way from the device.
+        optimizer: Whose step it is.
+        step: The step as this optimizer counts.
+        ordinal: The step as all optimizers together count.
+        drawn: The batches that belong to it.
+        streams: The random streams as they were before it.
+    """
+
+    ticket: Ticket
+    optimizer: Optimizer
+    step: int
+    ordinal: int
+    drawn: list[tuple[Batches, Any]]
+    streams: dict[str, Any] | None
+
+
 class InPlace:
     """Gives out a bad batch again and again, as long as there is something to try."""
 
-    def __init__(
-        self,
-        live: Live,
-        drawn: list[tuple[Batches, Any]],
-        streams: dict[str, Any] | None,
-        random: RandomStreams | None,
-        symptom: Symptom,
-        step: int,
-        ordinal: int,
-    ) -> None:
+    def __init__(self, live: Live, flight: Flight, random: RandomStreams | None) -> None:
         self._live = live
-        self._drawn = drawn
-        self._streams = streams
+        self._flight = flight
         self._random = random
         self._now = None if random is None else random.capture()
         self._tasks: queue.Queue[Task | None] = queue.Queue()
@@ -60,12 +70,8 @@ class InPlace:
         self._replay: _InPlaceReplay | None = None
         self._batches: list[Any] = []
         self._quiet = contextlib.ExitStack()
-        self._ordinal = ordinal
-        self._step = step
-        self._thread = threading.Thread(
-            target=self._explain, args=(symptom, step), name="nanguard-explains", daemon=True
-        )
-        self._thread.start()
+        thread = threading.Thread(target=self._explain, name="nanguard-explains", daemon=True)
+        thread.start()
 
     def next_batch(self) -> tuple[Any] | None:
         """Returns the next batch to be given out again, in a tuple; None when all is tried."""
@@ -102,18 +108,22 @@ class InPlace:
         except queue.Empty:
             return None
 
-    def _explain(self, symptom: Symptom, step: int) -> None:
+    def owns(self, batches: Batches) -> bool:
+        """Returns whether the bad batch came from a loader."""
+        return any(batches is own for own, _ in self._flight.drawn)
+
+    def _explain(self) -> None:
         try:
-            self._live.handover.explain_in_place(self, symptom, step, self._ordinal)
+            self._live.handover.explain_in_place(self, self._flight.ordinal)
         finally:
             self._tasks.put(None)
 
     def _begin_replay(self, task: Task) -> tuple[Any]:
-        if self._random is not None and self._streams is not None:
-            self._random.restore(self._streams)
-        batches = [batch for _, batch in self._drawn]
+        if self._random is not None and self._flight.streams is not None:
+            self._random.restore(self._flight.streams)
+        batches = [batch for _, batch in self._flight.drawn]
         if task.without:
-            batches = [_without(copy.deepcopy(batch), task.without) for batch in batches]
+            batches = [changes.without(batch, task.without) for batch in batches]
         task.target, task.without = self._live.ordinal, ()
         self._replay = _InPlaceReplay(task, self._live, self)
         self._quiet.enter_context(contextlib.redirect_stdout(io.StringIO()))
@@ -140,7 +150,7 @@ class InPlace:
         for parameter in self._live.named_parameters().values():
             parameter.grad = None
         outcome = replay.outcome or Outcome(error="the loop's body did not come to a step")
-        outcome.step, outcome.ordinal = self._step, self._ordinal
+        outcome.step, outcome.ordinal = self._flight.step, self._flight.ordinal
         self._outcomes.put(outcome)
 
 
@@ -150,6 +160,7 @@ class _InPlaceReplay(Replay):
     def __init__(self, task: Task, live: Live, owner: InPlace) -> None:
         super().__init__(task, live)
         self._owner = owner
+        self._live = live
         self.outcome: Outcome | None = None
 
     def begin(self) -> None:
@@ -164,8 +175,8 @@ class _InPlaceReplay(Replay):
 
     def next_batch(self, batches: Batches) -> Any:
         """Goes back to the run when the loop asks for another batch."""
-        if any(batches is own for own, _ in self._owner._drawn):
-            return self._owner._live.next_batch(batches)
+        if self._owner.owns(batches):
+            return self._live.next_batch(batches)
         return next(batches.own)
 
     def judged_step(self, optimizer: Optimizer, call: Callable[..., Any], closure: Any) -> Any:
@@ -192,14 +203,3 @@ def _is_half_model(task: Task, live: Live) -> bool:
     if task.precision is None:
         return False
     return any(p.dtype in (torch.float16, torch.bfloat16) for p in live.named_parameters().values())
-
-
-def _without(batch: Any, samples: tuple[int, ...]) -> Any:
-    tensors = [t for t in tensors_in(batch) if t.dim()]
-    size = tensors[0].shape[0] if tensors else 0
-    good = next((row for row in range(size) if row not in samples), None)
-    for tensor in tensors:
-        if good is not None and tensor.shape[0] == size:
-            for row in samples:
-                tensor[row] = tensor[good].clone()
-    return batch

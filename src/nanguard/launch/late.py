@@ -12,16 +12,15 @@ import torch
 from nanguard.guard.gate import Gate
 from nanguard.guard.optimizers import can_be_gated, gated, parameters_of
 from nanguard.guard.rng import RandomStreams
-from nanguard.launch.inplace import InPlace
-from nanguard.tracer.symptom import Symptom
+from nanguard.launch.inplace import Flight, InPlace
 from nanguard.numerics import Gradients, non_finite
+from nanguard.tracer.symptom import Symptom
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from torch.optim import Optimizer
 
-    from nanguard.guard.gate import Ticket
     from nanguard.launch.live import Live
     from nanguard.launch.patches import Batches
 
@@ -29,18 +28,6 @@ if TYPE_CHECKING:
 _LAG = 2
 _SCAN = 64
 _NUMBERS = ("latch", "loss", "grad_norm")
-
-
-@dataclass
-class _Flight:
-    """A step that the host has not seen yet."""
-
-    ticket: Ticket
-    optimizer: Optimizer
-    step: int
-    ordinal: int
-    drawn: list[tuple[Batches, Any]]
-    streams: dict[str, Any] | None
 
 
 @dataclass
@@ -58,7 +45,7 @@ class Late:
         self._live = live
         self._gate: Gate | None = None
         self._streams: RandomStreams | None = None
-        self._flights: deque[_Flight] = deque()
+        self._flights: deque[Flight] = deque()
         self._body = _Body()
         self._again: deque[tuple[Batches, Any]] = deque()
         self._in_place: InPlace | None = None
@@ -115,7 +102,7 @@ class Late:
         gate.judge(math.inf, math.inf)
         with torch.enable_grad(), gated([optimizer], gate.latch):
             result = call()
-        names = _NUMBERS
+        names: tuple[str, ...] = _NUMBERS
         if live.ordinal % _SCAN == 0:
             gate.write("poisoned", non_finite(parameters_of([optimizer]), gate.latch.device))
             names = (*_NUMBERS, "poisoned")
@@ -123,7 +110,7 @@ class Late:
             live.held.restore_if(gate.latch)
         body = self._body
         self._flights.append(
-            _Flight(
+            Flight(
                 gate.post(names),
                 optimizer,
                 live.number_of(optimizer),
@@ -155,7 +142,7 @@ class Late:
                 return
             self._live.good()
 
-    def _meet(self, flight: _Flight, numbers: dict[str, float]) -> None:
+    def _meet(self, flight: Flight, numbers: dict[str, float]) -> None:
         gate, live = self._gate, self._live
         assert gate is not None  # noqa: S101
         behind = list(self._flights)
@@ -172,13 +159,5 @@ class Late:
         symptom = Symptom(where, kind, numbers["loss"], numbers["grad_norm"])
         self._again = deque(pair for other in behind for pair in other.drawn)
         live.meet_late(symptom, flight.optimizer, flight.step, flight.ordinal)
-        if flight.drawn and live.handover.wants_explanation(flight.step):
-            self._in_place = InPlace(
-                live,
-                flight.drawn,
-                flight.streams,
-                self._streams,
-                symptom,
-                flight.step,
-                flight.ordinal,
-            )
+        if flight.drawn and live.handover.wants_explanation():
+            self._in_place = InPlace(live, flight, self._streams)

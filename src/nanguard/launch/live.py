@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 from nanguard.guard.held import BufferPlaces, Held
 from nanguard.guard.optimizers import scaled_lr
 from nanguard.guard.policy import Action, Policy, Trouble
-from nanguard.launch.handover import Handover
+from nanguard.launch.handover import BadStep, Handover
 from nanguard.launch.lastgood import LastGood
 from nanguard.launch.late import Late
-from nanguard.launch.patches import Patches
+from nanguard.launch.patches import End, Patches
 from nanguard.launch.replay import ForkedReplay
-from nanguard.launch.terms import terms_of
 from nanguard.launch.secondrun import serve_second_run
+from nanguard.launch.terms import terms_of
 from nanguard.launch.timeline import Timeline, serve_here
 from nanguard.launch.together import Together
 from nanguard.launch.watch import Watch
@@ -82,7 +82,7 @@ class Live(Watch):
         self.handover.attached()
         if self._options.trace and self.handover.can_fork():
             self._timeline = Timeline(self.handover.serve)
-            if self.handover.alone():
+            if self.handover.ranks == 1:
                 self._go_on(self._timeline.take_first())
         atexit.register(self.close)
 
@@ -103,9 +103,15 @@ class Live(Watch):
         again = self._late.next_batch(batches)
         if again is not None:
             return again[0]
-        batch = next(batches.own)
+        keep = self._timeline is not None and batches.has_workers
+        try:
+            batch = next(batches.own)
+        except StopIteration:
+            if keep:
+                self._keep(End())
+            raise
         self._late.drew(batches, batch)
-        if self._timeline is not None and batches.has_workers:
+        if keep:
             self._keep(batch)
         return batch
 
@@ -190,10 +196,9 @@ class Live(Watch):
         before = LastGood(self)
         before.take()
         result = call()
-        symptom = self.bad_state(optimizer)
+        symptom = self.bad_end_loss() or self.bad_state(optimizer)
         if symptom is not None:
             before.restore()
-            symptom.where = "parameter"
             self._meet(symptom, optimizer)
         else:
             self.good()
@@ -226,16 +231,9 @@ class Live(Watch):
         poisoned = not all_finite([*self.named_parameters().values(), *self._good_buffers()])
         can_roll_back = self._last_good is not None and self._last_good.is_there
         decision = self._policy.bad(Trouble(step, poisoned=poisoned, can_roll_back=can_roll_back))
-        self.handover.report(
-            symptom,
-            step=step,
-            ordinal=ordinal,
-            decision=decision,
-            timeline=self._timeline,
-            ranks=self._together,
-            given=self._given,
-            skipped=tuple(self._bad),
-        )
+        if self._together.mine:
+            bad = BadStep(symptom, step, ordinal, decision, tuple(self._bad), self._given)
+            self.handover.report(bad, self._timeline)
         self._bad.append(ordinal)
         if optimizer is not None:
             with contextlib.suppress(AttributeError):

@@ -38,6 +38,10 @@ class Watcher(Protocol):
         """Returns the next batch that the script is given."""
 
 
+class End:
+    """Stands for the end of a loader, among the batches that its workers have made."""
+
+
 class Batches:
     """What a script gets when it goes over a loader: the same batches, with us in between.
 

@@ -11,11 +11,11 @@ from nanguard.tracer.modules import tensors_in
 from nanguard.tracer.origin import bad_rows, origin_of, producers, suspects
 
 if TYPE_CHECKING:
-    from nanguard.launch.replay import Replay
     from nanguard.diagnosis.task import Outcome
-    from nanguard.tracer.symptom import Symptom
+    from nanguard.launch.replay import Replay
     from nanguard.tracer.origin import Origin
     from nanguard.tracer.records import Record
+    from nanguard.tracer.symptom import Symptom
     from nanguard.tracer.trace import Trace
 
 # Nobody else's: in a replay, torch.save writes somewhere else.

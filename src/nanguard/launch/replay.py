@@ -14,11 +14,12 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import _disable_current_modes
 
+from nanguard.diagnosis.task import Facts, Growth, Outcome
 from nanguard.guard.held import BufferPlaces, Held
 from nanguard.guard.optimizers import learning_rate, scaled_lr
 from nanguard.launch import changes
+from nanguard.launch.patches import End
 from nanguard.launch.reading import read_trace
-from nanguard.diagnosis.task import Facts, Growth, Outcome
 from nanguard.launch.watch import Watch
 from nanguard.tracer.sites import here, users_frame
 from nanguard.tracer.trace import Trace
@@ -29,8 +30,8 @@ if TYPE_CHECKING:
     from torch import Tensor
     from torch.optim import Optimizer
 
-    from nanguard.launch.patches import Batches
     from nanguard.diagnosis.task import Task
+    from nanguard.launch.patches import Batches
     from nanguard.tracer.symptom import Symptom
 
 
@@ -86,9 +87,13 @@ class Replay(Watch):
             if not self._given:
                 self.answer(Outcome(error="a batch that the loader's workers made is not there"))
             batch = self._given.pop(0)
+            if isinstance(batch, End):
+                raise StopIteration
         else:
             self._remember_choice(batches.own)
             batch = self._watched(lambda: next(batches.own))
+        if self.ordinal == self.task.target and self.task.without and not self.task.targets_only:
+            batch = changes.without(batch, self.task.without)
         if self.trace is not None:
             self.trace.batch = batch
         return batch
@@ -136,8 +141,12 @@ class Replay(Watch):
         if self.answered:
             return None
         with scaled_lr([optimizer], self.task.lr_factor), self._in_optimizer():
-            result = call()
-        self._judge_result(optimizer, by_hand=by_hand)
+            result = call() if closure is None else call(self._outside(closure))
+        if closure is not None:
+            with _disable_current_modes():
+                self._judge(self.bad_end_loss(), optimizer)
+        if not self.answered:
+            self._judge_result(optimizer, by_hand=by_hand)
         return result
 
     def judged_scaler_step(self, scaler: Any, optimizer: Any, call: Callable[[], Any]) -> Any:
@@ -237,6 +246,20 @@ class Replay(Watch):
         if self.trace is not None:
             self.trace.in_optimizer = False
 
+    def _outside(self, closure: Callable[[], Any]) -> Callable[[], Any]:
+        """Returns a closure whose operations are not taken for those of the optimizer."""
+
+        def evaluate() -> Any:
+            if self.trace is None:
+                return closure()
+            self.trace.in_optimizer = False
+            try:
+                return closure()
+            finally:
+                self.trace.in_optimizer = True
+
+        return evaluate
+
     def _watched(self, make: Callable[[], Any]) -> Any:
         if self.trace is None:
             return make()
@@ -286,6 +309,7 @@ class ForkedReplay(Replay):
         sys.excepthook = self._failed
         changes.run_eagerly()
         changes.go_alone()
+        changes.leave_workers()
         super().begin()
         if self.task.source and self.ordinal == 0 and not self.made_by:
             changes.run_main(self.task.source)

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nanguard import incident as incidents
-from nanguard.findings import number
 from nanguard.diagnosis.task import Task
+from nanguard.findings import number
 
 if TYPE_CHECKING:
     from nanguard.diagnosis.task import Outcome

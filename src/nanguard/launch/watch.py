@@ -188,6 +188,18 @@ class Watch:
                 return Symptom("loss", _kind(loss), value, terms=self.terms)
         return None
 
+    def bad_end_loss(self) -> Symptom | None:
+        """Returns what is wrong with a step that evaluates its loss several times.
+
+        The point it begins with and the one it ends with count. A bad trial point in between, that
+        a line search recovers from, is nobody's business.
+        """
+        for loss in (self.losses[:1], self.losses[-1:]):
+            if loss and not all_finite(loss):
+                self.losses = loss
+                return self.bad_loss()
+        return None
+
     def loss_value(self) -> float | None:
         """Returns the sum of the losses of this step."""
         values = [float(loss.float()) for loss in self.losses if loss.numel() == 1]

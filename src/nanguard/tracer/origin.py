@@ -177,7 +177,8 @@ def _place(record: Record, trace: Trace, sink: str) -> tuple[str, str, str | Non
         return "optimizer", "optimizer", None
     if parameter is not None and record.step == 0 and trace.before_training(record):
         return "init", parameter.rpartition(".")[0] or "<root>", parameter
-    if record.phase == "data":
+    early = path is None and trace.before_training(record)
+    if record.phase == "data" or early:
         return "data", "input", None
     if path is None and _feeds_model(record, trace):
         return "data", "input", None
@@ -238,9 +239,8 @@ def bad_rows(detail: Detail | None, batch_size: int | None) -> list[int]:
     """Returns which samples of a batch the bad values belong to, if not to all of them."""
     if detail is None or not batch_size or batch_size < 2:
         return []
-    shape = detail.output.shape
-    for dim, length in enumerate(shape):
+    for dim, length in enumerate(detail.output.shape):
         if length == batch_size or (dim == 0 and length % batch_size == 0 and length > 1):
-            rows = {index[dim] // (length // batch_size) for index in detail.bad}
+            rows = {place // (length // batch_size) for place in detail.rows[dim]}
             return sorted(rows) if 0 < len(rows) < batch_size else []
     return []

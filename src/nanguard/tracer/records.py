@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from nanguard.tracer.sites import Place
 
-# How many bad elements are looked at one by one.
+# How many places along a dimension are remembered.
 _SHOWN = 4096
 
 
@@ -131,7 +131,7 @@ class Detail:
         scalars: Its other arguments, by name.
         kinds: Which of ``nan``, ``inf`` and ``-inf`` its result holds.
         output: Its result.
-        bad: Where the result is bad, as index tuples (a few of them).
+        rows: Where the result is bad: for each dimension, which places along it.
         all_bad: How many elements are.
     """
 
@@ -139,15 +139,19 @@ class Detail:
     scalars: dict[str, Any]
     kinds: frozenset[str]
     output: Stats
-    bad: list[tuple[int, ...]]
+    rows: list[list[int]]
     all_bad: int
 
 
-def where_bad(tensor: Tensor) -> tuple[Tensor, list[tuple[int, ...]]]:
-    """Returns which elements are not finite, as a mask and as some index tuples."""
+def where_bad(tensor: Tensor) -> tuple[Tensor, list[list[int]]]:
+    """Returns which elements are not finite: as a mask, and as places along each dimension."""
     values = torch.view_as_real(tensor).sum(-1) if tensor.is_complex() else tensor
     mask = ~torch.isfinite(values.detach())
-    return mask, [tuple(index) for index in mask.nonzero()[:_SHOWN].tolist()]
+    rows = []
+    for dim, length in enumerate(mask.shape):
+        along = mask.movedim(dim, 0).reshape(length, -1).any(1) if mask.numel() else mask[:0]
+        rows.append(along.nonzero().flatten()[:_SHOWN].tolist())
+    return mask, rows
 
 
 def detail_of(
@@ -161,7 +165,7 @@ def detail_of(
         inputs: The tensors it read, with who wrote them.
     """
     worst = next((tensor for tensor in results if kinds_in(tensor)), results[0])
-    mask, bad = where_bad(worst)
+    mask, rows = where_bad(worst)
     stats = []
     for name, tensor, writer in inputs:
         stats.append(stats_of(tensor, name, mask))
@@ -171,7 +175,7 @@ def detail_of(
         {name: value for name, value in named if _is_plain(value)},
         frozenset[str]().union(*(kinds_in(tensor) for tensor in results)),
         stats_of(worst, "result"),
-        bad,
+        rows,
         int(mask.sum()),
     )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
+import threading
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -100,10 +101,12 @@ class Trace(TorchDispatchMode):
         self._by_node: dict[int, Record] = {}
         self._parameters: dict[int, str] = {}
         self._restores: list[tuple[str, Any]] = []
+        self._threads: set[int] = set()
 
     def start(self) -> None:
         """Begins to watch, until the process ends or ``stop`` is called."""
         self.__enter__()  # type: ignore[no-untyped-call]
+        self._threads = {threading.get_ident()}
         self.modules.start()
         for name in _SOURCES:
             original = getattr(torch, name)
@@ -300,8 +303,9 @@ class Trace(TorchDispatchMode):
                 record.literal = held.dim() == 0
                 kinds = values.kinds_in(held)
                 record.intended = record.literal and "nan" not in kinds
-                mask, bad = where_bad(held)
-                record.detail = Detail([], {}, kinds, stats_of(held, "value"), bad, int(mask.sum()))
+                mask, rows = where_bad(held)
+                output = stats_of(held, "value")
+                record.detail = Detail([], {}, kinds, output, rows, int(mask.sum()))
         self._writers[key] = record
         return record
 
@@ -334,6 +338,10 @@ class Trace(TorchDispatchMode):
 
     def _enter_model(self, module: nn.Module, args: Any) -> None:
         """Looks at what a model is given."""
+        if threading.get_ident() not in self._threads:
+            # Modes belong to a thread, and scripts may train in another than the first.
+            self._threads.add(threading.get_ident())
+            self.__enter__()  # type: ignore[no-untyped-call]
         if self._first_call is None:
             self._first_call = self._count
         if self.autocast is None:

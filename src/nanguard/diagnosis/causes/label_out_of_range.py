@@ -12,9 +12,13 @@ from nanguard.findings import name_of
 if TYPE_CHECKING:
     from nanguard.diagnosis.case import Case
     from nanguard.diagnosis.lab import Trial
+    from nanguard.tracer.records import Stats
 
 _CHOOSES = ("nll_loss_forward", "nll_loss2d_forward", "nll_loss_nd", "gather", "index", "take")
 _LIMITED = (*LOGS, *ROOTS, *ARCS)
+_ZERO = ("log", "log2", "log10", "xlogy")
+# A root of something this little below zero is a matter of rounding.
+_ROUNDING = 1e-3
 
 
 class LabelOutOfRange(Cause):
@@ -52,29 +56,39 @@ class LabelOutOfRange(Cause):
         return self._from_targets(case)
 
     def _from_targets(self, case: Case) -> Suspicion | None:
-        for stats in case.inputs:
-            known = case.origin.sources.get(stats.name, set())
-            if stats.at_fault and "data" in known and "parameter" not in known:
-                value = name_of(stats.at_fault[0])
-                # 0 * log(0) is a fault of the formula, and not of the target.
-                strength = 0.4 if stats.at_fault[0] == 0 and case.op in LOGS else 0.85
-                if case.op in ROOTS and stats.at_fault[0] > -1e-3:
-                    strength = 0.4
-                return Suspicion(
-                    strength,
-                    f"{case.op} of {value}, which comes from the targets and not from the model",
-                    [{"what": f"input {stats.name} of {case.origin.op}", **stats.to_json()}],
-                )
+        stats = self._from_data(case)
+        if stats is not None:
+            value = stats.at_fault[0]
+            near = case.ancestors(stats.name, 1)
+            # 0 * log(0) is a fault of the formula, and not of the target.
+            formula = value == 0 and case.op in _ZERO and any(a.op == "input" for a in near)
+            formula = formula or (case.op in ROOTS and value > -_ROUNDING)
+            return Suspicion(
+                0.4 if formula else 0.85,
+                f"{case.op} of {name_of(value)}, which comes from the data and not from the model",
+                [{"what": f"input {stats.name} of {case.origin.op}", **stats.to_json()}],
+            )
         if case.facts.samples:
             # The target may be mixed with what the model put out; a trial will tell.
             return Suspicion(0.5, f"{case.op} is not defined for what this target makes of it")
+        return None
+
+    @staticmethod
+    def _from_data(case: Case) -> Stats | None:
+        """Returns an operand at fault that no parameter had a part in."""
+        for stats in case.inputs:
+            known = case.origin.sources.get(stats.name, set())
+            if stats.at_fault and "data" in known and "parameter" not in known:
+                return stats
         return None
 
     def trials(self, case: Case) -> list[Trial]:
         """Replaces the targets, and nothing else."""
         if case.origin.intended:
             return []  # the target of another sample may be masked here, too
-        trial = case.without_targets()
+        # What comes from the data alone may be an input, too, as in an autoencoder.
+        alone = self._from_data(case) is not None
+        trial = case.without_samples() if alone else case.without_targets()
         return [trial] if trial else []
 
     def repairs(self, case: Case) -> list[Repair]:
