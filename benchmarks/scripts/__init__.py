@@ -1,0 +1,1 @@
+"""Training scripts that know nothing of nanguard, to be measured under it."""

@@ -1,14 +1,16 @@
-"""Incidents on disk: one folder per bad step, complete or not there, readable without running it."""
+"""Incidents on disk: one folder per bad step, complete or not there, and only ever read."""
 
 from __future__ import annotations
 
 import json
 import math
 import os
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from nanguard.errors import IncidentError
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 SCHEMA = "nanguard.incident/1"
 NAME = "incident.json"

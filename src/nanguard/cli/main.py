@@ -105,7 +105,7 @@ def run(
     max_bad: Annotated[
         int | None, typer.Option(min=0, help="Stop when there were more bad steps than this.")
     ] = None,
-    no_trace: Annotated[
+    no_trace: Annotated[  # noqa: FBT002
         bool, typer.Option("--no-trace", help="Protect the run, and explain nothing.")
     ] = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="Print nothing of our own.")] = False,  # noqa: FBT002
@@ -155,10 +155,10 @@ def replay(
     without_sample: Annotated[
         list[int] | None, typer.Option(help="Replace this sample of the batch by a good one.")
     ] = None,
-    trace_all: Annotated[
+    trace_all: Annotated[  # noqa: FBT002
         bool, typer.Option("--trace-all", help="Show every operation of the step.")
     ] = False,
-    explain_again: Annotated[
+    explain_again: Annotated[  # noqa: FBT002
         bool, typer.Option("--explain", help="Find out the cause, and complete the incident.")
     ] = False,
     seconds: Annotated[float, typer.Option(min=1, help="How long it may take.")] = 600.0,

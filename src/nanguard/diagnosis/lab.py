@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
-from nanguard.diagnosis.task import Task
 from nanguard.findings import name_of
 
 if TYPE_CHECKING:
-    from nanguard.diagnosis.task import Outcome
-    from nanguard.launch.timeline import Fork
+    from nanguard.diagnosis.task import Outcome, Task
+
+
+class Replayer(Protocol):
+    """Whoever can replay a step: a waiting process, or the run itself."""
+
+    def run(self, task: Task, seconds: float) -> Outcome | None:
+        """Replays a step; returns None if there was no answer in time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,8 +46,8 @@ class Lab:
         from_start: Whether replays begin with the first line of the script.
     """
 
-    def __init__(self, fork: Fork, task: Task, *, seconds: float, from_start: bool) -> None:
-        self._fork = fork
+    def __init__(self, replayer: Replayer, task: Task, *, seconds: float, from_start: bool) -> None:
+        self._replayer = replayer
         self._task = task
         self._end = time.monotonic() + seconds
         self._longest = seconds / 3
@@ -78,8 +83,7 @@ class Lab:
         if self.out_of_time:
             return None
         seconds = min(self._longest, self._end - time.monotonic())
-        answer: Outcome | None = self._fork.run(task, seconds)
-        return answer
+        return self._replayer.run(task, seconds)
 
 
 def _verdict(outcome: Outcome | None) -> bool | None:

@@ -117,10 +117,8 @@ def bounded_divisor(case: Case) -> list[Repair]:
         if divisor is None:
             return None
         text = file.text_of(divisor)
-        if signed:
-            new = f"torch.where(({text}) == 0, {small}, {text})"
-        else:
-            new = bounded(text, bound)
+        where = f"torch.where(({text}) == 0, {small}, {text})"
+        new = where if signed else bounded(text, bound)
         return file.replaced([(divisor, new)])
 
     return edit(case.origin.site, summary, make)

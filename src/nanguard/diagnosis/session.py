@@ -16,9 +16,9 @@ from nanguard.diagnosis.task import Task
 
 if TYPE_CHECKING:
     from nanguard.diagnosis.cause import Cause, Suspicion
+    from nanguard.diagnosis.lab import Replayer
     from nanguard.diagnosis.repairs import Repair
     from nanguard.diagnosis.task import Outcome
-    from nanguard.launch.timeline import Fork
     from nanguard.tracer.origin import Origin
     from nanguard.tracer.sites import Site
 
@@ -30,17 +30,17 @@ _SMALLEST_SCALAR_BATCH = 2
 _LARGEST_SEARCH = 64
 
 
-def explain(message: dict[str, Any], fork: Fork) -> None:
+def explain(message: dict[str, Any], replayer: Replayer) -> None:
     """Completes an incident on disk.
 
     Args:
         message: The incident as it was written, where it is, and which step to replay.
-        fork: Starts replays.
+        replayer: Makes replays.
     """
     folder = Path(message["folder"])
     began = time.monotonic()
     lab = Lab(
-        fork,
+        replayer,
         Task(
             message["target"],
             folder=str(folder),
@@ -111,7 +111,7 @@ class Explanation:
         return incident
 
     def _with_detail(self, outcome: Outcome, origin: Origin) -> Origin:
-        """Returns an origin with its numbers; on a device, they are read in a replay of their own."""
+        """Returns an origin with its numbers; on a device, a replay of its own reads them."""
         if origin.detail is not None or origin.op in ("input", "parameter", "aten.empty"):
             return origin
         closer = self._lab.trace(look_at=origin.index)

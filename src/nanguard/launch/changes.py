@@ -23,7 +23,7 @@ from nanguard.tracer.sites import users_frame
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
-    from types import ModuleType
+    from types import FrameType, ModuleType
 
     from nanguard.launch.watch import Watch
 
@@ -35,7 +35,7 @@ def run_eagerly() -> None:
     set_stance = getattr(torch.compiler, "set_stance", None)
     if set_stance is not None and "torch._dynamo" in sys.modules:
         set_stance("force_eager")
-    torch.compile = _not_compiled  # type: ignore[assignment]
+    torch.compile = _not_compiled
 
 
 def _not_compiled(model: Any = None, **_options: Any) -> Any:
@@ -69,7 +69,7 @@ def go_alone() -> None:
         setattr(dist, name, _nothing)
     dist.all_gather = _gather_own  # type: ignore[assignment]
     dist.all_gather_object = _gather_own_object  # type: ignore[assignment]
-    dist.broadcast_object_list = _nothing  # type: ignore[assignment]
+    dist.broadcast_object_list = _nothing
 
 
 class _Done:
@@ -100,10 +100,11 @@ def _gather_own_object(into: Any, value: Any, *_args: Any, **_kwargs: Any) -> No
 
 def _running() -> set[Any]:
     """Returns the code that this thread is in."""
-    found, frame = set(), sys._getframe(1)
+    found: set[Any] = set()
+    frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         found.add(frame.f_code)
-        frame = frame.f_back  # type: ignore[assignment]
+        frame = frame.f_back
     return found
 
 
@@ -152,13 +153,13 @@ def raise_precision(dtype: torch.dtype, watch: Watch) -> None:
     def to_wide(self: Any, *_args: Any, **_kwargs: Any) -> Any:
         return self.to(dtype)
 
-    torch.Tensor.half = torch.Tensor.bfloat16 = to_wide  # type: ignore[method-assign,assignment]
-    nn.Module.half = nn.Module.bfloat16 = to_wide  # type: ignore[method-assign,assignment]
+    torch.Tensor.half = torch.Tensor.bfloat16 = to_wide  # type: ignore[method-assign]
+    nn.Module.half = nn.Module.bfloat16 = to_wide  # type: ignore[method-assign]
     torch.float16 = torch.half = torch.bfloat16 = dtype
     if dtype == torch.float64:
         torch.set_default_dtype(dtype)
-        torch.Tensor.float = to_wide  # type: ignore[method-assign,assignment]
-        nn.Module.float = to_wide  # type: ignore[method-assign,assignment]
+        torch.Tensor.float = to_wide  # type: ignore[method-assign]
+        nn.Module.float = to_wide  # type: ignore[method-assign]
         torch.float32 = torch.float = dtype
 
     unscale = torch.amp.GradScaler._unscale_grads_
@@ -167,7 +168,7 @@ def raise_precision(dtype: torch.dtype, watch: Watch) -> None:
         # What it takes for float16 is float32 now.
         return unscale(self, optimizer, inv_scale, found, True)  # noqa: FBT003
 
-    torch.amp.GradScaler._unscale_grads_ = unscale_any  # type: ignore[method-assign]
+    torch.amp.GradScaler._unscale_grads_ = unscale_any  # type: ignore[method-assign,assignment]
 
     def widen_inputs(_module: nn.Module, args: Any) -> Any:
         return tuple(
@@ -191,7 +192,7 @@ def without_autocast() -> Iterator[None]:
 
     def disabled(self: Any) -> Any:
         self._enabled = False
-        return enter(self)
+        return enter(self)  # type: ignore[no-untyped-call]
 
     torch.autocast.__enter__ = disabled  # type: ignore[method-assign]
     try:
@@ -209,49 +210,51 @@ def replace_samples(samples: Sequence[int], *, targets_only: bool) -> None:
     """
     done = False
 
-    def before(module: nn.Module, args: Any) -> None:
+    def before(_module: nn.Module, args: Any) -> None:
         nonlocal done
-        if done:
+        given = [tensor for tensor in tensors_in(args) if tensor.dim()]
+        if done or not given:
             return
         done = True
-        given = [t for t in tensors_in(args) if t.dim()]
-        if not given:
-            return
-        size = given[0].shape[0]
-        good = next((row for row in range(size) if row not in samples), None)
-        if good is None:
-            return
-        found = {} if targets_only else {id(t): t for t in given}
-        frame = users_frame(sys._getframe(1))
-        while frame is not None:
-            for value in list(frame.f_locals.values()):
-                if not issubclass(type(value), nn.Module):
-                    found.update({id(t): t for t in tensors_in(value, 2)})
-            frame = users_frame(frame.f_back)
+        found = _tensors_around() + ([] if targets_only else given)
+        entered = {tensor.untyped_storage().data_ptr() for tensor in given}
         if targets_only:
-            entered = {t.untyped_storage().data_ptr() for t in given}
-            found = {
-                key: t for key, t in found.items() if t.untyped_storage().data_ptr() not in entered
-            }
-        with torch.no_grad():
-            for tensor in found.values():
-                if tensor.dim() and tensor.shape[0] == size and not tensor.requires_grad:
-                    for row in samples:
-                        tensor[row] = tensor[good].clone()
+            found = [t for t in found if t.untyped_storage().data_ptr() not in entered]
+        _replace_rows(found, samples, given[0].shape[0])
 
     register_module_forward_pre_hook(before)
+
+
+def _tensors_around() -> list[torch.Tensor]:
+    """Returns the tensors that the user's code has names for, in the frames that are running."""
+    found: dict[int, torch.Tensor] = {}
+    frame = users_frame(sys._getframe(1))
+    while frame is not None:
+        for value in list(frame.f_locals.values()):
+            if not issubclass(type(value), nn.Module):
+                found.update({id(tensor): tensor for tensor in tensors_in(value, 2)})
+        frame = users_frame(frame.f_back)
+    return list(found.values())
+
+
+def _replace_rows(tensors: Sequence[torch.Tensor], samples: Sequence[int], size: int) -> None:
+    """Overwrites samples with a good one, in every tensor that has one row for each."""
+    good = next((row for row in range(size) if row not in samples), None)
+    if good is None:
+        return
+    with torch.no_grad():
+        for tensor in tensors:
+            if tensor.dim() and tensor.shape[0] == size and not tensor.requires_grad:
+                for row in samples:
+                    tensor[row] = tensor[good].clone()
 
 
 def without(batch: Any, samples: Sequence[int]) -> Any:
     """Returns a copy of a batch in which some samples are replaced by a good one."""
     batch = copy.deepcopy(batch)
     tensors = [tensor for tensor in tensors_in(batch) if tensor.dim()]
-    size = tensors[0].shape[0] if tensors else 0
-    good = next((row for row in range(size) if row not in samples), None)
-    for tensor in tensors:
-        if good is not None and tensor.shape[0] == size:
-            for row in samples:
-                tensor[row] = tensor[good].clone()
+    if tensors:
+        _replace_rows(tensors, samples, tensors[0].shape[0])
     return batch
 
 

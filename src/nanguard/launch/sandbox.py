@@ -89,15 +89,15 @@ class Shadow:
         """Begins; it ends with the process."""
         import torch
 
-        builtins.open = io.open = self.open  # type: ignore[assignment]
+        builtins.open = io.open = self.open
         for name in ("remove", "unlink", "rmdir", "mkdir"):
             setattr(os, name, self._ignored)
         os.rename = os.replace = self._moved  # type: ignore[assignment]
         shutil.rmtree = self._ignored  # type: ignore[assignment]
         torch.save = self._through_shadow(torch.save, writes=True)
-        torch.load = self._through_shadow(torch.load, writes=False)
-        os.system = subprocess.Popen.__init__ = _refuse("start another program")  # type: ignore[assignment,method-assign]
-        socket.socket.connect = _refuse("connect to another machine")  # type: ignore[assignment,method-assign]
+        torch.load = self._through_shadow(torch.load, writes=False)  # noqa: TID251 - the user's own
+        os.system = subprocess.Popen.__init__ = _refuse("start another program")  # type: ignore[method-assign]
+        socket.socket.connect = _refuse("connect to another machine")  # type: ignore[method-assign]
         queue.Queue.put = _put_or_drop  # type: ignore[method-assign]
 
     def open(self, file: Any, mode: str = "r", *args: Any, **kwargs: Any) -> Any:

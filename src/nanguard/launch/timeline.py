@@ -101,7 +101,7 @@ class Timeline:
         return None
 
     def _count_cost(self) -> None:
-        """Counts what the last moment cost the step after it, which had to copy what it wrote to."""
+        """Counts what the last moment cost the step after it, which copies what it writes to."""
         now = time.monotonic()
         took, self._began_step = now - self._began_step, now
         if self._forked:

@@ -166,9 +166,9 @@ class Watch:
                 named[f"{index}.{name}" if clash else name] = parameter
         known = {id(p) for p in named.values()}
         for index, optimizer in enumerate(self.optimizers()):
-            for place, parameter in enumerate(parameters_of([optimizer])):
-                if id(parameter) not in known:
-                    named[f"optimizer {index} parameter {place}"] = parameter
+            for place, tensor in enumerate(parameters_of([optimizer])):
+                if id(tensor) not in known:
+                    named[f"optimizer {index} parameter {place}"] = tensor
         return named
 
     def buffers(self) -> dict[str, Tensor]:

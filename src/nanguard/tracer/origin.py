@@ -105,7 +105,7 @@ def producers(sinks: Iterable[Record]) -> list[Record]:
 
 
 def _narrows(record: Record) -> bool:
-    """Returns whether an operation took infinities out of their places: by reducing, by choosing."""
+    """Returns whether an operation took infinities out of their places, as a reduction does."""
     if record.detail is None or not record.bad_writers:
         return False
     bad = [stats.count for stats in record.detail.inputs if stats.nonfinite]

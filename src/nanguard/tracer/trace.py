@@ -265,7 +265,7 @@ class Trace(TorchDispatchMode):
             record.intended = record.literal and not nan
 
     def _new_record(self, index: int, op: str) -> Record:
-        running = torch._C._current_autograd_node()
+        running: Any = torch._C._current_autograd_node()
         frame, in_engine = _users_frame(sys._getframe(2))
         if running is not None and in_engine:
             forward = self._by_node.get(running._sequence_nr())

@@ -56,7 +56,8 @@ class HalfPrecisionOverflow(Cause):
                 return f"{value:g}"
         sites = [*case.origin.literals, *([case.origin.site] if case.origin.site else [])]
         for site in sites:
-            for text in _NUMBER.findall(site.code):
+            for found in _NUMBER.finditer(site.code):
+                text: str = found.group()
                 if HALF_MAX < abs(float(text)) < float("inf"):
                     return text
         return None
