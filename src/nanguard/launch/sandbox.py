@@ -104,9 +104,9 @@ class Shadow:
         """Opens a file as ``open`` does; what is written goes somewhere else."""
         if isinstance(file, int):
             return self._open(file, mode, *args, **kwargs)
-        return self._open(
-            self.path(file, writes=set(mode) & set("wax+") != set()), mode, *args, **kwargs
-        )
+        writes = bool(set(mode) & set("wax+"))
+        # A file that must be new was made by the run itself.
+        return self._open(self.path(file, writes=writes), mode.replace("x", "w"), *args, **kwargs)
 
     def path(self, file: Any, *, writes: bool) -> Any:
         """Returns where a file really is."""

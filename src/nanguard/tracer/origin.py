@@ -177,7 +177,7 @@ def _place(record: Record, trace: Trace, sink: str) -> tuple[str, str, str | Non
         return "optimizer", "optimizer", None
     if parameter is not None and record.step == 0 and trace.before_training(record):
         return "init", parameter.rpartition(".")[0] or "<root>", parameter
-    early = path is None and trace.before_training(record)
+    early = path is None and record.step < trace.step and trace.before_training(record)
     if record.phase == "data" or early:
         return "data", "input", None
     if path is None and _feeds_model(record, trace):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from typing import TYPE_CHECKING
 
-from nanguard.diagnosis.case import STATISTICS
+from nanguard.diagnosis.case import STATISTICS, bare
 from nanguard.diagnosis.cause import Cause, Suspicion
 from nanguard.diagnosis.edits import called_name
 from nanguard.diagnosis.repairs import Repair, bounded_divisor, edit, without_samples
@@ -14,6 +14,15 @@ if TYPE_CHECKING:
     from nanguard.diagnosis.case import Case
     from nanguard.diagnosis.edits import SourceFile
     from nanguard.tracer.sites import Site
+
+
+def _is_spread_by_hand(case: Case, name: str) -> bool:
+    """Returns whether an input was made of differences from a mean."""
+    places: dict[str, set[int]] = {"sub": set(), "mean": set()}
+    for ancestor in case.ancestors(name, 9):
+        if bare(ancestor.op) in places:
+            places[bare(ancestor.op)].add(ancestor.distance)
+    return any(distance + 1 in places["mean"] for distance in places["sub"])
 
 
 class DegenerateStatistics(Cause):
@@ -42,8 +51,7 @@ class DegenerateStatistics(Cause):
             return None
         near = case.ancestor_ops(divisor.name, 5)
         spread = near & {"std", "var", "std_mean", "var_mean"}
-        by_hand = {"mean", "sub"} <= case.ancestor_ops(divisor.name, 8)
-        if not spread and not by_hand:
+        if not spread and not _is_spread_by_hand(case, divisor.name):
             return None
         return Suspicion(
             0.88 if spread else 0.83,

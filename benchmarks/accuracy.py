@@ -1,0 +1,134 @@
+"""How often ``nanguard run`` is right about real failures.
+
+Each case is a small training script with a label: where its first bad value comes from, at which
+step, and why. It runs unmodified under ``nanguard run``, and its first incident is compared with
+the label. Healthy scripts that look suspicious must stay silent.
+
+    python -m benchmarks.accuracy                      # both sets
+    python -m benchmarks.accuracy tests/cases/open wgan_gp char_rnn
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+_CASES = Path(__file__).resolve().parents[1] / "tests" / "cases"
+COLUMNS = ("detected", "step", "phase", "op", "line", "module", "cause", "sample", "fix")
+
+
+@dataclass(frozen=True)
+class Case:
+    """A script with its label."""
+
+    folder: Path
+    label: dict[str, Any]
+
+    @property
+    def name(self) -> str:
+        """What it is called."""
+        return str(self.label["id"])
+
+    @property
+    def healthy(self) -> bool:
+        """Whether it must stay silent."""
+        return bool(self.label["healthy"])
+
+
+def cases_in(folder: Path) -> list[Case]:
+    """Returns the cases of a set."""
+    labels = json.loads((folder / "cases.json").read_text())["cases"]
+    return [Case(folder, label) for label in labels]
+
+
+def first_incident(case: Case, seconds: float = 240.0) -> dict[str, Any] | None:
+    """Runs a case under ``nanguard run`` and returns its first incident, if there is one."""
+    with tempfile.TemporaryDirectory() as scratch:
+        shutil.copy(case.folder / case.label["file"], Path(scratch, "train.py"))
+        command = [sys.executable, "-m", "nanguard", "run", "--incidents", "found"]
+        subprocess.run(  # noqa: S603 - our own scripts
+            [*command, "--", sys.executable, "train.py"],
+            cwd=scratch,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+            capture_output=True,
+            timeout=seconds,
+            check=False,
+        )
+        found = [json.loads(p.read_text()) for p in Path(scratch).glob("found/*/incident.json")]
+    return min(found, key=lambda incident: incident["step"], default=None)
+
+
+def judge(case: Case, incident: dict[str, Any] | None) -> dict[str, bool | None]:
+    """Returns, column by column, whether an incident says what the label says."""
+    label = case.label
+    if incident is None:
+        return dict.fromkeys(COLUMNS, False)
+    origin, cause = incident.get("origin") or {}, incident.get("cause") or {}
+    shown = label["first_bad_loss_step"]
+    row = (label.get("sample") or {}).get("batch_position")
+    return {
+        "detected": incident["step"] <= (label["first_bad_step"] + 1 if shown is None else shown),
+        "step": incident["step"] == label["first_bad_step"],
+        "phase": origin.get("phase") in {label["phase"], *(label.get("accept_phases") or [])},
+        "op": _bare(origin.get("op"))
+        in {_bare(op) for op in [label["origin_op"], *(label.get("accept_ops") or [])]},
+        "line": origin.get("line") in {label["origin_line"], label.get("data_line")},
+        "module": origin.get("module") == label["origin_module"],
+        "cause": cause.get("code") in {label["category"], *(label.get("accept_categories") or [])},
+        "sample": None if row is None else row in incident.get("samples", []),
+        "fix": any(fix["verified"] for fix in incident.get("fixes", [])),
+    }
+
+
+def _bare(op: Any) -> str:
+    return str(op).removeprefix("aten.").rstrip("_")
+
+
+def score(folder: Path, names: list[str]) -> dict[str, Any]:
+    """Runs the cases of a set, two at a time, and prints a line for each."""
+    cases = [case for case in cases_in(folder) if not names or case.name in names]
+    with ThreadPoolExecutor(2) as pool:
+        found = list(pool.map(first_incident, cases))
+    judged = []
+    alarms = 0
+    for case, incident in zip(cases, found, strict=True):
+        if case.healthy:
+            alarms += incident is not None
+            print(f"{case.name:20s} {'FALSE ALARM' if incident else 'silent'}")
+            continue
+        judged.append(judge(case, incident))
+        wrong = [column for column, right in judged[-1].items() if right is False]
+        print(f"{case.name:20s} {'wrong: ' + ', '.join(wrong) if wrong else 'right'}")
+    sums: dict[str, Any] = {}
+    for column in COLUMNS:
+        known = [row[column] for row in judged if row[column] is not None]
+        sums[column] = f"{sum(map(bool, known))}/{len(known)}"
+    sums["false alarms"] = f"{alarms}/{sum(case.healthy for case in cases)}"
+    return sums
+
+
+def main() -> None:
+    """Scores one set, or both."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("folder", nargs="?", type=Path)
+    parser.add_argument("names", nargs="*")
+    parser.add_argument("--output", type=Path)
+    args = parser.parse_args()
+    folders = [args.folder] if args.folder else [_CASES / "open", _CASES / "own"]
+    result = {folder.name: score(folder, args.names) for folder in folders}
+    print(json.dumps(result, indent=1))
+    if args.output:
+        args.output.write_text(json.dumps(result, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,109 @@
+"""Changes to source files: the right expression, and nothing else."""
+
+from __future__ import annotations
+
+import ast
+
+import pytest
+
+from nanguard.diagnosis.edits import SourceFile, argument, called_name
+from nanguard.diagnosis.repairs import bounded, set_keyword
+from nanguard.tracer.sites import Site
+
+TEXT = """\
+def loss(out, target, mask):
+    größe = mask.sum(1)
+    error = (out - target) ** 2 / größe
+    return torch.log(
+        error.mean() + 1.0
+    )
+
+
+def train(model):
+    loss.backward(
+        retain_graph=False,
+    )
+    opt.step()
+"""
+
+
+@pytest.fixture
+def file(tmp_path):
+    path = tmp_path / "train.py"
+    path.write_text(TEXT, encoding="utf-8")
+    found = SourceFile.open(str(path))
+    assert found is not None
+    return found
+
+
+def site(line, span=None):
+    return Site("train.py", line, "f", span)
+
+
+def test_replaces_by_bytes_and_not_by_characters(file):
+    node = file.node_at(site(3), lambda n: isinstance(n, ast.BinOp) and isinstance(n.op, ast.Div))
+    new = file.replaced([(node.right, "größe.clamp(min=1)")])
+    assert "    error = (out - target) ** 2 / größe.clamp(min=1)\n" in new
+    assert new.count("\n") == TEXT.count("\n")
+
+
+def test_expression_over_several_lines(file):
+    node = file.node_at(site(5), lambda n: called_name(n) == "log")
+    inner = argument(node)
+    assert file.text_of(inner) == "error.mean() + 1.0"
+    new = file.replaced([(inner, bounded(file.text_of(inner), ".clamp(min=1e-8)"))])
+    ast.parse(new)
+    assert "(error.mean() + 1.0).clamp(min=1e-8)" in new
+
+
+def test_exact_span_wins_over_the_first_on_the_line(tmp_path):
+    path = tmp_path / "two.py"
+    path.write_text("y = -torch.log(-torch.log(u))\n")
+    found = SourceFile.open(str(path))
+    inner = found.node_at(site(1, (1, 1, 16, 28)), lambda n: called_name(n) == "log")
+    assert file_text(found, inner) == "torch.log(u)"
+    outer = found.node_at(site(1, (1, 1, 5, 29)), lambda n: called_name(n) == "log")
+    assert file_text(found, outer) == "torch.log(-torch.log(u))"
+
+
+def file_text(file, node):
+    return file.text_of(node)
+
+
+def test_line_is_added_after_the_whole_statement(file):
+    new = file.inserted_after(10, "clip()")
+    lines = new.splitlines()
+    assert lines[11:13] == ["    )", "    clip()"]
+    ast.parse(new)
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("f(x)", "f(x, eps=1e-4)"),
+        ("f()", "f(eps=1e-4)"),
+        ("f(x, eps=0.0)", "f(x, eps=1e-4)"),
+        ("f(\n    x,\n)", "f(\n    x, eps=1e-4)"),
+    ],
+)
+def test_keyword_is_set(tmp_path, before, after):
+    path = tmp_path / "call.py"
+    path.write_text(before + "\n")
+    found = SourceFile.open(str(path))
+    call = found.tree.body[0].value
+    assert set_keyword(found, call, "eps", "1e-4") == after + "\n"
+
+
+def test_diff_is_unified(file):
+    new = TEXT.replace("opt.step()", "scaler.step(opt)")
+    diff = file.diff(new)
+    assert "-    opt.step()\n+    scaler.step(opt)\n" in diff
+    assert diff.startswith("--- a/train.py\n+++ b/train.py\n")
+
+
+@pytest.mark.parametrize("content", [b"\xff\xfe\x00", b"def f(:\n", b"(" * 5000])
+def test_what_is_no_python_is_no_file(tmp_path, content):
+    path = tmp_path / "broken.py"
+    path.write_bytes(content)
+    assert SourceFile.open(str(path)) is None
+    assert SourceFile.open(str(tmp_path / "absent.py")) is None

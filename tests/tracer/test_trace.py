@@ -1,0 +1,283 @@
+"""A traced step names the first producer, and only that."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from nanguard.tracer.origin import bad_rows, origin_of, producers, suspects
+from nanguard.tracer.trace import Trace
+
+INF = float("inf")
+
+
+@contextlib.contextmanager
+def traced(**options):
+    trace = Trace(**options)
+    trace.start()
+    trace.begin_step(0)
+    try:
+        yield trace
+    finally:
+        trace.stop()
+
+
+def origin(trace, tensor, sink="loss"):
+    writer = trace.writer(tensor)
+    assert writer is not None
+    assert writer.bad
+    return origin_of(producers([writer])[0], trace, sink=sink)
+
+
+def line_of(text: str) -> int:
+    """Returns the line of this file that ends with a mark."""
+    lines = Path(__file__).read_text().splitlines()
+    return next(n for n, line in enumerate(lines, 1) if line.endswith(f"# {text}"))
+
+
+def test_producer_is_told_from_propagators():
+    x = torch.tensor([1.0, 0.0, 2.0])
+    with traced() as trace:
+        y = torch.log(x)  # the log
+        z = (y * 2).exp() + y
+        loss = z.sum()
+    found = origin(trace, loss)
+    assert (found.phase, found.op, found.module) == ("forward", "aten.log", "loss")
+    assert found.site.line == line_of("the log")
+    assert found.site.function == "test_producer_is_told_from_propagators"
+    assert found.detail.inputs[0].zeros == 1
+    assert found.detail.rows == [[1]]
+
+
+@pytest.mark.parametrize("value", [math.nan, INF, -INF])
+def test_bad_data_is_an_input(value):
+    data = [[1.0, value], [2.0, 3.0]]
+    model = nn.Linear(2, 1)
+    with traced() as trace:
+        x = torch.tensor(data)  # the data
+        loss = model(x).sum()
+    found = origin(trace, loss)
+    assert (found.phase, found.op, found.module) == ("data", "input", "input")
+    assert found.site.line == line_of("the data")
+
+
+def test_masks_are_meant():
+    scores = torch.randn(2, 4)
+    mask = torch.tensor([[False, False, True, True], [True] * 4])
+    with traced() as trace:
+        weights = scores.masked_fill(mask, -INF).softmax(-1)
+        loss = weights.sum()
+    found = origin(trace, loss)
+    assert found.op == "aten._softmax"
+    assert found.detail.rows[0] == [1]
+    assert [site.function for site in found.literals] == ["test_masks_are_meant"]
+
+
+def test_mask_with_one_entry_left_is_silent():
+    scores = torch.randn(2, 4)
+    with traced() as trace:
+        mask = torch.full((4,), -INF).index_fill(0, torch.tensor([0]), 0.0)
+        loss = (scores + mask).softmax(-1).sum()
+    assert not trace.writer(loss).bad
+    assert all(record.intended for record in trace.bad)
+
+
+def test_masked_target_is_where_the_infinity_gets_out():
+    logits = torch.randn(3, 5)
+    with traced() as trace:
+        masked = logits.masked_fill(torch.arange(5) == 2, -INF)
+        loss = nn.functional.cross_entropy(masked, torch.tensor([0, 2, 1]))
+    found = origin(trace, loss)
+    assert found.op == "aten.nll_loss_forward"
+    assert found.intended
+
+
+def test_backward_names_the_forward_line_and_module():
+    class Norm(nn.Module):
+        def forward(self, x):
+            return torch.sqrt((x * x).sum(1))  # the root
+
+    model = nn.Sequential(nn.Linear(3, 3, bias=False), Norm())
+    x = torch.zeros(4, 3)
+    x[:2] = 1.0
+    with traced() as trace:
+        loss = model(x).mean()
+        loss.backward()
+        trace.end_backward()
+    assert torch.isfinite(loss)
+    trace.know_parameters(dict(model.named_parameters()))
+    found = origin(trace, model[0].weight.grad, "gradient")
+    assert (found.phase, found.op, found.module) == ("backward", "aten.sqrt", "1")
+    assert found.site.line == line_of("the root")
+    assert bad_rows(found.detail, 4) == [2, 3]
+
+
+def test_where_trap_is_in_backward():
+    weight = nn.Parameter(torch.tensor([1.0, 0.0]))
+    with traced() as trace:
+        loss = torch.where(weight > 0, torch.log(weight), 0.0).sum()  # the trap
+        loss.backward()
+        trace.end_backward()
+    assert torch.isfinite(loss)
+    found = origin(trace, weight.grad, "gradient")
+    assert (found.phase, found.op) == ("backward", "aten.log")
+    assert found.site.line == line_of("the trap")
+
+
+def test_unfilled_parameter_is_init():
+    torch.use_deterministic_algorithms(mode=True)
+    try:
+        with traced() as trace:
+            model = nn.Linear(2, 2)
+            model.bias = nn.Parameter(torch.empty(2))  # never filled
+            loss = model(torch.ones(1, 2)).sum()
+    finally:
+        torch.use_deterministic_algorithms(mode=False)
+    trace.know_parameters(dict(model.named_parameters()))
+    found = origin(trace, loss)
+    assert (found.phase, found.op, found.parameter) == ("init", "aten.empty", "bias")
+    assert found.site.line == line_of("never filled")
+
+
+def test_unfilled_buffer_that_is_filled_is_silent():
+    torch.use_deterministic_algorithms(mode=True)
+    try:
+        with traced() as trace:
+            out = torch.empty(3)
+            out.copy_(torch.ones(3))
+            loss = out.sum()
+    finally:
+        torch.use_deterministic_algorithms(mode=False)
+    assert not trace.writer(loss).bad
+
+
+def test_optimizer_is_a_phase_of_its_own():
+    weight = nn.Parameter(torch.ones(3))
+    optimizer = torch.optim.Adam([weight], eps=0.0)
+    with traced() as trace:
+        (weight * torch.tensor([0.0, 1.0, 1.0])).sum().backward()
+        trace.end_backward()
+        trace.in_optimizer = True
+        optimizer.step()
+        trace.in_optimizer = False
+    found = origin(trace, weight, "parameter")
+    assert (found.phase, found.module) == ("optimizer", "optimizer")
+    assert found.op.startswith("aten.addcdiv")
+
+
+def test_partial_write_keeps_the_rest_bad():
+    with traced() as trace:
+        table = torch.full((2, 3), -INF)
+        table[:, 0] = 1.0
+        loss = torch.logsumexp(table.T, 0).sum() + torch.logsumexp(table.T[1:], 0).sum()
+    found = origin(trace, loss)
+    assert found.op == "aten.logsumexp"
+
+
+def test_custom_function_and_checkpoint():
+    class Root(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            ctx.save_for_backward(x)
+            return x.sqrt()
+
+        @staticmethod
+        def backward(ctx, grad):
+            (x,) = ctx.saved_tensors
+            return grad / (2 * x.sqrt())  # own backward
+
+    weight = nn.Parameter(torch.tensor([0.0, 1.0]))
+    with traced() as trace:
+        loss = checkpoint(lambda w: Root.apply(w * 1.0), weight, use_reentrant=False).sum()
+        loss.backward()
+        trace.end_backward()
+    found = origin(trace, weight.grad, "gradient")
+    assert found.site.line == line_of("own backward")
+
+
+def test_bad_value_that_passes_through_finite_ones_is_a_suspect():
+    with traced() as trace:
+        noise = torch.log(torch.tensor([0.0, 0.5]))
+        share = noise.softmax(0)
+        loss = (share * share.log()).sum()
+    first = producers([trace.writer(loss)])[0]
+    earlier = suspects(trace, first)
+    assert [record.op for record in earlier] == ["aten.log"]
+    assert earlier[0].index < first.index
+
+
+def test_healing_an_operation_heals_what_follows():
+    x = torch.tensor([0.0, 1.0])
+    with traced() as trace:
+        torch.log(x).sum()
+    index = trace.bad[0].index
+    with traced(heal=[index]):
+        loss = torch.log(x).sum()
+    assert torch.isfinite(loss)
+
+
+def test_method_that_is_not_forward_belongs_to_its_module():
+    class Policy(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.body = nn.Linear(2, 2)
+
+        def log_probability(self, x):
+            return torch.log(torch.relu(self.body(x)) * 0)
+
+    policy = Policy()
+    with traced() as trace:
+        loss = policy.log_probability(torch.ones(1, 2)).sum()
+    assert origin(trace, loss).module == "<root>"
+
+
+def test_criterion_with_parameters_is_the_loss():
+    class Criterion(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.scale = nn.Parameter(torch.ones(()))
+
+        def forward(self, out):
+            return torch.log(out * 0 * self.scale).mean()
+
+    model, criterion = nn.Linear(2, 2), Criterion()
+    with traced() as trace:
+        loss = criterion(model(torch.ones(1, 2)))
+    assert origin(trace, loss).module == "loss"
+
+
+def test_training_in_another_thread_is_seen():
+    import threading
+
+    model, found = nn.Linear(2, 1), []
+
+    def train():
+        found.append(torch.log(model(torch.ones(1, 2)) * 0).sum())
+
+    with traced() as trace:
+        thread = threading.Thread(target=train)
+        thread.start()
+        thread.join()
+    assert origin(trace, found[0]).op == "aten.log"
+
+
+def test_nothing_is_left_of_a_trace():
+    before = torch.from_numpy
+    with traced():
+        assert torch.from_numpy is not before
+    assert torch.from_numpy is before
+    assert torch.utils._python_dispatch._get_current_dispatch_mode() is None
+
+
+def test_table_has_every_operation():
+    with traced() as trace:
+        (torch.ones(2) * 3 - 6).sum()
+    rows = trace.table()
+    assert [row["op"] for row in rows] == ["aten.ones", "aten.mul", "aten.sub", "aten.sum"]
+    assert [row["max"] for row in rows] == [1.0, 3.0, -3.0, -6.0]
