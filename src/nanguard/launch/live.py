@@ -26,6 +26,7 @@ from nanguard.settings import Settings
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from types import FrameType
 
     from torch import Tensor
     from torch.optim import Optimizer
@@ -136,7 +137,7 @@ class Live(Watch):
 
     def judged_step(self, optimizer: Optimizer, call: Callable[..., Any], closure: Any) -> Any:
         """Makes a step only if loss and gradients are finite."""
-        if "nanguard.guard.guard" in sys.modules:
+        if "nanguard.guard.guard" in sys.modules and _called_by_a_guard():
             self.stand_aside()
         if self._aside:
             return call()
@@ -283,3 +284,13 @@ class Live(Watch):
         if self._bad:
             self.handover.summary(self.ordinal, len(self._bad))
         self.patches.take_off()
+
+
+def _called_by_a_guard() -> bool:
+    """Returns whether a step is made by a Guard that the script has made itself."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if frame.f_globals.get("__name__") == "nanguard.guard.guard":
+            return True
+        frame = frame.f_back
+    return False

@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 
 # The share of a run's time that may go into taking moments.
 _SHARE = 0.015
-# Seconds in which the first moment is near enough, so that no other is taken.
-_EARLY = 4.0
+# What a fork costs at first, for each byte of the run: pages are copied when they are written to.
+_SECONDS_PER_BYTE = 0.7e-9
 # What must be free, as a multiple of the memory of the run.
 _ROOM = 1.5
 _HARD = 2
@@ -87,8 +87,10 @@ class Timeline:
     def take_if_due(self, ordinal: int) -> Any:
         """Takes a moment if that is cheap enough; returns a task in a process that replays."""
         self._count_cost()
-        early = self.first is not None and self.elapsed < _EARLY
-        if early or self._spent + self._last_cost > _SHARE * self.elapsed or not _has_room():
+        if self.first is not None and not self.recent:
+            # There is no hurry, so the first one is not taken before it is paid for.
+            self._last_cost = max(self._last_cost, _SECONDS_PER_BYTE * _memory())
+        if self._spent + self._last_cost > _SHARE * self.elapsed or not _has_room():
             return None
         moment, task = self._take(ordinal)
         self._began_step, self._forked = time.monotonic(), True
@@ -120,7 +122,9 @@ class Timeline:
         if self.first is not None and self.elapsed < patience / 15:
             return self.first
         recent = [moment for moment in self.recent if moment.ordinal <= ordinal]
-        return recent[-1] if recent else None
+        if recent:
+            return recent[-1]
+        return self.first if self.elapsed < patience / 3 else None
 
     @property
     def oldest(self) -> int | None:
@@ -283,16 +287,23 @@ def _fork() -> int:
         return os.fork()
 
 
+def _memory() -> int:
+    """Returns how many bytes of memory this process has."""
+    try:
+        with open("/proc/self/statm") as info:  # noqa: PTH123 - the way to read it
+            return int(info.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, ValueError):
+        return 0
+
+
 def _has_room() -> bool:
     """Returns whether a copy of this process would fit into memory, if all of it changed."""
     try:
-        with open("/proc/meminfo") as info:  # noqa: PTH123 - the way to read it
+        with open("/proc/meminfo") as info:  # noqa: PTH123
             free = next(int(line.split()[1]) for line in info if line.startswith("MemAvailable"))
-        with open("/proc/self/statm") as info:  # noqa: PTH123
-            pages = int(info.read().split()[1])
     except (OSError, StopIteration, ValueError):
         return False
-    return free * 1024 > _ROOM * pages * os.sysconf("SC_PAGE_SIZE")
+    return free * 1024 > _ROOM * _memory()
 
 
 _openmp: list[Any] = []
