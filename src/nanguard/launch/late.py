@@ -97,7 +97,9 @@ class Late:
         for loss in losses[1:]:
             total = total + loss.float()
         gate.write("loss", total)
-        norm = Gradients(parameters_of([optimizer])).norm(out=gate["grad_norm"])
+        norm = live.clipped_norm
+        if norm is None:
+            norm = Gradients(parameters_of([optimizer])).norm(out=gate["grad_norm"])
         gate.write("grad_norm", norm)
         gate.judge(math.inf, math.inf)
         with torch.enable_grad(), gated([optimizer], gate.latch):

@@ -20,7 +20,7 @@ from nanguard.launch.secondrun import serve_second_run
 from nanguard.launch.terms import terms_of
 from nanguard.launch.timeline import Timeline, serve_here
 from nanguard.launch.together import Together
-from nanguard.launch.watch import Watch
+from nanguard.launch.watch import Watch, is_good
 from nanguard.numerics import all_finite
 from nanguard.settings import Settings
 
@@ -118,7 +118,7 @@ class Live(Watch):
 
     def before_backward(self, losses: list[Tensor]) -> None:
         """Looks at the loss while its terms can still be named."""
-        if self._aside or losses[0].device.type != "cpu" or all_finite(losses):
+        if self._aside or losses[0].device.type != "cpu" or all(map(is_good, losses)):
             return
         self.terms = terms_of(losses[0], sys._getframe(2))
         if not self.made_by:

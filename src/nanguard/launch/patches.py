@@ -6,6 +6,7 @@ import functools
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
+from torch import nn
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
@@ -30,6 +31,9 @@ class Watcher(Protocol):
 
     def made(self, optimizer: Optimizer) -> None:
         """Hears of a new optimizer."""
+
+    def clipped(self, parameters: list[torch.Tensor], norm: Any) -> None:
+        """Hears of gradients that were clipped, and of their norm."""
 
     def begin_pass(self, loader: Any) -> None:
         """Hears that the script is about to go over a loader."""
@@ -89,6 +93,7 @@ class Patches:
         self._patch_backward()
         self._patch_optimizers()
         self._patch_scaler()
+        self._patch_clipping()
         self._patch_loader()
 
     def take_off(self) -> None:
@@ -164,6 +169,22 @@ class Patches:
 
         self._replace(scaler_type, "step", scaler_step)
         self._replace(scaler_type, "scale", scaler_scale)
+
+    def _patch_clipping(self) -> None:
+        original = nn.utils.clip_grad_norm_
+
+        @functools.wraps(original)
+        def clip(parameters: Any, *args: Any, **kwargs: Any) -> Any:
+            single = isinstance(parameters, torch.Tensor)
+            clipped = [parameters] if single else list(parameters)
+            norm = original(clipped, *args, **kwargs)
+            usual = not args[1:] and not set(kwargs) - {"max_norm", "foreach"}
+            if usual:
+                self.watcher.clipped(clipped, norm)
+            return norm
+
+        self._replace(nn.utils, "clip_grad_norm_", clip)
+        self._replace(nn.utils.clip_grad, "clip_grad_norm_", clip)
 
     def _patch_loader(self) -> None:
         original = DataLoader.__iter__

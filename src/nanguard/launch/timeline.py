@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 _SHARE = 0.015
 # What a fork costs at first, for each byte of the run: pages are copied when they are written to.
 _SECONDS_PER_BYTE = 0.7e-9
+# Steps between two looks at how much memory the run has.
+_SELDOM = 64
 # What must be free, as a multiple of the memory of the run.
 _ROOM = 1.5
 _HARD = 2
@@ -65,6 +67,7 @@ class Timeline:
         self._spent = 0.0
         self._began = time.monotonic()
         self._last_cost = 0.0
+        self._asked = 0
         # What a step takes that does not follow a fork, and when this one began.
         self._usual = 0.0
         self._began_step = self._began
@@ -87,7 +90,8 @@ class Timeline:
     def take_if_due(self, ordinal: int) -> Any:
         """Takes a moment if that is cheap enough; returns a task in a process that replays."""
         self._count_cost()
-        if self.first is not None and not self.recent:
+        self._asked += 1
+        if self.first is not None and not self.recent and self._asked % _SELDOM == 1:
             # There is no hurry, so the first one is not taken before it is paid for.
             self._last_cost = max(self._last_cost, _SECONDS_PER_BYTE * _memory())
         if self._spent + self._last_cost > _SHARE * self.elapsed or not _has_room():

@@ -25,6 +25,10 @@ if TYPE_CHECKING:
     from nanguard.tracer.sites import Site
 
 
+# Steps after which a script's buffers are looked for again.
+_LOOK_AGAIN = 64
+
+
 @dataclass
 class Made:
     """An optimizer, and where the script made it."""
@@ -49,12 +53,14 @@ class Watch:
         self.losses: list[Tensor] = []
         self.terms: dict[str, float] = {}
         self.backwards = 0
+        # The norm of all gradients since the last backward, where the script has computed it.
+        self.clipped_norm: Tensor | None = None
         self._depth = 0
         self._unscaled: Tensor | None = None
         self._scaler: Any = None
         self._baseline: dict[str, bool] | None = None
         self._models: list[nn.Module] | None = None
-        self._named: dict[int, str] = {}
+        self._buffers: dict[str, Tensor] = {}
 
     # What the patches tell.
 
@@ -76,6 +82,7 @@ class Watch:
         self._unscaled = None
         losses = [known] if known is not None else [root.detach() for root in roots]
         self.losses += losses
+        self.clipped_norm = None
         self.before_backward(losses)
         result = call()
         self.backwards += 1
@@ -106,6 +113,12 @@ class Watch:
             self._depth -= 1
         self._end_step(optimizer)
         return result
+
+    def clipped(self, parameters: list[Tensor], norm: Any) -> None:
+        """Notes the norm of the gradients that a script has clipped, if it is that of them all."""
+        trained = {id(p) for optimizer in self.optimizers() for p in parameters_of([optimizer])}
+        covers = trained <= {id(parameter) for parameter in parameters}
+        self.clipped_norm = norm if covers and isinstance(norm, torch.Tensor) else None
 
     def begin_pass(self, loader: Any) -> None:
         """Hears that the script is about to go over a loader."""
@@ -183,7 +196,7 @@ class Watch:
     def bad_loss(self) -> Symptom | None:
         """Returns what is wrong with the losses of this step."""
         for loss in self.losses:
-            if not all_finite([loss]):
+            if not is_good(loss):
                 value = float(loss.float().sum()) if loss.numel() == 1 else math.nan
                 return Symptom("loss", _kind(loss), value, terms=self.terms)
         return None
@@ -208,7 +221,8 @@ class Watch:
     def bad_gradient(self, optimizer: Optimizer) -> Symptom | None:
         """Returns what is wrong with the gradients of an optimizer."""
         parameters = parameters_of([optimizer])
-        norm = float(whole(Gradients(parameters).norm()))
+        known = self.clipped_norm
+        norm = float(whole(Gradients(parameters).norm() if known is None else known))
         if math.isfinite(norm):
             return None
         grads = {id(p): p.grad for p in parameters if p.grad is not None}
@@ -238,7 +252,10 @@ class Watch:
 
     def bad_buffers(self) -> Symptom | None:
         """Returns which buffers have gone bad since the first look."""
-        buffers = self.buffers()
+        # To look for buffers takes longer than to look at them, so it is done now and then.
+        if self._baseline is None or self.ordinal % _LOOK_AGAIN == 0:
+            self._buffers = self.buffers()
+        buffers = self._buffers
         if self._baseline is None:
             self._baseline = {name: all_finite([buffer]) for name, buffer in buffers.items()}
             return None
@@ -298,6 +315,13 @@ class Watch:
         self.terms = {}
         self._unscaled = None
         self._scaler = None
+
+
+def is_good(loss: Tensor) -> bool:
+    """Returns whether a loss is finite; quick where it is a single number at hand."""
+    if loss.numel() == 1 and loss.layout is torch.strided:
+        return math.isfinite(loss.item())
+    return all_finite([loss])
 
 
 def _inner(optimizer: Any) -> Any:
