@@ -22,7 +22,7 @@ $(VENV)/.docs-ready: $(VENV)/.ready
 	@$(PIP) --editable '.[docs]'
 	@touch $@
 
-demo: setup  ## Train through three faults and prove that none left a trace
+demo: setup  ## Train through faults, prove that none left a trace, and explain one
 	@$(BIN)/nanguard demo
 
 test: setup  ## Run the tests

@@ -1,10 +1,12 @@
-"""The whole story on an embedded run: three faults strike, and none leaves a trace."""
+"""The whole story on embedded runs: faults strike, none leaves a trace, and one is explained."""
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
 import logging
+import shutil
+import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,12 +20,18 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from torch import Tensor, nn
 
+from nanguard import demo_train
+from nanguard import incident as incidents
 from nanguard.findings import name_of
 from nanguard.guard import Guard
+from nanguard.launch.command import run_command
+from nanguard.report.page import incident_page
 from nanguard.testing import inject
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
+
+    from rich.console import RenderableType
 
     from nanguard.guard.summary import Event, Summary
 
@@ -165,8 +173,8 @@ class Stage:
         self._console = Console(highlight=False)
         self._quiet = quiet
 
-    def say(self, what: str | Table = "") -> None:
-        """Prints something, unless only the verdict is wanted."""
+    def say(self, what: RenderableType = "") -> None:
+        """Prints something, unless only the verdicts are wanted."""
         if not self._quiet:
             self._console.print(what)
 
@@ -229,7 +237,32 @@ def run_demo(*, run_dir: Path | None, steps: int, quiet: bool) -> bool:
     stage.say(f"run record: {folder}")
     identical = _fingerprint(guarded) == _fingerprint(clean)
     stage.verdict(_verdict(guarded, identical=identical))
-    return identical
+    explained = _explain_a_script(folder, stage)
+    return identical and explained
+
+
+def _explain_a_script(folder: Path, stage: Stage) -> bool:
+    """Runs a script that knows nothing of nanguard, and shows why one of its steps went bad."""
+    script = folder / "train.py"
+    shutil.copy(demo_train.__file__, script)
+    stage.say("\n[bold]And why? A script that knows nothing of nanguard, with a fault in it:[/]")
+    stage.say(f"  nanguard run -- python {script.name}\n")
+    incidents_folder = folder / "incidents"
+    code = run_command([sys.executable, str(script)], incidents=incidents_folder, quiet=True)
+    found = sorted(incidents_folder.glob("*/incident.json"))
+    if code or not found:
+        stage.verdict("[bold red]not explained[/]: the script's bad step left no incident")
+        return False
+    incident = incidents.read(found[0])
+    stage.say(incident_page(incident, folder=str(found[0].parent)))
+    fixed = any(fix["verified"] for fix in incident["fixes"])
+    stage.verdict(
+        f"[bold green]explained[/]: {incident['cause']['code']} at {script.name}:"
+        f"{incident['origin']['line']}, with a fix that was tried"
+        if fixed
+        else "[bold red]not explained[/]: no fix could be verified"
+    )
+    return fixed
 
 
 @contextlib.contextmanager

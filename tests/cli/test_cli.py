@@ -38,6 +38,8 @@ def test_the_demo_proves_its_claim_and_keeps_a_record(tmp_path: Path):
     assert "[gradient of head.weight] -> batch skipped" in done.stdout
     assert "step 120: the loss jumped to" in done.stdout
     assert "160 steps, 157 applied, 3 skipped" in done.stdout
+    assert "-> 22 |         mean = vectors.sum(1) / known.sum(1, keepdim=True)" in done.stdout
+    assert "+        mean = vectors.sum(1) / known.sum(1, keepdim=True).clamp(min=1)" in done.stdout
     events = [json.loads(line) for line in (tmp_path / "run/events.jsonl").read_text().splitlines()]
     assert [event["step"] for event in events] == [53, 80, 120]
     assert len((tmp_path / "run/metrics.jsonl").read_text().splitlines()) == 160
@@ -53,8 +55,9 @@ def test_the_demo_fails_if_the_guard_lets_a_step_through(tmp_path: Path):
 def test_quiet_prints_the_verdict_only_and_the_record_has_a_default_place(tmp_path: Path):
     done = call("demo", "--steps", "120", "--quiet", cwd=tmp_path)
     assert done.returncode == 0
-    assert done.stdout.startswith("identical: all")
-    assert len(done.stdout.splitlines()) == 1
+    first, second = done.stdout.splitlines()
+    assert first.startswith("identical: all")
+    assert second == "explained: division-by-zero at train.py:22, with a fix that was tried"
     assert len(list((tmp_path / ".nanguard/demo").iterdir())) == 1
 
 

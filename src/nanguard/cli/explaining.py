@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import typer
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -56,12 +57,15 @@ def replay_incident(
     explain_again: bool,
     seconds: float,
     as_json: bool,
+    sure: bool,
 ) -> bool:
     """Replays an incident and prints what came of it; returns whether the step was bad again."""
     from nanguard.launch import again
 
     incident = incidents.read(folder)
     command, place = again.command_of(incident, folder)
+    if not sure and not again.is_trusted(incident, folder):
+        _ask(command, place)
     console = Console(stderr=True)
     told = f"running {' '.join(command)} in {place} up to step {incident.get('step')} ..."
     with console.status(Text(literal(told))) if sys.stderr.isatty() else _nothing():
@@ -85,6 +89,21 @@ def replay_incident(
             do="Look whether the command still does what it did; data or code may have changed.",
         )
     return not answer["finite"]
+
+
+def _ask(command: list[str], place: Path) -> None:
+    """Asks whether a command that somebody else has run may be run here."""
+    told = literal(" ".join(command), limit=1000)
+    if sys.stdin.isatty():
+        line = f"This incident was not made by you. It would run, in {literal(str(place))}: {told}"
+        Console(stderr=True).print(Text(line))
+        if typer.confirm("Run it?"):
+            return
+    raise UsageError(
+        "the incident was not made by you, and to replay it means to run its command.",
+        where=told,
+        do="Read the command. If you trust it, add --yes.",
+    )
 
 
 def _print_answer(answer: dict[str, Any]) -> None:

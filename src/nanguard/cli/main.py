@@ -53,11 +53,12 @@ def demo(
     steps: Annotated[int, typer.Option(min=120, help="Steps to train.")] = 240,
     quiet: Annotated[bool, typer.Option("--quiet", help="Print the verdict only.")] = False,  # noqa: FBT002
 ) -> None:
-    """Train a small transformer through three faults and prove that none left a trace.
+    """Train through faults, prove that none left a trace, and explain one.
 
     Needs no data and no GPU. A poisoned batch, a NaN gradient and a loss spike strike a run; the
     guard keeps them from the weights; at the end the weights are compared, bit by bit, with those
-    of a run that never saw the faults. The exit code is 1 if they differ.
+    of a run that never saw the faults. Then a script with a fault in it is run as it is, and the
+    incident is explained. The exit code is 1 if the weights differ or no fix could be verified.
     """
     try:
         from nanguard.demo import run_demo
@@ -162,13 +163,17 @@ def replay(
         bool, typer.Option("--explain", help="Find out the cause, and complete the incident.")
     ] = False,
     seconds: Annotated[float, typer.Option(min=1, help="How long it may take.")] = 600.0,
+    yes: Annotated[  # noqa: FBT002
+        bool, typer.Option("--yes", help="Run the command even if somebody else made the incident.")
+    ] = False,
     form: Annotated[Format, typer.Option("--format", help="How to answer.")] = Format.TEXT,
 ) -> None:
     """Run the step of an incident again, from its folder alone.
 
     The command of the run is started once more, with the same arguments in the same folder, and
-    goes up to the step that was bad. It prints nothing and writes no file while it does. The exit
-    code is 1 if the step is bad again.
+    goes up to the step that was bad. It prints nothing and writes no file while it does. An
+    incident that somebody else made is only replayed if you say so, as its command is run. The
+    exit code is 1 if the step is bad again.
     """
     from nanguard.cli.explaining import replay_incident
 
@@ -180,6 +185,7 @@ def replay(
         explain_again=explain_again,
         seconds=seconds,
         as_json=form is Format.JSON,
+        sure=yes,
     )
     raise typer.Exit(1 if bad else 0)
 

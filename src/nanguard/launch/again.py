@@ -14,6 +14,7 @@ from nanguard import incident as incidents
 from nanguard.errors import IncidentError
 from nanguard.launch.command import environment
 from nanguard.launch.options import Options
+from nanguard.launch.trust import is_ours
 
 # A run that took longer than this until the step is not repeated without being asked.
 SHORT = 60.0
@@ -85,6 +86,12 @@ def command_of(incident: dict[str, Any], folder: Path) -> tuple[list[str], Path]
     return command, Path(place)  # type: ignore[return-value]
 
 
+def is_trusted(incident: dict[str, Any], folder: Path) -> bool:
+    """Returns whether the command of an incident is one that this user has run."""
+    command, place = command_of(incident, folder)
+    return is_ours(command, str(place), incident["run"].get("signature"))
+
+
 def _run(
     incident: dict[str, Any], folder: Path, again: dict[str, Any], scratch: str, seconds: float
 ) -> str:
@@ -93,6 +100,7 @@ def _run(
         incidents=str(folder.absolute().parent),
         control=scratch,
         command=tuple(command),
+        folder=str(place),
         quiet=True,
         patience=seconds,
         again=again,

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from nanguard.errors import LaunchError
 from nanguard.launch.options import HOME, VARIABLE, Options
+from nanguard.launch.trust import sign
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -53,6 +54,8 @@ def run_command(
             incidents=str(incidents.absolute()),
             control=control,
             command=tuple(command),
+            folder=str(Path.cwd()),
+            signature=sign(list(command), str(Path.cwd())),
             on_bad=on_bad,
             max_bad=max_bad,
             trace=trace,

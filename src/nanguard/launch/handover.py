@@ -59,7 +59,6 @@ class Handover:
         self._options = options
         self._explained = 0
         self._began = time.monotonic()
-        self._place = str(Path.cwd())
         self._base: dict[str, Any] | None = None
         self._folder: Path | None = None
 
@@ -183,7 +182,8 @@ class Handover:
             "action": {"taken": bad.decision.action.value, "reason": bad.decision.reason},
             "run": {
                 "command": list(self._options.command),
-                "folder": self._place,
+                "folder": self._options.folder,
+                "signature": self._options.signature,
                 "ordinal": bad.ordinal,
                 "skipped": list(bad.skipped),
                 "seconds": round(time.monotonic() - self._began, 3),

@@ -19,6 +19,8 @@ class Options:
         incidents: The folder for incidents.
         control: A folder through which the processes tell the launcher what happened.
         command: The command.
+        folder: Where it was started.
+        signature: Says that it was this user who started it.
         on_bad: What to do about a bad step: skip, rollback or stop.
         max_bad: How many bad steps the run may meet; None for no such bound.
         trace: Whether a bad step is replayed and explained.
@@ -30,6 +32,8 @@ class Options:
     incidents: str
     control: str
     command: tuple[str, ...]
+    folder: str
+    signature: str | None = None
     on_bad: str = "skip"
     max_bad: int | None = None
     trace: bool = True

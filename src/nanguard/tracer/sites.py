@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import linecache
+import os
 import sys
 import sysconfig
 from dataclasses import dataclass
@@ -14,9 +15,9 @@ import torch
 if TYPE_CHECKING:
     from types import CodeType, FrameType
 
-_OWN = str(Path(__file__).resolve().parents[1])
-_TORCH = str(Path(torch.__file__).resolve().parent)
-_STDLIB = sysconfig.get_paths()["stdlib"]
+_OWN = str(Path(__file__).resolve().parents[1]) + os.sep
+_TORCH = str(Path(torch.__file__).resolve().parent) + os.sep
+_STDLIB = sysconfig.get_paths()["stdlib"] + os.sep
 _SITE = tuple({sysconfig.get_paths()["purelib"], sysconfig.get_paths()["platlib"]})
 _known: dict[str, bool] = {}
 
