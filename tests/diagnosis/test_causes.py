@@ -25,6 +25,7 @@ CODES = {
     "optimizer-misuse",
     "empty-reduction",
     "hardware-or-nondeterminism",
+    "unknown",
 }
 
 

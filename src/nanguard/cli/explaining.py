@@ -77,7 +77,7 @@ def replay_incident(
             )
     if explain_again:
         explain_what(str(folder), as_json=as_json)
-        return True
+        return False
     if as_json:
         _print_json(answer)
     else:

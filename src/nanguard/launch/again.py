@@ -77,6 +77,14 @@ def command_of(incident: dict[str, Any], folder: Path) -> tuple[list[str], Path]
             where=str(folder),
             do="Only incidents that `nanguard run` has written can be replayed.",
         )
+    if run.get("ranks", 1) != 1:  # type: ignore[union-attr]
+        raise IncidentError(
+            f"the incident comes from a run with {run.get('ranks')} ranks, which cannot be "  # type: ignore[union-attr]
+            "replayed from its folder.",
+            where=str(folder),
+            do="Run the command again under nanguard run: a step of several ranks is explained "
+            "while the run goes on.",
+        )
     if not Path(place).is_dir() or shutil.which(command[0]) is None:  # type: ignore[index]
         raise IncidentError(
             f"the command {command[0]!r} cannot be run in {place!r} any more.",  # type: ignore[index]

@@ -55,6 +55,8 @@ class Late:
         first = next((p for g in optimizer.param_groups for p in g["params"]), None)
         if first is None or not first.is_cuda or not can_be_gated(optimizer):
             return False
+        if self._live.together.active:
+            return False  # the ranks agree on the host, and replay nothing in the run itself
         if self._gate is None:
             self._gate = Gate(first.device)
             self._streams = RandomStreams([first.device])
@@ -102,7 +104,7 @@ class Late:
             norm = Gradients(parameters_of([optimizer])).norm(out=gate["grad_norm"])
         gate.write("grad_norm", norm)
         gate.judge(math.inf, math.inf)
-        with torch.enable_grad(), gated([optimizer], gate.latch):
+        with torch.enable_grad(), gated([optimizer], gate.latch), live.cut_rate(optimizer):
             result = call()
         names: tuple[str, ...] = _NUMBERS
         if live.ordinal % _SCAN == 0:

@@ -6,6 +6,7 @@ import atexit
 import contextlib
 import os
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nanguard.guard.held import BufferPlaces, Held
@@ -20,7 +21,7 @@ from nanguard.launch.secondrun import serve_second_run
 from nanguard.launch.terms import terms_of
 from nanguard.launch.timeline import Timeline, serve_here
 from nanguard.launch.together import Together
-from nanguard.launch.watch import Watch, is_good
+from nanguard.launch.watch import Watch, is_good, pass_over
 from nanguard.numerics import all_finite
 from nanguard.settings import Settings
 
@@ -43,7 +44,9 @@ _KEPT = 64 << 20
 
 
 def begin(options: Options) -> None:
-    """Guards this process from now on."""
+    """Guards this process from now on, unless it only starts others."""
+    if _is_launcher():
+        return
     live = Live(options)
     live.patches.put_on()
     if options.again is None:
@@ -59,6 +62,7 @@ class Live(Watch):
         patches: What makes torch tell us things.
         handover: Writes incidents.
         held: The buffers as they were before the step.
+        together: What the ranks know of each other.
     """
 
     def __init__(self, options: Options) -> None:
@@ -69,7 +73,7 @@ class Live(Watch):
         self._timeline: Timeline | None = None
         self._late = Late(self)
         self._last_good = LastGood(self) if options.on_bad == "rollback" else None
-        self._together = Together()
+        self.together = Together()
         self._bad: list[int] = []
         self._pid = os.getpid()
         self._given: list[tuple[int, Any]] = []
@@ -147,12 +151,12 @@ class Live(Watch):
         if closure is not None:
             return self._step_with_closure(optimizer, call)
         loss, gradient = self.bad_loss(), self.bad_gradient(optimizer)
-        symptom = self._together.agree(loss, gradient)
+        symptom = self.together.agree(loss, gradient)
         if symptom is not None:
             symptom.scaled_by_hand = self._scaler is not None
             self._meet(symptom, optimizer)
             return None
-        with scaled_lr([optimizer], self._policy.lr_factor):
+        with self.cut_rate(optimizer):
             result = call()
         self._look_after(optimizer)
         return result
@@ -162,15 +166,26 @@ class Live(Watch):
         if self._aside:
             return call()
         self._late.look()
-        symptom = self._together.agree_on_loss(self.bad_loss())
-        with scaled_lr([optimizer], self._policy.lr_factor):
-            result = call()
+        symptom = self.together.agree_on_loss(self.bad_loss())
         if symptom is not None:
-            symptom.in_scaler = True
+            pass_over(scaler, optimizer)
+            symptom.in_scaler, symptom.scale = True, scaler.get_scale()
             self._meet(symptom, optimizer)
-        else:
-            self._look_after(optimizer)
+            return None
+        with self.cut_rate(optimizer):
+            result = call()
+        self._look_after(optimizer)
         return result
+
+    def cut_rate(self, optimizer: Optimizer) -> contextlib.AbstractContextManager[None]:
+        """Returns a context in which the learning rate is what the ladder has made of it."""
+        return scaled_lr([optimizer], self._policy.lr_factor)
+
+    def made(self, optimizer: Optimizer) -> None:
+        """Marks the buffers of what the new optimizer trains, as its first step may be bad."""
+        super().made(optimizer)
+        self.held = Held(BufferPlaces(self.models()))
+        self.held.mark()
 
     def boundary(self) -> None:
         """Marks what the next step may change, and takes a moment now and then."""
@@ -232,7 +247,7 @@ class Live(Watch):
         poisoned = not all_finite([*self.named_parameters().values(), *self._good_buffers()])
         can_roll_back = self._last_good is not None and self._last_good.is_there
         decision = self._policy.bad(Trouble(step, poisoned=poisoned, can_roll_back=can_roll_back))
-        if self._together.mine:
+        if self.together.mine:
             bad = BadStep(symptom, step, ordinal, decision, tuple(self._bad), self._given)
             self.handover.report(bad, self._timeline)
         self._bad.append(ordinal)
@@ -294,3 +309,12 @@ def _called_by_a_guard() -> bool:
             return True
         frame = frame.f_back
     return False
+
+
+def _is_launcher() -> bool:
+    """Returns whether this process only starts those that train."""
+    words = [Path(word).name for word in sys.orig_argv[:4]]
+    modules = ("torch.distributed.run", "torch.distributed.launch", "accelerate.commands.launch")
+    if "-m" in words[:-1] and words[words.index("-m") + 1] in modules:
+        return True
+    return bool({"torchrun", "accelerate", "deepspeed"} & set(words[:3]))

@@ -47,7 +47,7 @@ def read_trace(replay: Replay, outcome: Outcome) -> None:
     facts.samples = _samples(outcome.origin, trace)
     facts.indices = [replay.indices[row] for row in facts.samples if row < len(replay.indices)]
     if replay.task.folder is not None:
-        note = _save_batch(trace, Path(replay.task.folder))
+        note = _save_batch(replay, trace, Path(replay.task.folder))
         if note is not None:
             facts.notes.append(note)
 
@@ -86,14 +86,27 @@ def _samples(origin: Origin, trace: Trace) -> list[int]:
     return bad_rows(origin.detail, size)
 
 
-def _save_batch(trace: Trace, folder: Path) -> str | None:
-    """Saves the batch beside the incident; returns why not, if it does not."""
+def _save_batch(replay: Replay, trace: Trace, folder: Path) -> str | None:
+    """Saves batch, buffers and random streams beside the incident; returns why not, if so."""
     tensors = [tensor.detach() for tensor in tensors_in(trace.batch)]
     size = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
     if not tensors:
         return "no tensors were found in the batch, so it was not saved"
     if size > _LIMIT:
         return f"the batch of {size >> 20} MiB was too large to be saved"
-    streams = {"torch": torch.get_rng_state()}
-    _save({"batch": tensors, "streams": streams}, folder / "batch.pt")
+    buffers = {name: buffer.detach() for name, buffer in replay.buffers().items()}
+    if sum(buffer.numel() * buffer.element_size() for buffer in buffers.values()) > _LIMIT:
+        buffers = {}
+    saved = {"batch": tensors, "buffers": buffers, "streams": _streams(replay.streams)}
+    _save(saved, folder / "batch.pt")
     return None
+
+
+def _streams(captured: dict[str, Any]) -> dict[str, Any]:
+    """Returns random streams in a form that can be loaded without running anything."""
+    numpy = (captured.get("numpy") or {}).get("state", {})
+    return {
+        "torch": captured.get("torch"),
+        "python": list(captured["python"][1]) if "python" in captured else None,
+        "numpy": torch.tensor([*numpy["key"].tolist(), numpy["pos"]]) if "key" in numpy else None,
+    }

@@ -17,10 +17,11 @@ from torch.utils._python_dispatch import _disable_current_modes
 from nanguard.diagnosis.task import Facts, Growth, Outcome
 from nanguard.guard.held import BufferPlaces, Held
 from nanguard.guard.optimizers import learning_rate, scaled_lr
+from nanguard.guard.rng import RandomStreams
 from nanguard.launch import changes
 from nanguard.launch.patches import End
 from nanguard.launch.reading import read_trace
-from nanguard.launch.watch import Watch
+from nanguard.launch.watch import Watch, pass_over
 from nanguard.tracer.sites import here, users_frame
 from nanguard.tracer.trace import Trace
 
@@ -58,6 +59,8 @@ class Replay(Watch):
         self.answered = False
         self._norms: list[float] = []
         self._held: Held | None = None
+        # The random streams as they were before the step in question.
+        self.streams: dict[str, Any] = {}
         self._given = list(task.batches)
 
     def begin(self) -> None:
@@ -154,14 +157,16 @@ class Replay(Watch):
         skipped = self.ordinal in self.task.skipped
         with _disable_current_modes():
             self.facts.step_site = here()
-            if not skipped:
+            if skipped:
+                pass_over(scaler, optimizer)
+                self._skip(optimizer)
+            else:
                 self._judge(self.bad_loss(), optimizer)
+        if skipped or self.answered:
+            return None
         with scaled_lr([optimizer], self.task.lr_factor), self._in_optimizer():
             result = call()
-        if skipped:
-            self._skip(optimizer)
-        elif not self.answered:
-            self._judge_result(optimizer)
+        self._judge_result(optimizer)
         return result
 
     def boundary(self) -> None:
@@ -179,6 +184,8 @@ class Replay(Watch):
                 self._held.mark()
         if self.trace is not None:
             self.trace.begin_step(self.ordinal)
+        if self.ordinal == self.task.target and self.task.folder is not None:
+            self.streams = RandomStreams([]).capture()
         if self.ordinal == self.task.target and self.task.without:
             changes.replace_samples(self.task.without, targets_only=self.task.targets_only)
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.amp.grad_scaler import OptState
 
 from nanguard.guard.optimizers import parameters_of, state_tensors
 from nanguard.numerics import Gradients, all_finite, is_float, whole
@@ -315,6 +316,14 @@ class Watch:
         self.terms = {}
         self._unscaled = None
         self._scaler = None
+
+
+def pass_over(scaler: Any, optimizer: Any) -> None:
+    """Makes a GradScaler believe that a step was made, so that it goes on as it would have."""
+    state = scaler._per_optimizer_states[id(optimizer)]
+    if state["stage"] is OptState.READY:
+        scaler.unscale_(optimizer)
+    state["stage"] = OptState.STEPPED
 
 
 def is_good(loss: Tensor) -> bool:

@@ -32,6 +32,7 @@ _MODULES = {
 }
 _METHODS = {
     "second-run": "The script was run again from its first line.",
+    "iterator": "The loader gave the bad batch out again, in the run itself.",
     "snapshot": "The step was run again from a snapshot of the run.",
 }
 _VERDICTS = {
