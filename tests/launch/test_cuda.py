@@ -1,0 +1,111 @@
+"""``nanguard run`` on a GPU: late verdicts, and replays in the run itself."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from nanguard.tracer.origin import origin_of, producers
+from nanguard.tracer.trace import Trace
+from tests.launch.test_run import incidents, plain, run
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+SCRIPTS = Path(__file__).parent / "scripts"
+BY_HAND = """
+import torch
+from torch import nn
+torch.manual_seed(0)
+model = nn.Linear(4, 1).cuda()
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, fused=True)
+for step in range(10):
+    x = torch.randn(16, 4, device="cuda")
+    loss = model(x).square().mean()
+    if step == BAD:
+        loss = torch.log(loss * 0)
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+print("weights", model.weight.sum().item())
+"""
+
+
+def test_the_loader_gives_the_bad_batch_out_again(tmp_path):
+    done = run(tmp_path, sys.executable, SCRIPTS / "divides.py", "cuda")
+    assert done.returncode == 0, done.stderr
+    assert "finite True" in done.stdout
+    first, second = incidents(tmp_path)
+    assert (first["step"], second["step"]) == (5, 15)
+    for found in (first, second):
+        assert found["replay"]["method"] == "iterator"
+        assert found["replay"]["verdict"] == "reproduced"
+        assert (found["origin"]["op"], found["origin"]["line"]) == ("aten.div", 25)
+        assert found["cause"]["code"] == "division-by-zero"
+        assert found["samples"] == [2]
+        assert found["fixes"][0]["verified"]
+        assert any(fix["verified"] and "diff" in fix for fix in found["fixes"])
+
+
+def test_a_loop_without_loader_is_explained_by_a_second_run(tmp_path):
+    path = tmp_path / "train.py"
+    path.write_text(BY_HAND.replace("BAD", "6"))
+    done = run(tmp_path, sys.executable, path)
+    assert done.returncode == 0, done.stderr
+    assert "nan" not in done.stdout
+    found = incidents(tmp_path)[0]
+    assert (found["step"], found["replay"]["method"]) == (6, "second-run")
+    assert (found["origin"]["op"], found["origin"]["line"]) == ("aten.log", 11)
+    assert found["cause"]["code"] == "log-or-sqrt-domain"
+
+
+def test_healthy_run_is_the_same(tmp_path):
+    path = tmp_path / "train.py"
+    path.write_text(BY_HAND.replace("BAD", "-1"))
+    bare, done = plain(tmp_path, sys.executable, path), run(tmp_path, sys.executable, path)
+    assert done.stdout == bare.stdout
+    assert done.stderr == ""
+
+
+@pytest.mark.parametrize("half", [torch.bfloat16, torch.float16])
+def test_trace_finds_the_origin_on_the_device(half):
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 2)).cuda()
+    trace = Trace()
+    trace.start()
+    try:
+        trace.begin_step(0)
+        with torch.autocast("cuda", dtype=half):
+            out = model(torch.randn(3, 4, device="cuda"))
+            masked = out.masked_fill(torch.tensor([[True, False]], device="cuda"), float("-inf"))
+            loss = torch.log(masked.float().softmax(-1).sum() * 0)
+        loss.backward()
+        trace.end_backward()
+    finally:
+        trace.stop()
+    trace.resolve()
+    found = origin_of(producers([trace.writer(loss)])[0], trace, sink="loss")
+    assert (found.op, found.phase) == ("aten.log", "forward")
+
+
+def test_a_traced_step_keeps_no_tensor_alive():
+    model = nn.Linear(1024, 1024).cuda()
+    x = torch.randn(4096, 1024, device="cuda")
+
+    def peak(trace):
+        torch.cuda.reset_peak_memory_stats()
+        if trace is not None:
+            trace.start()
+            trace.begin_step(0)
+        model(x).square().mean().backward()
+        if trace is not None:
+            trace.stop()
+        model.zero_grad()
+        return torch.cuda.max_memory_allocated()
+
+    peak(None)
+    assert peak(Trace()) <= 1.3 * peak(None)
