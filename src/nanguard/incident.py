@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import stat
 from typing import TYPE_CHECKING, Any
 
 from nanguard.errors import IncidentError
@@ -56,13 +57,22 @@ def read(path: Path) -> dict[str, Any]:
     """
     file = path / NAME if path.is_dir() else path
     try:
-        if file.stat().st_size > _LIMIT:
+        # A device or a pipe would never end.
+        if not stat.S_ISREG(file.stat().st_mode):
+            raise IncidentError(
+                f"{file.name} is not a file.",
+                where=str(file),
+                do="Give the folder of an incident, such as .nanguard/incidents/step-000007-rank0.",
+            )
+        with file.open("rb") as opened:
+            content = opened.read(_LIMIT + 1)
+        if len(content) > _LIMIT:
             raise IncidentError(
                 f"{file.name} is larger than {_LIMIT >> 20} MiB, which no incident is.",
                 where=str(file),
                 do="Look whether this is the file you meant.",
             )
-        incident = json.loads(file.read_text(encoding="utf-8"))
+        incident = json.loads(content.decode("utf-8"))
     except OSError as error:
         raise IncidentError(
             f"there is no incident to read: {error.strerror}.",

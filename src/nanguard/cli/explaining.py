@@ -93,7 +93,7 @@ def replay_incident(
 
 def _ask(command: list[str], place: Path) -> None:
     """Asks whether a command that somebody else has run may be run here."""
-    told = literal(" ".join(command), limit=1000)
+    told = literal(" ".join(command), limit=1_000_000)
     if sys.stdin.isatty():
         line = f"This incident was not made by you. It would run, in {literal(str(place))}: {told}"
         Console(stderr=True).print(Text(line))
@@ -137,7 +137,7 @@ def _short(value: Any) -> str:
 
 
 def _print_json(value: Any) -> None:
-    sys.stdout.write(json.dumps(value, indent=1, ensure_ascii=False) + "\n")
+    sys.stdout.write(json.dumps(value, indent=1) + "\n")
 
 
 class _nothing:  # noqa: N801 - reads as a statement

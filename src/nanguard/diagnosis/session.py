@@ -44,7 +44,6 @@ def explain(message: dict[str, Any], replayer: Replayer) -> None:
         Task(
             message["target"],
             folder=str(folder),
-            batches=message.get("batches", []),
             skipped=message.get("skipped", ()),
         ),
         seconds=message["patience"],

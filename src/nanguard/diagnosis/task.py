@@ -28,7 +28,6 @@ class Task:
         without: Samples of the batch at the target that are replaced by a good one.
         targets_only: Whether only what the model is not given is replaced.
         source: Changed source files, by path.
-        batches: What loaders with workers gave out since this moment.
         folder: Where the batch of the target is saved.
         table: Whether every operation of the step is reported.
         skipped: Steps before the target that the guard kept from happening.
@@ -46,7 +45,6 @@ class Task:
     without: tuple[int, ...] = ()
     targets_only: bool = False
     source: dict[str, str] = field(default_factory=dict)
-    batches: list[Any] = field(default_factory=list)
     folder: str | None = None
     table: bool = False
     skipped: tuple[int, ...] = ()

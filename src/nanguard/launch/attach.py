@@ -62,6 +62,9 @@ class _Loader(importlib.abc.Loader):
         self._loader.exec_module(module)
         if module.__spec__ is not None:
             module.__spec__.loader = self._loader
-        from nanguard.launch.live import begin
+        try:
+            from nanguard.launch.live import begin
 
-        begin(self._options)
+            begin(self._options)
+        except Exception as error:  # noqa: BLE001 - the script must run, guarded or not
+            print(f"nanguard: this process is not guarded: {error!r}", file=sys.stderr)  # noqa: T201

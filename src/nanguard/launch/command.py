@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nanguard.errors import LaunchError
+from nanguard.errors import IncidentError, LaunchError
 from nanguard.launch.options import HOME, VARIABLE, Options
 from nanguard.launch.trust import sign
 
@@ -165,14 +165,13 @@ def _explain_the_rest(paths: list[Path], options: Options) -> None:
     """Runs the command again for the first incident, if nothing else could explain any."""
     from nanguard.launch import again
 
-    found = [_read(path) for path in paths]
-    if any(f["replay"].get("method") for f in found):
+    first, found = paths[0], _read(paths[0])
+    if found is None or found["replay"]["verdict"] != "not-replayed" or found["run"]["ranks"] != 1:
         return
-    first = next((p for p, f in zip(paths, found, strict=True) if f["run"]["ranks"] == 1), None)
-    if first is None:
-        return
-    seconds = _read(first)["run"]["seconds"]
-    if seconds > again.SHORT:
+    seconds = found["run"]["seconds"]
+    # Whatever else a shell script does would happen a second time.
+    plain = Path(options.command[0]).name.startswith("python")
+    if seconds > again.SHORT or not plain:
         say = f"the step came after {seconds:.0f} s; to find out why, run: "
         _say(say + f"nanguard replay --explain {_short(first.parent)}", options)
         return
@@ -185,6 +184,8 @@ def _tell(paths: list[Path]) -> None:
     """Says, for each incident, what was found out."""
     for path in paths:
         found = _read(path)
+        if found is None:
+            continue
         cause, origin = found.get("cause") or {}, found.get("origin") or {}
         if not cause:
             continue
@@ -210,10 +211,15 @@ def _short(path: Path) -> str:
     return str(path)
 
 
-def _read(path: Path) -> dict[str, Any]:
+def _read(path: Path) -> dict[str, Any] | None:
+    """Returns an incident of this run; None if the file is not one."""
     from nanguard import incident
 
-    return incident.read(path)
+    try:
+        found = incident.read(path)
+    except IncidentError:
+        return None
+    return found if {"run", "replay", "step", "rank"} <= set(found) else None
 
 
 def _unfinished(control: Path) -> set[str]:

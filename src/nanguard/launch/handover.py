@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
-import pickle
 import platform
 import sys
 import time
@@ -41,7 +40,6 @@ class BadStep:
         ordinal: The step as all optimizers together count.
         decision: What the guard does about it.
         skipped: Earlier steps that were not made, either.
-        given: The batches that a loader's workers made, and when they were given out.
     """
 
     symptom: Symptom
@@ -49,7 +47,6 @@ class BadStep:
     ordinal: int
     decision: Decision
     skipped: tuple[int, ...]
-    given: list[tuple[int, Any]]
 
 
 class Handover:
@@ -65,12 +62,12 @@ class Handover:
     @property
     def rank(self) -> int:
         """The rank of this process."""
-        return int(os.environ.get("RANK", "0") or 0)
+        return _number("RANK", 0)
 
     @property
     def ranks(self) -> int:
         """How many ranks there are."""
-        return int(os.environ.get("WORLD_SIZE", "1") or 1)
+        return _number("WORLD_SIZE", 1)
 
     def can_fork(self) -> bool:
         """Returns whether a copy of this process could go on by itself."""
@@ -146,14 +143,11 @@ class Handover:
             file.flush()
             with contextlib.suppress(OSError):
                 Path(message["control"], f"waiting-{name}").unlink()
-            # It comes from the run itself, through a pipe that nobody else has.
-            message["batches"] = pickle.loads(message["batches"])  # noqa: S301, TID251
             explain(message, fork)
 
     def _wake(self, timeline: Timeline, moment: Moment, bad: BadStep) -> None:
         assert self._folder is not None  # noqa: S101 - it was just made
         self._explained += 1
-        made_since = [batch for at, batch in bad.given if at >= moment.ordinal]
         message = {
             "folder": str(self._folder),
             "incident": self._base,
@@ -161,8 +155,6 @@ class Handover:
             "method": "second-run" if moment is timeline.first else "snapshot",
             "patience": self._options.patience,
             "control": self._options.control,
-            # As plain bytes: shared memory would need this process to be asked for it.
-            "batches": pickle.dumps(made_since),
             "skipped": bad.skipped,
         }
         self._leave_note(f"waiting-{self._folder.name}", "")
@@ -210,6 +202,11 @@ class Handover:
     def _leave_note(self, name: str, text: str) -> None:
         with contextlib.suppress(OSError):
             Path(self._options.control, name).write_text(text)
+
+
+def _number(variable: str, otherwise: int) -> int:
+    text = os.environ.get(variable, "")
+    return int(text) if text.isdecimal() else otherwise
 
 
 def _sees_cuda() -> bool:

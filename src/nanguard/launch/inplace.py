@@ -8,6 +8,8 @@ in a thread that asks for one replay after the other.
 from __future__ import annotations
 
 import contextlib
+import copy
+import gc
 import io
 import queue
 import threading
@@ -15,9 +17,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.optim.lr_scheduler import LRScheduler
 from torch.utils._python_dispatch import _disable_current_modes
 
 from nanguard.diagnosis.task import Outcome
+from nanguard.guard.optimizers import hyperparameters, set_hyperparameters
 from nanguard.launch import changes
 from nanguard.launch.replay import Replay
 
@@ -70,6 +74,8 @@ class InPlace:
         self._replay: _InPlaceReplay | None = None
         self._batches: list[Any] = []
         self._quiet = contextlib.ExitStack()
+        self._rates: list[dict[str, Any]] = []
+        self._schedules: list[tuple[LRScheduler, dict[str, Any]]] = []
         thread = threading.Thread(target=self._explain, name="nanguard-explains", daemon=True)
         thread.start()
 
@@ -132,6 +138,8 @@ class InPlace:
             self._quiet.enter_context(changes.without_autocast())
         if self._live.held is not None:
             self._live.held.mark()
+        self._rates = hyperparameters(self._live.optimizers())
+        self._schedules = [(s, copy.deepcopy(s.state_dict())) for s in _schedulers()]
         self._live.patches.watcher = self._replay
         self._replay.begin()
         self._batches = batches[1:]
@@ -147,6 +155,10 @@ class InPlace:
         self._quiet.close()
         if self._live.held is not None:
             self._live.held.restore(self._live.held.shape)
+        # The loop's body has stepped its schedules, too.
+        set_hyperparameters(self._live.optimizers(), self._rates)
+        for scheduler, state in self._schedules:
+            scheduler.load_state_dict(state)
         for parameter in self._live.named_parameters().values():
             parameter.grad = None
         outcome = replay.outcome or Outcome(error="the loop's body did not come to a step")
@@ -184,7 +196,8 @@ class _InPlaceReplay(Replay):
         if self.answered:
             return None
         with _disable_current_modes():
-            self._judge(self.bad_loss() or self.bad_gradient(optimizer), optimizer)
+            loss, gradient = self.verdict(optimizer)
+            self._judge(loss or gradient, optimizer)
             if not self.answered:
                 self.answer(self._outcome(optimizer))
         return None
@@ -197,6 +210,11 @@ class _InPlaceReplay(Replay):
 
     def boundary(self) -> None:
         """Does nothing: the step was not made."""
+
+
+def _schedulers() -> list[LRScheduler]:
+    """Returns the learning-rate schedules that are alive."""
+    return [o for o in gc.get_objects() if issubclass(type(o), LRScheduler)]
 
 
 def _is_half_model(task: Task, live: Live) -> bool:

@@ -77,7 +77,7 @@ class Late:
 
     def next_batch(self, batches: Batches) -> tuple[Any] | None:
         """Returns a batch that is to be given out again, in a tuple; None if there is none."""
-        if self._in_place is not None:
+        if self._in_place is not None and self._in_place.owns(batches):
             batch = self._in_place.next_batch()
             if batch is not None:
                 return batch
@@ -86,7 +86,6 @@ class Late:
             _, batch = self._again.popleft()
             self.drew(batches, batch)
             return (batch,)
-        self._again.clear()
         return None
 
     @torch.no_grad()

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import multiprocessing
 import os
 import sys
+import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import torch
 
 from nanguard.guard.held import BufferPlaces, Held
 from nanguard.guard.optimizers import scaled_lr
@@ -15,7 +19,7 @@ from nanguard.guard.policy import Action, Policy, Trouble
 from nanguard.launch.handover import BadStep, Handover
 from nanguard.launch.lastgood import LastGood
 from nanguard.launch.late import Late
-from nanguard.launch.patches import End, Patches
+from nanguard.launch.patches import Patches
 from nanguard.launch.replay import ForkedReplay
 from nanguard.launch.secondrun import serve_second_run
 from nanguard.launch.terms import terms_of
@@ -39,14 +43,16 @@ if TYPE_CHECKING:
 STOPPED = 3
 # Steps after which parameters are looked at each time, and between two looks from then on.
 _CAREFUL = 16
-# Bytes of batches that are kept because a loader's workers could not make them again.
-_KEPT = 64 << 20
+# Steps between two looks at whether the model lies in shared memory.
+_LOOK_AGAIN = 64
 
 
 def begin(options: Options) -> None:
     """Guards this process from now on, unless it only starts others."""
-    if _is_launcher():
+    if _is_launcher() or multiprocessing.current_process().daemon:
         return
+    # A fork beside threads is what moments are; they have a time limit.
+    warnings.filterwarnings("ignore", "This process .* is multi-threaded", DeprecationWarning)
     live = Live(options)
     live.patches.put_on()
     if options.again is None:
@@ -76,8 +82,8 @@ class Live(Watch):
         self.together = Together()
         self._bad: list[int] = []
         self._pid = os.getpid()
-        self._given: list[tuple[int, Any]] = []
         self._aside = False
+        self._shared = False
         self.handover = Handover(options)
         self.held: Held | None = None
         self.patches = Patches(self)
@@ -104,25 +110,19 @@ class Live(Watch):
     # The step.
 
     def next_batch(self, batches: Batches) -> Any:
-        """Hands on a batch; keeps it where nobody could make it again."""
+        """Hands on a batch, or one that is to be given out again."""
         again = self._late.next_batch(batches)
         if again is not None:
             return again[0]
-        keep = self._timeline is not None and batches.has_workers
-        try:
-            batch = next(batches.own)
-        except StopIteration:
-            if keep:
-                self._keep(End())
-            raise
+        batch = next(batches.own)
         self._late.drew(batches, batch)
-        if keep:
-            self._keep(batch)
         return batch
 
     def before_backward(self, losses: list[Tensor]) -> None:
         """Looks at the loss while its terms can still be named."""
-        if self._aside or losses[0].device.type != "cpu" or all(map(is_good, losses)):
+        if self._aside or not losses or losses[0].device.type != "cpu":
+            return
+        if all(map(is_good, losses)):
             return
         self.terms = terms_of(losses[0], sys._getframe(2))
         if not self.made_by:
@@ -149,9 +149,8 @@ class Live(Watch):
             return self._late.step(optimizer, call)
         self._late.look()
         if closure is not None:
-            return self._step_with_closure(optimizer, call)
-        loss, gradient = self.bad_loss(), self.bad_gradient(optimizer)
-        symptom = self.together.agree(loss, gradient)
+            return self._step_with_closure(optimizer, call, closure)
+        symptom = self.together.agree(*self.verdict(optimizer), self.ordinal)
         if symptom is not None:
             symptom.scaled_by_hand = self._scaler is not None
             self._meet(symptom, optimizer)
@@ -196,7 +195,11 @@ class Live(Watch):
         self.held.mark()
         self._late.begin_step()
         if self._timeline is not None and os.getpid() == self._pid:
-            self._go_on(self._timeline.take_if_due(self.ordinal))
+            if self.ordinal % _LOOK_AGAIN == 1:
+                # A copy of the process would write into the same memory.
+                self._shared = any(p.is_shared() for p in self.named_parameters().values())
+            if not self._shared:
+                self._go_on(self._timeline.take_if_due(self.ordinal))
 
     def meet_late(self, symptom: Symptom, optimizer: Any, step: int, ordinal: int) -> None:
         """Deals with a step whose verdict came from the device."""
@@ -208,7 +211,31 @@ class Live(Watch):
         if self._last_good is not None:
             self._last_good.after_good_step()
 
-    def _step_with_closure(self, optimizer: Optimizer, call: Callable[..., Any]) -> Any:
+    def _step_with_closure(
+        self, optimizer: Optimizer, call: Callable[..., Any], closure: Any
+    ) -> Any:
+        if isinstance(optimizer, torch.optim.LBFGS):
+            return self._search(optimizer, call)
+
+        def judged() -> Any:
+            loss = closure()
+            symptom = self.together.agree(*self.verdict(optimizer), self.ordinal)
+            if symptom is not None:
+                raise _BadStepError(symptom)
+            return loss
+
+        # Other optimizers evaluate the closure once, before they change anything.
+        try:
+            with self.cut_rate(optimizer):
+                result = call(judged)
+        except _BadStepError as bad:
+            self._meet(bad.symptom, optimizer)
+            return None
+        self._look_after(optimizer)
+        return result
+
+    def _search(self, optimizer: Optimizer, call: Callable[..., Any]) -> Any:
+        """Lets an optimizer move between evaluations; puts back all of it if that goes wrong."""
         before = LastGood(self)
         before.take()
         result = call()
@@ -244,11 +271,12 @@ class Live(Watch):
         ordinal = self.ordinal if ordinal is None else ordinal
         if self.held is not None:
             self.held.restore(self.held.shape)
-        poisoned = not all_finite([*self.named_parameters().values(), *self._good_buffers()])
+        trained = [p for p in self.named_parameters().values() if p.requires_grad]
+        poisoned = not all_finite(trained) or self.bad_buffers() is not None
         can_roll_back = self._last_good is not None and self._last_good.is_there
         decision = self._policy.bad(Trouble(step, poisoned=poisoned, can_roll_back=can_roll_back))
         if self.together.mine:
-            bad = BadStep(symptom, step, ordinal, decision, tuple(self._bad), self._given)
+            bad = BadStep(symptom, step, ordinal, decision, tuple(self._bad))
             self.handover.report(bad, self._timeline)
         self._bad.append(ordinal)
         if optimizer is not None:
@@ -259,25 +287,6 @@ class Live(Watch):
         if decision.action is Action.STOP:
             self.handover.stopped(decision.reason)
             raise SystemExit(STOPPED)
-
-    def _good_buffers(self) -> list[Tensor]:
-        if self._baseline is None:
-            return []
-        return [b for name, b in self.buffers().items() if self._baseline.get(name, False)]
-
-    def _keep(self, batch: Any) -> None:
-        oldest = self._timeline.oldest if self._timeline is not None else None
-        self._given = [pair for pair in self._given if oldest is not None and pair[0] >= oldest]
-        self._given.append((self.ordinal, batch))
-        from nanguard.tracer.modules import tensors_in
-
-        size = sum(
-            t.numel() * t.element_size() for _, kept in self._given for t in tensors_in(kept)
-        )
-        if size > _KEPT:
-            self._given = []
-            if self._timeline is not None:
-                self._timeline.forget_recent()
 
     def _go_on(self, task: Any) -> None:
         """In a process that replays: becomes the replay."""
@@ -299,6 +308,14 @@ class Live(Watch):
         if self._bad:
             self.handover.summary(self.ordinal, len(self._bad))
         self.patches.take_off()
+
+
+class _BadStepError(Exception):
+    """Leaves an optimizer's step before it has changed anything."""
+
+    def __init__(self, symptom: Symptom) -> None:
+        super().__init__()
+        self.symptom = symptom
 
 
 def _called_by_a_guard() -> bool:

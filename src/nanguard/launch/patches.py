@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
@@ -40,10 +41,6 @@ class Watcher(Protocol):
 
     def next_batch(self, batches: Batches) -> Any:
         """Returns the next batch that the script is given."""
-
-
-class End:
-    """Stands for the end of a loader, among the batches that its workers have made."""
 
 
 class Batches:
@@ -111,6 +108,10 @@ class Patches:
 
         @functools.wraps(original)
         def backward(tensors: Any, *args: Any, **kwargs: Any) -> Any:
+            if torch.compiler.is_compiling():
+                return original(tensors, *args, **kwargs)
+            if not isinstance(tensors, (torch.Tensor, list, tuple)):
+                tensors = tuple(tensors) if isinstance(tensors, Iterable) else (tensors,)
             return self.watcher.backward(lambda: original(tensors, *args, **kwargs), tensors)
 
         self._replace(torch.autograd, "backward", backward)
@@ -124,6 +125,8 @@ class Patches:
 
             @functools.wraps(hooked)
             def step(optimizer: Optimizer, *args: Any, **kwargs: Any) -> Any:
+                if torch.compiler.is_compiling() or _is_capturing():
+                    return hooked(optimizer, *args, **kwargs)
                 closure = kwargs.get("closure", args[0] if args else None)
                 if not callable(closure):
                     return self.watcher.step(
@@ -160,11 +163,14 @@ class Patches:
             def call() -> Any:
                 return step(scaler, optimizer, *args, **kwargs)
 
+            if torch.compiler.is_compiling() or _is_capturing():
+                return call()
             return self.watcher.scaler_step(scaler, optimizer, call)
 
         @functools.wraps(scale)
         def scaler_scale(scaler: Any, outputs: Any) -> Any:
-            self.watcher.scaled(scaler, outputs)
+            if not torch.compiler.is_compiling():
+                self.watcher.scaled(scaler, outputs)
             return scale(scaler, outputs)
 
         self._replace(scaler_type, "step", scaler_step)
@@ -175,6 +181,8 @@ class Patches:
 
         @functools.wraps(original)
         def clip(parameters: Any, *args: Any, **kwargs: Any) -> Any:
+            if torch.compiler.is_compiling() or _is_capturing():
+                return original(parameters, *args, **kwargs)
             single = isinstance(parameters, torch.Tensor)
             clipped = [parameters] if single else list(parameters)
             norm = original(clipped, *args, **kwargs)
@@ -195,3 +203,8 @@ class Patches:
             return Batches(self, loader, original(loader))
 
         self._replace(DataLoader, "__iter__", iterate)
+
+
+def _is_capturing() -> bool:
+    """Returns whether a CUDA graph is being recorded, in which nothing may be read."""
+    return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()

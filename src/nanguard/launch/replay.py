@@ -19,7 +19,6 @@ from nanguard.guard.held import BufferPlaces, Held
 from nanguard.guard.optimizers import learning_rate, scaled_lr
 from nanguard.guard.rng import RandomStreams
 from nanguard.launch import changes
-from nanguard.launch.patches import End
 from nanguard.launch.reading import read_trace
 from nanguard.launch.watch import Watch, pass_over
 from nanguard.tracer.sites import here, users_frame
@@ -61,7 +60,6 @@ class Replay(Watch):
         self._held: Held | None = None
         # The random streams as they were before the step in question.
         self.streams: dict[str, Any] = {}
-        self._given = list(task.batches)
 
     def begin(self) -> None:
         """Changes what is to be changed, and goes on."""
@@ -86,15 +84,10 @@ class Replay(Watch):
     def next_batch(self, batches: Batches) -> Any:
         """Hands on a batch, and watches how it is made."""
         if batches.has_workers:
-            # The workers belong to the run; what they made since then was handed over.
-            if not self._given:
-                self.answer(Outcome(error="a batch that the loader's workers made is not there"))
-            batch = self._given.pop(0)
-            if isinstance(batch, End):
-                raise StopIteration
-        else:
-            self._remember_choice(batches.own)
-            batch = self._watched(lambda: next(batches.own))
+            # They belong to the run, and so does what they make.
+            self.answer(Outcome(error="batches of a loader's workers cannot be had a second time"))
+        self._remember_choice(batches.own)
+        batch = self._watched(lambda: next(batches.own))
         if self.ordinal == self.task.target and self.task.without and not self.task.targets_only:
             batch = changes.without(batch, self.task.without)
         if self.trace is not None:
@@ -139,13 +132,13 @@ class Replay(Watch):
         with _disable_current_modes():
             self.facts.step_site = here()
             if closure is None:
-                symptom = self.bad_loss() or self.bad_gradient(optimizer)
-                self._judge(symptom, optimizer, by_hand=by_hand)
+                loss, gradient = self.verdict(optimizer)
+                self._judge(loss or gradient, optimizer, by_hand=by_hand)
         if self.answered:
             return None
         with scaled_lr([optimizer], self.task.lr_factor), self._in_optimizer():
-            result = call() if closure is None else call(self._outside(closure))
-        if closure is not None:
+            result = call() if closure is None else call(self._outside(closure, optimizer))
+        if closure is not None and isinstance(optimizer, torch.optim.LBFGS):
             with _disable_current_modes():
                 self._judge(self.bad_end_loss(), optimizer)
         if not self.answered:
@@ -253,19 +246,30 @@ class Replay(Watch):
         if self.trace is not None:
             self.trace.in_optimizer = False
 
-    def _outside(self, closure: Callable[[], Any]) -> Callable[[], Any]:
+    def _outside(self, closure: Callable[[], Any], optimizer: Any) -> Callable[[], Any]:
         """Returns a closure whose operations are not taken for those of the optimizer."""
 
         def evaluate() -> Any:
             if self.trace is None:
-                return closure()
+                result = closure()
+                self._judge_closure(optimizer)
+                return result
             self.trace.in_optimizer = False
             try:
-                return closure()
+                result = closure()
+                self._judge_closure(optimizer)
             finally:
                 self.trace.in_optimizer = True
+            return result
 
         return evaluate
+
+    def _judge_closure(self, optimizer: Any) -> None:
+        """Judges what a closure has come to, before the optimizer changes anything."""
+        if not isinstance(optimizer, torch.optim.LBFGS):
+            with _disable_current_modes():
+                loss, gradient = self.verdict(optimizer)
+                self._judge(loss or gradient, optimizer)
 
     def _watched(self, make: Callable[[], Any]) -> Any:
         if self.trace is None:

@@ -11,12 +11,13 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import gc
+import math
 import os
+import random
 import shutil
 import signal
 import tempfile
 import time
-import warnings
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
@@ -129,16 +130,6 @@ class Timeline:
         if recent:
             return recent[-1]
         return self.first if self.elapsed < patience / 3 else None
-
-    @property
-    def oldest(self) -> int | None:
-        """The number of steps at the oldest of the recent moments."""
-        return self.recent[0].ordinal if self.recent else None
-
-    def forget_recent(self) -> None:
-        """Lets go of the recent moments: what came after them is not known any more."""
-        while self.recent:
-            self._let_go(self.recent.pop())
 
     def wake(self, moment: Moment, message: Any) -> bool:
         """Wakes a moment; returns whether it could hear."""
@@ -285,10 +276,12 @@ def _fork_away() -> bool:
 
 
 def _fork() -> int:
-    with warnings.catch_warnings():
-        # Python 3.12 warns of forks beside threads. Replays have a time limit, and no threads.
-        warnings.simplefilter("ignore", DeprecationWarning)
-        return os.fork()
+    # Python gives every forked process another seed, and a copy must not have one.
+    state = random.getstate()
+    pid = os.fork()
+    if pid == 0:
+        random.setstate(state)
+    return pid
 
 
 def _memory() -> int:
@@ -307,7 +300,17 @@ def _has_room() -> bool:
             free = next(int(line.split()[1]) for line in info if line.startswith("MemAvailable"))
     except (OSError, StopIteration, ValueError):
         return False
-    return free * 1024 > _ROOM * _memory()
+    return min(free * 1024, _left_in_cgroup()) > _ROOM * _memory()
+
+
+def _left_in_cgroup() -> float:
+    """Returns how much memory a container still has, if there is a limit."""
+    try:
+        limit = Path("/sys/fs/cgroup/memory.max").read_text().strip()
+        used = int(Path("/sys/fs/cgroup/memory.current").read_text())
+        return math.inf if limit == "max" else int(limit) - used
+    except (OSError, ValueError):
+        return math.inf
 
 
 _openmp: list[Any] = []

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
+from torch.distributed import distributed_c10d
 
 from nanguard.guard.ranks import is_sharded
 from nanguard.tracer.modules import all_modules
@@ -12,19 +14,24 @@ from nanguard.tracer.modules import all_modules
 if TYPE_CHECKING:
     from nanguard.tracer.symptom import Symptom
 
+# How long the first rank waits to hear that a bad step began somewhere else.
+_PATIENCE = timedelta(seconds=2)
+
 
 class Together:
     """What the ranks know of each other.
 
     Under DDP and FSDP the gradients are the same on all ranks when the optimizer steps, so they
-    carry the verdict. A loss that is bad on one rank alone decides nothing: its gradient does.
+    carry the verdict, and no rank has to ask. A loss that is bad on one rank alone decides nothing:
+    its gradient does. Only the report is agreed on, through the store of the process group and
+    never through a collective: a rank that is bad by itself must not wait for the others.
 
     Attributes:
-        first: The rank on which the last bad step began.
+        mine: Whether the last bad step began on this rank, so that this rank reports it.
     """
 
     def __init__(self) -> None:
-        self.first = 0
+        self.mine = True
         self._reduced: bool | None = None
 
     @property
@@ -40,32 +47,35 @@ class Together:
             )
         return self._reduced
 
-    @property
-    def rank(self) -> int:
-        """This rank."""
-        ready = dist.is_available() and dist.is_initialized()
-        return dist.get_rank() if ready else 0
+    def agree(self, loss: Symptom | None, gradient: Symptom | None, ordinal: int) -> Symptom | None:
+        """Returns what is wrong with a step, the same verdict on every rank.
 
-    @property
-    def mine(self) -> bool:
-        """Whether the last bad step began on this rank, so that this rank reports it."""
-        return not self.active or self.first == self.rank
-
-    def agree(self, loss: Symptom | None, gradient: Symptom | None) -> Symptom | None:
-        """Returns what is wrong with a step, the same verdict on every rank."""
+        Args:
+            loss: What is wrong with the loss, here.
+            gradient: What is wrong with the gradients, which all ranks have alike.
+            ordinal: The step.
+        """
         if not self.active:
             return loss or gradient
         if gradient is None:
             return None
-        self._find_first(loss is not None)
+        self.mine = self._reports(loss is not None, f"nanguard/{ordinal}")
         return loss or gradient
 
     def agree_on_loss(self, loss: Symptom | None) -> Symptom | None:
         """Returns what is wrong with a loss, where a scaler hides what the gradients say."""
         return None if self.active else loss
 
-    def _find_first(self, bad_here: bool) -> None:  # noqa: FBT001
-        # All ranks have seen the same gradients, so all of them come here.
-        told: list[bool | None] = [None] * dist.get_world_size()
-        dist.all_gather_object(told, bad_here)
-        self.first = next((rank for rank, bad in enumerate(told) if bad), 0)
+    @staticmethod
+    def _reports(bad_here: bool, key: str) -> bool:  # noqa: FBT001
+        store: Any = distributed_c10d._get_default_store()
+        try:
+            if bad_here:
+                # The first to come here reports; a second bad rank has nothing to add.
+                return bool(store.add(key, 1) == 1)
+            if dist.get_rank() == 0:
+                store.wait([key], _PATIENCE)
+        except (RuntimeError, ValueError):
+            # Nobody has a bad loss: the gradient alone is bad, or the store is gone.
+            return bad_here or dist.get_rank() == 0
+        return False

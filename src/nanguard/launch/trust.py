@@ -28,7 +28,8 @@ def is_ours(command: list[str], folder: str, signature: object) -> bool:
     key = _key(make=False)
     if key is None or not isinstance(signature, str):
         return False
-    return hmac.compare_digest(_signature(key, command, folder), signature)
+    mine = _signature(key, command, folder).encode()
+    return hmac.compare_digest(mine, signature.encode("utf-8", "replace"))
 
 
 def _signature(key: bytes, command: list[str], folder: str) -> str:

@@ -11,7 +11,7 @@ import torch
 from torch.amp.grad_scaler import OptState
 
 from nanguard.guard.optimizers import parameters_of, state_tensors
-from nanguard.numerics import Gradients, all_finite, is_float, whole
+from nanguard.numerics import Gradients, all_finite, is_float, local, whole
 from nanguard.tracer.modules import all_modules
 from nanguard.tracer.sites import here
 from nanguard.tracer.symptom import Symptom
@@ -59,7 +59,8 @@ class Watch:
         self._depth = 0
         self._unscaled: Tensor | None = None
         self._scaler: Any = None
-        self._baseline: dict[str, bool] | None = None
+        # Each buffer at the first look: which tensor it was, and whether it held no NaN.
+        self._baseline: dict[str, tuple[int, bool]] = {}
         self._models: list[nn.Module] | None = None
         self._buffers: dict[str, Tensor] = {}
 
@@ -78,10 +79,14 @@ class Watch:
 
     def backward(self, call: Callable[[], Any], tensors: Any) -> Any:
         """Notes the loss, and runs backward."""
+        if torch._C._current_autograd_node() is not None:
+            return call()  # a part of another backward, as reentrant checkpointing makes them
         roots = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
         known = self._unscaled
         self._unscaled = None
-        losses = [known] if known is not None else [root.detach() for root in roots]
+        # What is no single number comes with a gradient of its own, and may hold infinities.
+        own = [root.detach() for root in roots if _is_number(root)]
+        losses = [known] if known is not None and _is_number(known) else own
         self.losses += losses
         self.clipped_norm = None
         self.before_backward(losses)
@@ -198,9 +203,17 @@ class Watch:
         """Returns what is wrong with the losses of this step."""
         for loss in self.losses:
             if not is_good(loss):
-                value = float(loss.float().sum()) if loss.numel() == 1 else math.nan
+                value = math.nan if loss.is_complex() else float(loss)
                 return Symptom("loss", _kind(loss), value, terms=self.terms)
         return None
+
+    def verdict(self, optimizer: Optimizer) -> tuple[Symptom | None, Symptom | None]:
+        """Returns what is wrong with the losses and with the gradients of a step."""
+        loss, gradient = self.bad_loss(), self.bad_gradient(optimizer)
+        if loss is not None and gradient is None and is_good(self.losses[-1]):
+            # The script has thrown the bad one away by itself, and gone on to another batch.
+            loss = None
+        return loss, gradient
 
     def bad_end_loss(self) -> Symptom | None:
         """Returns what is wrong with a step that evaluates its loss several times.
@@ -216,17 +229,19 @@ class Watch:
 
     def loss_value(self) -> float | None:
         """Returns the sum of the losses of this step."""
-        values = [float(loss.float()) for loss in self.losses if loss.numel() == 1]
+        values = [float(loss) for loss in self.losses if not loss.is_complex()]
         return sum(values) if values else None
 
     def bad_gradient(self, optimizer: Optimizer) -> Symptom | None:
         """Returns what is wrong with the gradients of an optimizer."""
-        parameters = parameters_of([optimizer])
+        parameters = [p for p in parameters_of([optimizer]) if p.grad is not None]
+        if not parameters or parameters[0].is_meta:
+            return None
         known = self.clipped_norm
         norm = float(whole(Gradients(parameters).norm() if known is None else known))
         if math.isfinite(norm):
             return None
-        grads = {id(p): p.grad for p in parameters if p.grad is not None}
+        grads: dict[int, Any] = {id(p): p.grad for p in parameters}
         if all_finite(grads.values()):
             return None  # large numbers, whose squares are too large
         names = [
@@ -239,13 +254,15 @@ class Watch:
 
     def bad_state(self, optimizer: Optimizer) -> Symptom | None:
         """Returns what a step has made of parameters, optimizer state and buffers."""
-        parameters = parameters_of([optimizer])
+        # What is not trained may hold what it likes, such as the -inf of a mask.
+        parameters = [p for p in parameters_of([optimizer]) if p.requires_grad and not p.is_meta]
         if not all_finite(parameters):
             bad = {id(p) for p in parameters if not all_finite([p])}
             names = [name for name, p in self.named_parameters().items() if id(p) in bad]
             first = next(p for p in parameters if id(p) in bad)
             return Symptom("parameter", _kind(first), self.loss_value(), names=names)
-        if not all_finite(state_tensors([optimizer])):
+        state = [tensor for tensor in state_tensors([optimizer]) if not tensor.is_meta]
+        if not all_finite(state) and any(_has_nan(tensor) for tensor in state):
             return Symptom(
                 "optimizer state", "nan", self.loss_value(), names=[type(optimizer).__name__]
             )
@@ -254,22 +271,22 @@ class Watch:
     def bad_buffers(self) -> Symptom | None:
         """Returns which buffers have gone bad since the first look."""
         # To look for buffers takes longer than to look at them, so it is done now and then.
-        if self._baseline is None or self.ordinal % _LOOK_AGAIN == 0:
+        if self.ordinal % _LOOK_AGAIN == 0 or not self._baseline:
             self._buffers = self.buffers()
-        buffers = self._buffers
-        if self._baseline is None:
-            self._baseline = {name: all_finite([buffer]) for name, buffer in buffers.items()}
+            for name, buffer in self._buffers.items():
+                if self._baseline.get(name, (0, True))[0] != id(buffer):
+                    self._baseline[name] = (id(buffer), not _has_nan(buffer))
+        if not self._buffers or all_finite(self._buffers.values()):
             return None
-        if not buffers or all_finite(buffers.values()):
-            return None
+        # An infinity may be meant, as in a mask or a running minimum; a NaN never is.
         names = [
             name
-            for name, buffer in buffers.items()
-            if self._baseline.get(name, True) and not all_finite([buffer])
+            for name, buffer in self._buffers.items()
+            if self._baseline[name][1] and _has_nan(buffer)
         ]
         if not names:
             return None
-        return Symptom("buffer", _kind(buffers[names[0]]), self.loss_value(), names=names)
+        return Symptom("buffer", "nan", self.loss_value(), names=names)
 
     def bad_manual_gradient(self) -> Symptom | None:
         """Returns what is wrong with the gradients of a script that has no optimizer."""
@@ -328,9 +345,20 @@ def pass_over(scaler: Any, optimizer: Any) -> None:
 
 def is_good(loss: Tensor) -> bool:
     """Returns whether a loss is finite; quick where it is a single number at hand."""
-    if loss.numel() == 1 and loss.layout is torch.strided:
+    if loss.is_meta:
+        return True
+    if type(loss) is torch.Tensor and not loss.is_complex():
         return math.isfinite(loss.item())
     return all_finite([loss])
+
+
+def _is_number(root: Any) -> bool:
+    return isinstance(root, torch.Tensor) and root.numel() == 1
+
+
+def _has_nan(tensor: Tensor) -> bool:
+    values = local(tensor.detach())
+    return values.layout is torch.strided and bool((values != values).any())
 
 
 def _inner(optimizer: Any) -> Any:

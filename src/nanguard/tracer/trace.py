@@ -76,7 +76,10 @@ class Trace(TorchDispatchMode):
         autocast: The type that autocast computes in, if it was on.
         in_data: Whether a loader is at work.
         in_optimizer: Whether an optimizer is.
+        unmeasured: How many operations had results that could not be looked at.
     """
+
+    supports_higher_order_operators = True
 
     def __init__(self, *, heal: Iterable[int] = (), look_at: int | None = None) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -91,6 +94,7 @@ class Trace(TorchDispatchMode):
         self.in_data = 0
         self.in_optimizer = False
         self.modules = ModuleStack(self._enter_model)
+        self.unmeasured = 0
         self._models: list[nn.Module] = []
         self._count = 0
         self._first_call: int | None = None
@@ -178,11 +182,11 @@ class Trace(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        op = self._ops.get(func)
-        if op is None:
-            op = self._ops[func] = _Op(func)
         kwargs = kwargs or {}
-        if op.is_view:
+        op = self._ops.get(func)
+        if op is None and hasattr(func, "_schema"):
+            op = self._ops[func] = _Op(func)
+        if op is None or op.is_view:
             return func(*args, **kwargs)
         index, self._count = self._count, self._count + 1
         # The node of this operation exists already, and nothing has run since.
@@ -200,7 +204,12 @@ class Trace(TorchDispatchMode):
             out = values.heal(out, in_place=bool(op.writes))
         results = _results(op, named, out)
         if results:
-            self._note(self._new_record(index, op.name), op, node, results, inputs, named)
+            record = self._new_record(index, op.name)
+            try:
+                self._note(record, op, node, results, inputs, named)
+            except (RuntimeError, NotImplementedError):
+                # A kind of tensor that cannot be looked at; the script can go on with it.
+                self.unmeasured += 1
         return out
 
     def _note(

@@ -42,5 +42,8 @@ def _go_on() -> None:
 
 
 if os.environ.get("NANGUARD_RUN"):
-    _attach()
+    try:
+        _attach()
+    except Exception as error:  # noqa: BLE001 - the script must run, guarded or not
+        print(f"nanguard: this process is not guarded: {error!r}", file=sys.stderr)  # noqa: T201
 _go_on()
