@@ -107,6 +107,53 @@ class Live(Watch):
             self._aside = True
             self.handover.say("the script has a Guard of its own, which is left to do its work")
 
+    # The script must run, whatever is wrong with us.
+
+    def made(self, optimizer: Optimizer) -> None:
+        """Marks the buffers of what the new optimizer trains, as its first step may be bad."""
+        super().made(optimizer)
+        self._own(self._mark_all)
+
+    def step(self, optimizer: Optimizer, call: Callable[..., Any], closure: Any) -> Any:
+        """Lets an optimizer step if all is well."""
+        return self._guarded(call, lambda made: super(Live, self).step(optimizer, made, closure))
+
+    def scaler_step(self, scaler: Any, optimizer: Any, call: Callable[[], Any]) -> Any:
+        """Lets a GradScaler step."""
+        return self._guarded(
+            call, lambda made: super(Live, self).scaler_step(scaler, optimizer, made)
+        )
+
+    def _guarded(self, call: Callable[..., Any], step: Callable[[Callable[..., Any]], Any]) -> Any:
+        """Makes a step under the guard; without it, if the guard fails before the step is made."""
+        begun = False
+
+        def made(*args: Any) -> Any:
+            nonlocal begun
+            begun = True
+            return call(*args)
+
+        try:
+            return step(made)
+        except Exception as error:
+            if begun or self.patches.watcher is not self:
+                raise
+            self._give_up(error)
+            return call()
+
+    def _own(self, look: Callable[[], None]) -> None:
+        """Does something of our own; gives up guarding if it fails."""
+        try:
+            look()
+        except Exception as error:
+            if self.patches.watcher is not self:
+                raise
+            self._give_up(error)
+
+    def _give_up(self, error: Exception) -> None:
+        self._aside = True
+        self.handover.say(f"this process is not guarded any more: {error!r}")
+
     # The step.
 
     def next_batch(self, batches: Batches) -> Any:
@@ -180,16 +227,16 @@ class Live(Watch):
         """Returns a context in which the learning rate is what the ladder has made of it."""
         return scaled_lr([optimizer], self._policy.lr_factor)
 
-    def made(self, optimizer: Optimizer) -> None:
-        """Marks the buffers of what the new optimizer trains, as its first step may be bad."""
-        super().made(optimizer)
+    def _mark_all(self) -> None:
         self.held = Held(BufferPlaces(self.models()))
         self.held.mark()
 
     def boundary(self) -> None:
         """Marks what the next step may change, and takes a moment now and then."""
-        if self._aside:
-            return
+        if not self._aside:
+            self._own(self._begin_step)
+
+    def _begin_step(self) -> None:
         if self.held is None:
             self.held = Held(BufferPlaces(self.models()))
         self.held.mark()
