@@ -303,3 +303,32 @@ def test_loss_terms_are_named(tmp_path):
     (found,) = incidents(tmp_path)
     assert found["symptom"]["terms"]["decay"] == "-inf"
     assert isinstance(found["symptom"]["terms"]["fit"], float)
+
+
+def test_unusual_scripts_are_left_alone(tmp_path):
+    bare = plain(tmp_path, sys.executable, "-W", "ignore", SCRIPTS / "unusual.py")
+    done = run(tmp_path, sys.executable, "-W", "ignore", SCRIPTS / "unusual.py")
+    assert bare.returncode == 0, bare.stderr
+    assert done.stdout == bare.stdout
+    assert done.stderr == ""
+    assert incidents(tmp_path) == []
+
+
+def test_a_guard_that_fails_stands_aside(tmp_path):
+    before = (
+        "import torch\nfrom nanguard.launch.live import Live\n"
+        "def broken(*_): raise KeyError('ours')\nLive.verdict = broken\n"
+    )
+    path = script(tmp_path, before=before)
+    done = run(tmp_path, sys.executable, path)
+    assert done.returncode == 0
+    assert done.stdout == plain(tmp_path, sys.executable, script(tmp_path)).stdout
+    assert "not guarded any more: KeyError('ours')" in done.stderr
+
+
+def test_incident_that_cannot_be_written_does_not_end_the_run(tmp_path):
+    (tmp_path / "found").touch()
+    done = run(tmp_path, sys.executable, script(tmp_path, bad=5))
+    assert done.returncode == 0
+    assert "nan" not in done.stdout
+    assert "could not be written" in done.stderr

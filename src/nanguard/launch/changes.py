@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import gc
 import importlib.abc
 import importlib.machinery
 import sys
 from pathlib import Path
+from types import CodeType, FunctionType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -108,34 +110,45 @@ def _running() -> set[Any]:
     return found
 
 
+def _codes(text: str, path: str) -> dict[tuple[str, int], CodeType]:
+    """Returns the code of every function in a source, by its name and first line."""
+    found: dict[tuple[str, int], CodeType] = {}
+    todo = [compile(text, path, "exec", dont_inherit=True)]
+    while todo:
+        code = todo.pop()
+        found[(code.co_name, code.co_firstlineno)] = code
+        todo += [inner for inner in code.co_consts if isinstance(inner, CodeType)]
+    return found
+
+
+def _alike(one: CodeType, other: CodeType) -> bool:
+    return (one.co_code, one.co_consts) == (other.co_code, other.co_consts)
+
+
 @contextlib.contextmanager
 def swapped_code(sources: dict[str, str]) -> Iterator[None]:
     """Gives functions of changed files their new code; those that are running keep the old one."""
-    import gc
-    from types import CodeType, FunctionType
-
-    before: list[tuple[FunctionType, CodeType]] = []
+    functions = [o for o in gc.get_objects() if type(o) is FunctionType]
+    changed: list[tuple[FunctionType, CodeType, CodeType]] = []
     for path, text in sources.items():
-        fresh: dict[tuple[str, int], CodeType] = {}
-        todo = [compile(text, path, "exec")]
-        while todo:
-            code = todo.pop()
-            fresh[(code.co_name, code.co_firstlineno)] = code
-            todo += [inner for inner in code.co_consts if isinstance(inner, CodeType)]
-        for function in [o for o in gc.get_objects() if type(o) is FunctionType]:
+        # Compared as compiled now: code that is running may look different.
+        was, fresh = _codes(Path(path).read_text(encoding="utf-8"), path), _codes(text, path)
+        for function in functions:
             old = function.__code__
-            new = fresh.get((old.co_name, old.co_firstlineno))
+            key = (old.co_name, old.co_firstlineno)
+            new = fresh.get(key)
             if old.co_filename != path or new is None or new.co_freevars != old.co_freevars:
                 continue
-            if (old.co_code, old.co_consts) != (new.co_code, new.co_consts):
-                before.append((function, old))
-                function.__code__ = new
-    if not before or {old for _, old in before} & _running():
+            if key not in was or not _alike(was[key], new):
+                changed.append((function, old, new))
+    if not changed or {old for _, old, _ in changed} & _running():
         raise RuntimeError("the change is in code that is already running")
     try:
+        for function, _, new in changed:
+            function.__code__ = new
         yield
     finally:
-        for function, old in before:
+        for function, old, _ in changed:
             function.__code__ = old
 
 
@@ -280,7 +293,7 @@ class _Changed(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     def exec_module(self, module: ModuleType) -> None:
         """Runs the changed source."""
         origin = str(module.__spec__.origin) if module.__spec__ else ""
-        exec(compile(self._sources[origin], origin, "exec"), vars(module))  # noqa: S102 - the user's own program
+        exec(compile(self._sources[origin], origin, "exec", dont_inherit=True), vars(module))  # noqa: S102 - the user's own program
 
 
 def run_main(sources: dict[str, str]) -> None:
@@ -299,4 +312,4 @@ def run_main(sources: dict[str, str]) -> None:
     }
     vars(main).clear()
     vars(main).update(kept)
-    exec(compile(text, path, "exec"), vars(main))  # noqa: S102 - the user's own program
+    exec(compile(text, path, "exec", dont_inherit=True), vars(main))  # noqa: S102 - the user's own program

@@ -275,14 +275,13 @@ class Watch:
             self._buffers = self.buffers()
             for name, buffer in self._buffers.items():
                 if self._baseline.get(name, (0, True))[0] != id(buffer):
-                    self._baseline[name] = (id(buffer), not _has_nan(buffer))
+                    self._baseline[name] = (id(buffer), not _is_spoilt(buffer))
         if not self._buffers or all_finite(self._buffers.values()):
             return None
-        # An infinity may be meant, as in a mask or a running minimum; a NaN never is.
         names = [
             name
             for name, buffer in self._buffers.items()
-            if self._baseline[name][1] and _has_nan(buffer)
+            if self._baseline[name][1] and _is_spoilt(buffer)
         ]
         if not names:
             return None
@@ -354,6 +353,16 @@ def is_good(loss: Tensor) -> bool:
 
 def _is_number(root: Any) -> bool:
     return isinstance(root, torch.Tensor) and root.numel() == 1
+
+
+def _is_spoilt(buffer: Tensor) -> bool:
+    """Returns whether a buffer holds what nobody meant.
+
+    An infinity may be meant, as in a mask or a running minimum, but hardly in a 16-bit type, where
+    it is an overflow. A NaN never is.
+    """
+    half = buffer.dtype in (torch.float16, torch.bfloat16)
+    return _has_nan(buffer) or (half and not all_finite([buffer]))
 
 
 def _has_nan(tensor: Tensor) -> bool:
