@@ -96,6 +96,12 @@ def test_batchnorm_statistics_are_put_back(tmp_path):
     assert "batches 11" in done.stdout
 
 
+def test_a_script_that_asks_for_torch_before_it_imports_it(tmp_path):
+    before = "import importlib.util; assert importlib.util.find_spec('torch') is not None\n"
+    run(tmp_path, sys.executable, script(tmp_path, bad=5, before=before), options=["--no-trace"])
+    assert len(incidents(tmp_path)) == 1
+
+
 def test_options_reach_the_run(tmp_path):
     path = script(tmp_path, bad=5)
     stopped = run(tmp_path, sys.executable, path, options=["--on-bad", "stop"])

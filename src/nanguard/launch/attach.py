@@ -30,24 +30,40 @@ class _Finder(importlib.abc.MetaPathFinder):
 
     def __init__(self, options: Options) -> None:
         self._options = options
+        self._asking = False
 
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
         """Returns torch's spec, with a loader that tells us when it is done."""
-        if name != "torch":
+        if name != "torch" or self._asking:
             return None
-        sys.meta_path.remove(self)
-        spec = importlib.util.find_spec(name)
+        # Whoever only asks whether torch is there does not load what is found.
+        self._asking = True
+        try:
+            spec = importlib.util.find_spec(name)
+        finally:
+            self._asking = False
         if spec is not None and spec.loader is not None:
-            spec.loader = _Loader(spec.loader, self._options)
+            spec.loader = _Loader(spec.loader, self)
         return spec
+
+    def loaded(self) -> None:
+        """Guards what will be made with torch, which is there now."""
+        if self in sys.meta_path:
+            sys.meta_path.remove(self)
+        try:
+            from nanguard.launch.live import begin
+
+            begin(self._options)
+        except Exception as error:  # noqa: BLE001 - the script must run, guarded or not
+            print(f"nanguard: this process is not guarded: {error!r}", file=sys.stderr)  # noqa: T201
 
 
 class _Loader(importlib.abc.Loader):
-    def __init__(self, loader: Any, options: Options) -> None:
+    def __init__(self, loader: Any, finder: _Finder) -> None:
         self._loader = loader
-        self._options = options
+        self._finder = finder
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._loader, name)
@@ -58,13 +74,8 @@ class _Loader(importlib.abc.Loader):
         return module
 
     def exec_module(self, module: ModuleType) -> None:
-        """Runs the module, and guards what will be made with it."""
+        """Runs the module, and tells that it is there."""
         self._loader.exec_module(module)
         if module.__spec__ is not None:
             module.__spec__.loader = self._loader
-        try:
-            from nanguard.launch.live import begin
-
-            begin(self._options)
-        except Exception as error:  # noqa: BLE001 - the script must run, guarded or not
-            print(f"nanguard: this process is not guarded: {error!r}", file=sys.stderr)  # noqa: T201
+        self._finder.loaded()
