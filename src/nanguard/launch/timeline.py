@@ -28,8 +28,9 @@ from nanguard.launch.sandbox import OpenFiles, Shadow
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-# The share of a run's time that may go into taking moments.
-_SHARE = 0.015
+# The share of a run's time that may go into taking moments, as far as it is counted: what copied
+# pages cost the steps after the next one is not.
+_SHARE = 0.003
 # What a fork costs at first, for each byte of the run: pages are copied when they are written to.
 _SECONDS_PER_BYTE = 0.7e-9
 # Steps between two looks at how much memory the run has.
