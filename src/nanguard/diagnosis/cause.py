@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -28,7 +29,7 @@ class Suspicion:
     evidence: list[dict[str, Any]] = field(default_factory=list)
 
 
-class Cause:
+class Cause(ABC):
     """A reason for a step to go bad. One class, one file.
 
     Attributes:
@@ -41,9 +42,9 @@ class Cause:
     meaning: str
     why: str
 
+    @abstractmethod
     def suspect(self, case: Case) -> Suspicion | None:
         """Returns what speaks for this cause; None if nothing does."""
-        raise NotImplementedError
 
     def trials(self, case: Case) -> list[Trial]:
         """Tries what would keep the step finite if this is the cause, and only then."""

@@ -135,7 +135,7 @@ class Live(Watch):
 
         try:
             return step(made)
-        except Exception as error:
+        except Exception as error:  # whatever it is, it is ours: the script's own is raised again
             if begun or self.patches.watcher is not self:
                 raise
             self._give_up(error)
@@ -145,7 +145,7 @@ class Live(Watch):
         """Does something of our own; gives up guarding if it fails."""
         try:
             look()
-        except Exception as error:
+        except Exception as error:  # whatever it is, the script must not end with it
             if self.patches.watcher is not self:
                 raise
             self._give_up(error)

@@ -8,6 +8,7 @@ import math
 import os
 import sys
 import traceback
+from abc import abstractmethod
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -70,9 +71,9 @@ class Replay(Watch):
             self.trace.start()
         self.at_boundary()
 
+    @abstractmethod
     def answer(self, outcome: Outcome) -> None:
         """Ends the replay."""
-        raise NotImplementedError
 
     # What the patches tell.
 

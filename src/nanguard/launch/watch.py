@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import weakref
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -38,7 +39,7 @@ class Made:
     site: Site | None
 
 
-class Watch:
+class Watch(ABC):
     """Counts steps, collects losses and judges.
 
     Attributes:
@@ -126,7 +127,7 @@ class Watch:
         covers = trained <= {id(parameter) for parameter in parameters}
         self.clipped_norm = norm if covers and isinstance(norm, torch.Tensor) else None
 
-    def begin_pass(self, loader: Any) -> None:
+    def begin_pass(self, loader: Any) -> None:  # noqa: B027 - the live run has nothing to do
         """Hears that the script is about to go over a loader."""
 
     def next_batch(self, batches: Batches) -> Any:
@@ -135,20 +136,23 @@ class Watch:
 
     # What the live run and the replay do differently.
 
+    @abstractmethod
     def before_backward(self, losses: list[Tensor]) -> None:
         """Called before each backward."""
 
+    @abstractmethod
     def after_backward(self) -> None:
         """Called after each backward."""
 
+    @abstractmethod
     def judged_step(self, optimizer: Optimizer, call: Callable[..., Any], closure: Any) -> Any:
         """Judges and makes a step."""
-        raise NotImplementedError
 
+    @abstractmethod
     def judged_scaler_step(self, scaler: Any, optimizer: Any, call: Callable[[], Any]) -> Any:
         """Judges and makes the step of a GradScaler."""
-        raise NotImplementedError
 
+    @abstractmethod
     def boundary(self) -> None:
         """Called between two steps."""
 

@@ -13,12 +13,19 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 from nanguard.numerics import is_float, local
 from nanguard.tracer import values
 from nanguard.tracer.modules import ModuleStack, tensors_in
+from nanguard.tracer.ops import (
+    Op,
+    autocast_type,
+    forward_name,
+    kept,
+    results_of,
+    users_frame_of_op,
+)
 from nanguard.tracer.records import Detail, Record, detail_of, stats_of, where_bad
-from nanguard.tracer.sites import is_users, place_of
+from nanguard.tracer.sites import place_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
-    from types import FrameType
 
     from torch import Tensor, nn
 
@@ -33,28 +40,8 @@ UNFILLED = (
 )
 # Functions that make tensors of other things, without an operation that could be seen.
 _SOURCES = ("from_numpy", "as_tensor", "tensor", "asarray", "frombuffer")
-# In-place operations on more elements than this do not keep what they overwrite.
-_SMALL = 1 << 20
 
 _sequence_number: Callable[[], int] = torch.autograd._get_sequence_nr  # type: ignore[attr-defined]
-
-
-class _Op:
-    """What is known about an operation before it runs."""
-
-    __slots__ = ("is_view", "name", "names", "writes")
-
-    def __init__(self, func: Any) -> None:
-        schema = func._schema
-        self.name: str = schema.name.replace("::", ".").replace("._foreach_", ".")
-        self.names: list[str] = [argument.name for argument in schema.arguments]
-        aliases = [(a.name, a.alias_info) for a in schema.arguments if a.alias_info is not None]
-        self.writes = frozenset(name for name, alias in aliases if alias.is_write)
-        self.is_view = bool(aliases) and not self.writes
-
-    def named(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[tuple[str, Any]]:
-        """Returns the arguments of a call by name."""
-        return [*zip(self.names, args, strict=False), *kwargs.items()]
 
 
 class Trace(TorchDispatchMode):
@@ -100,7 +87,7 @@ class Trace(TorchDispatchMode):
         self._first_call: int | None = None
         self._heal = frozenset(heal)
         self._look_at = look_at
-        self._ops: dict[Any, _Op] = {}
+        self._ops: dict[Any, Op] = {}
         self._writers: dict[int, Record] = {}
         self._by_node: dict[int, Record] = {}
         self._parameters: dict[int, str] = {}
@@ -185,7 +172,7 @@ class Trace(TorchDispatchMode):
         kwargs = kwargs or {}
         op = self._ops.get(func)
         if op is None and hasattr(func, "_schema"):
-            op = self._ops[func] = _Op(func)
+            op = self._ops[func] = Op(func)
         if op is None or op.is_view:
             return func(*args, **kwargs)
         index, self._count = self._count, self._count + 1
@@ -194,7 +181,7 @@ class Trace(TorchDispatchMode):
         named = op.named(args, kwargs)
         # What is written in place is gone afterwards, and so is who wrote it before.
         inputs = [
-            (name, _kept(t) if name in op.writes else t, self._source(t))
+            (name, kept(t) if name in op.writes else t, self._source(t))
             for name, value in named
             if value is not None
             for t in values.tensors_of(value)
@@ -202,7 +189,7 @@ class Trace(TorchDispatchMode):
         out = func(*args, **kwargs)
         if index in self._heal:
             out = values.heal(out, in_place=bool(op.writes))
-        results = _results(op, named, out)
+        results = results_of(op, named, out)
         if results:
             record = self._new_record(index, op.name)
             try:
@@ -215,7 +202,7 @@ class Trace(TorchDispatchMode):
     def _note(
         self,
         record: Record,
-        op: _Op,
+        op: Op,
         node: int,
         results: list[Tensor],
         inputs: Inputs,
@@ -275,11 +262,11 @@ class Trace(TorchDispatchMode):
 
     def _new_record(self, index: int, op: str) -> Record:
         running: Any = torch._C._current_autograd_node()
-        frame, in_engine = _users_frame(sys._getframe(2))
+        frame, in_engine = users_frame_of_op(sys._getframe(2))
         if running is not None and in_engine:
             forward = self._by_node.get(running._sequence_nr())
             if forward is None:
-                return Record(index, op, self.step, "backward", None, None, _node_name(running))
+                return Record(index, op, self.step, "backward", None, None, forward_name(running))
             return Record(
                 index,
                 op,
@@ -306,7 +293,7 @@ class Trace(TorchDispatchMode):
         if is_float(held) and held.numel():
             record.low, record.high = values.extremes_of(held)
             if record.bad:
-                frame, _ = _users_frame(sys._getframe(1))
+                frame, _ = users_frame_of_op(sys._getframe(1))
                 record.place = None if frame is None else place_of(frame)
                 # A bare number that was written into a tensor comes as a tensor without a size.
                 record.literal = held.dim() == 0
@@ -337,7 +324,7 @@ class Trace(TorchDispatchMode):
                     record = self._source(tensor)
                 record.literal = isinstance(data, (int, float))
                 record.intended = record.intended and record.literal
-                frame, _ = _users_frame(sys._getframe(1))
+                frame, _ = users_frame_of_op(sys._getframe(1))
                 record.place = None if frame is None else place_of(frame)
                 if record.bad:
                     self.bad.append(record)
@@ -354,7 +341,7 @@ class Trace(TorchDispatchMode):
         if self._first_call is None:
             self._first_call = self._count
         if self.autocast is None:
-            self.autocast = _autocast()
+            self.autocast = autocast_type()
         if self.batch is None:
             self.batch = args
         if not any(module is known for known in self._models):
@@ -380,26 +367,6 @@ class Trace(TorchDispatchMode):
                 del self._writers[key]
 
 
-def _results(op: _Op, named: list[tuple[str, Any]], out: Any) -> list[Tensor]:
-    results = [tensor for tensor in values.tensors_of(out) if is_float(tensor)]
-    if op.writes:
-        # BatchNorm writes to its running statistics, which are not among its results.
-        known = {id(tensor) for tensor in results}
-        results += [
-            tensor
-            for name, value in named
-            if name in op.writes
-            for tensor in values.tensors_of(value)
-            if is_float(tensor) and id(tensor) not in known
-        ]
-    return results
-
-
-def _kept(tensor: Tensor) -> Tensor:
-    small = tensor.device.type == "cpu" and tensor.numel() <= _SMALL
-    return tensor.clone() if small else tensor
-
-
 def _carry(record: Record, before: Record) -> None:
     """Notes that an operation wrote to a part of some memory, the rest of which is bad."""
     if not isinstance(record.low, (int, float)):
@@ -413,27 +380,3 @@ def _carry(record: Record, before: Record) -> None:
 def _lasts(record: Record) -> bool:
     """Returns whether an operation matters beyond its step."""
     return record.bad or record.op in UNFILLED
-
-
-def _autocast() -> str | None:
-    for device in ("cuda", "cpu"):
-        if torch.is_autocast_enabled(device):
-            return str(torch.get_autocast_dtype(device)).removeprefix("torch.")
-    return None
-
-
-def _users_frame(frame: FrameType | None) -> tuple[FrameType | None, bool]:
-    """Returns the nearest frame of the user's, and whether the autograd engine runs below it."""
-    while frame is not None:
-        if is_users(frame.f_code.co_filename):
-            return frame, False
-        if frame.f_code.co_name == "_engine_run_backward":
-            return None, True
-        frame = frame.f_back
-    return None, False
-
-
-def _node_name(node: Any) -> str:
-    """Returns the forward operation a backward node seems to belong to."""
-    name = node.name().split("::")[-1].rstrip("0123456789").removesuffix("Backward")
-    return "aten." + "".join("_" + c.lower() if c.isupper() else c for c in name).lstrip("_")
