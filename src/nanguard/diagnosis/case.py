@@ -110,10 +110,6 @@ class Case:
         stats = self.input(name)
         return stats if stats is not None and stats.zeros else None
 
-    def depends_on_parameters(self, name: str) -> bool:
-        """Returns whether an input was computed from parameters."""
-        return "parameter" in self.origin.sources.get(name, set())
-
     def ancestors(self, name: str, within: int = 24) -> list[Ancestor]:
         """Returns the operations an input came from, the nearest first."""
         return [a for a in self.origin.ancestors.get(name, []) if a.distance <= within]

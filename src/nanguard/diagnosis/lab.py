@@ -43,17 +43,15 @@ class Lab:
 
     Attributes:
         trials: Everything that was tried.
-        from_start: Whether replays begin with the first line of the script.
     """
 
-    def __init__(self, replayer: Replayer, task: Task, *, seconds: float, from_start: bool) -> None:
+    def __init__(self, replayer: Replayer, task: Task, *, seconds: float) -> None:
         self._replayer = replayer
         self._task = task
         self._end = time.monotonic() + seconds
         self._longest = seconds / 3
         self._known: dict[str, Outcome | None] = {}
         self.trials: list[Trial] = []
-        self.from_start = from_start
 
     def trace(self, **changes: Any) -> Outcome | None:
         """Replays the step with every operation watched."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 import ast
 import math
 import re
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from nanguard.diagnosis.edits import SourceFile, argument, called_name
 
@@ -30,14 +30,12 @@ class Repair:
         source: The changed file, as (path, text); None if the change is not one of text.
         diff: The change, for the reader.
         trial: What came of trying it, if that was done already.
-        changes: What a replay has to change to try it, if it is not the source.
     """
 
     summary: str
     source: tuple[str, str] | None = None
     diff: str | None = None
     trial: Trial | None = None
-    changes: dict[str, Any] = field(default_factory=dict)
 
 
 def edit(

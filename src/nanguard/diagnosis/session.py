@@ -47,7 +47,6 @@ def explain(message: dict[str, Any], replayer: Replayer) -> None:
             skipped=message.get("skipped", ()),
         ),
         seconds=message["patience"],
-        from_start=message["method"] == "second-run",
     )
     found = Explanation(lab, message["method"]).complete(dict(message["incident"]))
     found["replay"]["seconds"] = round(time.monotonic() - began, 2)

@@ -113,13 +113,11 @@ def _run(
         patience=seconds,
         again=again,
     )
-    env = {**environment(options), "NANGUARD_REPLAY": "1"}
-    env.pop("LD_PRELOAD", None)
     try:
         done = subprocess.run(  # noqa: S603 - the command of the run, which the user started
             command,
             cwd=place,
-            env=env,
+            env=environment(options),
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,

@@ -215,7 +215,7 @@ class Live(Watch):
         symptom = self.together.agree_on_loss(self.bad_loss())
         if symptom is not None:
             pass_over(scaler, optimizer)
-            symptom.in_scaler, symptom.scale = True, scaler.get_scale()
+            symptom.scale = scaler.get_scale()
             self._meet(symptom, optimizer)
             return None
         with self.cut_rate(optimizer):

@@ -82,7 +82,6 @@ class Shadow:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._files: dict[str, str] = {}
-        self._gone: set[str] = set()
         self._open = io.open
 
     def put_on(self) -> None:

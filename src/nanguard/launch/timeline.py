@@ -47,12 +47,10 @@ class Moment:
     Attributes:
         ordinal: How many steps the run had made.
         line: The way to wake it.
-        began: When it was made.
     """
 
     ordinal: int
     line: Connection
-    began: float
 
 
 class Timeline:
@@ -162,7 +160,7 @@ class Timeline:
         os.close(reader)
         self._last_cost = time.monotonic() - start
         self._spent += self._last_cost
-        return Moment(ordinal, Connection(writer, readable=False), start), None
+        return Moment(ordinal, Connection(writer, readable=False)), None
 
     def _wait(self, line: Connection) -> Any:
         """Waits to be woken; returns a task in a process that is to go on from here."""

@@ -20,7 +20,6 @@ class Symptom:
         grad_norm: The norm of the gradients, if it was looked at.
         terms: The terms of the loss, by the names the script has for them.
         names: The tensors that are bad, by name.
-        in_scaler: Whether a GradScaler was to make the step.
         scale: Its scale.
         scaled_by_hand: Whether a scaled loss was stepped without the scaler.
     """
@@ -31,7 +30,6 @@ class Symptom:
     grad_norm: float | None = None
     terms: dict[str, float] = field(default_factory=dict)
     names: list[str] = field(default_factory=list)
-    in_scaler: bool = False
     scale: float | None = None
     scaled_by_hand: bool = False
 
