@@ -22,12 +22,29 @@ class Severity(str, Enum):
 
 
 @dataclass(frozen=True, slots=True)
+class Edit:
+    """One change of a text: what stands between two offsets, counted in characters, is replaced."""
+
+    start: int
+    end: int
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
 class Fix:
-    """One way to repair a finding."""
+    """One way to repair a finding.
+
+    Attributes:
+        title: What to do, in a line.
+        safe: Whether the fix keeps what the program computes.
+        edits: The same as changes of the finding's file; none if it has to be done by hand.
+        plan: What to do once the repair has held, in order.
+    """
 
     title: str
-    # Whether the fix keeps what the program computes.
     safe: bool = False
+    edits: tuple[Edit, ...] = ()
+    plan: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """Returns the fix as the report's JSON has it."""

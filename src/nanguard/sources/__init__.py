@@ -1,0 +1,1 @@
+"""Files as rules read them: parsed once, without an opinion."""

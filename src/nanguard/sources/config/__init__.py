@@ -1,0 +1,1 @@
+"""Configurations of every family as rules read them."""

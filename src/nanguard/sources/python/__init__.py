@@ -1,0 +1,1 @@
+"""Training code as rules read it."""
