@@ -69,6 +69,10 @@ class IncidentError(NanguardError):
     """An incident that cannot be read."""
 
 
+class SourceError(NanguardError):
+    """A file that cannot be read as what it should be."""
+
+
 class LaunchError(NanguardError):
     """A command that cannot be run."""
 
