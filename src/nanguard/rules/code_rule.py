@@ -1,0 +1,37 @@
+"""What rules about code have in common: naming a place, and changing it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from nanguard.findings import Edit, Finding
+from nanguard.rules.rule import Reads, Rule
+from nanguard.sources.python.code import Code
+
+if TYPE_CHECKING:
+    import ast
+
+
+class CodeRule(Rule[Code]):
+    """A rule that reads training code."""
+
+    reads: ClassVar[Reads] = "code"
+
+    def at(self, code: Code, node: ast.AST, message: str, **more: Any) -> Finding:
+        """Returns a finding about an expression or a statement.
+
+        Args:
+            code: The file.
+            node: What the finding is about.
+            message: What was found.
+            more: Further fields of the finding, such as its fixes.
+        """
+        start, _ = code.span(node)
+        line, column = code.text.position(start)
+        return self.finding(message, path=code.text.path, line=line, column=column, **more)
+
+
+def replaced(code: Code, node: ast.AST, text: str) -> Edit:
+    """Returns the edit that writes something else in place of an expression."""
+    start, end = code.span(node)
+    return Edit(start, end, text)

@@ -1,0 +1,434 @@
+"""How operations change what is known about their inputs: bounds and kinds."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from nanguard.sources.python.values import INF, NO_KINDS, SMALL, SHAPE, Value, is_small
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+Known = tuple[float, float, frozenset[str]]
+# Kinds that stay with a value while it is moved about, and those that a sum keeps.
+_LOST = frozenset({"network"})
+
+
+def known(op: str, inputs: tuple[Value, ...], keywords: dict[str, Value]) -> Known:
+    """Returns the bounds and kinds of what an operation makes."""
+    rule = _RULES.get(op)
+    if rule is not None:
+        return rule(inputs, keywords)
+    if op in SHAPE and inputs:
+        return _same(inputs, keywords)
+    return -INF, INF, NO_KINDS
+
+
+def _number(value: Value | None) -> float | None:
+    return None if value is None else value.number()
+
+
+def _kinds(*names: str) -> frozenset[str]:
+    return frozenset(names)
+
+
+def _fixed(lo: float, hi: float, *kinds: str) -> Callable[..., Known]:
+    made = frozenset(kinds)
+
+    def rule(inputs: tuple[Value, ...], keywords: dict[str, Value]) -> Known:
+        return lo, hi, made
+
+    return rule
+
+
+def _same(inputs: tuple[Value, ...], keywords: dict[str, Value]) -> Known:
+    first = inputs[0]
+    if first.items:
+        return (
+            min(item.lo for item in first.items),
+            max(item.hi for item in first.items),
+            frozenset().union(*(item.kinds for item in first.items)),
+        )
+    return first.lo, first.hi, first.kinds
+
+
+def _add(inputs: tuple[Value, ...], keywords: dict[str, Value]) -> Known:
+    a, b = inputs[0], inputs[1]
+    kinds = (a.kinds | b.kinds) & _kinds(
+        "loss", "logits", "sumsq", "square", "norm", "count", "masksum", "labels", "mask"
+    )
+    for value, other in ((a, b), (b, a)):
+        if is_small(other) and not value.has("eps"):
+            kinds |= {"padded"} | (value.kinds & _kinds("var", "std", "norm", "sum", "minmax"))
+            if other.number() is None:
+                return max(value.lo + SMALL, -INF), INF, kinds
+    return _plus(a.lo, b.lo), _plus(a.hi, b.hi), kinds
+
+
+def _sub(inputs: tuple[Value, ...], keywords: dict[str, Value]) -> Known:
+    a, b = inputs[0], inputs[1]
+    kinds = {"difference"} | (a.kinds & _kinds("logits", "loss"))
+    if a.core.op in ("amax", "max") and b.core.op in ("amin", "min"):
+        kinds.add("minmax")
+    if a.has("logprob") and (b.has("logprob") or not b.const):
+        kinds.add("logratio")
+    if b.core.op in ("amax", "max", "logsumexp") or b.has("maximum"):
+        return -INF, 0.0, frozenset(kinds | {"shifted"})
+    return _plus(a.lo, -b.hi), _plus(a.hi, -b.lo), frozenset(kinds)
+
+
+def _plus(a: float, b: float) -> float:
+    total = a + b
+    return total if total == total else -INF
+
+
+def _mul(inputs: tuple[Value, ...], keywords: dict[str, Value]) -> Known:
+    a, b = inputs[0], inputs[1]
+    if a.node is not None and b.node is not None and _same_text(a, b):
+        return 0.0, INF, _kinds("square")
+    products = [_times(x, y) for x in (a.lo, a.hi) for y in (b.lo, b.hi)]
+    kinds = NO_KINDS
+    for value, other in ((a, b), (b, a)):
+        if other.number() is not None or other.has("eps", "size"):
+            kinds |= value.kinds & _kinds(
+                "logscale",
+                "loss",
+                "logits",
+                "sumsq",
+                "norm",
+                "std",
+                "var",
+                "square",
+                "logratio",
+                "logprob",
+                "mask",
+                "labels",
+                "shifted",
+                "masksum",
+                "count",
+                "network",
+                "minmax",
+            )
+        if other.has("mask"):
+            kinds |= value.kinds & _kinds("loss", "logprob", "mask", "count")
+            kinds |= {"masked"}
+    if a.has("loss") or b.has("loss"):
+        kinds |= {"loss"}
+    return min(products), max(products), kinds
+
+
+def _same_text(a: Value, b: Value) -> bool:
+    return bool(a.name) and a.name == b.name and a.op == b.op
+
+
+def _times(a: float, b: float) -> float:
+    return 0.0 if a == 0 or b == 0 else a * b
+
+
+def _div(inputs: tuple[Value, ...], keywords: dict[str, Value]) -> Known:
+    a, b = inputs[0], inputs[1]
+    number = b.number()
+    if number or b.has("size"):
+        scale = 1.0 / number if number else 1.0
+        lo, hi = sorted((_times(a.lo, scale), _times(a.hi, scale)))
+        return lo, hi, a.kinds - _LOST
+    kinds = {"ratio"} | (a.kinds & _kinds("loss", "logits", "logratio", "logscale"))
+    if a.lo >= 0 and b.lo >= 0:
+        lo = a.lo / b.hi if b.hi < INF and b.hi > 0 else 0.0
+        if a.lo > 0 and b.has("sum", "masksum", "count"):
+            lo = SMALL
+        return lo, a.hi / b.lo if b.lo > 0 else INF, frozenset(kinds)
+    return -INF, INF, frozenset(kinds)
+
+
+def _pow(inputs: tuple[Value, ...], keywords: dict[str, Value]) -> Known:
+    base = inputs[0]
+    exponent = _number(inputs[1] if len(inputs) > 1 else keywords.get("exponent"))
+    if exponent is None:
+        return (0.0, INF, NO_KINDS) if base.lo >= 0 else (-INF, INF, NO_KINDS)
+    if exponent > 0 and exponent % 2 == 0:
+        lo = base.lo**exponent if base.lo > 0 and base.lo < 1e100 else 0.0
+        kinds = {"square"} | (base.kinds & _kinds("loss"))
+        if base.has("norm"):
+            kinds |= {"sumsq"}
+        return lo, INF, frozenset(kinds)
+    if base.lo >= 0:
+        if exponent > 0:
+            return base.lo**exponent if base.lo < 1e100 else base.lo, INF, NO_KINDS
+        return (0.0 if base.hi == INF else SMALL), INF, NO_KINDS
+    return -INF, INF, NO_KINDS
+
+
+def _clamp(inputs: tuple[Value, ...], keywords: dict[str, Value]) -> Known:
+    value = inputs[0]
+    low = keywords.get("min") or (inputs[1] if len(inputs) > 1 else None)
+    high = keywords.get("max") or (inputs[2] if len(inputs) > 2 else None)
+    return _limit(value, low, high)
+
+
+def _limit(value: Value, low: Value | None, high: Value | None) -> Known:
+    lo, hi, kinds = value.lo, value.hi, value.kinds
+    if low is not None and low.const is not False:
+        number = low.number()
+        if number is not None:
+            lo = max(lo, number)
+        elif low.has("eps") or low.path:
+            lo = max(lo, SMALL)
+        elif not (low.const is None and low.name == "None"):
+            lo = max(lo, low.lo)
+            kinds = kinds | {"bounded-below"}
+    if high is not None:
+        number = high.number()
+        hi = min(hi, number if number is not None else max(high.hi, 0.0))
+        if number is None:
+            kinds = kinds | {"bounded-above"}
+    return lo, hi, kinds
+
+
+def _clamp_min(inputs: tuple[Value, ...], keywords: dict[str, Value]) -> Known:
+    return _limit(inputs[0], keywords.get("min") or (inputs[1] if len(inputs) > 1 else None), None)
+
+
+def _clamp_max(inputs: tuple[Value, ...], keywords: dict[str, Value]) -> Known:
+    return _limit(inputs[0], None, keywords.get("max") or (inputs[1] if len(inputs) > 1 else None))
+
+
+def _maximum(inputs: tuple[Value, ...], keywords: dict[str, Value]) -> Known:
+    """``maximum(a, b)``, and ``max(x)`` or ``max(x, dim)``."""
+    if len(inputs) < 2 or inputs[1].op in ("", "neg") and isinstance(inputs[1].const, int):
+        value = inputs[0]
+        return value.lo, value.hi, (value.kinds - {"sumsq"}) | {"maximum"}
+    a, b = inputs[0], inputs[1]
+    kinds = a.kinds | b.kinds
+    if b.has("eps") or a.has("eps"):
+        return max(a.lo, b.lo, SMALL), INF, kinds
+    return max(a.lo, b.lo), max(a.hi, b.hi), kinds
+
+
+def _minimum(inputs: tuple[Value, ...], keywords: dict[str, Value]) -> Known:
+    if len(inputs) < 2 or inputs[1].op in ("", "neg") and isinstance(inputs[1].const, int):
+        value = inputs[0]
+        return value.lo, value.hi, value.kinds
+    a, b = inputs[0], inputs[1]
+    return min(a.lo, b.lo), min(a.hi, b.hi), a.kinds | b.kinds
+
+
+def _exp(inputs: tuple[Value, ...], keywords: dict[str, Value]) -> Known:
+    value = inputs[0]
+    lo = math.exp(value.lo) if -700 < value.lo < 700 else 0.0
+    hi = math.exp(value.hi) if value.hi < 700 else INF
+    kinds = {"exp"}
+    if value.has("logprob"):
+        kinds.add("probability")
+        hi = 1.0
+    return lo, hi, frozenset(kinds)
+
+
+def _sum(inputs: tuple[Value, ...], keywords: dict[str, Value]) -> Known:
+    value = inputs[0]
+    kinds = {"sum"} | (value.kinds & _kinds("loss", "weights", "count", "padded"))
+    if value.has("square", "sumsq"):
+        kinds.add("sumsq")
+    if value.has("mask"):
+        kinds.add("masksum")
+    if value.has("weights"):
+        kinds.add("weightsum")
+    lo = value.lo if value.lo > 0 else 0.0 if value.lo == 0 else -INF
+    return lo, INF, frozenset(kinds)
+
+
+def _mean(inputs: tuple[Value, ...], keywords: dict[str, Value]) -> Known:
+    value = inputs[0]
+    kinds = {"mean"} | (value.kinds & _kinds("loss", "padded", "norm", "std"))
+    if value.has("square", "sumsq"):
+        kinds.add("sumsq")
+    if value.has("mask"):
+        kinds.add("masksum")
+    return value.lo, value.hi, frozenset(kinds)
+
+
+def _sqrt(inputs: tuple[Value, ...], keywords: dict[str, Value]) -> Known:
+    value = inputs[0]
+    lo = math.sqrt(value.lo) if 0 < value.lo < INF else 0.0
+    kinds = set(value.kinds & _kinds("padded"))
+    if value.has("sumsq"):
+        kinds.add("norm")
+    if value.has("var"):
+        kinds.add("std")
+    return lo, INF, frozenset(kinds)
+
+
+def _rsqrt(inputs: tuple[Value, ...], keywords: dict[str, Value]) -> Known:
+    return SMALL, INF, _kinds("rsqrt")
+
+
+def _abs(inputs: tuple[Value, ...], keywords: dict[str, Value]) -> Known:
+    value = inputs[0]
+    lo = value.lo if value.lo > 0 else -value.hi if value.hi < 0 else 0.0
+    kinds = value.kinds & _kinds("loss", "network", "difference", "logits", "mask", "labels")
+    return lo, max(abs(value.lo), abs(value.hi)), kinds
+
+
+def _neg(inputs: tuple[Value, ...], keywords: dict[str, Value]) -> Known:
+    value = inputs[0]
+    return -value.hi, -value.lo, value.kinds - {"shifted"}
+
+
+def _where(inputs: tuple[Value, ...], keywords: dict[str, Value]) -> Known:
+    if len(inputs) < 3:
+        return 0.0, INF, NO_KINDS
+    a, b = inputs[1], inputs[2]
+    kinds = (a.kinds | b.kinds) - {"padded"}
+    if inputs[0].inputs:
+        kinds |= {"chosen"}
+    return min(a.lo, b.lo), max(a.hi, b.hi), kinds
+
+
+def _masked_fill(inputs: tuple[Value, ...], keywords: dict[str, Value]) -> Known:
+    value = inputs[0]
+    fill = keywords.get("value") or (inputs[2] if len(inputs) > 2 else None)
+    number = _number(fill)
+    kinds = value.kinds
+    if number is None:
+        return -INF, INF, kinds
+    return min(value.lo, number), max(value.hi, number), kinds
+
+
+def _tanh(inputs: tuple[Value, ...], keywords: dict[str, Value]) -> Known:
+    return -1.0, 1.0, inputs[0].kinds & _kinds("network")
+
+
+def _log(inputs: tuple[Value, ...], keywords: dict[str, Value]) -> Known:
+    value = inputs[0]
+    lo = math.log(value.lo) if 0 < value.lo < INF else -INF
+    hi = math.log(value.hi) if 0 < value.hi < INF else INF
+    return lo, hi, _kinds("log")
+
+
+def _softplus(inputs: tuple[Value, ...], keywords: dict[str, Value]) -> Known:
+    return 0.0, INF, _kinds("softplus")
+
+
+def _relu(inputs: tuple[Value, ...], keywords: dict[str, Value]) -> Known:
+    value = inputs[0]
+    return max(value.lo, 0.0), max(value.hi, 0.0), value.kinds & _kinds("network", "loss")
+
+
+_RULES: dict[str, Callable[..., Known]] = {
+    "add": _add,
+    "sub": _sub,
+    "mul": _mul,
+    "div": _div,
+    "pow": _pow,
+    "neg": _neg,
+    "abs": _abs,
+    "square": _fixed(0.0, INF, "square"),
+    "clamp": _clamp,
+    "clip": _clamp,
+    "clamp_min": _clamp_min,
+    "clamp_max": _clamp_max,
+    "hardtanh": _fixed(-1.0, 1.0),
+    "maximum": _maximum,
+    "max": _maximum,
+    "amax": _maximum,
+    "cummax": _maximum,
+    "minimum": _minimum,
+    "min": _minimum,
+    "amin": _minimum,
+    "fmax": _maximum,
+    "fmin": _minimum,
+    "exp": _exp,
+    "expm1": _fixed(-1.0, INF, "exp"),
+    "exp2": _fixed(0.0, INF, "exp"),
+    "sum": _sum,
+    "nansum": _sum,
+    "mean": _mean,
+    "median": _mean,
+    "nanmean": _mean,
+    "cumsum": _sum,
+    "cumprod": _mean,
+    "logsumexp": _fixed(-INF, INF, "maximum"),
+    "sqrt": _sqrt,
+    "rsqrt": _rsqrt,
+    "log": _log,
+    "log2": _log,
+    "log10": _log,
+    "softmax": _fixed(0.0, 1.0, "softmax", "probability"),
+    "gumbel_softmax": _fixed(0.0, 1.0, "softmax", "probability"),
+    "sigmoid": _fixed(0.0, 1.0, "sigmoid", "probability"),
+    "expit": _fixed(0.0, 1.0, "sigmoid"),
+    "hardsigmoid": _fixed(0.0, 1.0),
+    "log_softmax": _fixed(-INF, 0.0, "logprob"),
+    "logsigmoid": _fixed(-INF, 0.0, "logprob"),
+    "log_prob": _fixed(-INF, INF, "logprob"),
+    "tanh": _tanh,
+    "softsign": _tanh,
+    "erf": _tanh,
+    "sin": _fixed(-1.0, 1.0),
+    "cos": _fixed(-1.0, 1.0),
+    "cosine_similarity": _fixed(-1.0, 1.0, "cosine"),
+    "normalize": _fixed(-1.0, 1.0, "unit"),
+    "softplus": _softplus,
+    "relu": _relu,
+    "elu": _fixed(-1.0, INF),
+    "relu6": _fixed(0.0, 6.0),
+    "gelu": _fixed(-1.0, INF),
+    "silu": _fixed(-1.0, INF),
+    "norm": _fixed(0.0, INF, "norm"),
+    "vector_norm": _fixed(0.0, INF, "norm"),
+    "matrix_norm": _fixed(0.0, INF, "norm"),
+    "cdist": _fixed(0.0, INF, "norm", "distance"),
+    "dist": _fixed(0.0, INF, "norm"),
+    "pairwise_distance": _fixed(0.0, INF, "norm", "padded"),
+    "std": _fixed(0.0, INF, "std"),
+    "var": _fixed(0.0, INF, "var"),
+    "rand": _fixed(0.0, 1.0, "uniform"),
+    "rand_like": _fixed(0.0, 1.0, "uniform"),
+    "uniform": _fixed(0.0, 1.0, "uniform"),
+    "zeros": _fixed(0.0, 0.0),
+    "zeros_like": _fixed(0.0, 0.0),
+    "ones": _fixed(1.0, 1.0),
+    "ones_like": _fixed(1.0, 1.0),
+    "arange": _fixed(0.0, INF),
+    "empty": _fixed(-INF, INF, "uninitialised"),
+    "empty_like": _fixed(-INF, INF, "uninitialised"),
+    "new_empty": _fixed(-INF, INF, "uninitialised"),
+    "size": _fixed(0.0, INF, "size"),
+    "numel": _fixed(0.0, INF, "size"),
+    "len": _fixed(0.0, INF, "size"),
+    "shape": _fixed(0.0, INF, "size"),
+    "dim": _fixed(1.0, INF, "size"),
+    "get_world_size": _fixed(1.0, INF, "size"),
+    "count_nonzero": _fixed(0.0, INF, "masksum", "count"),
+    "compare": _fixed(0.0, 1.0, "mask", "bool"),
+    "not": _fixed(0.0, 1.0, "mask", "bool"),
+    "invert": _fixed(0.0, 1.0, "mask", "bool"),
+    "and": _fixed(0.0, 1.0, "mask", "bool"),
+    "or": _fixed(0.0, 1.0, "mask", "bool"),
+    "isnan": _fixed(0.0, 1.0, "mask", "bool"),
+    "isinf": _fixed(0.0, 1.0, "mask", "bool"),
+    "isfinite": _fixed(0.0, 1.0, "mask", "bool"),
+    "ne": _fixed(0.0, 1.0, "mask", "bool"),
+    "eq": _fixed(0.0, 1.0, "mask", "bool"),
+    "gt": _fixed(0.0, 1.0, "mask", "bool"),
+    "lt": _fixed(0.0, 1.0, "mask", "bool"),
+    "ge": _fixed(0.0, 1.0, "mask", "bool"),
+    "le": _fixed(0.0, 1.0, "mask", "bool"),
+    "bool": _fixed(0.0, 1.0, "mask", "bool"),
+    "one_hot": _fixed(0.0, 1.0, "mask"),
+    "any": _fixed(0.0, 1.0, "bool"),
+    "all": _fixed(0.0, 1.0, "bool"),
+    "where": _where,
+    "masked_fill": _masked_fill,
+    "histc": _fixed(0.0, INF, "count"),
+    "bincount": _fixed(0.0, INF, "count"),
+    "exponential": _fixed(0.0, INF),
+    "clip_grad_norm": _fixed(0.0, INF, "gradnorm"),
+}
+for _loss in (
+    "cross_entropy binary_cross_entropy binary_cross_entropy_with_logits nll_loss mse_loss "
+    "l1_loss smooth_l1_loss huber_loss kl_div ctc_loss triplet_margin_loss gaussian_nll_loss "
+    "cosine_embedding_loss poisson_nll_loss margin_ranking_loss".split()
+):
+    _RULES[_loss] = _fixed(-INF, INF, "loss")

@@ -1,0 +1,276 @@
+"""A Python file as rules read it: what its values are, and in which order things happen."""
+
+from __future__ import annotations
+
+import ast
+from typing import TYPE_CHECKING
+
+from nanguard.errors import SourceError
+from nanguard.sources.python.flow import Flow, join
+from nanguard.sources.python.names import Names
+from nanguard.sources.python.scopes import Class, Function, FunctionNode
+from nanguard.sources.python.values import Value
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from nanguard.sources.text import Text
+
+# What training code imports; a file without any of it has nothing to judge.
+PACKAGES = (
+    "torch", "lightning", "pytorch_lightning", "accelerate", "deepspeed", "transformers", "pickle",
+    "torch_xla", "fairscale", "dill", "joblib", "cloudpickle",
+)  # fmt: skip
+
+
+class Code:
+    """A Python file, read once.
+
+    Attributes:
+        text: What it holds.
+        tree: Its syntax.
+        names: What its imports stand for.
+        functions: Its functions, methods and lambdas, and its own code first.
+        classes: Its classes, by name.
+        values: What is known about each expression.
+        operations: The values that each operation made, by the operation.
+        calls: Calls of functions of the file, and those functions.
+        relevant: Whether it has anything to do with training.
+    """
+
+    def __init__(self, text: Text, tree: ast.Module) -> None:
+        self.text = text
+        self.tree = tree
+        self.names = Names(tree)
+        self.relevant = self.names.imported(*PACKAGES)
+        self.values: dict[ast.AST, Value] = {}
+        self.operations: dict[str, list[Value]] = {}
+        self.calls: list[tuple[Value, Function]] = []
+        self.globals: dict[str, Value] = {}
+        self.classes: dict[str, Class] = {}
+        self.module = Function("", tree)
+        self.functions: list[Function] = [self.module]
+        self._functions: dict[ast.AST, Function] = {}
+        self.parents: dict[ast.AST, ast.AST] = {}
+        if self.relevant:
+            self._collect(tree, None, None)
+            self._descend()
+            self._read()
+
+    @classmethod
+    def parse(cls, text: Text) -> Code:
+        """Reads a file.
+
+        Raises:
+            SourceError: It is not Python, or too deep to be followed.
+        """
+        try:
+            return cls(text, ast.parse(text.content))
+        except SyntaxError as error:
+            raise SourceError(
+                f"is not valid Python: {error.msg}",
+                where=f"{text.path}:{error.lineno or 1}",
+                do="Mend the syntax, or exclude the file.",
+            ) from error
+        except (RecursionError, MemoryError, ValueError) as error:
+            raise SourceError(
+                f"cannot be followed: {type(error).__name__}",
+                where=text.path,
+                do="Split its expressions, or exclude the file.",
+            ) from error
+
+    def of(self, *operations: str) -> Iterator[Value]:
+        """Yields the values that these operations made, in the order of their lines."""
+        found = [value for op in operations for value in self.operations.get(op, ())]
+        seen: set[int] = set()
+        for value in sorted(found, key=lambda value: value.line):
+            if id(value.node) not in seen:
+                seen.add(id(value.node))
+                yield value
+
+    def segment(self, node: ast.AST) -> str:
+        """Returns an expression as it is written."""
+        start, end = self.span(node)
+        return self.text.content[start:end]
+
+    def span(self, node: ast.AST) -> tuple[int, int]:
+        """Returns where an expression begins and ends, as offsets in the text."""
+        return (
+            self._offset(node.lineno, node.col_offset),  # type: ignore[attr-defined]
+            self._offset(node.end_lineno, node.end_col_offset),  # type: ignore[attr-defined]
+        )
+
+    def _offset(self, line: int, column: int) -> int:
+        row = self.text.line(line)
+        if not row.isascii():
+            column = len(row.encode()[:column].decode(errors="replace"))
+        return self.text.offset(line, column)
+
+    def function_of(self, node: ast.AST) -> Function | None:
+        """Returns the function that a definition defines."""
+        return self._functions.get(node)
+
+    def result_of(self, function: Function) -> Value:
+        """Returns what a function of the file gives back, as far as it can be known."""
+        if function.state == "new":
+            self._read_function(function)
+        if function.state != "read" or not function.returns:
+            return Value(node=function.node)
+        result = function.returns[0]
+        for other in function.returns[1:4]:
+            items = result.items
+            result = join(result, other)
+            result.items = items if items is not None else other.items
+        return result
+
+    def statement_of(self, node: ast.AST) -> ast.stmt | None:
+        """Returns the statement an expression stands in."""
+        current: ast.AST | None = node
+        while current is not None and not isinstance(current, ast.stmt):
+            current = self.parents.get(current)
+        return current
+
+    def ancestors(self, node: ast.AST) -> Iterator[ast.AST]:
+        """Yields what a node stands in, nearest first."""
+        current = self.parents.get(node)
+        while current is not None:
+            yield current
+            current = self.parents.get(current)
+
+    def events(self, function: Function, depth: int = 3) -> Iterator[Value]:
+        """Yields the operations of a function in order, with those of the functions it calls."""
+        called = {id(value): callee for value, callee in self.calls}
+        yield from self._events(function, depth, called, frozenset())
+
+    def _events(
+        self, function: Function, depth: int, called: dict[int, Function], within: frozenset[int]
+    ) -> Iterator[Value]:
+        for value in function.events:
+            callee = called.get(id(value))
+            if callee is not None and depth and id(callee) not in within:
+                yield from self._events(callee, depth - 1, called, within | {id(function)})
+            yield value
+
+    def _collect(self, node: ast.AST, cls: Class | None, function: Function | None) -> None:
+        for child in ast.iter_child_nodes(node):
+            self.parents[child] = node
+            if isinstance(child, ast.ClassDef):
+                inner = Class(child.name, child, [self._base(base) for base in child.bases])
+                self.classes.setdefault(child.name, inner)
+                self._collect(child, inner, function)
+            elif isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)):
+                self._collect_function(child, cls if node is (cls and cls.node) else None, function)
+            else:
+                self._collect(child, cls, function)
+
+    def _collect_function(
+        self, node: FunctionNode | ast.Lambda, cls: Class | None, parent: Function | None
+    ) -> None:
+        name = "" if isinstance(node, ast.Lambda) else node.name
+        if cls is None and parent is not None:
+            owner = parent.cls
+        else:
+            owner = cls
+        made = Function(name, node, owner, parent)
+        if not isinstance(node, ast.Lambda):
+            made.grad = not any(self._stops_gradients(d) for d in node.decorator_list)
+            if cls is not None:
+                cls.methods[name] = made
+        self._functions[node] = made
+        self.functions.append(made)
+        self._collect(node, None, made)
+
+    def _stops_gradients(self, decorator: ast.expr) -> bool:
+        node = decorator.func if isinstance(decorator, ast.Call) else decorator
+        last = node.attr if isinstance(node, ast.Attribute) else getattr(node, "id", "")
+        return last in ("no_grad", "inference_mode")
+
+    def _base(self, node: ast.expr) -> str:
+        if isinstance(node, ast.Subscript):
+            node = node.value
+        return self.names.path(node) or (node.id if isinstance(node, ast.Name) else "")
+
+    def _descend(self) -> None:
+        for cls in self.classes.values():
+            cls.parents = [
+                self.classes[base]
+                for base in cls.bases
+                if base in self.classes and self.classes[base] is not cls
+            ]
+
+    def _read(self) -> None:
+        for function in self.functions:
+            if function.name and function.parent is None and function.cls is None:
+                self.globals[function.name] = Value(
+                    node=function.node, function=function, name=function.name
+                )
+        flow = Flow(self, self.module, self.globals)
+        self.module.state = "reading"
+        for cls in self.classes.values():
+            self._class_body(flow, cls)
+        flow.body(self.tree.body)
+        self.module.state = "read"
+        for first in ("__init__", "__post_init__", "setup", "build"):
+            for cls in self.classes.values():
+                if first in cls.methods:
+                    self._read_function(cls.methods[first])
+        for function in self.functions:
+            self._read_function(function)
+
+    def _class_body(self, flow: Flow, cls: Class) -> None:
+        for statement in cls.node.body:
+            if isinstance(statement, (ast.Assign, ast.AnnAssign)) and statement.value is not None:
+                value = flow.value(statement.value)
+                targets = (
+                    statement.targets if isinstance(statement, ast.Assign) else [statement.target]
+                )
+                for target in targets:
+                    if isinstance(target, ast.Name):
+                        named = flow.renamed(value, target.id)
+                        cls.attributes.setdefault(target.id, []).append(named)
+
+    def _read_function(self, function: Function) -> None:
+        if function.state != "new" or isinstance(function.node, (ast.Module, ast.Lambda)):
+            return
+        if function.parent is not None and function.parent.state == "new":
+            self._read_function(function.parent)
+            if function.state != "new":
+                return
+        if function.cls is not None and function.name != "__init__":
+            for cls in function.cls.line_of_descent():
+                if "__init__" in cls.methods:
+                    self._read_function(cls.methods["__init__"])
+        function.state = "reading"
+        flow = Flow(self, function, {})
+        self._parameters(function, flow)
+        flow.body(function.node.body)
+        function.state = "read"
+
+    def _parameters(self, function: Function, flow: Flow) -> None:
+        arguments = function.node.args  # type: ignore[union-attr]
+        positional = [*arguments.posonlyargs, *arguments.args]
+        defaults: dict[str, ast.expr] = {
+            argument.arg: default
+            for argument, default in zip(
+                reversed(positional), reversed(arguments.defaults), strict=False
+            )
+        }
+        for argument, default in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True):
+            if default is not None:
+                defaults[argument.arg] = default
+        for place, argument in enumerate((*positional, *arguments.kwonlyargs)):
+            value = flow.annotated(argument.arg, argument.annotation)
+            if place == 0 and function.cls is not None and argument.arg in ("self", "cls"):
+                value = Value(name=argument.arg, cls=function.cls, op="self")
+            elif argument.arg in defaults:
+                default = flow.value(defaults[argument.arg])
+                if default.number() is not None:
+                    value.const = default.const
+                    value.lo, value.hi = default.lo, default.hi
+                    value.kinds |= {"default"}
+            value.node = value.node or argument
+            flow.env[argument.arg] = value
+            function.parameters[argument.arg] = value
+        for extra in (arguments.vararg, arguments.kwarg):
+            if extra is not None:
+                flow.env[extra.arg] = Value(kinds=frozenset(), node=extra, name=extra.arg)
