@@ -190,6 +190,42 @@ def replay(
     raise typer.Exit(1 if bad else 0)
 
 
+class CheckFormat(str, Enum):
+    """How ``nanguard check`` answers."""
+
+    TEXT = "text"
+    JSON = "json"
+    SARIF = "sarif"
+    GITHUB = "github"
+
+
+class FailOn(str, Enum):
+    """From which severity on ``nanguard check`` fails."""
+
+    ERROR = "error"
+    WARNING = "warning"
+    INFO = "info"
+    NONE = "none"
+
+
+@app.command()
+def check(
+    paths: Annotated[list[str], typer.Argument(help="Files, folders, patterns; - for stdin.")],
+    form: Annotated[CheckFormat, typer.Option("--format", help="How to answer.")] = (
+        CheckFormat.TEXT
+    ),
+    fail_on: Annotated[
+        FailOn | None, typer.Option(help="From which severity on the exit code is 1.")
+    ] = None,
+) -> None:
+    """Look at training code and configurations before the run."""
+    from nanguard.cli.checking import run_check
+
+    raise typer.Exit(
+        run_check(paths, form=form.value, fail_on=None if fail_on is None else fail_on.value)
+    )
+
+
 def main() -> None:
     """Runs the command line; a mistake is a message, not a traceback."""
     try:

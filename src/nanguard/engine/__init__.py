@@ -1,0 +1,1 @@
+"""The engine of ``nanguard check``: from paths to sources, rules, suppressions and an outcome."""

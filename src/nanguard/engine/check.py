@@ -1,0 +1,170 @@
+"""``nanguard check`` as a function: paths in, an outcome out."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from nanguard.engine.configs import NO_TRAINING, Configs
+from nanguard.engine.files import check_bytes
+from nanguard.engine.outcome import NotChecked, Outcome, reason_of
+from nanguard.engine.pool import check_files
+from nanguard.engine.selection import Selection
+from nanguard.errors import SourceError
+from nanguard.rules.catalogue import broken
+from nanguard.sources.files import (
+    CONFIG_LIMIT,
+    NOTEBOOK_LIMIT,
+    decode,
+    read_bytes,
+    read_head,
+    read_stdin,
+)
+from nanguard.sources.kinds import HEAD, UNRULED, FileKind, by_name, kind_of, may_configure
+from nanguard.sources.paths import STDIN, Found, Search
+from nanguard.sources.text import Text
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from nanguard.engine.cache import Cache
+
+STDIN_NAME = "<stdin>"
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What a check is asked to do.
+
+    Attributes:
+        selection: The rules.
+        exclude: Patterns of what is left out of folders.
+        root: The folder patterns are relative to.
+        jobs: How many processes may work; 0 for as many as there are processors.
+        cache: Where outcomes of unchanged files are kept; None for nowhere.
+        progress: Told how many files are done, and of how many.
+    """
+
+    selection: Selection = field(default_factory=Selection)
+    exclude: tuple[str, ...] = ()
+    root: str = "."
+    jobs: int = 0
+    cache: Cache | None = None
+    progress: Callable[[int, int], None] | None = None
+
+
+@dataclass(slots=True)
+class Check:
+    """One check, from paths to an outcome.
+
+    Attributes:
+        plan: What it is asked to do.
+        outcome: What has come of it so far.
+        code: Files of Python code and notebooks.
+        configs: The configurations.
+        existing: How many of the named paths there are.
+    """
+
+    plan: Plan
+    outcome: Outcome = field(default_factory=Outcome)
+    code: list[tuple[str, FileKind]] = field(default_factory=list)
+    configs: Configs = field(default_factory=Configs)
+    existing: int = 0
+    _others: dict[str, int] = field(default_factory=dict)
+
+    def run(self, paths: Sequence[str]) -> Outcome:
+        """Returns what came of everything that was named."""
+        began = time.monotonic()
+        search = Search(self.plan.exclude, self.plan.root)
+        for found in search.files(paths):
+            self._sort(found)
+        self.existing = search.existing
+        self.outcome.not_checked += [NotChecked(m.path, m.reason) for m in search.missed]
+        for file in check_files(self.code, self.plan):
+            self.outcome.add(file)
+        for file in self.configs.check(self.plan.selection):
+            self.outcome.add(file)
+        if self.configs.documents:
+            self.outcome.alignment = self.configs.alignment()
+        self._finish()
+        self.outcome.seconds = time.monotonic() - began
+        return self.outcome
+
+    def _sort(self, found: Found) -> None:
+        """Puts a file where it is checked, or says why it is not."""
+        if found.path == STDIN:
+            self._take_stdin()
+            return
+        kind = by_name(found.path)
+        if kind is FileKind.OTHER and not found.named:
+            self._count(found.path)
+            return
+        try:
+            if kind is None or kind in UNRULED or found.named:
+                kind = kind_of(found.path, read_head(found.path, HEAD))
+            if kind is FileKind.CONFIG:
+                self._take_config(found.path, read_bytes(found.path, CONFIG_LIMIT), found.named)
+            elif kind in (FileKind.PYTHON, FileKind.NOTEBOOK):
+                self.code.append((found.path, kind))
+            elif kind is FileKind.OTHER and not found.named:
+                self._count(found.path)
+            else:
+                self._leave_out(found.path, _unruled(kind))
+        except SourceError as error:
+            self._leave_out(found.path, reason_of(error))
+
+    def _take_config(self, path: str, data: bytes, named: bool) -> None:  # noqa: FBT001
+        kind = kind_of(path, data[:HEAD])
+        if kind is FileKind.NOTEBOOK:
+            self.code.append((path, kind))
+        elif kind is not FileKind.CONFIG:
+            self._leave_out(path, _unruled(kind))
+        elif not named and not may_configure(data):
+            self._leave_out(path, NO_TRAINING)
+        else:
+            self.configs.read(Text(path, decode(path, data, python=False).content))
+
+    def _take_stdin(self) -> None:
+        try:
+            data = read_stdin(NOTEBOOK_LIMIT)
+            kind = kind_of(STDIN_NAME, data[:HEAD])
+            if kind is FileKind.CONFIG:
+                self._take_config(STDIN_NAME, data, named=True)
+            elif kind in (FileKind.PYTHON, FileKind.NOTEBOOK):
+                self.outcome.add(check_bytes(STDIN_NAME, data, kind, self.plan.selection))
+            else:
+                self._leave_out(STDIN_NAME, _unruled(kind))
+        except SourceError as error:
+            self._leave_out(STDIN_NAME, reason_of(error))
+
+    def _leave_out(self, path: str, reason: str) -> None:
+        self.outcome.not_checked.append(NotChecked(path, reason))
+
+    def _count(self, path: str) -> None:
+        name = path.replace("\\", "/").rpartition("/")[2]
+        ending = f".{name.rpartition('.')[2]}" if "." in name[1:] else "no ending"
+        self._others[ending] = self._others.get(ending, 0) + 1
+
+    def _finish(self) -> None:
+        """Adds what concerns no single file, and puts everything in order."""
+        for origin, why in sorted(broken().items()):
+            self._leave_out(origin, f"it could not be loaded: {why}")
+        if self._others:
+            most = sorted(self._others.items(), key=lambda item: (-item[1], item[0]))
+            listed = ", ".join(f"{ending} {count}" for ending, count in most[:8])
+            total, more = sum(self._others.values()), ", ..." if len(most) > 8 else ""  # noqa: PLR2004
+            files = "1 file is" if total == 1 else f"{total} files are"
+            self._leave_out("other files", f"{files} of kinds without rules ({listed}{more})")
+        self.outcome.checked.sort()
+        self.outcome.seen.sort(
+            key=lambda s: (s.finding.path or "", s.finding.line or 0, s.finding.column or 0)
+        )
+
+
+def _unruled(kind: FileKind) -> str:
+    if kind in UNRULED:
+        return f"no rules for this kind of file yet ({kind.value})"
+    if kind is FileKind.BINARY:
+        return "it is a binary file of unknown kind"
+    return "it is neither Python code, a notebook nor a configuration"

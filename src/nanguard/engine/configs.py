@@ -1,0 +1,136 @@
+"""The check of configurations: all of them together, as one run is often set up in several."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from nanguard.engine.judging import in_order, judge, seen_in
+from nanguard.engine.limits import TooSlowError, cpu_limit
+from nanguard.engine.outcome import FileOutcome, NotChecked, reason_of
+from nanguard.engine.suppressions import ignores_in, suppress, unused
+from nanguard.errors import SourceError
+from nanguard.rules.catalogue import all_rules
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from nanguard.engine.selection import Selection
+    from nanguard.findings import Finding
+    from nanguard.sources.text import Text
+
+_SECONDS = 30.0
+NO_TRAINING = "it holds no settings of a training run"
+
+
+@dataclass(slots=True)
+class Configs:
+    """Configurations that are judged together.
+
+    Attributes:
+        texts: Their texts, by path.
+        documents: What was read from them, by path.
+        left_out: What came of those that are no configurations of a run.
+    """
+
+    texts: dict[str, Text] = field(default_factory=dict)
+    documents: dict[str, Any] = field(default_factory=dict)
+    left_out: list[FileOutcome] = field(default_factory=list)
+
+    def read(self, text: Text) -> bool:
+        """Reads one more file; returns whether it sets up a training run."""
+        from nanguard.sources.config.document import looks_like_training, read_document
+
+        try:
+            with cpu_limit(_SECONDS):
+                document = read_document(text)
+                training = looks_like_training(document)
+        except SourceError as error:
+            self.left_out.append(FileOutcome.left_out(text.path, reason_of(error)))
+            return False
+        except (RecursionError, MemoryError):
+            self.left_out.append(FileOutcome.left_out(text.path, "it is nested too deeply"))
+            return False
+        except TooSlowError:
+            self.left_out.append(FileOutcome.left_out(text.path, "it took too long to read"))
+            return False
+        if not training:
+            self.left_out.append(FileOutcome.left_out(text.path, NO_TRAINING))
+            return False
+        self.texts[text.path] = text
+        self.documents[text.path] = document
+        return True
+
+    def replaced(self, text: Text) -> Configs:
+        """Returns the same configurations with another text for one of them.
+
+        Raises:
+            SourceError: The text cannot be read.
+        """
+        from nanguard.sources.config.document import read_document
+
+        return Configs(
+            {**self.texts, text.path: text},
+            {**self.documents, text.path: read_document(text)},
+            self.left_out,
+        )
+
+    def check(self, selection: Selection) -> list[FileOutcome]:
+        """Returns what came of every file, in the order in which they were read."""
+        if not self.documents:
+            return list(self.left_out)
+        findings, outcomes = self._judged(selection)
+        for finding in findings:
+            if finding.path in outcomes and selection.applies(
+                finding.code, finding.name, finding.path
+            ):
+                outcomes[finding.path].seen.append(seen_in(self.texts[finding.path], finding))
+        self._suppress(outcomes, selection)
+        return [*outcomes.values(), *self.left_out]
+
+    def alignment(self) -> list[dict[str, Any]]:
+        """Returns the settings that have to agree between files; none for a single setting."""
+        from nanguard.alignment import alignment
+
+        return [row.to_json() for row in alignment(self._runs())] if self.documents else []
+
+    def _runs(self) -> list[Any]:
+        from nanguard.sources.config.run import read_project
+
+        return list(read_project(list(self.documents.values())))
+
+    def _judged(self, selection: Selection) -> tuple[list[Finding], dict[str, FileOutcome]]:
+        outcomes = {path: FileOutcome(path) for path in self.texts}
+        findings: list[Finding] = []
+        rules = selection.rules("config")
+        try:
+            with cpu_limit(_SECONDS):
+                for run in self._runs():
+                    some, failed = judge(rules, run, run.path)
+                    findings += some
+                    for entry in failed:
+                        outcomes[entry.path].not_checked.append(entry)
+        except TooSlowError:
+            for path, outcome in outcomes.items():
+                outcome.checked = False
+                outcome.not_checked.append(NotChecked(path, "the configurations took too long"))
+        return in_order(findings), outcomes
+
+    def _suppress(self, outcomes: dict[str, FileOutcome], selection: Selection) -> None:
+        for path, outcome in outcomes.items():
+            ignores = ignores_in(self.texts[path], python=False)
+            if not ignores:
+                continue
+            kept, allowed = suppress([seen.finding for seen in outcome.seen], ignores)
+            outcome.seen = [seen for seen in outcome.seen if seen.finding in kept]
+            outcome.suppressed = allowed
+            failed = {entry.reason.split()[1] for entry in outcome.not_checked}
+            ran = _names(r for r in selection.rules("config") if r.name not in failed)
+            known = {rule.name: rule.code for rule in all_rules()}
+            complaints = unused(path, ignores, known, ran, selection)
+            outcome.seen += [seen_in(self.texts[path], finding) for finding in complaints]
+            outcome.seen.sort(key=lambda seen: seen.finding.line or 0)
+
+
+def _names(rules: Iterable[Any]) -> set[str]:
+    return {rule.name for rule in rules}

@@ -1,0 +1,130 @@
+"""The check of one file of Python code or one notebook, on its own."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from nanguard.engine.edits import diff_of
+from nanguard.engine.judging import in_order, judge, seen_in
+from nanguard.engine.limits import TooSlowError, cpu_limit
+from nanguard.engine.outcome import FileOutcome, NotChecked, reason_of
+from nanguard.engine.suppressions import ignores_in, suppress, unused
+from nanguard.errors import SourceError
+from nanguard.rules.catalogue import all_rules
+from nanguard.sources.files import NOTEBOOK_LIMIT, PYTHON_LIMIT, decode, read_bytes
+from nanguard.sources.kinds import HEAD, FileKind, kind_of
+from nanguard.sources.text import Text
+
+if TYPE_CHECKING:
+    from nanguard.engine.selection import Selection
+    from nanguard.findings import Finding, Fix
+    from nanguard.sources.notebook import Notebook
+
+_SECONDS = 30.0
+
+
+def check_path(path: str, kind: FileKind, selection: Selection) -> FileOutcome:
+    """Returns what came of a file of Python code or a notebook.
+
+    Args:
+        path: The file.
+        kind: What it is taken for.
+        selection: The rules of the check.
+    """
+    try:
+        limit = NOTEBOOK_LIMIT if kind is FileKind.NOTEBOOK else PYTHON_LIMIT
+        data = read_bytes(path, limit)
+    except SourceError as error:
+        return FileOutcome.left_out(path, reason_of(error))
+    return check_bytes(path, data, kind, selection)
+
+
+def check_bytes(path: str, data: bytes, kind: FileKind, selection: Selection) -> FileOutcome:
+    """Returns what came of the bytes of a file; bounded in time."""
+    really = kind_of(path, data[:HEAD])
+    if really in (FileKind.BINARY, FileKind.CHECKPOINT, FileKind.DATA):
+        return FileOutcome.left_out(path, "it is a binary file, not Python code")
+    try:
+        with cpu_limit(_SECONDS), warnings.catch_warnings():
+            # Python itself remarks on odd escapes while it parses; that is not our business.
+            warnings.simplefilter("ignore")
+            return _check(path, data, kind, selection)
+    except SourceError as error:
+        return FileOutcome.left_out(path, reason_of(error))
+    except (RecursionError, MemoryError):
+        return FileOutcome.left_out(path, "it is nested too deeply")
+    except TooSlowError:
+        return FileOutcome.left_out(path, f"it took more than {_SECONDS:.0f} s")
+
+
+def _check(path: str, data: bytes, kind: FileKind, selection: Selection) -> FileOutcome:
+    if kind is FileKind.NOTEBOOK:
+        from nanguard.sources.notebook import Notebook
+
+        notebook = Notebook.read(path, decode(path, data, python=False).content)
+        return check_notebook(notebook, selection)
+    return check_python(Text(path, decode(path, data, python=True).content), selection)
+
+
+def check_python(text: Text, selection: Selection) -> FileOutcome:
+    """Returns what came of a text of Python code.
+
+    Raises:
+        SourceError: It is not Python.
+    """
+    findings, outcome = _judged(text, selection)
+    outcome.seen = [seen_in(text, finding) for finding in findings]
+    return outcome
+
+
+def check_notebook(notebook: Notebook, selection: Selection) -> FileOutcome:
+    """Returns what came of the code cells of a notebook.
+
+    Raises:
+        SourceError: No cell is Python.
+    """
+    findings, outcome = _judged(notebook.code, selection)
+    outcome.not_checked += [
+        NotChecked(notebook.path, f"{cell} is not Python: {why}") for cell, why in notebook.broken
+    ]
+
+    def diff(fix: Fix) -> str:
+        return diff_of(f"{notebook.path} (code cells)", notebook.code, fix.edits)
+
+    for finding in findings:
+        line, where = notebook.place(finding.line or 1)
+        place = where if not finding.where else f"{where}, {finding.where}"
+        seen = seen_in(notebook.code, finding, diff)
+        moved = replace(finding, line=line, column=None, where=place)
+        outcome.seen.append(replace(seen, finding=moved))
+    return outcome
+
+
+def _judged(text: Text, selection: Selection) -> tuple[list[Finding], FileOutcome]:
+    """Returns what rules and comments say about Python code, with everything but the lines."""
+    from nanguard.sources.python.code import Code
+
+    rules = [r for r in selection.rules("code") if selection.applies(r.code, r.name, text.path)]
+    raw, failed = judge(rules, Code.parse(text), text.path)
+    ignores = ignores_in(text, python=True)
+    findings, allowed = suppress(raw, ignores)
+    if ignores:
+        broken = {entry.reason.split()[1] for entry in failed}
+        ran = {rule.name for rule in rules} - broken
+        known = {rule.name: rule.code for rule in all_rules()}
+        findings += unused(text.path, ignores, known, ran, selection)
+    outcome = FileOutcome(text.path, not_checked=failed, suppressed=allowed)
+    return in_order(findings), outcome
+
+
+def is_worth_a_process(files: int, size: int) -> bool:
+    """Returns whether so much is to be checked that other processes are worth starting.
+
+    Args:
+        files: How many files there are.
+        size: How many bytes they have.
+    """
+    return files > 1 and size > 300_000 and (os.cpu_count() or 1) > 1  # noqa: PLR2004

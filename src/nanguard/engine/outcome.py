@@ -1,0 +1,176 @@
+"""What came of a check: findings with their source lines, and everything that was not looked at."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from nanguard.findings import Finding, Fix, Severity
+
+if TYPE_CHECKING:
+    from nanguard.errors import SourceError
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """A finding, and what a report shows beside it.
+
+    Attributes:
+        finding: The finding.
+        text: The line of source it is about; empty if there is none.
+        diffs: For every fix, its unified diff; empty for a fix that has none.
+    """
+
+    finding: Finding
+    text: str = ""
+    diffs: tuple[str, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns the finding as the report's JSON has it, with the diffs of its fixes."""
+        out = self.finding.to_json()
+        for fix, entry, diff in zip(self.finding.fixes, out["fixes"], self.diffs, strict=False):
+            if diff:
+                entry["diff"] = diff
+            if fix.plan:
+                entry["plan"] = list(fix.plan)
+        return out
+
+
+@dataclass(frozen=True, slots=True)
+class NotChecked:
+    """Something that was not looked at, and why: never to be taken for clean.
+
+    Attributes:
+        path: The file or folder.
+        reason: Why.
+    """
+
+    path: str
+    reason: str
+
+    def to_json(self) -> dict[str, str]:
+        """Returns the entry as the report's JSON has it."""
+        return {"path": self.path, "reason": self.reason}
+
+
+@dataclass(slots=True)
+class FileOutcome:
+    """What came of one file.
+
+    Attributes:
+        path: The file.
+        seen: What was found in it.
+        checked: Whether it was looked at.
+        not_checked: What was left out, and why.
+        suppressed: How many findings a comment in the file allows.
+    """
+
+    path: str
+    seen: list[Seen] = field(default_factory=list)
+    checked: bool = True
+    not_checked: list[NotChecked] = field(default_factory=list)
+    suppressed: int = 0
+
+    @classmethod
+    def left_out(cls, path: str, reason: str) -> FileOutcome:
+        """Returns the outcome of a file that was not looked at."""
+        return cls(path, checked=False, not_checked=[NotChecked(path, reason)])
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One change that a repair made.
+
+    Attributes:
+        finding: What it repairs.
+        fix: How.
+    """
+
+    finding: Finding
+    fix: Fix
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns the change as the report's JSON has it."""
+        return {
+            "code": self.finding.code,
+            "name": self.finding.name,
+            "line": self.finding.line,
+            "message": self.finding.message,
+            "title": self.fix.title,
+            "plan": list(self.fix.plan),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Repair:
+    """A file that was repaired, in place or as a copy.
+
+    Attributes:
+        path: The file.
+        target: Where the repaired text is, or would be.
+        changes: What was changed.
+        diff: The same as a unified diff.
+        written: Whether the target was written.
+    """
+
+    path: str
+    target: str
+    changes: tuple[Change, ...]
+    diff: str
+    written: bool
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns the repair as the report's JSON has it."""
+        return {
+            "path": self.path,
+            "target": self.target,
+            "written": self.written,
+            "changes": [change.to_json() for change in self.changes],
+            "diff": self.diff,
+        }
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What came of a whole check.
+
+    Attributes:
+        seen: Every finding, by file and line.
+        checked: The files that were looked at.
+        not_checked: What was not, and why.
+        alignment: The settings that have to agree between files, one row each.
+        repairs: What ``--fix`` did.
+        stale: Baseline entries that nothing corresponds to any more, in words.
+        suppressed: How many findings comments allow.
+        known: How many findings the baseline allows.
+        seconds: How long it took.
+    """
+
+    seen: list[Seen] = field(default_factory=list)
+    checked: list[str] = field(default_factory=list)
+    not_checked: list[NotChecked] = field(default_factory=list)
+    alignment: list[dict[str, Any]] = field(default_factory=list)
+    repairs: list[Repair] = field(default_factory=list)
+    stale: list[str] = field(default_factory=list)
+    suppressed: int = 0
+    known: int = 0
+    seconds: float = 0.0
+
+    def add(self, file: FileOutcome) -> None:
+        """Takes in what came of one file."""
+        self.seen += file.seen
+        self.not_checked += file.not_checked
+        self.suppressed += file.suppressed
+        if file.checked:
+            self.checked.append(file.path)
+
+    def worst(self) -> Severity | None:
+        """Returns the severity of the worst finding; None if there is none."""
+        return max((s.finding.severity for s in self.seen), key=lambda s: s.rank, default=None)
+
+
+def reason_of(error: SourceError) -> str:
+    """Returns why a file could not be read, with the line if one is known."""
+    what = error.what.rstrip(".")
+    _, _, line = error.where.rpartition(":")
+    return f"{what} (line {line})" if line.isdigit() else what
