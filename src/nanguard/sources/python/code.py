@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from nanguard.errors import SourceError
 from nanguard.sources.python.flow import Flow, join
@@ -36,6 +36,7 @@ class Code:
         operations: The values that each operation made, by the operation.
         calls: Calls of functions of the file, and those functions.
         relevant: Whether it has anything to do with training.
+        facts: What several rules ask about the file, once it has been worked out.
     """
 
     def __init__(self, text: Text, tree: ast.Module) -> None:
@@ -52,6 +53,7 @@ class Code:
         self.functions: list[Function] = [self.module]
         self._functions: dict[ast.AST, Function] = {}
         self.parents: dict[ast.AST, ast.AST] = {}
+        self.facts: dict[type, Any] = {}
         if self.relevant:
             self._collect(tree, None, None)
             self._descend()
