@@ -2,34 +2,87 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import sys
+from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nanguard.engine.check import Check, Plan
-from nanguard.engine.selection import Selection
+from nanguard.engine.selection import UNUSED_IGNORE, Selection
+from nanguard.engine.settings import Project, find_project
 from nanguard.errors import UsageError
 from nanguard.findings import Severity
+from nanguard.rules.catalogue import KINDS
 
 if TYPE_CHECKING:
+    from nanguard.engine.baseline import Baseline
     from nanguard.engine.outcome import Outcome
 
 
-def run_check(paths: list[str], *, form: str, fail_on: str | None) -> int:
-    """Checks what was named and prints what came of it; returns the exit code."""
-    check = Check(Plan(Selection()))
-    outcome = check.run(paths)
-    if not check.existing:
-        raise UsageError(
-            f"there is no such file: {paths[0]}"
-            if len(paths) == 1
-            else "none of the paths exists.",
-            where="nanguard check",
-            do="Give files, folders, patterns in quotes, or - for standard input.",
-        )
-    from nanguard.report.findings_json import as_json
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What the command line says.
 
-    sys.stdout.write(as_json(outcome))
-    return exit_code(outcome, fail_on or "error")
+    Attributes:
+        paths: What to look at.
+        form: How to answer.
+        select: Rules to run, instead of those of the settings.
+        ignore: Rules to leave out, besides those of the settings.
+        fail_on: From which severity on the exit code is 1.
+        fix: Whether to repair.
+        unsafe: Whether repairs in place may change what is computed.
+        diff: Whether to show what a repair would change, and write nothing.
+        baseline: The file with what is known.
+        write_baseline: Where to write down what is found as known.
+        output: Where to write the report; standard output without it.
+        quiet: Whether to print one line for each finding and nothing else.
+        no_cache: Whether to check unchanged files again.
+        jobs: How many processes may work; 0 for as many as there are processors.
+    """
+
+    paths: tuple[str, ...]
+    form: str = "text"
+    select: tuple[str, ...] = ()
+    ignore: tuple[str, ...] = ()
+    fail_on: str | None = None
+    fix: bool = False
+    unsafe: bool = False
+    diff: bool = False
+    baseline: Path | None = None
+    write_baseline: Path | None = None
+    output: Path | None = None
+    quiet: bool = False
+    no_cache: bool = False
+    jobs: int = 0
+
+
+def run_check(asked: Asked) -> int:
+    """Checks what was named and prints what came of it; returns the exit code.
+
+    Raises:
+        NanguardError: Nothing could be done.
+    """
+    from nanguard.cli.progress import Progress
+
+    project = find_project(_start(asked.paths))
+    baseline = _baseline(asked, project)
+    with Progress(quiet=asked.quiet) as progress:
+        check = Check(_plan(asked, project, progress))
+        outcome = check.run(asked.paths)
+    if not check.existing:
+        raise _nothing_there(asked.paths)
+    if asked.fix or asked.diff:
+        from nanguard.engine.fixing import Fixing
+
+        Fixing(check, unsafe=asked.unsafe, write=not asked.diff, baseline=baseline).run()
+    if asked.write_baseline is not None:
+        return _write_baseline(asked.write_baseline, outcome)
+    if baseline is not None:
+        _compare(outcome, baseline, check)
+    _print(asked, outcome)
+    return exit_code(outcome, asked.fail_on or project.fail_on)
 
 
 def exit_code(outcome: Outcome, fail_on: str) -> int:
@@ -38,3 +91,107 @@ def exit_code(outcome: Outcome, fail_on: str) -> int:
     if fail_on == "none" or worst is None:
         return 0
     return int(worst.rank >= Severity(fail_on).rank)
+
+
+def _start(paths: tuple[str, ...]) -> str:
+    """Returns where the search for settings begins: at the first path that is one."""
+    place = next((Path(path) for path in paths if path != "-"), Path())
+    while not place.exists() and place != place.parent:
+        place = place.parent
+    return str(place if place.is_dir() else place.parent)
+
+
+def _plan(asked: Asked, project: Project, progress: object) -> Plan:
+    root = str(project.root)
+    selection = Selection(
+        asked.select or project.select, (*project.ignore, *asked.ignore), project.per_file, root
+    ).checked_words()
+    cache = None
+    if not (asked.no_cache or asked.fix or asked.diff):
+        from nanguard.engine.cache import Cache
+
+        cache = Cache(project.root / ".nanguard" / "cache", selection)
+    return Plan(selection, project.exclude, root, asked.jobs, cache, progress)  # type: ignore[arg-type]
+
+
+def _baseline(asked: Asked, project: Project) -> Baseline | None:
+    file = asked.baseline or project.baseline
+    if file is None or asked.write_baseline is not None:
+        return None
+    from nanguard.engine.baseline import Baseline
+
+    return Baseline.read(file)
+
+
+def _write_baseline(file: Path, outcome: Outcome) -> int:
+    from nanguard.engine.baseline import Baseline
+
+    Baseline.of(file, outcome.seen).write()
+    sys.stdout.write(f"{len(outcome.seen)} findings are now known: {file}\n")
+    return 0
+
+
+def _compare(outcome: Outcome, baseline: Baseline, check: Check) -> None:
+    found = outcome.seen
+    outcome.seen = baseline.new(found)
+    outcome.known = len(found) - len(outcome.seen)
+    selection = check.plan.selection
+    names = [rule.name for kind in KINDS for rule in selection.rules(kind)]
+    outcome.stale = baseline.stale(found, outcome.checked, [*names, UNUSED_IGNORE[1]])
+
+
+def _print(asked: Asked, outcome: Outcome) -> None:
+    told = _rendered(asked, outcome)
+    if asked.output is not None:
+        from nanguard.engine.writing import write_atomically
+
+        try:
+            write_atomically(asked.output, told.encode("utf-8", "backslashreplace"))
+        except OSError as error:
+            raise UsageError(
+                f"the report cannot be written: {error.strerror}.",
+                where=str(asked.output),
+                do="Choose another file for --output.",
+            ) from error
+        return
+    if hasattr(sys.stdout, "reconfigure"):
+        sys.stdout.reconfigure(errors="backslashreplace")
+    try:
+        sys.stdout.write(told)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # Whoever reads has read enough; what Python still wants to write goes nowhere.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _rendered(asked: Asked, outcome: Outcome) -> str:
+    if asked.form == "json":
+        from nanguard.report.findings_json import as_json
+
+        return as_json(outcome)
+    if asked.form == "sarif":
+        from nanguard.cli.rulepages import sentences
+        from nanguard.report.sarif import as_sarif
+
+        return as_sarif(outcome, sentences())
+    if asked.form == "github":
+        from nanguard.report.github import as_github
+
+        return as_github(outcome)
+    from nanguard.report.findings_text import Page, brief
+
+    if asked.quiet:
+        return brief(outcome)
+    terminal = asked.output is None and sys.stdout.isatty()
+    plain = "NO_COLOR" in os.environ or os.environ.get("TERM") == "dumb"
+    width = shutil.get_terminal_size((100, 25)).columns
+    return Page(outcome, colour=terminal and not plain, width=width).render()
+
+
+def _nothing_there(paths: tuple[str, ...]) -> UsageError:
+    one = f"there is no such file: {paths[0]}" if len(paths) == 1 else "none of the paths exists"
+    return UsageError(
+        f"{one}.",
+        where="nanguard check",
+        do="Give files, folders, patterns in quotes, or - for standard input.",
+    )

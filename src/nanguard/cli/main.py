@@ -208,22 +208,93 @@ class FailOn(str, Enum):
     NONE = "none"
 
 
-@app.command()
+@app.command(
+    epilog="Examples:\n\n- `nanguard check .`\n\n- `nanguard check train.py configs/ --fix`\n\n"
+    "- `nanguard check 'configs/**/*.yaml' --select CFG --fail-on warning`\n\n"
+    "- `nanguard check - < train.py`",
+)
 def check(
-    paths: Annotated[list[str], typer.Argument(help="Files, folders, patterns; - for stdin.")],
+    paths: Annotated[
+        list[str],
+        typer.Argument(help="Files, folders, patterns in quotes; - for standard input."),
+    ],
     form: Annotated[CheckFormat, typer.Option("--format", help="How to answer.")] = (
         CheckFormat.TEXT
     ),
-    fail_on: Annotated[
-        FailOn | None, typer.Option(help="From which severity on the exit code is 1.")
+    select: Annotated[
+        list[str] | None,
+        typer.Option(help="Rules to run: names, codes, SRC or CFG. May be repeated."),
     ] = None,
+    ignore: Annotated[
+        list[str] | None, typer.Option(help="Rules to leave out, likewise. May be repeated.")
+    ] = None,
+    fail_on: Annotated[
+        FailOn | None,
+        typer.Option(help="From which severity on the exit code is 1; error by default."),
+    ] = None,
+    fix: Annotated[  # noqa: FBT002
+        bool,
+        typer.Option(
+            "--fix",
+            help="Repair: Python files in place, where it keeps what they compute; a "
+            "configuration as NAME_fixed.EXT beside it.",
+        ),
+    ] = False,
+    unsafe: Annotated[  # noqa: FBT002
+        bool,
+        typer.Option("--unsafe", help="With --fix: also what changes what Python files compute."),
+    ] = False,
+    diff: Annotated[  # noqa: FBT002
+        bool, typer.Option("--diff", help="Show what --fix would change, and write nothing.")
+    ] = False,
+    baseline: Annotated[
+        Path | None, typer.Option(help="Leave out the findings that this file knows.")
+    ] = None,
+    write_baseline: Annotated[
+        Path | None, typer.Option(help="Write all findings to this file as known.")
+    ] = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="Write the report to this file.")
+    ] = None,
+    quiet: Annotated[  # noqa: FBT002
+        bool, typer.Option("--quiet", help="One line for each finding, and nothing else.")
+    ] = False,
+    no_cache: Annotated[  # noqa: FBT002
+        bool, typer.Option("--no-cache", help="Check files again that have not changed.")
+    ] = False,
+    jobs: Annotated[
+        int, typer.Option(min=0, help="Processes to use; 0 for as many as there are processors.")
+    ] = 0,
 ) -> None:
-    """Look at training code and configurations before the run."""
-    from nanguard.cli.checking import run_check
+    """Look at training code and configurations before the run.
 
-    raise typer.Exit(
-        run_check(paths, form=form.value, fail_on=None if fail_on is None else fail_on.value)
+    Python files, notebooks and training configurations (YAML, JSON, TOML) are told apart by what
+    they hold. The exit code is 1 if there are findings, 2 if nothing could be checked. Settings
+    are read from `nanguard.toml`, or from `[tool.nanguard]` in `pyproject.toml`.
+    """
+    from nanguard.cli.checking import Asked, run_check
+
+    asked = Asked(
+        tuple(paths),
+        form.value,
+        _words(select),
+        _words(ignore),
+        None if fail_on is None else fail_on.value,
+        fix=fix,
+        unsafe=unsafe,
+        diff=diff,
+        baseline=baseline,
+        write_baseline=write_baseline,
+        output=output,
+        quiet=quiet,
+        no_cache=no_cache,
+        jobs=jobs,
     )
+    raise typer.Exit(run_check(asked))
+
+
+def _words(given: list[str] | None) -> tuple[str, ...]:
+    return tuple(word.strip() for one in given or () for word in one.split(",") if word.strip())
 
 
 def main() -> None:

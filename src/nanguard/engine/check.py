@@ -153,7 +153,7 @@ class Check:
         if self._others:
             most = sorted(self._others.items(), key=lambda item: (-item[1], item[0]))
             listed = ", ".join(f"{ending} {count}" for ending, count in most[:8])
-            total, more = sum(self._others.values()), ", ..." if len(most) > 8 else ""  # noqa: PLR2004
+            total, more = sum(self._others.values()), ", ..." if len(most) > 8 else ""
             files = "1 file is" if total == 1 else f"{total} files are"
             self._leave_out("other files", f"{files} of kinds without rules ({listed}{more})")
         self.outcome.checked.sort()

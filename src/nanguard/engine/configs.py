@@ -106,7 +106,7 @@ class Configs:
         try:
             with cpu_limit(_SECONDS):
                 for run in self._runs():
-                    some, failed = judge(rules, run, run.path)
+                    some, failed = judge(rules, run, run.documents[0].path)
                     findings += some
                     for entry in failed:
                         outcomes[entry.path].not_checked.append(entry)

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import re
+from itertools import pairwise
 from typing import TYPE_CHECKING
-
-from nanguard.sources.text import Text
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from nanguard.findings import Edit, Fix
+    from nanguard.sources.text import Text
 
 _AROUND = 3
 _HUNK = re.compile(r"^@@ -(\d+)(,\d+)? \+(\d+)(,\d+)? @@")
@@ -36,7 +36,7 @@ def fits(edits: Sequence[Edit], content: str) -> bool:
     if not edits or not all(0 <= e.start <= e.end <= len(content) for e in edits):
         return False
     ordered = sorted(set(edits), key=lambda e: (e.start, e.end))
-    return not any(_clash(a, b) for a, b in zip(ordered, ordered[1:], strict=False))
+    return not any(_clash(a, b) for a, b in pairwise(ordered))
 
 
 def together(fixes: Iterable[Fix], content: str) -> list[Fix]:
@@ -121,7 +121,7 @@ def _hunks(old: str, new: str, above: int, moved: int) -> list[str]:
         head = _HUNK.match(line)
         if head:
             a, b = int(head.group(1)) + above, int(head.group(3)) + above + moved
-            line = f"@@ -{a}{head.group(2) or ''} +{b}{head.group(4) or ''} @@\n"  # noqa: PLW2901
+            line = f"@@ -{a}{head.group(2) or ''} +{b}{head.group(4) or ''} @@\n"
         out.append(line if line.endswith("\n") else line + _NO_END)
     return out
 

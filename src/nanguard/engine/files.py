@@ -127,4 +127,4 @@ def is_worth_a_process(files: int, size: int) -> bool:
         files: How many files there are.
         size: How many bytes they have.
     """
-    return files > 1 and size > 300_000 and (os.cpu_count() or 1) > 1  # noqa: PLR2004
+    return files > 1 and size > 300_000 and (os.cpu_count() or 1) > 1

@@ -5,10 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from nanguard.findings import Finding, Fix, Severity
-
 if TYPE_CHECKING:
     from nanguard.errors import SourceError
+    from nanguard.findings import Finding, Fix, Severity
 
 
 @dataclass(frozen=True, slots=True)

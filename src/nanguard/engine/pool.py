@@ -2,19 +2,149 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from typing import TYPE_CHECKING
 
 from nanguard.engine.files import check_path
+from nanguard.engine.outcome import FileOutcome
+from nanguard.errors import SourceError
+from nanguard.sources.files import NOTEBOOK_LIMIT, PYTHON_LIMIT, read_bytes
+from nanguard.sources.kinds import FileKind
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
+    from concurrent.futures import ProcessPoolExecutor
 
     from nanguard.engine.check import Plan
-    from nanguard.engine.outcome import FileOutcome
-    from nanguard.sources.kinds import FileKind
+    from nanguard.engine.selection import Selection
+
+    Job = tuple[str, FileKind]
+    Batch = Sequence[Job]
+
+_WORTH_IT = 400_000  # bytes; below, other processes cost more than they save
+_BATCH = 16
+_CACHED_FROM = 4  # files; below, reading the cache costs more than it saves
+_DIED = "the process that checked it died"
 
 
-def check_files(files: Sequence[tuple[str, FileKind]], plan: Plan) -> Iterator[FileOutcome]:
-    """Yields what came of each file."""
+def check_files(files: Batch, plan: Plan) -> Iterator[FileOutcome]:
+    """Yields what came of each file of Python code or notebook, in no fixed order."""
+    cache = plan.cache if plan.cache is not None and len(files) >= _CACHED_FROM else None
+    keys: dict[str, str] = {}
+    left: list[Job] = []
+    done = 0
     for path, kind in files:
-        yield check_path(path, kind, plan.selection)
+        kept = None
+        if cache is not None:
+            key = _key(path, kind, plan)
+            keys[path] = key or ""
+            kept = cache.get(key, path) if key else None
+        if kept is None:
+            left.append((path, kind))
+        else:
+            done += 1
+            yield kept
+    for outcome in _checked(left, plan):
+        done += 1
+        if cache is not None and keys[outcome.path] and not _passing(outcome):
+            cache.put(keys[outcome.path], outcome)
+        if plan.progress is not None:
+            plan.progress(done, len(files))
+        yield outcome
+    if cache is not None:
+        cache.save()
+
+
+def _passing(outcome: FileOutcome) -> bool:
+    """Returns whether an outcome may be another one the next time."""
+    return any(entry.reason == _DIED for entry in outcome.not_checked)
+
+
+def _key(path: str, kind: FileKind, plan: Plan) -> str | None:
+    try:
+        limit = NOTEBOOK_LIMIT if kind is FileKind.NOTEBOOK else PYTHON_LIMIT
+        data = read_bytes(path, limit)
+    except SourceError:
+        return None
+    return plan.cache.key(path, data) if plan.cache is not None else None
+
+
+def _checked(files: Batch, plan: Plan) -> Iterator[FileOutcome]:
+    workers = min(plan.jobs or _processors(), len(files))
+    if workers <= 1 or (not plan.jobs and _size(files) < _WORTH_IT):
+        for path, kind in files:
+            yield check_path(path, kind, plan.selection)
+        return
+    yield from _in_processes(files, plan, workers)
+
+
+def _processors() -> int:
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def _size(files: Batch) -> int:
+    total = 0
+    for path, _ in files:
+        try:
+            total += os.stat(path).st_size  # noqa: PTH116 - a Path for every file of a tree is slow
+        except OSError:
+            continue
+    return total
+
+
+def _in_processes(files: Batch, plan: Plan, workers: int) -> Iterator[FileOutcome]:
+    """Yields outcomes from other processes; a file that kills its process is reported."""
+    left = dict(files)
+    size = max(1, min(_BATCH, len(files) // (4 * workers)))
+    batches = [files[i : i + size] for i in range(0, len(files), size)]
+    for outcome in _round(batches, plan, workers):
+        left.pop(outcome.path, None)
+        yield outcome
+    # After a crash nobody knows whose fault it was: what is left goes one by one.
+    for job in list(left.items()):
+        alone = list(_round([[job]], plan, 1))
+        yield alone[0] if alone else FileOutcome.left_out(job[0], _DIED)
+
+
+def _round(batches: Sequence[Batch], plan: Plan, workers: int) -> Iterator[FileOutcome]:
+    """Yields outcomes until everything is done or a process dies."""
+    import multiprocessing
+    from concurrent.futures import ProcessPoolExecutor, as_completed
+    from concurrent.futures.process import BrokenProcessPool
+
+    # Forked processes have the rules already; elsewhere forking is not safe.
+    how = "fork" if sys.platform.startswith("linux") else "spawn"
+    plan.selection.rules("code")
+    pool = ProcessPoolExecutor(workers, multiprocessing.get_context(how), initializer=_quiet)
+    try:
+        futures = [pool.submit(_batch, batch, plan.selection) for batch in batches]
+        for future in as_completed(futures):
+            try:
+                yield from future.result()
+            except BrokenProcessPool:
+                continue
+        pool.shutdown()
+    except BaseException:
+        _abandon(pool)
+        raise
+
+
+def _abandon(pool: ProcessPoolExecutor) -> None:
+    """Ends the processes of a check that is broken off."""
+    for process in list((pool._processes or {}).values()):
+        process.terminate()
+    pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _batch(files: Batch, selection: Selection) -> list[FileOutcome]:
+    return [check_path(path, kind, selection) for path, kind in files]
+
+
+def _quiet() -> None:
+    """Leaves Ctrl-C to the process that waits for this one."""
+    import signal
+
+    signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -79,7 +79,7 @@ class Selection:
 
 def stands_for(word: str, code: str, name: str) -> bool:
     """Returns whether a word names a rule: by name, by code, or by the beginning of its code."""
-    if word == name or word == ALL:
+    if word in (name, ALL):
         return True
     return _CODE.fullmatch(word) is not None and code.startswith(word.upper())
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from nanguard.engine.selection import UNUSED_IGNORE, Selection, stands_for
 from nanguard.findings import Finding, Severity
+from nanguard.rules.rule import Fails, Passes
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -20,6 +21,27 @@ if TYPE_CHECKING:
     from nanguard.sources.text import Text
 
 _MARK = "nanguard:"
+
+
+class UnusedIgnore:
+    """A comment allows a finding that is not there.
+
+    Why it breaks a run: it does not, yet. A comment that allows nothing today hides the fault that
+    somebody writes into that line tomorrow. The same holds for a comment whose rule is misspelt.
+
+    Remove the comment, or the name that is not needed any more.
+    """
+
+    code, name = UNUSED_IGNORE
+    severity = Severity.INFO
+    reads = "code"
+    seen_in = ""
+    examples = (
+        Fails("loss = total / 8  # nanguard: ignore[unguarded-log] at least one sample\n"),
+        Passes("loss = total / 8  # at least one sample\n"),
+    )
+
+
 _COMMENT = re.compile(r"#\s*nanguard:\s*(ignore-file|ignore)\b\s*(?:\[([^\]]*)\])?")
 _QUOTED = re.compile(r"\"(?:[^\"\\]|\\.)*\"|'[^']*'")
 _BLOCK = re.compile(r"(?:^|[\s:-])[|>][+-]?\d?[+-]?\s*(?:#.*)?$")
@@ -74,7 +96,8 @@ def suppress(findings: Iterable[Finding], ignores: list[Ignore]) -> tuple[list[F
     kept, allowed = [], 0
     for finding in findings:
         # Every comment is asked, so that none of two counts as unused.
-        if any([ignore.allows(finding) for ignore in ignores]):
+        asked = [ignore.allows(finding) for ignore in ignores]
+        if any(asked):
             allowed += 1
         else:
             kept.append(finding)

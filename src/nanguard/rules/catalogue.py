@@ -88,12 +88,14 @@ def _is_rule(member: object) -> bool:
 def _rules_in(loaded: object) -> list[Rule[Any]]:
     """Returns the rules an entry point stands for: a rule, a class, or several of them."""
     members = list(loaded) if isinstance(loaded, (list, tuple, set, frozenset)) else [loaded]
-    rules = [member() if isinstance(member, type) else member for member in members]
-    for rule in rules:
+    rules: list[Rule[Any]] = []
+    for member in members:
+        rule = member() if isinstance(member, type) else member
         if not isinstance(rule, Rule):
             raise TypeError(f"{type(rule).__name__} is no nanguard.rules.rule.Rule")
         if rule.reads not in KINDS:
             raise TypeError(f"{rule.name} reads {rule.reads!r}, not one of {', '.join(KINDS)}")
+        rules.append(rule)
     return rules
 
 

@@ -114,7 +114,7 @@ def _text_codec(name: str) -> str:
 
 def _read(path: str, limit: int, *, whole: bool) -> bytes:
     try:
-        with open(path, "rb", opener=_without_waiting) as file:  # noqa: PTH123 - a Path has no opener
+        with open(path, "rb", opener=_without_waiting) as file:
             if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
                 raise _unreadable(path, "it is not a regular file")
             data = file.read(limit + 1 if whole else limit)

@@ -103,11 +103,11 @@ def _by_content(head: bytes, guess: FileKind | None) -> FileKind:
         return FileKind.PYTHON
     if head.startswith(b"#!"):
         return FileKind.OTHER
-    if len(_STEP.findall(head)) >= 3:  # noqa: PLR2004 - once or twice may be prose
+    if len(_STEP.findall(head)) >= 3:
         return FileKind.LOG
     if _IMPORT.search(head) or _BLOCK.search(head):
         return FileKind.PYTHON
-    lines = [line for line in head.splitlines() if line.strip() and not line.lstrip()[:1] == b"#"]
+    lines = [line for line in head.splitlines() if line.strip() and line.lstrip()[:1] != b"#"]
     keys = len(_KEY.findall(head)) + len(_TABLE.findall(head))
     return FileKind.CONFIG if lines and keys * 2 >= len(lines) else FileKind.OTHER
 

@@ -15,10 +15,13 @@ if TYPE_CHECKING:
 
 STDIN = "-"
 _SKIPPED = frozenset(
-    ".git .hg .svn .bzr .venv venv .env .tox .nox .eggs .direnv .pyenv __pypackages__ node_modules "
-    "site-packages dist-packages __pycache__ .mypy_cache .ruff_cache .pytest_cache .hypothesis "
-    ".ipynb_checkpoints .import_linter_cache .nanguard .vscode .idea .cache".split()
-)
+    (
+        ".git", ".hg", ".svn", ".bzr", ".venv", "venv", ".env", ".tox", ".nox", ".eggs", ".direnv",
+        ".pyenv", "__pypackages__", "node_modules", "site-packages", "dist-packages", "__pycache__",
+        ".mypy_cache", ".ruff_cache", ".pytest_cache", ".hypothesis", ".ipynb_checkpoints",
+        ".import_linter_cache", ".nanguard", ".vscode", ".idea", ".cache",
+    )
+)  # fmt: skip
 _MARKS = ("pyvenv.cfg", "CACHEDIR.TAG")
 _COPY = "_fixed"
 

@@ -1,0 +1,102 @@
+"""The page of a rule, from its docstring and its examples: for the terminal and for the docs."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from typing import TYPE_CHECKING, Any
+
+from nanguard.engine.suppressions import UnusedIgnore
+from nanguard.rules.catalogue import all_rules
+from nanguard.rules.rule import Fails, Passes
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_LANGUAGES = {"yaml": "yaml", "yml": "yaml", "json": "json", "toml": "toml", "py": "python"}
+_READS = {"code": "Python code and notebooks", "config": "configurations"}
+
+
+def pages() -> dict[str, Any]:
+    """Returns everything that has a page, by name: the rules, and what the engine says itself."""
+    found = {rule.name: rule for rule in all_rules()}
+    return {**found, UnusedIgnore.name: UnusedIgnore}
+
+
+def sentences() -> dict[str, str]:
+    """Returns what each rule stands for, in a sentence, by its code."""
+    return {rule.code: sentence(rule) for rule in pages().values()}
+
+
+def sentence(rule: Any) -> str:
+    """Returns the first sentence of a rule's page."""
+    return inspect.cleandoc(rule.__doc__ or "").split("\n\n")[0].replace("\n", " ")
+
+
+def find(word: str) -> Any | None:
+    """Returns the rule with a name or a code; None if there is none."""
+    known = pages()
+    by_code = {rule.code: rule for rule in known.values()}
+    return known.get(word) or by_code.get(word.upper())
+
+
+def markdown(rule: Any) -> str:
+    """Returns the page of a rule."""
+    parts = [
+        f"# {rule.name}",
+        f"`{rule.code}` · {rule.severity.value} · reads {_READS[rule.reads]}",
+        _marked(inspect.cleandoc(rule.__doc__ or "")),
+        *_examples(rule),
+        f"Seen in: <{rule.seen_in}>" if rule.seen_in else "",
+        "To allow it in one place, with a reason:",
+        f"```text\n# nanguard: ignore[{rule.name}] reason\n```",
+    ]
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def index() -> str:
+    """Returns the table of all rules."""
+    lines = [
+        "# Rules",
+        "",
+        "Made from the rules themselves with `make docs-rules`. "
+        "`nanguard explain NAME` shows the same pages in the terminal.",
+        "",
+        "| code | rule | severity | what it finds |",
+        "| --- | --- | --- | --- |",
+    ]
+    rules = sorted(pages().values(), key=lambda rule: rule.code)
+    for rule in rules:
+        about = sentence(rule).replace("|", "\\|")
+        lines.append(
+            f"| {rule.code} | [{rule.name}]({rule.name}.md) | {rule.severity.value} | {about} |"
+        )
+    return "\n".join(lines) + "\n"
+
+
+def _marked(doc: str) -> str:
+    """Returns a docstring with its paragraph on why as a heading, and code in Markdown's way."""
+    doc = re.sub(r"``([^`]+)``", r"`\1`", doc)
+    return re.sub(
+        r"^\*?\*?Why it breaks a run\*?\*?[.:]?\s+", "## Why it breaks a run\n\n", doc, flags=re.M
+    )
+
+
+def _examples(rule: Any) -> Iterator[str]:
+    fails = [example for example in rule.examples if isinstance(example, Fails)]
+    passes = [example for example in rule.examples if isinstance(example, Passes)]
+    for title, examples in (("Found", fails[:2]), ("Not found", passes[:2])):
+        if examples:
+            yield f"## {title}"
+        for example in examples:
+            yield _block(example.text, example.file, rule.reads)
+            if isinstance(example, Fails) and example.fixed:
+                yield "Repaired:"
+                yield _block(example.fixed, example.file, rule.reads)
+
+
+def _block(text: str, file: str, reads: str) -> str:
+    ending = file.rpartition(".")[2] if file else ""
+    language = _LANGUAGES.get(ending, "python" if reads == "code" else "yaml")
+    fence = "`" * max(3, max((len(run) + 1 for run in re.findall("`+", text)), default=3))
+    return f"{fence}{language}\n{text.strip(chr(10))}\n{fence}"

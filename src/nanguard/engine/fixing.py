@@ -1,0 +1,177 @@
+"""``nanguard check --fix``: Python files in place, configurations as a copy beside them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from nanguard.engine.check import STDIN_NAME
+from nanguard.engine.edits import whole_diff
+from nanguard.engine.files import check_python
+from nanguard.engine.history import keep
+from nanguard.engine.outcome import FileOutcome, NotChecked, Outcome, Repair, reason_of
+from nanguard.engine.repairing import Repairing
+from nanguard.engine.writing import write_atomically
+from nanguard.errors import SourceError
+from nanguard.sources.files import CONFIG_LIMIT, PYTHON_LIMIT, Decoded, decode, read_bytes
+from nanguard.sources.kinds import FileKind
+from nanguard.sources.text import Text
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from nanguard.engine.baseline import Baseline
+    from nanguard.engine.check import Check
+    from nanguard.engine.configs import Configs
+    from nanguard.engine.outcome import Seen
+    from nanguard.findings import Finding, Fix
+
+
+@dataclass(slots=True)
+class Fixing:
+    """The repair of everything a check has found.
+
+    Attributes:
+        check: The check, after it has run.
+        unsafe: Whether Python files also get fixes that change what they compute.
+        write: Whether files are written.
+        baseline: What is known, and therefore left as it is.
+    """
+
+    check: Check
+    unsafe: bool = False
+    write: bool = True
+    baseline: Baseline | None = None
+
+    def run(self) -> Outcome:
+        """Returns the outcome with what was repaired, and with what is left to be found."""
+        outcome = self.check.outcome
+        before = {seen.finding.path for seen in outcome.seen if any(seen.diffs)}
+        for path, kind in self.check.code:
+            if path in before and kind is FileKind.PYTHON:
+                self._python(path)
+        left = self._configs([path for path in self.check.configs.texts if path in before])
+        if self.write:
+            for file in left:
+                self._now(file)
+        return outcome
+
+    def _python(self, path: str) -> None:
+        outcome = self.check.outcome
+        try:
+            decoded = decode(path, read_bytes(path, PYTHON_LIMIT), python=True)
+            _refuse(path, decoded)
+            work = Repairing(self._look_at(path), self._choice)
+            repaired = work.run(decoded.content)
+            if repaired == decoded.content:
+                return
+            if self.write:
+                write_atomically(Path(path), decoded.encode(repaired))
+        except (SourceError, OSError) as error:
+            outcome.not_checked.append(NotChecked(path, f"it was not repaired: {_said(error)}"))
+            return
+        diff = whole_diff(path, path, decoded.content, repaired)
+        outcome.repairs.append(Repair(path, path, tuple(work.changes), diff, self.write))
+        if self.write:
+            self._now(check_python(Text(path, repaired), self.check.plan.selection))
+
+    def _look_at(self, path: str) -> Callable[[str], list[Finding]]:
+        def look(content: str) -> list[Finding]:
+            file = check_python(Text(path, content), self.check.plan.selection)
+            return self._unknown(file.seen)
+
+        return look
+
+    def _unknown(self, seen: list[Seen]) -> list[Finding]:
+        kept = self.baseline.new(seen) if self.baseline is not None else seen
+        return [one.finding for one in kept]
+
+    def _choice(self, finding: Finding) -> Fix | None:
+        return next((f for f in finding.fixes if f.edits and (f.safe or self.unsafe)), None)
+
+    def _configs(self, paths: list[str]) -> list[FileOutcome]:
+        """Repairs configurations one after the other; returns what is left in all of them."""
+        configs, copies = self.check.configs, {}
+        for path in paths:
+            configs, repair = self._config(configs, path)
+            if repair is not None:
+                self.check.outcome.repairs.append(repair)
+                copies[path] = repair.target
+        if not copies:
+            return []
+        left = [file for file in configs.check(self.check.plan.selection) if file.checked]
+        return [_renamed(file, copies.get(file.path)) for file in left]
+
+    def _config(self, configs: Configs, path: str) -> tuple[Configs, Repair | None]:
+        selection = self.check.plan.selection
+
+        def look(content: str) -> list[Finding]:
+            files = configs.replaced(Text(path, content)).check(selection)
+            return self._unknown(
+                [seen for file in files if file.path == path for seen in file.seen]
+            )
+
+        work = Repairing(look, lambda f: next((fix for fix in f.fixes if fix.edits), None))
+        content = configs.texts[path].content
+        target = copy_of(path)
+        try:
+            repaired = work.run(content)
+            if repaired == content:
+                return configs, None
+            diff = whole_diff(path, target, content, repaired)
+            written = self.write and path != STDIN_NAME
+            if written:
+                self._write_copy(path, target, repaired, work, diff)
+        except (SourceError, OSError) as error:
+            entry = NotChecked(path, f"it was not repaired: {_said(error)}")
+            self.check.outcome.not_checked.append(entry)
+            return configs, None
+        repair = Repair(path, target, tuple(work.changes), diff, written)
+        return configs.replaced(Text(path, repaired)), repair
+
+    def _write_copy(
+        self, path: str, target: str, repaired: str, work: Repairing, diff: str
+    ) -> None:
+        if Path(target).is_symlink():
+            raise SourceError(f"{target} is a link", where=path, do="Remove the link.")
+        decoded: Decoded = decode(path, read_bytes(path, CONFIG_LIMIT), python=False)
+        data = decoded.encode(repaired)
+        folder = Path(self.check.plan.root) / ".nanguard" / "configs"
+        lost = keep(folder, path, target, data, [c.to_json() for c in work.changes], diff)
+        if lost:
+            self.check.outcome.not_checked.append(NotChecked(str(folder), lost))
+        write_atomically(Path(target), data)
+
+    def _now(self, file: FileOutcome) -> None:
+        """Replaces what was found in a file by what is found in it now."""
+        paths = {file.path, *(seen.finding.path for seen in file.seen)}
+        outcome = self.check.outcome
+        outcome.seen = [seen for seen in outcome.seen if seen.finding.path not in paths]
+        outcome.seen += file.seen
+        outcome.seen.sort(key=lambda seen: (seen.finding.path or "", seen.finding.line or 0))
+
+
+def _refuse(path: str, decoded: Decoded) -> None:
+    """Raises if a file cannot be written back as it was."""
+    if Path(path).is_symlink():
+        raise SourceError("it is a link", where=path, do="Name the file itself.")
+    if not decoded.exact:
+        raise SourceError("its lines end in an old way", where=path, do="Convert them first.")
+
+
+def copy_of(path: str) -> str:
+    """Returns the name of the repaired copy of a configuration."""
+    place = Path(path)
+    return str(place.with_name(f"{place.stem}_fixed{place.suffix}"))
+
+
+def _renamed(file: FileOutcome, target: str | None) -> FileOutcome:
+    if target is None:
+        return file
+    moved = [replace(s, finding=replace(s.finding, path=target)) for s in file.seen]
+    return replace(file, seen=moved)
+
+
+def _said(error: SourceError | OSError) -> str:
+    return reason_of(error) if isinstance(error, SourceError) else error.strerror or str(error)

@@ -1,0 +1,217 @@
+"""Findings for people: by file, with the line of source, the fixes, and what was not checked.
+
+Written without rich, which takes longer to import than a small file takes to check.
+"""
+
+from __future__ import annotations
+
+import textwrap
+from collections import Counter
+from dataclasses import dataclass, field
+from itertools import groupby
+from typing import TYPE_CHECKING
+
+from nanguard.findings import Severity
+from nanguard.report.fields import literal, source
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from nanguard.engine.outcome import NotChecked, Outcome, Repair, Seen
+    from nanguard.findings import Fix
+
+_STYLES = {
+    "bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33", "blue": "34",
+    "cyan": "36", "title": "1;4", "error": "1;31", "warning": "1;33", "info": "1;34",
+}  # fmt: skip
+_DIFF = {"+": "green", "-": "red", "@": "cyan"}
+_DIFF_LINES = 40
+_ALIKE = 4
+_SETTINGS = ("setting", "file", "line", "value", "verdict")
+
+
+@dataclass(slots=True)
+class Page:
+    """The report of a check, as text.
+
+    Attributes:
+        outcome: What came of the check.
+        colour: Whether to use colour.
+        width: How wide the terminal is.
+    """
+
+    outcome: Outcome
+    colour: bool = False
+    width: int = 100
+    _lines: list[str] = field(default_factory=list)
+
+    def render(self) -> str:
+        """Returns the whole report."""
+        for path, group in groupby(self.outcome.seen, key=lambda seen: seen.finding.path or ""):
+            self._lines.append(self._styled(literal(path, 1000), "title"))
+            for seen in group:
+                self._lines += self._finding(seen)
+        self._lines += self._alignment()
+        for repair in self.outcome.repairs:
+            self._lines += self._repair(repair)
+        self._lines += self._not_checked()
+        self._lines += [f"stale in the baseline: {literal(e, 300)}" for e in self.outcome.stale]
+        if self.outcome.stale:
+            self._lines.append("")
+        self._lines.append(self._styled(summary(self.outcome), "bold"))
+        self._lines += self._hint()
+        return "\n".join(self._lines) + "\n"
+
+    def _finding(self, seen: Seen) -> Iterator[str]:
+        finding = seen.finding
+        place = "" if finding.line is None else f"{finding.line}:{finding.column or 1}"
+        head = self._styled(finding.severity.value, finding.severity.value)
+        name = self._styled(f"{literal(finding.name)} [{literal(finding.code)}]", "bold")
+        where = f"  ({literal(finding.where)})" if finding.where else ""
+        yield f"  {place + '  ' if place else ''}{head}  {name}{self._styled(where, 'dim')}"
+        yield from self._wrapped(literal(finding.message, 1000), 4)
+        if seen.text.strip() and finding.line is not None:
+            yield from self._source(seen)
+        for number, fix in enumerate(finding.fixes):
+            diff = seen.diffs[number] if number < len(seen.diffs) else ""
+            yield from self._fix(fix, diff if number == 0 else "")
+        yield ""
+
+    def _source(self, seen: Seen) -> Iterator[str]:
+        """Yields the line of source with a mark below the column."""
+        finding, text = seen.finding, seen.text
+        indent = len(text) - len(text.lstrip())
+        number = f"{finding.line}"
+        room = max(30, self.width - len(number) - 9)
+        column = finding.column
+        at = None if column is None else len(source(f"{text[indent : column - 1]}.")) - 1
+        shown = source(text[indent:])
+        cut = 0 if at is None or at < room else at - room // 2
+        line = ("..." if cut else "") + shown[cut : cut + room]
+        yield f"    {self._styled(f'{number} |', 'dim')} {line}"
+        if at is not None:
+            blank = " " * (at - cut + (3 if cut else 0))
+            bar = self._styled(" " * len(number) + " |", "dim")
+            yield f"    {bar} {blank}{self._styled('^', finding.severity.value)}"
+
+    def _fix(self, fix: Fix, diff: str) -> Iterator[str]:
+        kind = "safe fix" if fix.safe else "fix"
+        first, *more = self._wrapped(f"{kind}: {literal(fix.title, 500)}", 4)
+        yield self._styled(first, "green" if fix.safe else "cyan")
+        yield from more
+        for step, words in enumerate(fix.plan, start=1):
+            yield from self._wrapped(f"{step}. {literal(words, 500)}", 6)
+        yield from self._diff(diff, 6)
+
+    def _diff(self, diff: str, indent: int) -> Iterator[str]:
+        lines = [line for line in diff.split("\n") if line][2:]
+        for line in lines[:_DIFF_LINES]:
+            yield f"{' ' * indent}{self._styled(source(line), _DIFF.get(line[:1], ''))}"
+        if len(lines) > _DIFF_LINES:
+            yield f"{' ' * indent}... and {len(lines) - _DIFF_LINES} more lines"
+
+    def _repair(self, repair: Repair) -> Iterator[str]:
+        done = "repaired" if repair.written else "would be repaired"
+        same = repair.path == repair.target
+        into = "" if same else f" -> {literal(repair.target, 1000)}"
+        yield self._styled(f"{literal(repair.path, 1000)}{into} ({done})", "title")
+        for change in repair.changes:
+            line = f"{change.finding.line}: " if change.finding.line else ""
+            why = f"{line}{change.finding.name}: {literal(change.finding.message, 500)}"
+            yield from self._wrapped(why, 2)
+            yield from self._wrapped(f"-> {literal(change.fix.title, 500)}", 4)
+            for step, words in enumerate(change.fix.plan, start=1):
+                yield from self._wrapped(f"{step}. {literal(words, 500)}", 7)
+        yield from (self._styled(source(line), _DIFF.get(line[:1], "")) for line in _body(repair))
+        yield ""
+
+    def _alignment(self) -> Iterator[str]:
+        rows = [[literal(str(row.get(key) or "")) for key in _SETTINGS] for row in self._shown()]
+        if not rows:
+            return
+        table = [[*_SETTINGS], *rows]
+        widths = [max(len(row[column]) for row in table) for column in range(len(_SETTINGS))]
+        yield self._styled("alignment of settings", "title")
+        for number, row in enumerate(table):
+            line = "  ".join(cell.ljust(wide) for cell, wide in zip(row, widths, strict=True))
+            yield f"  {self._styled(line.rstrip(), '' if number else 'dim')}"
+        yield ""
+
+    def _shown(self) -> list[dict[str, object]]:
+        rows = self.outcome.alignment
+        several = len({row.get("file") for row in rows}) > 1 or len(rows) > 1
+        return rows if several else []
+
+    def _not_checked(self) -> Iterator[str]:
+        """Yields what was not checked; many files with one reason share a line."""
+        entries = self.outcome.not_checked
+        if not entries:
+            return
+        counts = Counter(entry.reason for entry in entries)
+        told: set[str] = set()
+        yield self._styled("not checked", "title")
+        for entry in entries:
+            if counts[entry.reason] <= _ALIKE:
+                yield from self._wrapped(_one(entry), 2)
+            elif entry.reason not in told:
+                told.add(entry.reason)
+                yield from self._wrapped(f"{counts[entry.reason]} files: {entry.reason}", 2)
+        yield ""
+
+    def _hint(self) -> Iterator[str]:
+        if self.outcome.repairs:
+            return
+        first = [s.finding.fixes[0] for s in self.outcome.seen if s.finding.fixes and any(s.diffs)]
+        if first:
+            command = "nanguard check --fix"
+            yield f"{len(first)} of them can be repaired: {command} (--diff shows it first)."
+
+    def _wrapped(self, text: str, indent: int) -> list[str]:
+        pad = " " * indent
+        width = max(40, min(self.width, 120))
+        return textwrap.wrap(
+            text, width, initial_indent=pad, subsequent_indent=pad, break_on_hyphens=False
+        ) or [pad]
+
+    def _styled(self, text: str, style: str) -> str:
+        return f"\x1b[{_STYLES[style]}m{text}\x1b[0m" if self.colour and style and text else text
+
+
+def brief(outcome: Outcome) -> str:
+    """Returns one line for each finding, and nothing else."""
+    lines = []
+    for seen in outcome.seen:
+        f = seen.finding
+        place = ":".join(str(part) for part in (f.path, f.line, f.column) if part is not None)
+        told = f"{f.severity.value}: {literal(f.message, 1000)} [{f.name}]"
+        lines.append(f"{literal(place, 1000)}: {told}\n")
+    return "".join(lines)
+
+
+def summary(outcome: Outcome) -> str:
+    """Returns the line that ends a report."""
+    counts = Counter(seen.finding.severity for seen in outcome.seen)
+    kinds = [_many(counts[s], s.value) for s in reversed(list(Severity)) if counts[s]]
+    kinds.sort(key=lambda words: ("error" not in words, "warning" not in words))
+    found = ", ".join(kinds).replace("infos", "remarks").replace("info", "remark")
+    checked = _many(len(outcome.checked), "file")
+    parts = [f"{found or 'no findings'} in {checked}"]
+    if outcome.not_checked:
+        parts.append(f"{_many(len(outcome.not_checked), 'entry', 'entries')} not checked")
+    if outcome.suppressed:
+        parts.append(f"{outcome.suppressed} allowed by comments")
+    if outcome.known:
+        parts.append(f"{outcome.known} known from the baseline")
+    return f"{'; '.join(parts)} ({outcome.seconds:.1f} s)"
+
+
+def _many(count: int, word: str, words: str | None = None) -> str:
+    return f"{count} {word if count == 1 else words or word + 's'}"
+
+
+def _one(entry: NotChecked) -> str:
+    return f"{literal(entry.path, 1000)}: {literal(entry.reason, 500)}"
+
+
+def _body(repair: Repair) -> list[str]:
+    return repair.diff.rstrip("\n").split("\n")
