@@ -133,7 +133,7 @@ def _div(inputs: tuple[Value, ...], keywords: dict[str, Value]) -> Known:
         scale = 1.0 / number if number else 1.0
         lo, hi = sorted((_times(a.lo, scale), _times(a.hi, scale)))
         return lo, hi, a.kinds - _LOST
-    kinds = {"ratio"} | (a.kinds & _kinds("loss", "logits", "logratio", "logscale"))
+    kinds = {"ratio"} | (a.kinds & _kinds("loss", "logits", "logratio", "logscale", "padded"))
     if a.lo >= 0 and b.lo >= 0:
         lo = a.lo / b.hi if b.hi < INF and b.hi > 0 else 0.0
         if a.lo > 0 and b.has("sum", "masksum", "count"):
@@ -145,8 +145,9 @@ def _div(inputs: tuple[Value, ...], keywords: dict[str, Value]) -> Known:
 def _pow(inputs: tuple[Value, ...], keywords: dict[str, Value]) -> Known:
     base = inputs[0]
     exponent = _number(inputs[1] if len(inputs) > 1 else keywords.get("exponent"))
+    padded = base.kinds & _kinds("padded")
     if exponent is None:
-        return (0.0, INF, NO_KINDS) if base.lo >= 0 else (-INF, INF, NO_KINDS)
+        return (0.0, INF, padded) if base.lo >= 0 else (-INF, INF, padded)
     if exponent > 0 and exponent % 2 == 0:
         lo = base.lo**exponent if base.lo > 0 and base.lo < 1e100 else 0.0
         kinds = {"square"} | (base.kinds & _kinds("loss"))
@@ -155,9 +156,9 @@ def _pow(inputs: tuple[Value, ...], keywords: dict[str, Value]) -> Known:
         return lo, INF, frozenset(kinds)
     if base.lo >= 0:
         if exponent > 0:
-            return base.lo**exponent if base.lo < 1e100 else base.lo, INF, NO_KINDS
-        return (0.0 if base.hi == INF else SMALL), INF, NO_KINDS
-    return -INF, INF, NO_KINDS
+            return base.lo**exponent if base.lo < 1e100 else base.lo, INF, padded
+        return (0.0 if base.hi == INF else SMALL), INF, padded
+    return -INF, INF, padded
 
 
 def _clamp(inputs: tuple[Value, ...], keywords: dict[str, Value]) -> Known:

@@ -1,0 +1,99 @@
+"""Division by a count that can be 0."""
+
+from __future__ import annotations
+
+import ast
+from typing import TYPE_CHECKING, ClassVar
+
+from nanguard.findings import Finding, Fix, Severity
+from nanguard.rules.code_rule import CodeRule, replaced
+from nanguard.rules.numbers import can_be_zero, guarded_by
+from nanguard.rules.quotients import has_eps_outside
+from nanguard.rules.rule import Fails, Passes
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from nanguard.sources.python.code import Code
+    from nanguard.sources.python.values import Value
+
+# What leaves at least one element of every row in.
+_NEVER_EMPTY = frozenset({"tril", "triu", "eye", "ones", "ones_like", "softmax"})
+
+
+class DivisionByUnguardedSum(CodeRule):
+    """Division by the sum of a mask, of weights, or by a count, that can be 0.
+
+    *Why it breaks a run*: the batch in which every token is padding, no box matches or no pixel is
+    valid comes sooner or later. Its sum is 0, the mean 0 / 0 is NaN, and so is every weight after
+    the step.
+
+    Bound the divisor: `mask.sum().clamp(min=1)`.
+    """
+
+    code = "SRC024"
+    name = "division-by-unguarded-sum"
+    severity = Severity.WARNING
+    seen_in = "https://github.com/NVIDIA-NeMo/Automodel/issues/3796"
+    examples: ClassVar = (
+        Fails(
+            "import torch\n\n\ndef f(x, mask):\n    return (x * mask).sum() / mask.sum()\n",
+            line=5,
+            fixed="import torch\n\n\ndef f(x, mask):\n"
+            "    return (x * mask).sum() / mask.sum().clamp(min=1)\n",
+        ),
+        Fails(
+            "import torch\n\n\ndef f(nll, y):\n    n = (y != -100).sum()\n    return nll.sum() / n\n",
+            line=6,
+        ),
+        Passes("import torch\n\n\ndef f(x, mask):\n    return x.sum() / mask.sum().clamp(min=1)\n"),
+        Passes(
+            "import torch\n\n\ndef f(x, mask):\n    n = mask.sum()\n    if n == 0:\n"
+            "        return x.sum() * 0\n    return x.sum() / n\n"
+        ),
+        Passes("import torch\n\n\ndef f(total, loader):\n    return total / len(loader)\n"),
+    )
+
+    def check(self, code: Code) -> Iterator[Finding]:
+        """Yields what is wrong with a file."""
+        for quotient in code.of("div"):
+            if len(quotient.inputs) < 2 or not quotient.grad:
+                continue
+            divisor = quotient.inputs[1]
+            if not _is_count(divisor) or not can_be_zero(divisor):
+                continue
+            if guarded_by(divisor, quotient.guards) or _is_never_empty(divisor):
+                continue
+            if has_eps_outside(code, quotient):
+                continue
+            yield self.at(
+                code,
+                quotient.node,
+                "division by a sum that is 0 when nothing is left in: 0 / 0 is NaN",
+                fixes=_fixes(code, divisor),
+            )
+
+
+def _is_count(value: Value) -> bool:
+    core = value.core
+    if core.op == "mul":
+        return any(_is_count(part) for part in core.inputs)
+    if core.has("masksum", "weightsum"):
+        return core.op in ("sum", "mean", "count_nonzero", "nansum", "add")
+    return core.op in ("sum", "bincount", "scatter_add") and value.has("count")
+
+
+def _is_never_empty(value: Value) -> bool:
+    return any(
+        part.op in _NEVER_EMPTY or "causal" in part.name.lower() or part.op == "local"
+        for part in value.upstream(16)
+    )
+
+
+def _fixes(code: Code, divisor: Value) -> tuple[Fix, ...]:
+    node = divisor.node
+    parents = code.parents.get(node) if node is not None else None
+    title = "bound the divisor from below"
+    if not isinstance(node, ast.Call) or not isinstance(parents, ast.BinOp):
+        return (Fix(title + ": .clamp(min=1)"),)
+    return (Fix(title, edits=(replaced(code, node, f"{code.segment(node)}.clamp(min=1)"),)),)

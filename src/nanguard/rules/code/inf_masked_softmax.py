@@ -1,0 +1,73 @@
+"""A softmax over rows that a mask can empty."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar
+
+from nanguard.findings import Finding, Fix, Severity
+from nanguard.rules.code_rule import CodeRule
+from nanguard.rules.masks import fills_with_minus_inf, keeps_one_per_row, rows_are_kept_apart
+from nanguard.rules.rule import Fails, Passes
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from nanguard.sources.python.code import Code
+
+
+class InfMaskedSoftmax(CodeRule):
+    """-inf written by a mask, then a softmax, with nothing that keeps a fully masked row apart.
+
+    *Why it breaks a run*: the softmax of a row in which everything is -inf is 0 / 0, NaN. A
+    sample that is all padding, a query without a key in its window: one row is enough, and its
+    gradient reaches every weight of the layer.
+
+    Use a large finite number (`torch.finfo(scores.dtype).min`), or set rows that are masked as a
+    whole to 0 before and after the softmax; `F.scaled_dot_product_attention` does.
+    """
+
+    code = "SRC014"
+    name = "inf-masked-softmax"
+    severity = Severity.WARNING
+    seen_in = "https://github.com/pytorch/pytorch/issues/41508"
+    examples: ClassVar = (
+        Fails(
+            "import torch\n\n\ndef attend(s, pad):\n"
+            '    s = s.masked_fill(pad == 0, float("-inf"))\n    return s.softmax(-1)\n',
+            line=5,
+        ),
+        Fails(
+            "import torch\nimport torch.nn.functional as F\n\n\ndef attend(s, keep):\n"
+            "    s[~keep] = -torch.inf\n    return F.softmax(s, dim=-1)\n",
+            line=6,
+        ),
+        Passes(
+            "import torch\n\n\ndef attend(s):\n    n = s.size(-1)\n"
+            "    future = torch.triu(torch.ones(n, n), 1).bool()\n"
+            '    return s.masked_fill(future, float("-inf")).softmax(-1)\n'
+        ),
+        Passes(
+            "import torch\n\n\ndef attend(s, keep):\n"
+            '    s = s.masked_fill(~keep, float("-inf"))\n'
+            "    empty = (~keep).all(-1, keepdim=True)\n"
+            "    return s.masked_fill(empty, 0.0).softmax(-1).masked_fill(empty, 0.0)\n"
+        ),
+        Passes("import torch\n\n\ndef attend(s, keep):\n    return s.masked_fill(~keep, -1e4).softmax(-1)\n"),
+    )
+
+    def check(self, code: Code) -> Iterator[Finding]:
+        """Yields what is wrong with a file."""
+        seen: set[int] = set()
+        for softmax in code.of("softmax", "log_softmax"):
+            if not softmax.inputs or not softmax.grad or rows_are_kept_apart(code, softmax):
+                continue
+            for masking in fills_with_minus_inf(softmax.inputs[0]):
+                if id(masking.node) in seen or keeps_one_per_row(masking):
+                    continue
+                seen.add(id(masking.node))
+                yield self.at(
+                    code,
+                    masking.node,
+                    "a row that is masked as a whole becomes all -inf, and its softmax NaN",
+                    fixes=(Fix("fill with torch.finfo(scores.dtype).min, or keep such rows apart"),),
+                )

@@ -1,0 +1,94 @@
+"""Division by a norm, a spread or a range that can be 0."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar
+
+from nanguard.findings import Finding, Fix, Severity
+from nanguard.rules.code_rule import CodeRule
+from nanguard.rules.numbers import can_be_zero, guarded_by, is_table
+from nanguard.rules.quotients import has_eps_outside
+from nanguard.rules.rule import Fails, Passes
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from nanguard.sources.python.code import Code
+    from nanguard.sources.python.values import Value
+
+_WORDS = {
+    "minmax": "range",
+    "norm": "norm",
+    "std": "standard deviation",
+    "sumsq": "root mean square",
+    "var": "variance",
+}
+
+
+class NormaliseWithoutEps(CodeRule):
+    """Scaling by a norm, a standard deviation, a root mean square or a range, with no eps.
+
+    *Why it breaks a run*: a padded row, a dead unit, a constant image has a norm, a spread or a
+    range of exactly 0, and 0 / 0 is NaN.
+
+    Use `F.normalize(x, dim=-1)`, `layer_norm`, or bound the divisor:
+    `x / x.norm(dim=-1, keepdim=True).clamp(min=1e-6)`.
+    """
+
+    code = "SRC025"
+    name = "normalise-without-eps"
+    severity = Severity.WARNING
+    seen_in = "https://github.com/keras-team/keras/pull/23093"
+    examples: ClassVar = (
+        Fails("import torch\n\n\ndef f(x):\n    return x / x.norm(dim=-1, keepdim=True)\n", line=5),
+        Fails(
+            "import torch\n\n\ndef f(x):\n    ms = x.pow(2).mean(-1, keepdim=True)\n"
+            "    return x * torch.rsqrt(ms)\n",
+            line=6,
+        ),
+        Fails(
+            "import torch\n\n\ndef f(x):\n    lo, hi = x.amin(), x.amax()\n"
+            "    return (x - lo) / (hi - lo)\n",
+            line=6,
+        ),
+        Passes("import torch\n\n\ndef f(x):\n    return x / (x.norm(dim=-1) + 1e-6)\n"),
+        Passes("import torch\n\n\ndef f(x, mean, std):\n    return (x - mean) / std\n"),
+        Passes("import torch\n\n\ndef f(x, eps):\n    return x / x.std().clamp(min=eps)\n"),
+    )
+
+    def check(self, code: Code) -> Iterator[Finding]:
+        """Yields what is wrong with a file."""
+        for quotient in code.of("div", "rsqrt"):
+            divisor = _divisor(quotient)
+            if divisor is None:
+                continue
+            word = _word(divisor)
+            if not word or not can_be_zero(divisor) or guarded_by(divisor, quotient.guards):
+                continue
+            if has_eps_outside(code, quotient) or is_table(divisor):
+                continue
+            yield self.at(
+                code,
+                quotient.node,
+                f"division by a {word} that can be 0: 0 / 0 is NaN",
+                fixes=(Fix("add an eps to the divisor, or bound it: .clamp(min=1e-6)"),),
+            )
+
+
+def _divisor(quotient: Value) -> Value | None:
+    if quotient.op == "rsqrt":
+        return quotient.inputs[0] if quotient.inputs else None
+    if len(quotient.inputs) < 2:
+        return None
+    return quotient.inputs[1]
+
+
+def _word(divisor: Value) -> str:
+    core = divisor.core
+    if core.op == "mul":
+        return next((word for part in core.inputs if (word := _word(part))), "")
+    if core.op in ("max", "amax", "maximum") and core.inputs:
+        return "peak" if core.inputs[0].core.op == "abs" and len(core.inputs) < 3 else ""
+    if core.op in ("mean", "sum", "median", "", "join", "add"):
+        return "root mean square" if core.op == "mean" and core.has("sumsq") else ""
+    return next((word for kind, word in _WORDS.items() if core.has(kind)), "")

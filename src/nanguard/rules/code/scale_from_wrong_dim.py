@@ -1,0 +1,148 @@
+"""An attention scale from the width of the model where heads split it."""
+
+from __future__ import annotations
+
+import ast
+import re
+from typing import TYPE_CHECKING, ClassVar
+
+from nanguard.findings import Finding, Fix, Severity
+from nanguard.rules.code_rule import CodeRule
+from nanguard.rules.rule import Fails, Passes
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from nanguard.sources.python.code import Code
+    from nanguard.sources.python.scopes import Class, Function
+    from nanguard.sources.python.values import Value
+
+_HEADS = re.compile(r"(n|num|nb)?_?(attention_|attn_)?heads?$|n?h$|nheads?$|heads_count$")
+_SCALE = re.compile(r"scale|scaling|temper|norm_fact|sqrt_d|factor")
+
+
+class ScaleFromWrongDim(CodeRule):
+    """Attention scores scaled by the width of the model where heads split it.
+
+    *Why it breaks a run*: the scores of a head are sums over head_dim products, so their spread is
+    sqrt(head_dim). Scaled by sqrt(embed_dim) they are too small by sqrt(heads): attention is flat,
+    the model makes up for it with large weights, and those overflow in half precision later.
+
+    Use the size that is summed over: `head_dim ** -0.5`, `q.size(-1) ** -0.5`.
+    """
+
+    code = "SRC030"
+    name = "scale-from-wrong-dim"
+    severity = Severity.WARNING
+    seen_in = "https://github.com/lucidrains/vit-pytorch/issues/65"
+    examples: ClassVar = (
+        Fails(
+            "import torch\nfrom torch import nn\n\n\nclass A(nn.Module):\n"
+            "    def __init__(self, dim, heads):\n        super().__init__()\n"
+            "        self.heads, self.hd = heads, dim // heads\n        self.scale = dim**-0.5\n\n"
+            "    def forward(self, q, k):\n        return (q @ k.mT) * self.scale\n",
+            line=9,
+        ),
+        Passes(
+            "import torch\nfrom torch import nn\n\n\nclass A(nn.Module):\n"
+            "    def __init__(self, dim, heads):\n        super().__init__()\n"
+            "        self.heads, self.hd = heads, dim // heads\n"
+            "        self.scale = self.hd**-0.5\n\n"
+            "    def forward(self, q, k):\n        return (q @ k.mT) * self.scale\n"
+        ),
+        Passes(
+            "import math\nimport torch\nfrom torch import nn\n\n\nclass E(nn.Module):\n"
+            "    def __init__(self, dim, heads):\n        super().__init__()\n"
+            "        self.hd, self.dim = dim // heads, dim\n        self.emb = nn.Embedding(9, dim)\n"
+            "\n    def forward(self, x):\n        return self.emb(x) * math.sqrt(self.dim)\n"
+        ),
+    )
+
+    def check(self, code: Code) -> Iterator[Finding]:
+        """Yields what is wrong with a file."""
+        seen: set[int] = set()
+        for product in code.of("mul", "div"):
+            if len(product.inputs) < 2:
+                continue
+            for scores, scale in (product.inputs[:2], product.inputs[1::-1]):
+                root = _root(scale, divides=product.op == "div" and scale is product.inputs[1])
+                if root is None or not _is_scores(scores) or id(root.node) in seen:
+                    continue
+                widths = _split_widths(code, product.scope)
+                if _name(root.inputs[0]) in widths and root.node is not None:
+                    seen.add(id(root.node))
+                    yield self.at(
+                        code,
+                        root.node,
+                        f"attention scaled by {_name(root.inputs[0])}, which the heads split: the "
+                        "scores are sums over head_dim products",
+                        fixes=(Fix("scale by the size of a head"),),
+                    )
+
+
+def _root(scale: Value, *, divides: bool) -> Value | None:
+    """Returns the root in a scale that makes scores smaller."""
+    core = scale.core
+    if core.op == "div" and len(core.inputs) > 1 and core.inputs[0].number() == 1:
+        return _root(core.inputs[1], divides=True)
+    if core.op == "pow" and core.inputs:
+        exponent = core.arg(1, "exponent")
+        number = None if exponent is None else exponent.number()
+        return core if number == (0.5 if divides else -0.5) else None
+    if core.op in ("math.sqrt", "sqrt", "numpy.sqrt") and divides:
+        return core
+    return core if core.op in ("rsqrt", "math.rsqrt") and not divides else None
+
+
+def _name(value: Value) -> str:
+    core = value
+    while core.op in ("named", "item", "getitem", "tensor") and core.inputs and not core.name:
+        core = core.inputs[0]
+    return core.name
+
+
+def _is_scores(value: Value) -> bool:
+    """Returns whether a value is a product of queries and keys, or a query."""
+    core = value.core
+    if core.op in ("matmul", "einsum", "baddbmm", "bmm", "mul", "div"):
+        return core.op not in ("mul", "div") or any(_is_scores(part) for part in core.inputs)
+    return value.name.lower() in ("q", "query", "queries", "attn", "scores", "energy", "dots", "att")
+
+
+def _split_widths(code: Code, scope: Function | None) -> set[str]:
+    """Returns the names of sizes that heads split, in the class or function of a place."""
+    if scope is None:
+        return set()
+    functions = [f for f in code.functions if f.cls is scope.cls] if scope.cls else [scope]
+    widths: set[str] = set()
+    for function in functions:
+        for node in ast.walk(function.node):
+            if isinstance(node, ast.BinOp) and isinstance(node.op, (ast.FloorDiv, ast.Div)):
+                if _HEADS.fullmatch(_terminal(node.right).lower()):
+                    widths.add(_terminal(node.left))
+    if scope.cls is not None and _views_heads(scope.cls):
+        widths |= _linear_widths(scope.cls)
+    return widths - {""}
+
+
+def _terminal(node: ast.expr) -> str:
+    return node.attr if isinstance(node, ast.Attribute) else getattr(node, "id", "")
+
+
+def _views_heads(cls: Class) -> bool:
+    """Returns whether a class reshapes something to (..., heads, -1)."""
+    for node in ast.walk(cls.node):
+        if isinstance(node, ast.Call) and getattr(node.func, "attr", "") in ("view", "reshape"):
+            if len(node.args) >= 2 and _HEADS.fullmatch(_terminal(node.args[-2]).lower()):
+                if isinstance(node.args[-1], ast.UnaryOp):
+                    return True
+    return False
+
+
+def _linear_widths(cls: Class) -> set[str]:
+    """Returns the names of the widths of a class's square projections."""
+    found: set[str] = set()
+    for node in ast.walk(cls.node):
+        if isinstance(node, ast.Call) and getattr(node.func, "attr", "") == "Linear" and node.args:
+            found.add(_terminal(node.args[0]))
+    return found

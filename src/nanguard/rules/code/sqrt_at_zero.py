@@ -1,0 +1,105 @@
+"""``sqrt`` where its argument can be 0 and a gradient is wanted."""
+
+from __future__ import annotations
+
+import ast
+from typing import TYPE_CHECKING, ClassVar
+
+from nanguard.findings import Finding, Fix, Severity
+from nanguard.rules.code_rule import CodeRule, replaced
+from nanguard.rules.numbers import can_be_zero, guarded_by, is_number
+from nanguard.rules.rule import Fails, Passes
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from nanguard.sources.python.code import Code
+    from nanguard.sources.python.values import Value
+
+
+class SqrtAtZero(CodeRule):
+    """The square root of a sum of squares, a variance or a distance, with nothing added.
+
+    *Why it breaks a run*: the derivative of sqrt at 0 is infinite. Two equal points, a constant
+    row or a perfect prediction give inf, and inf times the 0 of the chain rule is NaN: one pair
+    is enough to poison every weight.
+
+    Add a small number under the root (`(d2 + 1e-12).sqrt()`), or use `torch.linalg.norm` and
+    `torch.cdist`, whose gradient at 0 is defined as 0.
+    """
+
+    code = "SRC020"
+    name = "sqrt-at-zero"
+    severity = Severity.WARNING
+    seen_in = "https://github.com/pytorch/pytorch/issues/6394"
+    examples: ClassVar = (
+        Fails(
+            "import torch\n\n\ndef dist(a, b):\n    d2 = (a - b).pow(2).sum(-1)\n"
+            "    return torch.sqrt(d2)\n",
+            line=6,
+            fixed="import torch\n\n\ndef dist(a, b):\n    d2 = (a - b).pow(2).sum(-1)\n"
+            "    return torch.sqrt(d2 + 1e-12)\n",
+        ),
+        Fails(
+            "import torch\nimport torch.nn.functional as F\n\n\ndef rmse(a, b):\n"
+            "    return F.mse_loss(a, b) ** 0.5\n",
+            line=6,
+        ),
+        Passes("import torch\n\n\ndef dist(a, b):\n    return ((a - b) ** 2 + 1e-12).sum().sqrt()\n"),
+        Passes(
+            "import torch\n\n\n@torch.no_grad()\ndef rmse(a, b):\n"
+            "    return (a - b).square().mean().sqrt()\n"
+        ),
+    )
+
+    def check(self, code: Code) -> Iterator[Finding]:
+        """Yields what is wrong with a file."""
+        for root in code.of("sqrt", "pow"):
+            if not root.grad or not root.inputs or (root.op == "pow" and not is_root(root)):
+                continue
+            value = root.inputs[0]
+            if not value.has("sumsq", "var") or is_number(value) or not can_be_zero(value):
+                continue
+            if guarded_by(value, root.guards) or _is_used_elsewhere(code, root):
+                continue
+            what = "variance" if value.has("var") else "sum of squares"
+            yield self.at(
+                code,
+                root.node,
+                f"square root of a {what} that can be 0: its gradient there is infinite",
+                fixes=_fixes(code, value),
+            )
+
+
+def is_root(power: Value) -> bool:
+    """Returns whether a power is a square root."""
+    exponent = power.arg(1, "exponent")
+    return exponent is not None and exponent.number() == 0.5
+
+
+def _is_used_elsewhere(code: Code, root: Value) -> bool:
+    """Returns whether it is a divisor or hidden by ``where``, which other rules speak about."""
+    node = root.node
+    for parent in code.ancestors(node) if node is not None else ():
+        if isinstance(parent, ast.BinOp) and isinstance(parent.op, ast.Div):
+            return parent.right is node
+        if isinstance(parent, ast.Call):
+            made = code.values.get(parent)
+            return made is not None and made.op == "where"
+        if isinstance(parent, ast.stmt):
+            return False
+        node = parent
+    return False
+
+
+def _fixes(code: Code, value: Value) -> tuple[Fix, ...]:
+    if value.node is None:
+        return ()
+    text = code.segment(value.node)
+    simple = isinstance(value.node, (ast.Name, ast.Call, ast.Attribute))
+    parent = code.parents.get(value.node)
+    argument = isinstance(parent, ast.Call) and value.node in parent.args
+    written = f"{text} + 1e-12" if simple else f"({text}) + 1e-12"
+    if not argument:
+        written = f"({written})"
+    return (Fix("add a small number under the root", edits=(replaced(code, value.node, written),)),)

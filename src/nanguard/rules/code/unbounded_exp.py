@@ -1,0 +1,81 @@
+"""``exp`` of what a network or an optimizer can push to any height."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar
+
+from nanguard.findings import Finding, Fix, Severity
+from nanguard.rules.code_rule import CodeRule
+from nanguard.rules.numbers import guarded_by, is_bounded, is_table
+from nanguard.rules.rule import Fails, Passes
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from nanguard.sources.python.code import Code
+    from nanguard.sources.python.values import Value
+
+_WHAT = {
+    "logscale": "log-scale",
+    "logratio": "log-ratio",
+    "network": "network output",
+    "logits": "logit",
+}
+
+
+class UnboundedExp(CodeRule):
+    """`exp` of a network output, a log-variance or a log-ratio without an upper bound.
+
+    *Why it breaks a run*: exp overflows at 88.7 in float32 and at 11.1 in float16. A log-variance
+    or a log-ratio has no reason to stay below that: one odd batch, one stale policy, one large
+    step, and the loss is inf.
+
+    Bound the argument: `logvar.clamp(-30, 20).exp()`, `2 * tanh(s)`, `softplus` in place of exp,
+    or subtract the maximum where the result is normalised.
+    """
+
+    code = "SRC027"
+    name = "unbounded-exp"
+    severity = Severity.WARNING
+    seen_in = "https://github.com/vanderschaarlab/synthcity/issues/331"
+    examples: ClassVar = (
+        Fails("import torch\n\n\ndef f(logvar):\n    return torch.exp(0.5 * logvar)\n", line=5),
+        Fails(
+            "import torch\n\n\ndef ratio(logp, old_logp):\n    return (logp - old_logp).exp()\n",
+            line=5,
+        ),
+        Passes("import torch\n\n\ndef f(logvar):\n    return logvar.clamp(-30, 20).exp()\n"),
+        Passes("import torch\n\n\ndef f(x):\n    return torch.exp(x - x.max(-1, keepdim=True)[0])\n"),
+        Passes("import torch\n\n\ndef f(x):\n    return x.log_softmax(-1).exp()\n"),
+    )
+
+    def check(self, code: Code) -> Iterator[Finding]:
+        """Yields what is wrong with a file."""
+        clamped = _clamped_in_place(code)
+        for power in code.of("exp", "expm1", "exp2"):
+            value = power.inputs[0] if power.inputs else None
+            if value is None or not power.grad or is_bounded(value) or is_table(value):
+                continue
+            what = next((word for kind, word in _WHAT.items() if value.has(kind)), "")
+            if not what or guarded_by(value, power.guards) or _names(value) & clamped:
+                continue
+            yield self.at(
+                code,
+                power.node,
+                f"exp of a {what} without an upper bound: inf above 88.7 in float32, above 11.1 "
+                "in float16",
+                fixes=(Fix("bound the argument, for example .clamp(max=20)"),),
+            )
+
+
+def _names(value: Value) -> set[str]:
+    return {part.name for part in value.upstream(8) if part.name}
+
+
+def _clamped_in_place(code: Code) -> set[str]:
+    """Returns the names of what is kept in range elsewhere in the file."""
+    found: set[str] = set()
+    for bound in code.of("clamp", "clamp_max"):
+        if bound.name.endswith("_") and bound.inputs:
+            found |= {part.name for part in bound.inputs[0].upstream(4) if part.name}
+    return found - {"data", "self"}

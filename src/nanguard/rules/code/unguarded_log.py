@@ -1,0 +1,97 @@
+"""``log`` of something that can be 0."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, ClassVar
+
+from nanguard.findings import Finding, Fix, Severity
+from nanguard.rules.code_rule import CodeRule, replaced
+from nanguard.rules.numbers import can_be_zero, guarded_by
+from nanguard.rules.rule import Fails, Passes
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from nanguard.sources.python.code import Code
+    from nanguard.sources.python.values import Value
+
+_ABOUT_PROBABILITIES = re.compile(r"entropy|kl|divergence|likelihood|nll|jsd?|mutual|prob|focal")
+
+
+class UnguardedLog(CodeRule):
+    """The logarithm of a probability, a ratio or a difference that nothing keeps above 0.
+
+    *Why it breaks a run*: log(0) is -inf and its gradient is infinite. A probability reaches
+    exactly 0 by underflow, `1 - p` as soon as p rounds to 1, a ratio with its numerator. Times a
+    weight of 0 the infinity becomes NaN.
+
+    Bound it from below (`x.clamp(min=1e-8)`), or stay with log-probabilities: `log_softmax`,
+    `logsigmoid`, `torch.xlogy`, `log1p`.
+    """
+
+    code = "SRC018"
+    name = "unguarded-log"
+    severity = Severity.WARNING
+    seen_in = "https://github.com/pytorch/pytorch/issues/15288"
+    examples: ClassVar = (
+        Fails(
+            "import torch\n\n\ndef kl(p, q):\n    return (p * torch.log(p / q)).sum(-1)\n",
+            line=5,
+            fixed="import torch\n\n\ndef kl(p, q):\n"
+            "    return (p * torch.log((p / q).clamp(min=1e-8))).sum(-1)\n",
+        ),
+        Fails(
+            "import torch\n\n\ndef f(logits):\n    p = torch.sigmoid(logits)\n"
+            "    return (1 - p).log()\n",
+            line=6,
+        ),
+        Passes("import torch\n\n\ndef kl(p, q):\n    return torch.log((p / q).clamp(min=1e-8))\n"),
+        Passes("import torch\n\n\ndef f(n):\n    return torch.log((n + 1.0) / (n + 1.0).sum())\n"),
+        Passes(
+            "import torch\n\n\ndef f(p):\n    safe = torch.where(p > 0, p, torch.ones_like(p))\n"
+            "    return (p * safe.log()).sum()\n"
+        ),
+    )
+
+    def check(self, code: Code) -> Iterator[Finding]:
+        """Yields what is wrong with a file."""
+        for log in code.of("log", "log2", "log10"):
+            value = log.inputs[0] if log.inputs else None
+            if value is None or not can_be_zero(value) or guarded_by(value, log.guards):
+                continue
+            kind = _kind(value, log)
+            if kind and value.node is not None:
+                text = code.segment(value.node)
+                bare = text if text.replace("_", "").replace(".", "").isalnum() else f"({text})"
+                yield self.at(
+                    code,
+                    log.node,
+                    f"log of a {kind} that can be 0: -inf, and an infinite gradient",
+                    fixes=(
+                        Fix(
+                            "bound it from below",
+                            edits=(replaced(code, value.node, f"{bare}.clamp(min=1e-8)"),),
+                        ),
+                    ),
+                )
+
+
+def _kind(value: Value, log: Value) -> str:
+    """Returns what it is the log of, if that is something that reaches 0."""
+    core = value.core
+    if core.op in ("softmax", "sigmoid") or core.has("exp"):
+        return ""
+    if core.op == "div":
+        return "ratio"
+    if core.op in ("sub", "rsub") and not core.has("shifted"):
+        return "difference"
+    if core.has("probability") or value.has("probability"):
+        return "probability"
+    scope = log.scope
+    about = scope is not None and _ABOUT_PROBABILITIES.search(
+        (scope.name + (scope.cls.name if scope.cls else "")).lower()
+    )
+    if about and core.op == "" and core.name in ("p", "q", "pi", "p_hat", "q_hat", "pt", "p_t"):
+        return "probability"
+    return ""

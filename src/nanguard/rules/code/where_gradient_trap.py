@@ -1,0 +1,112 @@
+"""``torch.where`` in front of a branch that is not finite everywhere."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar
+
+from nanguard.findings import Finding, Fix, Severity
+from nanguard.rules.code_rule import CodeRule
+from nanguard.rules.numbers import can_be_zero, is_bounded, names_of
+from nanguard.rules.rule import Fails, Passes
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from nanguard.sources.python.code import Code
+    from nanguard.sources.python.values import Value
+
+# How far behind a branch an operation still counts as part of it.
+_REACH = 10
+
+
+class WhereGradientTrap(CodeRule):
+    """`torch.where` that hides a singular branch.
+
+    *Why it breaks a run*: both branches are computed, and both are differentiated. The branch that
+    was not chosen gets a gradient of 0, and 0 times an infinite derivative is NaN: the forward
+    pass looks right while the weights are lost.
+
+    Make the input safe, then compute: `safe = torch.where(x > 0, x, 1.0)`, and
+    `torch.where(x > 0, safe.log(), 0.0)`.
+    """
+
+    code = "SRC023"
+    name = "where-gradient-trap"
+    severity = Severity.WARNING
+    seen_in = "https://github.com/pytorch/pytorch/issues/52248"
+    examples: ClassVar = (
+        Fails(
+            "import torch\n\n\ndef f(x):\n"
+            "    return torch.where(x > 0, torch.log(x), torch.zeros_like(x))\n",
+            line=5,
+        ),
+        Fails(
+            "import torch\n\n\ndef sinc(x):\n    y = torch.sin(x) / x\n"
+            "    return torch.where(x == 0, torch.ones_like(x), y)\n",
+            line=6,
+        ),
+        Passes(
+            "import torch\n\n\ndef f(x):\n    safe = torch.where(x > 0, x, torch.ones_like(x))\n"
+            "    return torch.where(x > 0, safe.log(), torch.zeros_like(x))\n"
+        ),
+        Passes(
+            "import torch\n\n\ndef huber(x, d=1.0):\n    a = x.abs()\n"
+            "    return torch.where(a < d, 0.5 * x.pow(2), d * (a - 0.5 * d))\n"
+        ),
+    )
+
+    def check(self, code: Code) -> Iterator[Finding]:
+        """Yields what is wrong with a file."""
+        for choice in code.of("where"):
+            if len(choice.inputs) < 3 or not choice.grad:
+                continue
+            condition, *branches = choice.inputs[:3]
+            if condition.core.name in ("self", "cond") and condition.op == "":
+                continue
+            looked_at = set(names_of(condition, 16))
+            for branch in branches:
+                culprit = _singular(branch, looked_at)
+                if culprit is not None:
+                    yield self.at(
+                        code,
+                        choice.node,
+                        f"the branch with {_word(culprit)} is differentiated even where it is not "
+                        "chosen: 0 times an infinite derivative is NaN",
+                        fixes=(Fix("make the input safe with a where before the operation"),),
+                    )
+                    break
+
+
+def _word(value: Value) -> str:
+    return "the division" if value.op == "div" else value.op
+
+
+def _singular(branch: Value, looked_at: set[str]) -> Value | None:
+    """Returns the operation of a branch that has no finite derivative somewhere."""
+    for part in branch.upstream(_REACH):
+        if part.op in ("where", "matmul", "call", "each") or not part.grad or not part.inputs:
+            if part is branch:
+                return None
+            continue
+        value = part.inputs[0]
+        if part.op == "div" and len(part.inputs) > 1:
+            divisor = part.inputs[1]
+            if divisor.number() is None and can_be_zero(divisor) and _shares(divisor, looked_at):
+                return part
+        elif part.op in ("log", "log2", "log10", "sqrt", "rsqrt", "reciprocal", "acos", "asin"):
+            known = value.has("sumsq", "var", "square")
+            if can_be_zero(value) and (known or _shares(value, looked_at)):
+                return part
+        elif part.op == "pow":
+            exponent = part.arg(1, "exponent")
+            number = None if exponent is None else exponent.number()
+            if number is not None and number < 1 and number != 0 and can_be_zero(value):
+                if _shares(value, looked_at):
+                    return part
+        elif part.op == "exp" and not is_bounded(value) and _shares(value, looked_at):
+            return part
+    return None
+
+
+def _shares(value: Value, looked_at: set[str]) -> bool:
+    return any(name in looked_at for name in names_of(value))

@@ -1,0 +1,89 @@
+"""Questions about masks that several rules ask."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from nanguard.rules.numbers import is_minus_inf
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from nanguard.sources.python.code import Code
+    from nanguard.sources.python.values import Value
+
+# Masks that leave something in every row.
+_LEAVES_ONE = frozenset(
+    {"tril", "triu", "tril_indices", "eye", "topk", "kthvalue", "cumsum", "sort", "argsort",
+     "generate_square_subsequent_mask", "create_causal_mask", "multinomial"}
+)  # fmt: skip
+_CAUSAL = re.compile(r"causal|future|subsequent|look_?ahead|^tri$|triangular|autoregressive|^bias$")
+_STOP = frozenset({"matmul", "einsum", "call", "conv1d", "conv2d", "linear", "softmax", "bmm"})
+
+
+def fills_with_minus_inf(value: Value) -> Iterator[Value]:
+    """Yields the operations that wrote -inf into a value."""
+    queue, seen = [value], set()
+    while queue and len(seen) < 60:
+        part = queue.pop(0)
+        if id(part) in seen or part.op in _STOP:
+            continue
+        seen.add(id(part))
+        if part.op in ("masked_fill", "setitem", "index_fill") and _last_is_minus_inf(part):
+            yield part
+        elif part.op == "where" and len(part.inputs) > 2:
+            if is_minus_inf(part.inputs[1]) or is_minus_inf(part.inputs[2]):
+                yield part
+            elif any(p.lo == p.hi == float("-inf") for p in part.inputs[1:3]):
+                yield part
+        queue += part.inputs
+
+
+def _last_is_minus_inf(part: Value) -> bool:
+    fill = part.keywords.get("value") or (part.inputs[-1] if len(part.inputs) > 2 else None)
+    return fill is not None and (is_minus_inf(fill) or fill.lo == fill.hi == float("-inf"))
+
+
+def mask_of(masking: Value) -> Value | None:
+    """Returns the mask of an operation that fills by one."""
+    if masking.op == "where":
+        return masking.inputs[0]
+    return masking.arg(1, "mask")
+
+
+def keeps_one_per_row(masking: Value) -> bool:
+    """Returns whether a mask always leaves something in every row."""
+    mask = mask_of(masking)
+    if mask is None:
+        return True
+    scores = masking.inputs[0] if masking.op != "where" else masking.inputs[1]
+    own = {id(part) for part in scores.upstream(6) if part.op}
+    leaves = 0
+    positions = 0
+    for part in mask.upstream(30):
+        if part.op in _LEAVES_ONE or _CAUSAL.search(part.name.lower()):
+            return True
+        if part.op in ("compare", "le", "lt", "gt", "ge") and id(part) not in own:
+            if any(id(p.core) in {id(scores.core)} for p in part.inputs):
+                return True
+        if not part.inputs and part.const is None:
+            leaves += 1
+        if part.op == "arange":
+            positions += 1
+    return positions > 0 and leaves == 0
+
+
+def rows_are_kept_apart(code: Code, softmax: Value) -> bool:
+    """Returns whether the function looks after rows that are masked as a whole."""
+    scope = softmax.scope
+    if scope is None:
+        return False
+    for event in scope.events:
+        if event.op in ("all", "any") and (len(event.inputs) > 1 or event.keywords):
+            return True
+        if event.op in ("nan_to_num",) and event.line >= softmax.line:
+            return True
+        if event.op in ("isnan", "isfinite", "isneginf") and event.line >= softmax.line:
+            return True
+    return False

@@ -1,0 +1,76 @@
+"""Questions about values that several rules ask."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from nanguard.sources.python.values import INF, Value
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+# What an expression may be made of and still be a table: numbers known before training.
+_TABLE = frozenset(
+    "linspace arange cumprod cumsum ones zeros logspace flip tensor as_tensor full neg add sub mul "
+    "div pow sqrt log exp cos clamp named getitem cat float double to stack view".split()
+)
+_SAFE_LEAVES = frozenset({"linspace", "arange", "ones", "zeros", "logspace", "full", "eye"})
+
+
+def plain(value: Value) -> Value:
+    """Returns the value whose numbers these are, through names and moves."""
+    return value.core
+
+
+def can_be_zero(value: Value) -> bool:
+    """Returns whether nothing keeps a value away from zero."""
+    if value.lo > 0 or value.hi < 0 or value.has("padded", "chosen", "bounded-below"):
+        return False
+    return not is_guarded(value) and not is_table(value)
+
+
+def is_guarded(value: Value) -> bool:
+    """Returns whether a condition around a place has looked at a value."""
+    guards = value.guards
+    return bool(guards) and any(name in guards for name in names_of(value))
+
+
+def guarded_by(value: Value, guards: frozenset[str]) -> bool:
+    """Returns whether one of these conditions has looked at a value."""
+    return bool(guards) and any(name in guards for name in names_of(value))
+
+
+def names_of(value: Value, limit: int = 12) -> Iterator[str]:
+    """Yields the names a value has, and those of what it was made from directly."""
+    for step, part in enumerate(value.upstream(limit)):
+        if part.name and (part.op in ("named", "", "attribute", "field", "join", "getitem") or step == 0):
+            yield part.name
+
+
+def is_table(value: Value) -> bool:
+    """Returns whether a value is computed from constants alone, such as a noise schedule."""
+    leaves = 0
+    for part in value.upstream(40):
+        if part.inputs:
+            if part.op in _SAFE_LEAVES:
+                leaves += 1
+            elif part.op not in _TABLE:
+                return False
+        elif part.number() is None:
+            return False
+    return leaves > 0
+
+
+def is_bounded(value: Value) -> bool:
+    """Returns whether a value has an upper bound."""
+    return value.hi < INF or value.has("shifted", "bounded-above")
+
+
+def is_minus_inf(value: Value | None) -> bool:
+    """Returns whether a value is minus infinity."""
+    return value is not None and value.number() == -INF
+
+
+def is_number(value: Value) -> bool:
+    """Returns whether a value is a Python number, through which no gradient flows."""
+    return any(part.op in ("item", "tolist", "numpy") for part in value.upstream(6))
