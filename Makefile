@@ -5,10 +5,10 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: help setup demo test lint format bench docs clean
+.PHONY: help setup demo test lint format bench docs docs-rules clean
 
 help:  ## List the targets
-	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-8s %s\n", $$1, $$2}'
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
 
 setup: $(VENV)/.ready  ## Create the virtual environment
 
@@ -44,6 +44,9 @@ bench: setup  ## Measure what this machine can measure
 docs: $(VENV)/.docs-ready  ## Build the documentation into site/
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 	@echo "open site/index.html"
+
+docs-rules: setup  ## Write docs/rules/ anew from the rules
+	@$(BIN)/python -m nanguard.cli.rulepages docs/rules
 
 clean:  ## Remove everything that make has made
 	rm -rf $(VENV) site build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

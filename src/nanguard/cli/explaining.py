@@ -19,14 +19,16 @@ from nanguard.report.page import cause_page, incident_page
 
 
 def explain_what(what: str, *, as_json: bool) -> None:
-    """Prints the page of an incident or of a cause.
+    """Prints the page of an incident, a rule or a cause.
 
     Args:
-        what: A folder, an ``incident.json``, or a code.
+        what: A folder, an ``incident.json``, the name or code of a rule, or the code of a cause.
         as_json: Whether to print JSON.
     """
     from nanguard.diagnosis.cause import all_causes
 
+    if not Path(what).exists() and _explain_rule(what, as_json=as_json):
+        return
     causes = {cause.code: cause for cause in all_causes()}
     if what in causes and not Path(what).exists():
         cause = causes[what]
@@ -37,15 +39,43 @@ def explain_what(what: str, *, as_json: bool) -> None:
         return
     if not Path(what).exists():
         raise UsageError(
-            f"{what!r} is neither an incident nor the code of a cause.",
+            f"{what!r} is neither an incident nor the code of a cause or a rule.",
             where="nanguard explain",
-            do=f"Give an incident's folder, or one of: {', '.join(causes)}.",
+            do=_meant(what, list(causes)),
         )
     incident = incidents.read(Path(what))
     if as_json:
         _print_json(incident)
     else:
         Console().print(incident_page(incident, folder=what))
+
+
+def _explain_rule(what: str, *, as_json: bool) -> bool:
+    """Prints the page of a rule; returns whether there is one."""
+    from nanguard.cli.rulepages import find, markdown, sentence
+
+    rule = find(what)
+    if rule is None:
+        return False
+    if as_json:
+        told = {"code": rule.code, "name": rule.name, "severity": rule.severity.value}
+        _print_json({**told, "meaning": sentence(rule), "page": markdown(rule)})
+        return True
+    from rich.markdown import Markdown
+
+    Console().print(Markdown(markdown(rule)))
+    return True
+
+
+def _meant(what: str, causes: list[str]) -> str:
+    from difflib import get_close_matches
+
+    from nanguard.cli.rulepages import pages
+
+    near = get_close_matches(what, [*pages(), *causes], n=3)
+    if near:
+        return f"Did you mean {' or '.join(near)}?"
+    return f"Give an incident's folder, a rule, or one of: {', '.join(causes)}."
 
 
 def replay_incident(

@@ -132,13 +132,13 @@ def run(
 
 @app.command(
     epilog="Examples:\n\n- `nanguard explain .nanguard/incidents/20261115-031500/step-000007-rank0`"
-    "\n\n- `nanguard explain division-by-zero`",
+    "\n\n- `nanguard explain clip-before-unscale`\n\n- `nanguard explain division-by-zero`",
 )
 def explain(
-    what: Annotated[str, typer.Argument(help="An incident's folder, or the code of a cause.")],
+    what: Annotated[str, typer.Argument(help="An incident's folder, a rule, or a cause.")],
     form: Annotated[Format, typer.Option("--format", help="How to answer.")] = Format.TEXT,
 ) -> None:
-    """Say what happened in an incident, or what a cause stands for."""
+    """Say what happened in an incident, or what a rule or a cause stands for."""
     from nanguard.cli.explaining import explain_what
 
     explain_what(what, as_json=form is Format.JSON)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import inspect
 import re
+import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nanguard.engine.suppressions import UnusedIgnore
@@ -100,3 +102,19 @@ def _block(text: str, file: str, reads: str) -> str:
     language = _LANGUAGES.get(ending, "python" if reads == "code" else "yaml")
     fence = "`" * max(3, max((len(run) + 1 for run in re.findall("`+", text)), default=3))
     return f"{fence}{language}\n{text.strip(chr(10))}\n{fence}"
+
+
+def write_pages(folder: Path) -> None:
+    """Writes the page of every rule and the index, and removes pages of rules that are gone."""
+    wanted = {f"{name}.md": markdown(rule) for name, rule in pages().items()}
+    wanted["index.md"] = index()
+    folder.mkdir(parents=True, exist_ok=True)
+    for file in folder.glob("*.md"):
+        if file.name not in wanted:
+            file.unlink()
+    for name, page in wanted.items():
+        (folder / name).write_text(page, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    write_pages(Path(sys.argv[1]))

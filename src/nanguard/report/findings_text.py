@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from nanguard.engine.outcome import NotChecked, Outcome, Repair, Seen
-    from nanguard.findings import Fix
+    from nanguard.findings import Finding, Fix
 
 _STYLES = {
     "bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33", "blue": "34",
@@ -161,10 +161,13 @@ class Page:
     def _hint(self) -> Iterator[str]:
         if self.outcome.repairs:
             return
-        first = [s.finding.fixes[0] for s in self.outcome.seen if s.finding.fixes and any(s.diffs)]
-        if first:
-            command = "nanguard check --fix"
-            yield f"{len(first)} of them can be repaired: {command} (--diff shows it first)."
+        fixable = [seen.finding for seen in self.outcome.seen if any(seen.diffs)]
+        safe = [f for f in fixable if _is_applied(f)]
+        if safe:
+            yield f"{len(safe)} can be repaired: nanguard check --fix (--diff shows it first)."
+        if len(safe) < len(fixable):
+            count = len(fixable) - len(safe)
+            yield f"{count} can be repaired with other numbers as a result: --fix --unsafe."
 
     def _wrapped(self, text: str, indent: int) -> list[str]:
         pad = " " * indent
@@ -203,6 +206,12 @@ def summary(outcome: Outcome) -> str:
     if outcome.known:
         parts.append(f"{outcome.known} known from the baseline")
     return f"{'; '.join(parts)} ({outcome.seconds:.1f} s)"
+
+
+def _is_applied(finding: Finding) -> bool:
+    """Returns whether ``--fix`` alone repairs a finding: configurations go to a copy."""
+    python = (finding.path or "").endswith((".py", ".ipynb"))
+    return not python or any(fix.safe for fix in finding.fixes)
 
 
 def _many(count: int, word: str, words: str | None = None) -> str:
