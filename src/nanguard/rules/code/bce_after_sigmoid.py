@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 from typing import TYPE_CHECKING, ClassVar
 
 from nanguard.findings import Finding, Fix, Severity
@@ -83,10 +84,20 @@ def _some_module_ends_in_sigmoid(code: Code) -> bool:
         for result in forward.returns:
             if any(part.has("sigmoid") for part in (result, *(result.items or ()))):
                 return True
-    for layer in code.of("new"):
-        if layer.path.endswith(".Sequential") and layer.inputs:
-            if layer.inputs[-1].path == "torch.nn.Sigmoid":
-                return True
+    return any(
+        layer.path == "torch.nn.Sigmoid" and layer.node is not None and _is_last(code, layer.node)
+        for layer in code.of("new")
+    )
+
+
+def _is_last(code: Code, node: ast.AST) -> bool:
+    """Returns whether a layer is the last one of a stack of layers."""
+    parent = code.parents.get(node)
+    if isinstance(parent, ast.List):
+        return parent.elts[-1] is node and len(parent.elts) > 1
+    if isinstance(parent, ast.Call):
+        called = getattr(parent.func, "attr", getattr(parent.func, "id", ""))
+        return called in ("Sequential", "append", "add_module") and parent.args[-1:] == [node]
     return False
 
 

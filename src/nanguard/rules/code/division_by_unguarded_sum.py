@@ -60,7 +60,7 @@ class DivisionByUnguardedSum(CodeRule):
             if len(quotient.inputs) < 2 or not quotient.grad:
                 continue
             divisor = quotient.inputs[1]
-            if not _is_count(divisor) or not can_be_zero(divisor):
+            if not (_is_count(divisor) or _is_ratio_of_sums(quotient)) or not can_be_zero(divisor):
                 continue
             if guarded_by(divisor, quotient.guards) or _is_never_empty(divisor):
                 continue
@@ -80,7 +80,18 @@ def _is_count(value: Value) -> bool:
         return any(_is_count(part) for part in core.inputs)
     if core.has("masksum", "weightsum"):
         return core.op in ("sum", "mean", "count_nonzero", "nansum", "add")
-    return core.op in ("sum", "bincount", "scatter_add") and value.has("count")
+    if core.op in ("index_add", "scatter_add") and core.inputs:
+        return value.has("count") or core.inputs[-1].core.op in ("ones", "ones_like")
+    return core.op in ("sum", "bincount", "histc") and value.has("count")
+
+
+def _is_ratio_of_sums(quotient: Value) -> bool:
+    """Returns whether a sum is divided by the sum of something that was handed in as it is."""
+    over, under = (part.core for part in quotient.inputs[:2])
+    if over.op != "sum" or under.op != "sum":
+        return False
+    source = under.inputs[0].core
+    return source.op == "" and source.number() is None
 
 
 def _is_never_empty(value: Value) -> bool:

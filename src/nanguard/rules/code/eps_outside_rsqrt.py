@@ -83,4 +83,6 @@ def _is_measure(value: Value) -> bool:
     core = value.core
     if core.op == "mul":
         return any(_is_measure(part) for part in core.inputs)
+    if core.op == "add":
+        return any(_is_measure(part) for part in core.inputs)
     return core.has("sumsq", "var", "std", "norm", "masksum", "weightsum", "minmax", "sum")

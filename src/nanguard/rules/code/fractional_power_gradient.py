@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from nanguard.sources.python.code import Code
+    from nanguard.sources.python.values import Value
 
 
 class FractionalPowerGradient(CodeRule):
@@ -49,7 +50,7 @@ class FractionalPowerGradient(CodeRule):
             if not power.grad or number is None or not 0 < number < 1:
                 continue
             base = power.inputs[0]
-            if base.lo != 0 or base.has("size", "norm") or is_number(base):
+            if not _is_tensor(base, number) or base.has("size", "norm") or is_number(base):
                 continue
             if not can_be_zero(base):
                 continue
@@ -70,3 +71,13 @@ class FractionalPowerGradient(CodeRule):
                     ),
                 ),
             )
+
+
+def _is_tensor(base: Value, exponent: float) -> bool:
+    """Returns whether a base is a tensor that reaches 0, and not a size or a rate."""
+    if base.lo == 0:
+        return base.core.op not in ("", "join")
+    core = base.core
+    if core.op != "" or core.const is not None or base.lo > 0:
+        return False
+    return core.has("tensor") or (exponent != 0.5 and core.has("magnitude"))

@@ -83,7 +83,7 @@ def _spares_the_target(masking: Value, loss: Value) -> bool:
     targets = loss.arg(1, "target")
     names = {part.name for part in targets.upstream(6) if part.name} if targets else set()
     for part in mask.upstream(30):
-        if part.op in ("eye", "diag", "topk", "tril", "triu", "fill_diagonal", "diag_embed"):
+        if part.op in ("eye", "diag", "tril", "triu", "fill_diagonal", "diag_embed"):
             return True
         if part.op in ("setitem", "scatter", "one_hot") and any(
             p.name in names for given in part.inputs[1:] for p in given.upstream(6) if p.name

@@ -65,9 +65,10 @@ class InfMaskedSoftmax(CodeRule):
                 if id(masking.node) in seen or keeps_one_per_row(masking):
                     continue
                 seen.add(id(masking.node))
+                here = masking if masking.scope is softmax.scope else softmax
                 yield self.at(
                     code,
-                    masking.node,
+                    here.node,
                     "a row that is masked as a whole becomes all -inf, and its softmax NaN",
                     fixes=(Fix("fill with torch.finfo(scores.dtype).min, or keep such rows apart"),),
                 )

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from nanguard.sources.python.values import Value
 
 _HEADS = re.compile(r"(n|num|nb)?_?(attention_|attn_)?heads?$|n?h$|nheads?$|heads_count$")
-_SCALE = re.compile(r"scale|scaling|temper|norm_fact|sqrt_d|factor")
+_QUERIES = ("q", "query", "queries", "attn", "scores", "energy", "dots", "att", "sim")
 
 
 class ScaleFromWrongDim(CodeRule):
@@ -66,18 +66,28 @@ class ScaleFromWrongDim(CodeRule):
                 continue
             for scores, scale in (product.inputs[:2], product.inputs[1::-1]):
                 root = _root(scale, divides=product.op == "div" and scale is product.inputs[1])
-                if root is None or not _is_scores(scores) or id(root.node) in seen:
+                if root is None or id(root.node) in seen:
                     continue
-                widths = _split_widths(code, product.scope)
-                if _name(root.inputs[0]) in widths and root.node is not None:
+                if _is_scores(scores) or _becomes_query(code, product):
                     seen.add(id(root.node))
-                    yield self.at(
-                        code,
-                        root.node,
-                        f"attention scaled by {_name(root.inputs[0])}, which the heads split: the "
-                        "scores are sums over head_dim products",
-                        fixes=(Fix("scale by the size of a head"),),
-                    )
+                    yield from self._judged(code, root, product)
+        for attention in code.of("scaled_dot_product_attention"):
+            scale = attention.keywords.get("scale")
+            root = None if scale is None else _root(scale, divides=False)
+            if root is not None:
+                yield from self._judged(code, root, attention)
+
+    def _judged(self, code: Code, root: Value, place: Value) -> Iterator[Finding]:
+        width = root.inputs[0]
+        names = _split_widths(code, place.scope)
+        if root.node is not None and (_name(width) in names or _is_input_width(width, names)):
+            yield self.at(
+                code,
+                root.node,
+                f"attention scaled by {_name(width)}, which the heads split: the scores are sums "
+                "over head_dim products",
+                fixes=(Fix("scale by the size of a head"),),
+            )
 
 
 def _root(scale: Value, *, divides: bool) -> Value | None:
@@ -94,6 +104,26 @@ def _root(scale: Value, *, divides: bool) -> Value | None:
     return core if core.op in ("rsqrt", "math.rsqrt") and not divides else None
 
 
+def _becomes_query(code: Code, product: Value) -> bool:
+    """Returns whether a product is given the name of a query."""
+    statement = code.statement_of(product.node) if product.node is not None else None
+    if not isinstance(statement, ast.Assign) or statement.value is not product.node:
+        return False
+    return any(_terminal(target).lower() in _QUERIES for target in statement.targets)
+
+
+def _is_input_width(value: Value, names: set[str]) -> bool:
+    """Returns whether a value is the last size of what came in, before heads split it."""
+    core = value.core
+    while core.op == "getitem" and core.inputs:
+        core = core.inputs[0].core
+    if not names or core.op not in ("shape", "size") or not core.inputs:
+        return False
+    source = core.inputs[0]
+    whole = value.name.lower() in ("c", "d", "e", "dim", "embed_dim", "d_model", "hidden", "width")
+    return whole and source.op == "" and source.name.lower() not in (*_QUERIES, "k", "key", "keys")
+
+
 def _name(value: Value) -> str:
     core = value
     while core.op in ("named", "item", "getitem", "tensor") and core.inputs and not core.name:
@@ -106,7 +136,7 @@ def _is_scores(value: Value) -> bool:
     core = value.core
     if core.op in ("matmul", "einsum", "baddbmm", "bmm", "mul", "div"):
         return core.op not in ("mul", "div") or any(_is_scores(part) for part in core.inputs)
-    return value.name.lower() in ("q", "query", "queries", "attn", "scores", "energy", "dots", "att")
+    return value.name.lower() in _QUERIES
 
 
 def _split_widths(code: Code, scope: Function | None) -> set[str]:
@@ -132,7 +162,14 @@ def _terminal(node: ast.expr) -> str:
 def _views_heads(cls: Class) -> bool:
     """Returns whether a class reshapes something to (..., heads, -1)."""
     for node in ast.walk(cls.node):
-        if isinstance(node, ast.Call) and getattr(node.func, "attr", "") in ("view", "reshape"):
+        if not isinstance(node, ast.Call):
+            continue
+        called = getattr(node.func, "attr", getattr(node.func, "id", ""))
+        if called == "rearrange" and any(
+            _HEADS.fullmatch(_terminal(given.value).lower()) for given in node.keywords
+        ):
+            return True
+        if called in ("view", "reshape"):
             if len(node.args) >= 2 and _HEADS.fullmatch(_terminal(node.args[-2]).lower()):
                 if isinstance(node.args[-1], ast.UnaryOp):
                     return True

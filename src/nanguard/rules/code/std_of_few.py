@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, ClassVar
 
 from nanguard.findings import Finding, Fix, Severity
 from nanguard.rules.code_rule import CodeRule
-from nanguard.rules.numbers import guarded_by
 from nanguard.rules.rule import Fails, Passes
 
 if TYPE_CHECKING:
@@ -59,7 +58,7 @@ class StdOfFew(CodeRule):
             if not spread.inputs or _is_biased(spread) or id(spread.node) not in divisors:
                 continue
             value = spread.inputs[0]
-            if not _can_hold_one(code, spread, value) or guarded_by(value, spread.guards):
+            if not _can_hold_one(code, spread, value) or _size_is_checked(value, spread):
                 continue
             yield self.at(
                 code,
@@ -100,11 +99,29 @@ def _can_hold_one(code: Code, spread: Value, value: Value) -> bool:
     source = value
     while source.op == "named" and source.inputs:
         source = source.inputs[0]
+    first = over_all or (dim is not None and dim.const == 0)
     if source.op == "getitem" and len(source.inputs) > 1:
-        return over_all and source.inputs[1].has("mask", "bool")
+        return first and source.inputs[1].has("mask", "bool")
+    if dim is not None and dim.const == 0 and _is_forward(spread):
+        return True
     if source.op in _REGROUP and not over_all:
         return dim is not None and dim.const in (1, -1) and _grouped(source)
     return False
+
+
+def _size_is_checked(value: Value, spread: Value) -> bool:
+    """Returns whether a condition around has looked at how many there are."""
+    return any(
+        part.name in spread.guards
+        for part in value.upstream(12)
+        if part.name and not part.has("mask", "bool")
+    )
+
+
+def _is_forward(spread: Value) -> bool:
+    """Returns whether this is the forward of a module, whose first dimension is the batch."""
+    scope = spread.scope
+    return scope is not None and scope.name == "forward" and scope.cls is not None
 
 
 def _grouped(source: Value) -> bool:

@@ -89,8 +89,8 @@ def _decides(code: Code, test: Value) -> bool:
         return False
     about_masks = any(e.op in ("softmax", "masked_fill", "log_softmax") for e in scope.events)
     for parent in code.ancestors(test.node):
-        if isinstance(parent, (ast.If, ast.IfExp, ast.While, ast.Assign, ast.Return)):
+        if isinstance(parent, (ast.If, ast.IfExp, ast.While, ast.Assign, ast.Return, ast.Assert)):
             return about_masks
-        if isinstance(parent, (ast.Assert, ast.stmt)):
+        if isinstance(parent, ast.stmt):
             return False
     return False

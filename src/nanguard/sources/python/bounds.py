@@ -71,9 +71,9 @@ def _sub(inputs: tuple[Value, ...], keywords: dict[str, Value]) -> Known:
     kinds = {"difference"} | (a.kinds & _kinds("logits", "loss"))
     if a.core.op in ("amax", "max") and b.core.op in ("amin", "min"):
         kinds.add("minmax")
-    if a.has("logprob") and (b.has("logprob") or not b.const):
+    if (a.has("logprob") and b.number() is None) or (b.has("logprob") and a.number() is None):
         kinds.add("logratio")
-    if b.core.op in ("amax", "max", "logsumexp") or b.has("maximum"):
+    if b.core.op in ("amax", "max", "logsumexp", "scatter_reduce", "scatter_max", "segment_reduce") or b.has("maximum"):
         return -INF, 0.0, frozenset(kinds | {"shifted"})
     return _plus(a.lo, -b.hi), _plus(a.hi, -b.lo), frozenset(kinds)
 
@@ -136,8 +136,8 @@ def _div(inputs: tuple[Value, ...], keywords: dict[str, Value]) -> Known:
     kinds = {"ratio"} | (a.kinds & _kinds("loss", "logits", "logratio", "logscale", "padded"))
     if a.lo >= 0 and b.lo >= 0:
         lo = a.lo / b.hi if b.hi < INF and b.hi > 0 else 0.0
-        if a.lo > 0 and b.has("sum", "masksum", "count"):
-            lo = SMALL
+        if a.lo > 0 and (b.lo > 0 or b.has("sum", "masksum", "count")):
+            lo = max(lo, SMALL)
         return lo, a.hi / b.lo if b.lo > 0 else INF, frozenset(kinds)
     return -INF, INF, frozenset(kinds)
 
@@ -231,12 +231,18 @@ def _sum(inputs: tuple[Value, ...], keywords: dict[str, Value]) -> Known:
     kinds = {"sum"} | (value.kinds & _kinds("loss", "weights", "count", "padded"))
     if value.has("square", "sumsq"):
         kinds.add("sumsq")
-    if value.has("mask"):
+    if value.has("mask", "masked", "labels"):
         kinds.add("masksum")
     if value.has("weights"):
         kinds.add("weightsum")
     lo = value.lo if value.lo > 0 else 0.0 if value.lo == 0 else -INF
     return lo, INF, frozenset(kinds)
+
+
+def _total(inputs: tuple[Value, ...], keywords: dict[str, Value]) -> Known:
+    """Python's own ``sum``, of numbers as well as of tensors."""
+    lo, hi, kinds = _sum(inputs, keywords)
+    return lo, hi, kinds - {"sumsq", "masksum", "weightsum"}
 
 
 def _mean(inputs: tuple[Value, ...], keywords: dict[str, Value]) -> Known:
@@ -316,6 +322,14 @@ def _relu(inputs: tuple[Value, ...], keywords: dict[str, Value]) -> Known:
     return max(value.lo, 0.0), max(value.hi, 0.0), value.kinds & _kinds("network", "loss")
 
 
+def _uniform(inputs: tuple[Value, ...], keywords: dict[str, Value]) -> Known:
+    """``x.uniform_(low, high)``."""
+    low = keywords.get("from") or (inputs[1] if len(inputs) > 1 else None)
+    high = keywords.get("to") or (inputs[2] if len(inputs) > 2 else None)
+    lo = 0.0 if low is None else SMALL if low.number() is None and low.has("eps") else low.lo
+    return lo, 1.0 if high is None else high.hi, _kinds("uniform")
+
+
 _RULES: dict[str, Callable[..., Known]] = {
     "add": _add,
     "sub": _sub,
@@ -347,7 +361,8 @@ _RULES: dict[str, Callable[..., Known]] = {
     "mean": _mean,
     "median": _mean,
     "nanmean": _mean,
-    "cumsum": _sum,
+    "cumsum": _sum, "total": _total, "adaptive_avg_pool2d": _mean, "avg_pool2d": _mean,
+    "adaptive_avg_pool1d": _mean, "avg_pool1d": _mean, "interpolate": _mean,
     "cumprod": _mean,
     "logsumexp": _fixed(-INF, INF, "maximum"),
     "sqrt": _sqrt,
@@ -386,7 +401,7 @@ _RULES: dict[str, Callable[..., Known]] = {
     "var": _fixed(0.0, INF, "var"),
     "rand": _fixed(0.0, 1.0, "uniform"),
     "rand_like": _fixed(0.0, 1.0, "uniform"),
-    "uniform": _fixed(0.0, 1.0, "uniform"),
+    "uniform": _uniform,
     "zeros": _fixed(0.0, 0.0),
     "zeros_like": _fixed(0.0, 0.0),
     "ones": _fixed(1.0, 1.0),
@@ -433,3 +448,4 @@ for _loss in (
     "cosine_embedding_loss poisson_nll_loss margin_ranking_loss".split()
 ):
     _RULES[_loss] = _fixed(-INF, INF, "loss")
+_RULES["mse_loss"] = _fixed(0.0, INF, "loss", "sumsq")

@@ -218,6 +218,10 @@ class Code:
                     self._read_function(cls.methods[first])
         for function in self.functions:
             self._read_function(function)
+        for function in self.functions:
+            if function.state == "new" and isinstance(function.node, ast.Lambda):
+                scope = function.parent or self.module
+                Flow(self, scope, dict(function.outer)).read_lambda(function, ())
 
     def _class_body(self, flow: Flow, cls: Class) -> None:
         for statement in cls.node.body:

@@ -378,18 +378,30 @@ class Expressions:
 
     def _lambda(self, node: ast.Lambda) -> Value:
         function = self.code.function_of(node)
+        if function is None:
+            return Value(node=node)
+        function.outer = dict(self.env)
+        if not isinstance(self.code.parents.get(node), ast.Assign):
+            self.read_lambda(function, ())
+        return Value(node=node, function=function, name="lambda")
+
+    def read_lambda(self, function: Function, given: tuple[Value, ...]) -> Value:
+        """Reads the body of a lambda, with what it is called with as far as that is known."""
+        node = function.node
+        if not isinstance(node, ast.Lambda) or function.state == "reading":
+            return Value(node=node)
+        function.state = "reading"
         saved = dict(self.env)
-        for argument in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs):
-            self.env[argument.arg] = Value(
-                kinds=kinds_of(argument.arg), node=argument, name=argument.arg
-            )
+        arguments = (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)
+        for place, argument in enumerate(arguments):
+            unknown = Value(kinds=kinds_of(argument.arg), node=argument, name=argument.arg)
+            self.env[argument.arg] = given[place] if place < len(given) else unknown
         result = self.value(node.body)
         self.env.clear()
         self.env.update(saved)
-        if function is not None and not function.returns:
-            function.returns.append(result)
-            function.state = "read"
-        return Value(node=node, function=function, name="lambda")
+        function.returns = [result]
+        function.state = "read"
+        return result
 
     def _comprehension(self, node: ast.comprehension) -> None:
         self.bind(node.target, self.element(self.value(node.iter)))
@@ -480,7 +492,7 @@ class Expressions:
                 return Value(node=node)
             return Value(number, number, const=number, node=node)
         if name in ("abs", "max", "min", "sum", "len", "float", "int", "bool", "pow", "round"):
-            op = {"float": "item", "int": "item", "round": "item"}.get(name, name)
+            op = {"float": "item", "int": "item", "round": "item", "sum": "total"}.get(name, name)
             if inputs:
                 made = self.make(op, node, inputs, keywords)
                 if name == "int":
@@ -642,7 +654,10 @@ class Expressions:
         receiver: Value | None = None,
     ) -> Value:
         """Calling a function of the file: it makes what it returns."""
-        result = self.code.result_of(function)
+        if isinstance(function.node, ast.Lambda):
+            result = self.read_lambda(function, inputs)
+        else:
+            result = self.code.result_of(function)
         made = Value(
             result.lo,
             result.hi,
@@ -781,6 +796,8 @@ class Expressions:
             cls = self.code.classes.get(text.id) if isinstance(text, ast.Name) else None
         if cls is not None:
             value.cls = cls
+        if annotation is not None and _mentions_tensor(annotation):
+            value.kinds |= {"tensor"}
         return value
 
     # Conditions ----------------------------------------------------------------------------
@@ -840,6 +857,15 @@ def half_of(op: str, inputs: tuple[Value, ...], keywords: dict[str, Value]) -> b
     if not states or op in ("compare", "new", "call", "matmul") and not any(states):
         return None
     return all(states)
+
+
+def _mentions_tensor(annotation: ast.expr) -> bool:
+    if isinstance(annotation, ast.Constant):
+        return isinstance(annotation.value, str) and "Tensor" in annotation.value
+    return any(
+        getattr(node, "id", "") == "Tensor" or getattr(node, "attr", "") == "Tensor"
+        for node in ast.walk(annotation)
+    )
 
 
 def hasattr_tensor(name: str) -> bool:

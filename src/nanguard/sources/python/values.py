@@ -126,7 +126,7 @@ _HINTS: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
         (
             "mask",
             r".*mask.*$|valid|valids|keep|keeps|pad|padding|is_pad|pads|.*_valid|valid_.*|.*_keep"
-            r"|present|observed|occ|active",
+            r"|present|observed|occ|active|alive|visible|visibility|inside|(is|has)_[a-z]+",
         ),
         (
             "loss",
@@ -137,7 +137,7 @@ _HINTS: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
             "logscale",
             r"log_?(var(iance)?|std|sigma|scale|s|sig|alpha|temp(erature)?|tau|gamma|w|weights?|beta"
             r"|kappa|precision|prec|det|ls|rate|lambda|lam|dt)\w*$|.*_log_?(var|std|sigma|scale)$"
-            r"|lv$|ls$|.*_logvar$|logit_scale$|raw_(scale|std|sigma|var)$|s_log$",
+            r"|lv$|ls$|d(w|h|wh)$|t(w|h|wh)$|pred_(w|h|wh)$|.*_logvar$|logit_scale$|raw_(scale|std|sigma|var)$|s_log$",
         ),
         (
             "logprob",
@@ -151,6 +151,8 @@ _HINTS: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
             "count",
             r"(counts?|cnt|num|n_valid|n_tok(en)?s?|denom(inator)?|degrees?|deg)$|.*_(counts?|cnt)$|num_(valid|tokens?|pos|neg|positives?|items?|labels|masked)$|n_(pos|neg|valid|tokens|masked)$",
         ),
+        ("maximum", r"(row_?)?max(es|imum)?|mx|max_[a-z]+|[a-z]+_max"),
+        ("magnitude", r"mag(nitudes?)?|spec(trum|trogram)?|power|energy|amp(litudes?)?|psd|mels?|images?|img|rgb|hdr|pixels?|.*_mag|p|q"),
         ("weights", r"(weights?|sample_weights?|wts?|ws?)$|.*_weights?$"),
         (
             "eps",

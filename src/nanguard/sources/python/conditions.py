@@ -1,0 +1,267 @@
+"""Conditions that ask whether a value is finite: which value, what they see, what hangs on them."""
+
+from __future__ import annotations
+
+import ast
+import re
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from nanguard.sources.python.training import Training
+from nanguard.sources.python.values import INF, Value
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from nanguard.sources.python.code import Code
+    from nanguard.sources.python.scopes import Function
+
+BOTH = frozenset({"nan", "inf"})
+_SEEN_BY = {
+    "isnan": frozenset({"nan"}),
+    "isinf": frozenset({"inf"}),
+    "isposinf": frozenset({"inf"}),
+    "isneginf": frozenset({"inf"}),
+    "isfinite": BOTH,
+}
+# What is done with the result of a test before it decides something.
+_PASSED_ON = frozenset(
+    "any all item bool int float sum max cpu detach cuda logical_or logical_and as_tensor tensor "
+    "nonzero numel len count_nonzero to abs numpy tolist mean".split()
+)
+_ASKS = re.compile(
+    r"(is|has|have|any|all|check|contains|detect|found|not)_?\w*(nan|finite|inf|bad_?loss)", re.I
+)
+_LARGE = 1e3
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One question about one value.
+
+    Attributes:
+        node: The expression that asks.
+        subject: The value it asks about.
+        sees: Which of NaN and Inf it sees.
+        bad: What the condition it is part of is when the value is bad.
+        exact: Whether it is one of the usual questions, not a limit or a function elsewhere.
+    """
+
+    node: ast.expr
+    subject: Value
+    sees: frozenset[str]
+    bad: bool
+    exact: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Test:
+    """A condition with such questions, and the function it stands in.
+
+    Attributes:
+        node: The statement or expression that has the condition.
+        checks: The questions.
+        function: Where it stands.
+    """
+
+    node: ast.If | ast.While | ast.Assert | ast.IfExp | ast.Return
+    checks: tuple[Check, ...]
+    function: Function
+
+    @property
+    def when_bad(self) -> Sequence[ast.stmt]:
+        """The statements that run when the value is bad."""
+        if not isinstance(self.node, ast.If):
+            return ()
+        return self.node.body if self.checks[0].bad else self.node.orelse
+
+    @property
+    def when_good(self) -> Sequence[ast.stmt]:
+        """The statements that run when the value is not bad."""
+        if not isinstance(self.node, ast.If):
+            return ()
+        return self.node.orelse if self.checks[0].bad else self.node.body
+
+
+class Conditions:
+    """The conditions of a file that ask whether a value is finite.
+
+    Attributes:
+        code: The file.
+        training: How it trains.
+        tests: Those conditions, in the order of their lines.
+    """
+
+    def __init__(self, code: Code) -> None:
+        self.code = code
+        self.training = Training.of(code)
+        self.tests: list[Test] = []
+        for node in code.parents:
+            if isinstance(node, (ast.If, ast.While, ast.Assert, ast.IfExp, ast.Return)):
+                self._look_at(node)
+        self.tests.sort(key=lambda test: test.node.lineno)
+
+    @classmethod
+    def of(cls, code: Code) -> Conditions:
+        """Returns the conditions of a file, worked out once."""
+        known: Conditions | None = code.facts.get(cls)
+        if known is None:
+            known = code.facts[cls] = cls(code)
+        return known
+
+    def _look_at(self, node: ast.If | ast.While | ast.Assert | ast.IfExp | ast.Return) -> None:
+        test = node.value if isinstance(node, ast.Return) else node.test
+        if test is None:
+            return
+        checks = tuple(self.checks(test))
+        if checks:
+            self.tests.append(Test(node, checks, self.training.owner(node)))
+
+    def checks(self, node: ast.expr, *, bad: bool = True, depth: int = 6) -> Iterator[Check]:
+        """Yields the questions a condition asks.
+
+        Args:
+            node: The condition.
+            bad: What it counts as when it holds.
+            depth: How many names and functions are followed.
+        """
+        if depth <= 0:
+            return
+        if isinstance(node, ast.UnaryOp) and isinstance(node.op, (ast.Not, ast.Invert)):
+            yield from self.checks(node.operand, bad=not bad, depth=depth)
+        elif isinstance(node, ast.BoolOp):
+            for part in node.values:
+                yield from self.checks(part, bad=bad, depth=depth)
+        elif isinstance(node, ast.BinOp) and isinstance(node.op, (ast.BitOr, ast.BitAnd, ast.Add)):
+            for part in (node.left, node.right):
+                yield from self.checks(part, bad=bad, depth=depth)
+        elif isinstance(node, ast.NamedExpr):
+            yield from self.checks(node.value, bad=bad, depth=depth)
+        elif isinstance(node, ast.Call):
+            yield from self._call(node, bad=bad, depth=depth)
+        elif isinstance(node, ast.Compare) and len(node.ops) == 1:
+            yield from self._compare(node, bad=bad, depth=depth)
+        elif isinstance(node, ast.Name):
+            yield from self._name(node, bad=bad, depth=depth)
+        elif isinstance(node, (ast.GeneratorExp, ast.ListComp)):
+            yield from self.checks(node.elt, bad=bad, depth=depth)
+
+    def _call(self, node: ast.Call, *, bad: bool, depth: int) -> Iterator[Check]:
+        func = node.func
+        name = func.attr if isinstance(func, ast.Attribute) else getattr(func, "id", "")
+        value = self.code.values.get(node)
+        callee = self.training.callees.get(id(value))
+        if callee is not None:
+            yield from self._asked_by(node, value, callee, bad=bad, depth=depth)
+        elif name in _SEEN_BY:
+            subject = self._subject(node)
+            if subject is not None:
+                sees = _SEEN_BY[name]
+                yield Check(node, subject, sees, bad if name != "isfinite" else not bad)
+        elif name in ("logical_not", "bitwise_not"):
+            for part in node.args:
+                yield from self.checks(part, bad=not bad, depth=depth)
+        elif name in _PASSED_ON:
+            inner = [*node.args]
+            if isinstance(func, ast.Attribute) and not self.code.names.path(func):
+                inner.append(func.value)
+            for part in inner:
+                yield from self.checks(part, bad=bad, depth=depth)
+        elif _ASKS.search(name) and node.args:
+            subject = self.code.values.get(node.args[0])
+            if subject is not None:
+                good = "finite" in name and "non" not in name and "not" not in name
+                yield Check(node, subject, BOTH, bad != good, exact=False)
+
+    def _subject(self, node: ast.Call) -> Value | None:
+        if node.args:
+            return self.code.values.get(node.args[0])
+        return (
+            self.code.values.get(node.func.value) if isinstance(node.func, ast.Attribute) else None
+        )
+
+    def _asked_by(
+        self, node: ast.Call, call: Value | None, callee: Function, *, bad: bool, depth: int
+    ) -> Iterator[Check]:
+        """The questions that a function of the file asks for its caller."""
+        if call is None or isinstance(callee.node, (ast.Module, ast.Lambda)):
+            return
+        for statement in _statements(callee.node.body):
+            found: list[Check] = []
+            if isinstance(statement, ast.Return) and statement.value is not None:
+                found = [*self.checks(statement.value, bad=bad, depth=depth - 2)]
+            elif isinstance(statement, ast.If):
+                answer = _answer(statement.body)
+                if answer is not None:
+                    asked = self.checks(statement.test, bad=bad == answer, depth=depth - 2)
+                    found = [*asked]
+            for check in found:
+                given = self._given(check.subject, call, callee)
+                yield replace(check, subject=given)
+
+    def _given(self, subject: Value, call: Value, callee: Function) -> Value:
+        for made in subject.upstream(12):
+            if made.name in callee.parameters and not made.op:
+                return self.training.argument(call, callee, made.name) or subject
+        return subject
+
+    def _compare(self, node: ast.Compare, *, bad: bool, depth: int) -> Iterator[Check]:
+        left, op, right = node.left, node.ops[0], node.comparators[0]
+        value = self.code.values.get(left)
+        limit = self.code.values.get(right)
+        if isinstance(op, (ast.NotEq, ast.Eq)) and _same(left, right) and value is not None:
+            yield Check(node, value, frozenset({"nan"}), bad == isinstance(op, ast.NotEq))
+            return
+        if isinstance(right, ast.Constant) and right.value in (0, 1, True, False):
+            flips = isinstance(op, (ast.Eq, ast.Is, ast.Lt)) and not (
+                right.value and not isinstance(op, ast.Lt)
+            )
+            yield from self.checks(left, bad=bad != flips, depth=depth)
+            return
+        number = limit.number() if limit is not None else None
+        if number is None or value is None or abs(number) < _LARGE:
+            return
+        if isinstance(op, (ast.Lt, ast.LtE)):
+            yield Check(node, value, BOTH, not bad, exact=False)
+        elif isinstance(op, (ast.Gt, ast.GtE)) or (abs(number) == INF and isinstance(op, ast.Eq)):
+            yield Check(node, value, frozenset({"inf"}), bad, exact=False)
+        elif abs(number) == INF and isinstance(op, ast.NotEq):
+            yield Check(node, value, frozenset({"inf"}), not bad, exact=False)
+
+    def _name(self, node: ast.Name, *, bad: bool, depth: int) -> Iterator[Check]:
+        """What a name was given, on each of the ways to here."""
+        value = self.code.values.get(node)
+        queue = [value] if value is not None else []
+        for _ in range(4):
+            if not queue:
+                return
+            made = queue.pop()
+            if made.op == "join":
+                queue += made.inputs
+            elif isinstance(made.node, ast.expr) and not isinstance(made.node, ast.Name):
+                yield from self.checks(made.node, bad=bad, depth=depth - 1)
+
+
+def _same(left: ast.expr, right: ast.expr) -> bool:
+    if isinstance(left, ast.NamedExpr):
+        left = left.target
+    if not isinstance(left, (ast.Name, ast.Attribute, ast.Call, ast.Subscript)):
+        return False
+    return ast.dump(left) == ast.dump(right) or (
+        isinstance(left, ast.Name) and isinstance(right, ast.Name) and left.id == right.id
+    )
+
+
+def _answer(body: Sequence[ast.stmt]) -> bool | None:
+    last = body[-1]
+    if isinstance(last, ast.Return) and isinstance(last.value, ast.Constant):
+        return last.value.value if isinstance(last.value.value, bool) else None
+    return None
+
+
+def _statements(body: Sequence[ast.stmt], depth: int = 4) -> Iterator[ast.stmt]:
+    for statement in body:
+        yield statement
+        if depth and not isinstance(statement, (ast.FunctionDef, ast.ClassDef)):
+            for block in ("body", "orelse", "finalbody"):
+                yield from _statements(getattr(statement, block, ()), depth - 1)

@@ -1,0 +1,96 @@
+"""The part a value plays in training: a loss, a gradient, a gradient's norm."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from nanguard.sources.python.training import Training, losses_of
+from nanguard.sources.python.values import SHAPE, Value
+
+if TYPE_CHECKING:
+    from nanguard.sources.python.code import Code
+
+_NO_LOSS = re.compile(
+    r"weight|mask|scale|coef|factor|ratio|_fn$|func|mult|type|dict|hist|meter|list|name|config|lambda",
+    re.IGNORECASE,
+)
+_GRADIENT = re.compile(r"(^|_)(grads?|gradients?)($|_)|^g$|^dw$", re.IGNORECASE)
+# Names by which the results of operations go, which say nothing about the value.
+_ARITHMETIC = frozenset({"add", "sub", "mul", "div", "neg", "mean", "sum", "abs"})
+
+
+def root(value: Value) -> Value:
+    """Returns the value whose numbers these are, under the last name it was given."""
+    while value.op in SHAPE and value.inputs:
+        value = value.inputs[0]
+    return value
+
+
+def label(value: Value) -> str:
+    """Returns a name by which two mentions of a value can be told to be the same."""
+    base = root(value)
+    if base.op == "grad" and base.inputs:
+        return label(base.inputs[0]) + ".grad"
+    return base.name
+
+
+class Roles:
+    """The parts that the values of a file play in training.
+
+    Attributes:
+        code: The file.
+        trained: The names from which backward passes start, by the function they are in.
+    """
+
+    def __init__(self, code: Code) -> None:
+        self.code = code
+        self.trained: dict[int, set[str]] = {}
+        for backward in Training.of(code).backwards:
+            names = self.trained.setdefault(id(backward.scope), set())
+            for loss in losses_of(backward):
+                for made in loss.upstream(4):
+                    if made.op in ("named", "") and made.name and not made.has("network"):
+                        names.add(made.name)
+
+    @classmethod
+    def of(cls, code: Code) -> Roles:
+        """Returns the parts that the values of a file play, worked out once."""
+        known: Roles | None = code.facts.get(cls)
+        if known is None:
+            known = code.facts[cls] = cls(code)
+        return known
+
+    def role(self, value: Value) -> str:
+        """Returns ``loss``, ``gradient``, ``norm``, or nothing."""
+        base = root(value)
+        if self.is_gradient(base):
+            return "gradient"
+        if base.has("gradnorm") or base.op in ("get_total_norm", "clip_grad_norm"):
+            plain = any(made.op in ("norm", "vector_norm") for made in base.upstream(4))
+            if not plain or any(self.is_gradient(made) for made in base.upstream(12)):
+                return "norm"
+        if self.is_loss(base):
+            return "loss"
+        return ""
+
+    def is_gradient(self, value: Value) -> bool:
+        """Returns whether a value is a gradient."""
+        if value.has("gradient") or value.op == "grad":
+            return True
+        if value.op in ("named", "element", "part", "") and _GRADIENT.search(value.name):
+            return not value.has("gradnorm")
+        return value.op in ("named", "element") and any(
+            made.op == "grad" for made in value.upstream(4)
+        )
+
+    def is_loss(self, value: Value) -> bool:
+        """Returns whether a value is a loss."""
+        base = root(value)
+        if _NO_LOSS.search(base.name) or base.has("count", "size"):
+            return False
+        if base.has("loss"):
+            return True
+        if base.op in _ARITHMETIC and base.inputs:
+            return any(self.is_loss(part) for part in base.inputs)
+        return bool(base.name) and base.name in self.trained.get(id(base.scope), ())
