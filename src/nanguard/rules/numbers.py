@@ -73,4 +73,4 @@ def is_minus_inf(value: Value | None) -> bool:
 
 def is_number(value: Value) -> bool:
     """Returns whether a value is a Python number, through which no gradient flows."""
-    return any(part.op in ("item", "tolist", "numpy") for part in value.upstream(16))
+    return any(part.op in ("item", "tolist", "numpy", "total") for part in value.upstream(16))

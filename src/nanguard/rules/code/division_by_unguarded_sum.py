@@ -95,6 +95,8 @@ def _is_ratio_of_sums(quotient: Value) -> bool:
 
 
 def _is_never_empty(value: Value) -> bool:
+    if value.core.op in ("index_add", "scatter_add"):
+        return False
     return any(
         part.op in _NEVER_EMPTY or "causal" in part.name.lower() or part.op == "local"
         for part in value.upstream(16)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from nanguard.findings import Finding, Fix, Severity
 from nanguard.rules.code_rule import CodeRule
-from nanguard.rules.numbers import can_be_zero, guarded_by, is_table
+from nanguard.rules.numbers import can_be_zero, guarded_by, is_number, is_table
 from nanguard.rules.quotients import has_eps_outside
 from nanguard.rules.rule import Fails, Passes
 
@@ -65,7 +65,7 @@ class NormaliseWithoutEps(CodeRule):
             word = _word(divisor)
             if not word or not can_be_zero(divisor) or guarded_by(divisor, quotient.guards):
                 continue
-            if has_eps_outside(code, quotient) or is_table(divisor):
+            if has_eps_outside(code, quotient) or is_table(divisor) or is_number(divisor):
                 continue
             yield self.at(
                 code,

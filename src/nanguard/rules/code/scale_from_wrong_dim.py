@@ -143,15 +143,17 @@ def _split_widths(code: Code, scope: Function | None) -> set[str]:
     """Returns the names of sizes that heads split, in the class or function of a place."""
     if scope is None:
         return set()
-    functions = [f for f in code.functions if f.cls is scope.cls] if scope.cls else [scope]
+    family = scope.cls.line_of_descent() if scope.cls else []
+    functions = [f for f in code.functions if f.cls in family] if family else [scope]
     widths: set[str] = set()
     for function in functions:
         for node in ast.walk(function.node):
             if isinstance(node, ast.BinOp) and isinstance(node.op, (ast.FloorDiv, ast.Div)):
                 if _HEADS.fullmatch(_terminal(node.right).lower()):
                     widths.add(_terminal(node.left))
-    if scope.cls is not None and _views_heads(scope.cls):
-        widths |= _linear_widths(scope.cls)
+    if any(_views_heads(cls) for cls in family):
+        for cls in family:
+            widths |= _linear_widths(cls)
     return widths - {""}
 
 

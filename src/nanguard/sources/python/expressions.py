@@ -465,7 +465,8 @@ class Expressions:
         if not path and isinstance(node.func, ast.Attribute):
             return self._method(node, node.func)
         callee = self.value(node.func)
-        path = path or callee.path
+        if callee.op != "new":
+            path = path or callee.path
         inputs = tuple(self.value(argument) for argument in node.args)
         keywords = {k.arg or "**": self.value(k.value) for k in node.keywords}
         if callee.function is not None:
