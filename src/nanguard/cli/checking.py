@@ -17,6 +17,7 @@ from nanguard.findings import Severity
 from nanguard.rules.catalogue import KINDS
 
 if TYPE_CHECKING:
+    from nanguard.cli.progress import Progress
     from nanguard.engine.baseline import Baseline
     from nanguard.engine.outcome import Outcome
 
@@ -101,17 +102,15 @@ def _start(paths: tuple[str, ...]) -> str:
     return str(place if place.is_dir() else place.parent)
 
 
-def _plan(asked: Asked, project: Project, progress: object) -> Plan:
+def _plan(asked: Asked, project: Project, progress: Progress) -> Plan:
     root = str(project.root)
     selection = Selection(
         asked.select or project.select, (*project.ignore, *asked.ignore), project.per_file, root
     ).checked_words()
-    cache = None
-    if not (asked.no_cache or asked.fix or asked.diff):
-        from nanguard.engine.cache import Cache
-
-        cache = Cache(project.root / ".nanguard" / "cache", selection)
-    return Plan(selection, project.exclude, root, asked.jobs, cache, progress)  # type: ignore[arg-type]
+    # Kept outcomes hold no edits, which repairs are made of.
+    fresh = asked.no_cache or asked.fix or asked.diff
+    cache = None if fresh else project.root / ".nanguard" / "cache"
+    return Plan(selection, project.exclude, root, asked.jobs, cache, progress)
 
 
 def _baseline(asked: Asked, project: Project) -> Baseline | None:

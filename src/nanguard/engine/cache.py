@@ -49,8 +49,8 @@ class Cache:
         return hashlib.blake2b(content, digest_size=16, key=_short(about)).hexdigest()
 
     def get(self, key: str, path: str) -> FileOutcome | None:
-        """Returns a kept outcome; None if there is none."""
-        entry = self._old.get(key)
+        """Returns a kept outcome; None if there is none, or no key."""
+        entry = self._old.get(key) if key else None
         if entry is None:
             return None
         try:
@@ -61,9 +61,10 @@ class Cache:
         return outcome
 
     def put(self, key: str, outcome: FileOutcome) -> None:
-        """Keeps an outcome."""
-        self._new[key] = _to_json(outcome)
-        self._changed = True
+        """Keeps an outcome, if there is a key for it."""
+        if key:
+            self._new[key] = _to_json(outcome)
+            self._changed = True
 
     def save(self) -> None:
         """Writes everything to disk: what this check used first, then what older ones did."""

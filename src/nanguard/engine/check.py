@@ -28,7 +28,7 @@ from nanguard.sources.text import Text
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from nanguard.engine.cache import Cache
+    from pathlib import Path
 
 STDIN_NAME = "<stdin>"
 
@@ -42,7 +42,7 @@ class Plan:
         exclude: Patterns of what is left out of folders.
         root: The folder patterns are relative to.
         jobs: How many processes may work; 0 for as many as there are processors.
-        cache: Where outcomes of unchanged files are kept; None for nowhere.
+        cache: The folder where outcomes of unchanged files are kept; None for nowhere.
         progress: Told how many files are done, and of how many.
     """
 
@@ -50,7 +50,7 @@ class Plan:
     exclude: tuple[str, ...] = ()
     root: str = "."
     jobs: int = 0
-    cache: Cache | None = None
+    cache: Path | None = None
     progress: Callable[[int, int], None] | None = None
 
 

@@ -36,6 +36,7 @@ class Configs:
     texts: dict[str, Text] = field(default_factory=dict)
     documents: dict[str, Any] = field(default_factory=dict)
     left_out: list[FileOutcome] = field(default_factory=list)
+    _read: list[Any] | None = None
 
     def read(self, text: Text) -> bool:
         """Reads one more file; returns whether it sets up a training run."""
@@ -89,15 +90,20 @@ class Configs:
         return [*outcomes.values(), *self.left_out]
 
     def alignment(self) -> list[dict[str, Any]]:
-        """Returns the settings that have to agree between files; none for a single setting."""
-        from nanguard.alignment import alignment
+        """Returns the settings that have to agree between files, one row each."""
+        try:
+            from nanguard.alignment import alignment
 
-        return [row.to_json() for row in alignment(self._runs())] if self.documents else []
+            return [row.to_json() for row in alignment(self._runs())]
+        except Exception:  # noqa: BLE001 - a table less; what the rules say is there
+            return []
 
     def _runs(self) -> list[Any]:
         from nanguard.sources.config.run import read_project
 
-        return list(read_project(list(self.documents.values())))
+        if self._read is None:
+            self._read = list(read_project(list(self.documents.values())))
+        return self._read
 
     def _judged(self, selection: Selection) -> tuple[list[Finding], dict[str, FileOutcome]]:
         outcomes = {path: FileOutcome(path) for path in self.texts}
@@ -111,9 +117,9 @@ class Configs:
                     for entry in failed:
                         outcomes[entry.path].not_checked.append(entry)
         except TooSlowError:
-            for path, outcome in outcomes.items():
-                outcome.checked = False
-                outcome.not_checked.append(NotChecked(path, "the configurations took too long"))
+            _give_up(outcomes, "the configurations took too long")
+        except Exception as error:  # noqa: BLE001 - the other files have to be reported
+            _give_up(outcomes, f"they could not be read together: {type(error).__name__}: {error}")
         return in_order(findings), outcomes
 
     def _suppress(self, outcomes: dict[str, FileOutcome], selection: Selection) -> None:
@@ -130,6 +136,12 @@ class Configs:
             complaints = unused(path, ignores, known, ran, selection)
             outcome.seen += [seen_in(self.texts[path], finding) for finding in complaints]
             outcome.seen.sort(key=lambda seen: seen.finding.line or 0)
+
+
+def _give_up(outcomes: dict[str, FileOutcome], reason: str) -> None:
+    for path, outcome in outcomes.items():
+        outcome.checked = False
+        outcome.not_checked.append(NotChecked(path, reason))
 
 
 def _names(rules: Iterable[Any]) -> set[str]:

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from concurrent.futures import ProcessPoolExecutor
 
+    from nanguard.engine.cache import Cache
     from nanguard.engine.check import Plan
     from nanguard.engine.selection import Selection
 
@@ -30,44 +31,40 @@ _DIED = "the process that checked it died"
 
 def check_files(files: Batch, plan: Plan) -> Iterator[FileOutcome]:
     """Yields what came of each file of Python code or notebook, in no fixed order."""
-    cache = plan.cache if plan.cache is not None and len(files) >= _CACHED_FROM else None
-    keys: dict[str, str] = {}
-    left: list[Job] = []
-    done = 0
-    for path, kind in files:
-        kept = None
-        if cache is not None:
-            key = _key(path, kind, plan)
-            keys[path] = key or ""
-            kept = cache.get(key, path) if key else None
-        if kept is None:
-            left.append((path, kind))
-        else:
-            done += 1
-            yield kept
-    for outcome in _checked(left, plan):
-        done += 1
-        if cache is not None and keys[outcome.path] and not _passing(outcome):
+    if plan.cache is None or len(files) < _CACHED_FROM:
+        yield from _told(_checked(files, plan), 0, len(files), plan)
+        return
+    from nanguard.engine.cache import Cache
+
+    cache = Cache(plan.cache, plan.selection)
+    keys = {path: _key(cache, path, kind) for path, kind in files}
+    kept = {path: cache.get(key, path) for path, key in keys.items()}
+    left = [job for job in files if kept[job[0]] is None]
+    yield from (outcome for outcome in kept.values() if outcome is not None)
+    for outcome in _told(_checked(left, plan), len(files) - len(left), len(files), plan):
+        if all(entry.reason != _DIED for entry in outcome.not_checked):
             cache.put(keys[outcome.path], outcome)
-        if plan.progress is not None:
-            plan.progress(done, len(files))
         yield outcome
-    if cache is not None:
-        cache.save()
+    cache.save()
 
 
-def _passing(outcome: FileOutcome) -> bool:
-    """Returns whether an outcome may be another one the next time."""
-    return any(entry.reason == _DIED for entry in outcome.not_checked)
+def _told(
+    outcomes: Iterator[FileOutcome], done: int, total: int, plan: Plan
+) -> Iterator[FileOutcome]:
+    """Yields outcomes, and tells how many there were."""
+    for number, outcome in enumerate(outcomes, start=done + 1):
+        if plan.progress is not None:
+            plan.progress(number, total)
+        yield outcome
 
 
-def _key(path: str, kind: FileKind, plan: Plan) -> str | None:
+def _key(cache: Cache, path: str, kind: FileKind) -> str:
+    """Returns what the outcome of a file is kept under; empty if it cannot be read."""
+    limit = NOTEBOOK_LIMIT if kind is FileKind.NOTEBOOK else PYTHON_LIMIT
     try:
-        limit = NOTEBOOK_LIMIT if kind is FileKind.NOTEBOOK else PYTHON_LIMIT
-        data = read_bytes(path, limit)
+        return cache.key(path, read_bytes(path, limit))
     except SourceError:
-        return None
-    return plan.cache.key(path, data) if plan.cache is not None else None
+        return ""
 
 
 def _checked(files: Batch, plan: Plan) -> Iterator[FileOutcome]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from dataclasses import dataclass
 from fnmatch import fnmatch
@@ -85,6 +84,8 @@ def stands_for(word: str, code: str, name: str) -> bool:
 
 
 def _unknown(word: str, names: list[str]) -> SettingsError:
+    import difflib
+
     near = difflib.get_close_matches(word, names, n=3)
     hint = f"Did you mean {' or '.join(near)}? " if near else ""
     return SettingsError(

@@ -6,7 +6,6 @@ with the code of the command, or with 3 when the guard stopped it.
 
 from __future__ import annotations
 
-import sys
 import time
 from enum import Enum
 from pathlib import Path
@@ -15,7 +14,8 @@ from typing import Annotated
 import typer
 
 from nanguard import __version__
-from nanguard.errors import MissingDependencyError, NanguardError
+from nanguard.cli.checkwords import split
+from nanguard.errors import MissingDependencyError
 
 app = typer.Typer(
     name="nanguard",
@@ -23,6 +23,7 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode="markdown",
+    pretty_exceptions_enable=False,
 )
 
 
@@ -294,13 +295,4 @@ def check(
 
 
 def _words(given: list[str] | None) -> tuple[str, ...]:
-    return tuple(word.strip() for one in given or () for word in one.split(",") if word.strip())
-
-
-def main() -> None:
-    """Runs the command line; a mistake is a message, not a traceback."""
-    try:
-        app()
-    except NanguardError as error:
-        typer.echo(f"nanguard: {error}", err=True)
-        sys.exit(2)
+    return tuple(word for one in given or () for word in split(one))

@@ -1,0 +1,74 @@
+"""What the command line of ``nanguard check`` says, read without a library."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from nanguard.cli.checking import Asked
+
+FLAGS = {
+    "--fix": "fix",
+    "--unsafe": "unsafe",
+    "--diff": "diff",
+    "--quiet": "quiet",
+    "--no-cache": "no_cache",
+}
+VALUES = {
+    "--format": "form",
+    "--select": "select",
+    "--ignore": "ignore",
+    "--fail-on": "fail_on",
+    "--baseline": "baseline",
+    "--write-baseline": "write_baseline",
+    "--output": "output",
+    "-o": "output",
+    "--jobs": "jobs",
+}
+FORMATS = ("text", "json", "sarif", "github")
+FAIL_ON = ("error", "warning", "info", "none")
+_FILES = ("baseline", "write_baseline", "output")
+
+
+def asked_by(words: list[str]) -> Asked | None:
+    """Returns what is asked; None if any word is not plain, and help or an error is in order."""
+    paths: list[str] = []
+    told: dict[str, Any] = {}
+    rest = iter(words)
+    for word in rest:
+        if word in FLAGS:
+            told[FLAGS[word]] = True
+        elif word == "-" or not word.startswith("-"):
+            paths.append(word)
+        else:
+            name, given, value = word.partition("=")
+            if name not in VALUES or (name == "-o" and given):
+                return None
+            if not _take(told, VALUES[name], value if given else next(rest, "")):
+                return None
+    if not paths:
+        return None
+    from nanguard.cli.checking import Asked
+
+    return Asked(tuple(paths), **told)
+
+
+def split(given: str) -> tuple[str, ...]:
+    """Returns the words of a list with commas."""
+    return tuple(word.strip() for word in given.split(",") if word.strip())
+
+
+def _take(told: dict[str, Any], field: str, value: str) -> bool:
+    """Adds the value of an option; returns whether it is one."""
+    if field in ("select", "ignore"):
+        told[field] = (*told.get(field, ()), *split(value))
+        return bool(value)
+    if field in _FILES:
+        told[field] = Path(value)
+        return bool(value)
+    if field == "jobs":
+        told[field] = int(value) if value.isdecimal() else 0
+        return value.isdecimal()
+    told[field] = value
+    return value in (FORMATS if field == "form" else FAIL_ON)
