@@ -74,14 +74,15 @@ def keeps_one_per_row(masking: Value) -> bool:
     return positions > 0 and leaves == 0
 
 
-def _is_used_to_spare_rows(code: Code, rows: Value) -> bool:
+def _is_used_to_spare_rows(code: Code, rows: Value, softmax: Value) -> bool:
     """Returns whether rows that are masked as a whole are treated in a way of their own."""
     for used in code.of("where", "masked_fill", "setitem", "mul", "and", "or", "invert", "getitem"):
         if used.scope is not rows.scope or used.line < rows.line or len(used.inputs) < 1:
             continue
         if used.op == "masked_fill" and _last_is_minus_inf(used):
             continue
-        if any(part.node is rows.node for given in used.inputs for part in given.upstream(8)):
+        around = [part.node for given in used.inputs for part in given.upstream(8)]
+        if rows.node in around and (rows.line <= softmax.line or softmax.node in around):
             return True
     return False
 
@@ -93,7 +94,7 @@ def rows_are_kept_apart(code: Code, softmax: Value) -> bool:
         return False
     for event in scope.events:
         if event.op in ("all", "any") and (len(event.inputs) > 1 or event.keywords):
-            if _is_used_to_spare_rows(code, event):
+            if _is_used_to_spare_rows(code, event, softmax):
                 return True
         if event.op in ("nan_to_num",) and event.line >= softmax.line:
             return True

@@ -43,7 +43,9 @@ def guarded_by(value: Value, guards: frozenset[str]) -> bool:
 def names_of(value: Value, limit: int = 12) -> Iterator[str]:
     """Yields the names a value has, and those of what it was made from directly."""
     for step, part in enumerate(value.upstream(limit)):
-        if part.name and (part.op in ("named", "", "attribute", "field", "join", "getitem") or step == 0):
+        if part.name and (
+            part.op in ("named", "", "attribute", "field", "join", "getitem") or step == 0
+        ):
             yield part.name
 
 

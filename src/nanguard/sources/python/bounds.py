@@ -1,11 +1,11 @@
-"""How operations change what is known about their inputs: bounds and kinds."""
+"""How operations change what is known about their inputs: bounds and kinds, one by one."""
 
 from __future__ import annotations
 
 import math
 from typing import TYPE_CHECKING
 
-from nanguard.sources.python.values import INF, NO_KINDS, SMALL, SHAPE, Value, is_small
+from nanguard.sources.python.values import INF, NO_KINDS, SMALL, Value, is_small
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -13,16 +13,6 @@ if TYPE_CHECKING:
 Known = tuple[float, float, frozenset[str]]
 # Kinds that stay with a value while it is moved about, and those that a sum keeps.
 _LOST = frozenset({"network"})
-
-
-def known(op: str, inputs: tuple[Value, ...], keywords: dict[str, Value]) -> Known:
-    """Returns the bounds and kinds of what an operation makes."""
-    rule = _RULES.get(op)
-    if rule is not None:
-        return rule(inputs, keywords)
-    if op in SHAPE and inputs:
-        return _same(inputs, keywords)
-    return -INF, INF, NO_KINDS
 
 
 def _number(value: Value | None) -> float | None:
@@ -33,7 +23,8 @@ def _kinds(*names: str) -> frozenset[str]:
     return frozenset(names)
 
 
-def _fixed(lo: float, hi: float, *kinds: str) -> Callable[..., Known]:
+def fixed(lo: float, hi: float, *kinds: str) -> Callable[..., Known]:
+    """Returns the rule of an operation whose result does not depend on its input."""
     made = frozenset(kinds)
 
     def rule(inputs: tuple[Value, ...], keywords: dict[str, Value]) -> Known:
@@ -42,7 +33,8 @@ def _fixed(lo: float, hi: float, *kinds: str) -> Callable[..., Known]:
     return rule
 
 
-def _same(inputs: tuple[Value, ...], keywords: dict[str, Value]) -> Known:
+def same(inputs: tuple[Value, ...], keywords: dict[str, Value]) -> Known:
+    """What moves numbers about keeps them."""
     first = inputs[0]
     if first.items:
         return (
@@ -53,11 +45,14 @@ def _same(inputs: tuple[Value, ...], keywords: dict[str, Value]) -> Known:
     return first.lo, first.hi, first.kinds
 
 
-def _add(inputs: tuple[Value, ...], keywords: dict[str, Value]) -> Known:
+def of_add(inputs: tuple[Value, ...], keywords: dict[str, Value]) -> Known:
+    """``add``."""
     a, b = inputs[0], inputs[1]
     kinds = (a.kinds | b.kinds) & _kinds(
-        "loss", "logits", "sumsq", "square", "norm", "count", "masksum", "labels", "mask"
+        "loss", "logits", "sumsq", "square", "norm", "count", "masksum", "labels", "mask", "hypot"
     )
+    if a.has("square", "sumsq") and b.has("square", "sumsq"):
+        kinds |= {"hypot"}
     for value, other in ((a, b), (b, a)):
         if is_small(other) and not value.has("eps"):
             kinds |= {"padded"} | (value.kinds & _kinds("var", "std", "norm", "sum", "minmax"))
@@ -66,14 +61,22 @@ def _add(inputs: tuple[Value, ...], keywords: dict[str, Value]) -> Known:
     return _plus(a.lo, b.lo), _plus(a.hi, b.hi), kinds
 
 
-def _sub(inputs: tuple[Value, ...], keywords: dict[str, Value]) -> Known:
+def of_sub(inputs: tuple[Value, ...], keywords: dict[str, Value]) -> Known:
+    """``sub``."""
     a, b = inputs[0], inputs[1]
     kinds = {"difference"} | (a.kinds & _kinds("logits", "loss"))
     if a.core.op in ("amax", "max") and b.core.op in ("amin", "min"):
         kinds.add("minmax")
     if (a.has("logprob") and b.number() is None) or (b.has("logprob") and a.number() is None):
         kinds.add("logratio")
-    if b.core.op in ("amax", "max", "logsumexp", "scatter_reduce", "scatter_max", "segment_reduce") or b.has("maximum"):
+    if b.core.op in (
+        "amax",
+        "max",
+        "logsumexp",
+        "scatter_reduce",
+        "scatter_max",
+        "segment_reduce",
+    ) or b.has("maximum"):
         return -INF, 0.0, frozenset(kinds | {"shifted"})
     return _plus(a.lo, -b.hi), _plus(a.hi, -b.lo), frozenset(kinds)
 
@@ -83,7 +86,8 @@ def _plus(a: float, b: float) -> float:
     return total if total == total else -INF
 
 
-def _mul(inputs: tuple[Value, ...], keywords: dict[str, Value]) -> Known:
+def of_mul(inputs: tuple[Value, ...], keywords: dict[str, Value]) -> Known:
+    """``mul``."""
     a, b = inputs[0], inputs[1]
     if a.node is not None and b.node is not None and _same_text(a, b):
         return 0.0, INF, _kinds("square")
@@ -126,7 +130,8 @@ def _times(a: float, b: float) -> float:
     return 0.0 if a == 0 or b == 0 else a * b
 
 
-def _div(inputs: tuple[Value, ...], keywords: dict[str, Value]) -> Known:
+def of_div(inputs: tuple[Value, ...], keywords: dict[str, Value]) -> Known:
+    """``div``."""
     a, b = inputs[0], inputs[1]
     number = b.number()
     if number or b.has("size"):
@@ -142,7 +147,8 @@ def _div(inputs: tuple[Value, ...], keywords: dict[str, Value]) -> Known:
     return -INF, INF, frozenset(kinds)
 
 
-def _pow(inputs: tuple[Value, ...], keywords: dict[str, Value]) -> Known:
+def of_pow(inputs: tuple[Value, ...], keywords: dict[str, Value]) -> Known:
+    """``pow``."""
     base = inputs[0]
     exponent = _number(inputs[1] if len(inputs) > 1 else keywords.get("exponent"))
     padded = base.kinds & _kinds("padded")
@@ -161,7 +167,8 @@ def _pow(inputs: tuple[Value, ...], keywords: dict[str, Value]) -> Known:
     return -INF, INF, padded
 
 
-def _clamp(inputs: tuple[Value, ...], keywords: dict[str, Value]) -> Known:
+def of_clamp(inputs: tuple[Value, ...], keywords: dict[str, Value]) -> Known:
+    """``clamp``."""
     value = inputs[0]
     low = keywords.get("min") or (inputs[1] if len(inputs) > 1 else None)
     high = keywords.get("max") or (inputs[2] if len(inputs) > 2 else None)
@@ -187,17 +194,19 @@ def _limit(value: Value, low: Value | None, high: Value | None) -> Known:
     return lo, hi, kinds
 
 
-def _clamp_min(inputs: tuple[Value, ...], keywords: dict[str, Value]) -> Known:
+def of_clamp_min(inputs: tuple[Value, ...], keywords: dict[str, Value]) -> Known:
+    """``clamp_min``."""
     return _limit(inputs[0], keywords.get("min") or (inputs[1] if len(inputs) > 1 else None), None)
 
 
-def _clamp_max(inputs: tuple[Value, ...], keywords: dict[str, Value]) -> Known:
+def of_clamp_max(inputs: tuple[Value, ...], keywords: dict[str, Value]) -> Known:
+    """``clamp_max``."""
     return _limit(inputs[0], None, keywords.get("max") or (inputs[1] if len(inputs) > 1 else None))
 
 
-def _maximum(inputs: tuple[Value, ...], keywords: dict[str, Value]) -> Known:
+def of_maximum(inputs: tuple[Value, ...], keywords: dict[str, Value]) -> Known:
     """``maximum(a, b)``, and ``max(x)`` or ``max(x, dim)``."""
-    if len(inputs) < 2 or inputs[1].op in ("", "neg") and isinstance(inputs[1].const, int):
+    if len(inputs) < 2 or (inputs[1].op in ("", "neg") and isinstance(inputs[1].const, int)):
         value = inputs[0]
         return value.lo, value.hi, (value.kinds - {"sumsq"}) | {"maximum"}
     a, b = inputs[0], inputs[1]
@@ -207,15 +216,17 @@ def _maximum(inputs: tuple[Value, ...], keywords: dict[str, Value]) -> Known:
     return max(a.lo, b.lo), max(a.hi, b.hi), kinds
 
 
-def _minimum(inputs: tuple[Value, ...], keywords: dict[str, Value]) -> Known:
-    if len(inputs) < 2 or inputs[1].op in ("", "neg") and isinstance(inputs[1].const, int):
+def of_minimum(inputs: tuple[Value, ...], keywords: dict[str, Value]) -> Known:
+    """``minimum``."""
+    if len(inputs) < 2 or (inputs[1].op in ("", "neg") and isinstance(inputs[1].const, int)):
         value = inputs[0]
         return value.lo, value.hi, value.kinds
     a, b = inputs[0], inputs[1]
     return min(a.lo, b.lo), min(a.hi, b.hi), a.kinds | b.kinds
 
 
-def _exp(inputs: tuple[Value, ...], keywords: dict[str, Value]) -> Known:
+def of_exp(inputs: tuple[Value, ...], keywords: dict[str, Value]) -> Known:
+    """``exp``."""
     value = inputs[0]
     lo = math.exp(value.lo) if -700 < value.lo < 700 else 0.0
     hi = math.exp(value.hi) if value.hi < 700 else INF
@@ -226,7 +237,8 @@ def _exp(inputs: tuple[Value, ...], keywords: dict[str, Value]) -> Known:
     return lo, hi, frozenset(kinds)
 
 
-def _sum(inputs: tuple[Value, ...], keywords: dict[str, Value]) -> Known:
+def of_sum(inputs: tuple[Value, ...], keywords: dict[str, Value]) -> Known:
+    """``sum``."""
     value = inputs[0]
     kinds = {"sum"} | (value.kinds & _kinds("loss", "weights", "count", "padded"))
     if value.has("square", "sumsq"):
@@ -239,13 +251,14 @@ def _sum(inputs: tuple[Value, ...], keywords: dict[str, Value]) -> Known:
     return lo, INF, frozenset(kinds)
 
 
-def _total(inputs: tuple[Value, ...], keywords: dict[str, Value]) -> Known:
+def of_total(inputs: tuple[Value, ...], keywords: dict[str, Value]) -> Known:
     """Python's own ``sum``, of numbers as well as of tensors."""
-    lo, hi, kinds = _sum(inputs, keywords)
+    lo, hi, kinds = of_sum(inputs, keywords)
     return lo, hi, kinds - {"sumsq", "masksum", "weightsum"}
 
 
-def _mean(inputs: tuple[Value, ...], keywords: dict[str, Value]) -> Known:
+def of_mean(inputs: tuple[Value, ...], keywords: dict[str, Value]) -> Known:
+    """``mean``."""
     value = inputs[0]
     kinds = {"mean"} | (value.kinds & _kinds("loss", "padded", "norm", "std"))
     if value.has("square", "sumsq"):
@@ -255,7 +268,8 @@ def _mean(inputs: tuple[Value, ...], keywords: dict[str, Value]) -> Known:
     return value.lo, value.hi, frozenset(kinds)
 
 
-def _sqrt(inputs: tuple[Value, ...], keywords: dict[str, Value]) -> Known:
+def of_sqrt(inputs: tuple[Value, ...], keywords: dict[str, Value]) -> Known:
+    """``sqrt``."""
     value = inputs[0]
     lo = math.sqrt(value.lo) if 0 < value.lo < INF else 0.0
     kinds = set(value.kinds & _kinds("padded"))
@@ -266,23 +280,27 @@ def _sqrt(inputs: tuple[Value, ...], keywords: dict[str, Value]) -> Known:
     return lo, INF, frozenset(kinds)
 
 
-def _rsqrt(inputs: tuple[Value, ...], keywords: dict[str, Value]) -> Known:
+def of_rsqrt(inputs: tuple[Value, ...], keywords: dict[str, Value]) -> Known:
+    """``rsqrt``."""
     return SMALL, INF, _kinds("rsqrt")
 
 
-def _abs(inputs: tuple[Value, ...], keywords: dict[str, Value]) -> Known:
+def of_abs(inputs: tuple[Value, ...], keywords: dict[str, Value]) -> Known:
+    """``abs``."""
     value = inputs[0]
     lo = value.lo if value.lo > 0 else -value.hi if value.hi < 0 else 0.0
     kinds = value.kinds & _kinds("loss", "network", "difference", "logits", "mask", "labels")
     return lo, max(abs(value.lo), abs(value.hi)), kinds
 
 
-def _neg(inputs: tuple[Value, ...], keywords: dict[str, Value]) -> Known:
+def of_neg(inputs: tuple[Value, ...], keywords: dict[str, Value]) -> Known:
+    """``neg``."""
     value = inputs[0]
     return -value.hi, -value.lo, value.kinds - {"shifted"}
 
 
-def _where(inputs: tuple[Value, ...], keywords: dict[str, Value]) -> Known:
+def of_where(inputs: tuple[Value, ...], keywords: dict[str, Value]) -> Known:
+    """``where``."""
     if len(inputs) < 3:
         return 0.0, INF, NO_KINDS
     a, b = inputs[1], inputs[2]
@@ -292,7 +310,8 @@ def _where(inputs: tuple[Value, ...], keywords: dict[str, Value]) -> Known:
     return min(a.lo, b.lo), max(a.hi, b.hi), kinds
 
 
-def _masked_fill(inputs: tuple[Value, ...], keywords: dict[str, Value]) -> Known:
+def of_masked_fill(inputs: tuple[Value, ...], keywords: dict[str, Value]) -> Known:
+    """``masked_fill``."""
     value = inputs[0]
     fill = keywords.get("value") or (inputs[2] if len(inputs) > 2 else None)
     number = _number(fill)
@@ -302,150 +321,33 @@ def _masked_fill(inputs: tuple[Value, ...], keywords: dict[str, Value]) -> Known
     return min(value.lo, number), max(value.hi, number), kinds
 
 
-def _tanh(inputs: tuple[Value, ...], keywords: dict[str, Value]) -> Known:
+def of_tanh(inputs: tuple[Value, ...], keywords: dict[str, Value]) -> Known:
+    """``tanh``."""
     return -1.0, 1.0, inputs[0].kinds & _kinds("network")
 
 
-def _log(inputs: tuple[Value, ...], keywords: dict[str, Value]) -> Known:
+def of_log(inputs: tuple[Value, ...], keywords: dict[str, Value]) -> Known:
+    """``log``."""
     value = inputs[0]
     lo = math.log(value.lo) if 0 < value.lo < INF else -INF
     hi = math.log(value.hi) if 0 < value.hi < INF else INF
     return lo, hi, _kinds("log")
 
 
-def _softplus(inputs: tuple[Value, ...], keywords: dict[str, Value]) -> Known:
+def of_softplus(inputs: tuple[Value, ...], keywords: dict[str, Value]) -> Known:
+    """``softplus``."""
     return 0.0, INF, _kinds("softplus")
 
 
-def _relu(inputs: tuple[Value, ...], keywords: dict[str, Value]) -> Known:
+def of_relu(inputs: tuple[Value, ...], keywords: dict[str, Value]) -> Known:
+    """``relu``."""
     value = inputs[0]
     return max(value.lo, 0.0), max(value.hi, 0.0), value.kinds & _kinds("network", "loss")
 
 
-def _uniform(inputs: tuple[Value, ...], keywords: dict[str, Value]) -> Known:
+def of_uniform(inputs: tuple[Value, ...], keywords: dict[str, Value]) -> Known:
     """``x.uniform_(low, high)``."""
     low = keywords.get("from") or (inputs[1] if len(inputs) > 1 else None)
     high = keywords.get("to") or (inputs[2] if len(inputs) > 2 else None)
     lo = 0.0 if low is None else SMALL if low.number() is None and low.has("eps") else low.lo
     return lo, 1.0 if high is None else high.hi, _kinds("uniform")
-
-
-_RULES: dict[str, Callable[..., Known]] = {
-    "add": _add,
-    "sub": _sub,
-    "mul": _mul,
-    "div": _div,
-    "pow": _pow,
-    "neg": _neg,
-    "abs": _abs,
-    "square": _fixed(0.0, INF, "square"),
-    "clamp": _clamp,
-    "clip": _clamp,
-    "clamp_min": _clamp_min,
-    "clamp_max": _clamp_max,
-    "hardtanh": _fixed(-1.0, 1.0),
-    "maximum": _maximum,
-    "max": _maximum,
-    "amax": _maximum,
-    "cummax": _maximum,
-    "minimum": _minimum,
-    "min": _minimum,
-    "amin": _minimum,
-    "fmax": _maximum,
-    "fmin": _minimum,
-    "exp": _exp,
-    "expm1": _fixed(-1.0, INF, "exp"),
-    "exp2": _fixed(0.0, INF, "exp"),
-    "sum": _sum,
-    "nansum": _sum,
-    "mean": _mean,
-    "median": _mean,
-    "nanmean": _mean,
-    "cumsum": _sum, "total": _total, "adaptive_avg_pool2d": _mean, "avg_pool2d": _mean,
-    "adaptive_avg_pool1d": _mean, "avg_pool1d": _mean, "interpolate": _mean,
-    "cumprod": _mean,
-    "logsumexp": _fixed(-INF, INF, "maximum"),
-    "sqrt": _sqrt,
-    "rsqrt": _rsqrt,
-    "log": _log,
-    "log2": _log,
-    "log10": _log,
-    "softmax": _fixed(0.0, 1.0, "softmax", "probability"),
-    "gumbel_softmax": _fixed(0.0, 1.0, "softmax", "probability"),
-    "sigmoid": _fixed(0.0, 1.0, "sigmoid", "probability"),
-    "expit": _fixed(0.0, 1.0, "sigmoid"),
-    "hardsigmoid": _fixed(0.0, 1.0),
-    "log_softmax": _fixed(-INF, 0.0, "logprob"),
-    "logsigmoid": _fixed(-INF, 0.0, "logprob"),
-    "log_prob": _fixed(-INF, INF, "logprob"),
-    "tanh": _tanh,
-    "softsign": _tanh,
-    "erf": _tanh,
-    "sin": _fixed(-1.0, 1.0),
-    "cos": _fixed(-1.0, 1.0),
-    "cosine_similarity": _fixed(-1.0, 1.0, "cosine"),
-    "normalize": _fixed(-1.0, 1.0, "unit"),
-    "softplus": _softplus,
-    "relu": _relu,
-    "elu": _fixed(-1.0, INF),
-    "relu6": _fixed(0.0, 6.0),
-    "gelu": _fixed(-1.0, INF),
-    "silu": _fixed(-1.0, INF),
-    "norm": _fixed(0.0, INF, "norm"),
-    "vector_norm": _fixed(0.0, INF, "norm"),
-    "matrix_norm": _fixed(0.0, INF, "norm"),
-    "cdist": _fixed(0.0, INF, "norm", "distance"),
-    "dist": _fixed(0.0, INF, "norm"),
-    "pairwise_distance": _fixed(0.0, INF, "norm", "padded"),
-    "std": _fixed(0.0, INF, "std"),
-    "var": _fixed(0.0, INF, "var"),
-    "rand": _fixed(0.0, 1.0, "uniform"),
-    "rand_like": _fixed(0.0, 1.0, "uniform"),
-    "uniform": _uniform,
-    "zeros": _fixed(0.0, 0.0),
-    "zeros_like": _fixed(0.0, 0.0),
-    "ones": _fixed(1.0, 1.0),
-    "ones_like": _fixed(1.0, 1.0),
-    "arange": _fixed(0.0, INF),
-    "empty": _fixed(-INF, INF, "uninitialised"),
-    "empty_like": _fixed(-INF, INF, "uninitialised"),
-    "new_empty": _fixed(-INF, INF, "uninitialised"),
-    "size": _fixed(0.0, INF, "size"),
-    "numel": _fixed(0.0, INF, "size"),
-    "len": _fixed(0.0, INF, "size"),
-    "shape": _fixed(0.0, INF, "size"),
-    "dim": _fixed(1.0, INF, "size"),
-    "get_world_size": _fixed(1.0, INF, "size"),
-    "count_nonzero": _fixed(0.0, INF, "masksum", "count"),
-    "compare": _fixed(0.0, 1.0, "mask", "bool"),
-    "not": _fixed(0.0, 1.0, "mask", "bool"),
-    "invert": _fixed(0.0, 1.0, "mask", "bool"),
-    "and": _fixed(0.0, 1.0, "mask", "bool"),
-    "or": _fixed(0.0, 1.0, "mask", "bool"),
-    "isnan": _fixed(0.0, 1.0, "mask", "bool"),
-    "isinf": _fixed(0.0, 1.0, "mask", "bool"),
-    "isfinite": _fixed(0.0, 1.0, "mask", "bool"),
-    "ne": _fixed(0.0, 1.0, "mask", "bool"),
-    "eq": _fixed(0.0, 1.0, "mask", "bool"),
-    "gt": _fixed(0.0, 1.0, "mask", "bool"),
-    "lt": _fixed(0.0, 1.0, "mask", "bool"),
-    "ge": _fixed(0.0, 1.0, "mask", "bool"),
-    "le": _fixed(0.0, 1.0, "mask", "bool"),
-    "bool": _fixed(0.0, 1.0, "mask", "bool"),
-    "one_hot": _fixed(0.0, 1.0, "mask"),
-    "any": _fixed(0.0, 1.0, "bool"),
-    "all": _fixed(0.0, 1.0, "bool"),
-    "where": _where,
-    "masked_fill": _masked_fill,
-    "histc": _fixed(0.0, INF, "count"),
-    "bincount": _fixed(0.0, INF, "count"),
-    "exponential": _fixed(0.0, INF),
-    "clip_grad_norm": _fixed(0.0, INF, "gradnorm"),
-}
-for _loss in (
-    "cross_entropy binary_cross_entropy binary_cross_entropy_with_logits nll_loss mse_loss "
-    "l1_loss smooth_l1_loss huber_loss kl_div ctc_loss triplet_margin_loss gaussian_nll_loss "
-    "cosine_embedding_loss poisson_nll_loss margin_ranking_loss".split()
-):
-    _RULES[_loss] = _fixed(-INF, INF, "loss")
-_RULES["mse_loss"] = _fixed(0.0, INF, "loss", "sumsq")

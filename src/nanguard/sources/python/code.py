@@ -57,6 +57,9 @@ class Code:
         if self.relevant:
             self._collect(tree, None, None)
             self._descend()
+            if self._is_optimizer_code():
+                for function in self.functions:
+                    function.grad = False
             self._read()
 
     @classmethod
@@ -169,10 +172,7 @@ class Code:
         self, node: FunctionNode | ast.Lambda, cls: Class | None, parent: Function | None
     ) -> None:
         name = "" if isinstance(node, ast.Lambda) else node.name
-        if cls is None and parent is not None:
-            owner = parent.cls
-        else:
-            owner = cls
+        owner = parent.cls if cls is None and parent is not None else cls
         made = Function(name, node, owner, parent)
         if not isinstance(node, ast.Lambda):
             made.grad = not any(self._stops_gradients(d) for d in node.decorator_list)
@@ -181,6 +181,11 @@ class Code:
         self._functions[node] = made
         self.functions.append(made)
         self._collect(node, None, made)
+
+    def _is_optimizer_code(self) -> bool:
+        """Returns whether the file implements an optimizer, whose steps record no gradients."""
+        bases = [base.rpartition(".")[2] for cls in self.classes.values() for base in cls.bases]
+        return "Optimizer" in bases and "Module" not in bases
 
     def _stops_gradients(self, decorator: ast.expr) -> bool:
         node = decorator.func if isinstance(decorator, ast.Call) else decorator

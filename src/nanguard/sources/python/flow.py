@@ -6,8 +6,9 @@ import ast
 from typing import TYPE_CHECKING
 
 from nanguard.sources.python.expressions import Expressions
+from nanguard.sources.python.hints import kinds_of
 from nanguard.sources.python.scopes import Function
-from nanguard.sources.python.values import INF, NO_KINDS, Value, kinds_of
+from nanguard.sources.python.values import INF, NO_KINDS, Value
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

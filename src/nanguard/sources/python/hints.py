@@ -1,0 +1,75 @@
+"""What names say about values: a loss, labels, a mask, a log-scale."""
+
+from __future__ import annotations
+
+import re
+
+_HINTS: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
+    (kind, re.compile(pattern))
+    for kind, pattern in (
+        (
+            "labels",
+            r"(labels?|targets?|tgts?|gts?|y|yb|y_true|classes|class_ids?|label_ids|lbls?|ys|cls_ids?)$"
+            r"|.*_(labels?|targets?|class_ids?)$|(labels?|target|tgt)_(ids?|idx|batch|flat)$|y_[a-z]+$",
+        ),
+        (
+            "mask",
+            r".*mask.*$|valid|valids|keep|keeps|pad|padding|is_pad|pads|.*_valid|valid_.*|.*_keep"
+            r"|present|observed|occ|active|alive|visible|visibility|inside|(is|has)_[a-z]+",
+        ),
+        (
+            "loss",
+            r"(loss(es)?|nll|bce|kld?|mse|ce|elbo|objective|cost)$|.*loss$|.*_losses$|loss_.*|l_[a-z]+$"
+            r"|(nll|kld?|mse|ce|bce)_[a-z]+$",
+        ),
+        (
+            "logscale",
+            r"log_?(var(iance)?|std|sigma|scale|s|sig|alpha|temp(erature)?|tau|gamma|w|weights?|beta"
+            r"|kappa|precision|prec|det|ls|rate|lambda|lam|dt)\w*$|.*_log_?(var|std|sigma|scale)$"
+            r"|lv$|ls$|d(w|h|wh)$|t(w|h|wh)$|pred_(w|h|wh)$|.*_logvar$|logit_scale$|raw_(scale|std|sigma|var)$|s_log$",
+        ),
+        (
+            "logprob",
+            r"(old_|new_|ref_|behaviou?r_|target_|cur_)?log_?(p|prob|probs|ps|pi|q|mu)s?(_\w+)?$|.*_logp(robs?)?$|lp$",
+        ),
+        (
+            "probability",
+            r"(probs?|probabilit(y|ies)|likelihoods?|conf(idences?)?)$|.*_probs?$|probs?_.*",
+        ),
+        (
+            "count",
+            r"(counts?|cnt|num|n_valid|n_tok(en)?s?|denom(inator)?|degrees?|deg)$|.*_(counts?|cnt)$|num_(valid|tokens?|pos|neg|positives?|items?|labels|masked)$|n_(pos|neg|valid|tokens|masked)$",
+        ),
+        ("maximum", r"(row_?)?max(es|imum)?|mx|max_[a-z]+|[a-z]+_max"),
+        (
+            "magnitude",
+            r"mag(nitudes?)?|spec(trum|trogram)?|power|energy|amp(litudes?)?|psd|mels?|images?|img|rgb|hdr|pixels?|.*_mag|p|q",
+        ),
+        ("weights", r"(weights?|sample_weights?|wts?|ws?)$|.*_weights?$"),
+        (
+            "eps",
+            r"(_?eps(ilon)?|tiny|smooth(ing)?|delta|EPS(ILON)?|TINY|.*_eps|eps_.*|_EPS|.*_EPS|laplace|floor|min_(norm|std|var|denom|scale))$",
+        ),
+        ("gradnorm", r"(g(rad(ient)?)?_?norm|total_norm|norm|gnorm|gn|.*grad_norm)$"),
+        (
+            "logits",
+            r"(logits?|.*_logits?|logits_.*|scores?|.*_scores?|attn(_weights|_scores|_logits)?|att|sim(s|ilarity)?|energy|.*_sim)$",
+        ),
+        (
+            "network",
+            r"(model|net|network|module|encoder|decoder|backbone|policy|actor|critic|generator|discriminator|student|teacher|unet|transformer|vae|classifier|head|G|D|netG|netD|.*_(model|net|network|head))$",
+        ),
+    )
+)
+_CACHE: dict[str, frozenset[str]] = {}
+
+
+def kinds_of(name: str) -> frozenset[str]:
+    """Returns what a name says about the value it is given to."""
+    known = _CACHE.get(name)
+    if known is None:
+        lower = name if name.isupper() and len(name) == 1 else name.lower()
+        known = frozenset(kind for kind, pattern in _HINTS if pattern.fullmatch(lower))
+        if len(_CACHE) < 50_000:
+            _CACHE[name] = known
+    return known
