@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import re
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from nanguard.sources.python.training import Training, losses_of
 from nanguard.sources.python.values import SHAPE, Value
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from nanguard.sources.python.code import Code
 
 _NO_LOSS = re.compile(
@@ -18,13 +21,19 @@ _NO_LOSS = re.compile(
 _GRADIENT = re.compile(r"(^|_)(grads?|gradients?)($|_)|^g$|^dw$", re.IGNORECASE)
 # Names by which the results of operations go, which say nothing about the value.
 _ARITHMETIC = frozenset({"add", "sub", "mul", "div", "neg", "mean", "sum", "abs"})
+# What may be done to a loss between where it is made and backward.
+_ON_THE_WAY = _ARITHMETIC | SHAPE | {"join", "scale", "local", "where", "masked_fill", "setitem"}
+_ON_THE_WAY |= {"nan_to_num", "clamp", "min", "minimum", "clamp_max", "field", "part"}
 
 
 def root(value: Value) -> Value:
-    """Returns the value whose numbers these are, under the last name it was given."""
+    """Returns the value whose numbers these are, under the first name it was given."""
+    base = value
     while value.op in SHAPE and value.inputs:
+        if value.op == "named":
+            base = value
         value = value.inputs[0]
-    return value
+    return base if base.op == "named" else value
 
 
 def label(value: Value) -> str:
@@ -94,3 +103,39 @@ class Roles:
         if base.op in _ARITHMETIC and base.inputs:
             return any(self.is_loss(part) for part in base.inputs)
         return bool(base.name) and base.name in self.trained.get(id(base.scope), ())
+
+    def is_trained_on(self, value: Value) -> bool:
+        """Returns whether a loss reaches a backward pass, or is what its function gives back."""
+        if id(value) in self._reaching:
+            return True
+        if value.scope is None:
+            return False
+        return any(_leads_to(result, value) for result in value.scope.returns)
+
+    @cached_property
+    def _reaching(self) -> set[int]:
+        found: set[int] = set()
+        for backward in Training.of(self.code).backwards:
+            for loss in losses_of(backward):
+                found |= {id(made) for made in _made_from(loss)}
+        return found
+
+
+def _made_from(value: Value) -> Iterator[Value]:
+    """Yields a loss and the losses it was made from."""
+    seen: set[int] = set()
+    queue = [value]
+    while queue and len(seen) < 96:
+        made = queue.pop()
+        if id(made) in seen:
+            continue
+        seen.add(id(made))
+        yield made
+        if made.op in _ON_THE_WAY and made.name not in ("item", "detach", "numpy", "tolist"):
+            queue += made.inputs
+            queue += made.items or ()
+
+
+def _leads_to(result: Value, value: Value) -> bool:
+    results = result.items or (result,)
+    return any(made is value for part in results for made in _made_from(part))

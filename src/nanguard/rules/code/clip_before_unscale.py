@@ -1,0 +1,146 @@
+"""Gradients are clipped while they are still scaled."""
+
+from __future__ import annotations
+
+import ast
+from typing import TYPE_CHECKING, ClassVar
+
+from nanguard.findings import Edit, Finding, Fix, Severity
+from nanguard.rules.code_rule import CodeRule
+from nanguard.rules.rule import Fails, Passes
+from nanguard.sources.python.reach import exclude
+from nanguard.sources.python.training import CLIPS, Training, is_backward, is_scaled, named
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from nanguard.sources.python.code import Code
+    from nanguard.sources.python.scopes import Function
+    from nanguard.sources.python.values import Value
+
+_UNSCALES_ITSELF = ("accelerator", "fabric", "self", "trainer")
+
+
+class ClipBeforeUnscale(CodeRule):
+    """`clip_grad_norm_` or `clip_grad_value_` on gradients that a GradScaler has scaled.
+
+    *Why it breaks a run*: the gradients are up to 65536 times too large when they are clipped, so
+    every one of them is cut to the limit, and `scaler.step` then divides what is left by the scale:
+    the model hardly learns, and a real explosion looks like any other step.
+
+    Call `scaler.unscale_(optimizer)` between backward and the clipping.
+    """
+
+    code = "SRC003"
+    name = "clip-before-unscale"
+    severity = Severity.ERROR
+    seen_in = "https://github.com/pytorch/examples/issues/1196"
+    examples: ClassVar = (
+        Fails(
+            "import torch\n\nscaler = torch.amp.GradScaler()\n\n\ndef step(model, loss, opt):\n"
+            "    scaler.scale(loss).backward()\n"
+            "    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)\n"
+            "    scaler.step(opt)\n    scaler.update()\n",
+            line=8,
+            fixed="import torch\n\nscaler = torch.amp.GradScaler()\n\n\n"
+            "def step(model, loss, opt):\n    scaler.scale(loss).backward()\n"
+            "    scaler.unscale_(opt)\n"
+            "    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)\n"
+            "    scaler.step(opt)\n    scaler.update()\n",
+        ),
+        Fails(
+            "import torch\nfrom torch.nn.utils import clip_grad_value_\n\n\ndef clip(model):\n"
+            "    clip_grad_value_(model.parameters(), 0.5)\n\n\n"
+            "def step(model, loss, opt, scaler):\n    scaler.scale(loss).backward()\n"
+            "    clip(model)\n    scaler.unscale_(opt)\n    scaler.step(opt)\n    scaler.update()\n",
+            line=6,
+        ),
+        Passes(
+            "import torch\n\n\ndef step(model, loss, opt, scaler):\n"
+            "    scaler.scale(loss).backward()\n    scaler.unscale_(opt)\n"
+            "    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)\n"
+            "    scaler.step(opt)\n    scaler.update()\n"
+        ),
+        Passes(
+            "import torch\n\n\ndef step(model, loss, opt, scaler):\n    if scaler is not None:\n"
+            "        scaler.scale(loss).backward()\n        scaler.step(opt)\n"
+            "    else:\n        loss.backward()\n"
+            "        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)\n        opt.step()\n"
+        ),
+    )
+
+    def check(self, code: Code) -> Iterator[Finding]:
+        """Yields what is wrong with a file."""
+        training = Training.of(code)
+        if not training.clips or not any(is_scaled(b) for b in training.backwards):
+            return
+        seen: set[ast.AST] = set()
+        for function in code.functions:
+            if training.callers(function):
+                continue
+            for clip, step in _clipped_scaled(code, training, function):
+                if clip.node is None or clip.node in seen:
+                    continue
+                seen.add(clip.node)
+                message = "gradients are clipped while they still carry the loss scale"
+                fix = Fix(
+                    "unscale first: scaler.unscale_(optimizer)", edits=_edits(code, clip, step)
+                )
+                yield self.at(code, clip.node, message, fixes=(fix,))
+
+
+def _clipped_scaled(
+    code: Code, training: Training, function: Function
+) -> Iterator[tuple[Value, Value | None]]:
+    """The calls that clip scaled gradients, with the scaler's step that follows."""
+    events = [e for e in code.events(function) if id(e) not in training.callees]
+    if not any(is_backward(e) for e in events):
+        # Backward is called elsewhere: what is stepped by a scaler was scaled.
+        scaled: Value | None = next((e for e in events if _is_scalers(e, "step")), None)
+    else:
+        scaled = None
+    for place, event in enumerate(events):
+        if is_backward(event):
+            if is_scaled(event):
+                scaled = event
+        elif _is_scalers(event, "unscale", "update"):
+            scaled = None
+        elif named(event) == "step" and _is_scalers(event, "step"):
+            scaled = None
+        elif scaled is not None and named(event) in CLIPS and not _unscales(event):
+            if scaled.node is None or event.node is None:
+                continue
+            if scaled.scope is event.scope and exclude(code, scaled.node, event.node):
+                continue
+            steps = (e for e in events[place:] if _is_scalers(e, "step"))
+            yield event, next(steps, None)
+
+
+def _is_scalers(event: Value, *names: str) -> bool:
+    if named(event) not in names or not event.inputs:
+        return False
+    if named(event) != "step":
+        return True
+    return (
+        len(event.inputs) > 1 and "scaler" in (event.inputs[0].name + event.inputs[0].path).lower()
+    )
+
+
+def _unscales(clip: Value) -> bool:
+    receiver = clip.inputs[0].name.lower() if clip.inputs and not clip.path else ""
+    return any(part in receiver for part in _UNSCALES_ITSELF)
+
+
+def _edits(code: Code, clip: Value, step: Value | None) -> tuple[Edit, ...]:
+    node = step.node if step is not None else None
+    if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute) or not node.args:
+        return ()
+    statement = code.statement_of(clip.node) if clip.node is not None else None
+    if statement is None or step is None or step.scope is not clip.scope:
+        return ()
+    start, _ = code.span(statement)
+    indent = code.text.content[code.text.offset(statement.lineno, 0) : start]
+    if indent.strip():
+        return ()
+    call = f"{code.segment(node.func.value)}.unscale_({code.segment(node.args[0])})"
+    return (Edit(start, start, f"{call}\n{indent}"),)

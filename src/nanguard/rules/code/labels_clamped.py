@@ -1,0 +1,146 @@
+"""Class labels that are clamped into range."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, ClassVar
+
+from nanguard.findings import Finding, Fix, Severity
+from nanguard.rules.code_rule import CodeRule
+from nanguard.rules.rule import Fails, Passes
+from nanguard.sources.python.roles import root
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from nanguard.sources.python.code import Code
+    from nanguard.sources.python.values import Value
+
+_CLASSES = re.compile(r"class|vocab|label|categor|n_?cls|num_cls|logits|n_out|out_features")
+_TAKES_CLASSES = ("cross_entropy", "nll_loss", "one_hot", "multi_margin_loss")
+_LABELS = re.compile(r"label|target|class|cls|lbl|tgt")
+_FIX = Fix(
+    "check the range where the data is read, and raise with the value and the record; give values "
+    "that mean nothing the ignore_index"
+)
+
+
+class LabelsClamped(CodeRule):
+    """Class labels are clamped into the range of the classes.
+
+    *Why it breaks a run*: a label out of range is a fault of the data or of the number of classes.
+    Clamped, every such record is trained as the first or the last class: nothing fails, and the
+    model learns what is wrong. Padding of -1 or -100 becomes class 0 in the same way.
+
+    Check labels where they are read and stop with the record; mark what is to be left out with
+    `ignore_index`.
+    """
+
+    code = "SRC012"
+    name = "labels-clamped"
+    severity = Severity.WARNING
+    seen_in = "https://github.com/milesial/Pytorch-UNet/issues/291"
+    examples: ClassVar = (
+        Fails(
+            "import torch\nimport torch.nn.functional as F\n\n\ndef loss(logits, labels, n):\n"
+            "    labels = torch.clamp(labels, 0, n - 1)\n"
+            "    return F.cross_entropy(logits, labels)\n",
+            line=6,
+        ),
+        Fails(
+            "import torch\nfrom torch.utils.data import Dataset\n\n\nclass Rows(Dataset):\n"
+            "    def __getitem__(self, i):\n        row = self.rows[i]\n"
+            '        label = min(int(row["label"]), self.num_classes - 1)\n'
+            '        return row["x"], label\n',
+            line=8,
+        ),
+        Fails(
+            "import torch\nimport torch.nn.functional as F\n\n\ndef loss(logits, y):\n"
+            "    y[y >= logits.size(-1)] = logits.size(-1) - 1\n"
+            "    return F.cross_entropy(logits, y)\n",
+            line=6,
+        ),
+        Passes(
+            "import torch\n\n\ndef nll(logp, target, ignore=-100):\n    keep = target != ignore\n"
+            "    picked = logp.gather(-1, target.clamp(min=0).unsqueeze(-1)).squeeze(-1)\n"
+            "    return -(picked * keep).sum() / keep.sum().clamp(min=1)\n"
+        ),
+        Passes(
+            "import torch\nimport torch.nn.functional as F\n\n\ndef loss(pred, target):\n"
+            "    return F.mse_loss(pred, target.clamp(0, 1))\n"
+        ),
+        Passes(
+            "import torch\n\n\ndef sample(image, x, y):\n    h, w = image.shape[-2:]\n"
+            "    return image[..., y.clamp(0, h - 1), x.clamp(0, w - 1)]\n"
+        ),
+    )
+
+    def check(self, code: Code) -> Iterator[Finding]:
+        """Yields what is wrong with a file."""
+        clamps = code.of("clamp", "clamp_max", "clamp_min", "min", "minimum", "numpy.clamp")
+        used = _class_indices(code)
+        found = [value for value in clamps if _is_clamp(code, value, used)]
+        found += [value for value in code.of("setitem") if _is_capped(value, used)]
+        for value in found:
+            if value.node is not None:
+                message = "labels out of range are trained as another class instead of being found"
+                yield self.at(code, value.node, message, fixes=(_FIX,))
+
+
+def _class_indices(code: Code) -> set[int]:
+    """The values that a loss takes as class indices, each with what it was made from."""
+    used: set[int] = set()
+    for loss in code.of(*_TAKES_CLASSES):
+        target = loss.arg(0, "tensor") if loss.op == "one_hot" else loss.arg(1, "target")
+        reduction = loss.keywords.get("reduction")
+        masked = reduction is not None and reduction.const == "none"
+        for made in target.upstream(12) if target is not None else ():
+            used.add(id(made) if not masked else -id(made))
+    return used
+
+
+def _is_clamp(code: Code, value: Value, used: set[int]) -> bool:
+    labels = next((part for part in value.inputs if part.has("labels")), None)
+    if labels is None or value.has("loss"):
+        return False
+    high = _upper(value)
+    if high is None:
+        is_lower = value.op in ("clamp", "clamp_min", "numpy.clamp")
+        return is_lower and id(value) in used
+    if high.number() is not None and high.number() in (1.0, 255.0) and id(value) not in used:
+        return False
+    if id(value) in used or -id(value) in used:
+        return True
+    return bool(_LABELS.search(root(labels).name.lower())) and _is_last_class(high)
+
+
+def _upper(value: Value) -> Value | None:
+    if value.op in ("clamp", "numpy.clamp"):
+        high = value.arg(2, "max") or value.keywords.get("a_max")
+        return high if high is not None and high.name != "None" else None
+    if value.op == "clamp_min":
+        return None
+    if value.op == "clamp_max":
+        return value.arg(1, "max")
+    others = [part for part in value.inputs if not part.has("labels")]
+    return others[0] if len(value.inputs) == 2 and others else None
+
+
+def _is_last_class(high: Value) -> bool:
+    """Whether a bound is the number of classes, less one."""
+    names = " ".join(made.name.lower() for made in high.upstream(8))
+    return bool(_CLASSES.search(names)) or (
+        high.core.op == "sub" and high.core.inputs[1].number() == 1.0 and len(names) > 0
+        and not re.search(r"\b(h|w|height|width|size|len)\b", names)
+    )  # fmt: skip
+
+
+def _is_capped(value: Value, used: set[int]) -> bool:
+    """Whether what is at or above a limit is given the last class."""
+    base, index, written = value.inputs
+    if not base.has("labels") or index.op != "compare" or index.name not in ("Gt", "GtE"):
+        return False
+    number = written.number()
+    if number is not None and number < 0:
+        return False
+    return id(value) in used and (number is not None or _is_last_class(written))

@@ -1,0 +1,151 @@
+"""Bad gradients are set to zero, and the optimizer steps all the same."""
+
+from __future__ import annotations
+
+import ast
+from typing import TYPE_CHECKING, ClassVar
+
+from nanguard.findings import Finding, Fix, Severity
+from nanguard.rules.code_rule import CodeRule
+from nanguard.rules.rule import Fails, Passes
+from nanguard.sources.python.cleaning import cleaned_gradients
+from nanguard.sources.python.reach import after, leaves
+from nanguard.sources.python.training import Training, is_step
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from nanguard.sources.python.code import Code
+    from nanguard.sources.python.scopes import Function
+
+# Methods after which a trainer steps by itself.
+_HOOKS = frozenset(
+    {
+        "on_after_backward",
+        "on_before_optimizer_step",
+        "on_pre_optimizer_step",
+        "configure_gradient_clipping",
+        "on_before_zero_grad",
+        "training_step",
+    }
+)
+_FIX = Fix(
+    "leave the gradients alone and skip the step: check the norm that clip_grad_norm_ returns with "
+    "isfinite, and go on to the next batch when it is not"
+)
+
+
+class StepAfterZeroedGrads(CodeRule):
+    """Gradients are zeroed or cleaned of NaN because they are bad, and the optimizer still steps.
+
+    *Why it breaks a run*: a step with zero gradients is not a skipped step. Adam's moments decay,
+    momentum and weight decay move the weights, schedules go on; and the NaN, whose cause is still
+    there, leaves no trace but a model that learns less and less.
+
+    Skip the step instead: leave the gradients as they are, test their norm with `isfinite`, drop
+    them with `zero_grad(set_to_none=True)` and take the next batch. Count the skips.
+    """
+
+    code = "SRC002"
+    name = "step-after-zeroed-grads"
+    severity = Severity.ERROR
+    seen_in = "https://github.com/AI-Hypercomputer/maxtext/pull/3721"
+    examples: ClassVar = (
+        Fails(
+            "import torch\n\n\ndef step(model, loss, opt):\n    loss.backward()\n"
+            "    for p in model.parameters():\n        if not torch.isfinite(p.grad).all():\n"
+            "            p.grad.zero_()\n    opt.step()\n",
+            line=8,
+        ),
+        Fails(
+            "import torch\n\n\ndef clean(params):\n    for p in params:\n"
+            "        p.grad = torch.nan_to_num(p.grad)\n\n\ndef step(model, loss, opt):\n"
+            "    loss.backward()\n    clean(model.parameters())\n    opt.step()\n",
+            line=6,
+        ),
+        Fails(
+            "import torch\n\n\ndef train(model, loader, opt):\n    for p in model.parameters():\n"
+            "        p.register_hook(lambda g: torch.nan_to_num(g))\n    for x in loader:\n"
+            "        model(x).backward()\n        opt.step()\n",
+            line=6,
+        ),
+        Passes(
+            "import torch\n\n\ndef train(model, loader, opt):\n    for x in loader:\n"
+            "        model(x).backward()\n"
+            "        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)\n"
+            "        if not torch.isfinite(norm):\n            for p in model.parameters():\n"
+            "                p.grad.zero_()\n            continue\n        opt.step()\n"
+        ),
+        Passes(
+            "import torch\n\n\ndef step(model, loss, opt):\n    for p in model.parameters():\n"
+            "        p.grad.zero_()\n    loss.backward()\n    opt.step()\n"
+        ),
+    )
+
+    def check(self, code: Code) -> Iterator[Finding]:
+        """Yields what is wrong with a file."""
+        training = Training.of(code)
+        for node, is_hook in cleaned_gradients(code):
+            steps = bool(training.steps) if is_hook else _steps_after(code, training, node)
+            if steps:
+                message = "bad gradients are made zero and the optimizer steps with them"
+                yield self.at(code, node, message, fixes=(_FIX,))
+
+
+def _steps_after(code: Code, training: Training, node: ast.AST, depth: int = 3) -> bool:
+    """Whether an optimizer steps after a node, in its function or in those that call it."""
+    function = training.owner(node)
+    lines = [e.line for e in function.events if training.does(e, is_step)]
+    marks = _marks(code, node)
+    for later in after(code, node):
+        if isinstance(later, ast.If) and marks & _names(later.test):
+            if leaves(later.body) or leaves(later.orelse) or _has(later, lines):
+                return False
+        elif _has(later, lines):
+            return True
+    if not lines and _is_hook(function):
+        return True
+    if depth and not lines:
+        calls = [call.node for call in training.callers(function) if call.node is not None]
+        return any(_after_call(code, training, call, depth) for call in calls)
+    return False
+
+
+def _after_call(code: Code, training: Training, call: ast.AST, depth: int) -> bool:
+    for outer in code.ancestors(call):
+        if isinstance(outer, ast.If) and call in ast.walk(outer.test):
+            if leaves(outer.body):
+                return False
+        if isinstance(outer, ast.stmt):
+            break
+    return _steps_after(code, training, call, depth - 1)
+
+
+def _is_hook(function: Function) -> bool:
+    if function.name not in _HOOKS or function.cls is None:
+        return False
+    bases = " ".join(base for cls in function.cls.line_of_descent() for base in cls.bases)
+    return "Trainer" in bases or "Callback" in bases or "LightningModule" in bases
+
+
+def _marks(code: Code, node: ast.AST) -> set[str]:
+    """The names that say afterwards that gradients were bad."""
+    statement = code.statement_of(node)
+    parent = code.parents.get(statement) if statement is not None else None
+    found: set[str] = set()
+    siblings = getattr(parent, "body", []) if isinstance(parent, ast.If) else []
+    for other in (statement, *siblings):
+        targets = getattr(other, "targets", None) or [getattr(other, "target", None)]
+        if isinstance(other, (ast.Assign, ast.AugAssign, ast.AnnAssign)):
+            found |= {n for target in targets if target is not None for n in _names(target)}
+    return found
+
+
+def _names(node: ast.AST) -> set[str]:
+    return {n.id for n in ast.walk(node) if isinstance(n, ast.Name)} | {
+        n.attr for n in ast.walk(node) if isinstance(n, ast.Attribute)
+    }
+
+
+def _has(statement: ast.stmt, lines: list[int]) -> bool:
+    return any(statement.lineno <= line <= (statement.end_lineno or 0) for line in lines)
