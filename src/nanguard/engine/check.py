@@ -27,7 +27,6 @@ from nanguard.sources.text import Text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-
     from pathlib import Path
 
 STDIN_NAME = "<stdin>"

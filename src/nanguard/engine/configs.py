@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from nanguard.engine.judging import in_order, judge, seen_in
 from nanguard.engine.limits import TooSlowError, cpu_limit
-from nanguard.engine.outcome import FileOutcome, NotChecked, reason_of
+from nanguard.engine.outcome import FileOutcome, NotChecked, failure, reason_of
 from nanguard.engine.suppressions import ignores_in, suppress, unused
 from nanguard.errors import SourceError
 from nanguard.rules.catalogue import all_rules
@@ -40,27 +40,31 @@ class Configs:
 
     def read(self, text: Text) -> bool:
         """Reads one more file; returns whether it sets up a training run."""
+        reason = self._why_not(text)
+        if reason:
+            self.left_out.append(FileOutcome.left_out(text.path, reason))
+        return not reason
+
+    def _why_not(self, text: Text) -> str:
+        """Takes a file in; returns why not if it is no configuration of a run."""
         from nanguard.sources.config.document import looks_like_training, read_document
 
         try:
             with cpu_limit(_SECONDS):
                 document = read_document(text)
-                training = looks_like_training(document)
+                if not looks_like_training(document):
+                    return NO_TRAINING
         except SourceError as error:
-            self.left_out.append(FileOutcome.left_out(text.path, reason_of(error)))
-            return False
+            return reason_of(error)
         except (RecursionError, MemoryError):
-            self.left_out.append(FileOutcome.left_out(text.path, "it is nested too deeply"))
-            return False
+            return "it is nested too deeply"
         except TooSlowError:
-            self.left_out.append(FileOutcome.left_out(text.path, "it took too long to read"))
-            return False
-        if not training:
-            self.left_out.append(FileOutcome.left_out(text.path, NO_TRAINING))
-            return False
+            return "it took too long to read"
+        except Exception as error:  # noqa: BLE001 - the other files have to be checked
+            return failure(error)
         self.texts[text.path] = text
         self.documents[text.path] = document
-        return True
+        return ""
 
     def replaced(self, text: Text) -> Configs:
         """Returns the same configurations with another text for one of them.
@@ -119,7 +123,7 @@ class Configs:
         except TooSlowError:
             _give_up(outcomes, "the configurations took too long")
         except Exception as error:  # noqa: BLE001 - the other files have to be reported
-            _give_up(outcomes, f"they could not be read together: {type(error).__name__}: {error}")
+            _give_up(outcomes, failure(error))
         return in_order(findings), outcomes
 
     def _suppress(self, outcomes: dict[str, FileOutcome], selection: Selection) -> None:

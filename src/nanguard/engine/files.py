@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from nanguard.engine.edits import diff_of
 from nanguard.engine.judging import in_order, judge, seen_in
 from nanguard.engine.limits import TooSlowError, cpu_limit
-from nanguard.engine.outcome import FileOutcome, NotChecked, reason_of
+from nanguard.engine.outcome import FileOutcome, NotChecked, failure, reason_of
 from nanguard.engine.suppressions import ignores_in, suppress, unused
 from nanguard.errors import SourceError
 from nanguard.rules.catalogue import all_rules
@@ -58,6 +58,8 @@ def check_bytes(path: str, data: bytes, kind: FileKind, selection: Selection) ->
         return FileOutcome.left_out(path, "it is nested too deeply")
     except TooSlowError:
         return FileOutcome.left_out(path, f"it took more than {_SECONDS:.0f} s")
+    except Exception as error:  # noqa: BLE001 - one file that we cannot read must not end the check
+        return FileOutcome.left_out(path, failure(error))
 
 
 def _check(path: str, data: bytes, kind: FileKind, selection: Selection) -> FileOutcome:

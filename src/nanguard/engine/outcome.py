@@ -168,6 +168,12 @@ class Outcome:
         return max((s.finding.severity for s in self.seen), key=lambda s: s.rank, default=None)
 
 
+def failure(error: Exception) -> str:
+    """Returns what is said about a file on which nanguard itself failed."""
+    said = f"{type(error).__name__}: {error}".splitlines()[0][:200]
+    return f"nanguard failed on it: {said}"
+
+
 def reason_of(error: SourceError) -> str:
     """Returns why a file could not be read, with the line if one is known."""
     what = error.what.rstrip(".")
