@@ -17,7 +17,7 @@ class CodeRule(Rule[Code]):
 
     reads: ClassVar[Reads] = "code"
 
-    def at(self, code: Code, node: ast.AST, message: str, **more: Any) -> Finding:
+    def at(self, code: Code, node: ast.AST | None, message: str, **more: Any) -> Finding:
         """Returns a finding about an expression or a statement.
 
         Args:
@@ -26,8 +26,9 @@ class CodeRule(Rule[Code]):
             message: What was found.
             more: Further fields of the finding, such as its fixes.
         """
-        start, _ = code.span(node)
-        line, column = code.text.position(start)
+        line = column = None
+        if node is not None:
+            line, column = code.text.position(code.span(node)[0])
         return self.finding(message, path=code.text.path, line=line, column=column, **more)
 
 

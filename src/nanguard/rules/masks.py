@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from nanguard.rules.numbers import is_minus_inf
+from nanguard.sources.python.values import INF
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -19,30 +19,31 @@ _LEAVES_ONE = frozenset(
      "generate_square_subsequent_mask", "create_causal_mask", "multinomial"}
 )  # fmt: skip
 _CAUSAL = re.compile(r"causal|future|subsequent|look_?ahead|^tri$|triangular|autoregressive|^bias$")
+# What deals with the NaN of such a row afterwards, well or badly.
+_MENDS = frozenset({"nan_to_num", "isnan", "isfinite", "isneginf"})
+_COMPARISONS = frozenset({"compare", "le", "lt", "gt", "ge"})
 _STOP = frozenset({"matmul", "einsum", "call", "conv1d", "conv2d", "linear", "softmax", "bmm"})
 
 
 def fills_with_minus_inf(value: Value) -> Iterator[Value]:
     """Yields the operations that wrote -inf into a value."""
-    queue, seen = [value], set()
+    queue: list[Value] = [value]
+    seen: set[int] = set()
     while queue and len(seen) < 60:
         part = queue.pop(0)
         if id(part) in seen or part.op in _STOP:
             continue
         seen.add(id(part))
-        if part.op in ("masked_fill", "setitem", "index_fill") and _last_is_minus_inf(part):
+        by_mask = part.op in ("masked_fill", "setitem", "index_fill") and _last_is_minus_inf(part)
+        by_choice = part.op == "where" and any(p.lo == p.hi == -INF for p in part.inputs[1:3])
+        if by_mask or by_choice:
             yield part
-        elif part.op == "where" and len(part.inputs) > 2:
-            if is_minus_inf(part.inputs[1]) or is_minus_inf(part.inputs[2]):
-                yield part
-            elif any(p.lo == p.hi == float("-inf") for p in part.inputs[1:3]):
-                yield part
         queue += part.inputs
 
 
 def _last_is_minus_inf(part: Value) -> bool:
     fill = part.keywords.get("value") or (part.inputs[-1] if len(part.inputs) > 2 else None)
-    return fill is not None and (is_minus_inf(fill) or fill.lo == fill.hi == float("-inf"))
+    return fill is not None and fill.lo == fill.hi == -INF
 
 
 def mask_of(masking: Value) -> Value | None:
@@ -58,15 +59,13 @@ def keeps_one_per_row(masking: Value) -> bool:
     if mask is None:
         return True
     scores = masking.inputs[0] if masking.op != "where" else masking.inputs[1]
-    own = {id(part) for part in scores.upstream(6) if part.op}
     leaves = 0
     positions = 0
     for part in mask.upstream(30):
         if part.op in _LEAVES_ONE or _CAUSAL.search(part.name.lower()):
             return True
-        if part.op in ("compare", "le", "lt", "gt", "ge") and id(part) not in own:
-            if any(id(p.core) in {id(scores.core)} for p in part.inputs):
-                return True
+        if part.op in _COMPARISONS and any(p.core is scores.core for p in part.inputs):
+            return True
         if not part.inputs and part.const is None:
             leaves += 1
         if part.op == "arange":
@@ -93,11 +92,9 @@ def rows_are_kept_apart(code: Code, softmax: Value) -> bool:
     if scope is None:
         return False
     for event in scope.events:
-        if event.op in ("all", "any") and (len(event.inputs) > 1 or event.keywords):
-            if _is_used_to_spare_rows(code, event, softmax):
-                return True
-        if event.op in ("nan_to_num",) and event.line >= softmax.line:
+        by_row = event.op in ("all", "any") and (len(event.inputs) > 1 or bool(event.keywords))
+        if by_row and _is_used_to_spare_rows(code, event, softmax):
             return True
-        if event.op in ("isnan", "isfinite", "isneginf") and event.line >= softmax.line:
+        if event.op in _MENDS and event.line >= softmax.line:
             return True
     return False

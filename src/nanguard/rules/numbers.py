@@ -11,15 +11,13 @@ if TYPE_CHECKING:
 
 # What an expression may be made of and still be a table: numbers known before training.
 _TABLE = frozenset(
-    "linspace arange cumprod cumsum ones zeros logspace flip tensor as_tensor full neg add sub mul "
-    "div pow sqrt log exp cos clamp named getitem cat float double to stack view".split()
-)
+    {
+        "linspace", "arange", "cumprod", "cumsum", "ones", "zeros", "logspace", "flip", "tensor",
+        "as_tensor", "full", "neg", "add", "sub", "mul", "div", "pow", "sqrt", "log", "exp", "cos",
+        "clamp", "named", "getitem", "cat", "float", "double", "to", "stack", "view",
+    }
+)  # fmt: skip
 _SAFE_LEAVES = frozenset({"linspace", "arange", "ones", "zeros", "logspace", "full", "eye"})
-
-
-def plain(value: Value) -> Value:
-    """Returns the value whose numbers these are, through names and moves."""
-    return value.core
 
 
 def can_be_zero(value: Value) -> bool:

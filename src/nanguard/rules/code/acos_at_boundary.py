@@ -38,8 +38,12 @@ class AcosAtBoundary(CodeRule):
             "    cos = F.cosine_similarity(a, b, dim=-1)\n    return torch.arccos(cos)\n",
             line=7,
         ),
-        Passes("import torch\n\n\ndef f(c):\n    return torch.acos(c.clamp(-1 + 1e-6, 1 - 1e-6))\n"),
-        Passes("import torch\n\n\ndef f(c, eps):\n    return torch.acos(c.clamp(-1 + eps, 1 - eps))\n"),
+        Passes(
+            "import torch\n\n\ndef f(c):\n    return torch.acos(c.clamp(-1 + 1e-6, 1 - 1e-6))\n"
+        ),
+        Passes(
+            "import torch\n\n\ndef f(c, eps):\n    return torch.acos(c.clamp(-1 + eps, 1 - eps))\n"
+        ),
         Passes("import torch\n\n\ndef f(s, c):\n    return torch.atan2(s, c)\n"),
     )
 

@@ -43,7 +43,8 @@ class DivisionByUnguardedSum(CodeRule):
             "    return (x * mask).sum() / mask.sum().clamp(min=1)\n",
         ),
         Fails(
-            "import torch\n\n\ndef f(nll, y):\n    n = (y != -100).sum()\n    return nll.sum() / n\n",
+            "import torch\n\n\ndef f(nll, y):\n    n = (y != -100).sum()\n"
+            "    return nll.sum() / n\n",
             line=6,
         ),
         Passes("import torch\n\n\ndef f(x, mask):\n    return x.sum() / mask.sum().clamp(min=1)\n"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, ClassVar
 
 from nanguard.findings import Finding, Fix, Severity
@@ -13,7 +14,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from nanguard.sources.python.code import Code
+    from nanguard.sources.python.scopes import Function
     from nanguard.sources.python.values import Value
+
+# Numbers of a noise schedule: positive by construction, and nothing is differentiated.
+_SCHEDULE = re.compile(r"alpha|beta|sigma|snr|var")
 
 
 class FractionalPowerGradient(CodeRule):
@@ -50,7 +55,11 @@ class FractionalPowerGradient(CodeRule):
             if not power.grad or number is None or not 0 < number < 1:
                 continue
             base = power.inputs[0]
-            if not _is_tensor(base, number) or base.has("size", "norm") or is_number(base):
+            if (
+                not _is_tensor(base, number, power.scope)
+                or base.has("size", "norm")
+                or is_number(base)
+            ):
                 continue
             if not can_be_zero(base):
                 continue
@@ -73,11 +82,16 @@ class FractionalPowerGradient(CodeRule):
             )
 
 
-def _is_tensor(base: Value, exponent: float) -> bool:
+def _is_tensor(base: Value, exponent: float, scope: Function | None) -> bool:
     """Returns whether a base is a tensor that reaches 0, and not a size or a rate."""
-    if base.lo == 0:
-        return base.core.op not in ("", "join")
     core = base.core
+    if base.lo == 0:
+        if exponent == 0.5:
+            here = core.scope is scope
+            return here and core.op in ("clamp", "relu", "abs", "softmax", "sigmoid")
+        return core.op not in ("", "join")
     if core.op != "" or core.const is not None or base.lo > 0:
+        return False
+    if exponent == 0.5 and _SCHEDULE.search(core.name.lower()):
         return False
     return core.has("tensor") or (exponent != 0.5 and core.has("magnitude"))

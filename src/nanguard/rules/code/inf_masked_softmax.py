@@ -52,7 +52,10 @@ class InfMaskedSoftmax(CodeRule):
             "    empty = (~keep).all(-1, keepdim=True)\n"
             "    return s.masked_fill(empty, 0.0).softmax(-1).masked_fill(empty, 0.0)\n"
         ),
-        Passes("import torch\n\n\ndef attend(s, keep):\n    return s.masked_fill(~keep, -1e4).softmax(-1)\n"),
+        Passes(
+            "import torch\n\n\ndef attend(s, keep):\n"
+            "    return s.masked_fill(~keep, -1e4).softmax(-1)\n"
+        ),
     )
 
     def check(self, code: Code) -> Iterator[Finding]:
@@ -70,5 +73,7 @@ class InfMaskedSoftmax(CodeRule):
                     code,
                     here.node,
                     "a row that is masked as a whole becomes all -inf, and its softmax NaN",
-                    fixes=(Fix("fill with torch.finfo(scores.dtype).min, or keep such rows apart"),),
+                    fixes=(
+                        Fix("fill with torch.finfo(scores.dtype).min, or keep such rows apart"),
+                    ),
                 )

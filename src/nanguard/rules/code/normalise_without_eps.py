@@ -67,6 +67,8 @@ class NormaliseWithoutEps(CodeRule):
                 continue
             if has_eps_outside(code, quotient) or is_table(divisor) or is_number(divisor):
                 continue
+            if quotient.op == "div" and not _is_of_the_same(quotient.inputs[0], divisor):
+                continue
             yield self.at(
                 code,
                 quotient.node,
@@ -83,8 +85,24 @@ def _divisor(quotient: Value) -> Value | None:
     return quotient.inputs[1]
 
 
+def _is_of_the_same(over: Value, divisor: Value) -> bool:
+    """Returns whether something is divided by a measure of itself, and not one by another."""
+    if over.core.op in ("std", "var", "norm", "vector_norm", "matrix_norm"):
+        return False
+    measured = {id(part) for part in divisor.upstream(24)}
+    names = {part.name for part in divisor.upstream(24) if part.name and not part.has("size")}
+    return any(
+        (id(part) in measured and part.const is None and part.op != "self")
+        or (part.name in names and part.name != "self")
+        for part in over.upstream(24)
+        if not part.has("size")
+    )
+
+
 def _word(divisor: Value) -> str:
     core = divisor.core
+    if core.op.startswith("numpy."):
+        return ""
     if core.op == "mul":
         return next((word for part in core.inputs if (word := _word(part))), "")
     if core.op in ("max", "amax", "maximum") and core.inputs:

@@ -53,7 +53,8 @@ class ScaleFromWrongDim(CodeRule):
         Passes(
             "import math\nimport torch\nfrom torch import nn\n\n\nclass E(nn.Module):\n"
             "    def __init__(self, dim, heads):\n        super().__init__()\n"
-            "        self.hd, self.dim = dim // heads, dim\n        self.emb = nn.Embedding(9, dim)\n"
+            "        self.hd, self.dim = dim // heads, dim\n"
+            "        self.emb = nn.Embedding(9, dim)\n"
             "\n    def forward(self, x):\n        return self.emb(x) * math.sqrt(self.dim)\n"
         ),
     )
@@ -65,17 +66,18 @@ class ScaleFromWrongDim(CodeRule):
             if len(product.inputs) < 2:
                 continue
             for scores, scale in (product.inputs[:2], product.inputs[1::-1]):
-                root = _root(scale, divides=product.op == "div" and scale is product.inputs[1])
+                divides = product.op == "div" and scale is product.inputs[1]
+                root = _root(scale, divides=divides)
                 if root is None or id(root.node) in seen:
                     continue
                 if _is_scores(scores) or _becomes_query(code, product):
                     seen.add(id(root.node))
                     yield from self._judged(code, root, product)
         for attention in code.of("scaled_dot_product_attention"):
-            scale = attention.keywords.get("scale")
-            root = None if scale is None else _root(scale, divides=False)
-            if root is not None:
-                yield from self._judged(code, root, attention)
+            given = attention.keywords.get("scale")
+            found = None if given is None else _root(given, divides=False)
+            if found is not None:
+                yield from self._judged(code, found, attention)
 
     def _judged(self, code: Code, root: Value, place: Value) -> Iterator[Finding]:
         width = root.inputs[0]
@@ -148,9 +150,9 @@ def _split_widths(code: Code, scope: Function | None) -> set[str]:
     widths: set[str] = set()
     for function in functions:
         for node in ast.walk(function.node):
-            if isinstance(node, ast.BinOp) and isinstance(node.op, (ast.FloorDiv, ast.Div)):
-                if _HEADS.fullmatch(_terminal(node.right).lower()):
-                    widths.add(_terminal(node.left))
+            splits = isinstance(node, ast.BinOp) and isinstance(node.op, (ast.FloorDiv, ast.Div))
+            if splits and _HEADS.fullmatch(_terminal(node.right).lower()):  # type: ignore[attr-defined]
+                widths.add(_terminal(node.left))  # type: ignore[attr-defined]
     if any(_views_heads(cls) for cls in family):
         for cls in family:
             widths |= _linear_widths(cls)
@@ -163,19 +165,17 @@ def _terminal(node: ast.expr) -> str:
 
 def _views_heads(cls: Class) -> bool:
     """Returns whether a class reshapes something to (..., heads, -1)."""
-    for node in ast.walk(cls.node):
-        if not isinstance(node, ast.Call):
-            continue
-        called = getattr(node.func, "attr", getattr(node.func, "id", ""))
-        if called == "rearrange" and any(
-            _HEADS.fullmatch(_terminal(given.value).lower()) for given in node.keywords
-        ):
-            return True
-        if called in ("view", "reshape"):
-            if len(node.args) >= 2 and _HEADS.fullmatch(_terminal(node.args[-2]).lower()):
-                if isinstance(node.args[-1], ast.UnaryOp):
-                    return True
-    return False
+    return any(isinstance(node, ast.Call) and _splits_heads(node) for node in ast.walk(cls.node))
+
+
+def _splits_heads(call: ast.Call) -> bool:
+    called = getattr(call.func, "attr", getattr(call.func, "id", ""))
+    if called == "rearrange":
+        return any(_HEADS.fullmatch(_terminal(given.value).lower()) for given in call.keywords)
+    if called not in ("view", "reshape") or len(call.args) < 2:
+        return False
+    open_end = isinstance(call.args[-1], ast.UnaryOp)
+    return open_end and _HEADS.fullmatch(_terminal(call.args[-2]).lower()) is not None
 
 
 def _linear_widths(cls: Class) -> set[str]:

@@ -45,7 +45,9 @@ class SqrtAtZero(CodeRule):
             "    return F.mse_loss(a, b) ** 0.5\n",
             line=6,
         ),
-        Passes("import torch\n\n\ndef dist(a, b):\n    return ((a - b) ** 2 + 1e-12).sum().sqrt()\n"),
+        Passes(
+            "import torch\n\n\ndef dist(a, b):\n    return ((a - b) ** 2 + 1e-12).sum().sqrt()\n"
+        ),
         Passes(
             "import torch\n\n\n@torch.no_grad()\ndef rmse(a, b):\n"
             "    return (a - b).square().mean().sqrt()\n"
@@ -58,9 +60,11 @@ class SqrtAtZero(CodeRule):
             if not root.grad or not root.inputs or (root.op == "pow" and not is_root(root)):
                 continue
             value = root.inputs[0]
-            if not value.has("sumsq", "var") or is_number(value) or not can_be_zero(value):
+            if not _is_measure(root, value) or is_number(value) or not can_be_zero(value):
                 continue
             if guarded_by(value, root.guards) or _is_used_elsewhere(code, root):
+                continue
+            if root.op == "pow" and not _is_tensor(value):
                 continue
             what = "variance" if value.has("var") else "sum of squares"
             yield self.at(
@@ -77,10 +81,27 @@ def is_root(power: Value) -> bool:
     return exponent is not None and exponent.number() == 0.5
 
 
+def _is_measure(root: Value, value: Value) -> bool:
+    return value.has("sumsq", "var") or (root.op == "sqrt" and value.has("hypot"))
+
+
+def _is_tensor(value: Value) -> bool:
+    """Returns whether a base is a tensor for certain, and not a number or a size."""
+    return any(
+        part.has("tensor", "network", "loss", "var") or part.op in ("sum", "mean", "square", "norm")
+        for part in value.upstream(16)
+    )
+
+
 def _is_used_elsewhere(code: Code, root: Value) -> bool:
-    """Returns whether it is a divisor or hidden by ``where``, which other rules speak about."""
+    """Returns whether it is a divisor, hidden by ``where``, or turned into a number at once."""
     node = root.node
     for parent in code.ancestors(node) if node is not None else ():
+        if isinstance(parent, ast.Attribute):
+            if parent.attr in ("item", "detach", "tolist", "numpy"):
+                return True
+            node = parent
+            continue
         if isinstance(parent, ast.BinOp) and isinstance(parent.op, ast.Div):
             return parent.right is node
         if isinstance(parent, ast.Call):

@@ -36,7 +36,8 @@ class StdOfFew(CodeRule):
     examples: ClassVar = (
         Fails(
             "import torch\n\n\ndef advantages(r, g: int):\n    r = r.view(-1, g)\n"
-            "    std = r.std(dim=1, keepdim=True)\n    return (r - r.mean(1, True)) / (std + 1e-4)\n",
+            "    std = r.std(dim=1, keepdim=True)\n"
+            "    return (r - r.mean(1, True)) / (std + 1e-4)\n",
             line=6,
         ),
         Fails(
@@ -130,7 +131,7 @@ def _grouped(source: Value) -> bool:
     if source.op in ("view", "reshape") and len(sizes) == 1 and sizes[0].items:
         sizes = sizes[0].items
     if len(sizes) == 2:
-        return any(size.number() is not None and size.number() < 0 for size in sizes)  # type: ignore[operator]
+        return any(size.hi < 0 for size in sizes)
     return source.op == "rearrange"
 
 

@@ -45,7 +45,9 @@ class UnboundedExp(CodeRule):
             line=5,
         ),
         Passes("import torch\n\n\ndef f(logvar):\n    return logvar.clamp(-30, 20).exp()\n"),
-        Passes("import torch\n\n\ndef f(x):\n    return torch.exp(x - x.max(-1, keepdim=True)[0])\n"),
+        Passes(
+            "import torch\n\n\ndef f(x):\n    return torch.exp(x - x.max(-1, keepdim=True)[0])\n"
+        ),
         Passes("import torch\n\n\ndef f(x):\n    return x.log_softmax(-1).exp()\n"),
     )
 

@@ -82,6 +82,8 @@ def _kind(value: Value, log: Value) -> str:
     core = value.core
     if core.op in ("softmax", "sigmoid") or core.has("exp"):
         return ""
+    if core.scope is not None and core.scope is not log.scope:
+        return ""
     if core.op == "div":
         return "ratio"
     if core.op in ("sub", "rsub") and not core.has("shifted"):

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 # How far behind a branch an operation still counts as part of it.
 _REACH = 10
+_STOP = frozenset({"where", "matmul", "call", "each"})
+_SINGULAR = frozenset({"log", "log2", "log10", "sqrt", "rsqrt", "reciprocal", "acos", "asin"})
 
 
 class WhereGradientTrap(CodeRule):
@@ -84,28 +86,33 @@ def _word(value: Value) -> str:
 def _singular(branch: Value, looked_at: set[str]) -> Value | None:
     """Returns the operation of a branch that has no finite derivative somewhere."""
     for part in branch.upstream(_REACH):
-        if part.op in ("where", "matmul", "call", "each") or not part.grad or not part.inputs:
+        if part.op in _STOP or not part.grad or not part.inputs:
             if part is branch:
                 return None
             continue
-        value = part.inputs[0]
-        if part.op == "div" and len(part.inputs) > 1:
-            divisor = part.inputs[1]
-            if divisor.number() is None and can_be_zero(divisor) and _shares(divisor, looked_at):
-                return part
-        elif part.op in ("log", "log2", "log10", "sqrt", "rsqrt", "reciprocal", "acos", "asin"):
-            known = value.has("sumsq", "var", "square")
-            if can_be_zero(value) and (known or _shares(value, looked_at)):
-                return part
-        elif part.op == "pow":
-            exponent = part.arg(1, "exponent")
-            number = None if exponent is None else exponent.number()
-            if number is not None and number < 1 and number != 0 and can_be_zero(value):
-                if _shares(value, looked_at):
-                    return part
-        elif part.op == "exp" and not is_bounded(value) and _shares(value, looked_at):
+        risky = _risky_input(part)
+        if risky is not None and (risky.has("sumsq", "var", "square") or _shares(risky, looked_at)):
             return part
     return None
+
+
+def _risky_input(part: Value) -> Value | None:
+    """Returns the input at which an operation is singular, if nothing keeps it away from there."""
+    value = part.inputs[0]
+    if part.op == "exp":
+        return None if is_bounded(value) else value
+    if part.op == "div":
+        value = part.inputs[-1]
+        known = len(part.inputs) < 2 or value.number() is not None
+        return None if known or not can_be_zero(value) else value
+    if part.op == "pow":
+        exponent = part.arg(1, "exponent")
+        number = None if exponent is None else exponent.number()
+        if number is None or number >= 1 or number == 0:
+            return None
+    elif part.op not in _SINGULAR:
+        return None
+    return value if can_be_zero(value) else None
 
 
 def _shares(value: Value, looked_at: set[str]) -> bool:

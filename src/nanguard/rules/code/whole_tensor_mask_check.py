@@ -57,7 +57,9 @@ class WholeTensorMaskCheck(CodeRule):
             negated = tested.op in ("not", "invert")
             if negated and tested.inputs:
                 tested = tested.inputs[0].core
-            if not _asks_for_minus_inf(tested) or (test.op == "any") != _is_opposite(tested, negated):
+            if not _asks_for_minus_inf(tested) or (test.op == "any") != _is_opposite(
+                tested, negated
+            ):
                 continue
             if _decides(code, test):
                 yield self.at(
