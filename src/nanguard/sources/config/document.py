@@ -63,9 +63,11 @@ def read_document(text: Text) -> Document:
 
 def looks_like_training(document: Document) -> bool:
     """Returns whether a file configures a training run, judged by what it holds."""
-    from nanguard.sources.config.recognition import describes_training
+    from nanguard.sources.config.leaves import Tree
+    from nanguard.sources.config.recognition import facts_of, is_training
 
-    return any(describes_training(root) for root in document.roots)
+    trees = (Tree(root, document) for root in document.roots if root.kind == "mapping")
+    return any(is_training(facts_of(*tree.read())) for tree in trees)
 
 
 def _by_content(content: str) -> Format:

@@ -178,7 +178,9 @@ class _Builder:
         for entry in source.effective():
             if entry.key not in into.seen:
                 into.seen.add(entry.key)
-                taken = Entry(entry.key, entry.node, entry.start, entry.end, entry.line, merged=True)
+                taken = Entry(
+                    entry.key, entry.node, entry.start, entry.end, entry.line, merged=True
+                )
                 into.node.entries.append(taken)
 
 

@@ -1,0 +1,77 @@
+"""What rules about configurations have in common."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import TYPE_CHECKING
+
+from nanguard.findings import Fix
+from nanguard.rules.rule import Rule
+from nanguard.sources.config.run import RunConfig
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from nanguard.findings import Edit, Finding, Severity
+    from nanguard.sources.config.run import Stage
+    from nanguard.sources.config.settings import Setting
+
+
+class ConfigRule(Rule[RunConfig]):
+    """A rule that looks at each part of a run."""
+
+    reads = "config"
+
+    def check(self, source: RunConfig) -> Iterator[Finding]:
+        """Yields what is wrong with a run; what several parts share is said once."""
+        seen: set[tuple[str | None, int | None, int | None]] = set()
+        for finding in self.look(source):
+            place = (finding.path, finding.line, finding.column)
+            if place not in seen and finding.path in source.owned:
+                seen.add(place)
+                yield finding
+
+    def look(self, source: RunConfig) -> Iterator[Finding]:
+        """Yields what is wrong with each part of a run."""
+        for stage in source.stages:
+            yield from self.judge(stage)
+
+    @abstractmethod
+    def judge(self, stage: Stage) -> Iterator[Finding]:
+        """Yields what is wrong with one part of a run."""
+
+    def at(
+        self,
+        setting: Setting,
+        message: str,
+        *fixes: Fix,
+        severity: Severity | None = None,
+    ) -> Finding:
+        """Returns a finding at a setting.
+
+        Args:
+            setting: The setting.
+            message: What was found, with the value.
+            fixes: Ways to repair it, best first.
+            severity: Where this one is worse or milder than the rule in general.
+        """
+        return self.finding(
+            message,
+            path=setting.path,
+            line=setting.line,
+            column=setting.column,
+            where=setting.key,
+            severity=severity,
+            fixes=fixes,
+        )
+
+
+def change(title: str, edits: tuple[Edit, ...], *plan: str) -> Fix:
+    """Returns a fix that changes the numbers a run computes.
+
+    Args:
+        title: What to do, in a line, with the reason.
+        edits: The changes.
+        plan: What to do once the repair has held, in order.
+    """
+    return Fix(title, safe=False, edits=edits, plan=plan)

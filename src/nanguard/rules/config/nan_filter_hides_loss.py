@@ -1,0 +1,55 @@
+"""CFG017: a log that leaves NaN out."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from nanguard.findings import Severity
+from nanguard.rules.config.judging import ConfigRule, change
+from nanguard.rules.rule import Fails, Passes
+from nanguard.sources.config.edits import set_to
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from nanguard.findings import Finding
+    from nanguard.sources.config.run import Stage
+
+
+class NanFilterHidesLoss(ConfigRule):
+    """A filter that keeps non-finite losses out of the log.
+
+    Why it breaks a run: ``logging_nan_inf_filter`` replaces a NaN or Inf by the average of the loss
+    so far in the log, and only there: the step itself is taken. The curve looks healthy while the
+    weights are NaN.
+
+    Switch it off, so that the log shows what happened.
+    """
+
+    code = "CFG017"
+    name = "nan-filter-hides-loss"
+    severity = Severity.INFO
+    seen_in = "SEEN_nan-filter-hides-loss"
+    examples = (
+        Passes(
+            "learning_rate: 1.0e-5\noutput_dir: o\nsave_steps: 9\nlogging_nan_inf_filter: false\n",
+            "a.yaml",
+        ),
+        Fails(
+            "learning_rate: 1.0e-5\noutput_dir: o\nsave_steps: 9\nlogging_nan_inf_filter: true\n",
+            line=4,
+            file="a.yaml",
+            fixed="learning_rate: 1.0e-5\noutput_dir: o\nsave_steps: 9\nlogging_nan_inf_filter: false\n",
+        ),
+    )
+
+    def judge(self, stage: Stage) -> Iterator[Finding]:
+        """Yields one finding where the filter is switched on."""
+        setting = stage.get("nan_filter")
+        if setting is not None and setting.truth is True:
+            yield self.at(
+                setting,
+                f"{setting.key} = {setting.written} shows the average in place of a NaN loss, while "
+                "the update is made",
+                change("log what was computed", set_to(setting, False)),
+            )

@@ -1,0 +1,67 @@
+"""Hydra's defaults lists, composed from the files that lie in the group folders."""
+
+from __future__ import annotations
+
+from pathlib import PurePath
+from typing import TYPE_CHECKING
+
+from nanguard.sources.config.leaves import Tree
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from nanguard.sources.config.document import Document
+    from nanguard.sources.config.node import Node
+
+_MAX_PARTS = 50
+
+
+def composed(documents: Sequence[Document]) -> tuple[list[Tree], set[str]]:
+    """Returns a tree for each document, with what its defaults list names put in.
+
+    Only files given together are looked at; nothing is opened.
+
+    Returns:
+        The trees, and the files that are part of another.
+    """
+    files = {_name(document.path): document for document in documents}
+    trees: list[Tree] = []
+    taken: set[str] = set()
+    for document in documents:
+        for root in document.roots:
+            attached = tuple(_attached(root, document, files))
+            taken |= {tree.document.path for _, tree in attached}
+            trees.append(Tree(root, document, attached))
+    return trees, taken
+
+
+def _attached(
+    root: Node, document: Document, files: dict[str, Document]
+) -> Iterator[tuple[tuple[str, ...], Tree]]:
+    folder = PurePath(document.path).parent
+    for group, option in list(_defaults(root))[:_MAX_PARTS]:
+        found = files.get(_name(str(folder.joinpath(*group, option))))
+        if found is None or found is document or not found.roots:
+            continue
+        if found.roots[0].kind == "mapping":
+            yield group, Tree(found.roots[0], found)
+
+
+def _defaults(root: Node) -> Iterator[tuple[tuple[str, ...], str]]:
+    """Yields the group and the option of each entry in a defaults list."""
+    listed = root.get("defaults") if root.kind == "mapping" else None
+    if listed is None or listed.kind != "sequence":
+        return
+    for item in listed.items:
+        if item.kind == "scalar" and isinstance(item.value, str) and item.value != "_self_":
+            *group, option = item.value.strip("/").split("/")
+            yield tuple(group), option
+        for entry in item.entries:
+            name = entry.key.removeprefix("override ").split("@")[0].strip("/ ")
+            if isinstance(entry.node.value, str) and name:
+                yield tuple(name.split("/")), entry.node.value
+
+
+def _name(path: str) -> str:
+    pure = PurePath(path)
+    return str(pure.with_suffix("")) if pure.suffix in (".yaml", ".yml") else str(pure)

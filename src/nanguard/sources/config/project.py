@@ -1,0 +1,200 @@
+"""Puts files together into runs: one file, or a run's file with those beside it that it needs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from nanguard.sources.config.beside import beside, referred
+from nanguard.sources.config.composition import composed
+from nanguard.sources.config.families import Facts, Family, family_of
+from nanguard.sources.config.families.hydra import composes
+from nanguard.sources.config.keys import setting_for
+from nanguard.sources.config.leaves import Leaf, Section, Tree
+from nanguard.sources.config.names import normal
+from nanguard.sources.config.recognition import facts_of, is_training
+from nanguard.sources.config.run import Misspelling, Repeated, RunConfig, Stage
+from nanguard.sources.config.settings import Setting
+from nanguard.sources.config.spelling import intended
+from nanguard.sources.config.stages import Scope, parts, scopes_of
+from nanguard.sources.config.traits import read_traits
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from nanguard.sources.config.document import Document
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Part:
+    """A file, or one of several documents in it, with what it was found to be.
+
+    Attributes:
+        tree: Its root, with what was composed into it.
+        leaves: Its leaves.
+        sections: Its sections.
+        facts: What its family was told by.
+        family: Its family.
+    """
+
+    tree: Tree
+    leaves: list[Leaf]
+    sections: list[Section]
+    facts: Facts
+    family: Family
+
+    @property
+    def path(self) -> str:
+        """The file."""
+        return self.tree.document.path
+
+
+def read_runs(documents: Sequence[Document]) -> list[RunConfig]:
+    """Returns the runs that files given together describe."""
+    trees, taken = composed(documents)
+    read = [_part(tree) for tree in trees if tree.root.kind == "mapping"]
+    chosen = [part for part in read if is_training(part.facts, part.family)]
+    own = [part for part in chosen if not part.family.partial and part.path not in taken]
+    aside = [part for part in chosen if part.family.partial]
+    runs: list[RunConfig] = []
+    reported: set[str] = set()
+    for part in own:
+        others = _companions(part, aside, [member.path for member in own])
+        runs.append(_run(part, others, reported))
+    runs += [_run(part, [], reported) for part in aside if part.path not in reported]
+    return runs
+
+
+def _part(tree: Tree) -> Part:
+    leaves, sections = tree.read()
+    facts = facts_of(leaves, sections)
+    return Part(tree, leaves, sections, facts, family_of(facts))
+
+
+def _companions(part: Part, aside: list[Part], runs: list[str]) -> list[Part]:
+    """Returns the files that a launcher or DeepSpeed reads for a run."""
+    found: list[Part] = []
+    for name in ("accelerate", "deepspeed"):
+        candidates = {other.path: other for other in aside if other.family.name == name}
+        path = referred(part.path, _references(part), list(candidates))
+        if path is None and not (name == "deepspeed" and _references(part)):
+            path = beside(part.path, list(candidates), runs)
+        if path is not None:
+            found.append(candidates[path])
+    return found
+
+
+def _references(part: Part) -> list[str]:
+    return [
+        leaf.node.value
+        for leaf in part.leaves
+        if setting_for(leaf.key, leaf.sections) == "deepspeed" and isinstance(leaf.node.value, str)
+    ]
+
+
+def _run(part: Part, others: list[Part], reported: set[str]) -> RunConfig:
+    everything = [part, *others]
+    owned = {document.path for each in everything for document in each.tree.documents()}
+    owned = (owned - reported) | {part.path}
+    reported |= owned
+    families = {each.path: each.family for each in everything}
+    turning = frozenset(
+        document.path
+        for each in everything
+        for document in each.tree.documents()
+        if each.family.turns_text_into_numbers or composes(each.facts)
+    )
+    return RunConfig(
+        documents=tuple(doc for each in everything for doc in each.tree.documents()),
+        owned=frozenset(owned),
+        family=part.family,
+        families=families,
+        stages=tuple(_stages(part, others)),
+        leaves=tuple(leaf for each in everything for leaf in each.leaves),
+        repeated=tuple(item for each in everything for item in _repeated(each)),
+        misspelled=tuple(item for each in everything for item in _misspelled(each)),
+        turns_text_into_numbers=turning,
+    )
+
+
+def _stages(part: Part, others: list[Part]) -> Iterator[Stage]:
+    own = [(leaf.path, setting) for leaf in part.leaves if (setting := _setting(leaf, part))]
+    shared = [
+        setting for other in others for leaf in other.leaves if (setting := _setting(leaf, other))
+    ]
+    scope_of = scopes_of(own)
+    rated = {scope_of[id(setting)] for _, setting in own if setting.name == "lr"}
+    merged = {section.path for section in part.sections if section.node.merged}
+    scopes = parts({()} | set(scope_of.values()), rated)
+    partial = frozenset(each.path for each in (part, *others) if each.family.partial)
+    for scope in [scope for scope in scopes if scope not in merged] or [()]:
+        levels = []
+        for length in range(len(scope), -1, -1):
+            level = [pair[1] for pair in own if scope_of[id(pair[1])] == scope[:length]]
+            levels.append(tuple(level if length else [*level, *shared]))
+        seen = [leaf for leaf in part.leaves if _visible(leaf, scope, set(scopes))]
+        traits = read_traits([*seen, *(leaf for other in others for leaf in other.leaves)])
+        yield Stage(scope, tuple(levels), part.family, traits, partial)
+
+
+def _visible(leaf: Leaf, scope: Scope, scopes: set[Scope]) -> bool:
+    """Returns whether a leaf is not in a part beside this one."""
+    inner = [leaf.path[:length] for length in range(1, len(leaf.path))]
+    return all(path not in scopes or path == scope[: len(path)] for path in inner)
+
+
+def _setting(leaf: Leaf, part: Part) -> Setting | None:
+    dotted = ".".join(leaf.sections)
+    if (dotted, leaf.key) in part.family.keys:
+        name = part.family.keys[dotted, leaf.key]
+    else:
+        name = setting_for(leaf.key, leaf.sections)
+    if name is None:
+        right = intended(leaf.key, part.family, root=_at_root(leaf.sections, part.family))
+        name = setting_for(right, leaf.sections) if right else None
+    if name is None:
+        return None
+    return Setting(
+        name,
+        ".".join(leaf.path),
+        leaf.sections,
+        leaf.document,
+        leaf.entry,
+        leaf.node,
+        leaf.parent,
+        leaf.home,
+    )
+
+
+def _at_root(sections: tuple[str, ...], family: Family) -> bool:
+    return sections == (("trainer",) if family.name == "lightning" else ())
+
+
+def _repeated(part: Part) -> Iterator[Repeated]:
+    seen: set[int] = set()
+    for section in part.sections:
+        if id(section.node) in seen:
+            continue
+        seen.add(id(section.node))
+        first = {}
+        for entry in section.node.entries:
+            if entry.repeats and entry.key in first:
+                dotted = ".".join((*section.path, entry.key))
+                yield Repeated(first[entry.key], entry, dotted, section.node, section.document)
+            if not entry.merged:
+                first[entry.key] = entry
+
+
+def _misspelled(part: Part) -> Iterator[Misspelling]:
+    seen: set[int] = set()
+    for section in part.sections:
+        if id(section.node) in seen:
+            continue
+        seen.add(id(section.node))
+        names = tuple(normal(name) for name in section.path)
+        for entry in section.node.entries:
+            root = _at_root(names, part.family)
+            right = None if entry.merged else intended(normal(entry.key), part.family, root=root)
+            if right is not None:
+                dotted = ".".join((*section.path, entry.key))
+                yield Misspelling(entry, right, dotted, section.document)

@@ -1,0 +1,124 @@
+"""Keys that are almost a known one."""
+
+from __future__ import annotations
+
+import re
+from functools import cache, lru_cache
+from typing import TYPE_CHECKING
+
+from nanguard.sources.config.keys import USUAL
+from nanguard.sources.config.names import ROLES
+
+if TYPE_CHECKING:
+    from nanguard.sources.config.families import Family
+
+# Words of other meanings, or other spellings, that are one letter away from a word of a setting.
+_WORDS = frozenset(
+    ["patch", "match", "latch", "hatch", "catch", "step", "steps", "stem", "stems", "delay", "decays", "trail", "brain", "grain", "trains", "trainer", "macro", "micros", "model", "models", "modal", "mode", "modes", "weights", "height", "weighted", "mixer", "fixed", "mixes", "rates", "ratios", "rated", "gate", "date", "scales", "scaled", "scaler", "stale", "scalar", "norms", "form", "forms", "normed", "clips", "clipped", "flip", "chip", "slip", "crop", "grads", "graph", "grid", "grade", "masks", "masked", "mask", "losses", "lost", "less", "cross", "label", "labels", "class", "classes", "save", "saved", "wave", "size", "sizes", "sized", "epoch", "epochs", "optimiser", "optimisers", "optimisation", "optimization", "optimizers", "schedulers", "scheduled", "schedule", "schedules", "smooth", "smoothed", "moment", "momenta", "devices", "batches", "batched", "logits", "logit", "dropped", "dropouts", "warm", "warmups", "warmed", "precise", "precisions", "accumulate", "accumulated", "gradients", "gradual", "learned", "learner", "value", "valued", "values", "clipping", "dtypes", "types", "typed", "names", "named", "counts", "count", "point", "points", "private", "interval", "intervals", "frequencies", "regularisation", "regularization", "normalisation", "normalization", "restart", "restarts", "initial", "final", "minimal", "maximal", "limit", "limits", "latent", "latents", "parameter", "parameters", "process", "processes", "processed", "update", "updates", "updated", "iteration", "iterations", "data", "date", "rank", "ranks", "world", "word", "words", "words_", "total", "totals", "stops", "start", "starts", "state", "states", "stage", "stages", "steep"]
+)
+_MIN_WORD = 5
+
+
+def intended(key: str, family: Family, *, root: bool) -> str | None:
+    """Returns the known key that a key is a misspelling of; None if it is fine or unknown.
+
+    Args:
+        key: The key in normal form.
+        family: The family of the file.
+        root: Whether it stands where the family's own keys stand.
+    """
+    if len(key) < _MIN_WORD or key in _usual() or key in family.known:
+        return None
+    if root and family.known:
+        found = _near_key(key, family)
+        if found:
+            return found
+    return _near_words(key)
+
+
+@lru_cache(maxsize=2048)
+def _near_words(key: str) -> str | None:
+    """Returns the usual key that differs in one word, which is no word itself."""
+    parts = key.split("_")
+    for at, word in enumerate(parts):
+        if word in _words() or word in _WORDS or not word.isalpha() or len(word) < 4:
+            continue
+        for right in _words():
+            if _slip(word, right):
+                whole = "_".join([*parts[:at], right, *parts[at + 1 :]])
+                if whole in _usual() or whole in _sections():
+                    return whole
+    return None
+
+
+def _slip(word: str, right: str) -> bool:
+    if len(right) < 4 or word == right or _british(word) == _british(right):
+        return False
+    if word + "s" == right or right + "s" == word or word + "d" == right:
+        return False
+    if _swapped(word, right):
+        return True
+    return len(right) >= _MIN_WORD + 1 and distance(word, right, 1) <= 1
+
+
+def _near_key(key: str, family: Family) -> str | None:
+    digits = re.sub(r"\D", "", key)
+    squeezed = key.replace("_", "")
+    for right in sorted(family.known):
+        if abs(len(right) - len(key)) > 2 or re.sub(r"\D", "", right) != digits:
+            continue
+        if _british(key) == _british(right) or len(right) < 6:
+            continue
+        if right.replace("_", "") == squeezed:
+            return right
+        if all(part in _WORDS or part in _words() for part in key.split("_")) and not (
+            right in (key + "s", key + "es") or key == right + "s"
+        ):
+            continue  # another key made of real words
+        allowed = 2 if len(right) >= 10 else 1
+        if _swapped(key, right) or distance(key, right, allowed) <= allowed:
+            return right
+    return None
+
+
+def _swapped(word: str, right: str) -> bool:
+    if len(word) != len(right):
+        return False
+    off = [at for at in range(len(word)) if word[at] != right[at]]
+    if len(off) != 2 or off[1] != off[0] + 1:
+        return False
+    return word[off[0]] == right[off[1]] and word[off[1]] == right[off[0]]
+
+
+def _british(word: str) -> str:
+    return word.replace("ise", "ize").replace("isa", "iza").replace("our", "or")
+
+
+def distance(one: str, other: str, limit: int) -> int:
+    """Returns how many letters have to change, or more than the limit where it is passed."""
+    if abs(len(one) - len(other)) > limit:
+        return limit + 1
+    before = list(range(len(other) + 1))
+    for at, letter in enumerate(one, 1):
+        row = [at]
+        for to, wanted in enumerate(other, 1):
+            row.append(min(before[to] + 1, row[-1] + 1, before[to - 1] + (letter != wanted)))
+        if min(row) > limit:
+            return limit + 1
+        before = row
+    return before[-1]
+
+
+@cache
+def _usual() -> frozenset[str]:
+    return frozenset(name for names in USUAL.values() for name in names.split())
+
+
+@cache
+def _sections() -> frozenset[str]:
+    return frozenset(name for names in ROLES.values() for name in names)
+
+
+@cache
+def _words() -> frozenset[str]:
+    return frozenset(word for name in _usual() | _sections() for word in name.split("_") if word)
