@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from nanguard.findings import Edit, Finding
@@ -9,7 +10,7 @@ from nanguard.rules.rule import Reads, Rule
 from nanguard.sources.python.code import Code
 
 if TYPE_CHECKING:
-    import ast
+    from nanguard.sources.python.values import Value
 
 
 class CodeRule(Rule[Code]):
@@ -36,3 +37,24 @@ def replaced(code: Code, node: ast.AST, text: str) -> Edit:
     """Returns the edit that writes something else in place of an expression."""
     start, end = code.span(node)
     return Edit(start, end, text)
+
+
+def operand(value: Value, place: int = 0) -> ast.expr | None:
+    """Returns an operand of an operation as it is written there."""
+    node = value.node
+    if isinstance(node, ast.BinOp):
+        written = [node.left, node.right]
+    elif isinstance(node, ast.Call):
+        is_method = isinstance(node.func, ast.Attribute) and not value.path
+        receiver = [node.func.value] if is_method else []  # type: ignore[attr-defined]
+        written = [*receiver, *node.args]
+    else:
+        return None
+    return written[place] if place < len(written) else None
+
+
+def bare(code: Code, node: ast.expr) -> str:
+    """Returns an expression so that a method can be called on it."""
+    text = code.segment(node)
+    simple = isinstance(node, (ast.Name, ast.Attribute, ast.Call, ast.Subscript))
+    return text if simple or text.startswith("(") else f"({text})"

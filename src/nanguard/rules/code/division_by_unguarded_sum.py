@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import ast
 from typing import TYPE_CHECKING, ClassVar
 
 from nanguard.findings import Finding, Fix, Severity
-from nanguard.rules.code_rule import CodeRule, replaced
+from nanguard.rules.code_rule import CodeRule, bare, operand, replaced
 from nanguard.rules.numbers import can_be_zero, guarded_by
 from nanguard.rules.quotients import has_eps_outside
 from nanguard.rules.rule import Fails, Passes
@@ -71,7 +70,7 @@ class DivisionByUnguardedSum(CodeRule):
                 code,
                 quotient.node,
                 "division by a sum that is 0 when nothing is left in: 0 / 0 is NaN",
-                fixes=_fixes(code, divisor),
+                fixes=_fixes(code, quotient),
             )
 
 
@@ -104,10 +103,9 @@ def _is_never_empty(value: Value) -> bool:
     )
 
 
-def _fixes(code: Code, divisor: Value) -> tuple[Fix, ...]:
-    node = divisor.node
-    parents = code.parents.get(node) if node is not None else None
+def _fixes(code: Code, quotient: Value) -> tuple[Fix, ...]:
+    node = operand(quotient, 1)
     title = "bound the divisor from below"
-    if not isinstance(node, ast.Call) or not isinstance(parents, ast.BinOp):
+    if node is None:
         return (Fix(title + ": .clamp(min=1)"),)
-    return (Fix(title, edits=(replaced(code, node, f"{code.segment(node)}.clamp(min=1)"),)),)
+    return (Fix(title, edits=(replaced(code, node, f"{bare(code, node)}.clamp(min=1)"),)),)

@@ -6,7 +6,7 @@ import re
 from typing import TYPE_CHECKING, ClassVar
 
 from nanguard.findings import Finding, Fix, Severity
-from nanguard.rules.code_rule import CodeRule, replaced
+from nanguard.rules.code_rule import CodeRule, bare, operand, replaced
 from nanguard.rules.numbers import can_be_zero, guarded_by, is_number
 from nanguard.rules.rule import Fails, Passes
 
@@ -65,20 +65,13 @@ class FractionalPowerGradient(CodeRule):
                 continue
             if (number == 0.5 and base.has("sumsq", "var")) or guarded_by(base, power.guards):
                 continue
-            text = code.segment(base.node) if base.node is not None else ""
-            bare = text if text.replace("_", "").replace(".", "").isalnum() else f"({text})"
+            node = operand(power)
+            edits = (replaced(code, node, f"{bare(code, node)}.clamp(min=1e-6)"),) if node else ()
             yield self.at(
                 code,
                 power.node,
                 f"power {number:.3g} of a value that can be 0: its gradient there is infinite",
-                fixes=(
-                    Fix(
-                        "keep the base away from 0",
-                        edits=(replaced(code, base.node, f"{bare}.clamp(min=1e-6)"),)
-                        if base.node is not None
-                        else (),
-                    ),
-                ),
+                fixes=(Fix("keep the base away from 0", edits=edits),),
             )
 
 

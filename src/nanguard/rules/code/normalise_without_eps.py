@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, ClassVar
 
 from nanguard.findings import Finding, Fix, Severity
-from nanguard.rules.code_rule import CodeRule
+from nanguard.rules.code_rule import CodeRule, bare, operand, replaced
 from nanguard.rules.numbers import can_be_zero, guarded_by, is_number, is_table
 from nanguard.rules.quotients import has_eps_outside
 from nanguard.rules.rule import Fails, Passes
@@ -40,7 +40,12 @@ class NormaliseWithoutEps(CodeRule):
     severity = Severity.WARNING
     seen_in = "https://github.com/keras-team/keras/pull/23093"
     examples: ClassVar = (
-        Fails("import torch\n\n\ndef f(x):\n    return x / x.norm(dim=-1, keepdim=True)\n", line=5),
+        Fails(
+            "import torch\n\n\ndef f(x):\n    return x / x.norm(dim=-1, keepdim=True)\n",
+            line=5,
+            fixed="import torch\n\n\ndef f(x):\n"
+            "    return x / x.norm(dim=-1, keepdim=True).clamp(min=1e-6)\n",
+        ),
         Fails(
             "import torch\n\n\ndef f(x):\n    ms = x.pow(2).mean(-1, keepdim=True)\n"
             "    return x * torch.rsqrt(ms)\n",
@@ -73,7 +78,7 @@ class NormaliseWithoutEps(CodeRule):
                 code,
                 quotient.node,
                 f"division by a {word} that can be 0: 0 / 0 is NaN",
-                fixes=(Fix("add an eps to the divisor, or bound it: .clamp(min=1e-6)"),),
+                fixes=_fixes(code, quotient),
             )
 
 
@@ -110,3 +115,12 @@ def _word(divisor: Value) -> str:
     if core.op in ("mean", "sum", "median", "", "join", "add"):
         return "root mean square" if core.op == "mean" and core.has("sumsq") else ""
     return next((word for kind, word in _WORDS.items() if core.has(kind)), "")
+
+
+def _fixes(code: Code, quotient: Value) -> tuple[Fix, ...]:
+    node = operand(quotient, 0 if quotient.op == "rsqrt" else 1)
+    title = "bound the divisor from below"
+    if node is None:
+        return (Fix(title),)
+    low = "1e-12" if quotient.op == "rsqrt" else "1e-6"
+    return (Fix(title, edits=(replaced(code, node, f"{bare(code, node)}.clamp(min={low})"),)),)

@@ -6,7 +6,7 @@ import ast
 from typing import TYPE_CHECKING, ClassVar
 
 from nanguard.findings import Finding, Fix, Severity
-from nanguard.rules.code_rule import CodeRule, replaced
+from nanguard.rules.code_rule import CodeRule, operand, replaced
 from nanguard.rules.numbers import can_be_zero, guarded_by, is_number
 from nanguard.rules.rule import Fails, Passes
 
@@ -71,7 +71,7 @@ class SqrtAtZero(CodeRule):
                 code,
                 root.node,
                 f"square root of a {what} that can be 0: its gradient there is infinite",
-                fixes=_fixes(code, value),
+                fixes=_fixes(code, root),
             )
 
 
@@ -113,14 +113,12 @@ def _is_used_elsewhere(code: Code, root: Value) -> bool:
     return False
 
 
-def _fixes(code: Code, value: Value) -> tuple[Fix, ...]:
-    if value.node is None:
-        return ()
-    text = code.segment(value.node)
-    simple = isinstance(value.node, (ast.Name, ast.Call, ast.Attribute))
-    parent = code.parents.get(value.node)
-    argument = isinstance(parent, ast.Call) and value.node in parent.args
-    written = f"{text} + 1e-12" if simple else f"({text}) + 1e-12"
-    if not argument:
-        written = f"({written})"
-    return (Fix("add a small number under the root", edits=(replaced(code, value.node, written),)),)
+def _fixes(code: Code, root: Value) -> tuple[Fix, ...]:
+    node = operand(root)
+    title = "add a small number under the root"
+    if node is None:
+        return (Fix(title),)
+    sum_of = f"{code.segment(node)} + 1e-12"
+    argument = isinstance(root.node, ast.Call) and node in root.node.args
+    written = sum_of if argument else f"({sum_of})"
+    return (Fix(title, edits=(replaced(code, node, written),)),)

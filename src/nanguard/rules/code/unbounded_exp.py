@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, ClassVar
 
 from nanguard.findings import Finding, Fix, Severity
-from nanguard.rules.code_rule import CodeRule
+from nanguard.rules.code_rule import CodeRule, bare, operand, replaced
 from nanguard.rules.numbers import guarded_by, is_bounded, is_table
 from nanguard.rules.rule import Fails, Passes
 
@@ -39,7 +39,12 @@ class UnboundedExp(CodeRule):
     severity = Severity.WARNING
     seen_in = "https://github.com/vanderschaarlab/synthcity/issues/331"
     examples: ClassVar = (
-        Fails("import torch\n\n\ndef f(logvar):\n    return torch.exp(0.5 * logvar)\n", line=5),
+        Fails(
+            "import torch\n\n\ndef f(logvar):\n    return torch.exp(0.5 * logvar)\n",
+            line=5,
+            fixed="import torch\n\n\ndef f(logvar):\n"
+            "    return torch.exp((0.5 * logvar).clamp(max=20))\n",
+        ),
         Fails(
             "import torch\n\n\ndef ratio(logp, old_logp):\n    return (logp - old_logp).exp()\n",
             line=5,
@@ -66,7 +71,7 @@ class UnboundedExp(CodeRule):
                 power.node,
                 f"exp of a {what} without an upper bound: inf above 88.7 in float32, above 11.1 "
                 "in float16",
-                fixes=(Fix("bound the argument, for example .clamp(max=20)"),),
+                fixes=_fixes(code, power),
             )
 
 
@@ -81,3 +86,11 @@ def _clamped_in_place(code: Code) -> set[str]:
         if bound.name.endswith("_") and bound.inputs:
             found |= {part.name for part in bound.inputs[0].upstream(4) if part.name}
     return found - {"data", "self"}
+
+
+def _fixes(code: Code, power: Value) -> tuple[Fix, ...]:
+    node = operand(power)
+    title = "bound the argument from above"
+    if node is None:
+        return (Fix(title),)
+    return (Fix(title, edits=(replaced(code, node, f"{bare(code, node)}.clamp(max=20)"),)),)

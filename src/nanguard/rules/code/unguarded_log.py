@@ -6,7 +6,7 @@ import re
 from typing import TYPE_CHECKING, ClassVar
 
 from nanguard.findings import Finding, Fix, Severity
-from nanguard.rules.code_rule import CodeRule, replaced
+from nanguard.rules.code_rule import CodeRule, bare, operand, replaced
 from nanguard.rules.numbers import can_be_zero, guarded_by
 from nanguard.rules.rule import Fails, Passes
 
@@ -61,19 +61,16 @@ class UnguardedLog(CodeRule):
             if value is None or not can_be_zero(value) or guarded_by(value, log.guards):
                 continue
             kind = _kind(value, log)
-            if kind and value.node is not None:
-                text = code.segment(value.node)
-                bare = text if text.replace("_", "").replace(".", "").isalnum() else f"({text})"
+            if kind:
+                node = operand(log)
+                edits = (
+                    (replaced(code, node, f"{bare(code, node)}.clamp(min=1e-8)"),) if node else ()
+                )
                 yield self.at(
                     code,
                     log.node,
                     f"log of a {kind} that can be 0: -inf, and an infinite gradient",
-                    fixes=(
-                        Fix(
-                            "bound it from below",
-                            edits=(replaced(code, value.node, f"{bare}.clamp(min=1e-8)"),),
-                        ),
-                    ),
+                    fixes=(Fix("bound it from below", edits=edits),),
                 )
 
 
