@@ -8,6 +8,11 @@ from nanguard.sources.python.hints import kinds_of
 from nanguard.sources.python.reader import Reader
 from nanguard.sources.python.values import INF, SHAPE, SMALL, Value
 
+# What is an imported thing or a region still, under whatever name.
+_THINGS = frozenset(
+    {"", "autocast", "no_grad", "inference_mode", "enable_grad", "set_grad_enabled", "finfo"}
+)
+
 
 class Binding(Reader):
     """Binds names, and takes over what conditions say about them."""
@@ -70,7 +75,8 @@ class Binding(Reader):
     def renamed(self, value: Value, name: str) -> Value:
         """Returns a value under a name, with what the name says about it."""
         hints = kinds_of(name)
-        if value.op == "new" or value.path or value.function is not None:
+        is_thing = value.op in _THINGS and bool(value.path)
+        if value.op == "new" or is_thing or value.function is not None:
             value.name = value.name or name
             return value
         return Value(
