@@ -204,24 +204,34 @@ def of_clamp_max(inputs: tuple[Value, ...], keywords: dict[str, Value]) -> Known
     return _limit(inputs[0], None, keywords.get("max") or (inputs[1] if len(inputs) > 1 else None))
 
 
+def of_max(inputs: tuple[Value, ...], keywords: dict[str, Value]) -> Known:
+    """``max(x)``, ``max(x, dim)`` and ``max(a, b)``."""
+    if len(inputs) > 1 and not isinstance(inputs[1].const, int):
+        return of_maximum(inputs, keywords)
+    value = inputs[0]
+    return value.lo, value.hi, (value.kinds - {"sumsq"}) | {"maximum"}
+
+
 def of_maximum(inputs: tuple[Value, ...], keywords: dict[str, Value]) -> Known:
-    """``maximum(a, b)``, and ``max(x)`` or ``max(x, dim)``."""
-    if len(inputs) < 2 or (inputs[1].op in ("", "neg") and isinstance(inputs[1].const, int)):
-        value = inputs[0]
-        return value.lo, value.hi, (value.kinds - {"sumsq"}) | {"maximum"}
-    a, b = inputs[0], inputs[1]
+    """``maximum(a, b)``."""
+    a, b = inputs[0], inputs[-1]
     kinds = a.kinds | b.kinds
     if b.has("eps") or a.has("eps"):
         return max(a.lo, b.lo, SMALL), INF, kinds
     return max(a.lo, b.lo), max(a.hi, b.hi), kinds
 
 
+def of_min(inputs: tuple[Value, ...], keywords: dict[str, Value]) -> Known:
+    """``min(x)``, ``min(x, dim)`` and ``min(a, b)``."""
+    if len(inputs) > 1 and not isinstance(inputs[1].const, int):
+        return of_minimum(inputs, keywords)
+    value = inputs[0]
+    return value.lo, value.hi, value.kinds
+
+
 def of_minimum(inputs: tuple[Value, ...], keywords: dict[str, Value]) -> Known:
-    """``minimum``."""
-    if len(inputs) < 2 or (inputs[1].op in ("", "neg") and isinstance(inputs[1].const, int)):
-        value = inputs[0]
-        return value.lo, value.hi, value.kinds
-    a, b = inputs[0], inputs[1]
+    """``minimum(a, b)``."""
+    a, b = inputs[0], inputs[-1]
     return min(a.lo, b.lo), min(a.hi, b.hi), a.kinds | b.kinds
 
 

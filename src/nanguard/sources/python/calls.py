@@ -91,6 +91,8 @@ class Calls(Binding):
         if name in ("abs", "max", "min", "sum", "len", "float", "int", "bool", "pow", "round"):
             op = {"float": "item", "int": "item", "round": "item", "sum": "total"}.get(name, name)
             if inputs:
+                if len(inputs) > 1 and name in ("max", "min"):
+                    op += "imum"
                 made = self.make(op, node, inputs, keywords)
                 if name == "int":
                     made.const = inputs[0].const
