@@ -16,6 +16,7 @@ import typer
 from nanguard import __version__
 from nanguard.cli.checkwords import split
 from nanguard.errors import MissingDependencyError
+from nanguard.presets import FAMILIES, LEVELS, PRECISIONS, TASKS, Choice
 
 app = typer.Typer(
     name="nanguard",
@@ -292,6 +293,60 @@ def check(
         jobs=jobs,
     )
     raise typer.Exit(run_check(asked))
+
+
+@app.command(
+    epilog="Examples:\n\n- `nanguard preset --task diffusion > train.yaml`\n\n"
+    "- `nanguard preset --family deepspeed --level balanced -o ds_config.json`\n\n"
+    "- `nanguard preset --family launch -o launch/`",
+)
+def preset(
+    family: Annotated[
+        str,
+        typer.Option(
+            metavar="|".join(FAMILIES),
+            help="Who reads it; launch is a script for several GPUs with its Accelerate file.",
+        ),
+    ] = "plain",
+    level: Annotated[
+        str, typer.Option(metavar="|".join(LEVELS), help="How careful it is.")
+    ] = "safe",
+    precision: Annotated[
+        str,
+        typer.Option(
+            metavar="|".join(PRECISIONS),
+            help="What is computed in; fp32 by default at level safe, bf16 at the others.",
+            show_default=False,
+        ),
+    ] = "",
+    task: Annotated[
+        str, typer.Option(metavar="|".join(TASKS), help="What is trained.")
+    ] = "classifier",
+    form: Annotated[
+        str,
+        typer.Option(
+            "--format",
+            metavar="yaml|toml|json",
+            help="The language, where the family has several.",
+            show_default=False,
+        ),
+    ] = "",
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", help="Write to this file; to this folder for launch."),
+    ] = None,
+    force: Annotated[  # noqa: FBT002
+        bool, typer.Option("--force", help="Replace files that are there.")
+    ] = False,
+) -> None:
+    """Print a stable configuration to begin with.
+
+    Every value has a comment: why it is so, and when to change it. JSON has no comments; what
+    would be said goes to standard error, or with `--output` to a file beside it.
+    """
+    from nanguard.cli.presetting import run_preset
+
+    run_preset(Choice(family, level, precision, task, form), output, force=force)
 
 
 def _words(given: list[str] | None) -> tuple[str, ...]:

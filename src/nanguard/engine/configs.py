@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from nanguard.sources.text import Text
 
 _SECONDS = 30.0
+_PART_LIMIT = 64 << 10  # characters; a file that is part of another one's settings is short
+_PARTS = 2_000
 NO_TRAINING = "it holds no settings of a training run"
 
 
@@ -30,29 +32,29 @@ class Configs:
     Attributes:
         texts: Their texts, by path.
         documents: What was read from them, by path.
-        left_out: What came of those that are no configurations of a run.
+        left_out: What came of files that cannot be read, or are about something else.
     """
 
     texts: dict[str, Text] = field(default_factory=dict)
     documents: dict[str, Any] = field(default_factory=dict)
     left_out: list[FileOutcome] = field(default_factory=list)
+    _parts: int = 0
     _read: list[Any] | None = None
 
-    def read(self, text: Text) -> bool:
-        """Reads one more file; returns whether it sets up a training run."""
+    def read(self, text: Text) -> None:
+        """Reads one more file."""
         reason = self._why_not(text)
         if reason:
             self.left_out.append(FileOutcome.left_out(text.path, reason))
-        return not reason
 
     def _why_not(self, text: Text) -> str:
-        """Takes a file in; returns why not if it is no configuration of a run."""
+        """Takes a file in; returns why not if it has nothing to do with a run."""
         from nanguard.sources.config.document import looks_like_training, read_document
 
         try:
             with cpu_limit(_SECONDS):
                 document = read_document(text)
-                if not looks_like_training(document):
+                if not looks_like_training(document) and not self._may_be_part(text):
                     return NO_TRAINING
         except SourceError as error:
             return reason_of(error)
@@ -66,6 +68,12 @@ class Configs:
         self.documents[text.path] = document
         return ""
 
+    def _may_be_part(self, text: Text) -> bool:
+        """Returns whether a file may be meant to be composed into the settings of a run."""
+        self._parts += 1
+        yaml = text.path.endswith((".yaml", ".yml"))
+        return yaml and len(text.content) <= _PART_LIMIT and self._parts <= _PARTS
+
     def replaced(self, text: Text) -> Configs:
         """Returns the same configurations with another text for one of them.
 
@@ -78,6 +86,15 @@ class Configs:
             {**self.texts, text.path: text},
             {**self.documents, text.path: read_document(text)},
             self.left_out,
+        )
+
+    def around(self, path: str) -> Configs:
+        """Returns only those configurations that set up a run together with one of them."""
+        runs = [[doc.path for doc in run.documents] for run in self._runs()]
+        near = {path, *(other for run in runs if path in run for other in run)}
+        return Configs(
+            {name: text for name, text in self.texts.items() if name in near},
+            {name: document for name, document in self.documents.items() if name in near},
         )
 
     def check(self, selection: Selection) -> list[FileOutcome]:
@@ -115,7 +132,11 @@ class Configs:
         rules = selection.rules("config")
         try:
             with cpu_limit(_SECONDS):
-                for run in self._runs():
+                runs = self._runs()
+                used = {document.path for run in runs for document in run.documents}
+                for path in self.texts.keys() - used:
+                    outcomes[path] = FileOutcome.left_out(path, NO_TRAINING)
+                for run in runs:
                     some, failed = judge(rules, run, run.documents[0].path)
                     findings += some
                     for entry in failed:

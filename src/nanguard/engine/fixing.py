@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -10,8 +11,8 @@ from nanguard.engine.check import STDIN_NAME
 from nanguard.engine.edits import whole_diff
 from nanguard.engine.files import check_python
 from nanguard.engine.history import keep
-from nanguard.engine.outcome import FileOutcome, NotChecked, Outcome, Repair, reason_of
-from nanguard.engine.repairing import Repairing
+from nanguard.engine.outcome import FileOutcome, NotChecked, Repair, reason_of
+from nanguard.engine.repairing import ROUNDS, Repairing
 from nanguard.engine.writing import write_atomically
 from nanguard.errors import SourceError
 from nanguard.sources.files import CONFIG_LIMIT, PYTHON_LIMIT, Decoded, decode, read_bytes
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from nanguard.engine.baseline import Baseline
     from nanguard.engine.check import Check
     from nanguard.engine.configs import Configs
-    from nanguard.engine.outcome import Seen
+    from nanguard.engine.outcome import Change, Outcome, Seen
     from nanguard.findings import Finding, Fix
 
 
@@ -51,7 +52,7 @@ class Fixing:
         for path, kind in self.check.code:
             if path in before and kind is FileKind.PYTHON:
                 self._python(path)
-        left = self._configs([path for path in self.check.configs.texts if path in before])
+        left = self._configs()
         if self.write:
             for file in left:
                 self._now(file)
@@ -69,7 +70,7 @@ class Fixing:
             if self.write:
                 write_atomically(Path(path), decoded.encode(repaired))
         except (SourceError, OSError) as error:
-            outcome.not_checked.append(NotChecked(path, f"it was not repaired: {_said(error)}"))
+            self._failed(path, error)
             return
         diff = whole_diff(path, path, decoded.content, repaired)
         outcome.repairs.append(Repair(path, path, tuple(work.changes), diff, self.write))
@@ -90,58 +91,79 @@ class Fixing:
     def _choice(self, finding: Finding) -> Fix | None:
         return next((f for f in finding.fixes if f.edits and (f.safe or self.unsafe)), None)
 
-    def _configs(self, paths: list[str]) -> list[FileOutcome]:
-        """Repairs configurations one after the other; returns what is left in all of them."""
-        configs, copies = self.check.configs, {}
-        for path in paths:
-            configs, repair = self._config(configs, path)
-            if repair is not None:
-                self.check.outcome.repairs.append(repair)
-                copies[path] = repair.target
+    def _configs(self) -> list[FileOutcome]:
+        """Repairs configurations until no file has a fix left; returns what is left in all.
+
+        A repair of one file can bring out what is wrong with another, so all are looked at again.
+        """
+        configs, changes = self.check.configs, _no_changes()
+        for _ in range(ROUNDS):
+            before = dict(configs.texts)
+            for path in self._fixable(configs):
+                configs = self._config(configs, path, changes[path])
+            if configs.texts == before:
+                break
+        copies = {}
+        for path, text in configs.texts.items():
+            original = self.check.configs.texts[path].content
+            if text.content != original and self._copied(path, text.content, changes[path]):
+                copies[path] = copy_of(path)
         if not copies:
             return []
         left = [file for file in configs.check(self.check.plan.selection) if file.checked]
         return [_renamed(file, copies.get(file.path)) for file in left]
 
-    def _config(self, configs: Configs, path: str) -> tuple[Configs, Repair | None]:
-        selection = self.check.plan.selection
+    def _fixable(self, configs: Configs) -> list[str]:
+        files = configs.check(self.check.plan.selection)
+        return [f.path for f in files if any(map(_first, self._unknown(f.seen)))]
+
+    def _config(self, configs: Configs, path: str, changes: list[Change]) -> Configs:
+        """Returns the configurations with one of them repaired."""
+        selection, near = self.check.plan.selection, configs.around(path)
 
         def look(content: str) -> list[Finding]:
-            files = configs.replaced(Text(path, content)).check(selection)
-            return self._unknown(
-                [seen for file in files if file.path == path for seen in file.seen]
-            )
+            files = near.replaced(Text(path, content)).check(selection)
+            return self._unknown([seen for f in files if f.path == path for seen in f.seen])
 
-        work = Repairing(look, lambda f: next((fix for fix in f.fixes if fix.edits), None))
-        content = configs.texts[path].content
-        target = copy_of(path)
+        work = Repairing(look, _first)
         try:
-            repaired = work.run(content)
-            if repaired == content:
-                return configs, None
-            diff = whole_diff(path, target, content, repaired)
-            written = self.write and path != STDIN_NAME
-            if written:
-                self._write_copy(path, target, repaired, work, diff)
-        except (SourceError, OSError) as error:
-            entry = NotChecked(path, f"it was not repaired: {_said(error)}")
-            self.check.outcome.not_checked.append(entry)
-            return configs, None
-        repair = Repair(path, target, tuple(work.changes), diff, written)
-        return configs.replaced(Text(path, repaired)), repair
+            repaired = work.run(configs.texts[path].content)
+            configs = configs.replaced(Text(path, repaired))
+        except SourceError as error:
+            self._failed(path, error)
+            return configs
+        changes += work.changes
+        return configs
 
-    def _write_copy(
-        self, path: str, target: str, repaired: str, work: Repairing, diff: str
-    ) -> None:
+    def _copied(self, path: str, repaired: str, changes: list[Change]) -> bool:
+        """Writes the repaired copy of a configuration; returns whether there is one to speak of."""
+        target, written = copy_of(path), self.write and path != STDIN_NAME
+        diff = whole_diff(path, target, self.check.configs.texts[path].content, repaired)
+        repair = Repair(path, target, tuple(changes), diff, written)
+        try:
+            if written:
+                self._write_copy(repair, repaired)
+        except (SourceError, OSError) as error:
+            self._failed(path, error)
+            return False
+        self.check.outcome.repairs.append(repair)
+        return True
+
+    def _write_copy(self, repair: Repair, repaired: str) -> None:
+        path, target = repair.path, repair.target
         if Path(target).is_symlink():
             raise SourceError(f"{target} is a link", where=path, do="Remove the link.")
-        decoded: Decoded = decode(path, read_bytes(path, CONFIG_LIMIT), python=False)
+        decoded = decode(path, read_bytes(path, CONFIG_LIMIT), python=False)
         data = decoded.encode(repaired)
         folder = Path(self.check.plan.root) / ".nanguard" / "configs"
-        lost = keep(folder, path, target, data, [c.to_json() for c in work.changes], diff)
+        lost = keep(folder, repair, data)
         if lost:
             self.check.outcome.not_checked.append(NotChecked(str(folder), lost))
         write_atomically(Path(target), data)
+
+    def _failed(self, path: str, error: SourceError | OSError) -> None:
+        entry = NotChecked(path, f"it was not repaired: {_said(error)}")
+        self.check.outcome.not_checked.append(entry)
 
     def _now(self, file: FileOutcome) -> None:
         """Replaces what was found in a file by what is found in it now."""
@@ -150,6 +172,14 @@ class Fixing:
         outcome.seen = [seen for seen in outcome.seen if seen.finding.path not in paths]
         outcome.seen += file.seen
         outcome.seen.sort(key=lambda seen: (seen.finding.path or "", seen.finding.line or 0))
+
+
+def _no_changes() -> defaultdict[str, list[Change]]:
+    return defaultdict(list)
+
+
+def _first(finding: Finding) -> Fix | None:
+    return next((fix for fix in finding.fixes if fix.edits), None)
 
 
 def _refuse(path: str, decoded: Decoded) -> None:

@@ -8,9 +8,12 @@ import json
 import re
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from nanguard.engine.writing import own_folder, write_atomically
+
+if TYPE_CHECKING:
+    from nanguard.engine.outcome import Repair
 
 _SCHEMA = "nanguard.configs/1"
 _MOST = 200
@@ -18,58 +21,67 @@ _LARGEST = 32 << 20
 _STRANGE = re.compile(r"[^A-Za-z0-9._-]+")
 
 
-def keep(
-    folder: Path, path: str, target: str, data: bytes, changes: list[dict[str, Any]], diff: str
-) -> str:
+def keep(folder: Path, repair: Repair, data: bytes) -> str:
     """Keeps a repaired copy, and the file it is going to replace if nothing else has it.
 
     Args:
         folder: Where the history is.
-        path: The configuration.
-        target: Where the copy is going to be.
+        repair: What was repaired, how and why.
         data: The copy.
-        changes: What was changed and why.
-        diff: The same as a unified diff.
 
     Returns:
         Why it could not be kept; empty if it was.
     """
+    told = repair.to_json()
+    why = {"changes": told["changes"], "diff": told["diff"]}
     try:
         own_folder(folder)
         entries = _entries(folder)
-        entries += _replaced(folder, path, target, data, {entry.get("sha256") for entry in entries})
-        entries.append(_stored(folder, path, target, data) | {"changes": changes, "diff": diff})
+        known = {entry.get("sha256") for entry in entries}
+        entries += _replaced(folder, repair, data, known)
+        if _is_last(entries, repair, data):
+            return ""
+        entries.append(_stored(folder, repair, data) | why)
         for old in entries[:-_MOST]:
             _forget(folder, old)
-        told = {"schema": _SCHEMA, "entries": entries[-_MOST:]}
-        write_atomically(folder / "index.json", (json.dumps(told, indent=1) + "\n").encode())
+        kept = {"schema": _SCHEMA, "entries": entries[-_MOST:]}
+        write_atomically(folder / "index.json", (json.dumps(kept, indent=1) + "\n").encode())
     except OSError as error:
         return f"the history of configurations cannot be written: {error.strerror}"
     return ""
 
 
-def _replaced(
-    folder: Path, path: str, target: str, data: bytes, known: set[Any]
-) -> list[dict[str, Any]]:
+def _is_last(entries: list[dict[str, Any]], repair: Repair, data: bytes) -> bool:
+    """Returns whether the newest copy of a file is the same one."""
+    own = [entry for entry in entries if entry.get("file") == repair.path]
+    return bool(own) and own[-1].get("sha256") == _sha(data)
+
+
+def _replaced(folder: Path, repair: Repair, data: bytes, known: set[Any]) -> list[dict[str, Any]]:
     """Keeps a file of the user's that happens to have the name of the copy."""
-    place = Path(target)
+    place = Path(repair.target)
     if not place.is_file() or place.stat().st_size > _LARGEST:
         return []
     before = place.read_bytes()
     if before == data or _sha(before) in known:
         return []
-    return [_stored(folder, path, target, before) | {"changes": [], "diff": "", "replaced": True}]
+    return [_stored(folder, repair, before) | {"changes": [], "diff": "", "replaced": True}]
 
 
-def _stored(folder: Path, path: str, target: str, data: bytes) -> dict[str, Any]:
-    place = Path(target)
+def _stored(folder: Path, repair: Repair, data: bytes) -> dict[str, Any]:
+    place = Path(repair.target)
     sha = _sha(data)
     stem = _STRANGE.sub("_", place.stem)[:80].lstrip(".") or "config"
     ending = _STRANGE.sub("_", place.suffix)[:10]
     name = f"{stem}-{time.strftime('%Y%m%d-%H%M%S')}-{sha[:8]}{ending}"
     write_atomically(folder / name, data)
-    when = time.strftime("%Y-%m-%dT%H:%M:%S%z")
-    return {"file": path, "target": target, "copy": name, "time": when, "sha256": sha}
+    return {
+        "file": repair.path,
+        "target": repair.target,
+        "copy": name,
+        "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        "sha256": sha,
+    }
 
 
 def _entries(folder: Path) -> list[dict[str, Any]]:
