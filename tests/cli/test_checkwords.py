@@ -1,0 +1,53 @@
+"""The command line of ``nanguard check``, read with and without typer."""
+
+from __future__ import annotations
+
+import inspect
+from pathlib import Path
+
+import pytest
+
+from nanguard.cli import commands
+from nanguard.cli.checking import Asked
+from nanguard.cli.checkwords import FAIL_ON, FLAGS, FORMATS, VALUES, asked_by
+
+
+def test_both_know_the_same_options():
+    parameters = inspect.signature(commands.check).parameters
+    quick = {*FLAGS.values(), *VALUES.values(), "paths"}
+    assert set(parameters) == quick
+    assert set(Asked.__dataclass_fields__) == quick
+    assert tuple(form.value for form in commands.CheckFormat) == FORMATS
+    assert tuple(level.value for level in commands.FailOn) == FAIL_ON
+
+
+def test_plain_words_are_understood():
+    asked = asked_by(
+        ["a.py", "--select=SRC, CFG001", "--select", "x", "-o", "out", "--fix", "-", "--jobs", "3"]
+    )
+    assert asked == Asked(
+        ("a.py", "-"), select=("SRC", "CFG001", "x"), output=Path("out"), fix=True, jobs=3
+    )
+    assert asked_by(["a", "--format", "json", "--fail-on", "none"]) == Asked(
+        ("a",), form="json", fail_on="none"
+    )
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        [],
+        ["--help"],
+        ["a", "--help"],
+        ["a", "--no-such-option"],
+        ["a", "--format"],
+        ["a", "--format", "xml"],
+        ["a", "--fail-on", "never"],
+        ["a", "--jobs", "many"],
+        ["a", "--jobs", "-1"],
+        ["a", "--", "b"],
+        ["--fix"],
+    ],
+)
+def test_everything_else_is_left_to_typer(words: list[str]):
+    assert asked_by(words) is None
