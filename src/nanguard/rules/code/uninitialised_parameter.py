@@ -1,0 +1,170 @@
+"""A parameter made of memory that nothing was written to."""
+
+from __future__ import annotations
+
+import ast
+import re
+from typing import TYPE_CHECKING, ClassVar
+
+from nanguard.findings import Edit, Finding, Fix, Severity
+from nanguard.rules.code_rule import CodeRule, replaced
+from nanguard.rules.rule import Fails, Passes
+from nanguard.sources.python.filling import Filled
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from nanguard.sources.python.code import Code
+    from nanguard.sources.python.values import Value
+
+_EMPTY = ("empty", "empty_like", "new_empty", "empty_strided")
+_SIZED = ("Tensor", "FloatTensor")
+_SIZE = re.compile(r"dim|size|n_|num|hidden|features|channels|width|heads|length|^[a-z]$|^d_|rank")
+_HOLDERS = frozenset({"ParameterList", "ParameterDict", "register_parameter", "Parameter"})
+
+
+class UninitialisedParameter(CodeRule):
+    """`nn.Parameter(torch.empty(...))` or `torch.Tensor(n)` that is never filled.
+
+    *Why it breaks a run*: the memory holds whatever was there before: often zeros, sometimes 1e38
+    or NaN. The same script trains on one day and starts with a NaN loss on the next, on another
+    machine, or after an import was added.
+
+    Fill it: `nn.init.normal_(self.w, std=0.02)`, or start from `torch.zeros` or `torch.randn`.
+    """
+
+    code = "SRC004"
+    name = "uninitialised-parameter"
+    severity = Severity.ERROR
+    seen_in = "https://github.com/tail-unica/hopwise/issues/271"
+    examples: ClassVar = (
+        Fails(
+            "import torch\nfrom torch import nn\n\n\nclass Gate(nn.Module):\n"
+            "    def __init__(self, dim):\n        super().__init__()\n"
+            "        self.gate = nn.Parameter(torch.empty(dim))\n",
+            line=8,
+            fixed="import torch\nfrom torch import nn\n\n\nclass Gate(nn.Module):\n"
+            "    def __init__(self, dim):\n        super().__init__()\n"
+            "        self.gate = nn.Parameter(torch.zeros(dim))\n",
+        ),
+        Fails(
+            "import torch\nfrom torch import nn\n\n\nclass Mix(nn.Module):\n"
+            "    def __init__(self, dim):\n        super().__init__()\n"
+            "        w = torch.Tensor(dim, dim)\n        self.a = nn.Parameter(w)\n"
+            "        self.b = nn.Parameter(torch.empty(dim))\n        nn.init.zeros_(self.b)\n",
+            line=9,
+        ),
+        Passes(
+            "import torch\nfrom torch import nn\n\n\nclass Gate(nn.Module):\n"
+            "    def __init__(self, dim):\n        super().__init__()\n"
+            "        self.gate = nn.Parameter(torch.empty(dim))\n        self.reset()\n\n"
+            "    def reset(self):\n        self.gate.data.uniform_(-0.1, 0.1)\n"
+        ),
+        Passes(
+            "import torch\nfrom torch import nn\n\n\nclass Net(nn.Module):\n"
+            "    def __init__(self, dim):\n        super().__init__()\n"
+            "        self.w = nn.Parameter(torch.empty(dim, dim))\n"
+            "        for p in self.parameters():\n            nn.init.normal_(p)\n"
+        ),
+        Passes("import torch\nfrom torch import nn\n\nw = nn.Parameter(torch.Tensor([1.0, 2.0]))\n"),
+    )
+
+    def check(self, code: Code) -> Iterator[Finding]:
+        """Yields what is wrong with a file."""
+        empty = [value for value in code.of("parameter") if _is_empty(value)]
+        if not empty:
+            return
+        filled = Filled(code)
+        for value in empty:
+            names = _names(code, value)
+            cls = value.scope.cls if value.scope is not None else None
+            if value.node is None or not names or any(filled.has(name, cls) for name in names):
+                continue
+            message = f"the parameter {names[0]!r} is made of memory that is never written to"
+            fix = Fix("give it first values", edits=_edits(code, value))
+            yield self.at(code, value.node, message, fixes=(fix,))
+
+
+def _is_empty(value: Value) -> bool:
+    data = value.arg(0, "data")
+    wanted = value.arg(1, "requires_grad")
+    if data is None or (wanted is not None and wanted.const is False):
+        return False
+    made = data.core
+    device = made.keywords.get("device")
+    if device is not None and device.const == "meta":
+        return False
+    if made.op in _EMPTY:
+        return not any(size.number() == 0.0 for size in made.inputs)
+    return made.op in _SIZED and _takes_sizes(made)
+
+
+def _takes_sizes(made: Value) -> bool:
+    """Whether the arguments are sizes; one that is not a number can be data as well."""
+    if len(made.inputs) > 1:
+        return True
+    only = made.inputs[0] if made.inputs else None
+    if only is None or only.items is not None:
+        return False
+    node = made.node.args[0] if isinstance(made.node, ast.Call) and made.node.args else None
+    if isinstance(node, ast.Starred) or only.has("size"):
+        return True
+    if only.number() is not None:
+        return isinstance(only.const, int) and only.const != 0
+    return bool(_SIZE.search(only.name.lower()))
+
+
+def _names(code: Code, value: Value) -> list[str]:
+    """The names a parameter goes by; none if it goes where it cannot be followed."""
+    inner: ast.AST | None = value.node
+    while inner is not None:
+        outer = code.parents.get(inner)
+        if isinstance(outer, (ast.Assign, ast.AnnAssign)):
+            target = outer.targets[0] if isinstance(outer, ast.Assign) else outer.target
+            return _bound(code, value, target)
+        if isinstance(outer, ast.Tuple) and isinstance(code.parents.get(outer), ast.Assign):
+            target = code.parents[outer].targets[0]  # type: ignore[attr-defined]
+            if isinstance(target, ast.Tuple) and len(target.elts) == len(outer.elts):
+                return _bound(code, value, target.elts[outer.elts.index(inner)])  # type: ignore[arg-type]
+        if isinstance(outer, ast.Call):
+            last = outer.func.attr if isinstance(outer.func, ast.Attribute) else ""
+            if (last or getattr(outer.func, "id", "")) not in _HOLDERS:
+                return []
+            if last == "register_parameter" and isinstance(outer.args[0], ast.Constant):
+                return [str(outer.args[0].value)]
+        elif not isinstance(outer, (ast.expr, ast.comprehension)):
+            return []
+        inner = outer
+    return []
+
+
+def _bound(code: Code, value: Value, target: ast.expr) -> list[str]:
+    if isinstance(target, ast.Attribute):
+        return [target.attr]
+    if not isinstance(target, ast.Name):
+        return []
+    names = [target.id]
+    scope = value.scope.node if value.scope is not None else code.tree
+    for node in ast.walk(scope):
+        if not isinstance(node, ast.Name) or node.id != target.id or node is target:
+            continue
+        parent = code.parents.get(node)
+        if isinstance(parent, (ast.Return, ast.Tuple, ast.List, ast.Dict)):
+            return []
+        if isinstance(parent, ast.Assign) and isinstance(parent.targets[0], ast.Attribute):
+            names.append(parent.targets[0].attr)
+        if isinstance(parent, ast.Call) and isinstance(parent.args[0], ast.Constant):
+            names.append(str(parent.args[0].value))
+    return names
+
+
+def _edits(code: Code, value: Value) -> tuple[Edit, ...]:
+    node = value.node.args[0] if isinstance(value.node, ast.Call) and value.node.args else None
+    if not isinstance(node, ast.Call) or not code.names.path(node.func) == "torch.empty":
+        return ()
+    if len([a for a in node.args if not isinstance(a, ast.Starred)]) == 1 == len(node.args):
+        if not isinstance(node.args[0], (ast.Tuple, ast.List)):
+            return (replaced(code, node.func, code.segment(node.func)[:-5] + "zeros"),)
+    start, _ = code.span(node)
+    random = replaced(code, node.func, code.segment(node.func)[:-5] + "randn")
+    return (Edit(start, start, "0.02 * "), random)

@@ -1,0 +1,138 @@
+"""Which tensors of a file are given their first values in place."""
+
+from __future__ import annotations
+
+import ast
+import re
+from typing import TYPE_CHECKING
+
+from nanguard.sources.python.training import Training
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from nanguard.sources.python.code import Code
+    from nanguard.sources.python.scopes import Class
+
+_FILLS = re.compile(r"init|fill|reset|normal|uniform|xavier|kaiming|ortho|copy|weight_attrs|load")
+_KEEPS = re.compile(
+    r"^(requires_grad_|register_\w+|append|extend|print|add_param_group|info|debug|add_module|insert)$"
+)
+_ALL = re.compile(r"^(parameters|named_parameters|state_dict|modules|named_modules|children)$")
+
+
+class Filled:
+    """What is filled in place, by the name of the attribute or the local name.
+
+    Attributes:
+        names: Attributes and names that something is written into.
+        parts: Texts such that parameters with them in their name are filled.
+        everything: Whether some loop fills all parameters there are.
+        classes: Classes whose parameters a base class fills.
+    """
+
+    def __init__(self, code: Code) -> None:
+        self.code = code
+        self.names: set[str] = set()
+        self.parts: set[str] = set()
+        self.everything = False
+        self.classes: set[int] = set()
+        for function in code.functions:
+            for event in function.events:
+                if isinstance(event.node, ast.Call):
+                    self._call(event.node)
+                elif event.op in ("setitem", "setattr") and event.node is not None:
+                    self._written(event.node)
+        for node in code.parents:
+            if isinstance(node, (ast.For, ast.comprehension)):
+                self._loop(node)
+        self._inherited()
+
+    def has(self, name: str, cls: Class | None) -> bool:
+        """Returns whether a parameter is filled somewhere."""
+        if self.everything or name in self.names or any(part in name for part in self.parts):
+            return True
+        return cls is not None and any(id(c) in self.classes for c in cls.line_of_descent())
+
+    def _call(self, node: ast.Call) -> None:
+        func = node.func
+        name = func.attr if isinstance(func, ast.Attribute) else getattr(func, "id", "")
+        alone = isinstance(self.code.parents.get(node), ast.Expr)
+        if _KEEPS.search(name) or not (name.endswith("_") or alone or _FILLS.search(name)):
+            return
+        if isinstance(func, ast.Attribute) and name.endswith("_"):
+            self.names |= set(chain(func.value))
+        for argument in (*node.args, *(keyword.value for keyword in node.keywords)):
+            self.names |= set(chain(argument))
+
+    def _written(self, node: ast.AST) -> None:
+        if isinstance(node, ast.Attribute) and node.attr not in ("data", "copy_"):
+            return
+        inner = node.value if isinstance(node, (ast.Attribute, ast.Subscript)) else node
+        if isinstance(inner, ast.expr):
+            self.names |= set(chain(inner))
+
+    def _loop(self, node: ast.For | ast.comprehension) -> None:
+        targets = {n.id for n in ast.walk(node.target) if isinstance(n, ast.Name)}
+        if not targets & self.names:
+            return
+        for inner in ast.walk(node.iter):
+            if isinstance(inner, ast.Attribute):
+                if _ALL.search(inner.attr) and isinstance(node, ast.For):
+                    self._all(node)
+                self.names.add(inner.attr)
+
+    def _all(self, node: ast.For) -> None:
+        """A loop over all parameters; tests of their names say which it fills."""
+        texts: set[str] = set()
+        for inner in node.body:
+            for test in ast.walk(inner):
+                if isinstance(test, ast.If):
+                    if test.orelse:
+                        texts.clear()
+                        break
+                    texts |= {
+                        n.value
+                        for n in ast.walk(test.test)
+                        if isinstance(n, ast.Constant) and isinstance(n.value, str)
+                    }
+        self.parts |= texts
+        self.everything |= not texts
+
+    def _inherited(self) -> None:
+        """Methods of a base class elsewhere that fill what it knows by name."""
+        training = Training.of(self.code)
+        own = any("_init_weights" in cls.methods for cls in self.code.classes.values())
+        for name, calls in training.calls.items():
+            if not re.search(r"init|reset_param|load_state_dict", name) or name == "__init__":
+                continue
+            for call in calls:
+                node = call.node
+                receiver = node.func.value if _is_method(node) else None
+                if isinstance(receiver, ast.Name) and receiver.id == "self" and call.scope:
+                    if call.scope.cls is not None and not own:
+                        self.classes.add(id(call.scope.cls))
+        if not training.trains and any(training.called("load_state_dict")):
+            self.everything = True
+
+
+def _is_method(node: ast.AST | None) -> bool:
+    return isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)
+
+
+def chain(node: ast.expr) -> Iterator[str]:
+    """Yields the names by which an expression reaches a tensor, and those of its elements."""
+    while True:
+        if isinstance(node, ast.Attribute):
+            yield node.attr
+            node = node.value
+        elif isinstance(node, (ast.Subscript, ast.Starred)):
+            node = node.value
+        elif isinstance(node, (ast.Tuple, ast.List)):
+            for element in node.elts:
+                yield from chain(element)
+            return
+        else:
+            if isinstance(node, ast.Name) and node.id != "self":
+                yield node.id
+            return
