@@ -48,8 +48,9 @@ _ADAM: tuple[tuple[frozenset[str], Limit], ...] = (
     (frozenset(("tuned", "diffusion")), Limit(5e-4, 1e-5, "fine-tuning a diffusion model")),
     (
         frozenset(("tuned", "transformer", "large")),
-        Limit(3e-4, 1e-5, "fine-tuning all of a large model"),
+        Limit(5e-4, 1e-5, "fine-tuning all of a large model"),
     ),
+    (frozenset(("tuned", "vision")), Limit(6e-3, 1e-4, "fine-tuning a vision model")),
     (
         frozenset(("tuned", "transformer")),
         Limit(6e-4, 5e-5, "fine-tuning a pretrained transformer"),

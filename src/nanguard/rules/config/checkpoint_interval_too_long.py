@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 _SAVES = ("save_steps", "save_epochs", "save_interval")
 _LONG_STEPS = 5_000.0
 _LONG_EPOCHS = 10.0
-_RARE = 50_000.0
+_RARE = 100_000.0
 
 
 class CheckpointIntervalTooLong(ConfigRule):
@@ -99,11 +99,7 @@ def _late(setting: Setting, stage: Stage) -> bool:
     steps = stage.number("max_steps") or 0.0
     if steps <= 0:
         return setting.name == "save_steps" and every >= _RARE
-    return steps >= 500 and (every >= steps or every >= _RARE or _once(every, steps))
-
-
-def _once(every: float, steps: float) -> bool:
-    return every >= 2 * _LONG_STEPS and 2 * every > steps
+    return (steps > 2000 and every >= steps) or (every >= 2 * _LONG_STEPS and 3 * every > steps)
 
 
 def _interval(setting: Setting, stage: Stage) -> int:

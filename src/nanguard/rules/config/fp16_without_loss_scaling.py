@@ -8,6 +8,7 @@ from nanguard.findings import Severity
 from nanguard.rules.config.judging import ConfigRule, change
 from nanguard.rules.rule import Fails, Passes
 from nanguard.sources.config.edits import set_to
+from nanguard.sources.config.names import role
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -78,6 +79,7 @@ def _switched_off(stage: Stage) -> Setting | None:
         if (
             setting.name == "loss_scale"
             and setting.number == 1
+            and role(setting.sections) not in ("model", "loss")  # there it weighs a loss term
             and not stage.truth("dynamic_loss_scale")
         ):
             return setting

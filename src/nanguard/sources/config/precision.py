@@ -116,11 +116,14 @@ def read_precision(settings: Iterable[Setting], partial: frozenset[str]) -> Prec
     """
     chosen = list(settings)
     idle = {id(s.parent) for s in chosen if s.name == "amp" and s.truth is False}
+    alone = not any(setting.path in partial for setting in chosen)
     claims = []
     for setting in chosen:
         if setting.name == "amp_dtype" and id(setting.parent) in idle:
             continue  # the type of a mode that is off
         worlds = _worlds(setting, launched=setting.path in partial)
+        if alone and worlds == {"bf16"} and setting.name == "bf16":
+            worlds = _BF16  # without autocast it can only mean the weights
         if worlds != ALL:
             claims.append(Claim(setting, worlds))
     left = ALL

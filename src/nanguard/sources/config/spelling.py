@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from functools import cache, lru_cache
 from typing import TYPE_CHECKING
 
@@ -62,23 +61,37 @@ def _slip(word: str, right: str) -> bool:
 
 
 def _near_key(key: str, family: Family) -> str | None:
-    digits = re.sub(r"\D", "", key)
-    squeezed = key.replace("_", "")
+    """Returns the family's key that differs in one word, in its ending, or in underscores."""
+    squeezed, parts = key.replace("_", ""), key.split("_")
     for right in sorted(family.known):
-        if abs(len(right) - len(key)) > 2 or re.sub(r"\D", "", right) != digits:
+        if len(right) < 6 or abs(len(right) - len(key)) > 2 or _british(key) == _british(right):
             continue
-        if _british(key) == _british(right) or len(right) < 6:
-            continue
-        if right.replace("_", "") == squeezed:
+        if family.closed and (right in (key + "s", key + "es") or key == right + "s"):
             return right
-        if all(part in _WORDS or part in _words() for part in key.split("_")) and not (
-            right in (key + "s", key + "es") or key == right + "s"
-        ):
-            continue  # another key made of real words
-        allowed = 2 if len(right) >= 10 else 1
-        if _swapped(key, right) or distance(key, right, allowed) <= allowed:
+        if family.closed and right.replace("_", "") == squeezed:
+            return right
+        if _one_word_off(parts, right.split("_"), least=3 if family.closed else 4):
             return right
     return None
+
+
+def _one_word_off(parts: list[str], right: list[str], least: int) -> bool:
+    if len(parts) != len(right):
+        return False
+    off = [(one, other) for one, other in zip(parts, right, strict=True) if one != other]
+    if len(off) != 1:
+        return False
+    word, wanted = off[0]
+    if word in _WORDS or word in _words() or not word.isalpha() or not wanted.isalpha():
+        return False
+    if word + "s" == wanted or wanted + "s" == word or len(wanted) < least:
+        return False
+    if _swapped(word, wanted):
+        return True
+    if len(wanted) <= 4:  # a letter typed twice, and nothing shorter than a word
+        return len(parts) > 1 and len(word) == len(wanted) + 1 and distance(word, wanted, 1) == 1
+    limit = 2 if len(wanted) >= 9 else 1
+    return distance(word, wanted, limit) <= limit
 
 
 def _swapped(word: str, right: str) -> bool:

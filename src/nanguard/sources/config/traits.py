@@ -43,6 +43,7 @@ _SIGNS: dict[str, re.Pattern[str]] = {
         "tuned": r"finetun|fine-tun|fine_tun|instruct|(?<![a-z])sft|(?<![a-z])dpo|(?<![a-z])grpo"
         r"|model_name_or_path|base_model|pretrained_model|from_pretrained|torchtune|dreambooth",
         "convolution": r"resnet|efficientnet|vgg|convnext|mobilenet|(?<![a-z])yolo|densenet|regnet",
+        "vision": r"(?<![a-z])vit|swin|deit|beit|(?<![a-z])mae(?![a-z])|image|img_|resolution",
         "distillation": r"distil",
         "quantised": r"load_in_4bit|load_in_8bit|qlora|quantiz|bnb_4bit",
         "noam": r"noam",

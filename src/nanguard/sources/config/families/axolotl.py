@@ -21,6 +21,7 @@ FAMILY = Family(
     name="axolotl",
     order=40,
     matches=_matches,
+    keys={("", "float16"): None, ("", "bfloat16"): None},  # how weights are loaded
     known=_KNOWN,
     turns_text_into_numbers=True,
     clips=1.0,

@@ -41,7 +41,7 @@ class Family:
         keys: What settings keys are that mean something else elsewhere, by section and key, both
             in normal form; an empty section is the root.
         known: Its own keys, among which a stranger that looks like one of them is a slip.
-        closed: Whether the root holds no keys but its own.
+        closed: Whether its reader refuses or drops keys that are not its own.
         turns_text_into_numbers: Whether its reader takes ``1e-5`` for a number.
         clips: The norm it clips to where nothing is set; None if it does not clip by itself.
         optimizer: The optimizer it takes where none is set.

@@ -26,6 +26,7 @@ FAMILY = Family(
     order=60,
     matches=_matches,
     known=TRAINING_ARGUMENTS | _SCRIPT,
+    closed=True,
     clips=1.0,
     optimizer="adamw",
     adds={"clip_norm": "max_grad_norm", "warmup_steps": "warmup_steps"},

@@ -9,8 +9,12 @@ def composes(facts: Facts) -> bool:
     """Returns whether OmegaConf reads a file, which takes ``1e-5`` for a number."""
     if facts.defaults or "_target_" in facts.keys or "hydra" in facts.top:
         return True
+    if facts.leaves and facts.leaves[0].document.text.content.startswith("# @package"):
+        return True
     return any(
-        leaf.entry.node.kind == "scalar" and "${" in leaf.entry.node.raw for leaf in facts.leaves
+        leaf.entry.key == "_name"
+        or (leaf.entry.node.kind == "scalar" and "${" in leaf.entry.node.raw)
+        for leaf in facts.leaves
     )
 
 

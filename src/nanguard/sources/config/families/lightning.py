@@ -24,6 +24,7 @@ FAMILY = Family(
     order=50,
     matches=_matches,
     known=TRAINER,
+    closed=True,
     turns_text_into_numbers=True,
     adds={"clip_norm": "gradient_clip_val"},
 )
