@@ -9,7 +9,7 @@ from nanguard.findings import Edit, Finding, Fix, Severity
 from nanguard.rules.code_rule import CodeRule
 from nanguard.rules.rule import Fails, Passes
 from nanguard.sources.python.reach import exclude
-from nanguard.sources.python.training import CLIPS, Training, is_backward, is_scaled, named
+from nanguard.sources.python.training import CLIPS, Training, is_backward, is_scaled, is_step, named
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -105,7 +105,7 @@ def _clipped_scaled(
                 scaled = event
         elif _is_scalers(event, "unscale", "update"):
             scaled = None
-        elif named(event) == "step" and _is_scalers(event, "step"):
+        elif is_step(event):
             scaled = None
         elif scaled is not None and named(event) in CLIPS and not _unscales(event):
             if scaled.node is None or event.node is None:

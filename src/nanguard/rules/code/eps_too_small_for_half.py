@@ -62,7 +62,7 @@ class EpsTooSmallForHalf(CodeRule):
     def check(self, code: Code) -> Iterator[Finding]:
         """Yields what is wrong with a file."""
         halves = Halves.of(code)
-        if not halves.casts and not halves.halved:
+        if not halves.possible:
             return
         for value in code.of("add", "clamp", "clamp_min", "maximum", "max", *_WITH_EPS):
             for eps, tensor in _small(value):

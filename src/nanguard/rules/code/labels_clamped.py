@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from typing import TYPE_CHECKING, ClassVar
 
@@ -101,7 +102,9 @@ def _class_indices(code: Code) -> set[int]:
 
 def _is_clamp(code: Code, value: Value, used: set[int]) -> bool:
     labels = next((part for part in value.inputs if part.has("labels")), None)
-    if labels is None or value.has("loss"):
+    if labels is None:
+        return _becomes_label(code, value)
+    if value.has("loss"):
         return False
     high = _upper(value)
     if high is None:
@@ -112,6 +115,18 @@ def _is_clamp(code: Code, value: Value, used: set[int]) -> bool:
     if id(value) in used or -id(value) in used:
         return True
     return bool(_LABELS.search(root(labels).name.lower())) and _is_last_class(high)
+
+
+def _becomes_label(code: Code, value: Value) -> bool:
+    """Whether the smaller of something and the last class is called a label."""
+    statement = code.parents.get(value.node) if value.node is not None else None
+    target = statement.targets[0] if isinstance(statement, ast.Assign) else None
+    if not isinstance(target, ast.Name) or not _LABELS.search(target.id.lower()):
+        return False
+    if value.op not in ("min", "minimum", "clamp", "numpy.clamp", "clamp_max"):
+        return False
+    bounds = value.inputs if value.op in ("min", "minimum") else (_upper(value),)
+    return any(b is not None and b.core.op == "sub" and _is_last_class(b) for b in bounds)
 
 
 def _upper(value: Value) -> Value | None:

@@ -71,9 +71,12 @@ class MaskConstantOverflowsHalf(CodeRule):
     def check(self, code: Code) -> Iterator[Finding]:
         """Yields what is wrong with a file."""
         halves = Halves.of(code)
-        if not halves.casts and not halves.halved:
+        if not halves.possible:
             return
-        written = code.of("masked_fill", "setitem", "where", "full_like", "fill", "mul", "add", "sub")
+        written = code.of(
+            "masked_fill", "setitem", "where", "full_like", "full", "new_full", "fill", "mul",
+            "add", "sub",
+        )  # fmt: skip
         for value in written:
             for constant, tensor in _written(value):
                 number = constant.number()
@@ -98,9 +101,10 @@ def _written(value: Value) -> Iterator[tuple[Value, Value]]:
     elif value.op == "where" and len(inputs) == 3:
         yield inputs[1], inputs[2]
         yield inputs[2], inputs[1]
-    elif value.op in ("full_like", "fill") and len(inputs) > 1:
-        if value.half is not False:
-            yield inputs[1], value if value.half else inputs[0]
+    elif value.op in ("full_like", "full", "new_full", "fill"):
+        fill = value.arg(2 if value.op == "new_full" else 1, "fill_value")
+        if fill is not None and value.half is not False:
+            yield fill, value if value.half or value.op == "full" else inputs[0]
     elif value.op in ("mul", "add", "sub") and len(inputs) == 2:
         yield inputs[1], inputs[0]
         yield inputs[0], inputs[1]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 from nanguard.findings import Finding, Fix, Severity
 from nanguard.rules.code_rule import CodeRule
 from nanguard.rules.rule import Fails, Passes
-from nanguard.sources.python.cleaning import asks_nan
+from nanguard.sources.python.cleaning import asks_nan, cleaning_hook
 from nanguard.sources.python.roles import Roles, label, root
 from nanguard.sources.python.training import Training
 
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 _FIX = Fix(
     "take it out and mend the operation that makes the NaN: its gradient is NaN all the same"
 )
+_MESSAGE = "NaN in activations is replaced: its cause and its gradient stay"
 _NOT_FORWARD = re.compile(
     r"^(__init__|_?init|reset|load|save|log|val|test|predict|metric|plot|eval)"
 )
@@ -74,6 +75,9 @@ class NanToNumHidesCause(CodeRule):
         """Yields what is wrong with a file."""
         training = Training.of(code)
         roles = Roles.of(code)
+        for hook in training.called("register_forward_hook", "register_module_forward_hook"):
+            if hook.node is not None and cleaning_hook(hook):
+                yield self.at(code, hook.node, _MESSAGE, fixes=(_FIX,))
         for value in code.of("nan_to_num", "masked_fill", "where", "setitem"):
             hidden = _hidden(value)
             if hidden is None or value.node is None or not value.grad or value.scope is None:
@@ -81,8 +85,7 @@ class NanToNumHidesCause(CodeRule):
             if _runs_in_forward(training, value.scope) and _is_activation(
                 code, roles, hidden, value
             ):
-                message = "NaN in activations is replaced: its cause and its gradient stay"
-                yield self.at(code, value.node, message, fixes=(_FIX,))
+                yield self.at(code, value.node, _MESSAGE, fixes=(_FIX,))
 
 
 def _hidden(value: Value) -> Value | None:

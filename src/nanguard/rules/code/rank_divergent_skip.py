@@ -84,6 +84,9 @@ class RankDivergentSkip(CodeRule):
         if not training.several_ranks:
             return
         for test in Conditions.of(code).tests:
+            # What a function of another file answers may be agreed on there.
+            if all(isinstance(c.node, ast.Call) and not c.exact for c in test.checks):
+                continue
             place = _skip(code, training, test)
             if place is not None and not _is_agreed(code, training, test):
                 message = (

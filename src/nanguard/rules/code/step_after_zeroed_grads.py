@@ -106,7 +106,11 @@ def _steps_after(code: Code, training: Training, node: ast.AST, depth: int = 3) 
     if not lines and _is_hook(function):
         return True
     if depth and not lines:
-        calls = [call.node for call in training.callers(function) if call.node is not None]
+        called = training.callers(function)
+        if not called and function.cls is not None:
+            # The receiver's class is not known, the name of the method is all there is.
+            called = [*training.called(function.name)]
+        calls = [call.node for call in called if call.node is not None]
         return any(_after_call(code, training, call, depth) for call in calls)
     return False
 

@@ -90,7 +90,33 @@ def _recurrent(code: Code) -> ast.AST | None:
     for cls in code.classes.values():
         if any(b.startswith("torch.nn.") and b.rpartition(".")[2] in RECURRENT for b in cls.bases):
             made.append(cls.node)
+    made = made or [*_chosen(code)]
     return min(made, key=lambda node: node.lineno) if made else None
+
+
+def _chosen(code: Code) -> Iterator[ast.AST]:
+    """Calls of a recurrent layer that is looked up: in a table, by name, by a condition."""
+    for value in code.of("call"):
+        func = value.node.func if isinstance(value.node, ast.Call) else None
+        if not isinstance(func, (ast.Subscript, ast.Call, ast.IfExp, ast.Name)):
+            continue
+        callee = value.inputs[0] if value.inputs else None
+        for made in callee.upstream(8) if callee is not None else ():
+            nodes = ast.walk(made.node) if isinstance(made.node, (ast.Dict, ast.IfExp)) else ()
+            if any(_is_recurrent(code, node) for node in nodes):
+                yield value.node  # type: ignore[misc]
+                break
+        if isinstance(func, ast.Call) and getattr(func.func, "id", "") == "getattr" and func.args:
+            is_nn = code.names.path(func.args[0]) == "torch.nn"
+            if is_nn and any(f'"{name}"' in code.text.content for name in RECURRENT):
+                yield value.node  # type: ignore[misc]
+
+
+def _is_recurrent(code: Code, node: ast.AST) -> bool:
+    if not isinstance(node, (ast.Attribute, ast.Name)):
+        return False
+    path = code.names.path(node)
+    return path.startswith("torch.nn.") and path.rpartition(".")[2] in RECURRENT
 
 
 def _fits(code: Code, training: Training) -> bool:

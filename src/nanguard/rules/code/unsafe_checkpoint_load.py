@@ -74,8 +74,8 @@ class UnsafeCheckpointLoad(CodeRule):
 
     def check(self, code: Code) -> Iterator[Finding]:
         """Yields what is wrong with a file."""
-        for call in code.of("load"):
-            if call.path == "torch.load" and not _is_safe(call):
+        for call in (*code.of("load"), *Training.of(code).called("partial")):
+            if _is_torch_load(call) and not _is_safe(call):
                 assert isinstance(call.node, ast.Call)
                 fix = Fix("load with weights_only=True", edits=(_edit(code, call.node),))
                 message = "torch.load without weights_only=True runs code that the file names"
@@ -88,6 +88,11 @@ class UnsafeCheckpointLoad(CodeRule):
                 )
                 message = "a checkpoint is unpickled, which runs code that the file names"
                 yield self.at(code, call.node, message, fixes=(fix,))
+
+
+def _is_torch_load(call: Value) -> bool:
+    prepared = call.op == "call" and bool(call.inputs) and call.inputs[0].path == "torch.load"
+    return call.path == "torch.load" or prepared
 
 
 def _is_safe(call: Value) -> bool:

@@ -29,7 +29,7 @@ def cleaned_gradients(code: Code) -> Iterator[tuple[ast.AST, bool]]:
             continue
         hook = named(event) == "register_hook"
         if hook or _is_of_gradient(roles, event):
-            if _cleans(event) or (hook and _cleaning_hook(training, event)):
+            if _cleans(event) or (hook and cleaning_hook(event)):
                 seen.add(id(event.node))
                 yield event.node, hook
             elif _zeroes(event) and _because_bad(code, event):
@@ -90,7 +90,8 @@ def asks_nan(value: Value) -> bool:
     return asks(value, ASKS - {"isinf"})
 
 
-def _cleaning_hook(training: Training, event: Value) -> bool:
+def cleaning_hook(event: Value) -> bool:
+    """Returns whether a hook is registered that gives back its tensor without NaN."""
     for value in (*event.inputs[1:], *event.keywords.values()):
         function = value.function
         results = function.returns if function is not None else ()

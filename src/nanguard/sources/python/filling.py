@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from nanguard.sources.python.code import Code
     from nanguard.sources.python.scopes import Class
 
-_FILLS = re.compile(r"init|fill|reset|normal|uniform|xavier|kaiming|ortho|copy|weight_attrs|load")
+_FILLS = re.compile(r"init|fill|reset|xavier|kaiming|orthogonal|copy_|weight_attrs|trunc_normal")
 _KEEPS = re.compile(
     r"^(requires_grad_|register_\w+|append|extend|print|add_param_group|info|debug|add_module|insert)$"
 )

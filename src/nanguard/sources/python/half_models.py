@@ -36,6 +36,11 @@ class HalfModels:
             call.path.startswith(("deepspeed", "apex")) or call.name != "initialize"
             for call in self.training.called(*_MASTERS)
         )
+        self.frozen = {
+            call.inputs[0].name
+            for call in self.training.called("requires_grad", "eval")
+            if call.inputs and (call.op == "eval" or call.inputs[-1].const is False)
+        }
         self.upcast = any(
             value.name == "data" and value.inputs[1].half is False for value in code.of("setattr")
         )
@@ -94,7 +99,17 @@ class HalfModels:
         wraps = model.op == "new" and model.path.rpartition(".")[2] in _WRAPS
         if model.op in ("named", "cuda", "to", "train", "eval", "compile", "requires_grad") or wraps:
             return any(self.is_half(part, depth - 1) for part in model.inputs[:1])
+        if any(self.is_half(part, depth - 1) for part in self._parts(model)):
+            return True
         return any(self.is_half(given, depth - 1) for given in self._given(model))
+
+    def _parts(self, model: Value) -> Iterator[Value]:
+        """Yields the modules that a model of the file holds and that are trained."""
+        cls = model.cls or model.core.cls
+        for owner in cls.line_of_descent() if cls is not None else ():
+            for name, values in owner.attributes.items():
+                if name not in self.frozen:
+                    yield from (value for value in values if value.op not in ("", "attribute"))
 
     def _cast_in_place(self, model: Value) -> bool | None:
         """What ``model.half()`` or ``model.float()`` as a statement made of it, the last one."""

@@ -64,6 +64,12 @@ class Halves:
         return known
 
     @cached_property
+    def possible(self) -> bool:
+        """Whether the file mentions float16 at all."""
+        text = self.code.text.content
+        return self.code.relevant and ("half" in text or "float16" in text or self.casts)
+
+    @cached_property
     def casts(self) -> bool:
         """Whether models of the file run in a float16 autocast region, here or as configured."""
         regions = [autocast_type(region) for region in self.code.of("autocast")]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -108,9 +109,15 @@ class Roles:
         """Returns whether a loss reaches a backward pass, or is what its function gives back."""
         if id(value) in self._reaching:
             return True
-        if value.scope is None:
-            return False
-        return any(_leads_to(result, value) for result in value.scope.returns)
+        for outer in self.code.ancestors(value.node) if value.node is not None else ():
+            if isinstance(outer, ast.Lambda):
+                function = self.code.function_of(outer)
+                return any(_leads_to(r, value) for r in function.returns) if function else False
+            if isinstance(outer, ast.stmt):
+                break
+        return value.scope is not None and any(
+            _leads_to(result, value) for result in value.scope.returns
+        )
 
     @cached_property
     def _reaching(self) -> set[int]:

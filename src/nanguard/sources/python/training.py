@@ -160,11 +160,21 @@ def is_step(event: Value) -> bool:
 
 def is_scaled(backward: Value) -> bool:
     """Returns whether a backward pass starts from a loss that a scaler has scaled."""
+    if backward.inputs and any(_scales_itself(made) for made in backward.inputs[0].upstream(4)):
+        return True
     for value in losses_of(backward):
         for made in value.upstream(6):
             if made.op == "scale" and len(made.inputs) > 1:
                 return made.inputs[0].path.endswith("Scaler") or _is_scaler(made.inputs[0])
     return False
+
+
+def _scales_itself(value: Value) -> bool:
+    """Returns whether a value is an Accelerator or a Fabric that trains in float16."""
+    if named(value) not in ("Accelerator", "Fabric"):
+        return False
+    given = value.keywords.get("mixed_precision") or value.keywords.get("precision")
+    return given is not None and str(given.const) in ("fp16", "16", "16-mixed")
 
 
 def _is_scaler(value: Value) -> bool:
