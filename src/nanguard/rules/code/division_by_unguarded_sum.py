@@ -56,6 +56,7 @@ class DivisionByUnguardedSum(CodeRule):
 
     def check(self, code: Code) -> Iterator[Finding]:
         """Yields what is wrong with a file."""
+        told: set[tuple[int, str]] = set()
         for quotient in code.of("div"):
             if len(quotient.inputs) < 2 or not quotient.grad:
                 continue
@@ -64,8 +65,10 @@ class DivisionByUnguardedSum(CodeRule):
                 continue
             if guarded_by(divisor, quotient.guards) or _is_never_empty(divisor):
                 continue
-            if has_eps_outside(code, quotient):
+            key = (id(quotient.scope), divisor.name)
+            if has_eps_outside(code, quotient) or (divisor.name and key in told):
                 continue
+            told.add(key)
             yield self.at(
                 code,
                 quotient.node,

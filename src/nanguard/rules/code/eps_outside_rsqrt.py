@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 from typing import TYPE_CHECKING, ClassVar
 
 from nanguard.findings import Finding, Fix, Severity
@@ -51,6 +52,8 @@ class EpsOutsideRsqrt(CodeRule):
             if len(total.inputs) < 2:
                 continue
             for quotient, eps in (total.inputs[:2], total.inputs[1::-1]):
+                if _is_protecting(code, total):
+                    break
                 if is_eps(eps) and not is_eps(quotient) and _is_unprotected(quotient):
                     yield self.at(
                         code,
@@ -59,6 +62,19 @@ class EpsOutsideRsqrt(CodeRule):
                         fixes=(Fix("add the eps to the divisor, under the root"),),
                     )
                     break
+
+
+def _is_protecting(code: Code, total: Value) -> bool:
+    """Returns whether the sum is itself what something is divided by, or the root of."""
+    parent = code.parents.get(total.node) if total.node is not None else None
+    if isinstance(parent, ast.BinOp):
+        return isinstance(parent.op, (ast.Div, ast.Pow)) and (
+            parent.right is total.node or isinstance(parent.op, ast.Pow)
+        )
+    if isinstance(parent, ast.Attribute):
+        return parent.attr in ("sqrt", "rsqrt", "log", "reciprocal", "pow")
+    made = code.values.get(parent) if isinstance(parent, ast.Call) else None
+    return made is not None and made.op in ("sqrt", "rsqrt", "log", "reciprocal", "pow")
 
 
 def _is_unprotected(value: Value) -> bool:

@@ -56,11 +56,16 @@ class SqrtAtZero(CodeRule):
 
     def check(self, code: Code) -> Iterator[Finding]:
         """Yields what is wrong with a file."""
+        trains = _is_about_training(code)
         for root in code.of("sqrt", "pow"):
             if not root.grad or not root.inputs or (root.op == "pow" and not is_root(root)):
                 continue
             value = root.inputs[0]
-            if not _is_measure(root, value) or is_number(value) or not can_be_zero(value):
+            if (
+                not _is_measure(root, value, trains=trains)
+                or is_number(value)
+                or not can_be_zero(value)
+            ):
                 continue
             if guarded_by(value, root.guards) or _is_used_elsewhere(code, root):
                 continue
@@ -81,8 +86,18 @@ def is_root(power: Value) -> bool:
     return exponent is not None and exponent.number() == 0.5
 
 
-def _is_measure(root: Value, value: Value) -> bool:
-    return value.has("sumsq", "var") or (root.op == "sqrt" and value.has("hypot"))
+def _is_about_training(code: Code) -> bool:
+    """Returns whether gradients flow in a file, as far as it says: a module, a loss, a step."""
+    return "backward" in code.operations or any(
+        "loss" in function.name.lower() or (function.cls is not None and function.cls.is_module())
+        for function in code.functions
+    )
+
+
+def _is_measure(root: Value, value: Value, *, trains: bool) -> bool:
+    if value.has("sumsq", "var"):
+        return True
+    return root.op == "sqrt" and value.has("hypot") and trains
 
 
 def _is_tensor(value: Value) -> bool:

@@ -59,6 +59,7 @@ class UnboundedExp(CodeRule):
     def check(self, code: Code) -> Iterator[Finding]:
         """Yields what is wrong with a file."""
         clamped = _clamped_in_place(code)
+        told: set[str] = set()
         for power in code.of("exp", "expm1", "exp2"):
             value = power.inputs[0] if power.inputs else None
             if value is None or not power.grad or is_bounded(value) or is_table(value):
@@ -66,6 +67,10 @@ class UnboundedExp(CodeRule):
             what = next((word for kind, word in _WHAT.items() if value.has(kind)), "")
             if not what or guarded_by(value, power.guards) or _names(value) & clamped:
                 continue
+            attribute = value.name if value.core.op == "parameter" else ""
+            if attribute and attribute in told:
+                continue
+            told.add(attribute)
             yield self.at(
                 code,
                 power.node,

@@ -81,8 +81,11 @@ def _kind(value: Value, log: Value) -> str:
         return ""
     if core.scope is not None and core.scope is not log.scope:
         return ""
-    if core.op == "div":
-        return "ratio"
+    if core.op == "div" and len(core.inputs) > 1:
+        over, under = core.inputs[:2]
+        constant = over.number() is not None or "default" in over.kinds
+        scaled = under.number() is not None or under.has("size") or under.core.op == "floordiv"
+        return "" if constant or scaled else "ratio"
     if core.op in ("sub", "rsub") and not core.has("shifted"):
         return "difference"
     if core.has("probability") or value.has("probability"):

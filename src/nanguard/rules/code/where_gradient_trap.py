@@ -63,12 +63,10 @@ class WhereGradientTrap(CodeRule):
             if len(choice.inputs) < 3 or not choice.grad:
                 continue
             condition, *branches = choice.inputs[:3]
-            if condition.core.name in ("self", "cond") and condition.op == "":
-                continue
             looked_at = set(names_of(condition, 16))
             for branch in branches:
                 culprit = _singular(branch, looked_at)
-                if culprit is not None:
+                if culprit is not None and not _compares_results(condition, culprit):
                     yield self.at(
                         code,
                         choice.node,
@@ -77,6 +75,14 @@ class WhereGradientTrap(CodeRule):
                         fixes=(Fix("make the input safe with a where before the operation"),),
                     )
                     break
+
+
+def _compares_results(condition: Value, culprit: Value) -> bool:
+    """Returns whether a condition compares what the operation made with something not fixed."""
+    core = condition.core
+    if core.op != "compare" or any(part.lo == part.hi or part.has("eps") for part in core.inputs):
+        return False
+    return any(part is culprit for given in core.inputs for part in given.upstream(16))
 
 
 def _word(value: Value) -> str:
