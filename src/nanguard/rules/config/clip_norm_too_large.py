@@ -29,7 +29,7 @@ class ClipNormTooLarge(ConfigRule):
     code = "CFG007"
     name = "clip-norm-too-large"
     severity = Severity.WARNING
-    seen_in = "SEEN_clip-norm-too-large"
+    seen_in = "https://github.com/keras-team/keras/issues/5127"
     examples = (
         Passes(
             "lr: 20.0\nmodel: {type: lstm}\nepochs: 9\noptimizer: sgd\ngrad_clip: 100\n", "a.yaml"

@@ -31,7 +31,7 @@ class ConflictingClipping(ConfigRule):
     code = "CFG008"
     name = "conflicting-clipping"
     severity = Severity.WARNING
-    seen_in = "SEEN_conflicting-clipping"
+    seen_in = "https://github.com/axolotl-ai-cloud/axolotl/issues/1381"
     examples = (
         Passes(
             "generator: {lr: 1.0e-4, grad_clip: 1.0}\ndiscriminator: {lr: 4.0e-4, grad_clip: 0.1}\n"

@@ -40,7 +40,7 @@ class ConflictingPrecision(ConfigRule):
     code = "CFG001"
     name = "conflicting-precision"
     severity = Severity.ERROR
-    seen_in = "SEEN_conflicting-precision"
+    seen_in = "https://github.com/deepspeedai/DeepSpeed/issues/5509"
     examples = (
         Passes("learning_rate: 1.0e-5\nmax_steps: 100\nbf16: true\nfp16: false\n", "run.yaml"),
         Passes(

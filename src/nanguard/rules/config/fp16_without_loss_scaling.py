@@ -34,7 +34,7 @@ class Fp16WithoutLossScaling(ConfigRule):
     code = "CFG002"
     name = "fp16-without-loss-scaling"
     severity = Severity.WARNING
-    seen_in = "SEEN_fp16-without-loss-scaling"
+    seen_in = "https://github.com/allenai/OLMo/issues/524"
     examples = (
         Passes('{"fp16": {"enabled": true, "loss_scale": 0}, "zero_optimization": {}}', "ds.json"),
         Passes("lr: 1.0e-4\nepochs: 3\ntrain_dtype: bfloat16\nuse_grad_scaler: false\n", "a.yaml"),

@@ -33,7 +33,7 @@ class LearningRateTooHigh(ConfigRule):
     code = "CFG003"
     name = "learning-rate-too-high"
     severity = Severity.WARNING
-    seen_in = "SEEN_learning-rate-too-high"
+    seen_in = "https://github.com/kratzert/finetune_alexnet_with_tensorflow/issues/23"
     examples = (
         Passes(
             "optimizer: {name: SGD, lr: 0.1, momentum: 0.9}\nepochs: 90\nmodel: resnet50\n",

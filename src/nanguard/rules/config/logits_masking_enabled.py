@@ -30,7 +30,7 @@ class LogitsMaskingEnabled(ConfigRule):
     code = "CFG015"
     name = "logits-masking-enabled"
     severity = Severity.WARNING
-    seen_in = "SEEN_logits-masking-enabled"
+    seen_in = "https://github.com/matterport/Mask_RCNN/issues/667"
     examples = (
         Passes("lr: 1.0e-5\nepochs: 3\ndatasets: {enable_logits_masking: false}\n", "a.yaml"),
         Passes(

@@ -29,7 +29,7 @@ class MinLrAboveLr(ConfigRule):
     code = "CFG011"
     name = "min-lr-above-lr"
     severity = Severity.ERROR
-    seen_in = "SEEN_min-lr-above-lr"
+    seen_in = "https://github.com/open-mmlab/mmdetection/issues/5557"
     examples = (
         Passes("lr: 1.0e-4\nmin_lr: 1.0e-4\nepochs: 9\n", "constant.yaml"),
         Passes("lr: 1.0e-5\nmin_lr_ratio: 0.1\nepochs: 9\n", "a.yaml"),

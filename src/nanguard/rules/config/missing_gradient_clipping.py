@@ -36,7 +36,7 @@ class MissingGradientClipping(ConfigRule):
     code = "CFG006"
     name = "missing-gradient-clipping"
     severity = Severity.WARNING
-    seen_in = "SEEN_missing-gradient-clipping"
+    seen_in = "https://github.com/chentuochao/Sound_Bubble/issues/4"
     examples = (
         Passes(
             "model: resnet50\noptimizer: {name: sgd, lr: 0.1}\nepochs: 90\ngrad_clip: null\n",

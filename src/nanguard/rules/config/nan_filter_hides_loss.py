@@ -29,7 +29,7 @@ class NanFilterHidesLoss(ConfigRule):
     code = "CFG017"
     name = "nan-filter-hides-loss"
     severity = Severity.INFO
-    seen_in = "SEEN_nan-filter-hides-loss"
+    seen_in = "https://github.com/huggingface/trl/issues/6702"
     examples = (
         Passes(
             "learning_rate: 1.0e-5\noutput_dir: o\nsave_steps: 9\nlogging_nan_inf_filter: false\n",

@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 
 _WARMUPS = ("warmup_steps", "warmup_epochs", "warmup_ratio", "warmup")
 _DEEP = frozenset(("transformer", "diffusion", "large"))
-_OWN_WARMUP = ("warm", "onecycle", "one_cycle", "noam", "sqrt", "trapez", "wsd", "cyclic", "1cycle")
+_CYCLES = ("onecycle", "one_cycle", "noam", "trapez", "cyclic", "1cycle")
+_OWN_WARMUP = (*_CYCLES, "warm", "sqrt", "wsd")
 
 
 class NoWarmup(ConfigRule):
@@ -35,7 +36,7 @@ class NoWarmup(ConfigRule):
     code = "CFG009"
     name = "no-warmup"
     severity = Severity.INFO
-    seen_in = "SEEN_no-warmup"
+    seen_in = "https://github.com/facebookresearch/maskrcnn-benchmark/issues/721"
     examples = (
         Passes(
             "model: {name: vit}\noptimizer: {name: sgd, lr: 0.1}\nepochs: 9\nwarmup_epochs: 0\n",
@@ -63,7 +64,7 @@ class NoWarmup(ConfigRule):
         severity = Severity.WARNING if half else Severity.INFO
         found = stage.all(*_WARMUPS)
         if found:
-            if all(_off(setting) for setting in found) and not _own_warmup(stage):
+            if all(_off(setting) for setting in found) and not _own_warmup(stage, _CYCLES):
                 message = (
                     f"{found[0].key} = {found[0].written}: training starts at the full rate of"
                 )
@@ -94,15 +95,15 @@ def _plainly_missing(stage: Stage, rate: float) -> bool:
     """Returns whether nothing in a whole description of a run could be a warm-up."""
     if stage.get("optimizer") is None or stage.get("max_steps", "max_epochs") is None:
         return False
-    if _own_warmup(stage) or stage.get("warmup_start_lr", "deepspeed") is not None:
+    if _own_warmup(stage, _OWN_WARMUP) or stage.get("warmup_start_lr", "deepspeed") is not None:
         return False
     deep = bool(stage.traits & _DEEP) and not stage.traits & {"tuned", "adapter"}
     return deep and rate >= 3e-4
 
 
-def _own_warmup(stage: Stage) -> bool:
+def _own_warmup(stage: Stage, signs: tuple[str, ...]) -> bool:
     names = (s.text.replace("-", "_") for s in stage.all("scheduler"))
-    return any(part in name for name in names for part in _OWN_WARMUP)
+    return any(part in name for name in names for part in signs)
 
 
 def _off(setting: Setting) -> bool:

@@ -32,7 +32,7 @@ class NumLabelsBelowClasses(ConfigRule):
     code = "CFG014"
     name = "num-labels-below-classes"
     severity = Severity.ERROR
-    seen_in = "SEEN_num-labels-below-classes"
+    seen_in = "https://github.com/tensorpack/tensorpack/issues/1296"
     examples = (
         Passes("model: {num_labels: 1}\ndata: {num_classes: 2}\nlr: 1.0e-4\nepochs: 3\n", "a.yaml"),
         Passes(
@@ -54,14 +54,18 @@ class NumLabelsBelowClasses(ConfigRule):
 
     def judge(self, stage: Stage) -> Iterator[Finding]:
         """Yields one finding for a head that is too small for a data set."""
-        head = _head(stage)
         counts = [s for s in stage.all("num_labels") if role(s.sections) == "data" and s.number]
-        if head is None or not counts:
-            return
-        largest = max(counts, key=lambda s: s.number or 0.0)
-        yield from self._compare(
-            head, int(largest.number or 0), f"{largest.key} = {largest.written}"
-        )
+        heads = [s for s in stage.all("num_labels") if role(s.sections) != "data"]
+        for head in heads:
+            own = [s for s in counts if s.sections[-1:] == head.sections[-1:]]
+            if len(heads) == 1 or own or head is _head(stage):
+                yield from self._largest(head, own or counts)
+
+    def _largest(self, head: Setting, counts: list[Setting]) -> Iterator[Finding]:
+        if counts:
+            largest = max(counts, key=lambda s: s.number or 0.0)
+            said = f"{largest.key} = {largest.written}"
+            yield from self._compare(head, int(largest.number or 0), said)
 
     def _named(self, stage: Stage, source: RunConfig) -> Iterator[Finding]:
         head = _head(stage)
@@ -94,6 +98,8 @@ class NumLabelsBelowClasses(ConfigRule):
 
 
 def _head(stage: Stage) -> Setting | None:
-    """Returns the number of the model's outputs."""
+    """Returns the number of the model's outputs; None if there are several heads that differ."""
     found = [s for s in stage.all("num_labels") if role(s.sections) != "data"]
+    if len({s.number for s in found}) > 1:
+        return None
     return min(found, key=lambda s: role(s.sections) != "model", default=None)

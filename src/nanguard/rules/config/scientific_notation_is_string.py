@@ -47,7 +47,7 @@ class ScientificNotationIsString(ConfigRule):
     code = "CFG004"
     name = "scientific-notation-is-string"
     severity = Severity.ERROR
-    seen_in = "SEEN_scientific-notation-is-string"
+    seen_in = "https://github.com/hiyouga/LlamaFactory/issues/4014"
     examples = (
         Passes("lr: 1.0e-5\nepochs: 3\nsteps: !!float 1e7\n", "run.yaml"),
         Passes("optimizer: {_target_: torch.optim.AdamW, lr: 1e-5}\nepochs: 3\n", "hydra.yaml"),

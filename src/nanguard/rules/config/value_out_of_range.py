@@ -32,7 +32,7 @@ class ValueOutOfRange(ConfigRule):
     code = "CFG005"
     name = "value-out-of-range"
     severity = Severity.ERROR
-    seen_in = "SEEN_value-out-of-range"
+    seen_in = "https://github.com/pytorch/pytorch/pull/5147"
     examples = (
         Passes(
             "lr: 1.0e-4\nepochs: 3\ndropout: 0.0\nmax_steps: -1\nreward_weights: [1.0, -0.5]\n",

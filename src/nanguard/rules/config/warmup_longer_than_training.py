@@ -30,7 +30,7 @@ class WarmupLongerThanTraining(ConfigRule):
     code = "CFG010"
     name = "warmup-longer-than-training"
     severity = Severity.WARNING
-    seen_in = "SEEN_warmup-longer-than-training"
+    seen_in = "https://github.com/YunYang1994/TensorFlow2.0-Examples/issues/8"
     examples = (
         Passes("lr: 1.0e-4\nepochs: 80\nwarmup_steps: 25000\n", "a.yaml"),
         Passes(
@@ -75,11 +75,19 @@ def _length(stage: Stage, setting: Setting) -> tuple[float | None, str]:
         return steps, "steps"
     if setting.name == "warmup":
         return (epochs, "epochs") if steps is None else (None, "steps")
-    per_epoch = stage.number("steps_per_epoch")
-    if epochs is not None and epochs > 0 and per_epoch is not None and per_epoch > 1:
-        accumulated = stage.number("accumulation") or 1.0
-        return epochs * per_epoch / max(accumulated, 1.0), "steps"
-    return None, "steps"
+    return _counted(stage, epochs), "steps"
+
+
+def _counted(stage: Stage, epochs: float | None) -> float | None:
+    """Returns the number of steps where the files tell how many an epoch has."""
+    updates, batches = stage.number("updates_per_epoch"), stage.number("steps_per_epoch")
+    if epochs is None or epochs <= 0:
+        return None
+    if updates is not None and updates > 0:
+        return epochs * updates
+    if batches is not None and batches > 1:
+        return epochs * batches / max(stage.number("accumulation") or 1.0, 1.0)
+    return None
 
 
 def _shorter(setting: Setting, total: float, unit: str) -> Fix:

@@ -29,17 +29,22 @@ def composed(documents: Sequence[Document]) -> tuple[list[Tree], set[str]]:
     taken: set[str] = set()
     for document in documents:
         for root in document.roots:
-            attached = tuple(_attached(root, document, files))
-            taken |= {tree.document.path for _, tree in attached}
-            trees.append(Tree(root, document, attached))
+            attached = list(_attached(root, document, files))
+            parts = tuple((group, tree) for group, tree in attached if tree is not None)
+            taken |= {tree.document.path for _, tree in parts}
+            trees.append(Tree(root, document, parts, _own_first(attached)))
     return trees, taken
 
 
 def _attached(
     root: Node, document: Document, files: dict[str, Document]
-) -> Iterator[tuple[tuple[str, ...], Tree]]:
+) -> Iterator[tuple[tuple[str, ...], Tree | None]]:
+    """Yields what a defaults list names; None for the file's own entries."""
     folder = PurePath(document.path).parent
     for group, option in list(_defaults(root))[:_MAX_PARTS]:
+        if option == "_self_":
+            yield group, None
+            continue
         found = files.get(_name(str(folder.joinpath(*group, option))))
         if found is None or found is document or not found.roots:
             continue
@@ -53,13 +58,19 @@ def _defaults(root: Node) -> Iterator[tuple[tuple[str, ...], str]]:
     if listed is None or listed.kind != "sequence":
         return
     for item in listed.items:
-        if item.kind == "scalar" and isinstance(item.value, str) and item.value != "_self_":
+        if item.kind == "scalar" and isinstance(item.value, str):
             *group, option = item.value.strip("/").split("/")
             yield tuple(group), option
         for entry in item.entries:
             name = entry.key.removeprefix("override ").split("@")[0].strip("/ ")
             if isinstance(entry.node.value, str) and name:
                 yield tuple(name.split("/")), entry.node.value
+
+
+def _own_first(attached: list[tuple[tuple[str, ...], Tree | None]]) -> int:
+    """Returns how many parts come before the file's own entries; all where nothing is said."""
+    at = next((at for at, (_, tree) in enumerate(attached) if tree is None), len(attached))
+    return sum(tree is not None for _, tree in attached[:at])
 
 
 def _name(path: str) -> str:

@@ -37,6 +37,8 @@ def set_to(setting: Setting, value: Any) -> tuple[Edit, ...]:
         value: A boolean, a number, a text, or None.
     """
     node = setting.node
+    if node.kind == "sequence" and len(node.items) == 1:
+        node = node.items[0]
     if setting.home is not setting.document or node.kind != "scalar" or node.style == "block":
         return ()
     return (replace_node(node, value, setting.document.format),)

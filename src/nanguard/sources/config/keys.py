@@ -40,7 +40,8 @@ USUAL: dict[str, str] = {
     "max_epochs": "epochs num_epochs max_epochs num_train_epochs n_epochs max_epoch total_epochs "
     "train_epochs nepochs num_epoch total_epoch n_epoch max_num_epochs training_epochs max_train_epochs",
     "steps_per_epoch": "steps_per_epoch iters_per_epoch limit_train_batches batches_per_epoch "
-    "updates_per_epoch num_batches_per_epoch",
+    "num_batches_per_epoch",
+    "updates_per_epoch": "max_steps_per_epoch updates_per_epoch max_updates_per_epoch",
     "fp16": "fp16 use_fp16 float16 half use_half enable_fp16 half_precision fp16_enabled",
     "bf16": "bf16 use_bf16 bfloat16 enable_bf16 bf16_enabled",
     "precision": "precision train_precision precision_mode compute_precision",
@@ -82,7 +83,8 @@ USUAL: dict[str, str] = {
     "gradient_accumulate_every accum_iter update_freq accumulation_steps grad_accum_steps "
     "accum_steps gradient_accumulation accumulate_grad_steps grad_accumulation_steps accum_freq "
     "grad_accumulation iters_to_accumulate accumulate_steps",
-    "processes": "num_processes num_gpus n_gpus world_size n_gpu gpus nproc_per_node gpu_num",
+    "processes": "num_processes num_gpus n_gpus world_size n_gpu gpus nproc_per_node gpu_num "
+    "reference_world_size",
     "devices": "devices",
     "weight_decay": "weight_decay wd l2_reg weightdecay adam_weight_decay",
     "momentum": "momentum sgd_momentum",

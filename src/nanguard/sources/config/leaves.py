@@ -66,12 +66,15 @@ class Tree:
     Attributes:
         root: The root.
         document: The file it stands in.
-        attached: Other files' roots, each with the sections it goes below.
+        attached: Other files' roots, each with the sections it goes below; what stands in several
+            counts from the last.
+        own_first: How many of them its own entries count over; those that follow count over it.
     """
 
     root: Node
     document: Document
     attached: tuple[tuple[tuple[str, ...], Tree], ...] = ()
+    own_first: int = 0
 
     def documents(self) -> Iterator[Document]:
         """Yields the files it is made of, its own first."""
@@ -81,15 +84,18 @@ class Tree:
 
     def read(self) -> tuple[list[Leaf], list[Section]]:
         """Returns the leaves and the sections of all files, those of its own first."""
-        leaves: list[Leaf] = []
+        leaves: dict[tuple[str, ...], Leaf] = {}
         sections: list[Section] = []
-        for below, tree in (((), self), *self.attached):
+        before, after = self.attached[: self.own_first], self.attached[self.own_first :]
+        for below, tree in (*reversed(after), ((), self), *reversed(before)):
             for section in _walk(tree, below):
                 sections.append(section)
-                leaves += _leaves(section)
+                for leaf in _leaves(section):
+                    leaves.setdefault(leaf.path, leaf)
             if len(leaves) > MAX_LEAVES:
                 break
-        return [_follow(leaf, self) for leaf in leaves[:MAX_LEAVES]], sections
+        followed = [_follow(leaf, self) for leaf in list(leaves.values())[:MAX_LEAVES]]
+        return sorted(followed, key=lambda leaf: leaf.document is not self.document), sections
 
 
 def _walk(tree: Tree, below: tuple[str, ...]) -> Iterator[Section]:

@@ -37,7 +37,7 @@ ROLES: dict[str, frozenset[str]] = {
         "checkpoint": "checkpoint checkpoints ckpt checkpointing checkpointer save saving "
         "model_checkpoint snapshot",
         "trainer": "train training trainer run runner experiment exp fit solver training_args "
-        "training_arguments trainer_args learning common engine train_config hyp hydra_run "
+        "training_arguments trainer_args learning common engine loop train_loop train_config hyp hydra_run "
         "regularization regularisation",
         "aside": "eval evaluation inference generation generate sampling sample sampler vllm "
         "rollout quantization quantization_config bnb_config bnb tokenizer logger loggers "

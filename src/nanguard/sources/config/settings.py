@@ -87,8 +87,9 @@ class Setting:
 
     @property
     def number(self) -> float | None:
-        """The value as a number, also where it is written as text; None if it is none."""
-        return number_of(self.value)
+        """The value as a number, also where it is text or a list of one; None if it is none."""
+        value = self.value
+        return number_of(value[0] if isinstance(value, list) and len(value) == 1 else value)
 
     @property
     def numbers(self) -> list[float]:

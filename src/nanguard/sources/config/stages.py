@@ -17,6 +17,7 @@ Scope = tuple[str, ...]
 _CORE = frozenset(
     ["lr", "optimizer", "max_steps", "max_epochs", "clip_norm", "clip_value", "min_lr", "warmup_steps", "warmup_epochs", "warmup_ratio", "fp16", "bf16", "precision", "mixed_precision", "amp"]
 )
+_MAKING = frozenset(("lr", "optimizer", "max_steps", "max_epochs"))
 
 
 def scopes_of(settings: Iterable[tuple[Scope, Setting]]) -> dict[int, Scope]:
@@ -59,7 +60,11 @@ def _core(members: Iterable[tuple[Scope, Setting]]) -> frozenset[str]:
 
 
 def _apart(children: Mapping[str, frozenset[str]]) -> set[str]:
-    """Returns which of the sections side by side are parts of their own."""
+    """Returns which of the sections side by side are parts of their own.
+
+    Sections about different things (optimizer, trainer) are never apart, whatever both set. One
+    that is about something unknown is apart from those if both have what a part is made of.
+    """
     apart: set[str] = set()
     for name in frozenset().union(*children.values()):
         sharing: dict[str | None, list[str]] = {}
@@ -69,9 +74,9 @@ def _apart(children: Mapping[str, frozenset[str]]) -> set[str]:
                 known = "wrapper" if key in TRANSPARENT else role_of(key)
                 sharing.setdefault(known, []).append(child)
         alone = sharing.pop(None, [])
-        if len(alone) + len(sharing) > 1:
+        if len(alone) > 1 or (alone and sharing and name in _MAKING):
             apart.update(alone)
         for same in sharing.values():
-            if len(same) > 1:
+            if len(same) > 1 and name in _MAKING:
                 apart.update(same)
     return apart
