@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, ClassVar
 from nanguard.findings import Edit, Finding, Fix, Severity
 from nanguard.rules.code_rule import CodeRule, replaced
 from nanguard.rules.rule import Fails, Passes
-from nanguard.sources.python.training import Training
+from nanguard.sources.python.training import Training, is_test
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -66,7 +66,7 @@ class AnomalyModeLeftOn(CodeRule):
 
     def check(self, code: Code) -> Iterator[Finding]:
         """Yields what is wrong with a file."""
-        if re.search(r"(^|/)(tests?/|test_|conftest)|_test\.py$", code.text.path):
+        if is_test(code):
             return
         training = Training.of(code)
         for call in training.called("set_detect_anomaly", "detect_anomaly", "Trainer", "Fabric"):

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 _CLASSES = re.compile(r"class|vocab|label|categor|n_?cls|num_cls|logits|n_out|out_features")
 _TAKES_CLASSES = ("cross_entropy", "nll_loss", "one_hot", "multi_margin_loss")
 _LABELS = re.compile(r"label|target|class|cls|lbl|tgt")
+_LABEL = re.compile(r"label|class|lbl|^y$|^cls$")
 _FIX = Fix(
     "check the range where the data is read, and raise with the value and the record; give values "
     "that mean nothing the ignore_index"
@@ -121,7 +122,7 @@ def _becomes_label(code: Code, value: Value) -> bool:
     """Whether the smaller of something and the last class is called a label."""
     statement = code.parents.get(value.node) if value.node is not None else None
     target = statement.targets[0] if isinstance(statement, ast.Assign) else None
-    if not isinstance(target, ast.Name) or not _LABELS.search(target.id.lower()):
+    if not isinstance(target, ast.Name) or not _LABEL.search(target.id.lower()):
         return False
     if value.op not in ("min", "minimum", "clamp", "numpy.clamp", "clamp_max"):
         return False
@@ -144,6 +145,8 @@ def _upper(value: Value) -> Value | None:
 def _is_last_class(high: Value) -> bool:
     """Whether a bound is the number of classes, less one."""
     names = " ".join(made.name.lower() for made in high.upstream(8))
+    if any(made.op == "len" for made in high.upstream(8)) and not _CLASSES.search(names):
+        return False
     return bool(_CLASSES.search(names)) or (
         high.core.op == "sub" and high.core.inputs[1].number() == 1.0 and len(names) > 0
         and not re.search(r"\b(h|w|height|width|size|len)\b", names)

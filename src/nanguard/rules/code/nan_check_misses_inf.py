@@ -10,6 +10,7 @@ from nanguard.rules.code_rule import CodeRule, replaced
 from nanguard.rules.rule import Fails, Passes
 from nanguard.sources.python.conditions import Check, Conditions, Test
 from nanguard.sources.python.roles import Roles, label
+from nanguard.sources.python.training import is_test
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -71,7 +72,7 @@ class NanCheckMissesInf(CodeRule):
 
     def check(self, code: Code) -> Iterator[Finding]:
         """Yields what is wrong with a file."""
-        if not code.relevant:
+        if not code.relevant or is_test(code):
             return
         conditions = Conditions.of(code)
         roles = Roles.of(code)

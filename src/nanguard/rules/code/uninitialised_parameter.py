@@ -10,6 +10,7 @@ from nanguard.findings import Edit, Finding, Fix, Severity
 from nanguard.rules.code_rule import CodeRule, replaced
 from nanguard.rules.rule import Fails, Passes
 from nanguard.sources.python.filling import Filled
+from nanguard.sources.python.training import is_test
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
 _EMPTY = ("empty", "empty_like", "new_empty", "empty_strided")
 _SIZED = ("Tensor", "FloatTensor")
-_SIZE = re.compile(r"dim|size|n_|num|hidden|features|channels|width|heads|length|^[a-z]$|^d_|rank")
+_SIZE = re.compile(r"dim|size|n_|num|hidden|features|channels|width|heads|length|^[dnkchm]$|^d_|rank")
 _HOLDERS = frozenset({"ParameterList", "ParameterDict", "register_parameter", "Parameter"})
 
 
@@ -72,13 +73,15 @@ class UninitialisedParameter(CodeRule):
     def check(self, code: Code) -> Iterator[Finding]:
         """Yields what is wrong with a file."""
         empty = [value for value in code.of("parameter") if _is_empty(value)]
-        if not empty:
+        if not empty or is_test(code):
             return
         filled = Filled(code)
         for value in empty:
             names = _names(code, value)
             cls = value.scope.cls if value.scope is not None else None
-            if value.node is None or not names or any(filled.has(name, cls) for name in names):
+            if value.node is None or not names or (cls is not None and cls.inherits_elsewhere()):
+                continue
+            if any(filled.has(name, cls) for name in names):
                 continue
             message = f"the parameter {names[0]!r} is made of memory that is never written to"
             fix = Fix("give it first values", edits=_edits(code, value))
@@ -111,7 +114,8 @@ def _takes_sizes(made: Value) -> bool:
         return True
     if only.number() is not None:
         return isinstance(only.const, int) and only.const != 0
-    return bool(_SIZE.search(only.name.lower()))
+    plain = only.op in ("", "attribute", "named") and only.name != "T"
+    return plain and bool(_SIZE.search(only.name.lower()))
 
 
 def _names(code: Code, value: Value) -> list[str]:

@@ -90,7 +90,7 @@ class Binding(Reader):
             value.node,
             name,
             value.half,
-            value.path,
+            value.path if value.op in ("join", "named") else "",
             value.items,
             value.cls,
             value.function,

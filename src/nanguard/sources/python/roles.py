@@ -59,9 +59,7 @@ class Roles:
         for backward in Training.of(code).backwards:
             names = self.trained.setdefault(id(backward.scope), set())
             for loss in losses_of(backward):
-                for made in loss.upstream(4):
-                    if made.op in ("named", "") and made.name and not made.has("network"):
-                        names.add(made.name)
+                names |= set(_summands(loss))
 
     @classmethod
     def of(cls, code: Code) -> Roles:
@@ -126,6 +124,16 @@ class Roles:
             for loss in losses_of(backward):
                 found |= {id(made) for made in _made_from(loss)}
         return found
+
+
+def _summands(loss: Value, depth: int = 4) -> Iterator[str]:
+    """Yields the names of what is summed up to a loss, and scaled."""
+    if loss.op in ("named", "") and loss.name:
+        if not loss.has("network"):
+            yield loss.name
+    elif loss.op in ("add", "mul", "div", "scale", "sub") and depth:
+        for part in loss.inputs:
+            yield from _summands(part, depth - 1)
 
 
 def _made_from(value: Value) -> Iterator[Value]:

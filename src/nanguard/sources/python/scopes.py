@@ -78,6 +78,15 @@ class Class:
                 return cls.methods[name]
         return None
 
+    def inherits_elsewhere(self) -> bool:
+        """Returns whether it is derived from a class of another file that is not a library's."""
+        known = ("torch.", "lightning.", "transformers.")
+        for cls in self.line_of_descent():
+            names = {parent.name for parent in cls.parents}
+            if any(base and base not in names and not base.startswith(known) for base in cls.bases):
+                return True
+        return False
+
     def is_module(self) -> bool:
         """Returns whether it is a torch module, as far as this file says."""
         for cls in self.line_of_descent():

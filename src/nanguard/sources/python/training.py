@@ -133,6 +133,13 @@ class Training:
         return bool(self.backwards) and bool(self.steps)
 
 
+def is_test(code: Code) -> bool:
+    """Returns whether a file tests other code, going by its name."""
+    path = code.text.path.replace("\\", "/")
+    name = path.rpartition("/")[2]
+    return name.startswith(("test_", "conftest.")) or name.endswith("_test.py") or "/tests/" in path
+
+
 def is_backward(event: Value) -> bool:
     """Returns whether a call starts a backward pass."""
     return named(event) in _BACKWARD
