@@ -41,6 +41,7 @@ class Asked:
         quiet: Whether to print one line for each finding and nothing else.
         no_cache: Whether to check unchanged files again.
         jobs: How many processes may work; 0 for as many as there are processors.
+        checklist: Whether to answer the checklist instead of listing findings.
     """
 
     paths: tuple[str, ...]
@@ -57,6 +58,7 @@ class Asked:
     quiet: bool = False
     no_cache: bool = False
     jobs: int = 0
+    checklist: bool = False
 
 
 def run_check(asked: Asked) -> int:
@@ -67,6 +69,10 @@ def run_check(asked: Asked) -> int:
     """
     from nanguard.cli.progress import Progress
 
+    if asked.checklist:
+        from nanguard.cli.listing import refuse_what_a_checklist_has_not
+
+        refuse_what_a_checklist_has_not(asked)
     project = find_project(_start(asked.paths))
     baseline = _baseline(asked, project)
     with Progress(quiet=asked.quiet) as progress:
@@ -74,6 +80,12 @@ def run_check(asked: Asked) -> int:
         outcome = check.run(asked.paths)
     if not check.existing:
         raise _nothing_there(asked.paths)
+    if asked.checklist:
+        from nanguard.cli.listing import answered
+
+        told, code = answered(asked, check, asked.fail_on or project.fail_on)
+        _print(asked, told)
+        return code
     if asked.fix or asked.diff:
         from nanguard.engine.fixing import Fixing
 
@@ -82,7 +94,7 @@ def run_check(asked: Asked) -> int:
         return _write_baseline(asked.write_baseline, outcome)
     if baseline is not None:
         _compare(outcome, baseline, check)
-    _print(asked, outcome)
+    _print(asked, _rendered(asked, outcome))
     return exit_code(outcome, asked.fail_on or project.fail_on)
 
 
@@ -139,8 +151,7 @@ def _compare(outcome: Outcome, baseline: Baseline, check: Check) -> None:
     outcome.stale = baseline.stale(found, outcome.checked, [*names, UNUSED_IGNORE[1]])
 
 
-def _print(asked: Asked, outcome: Outcome) -> None:
-    told = _rendered(asked, outcome)
+def _print(asked: Asked, told: str) -> None:
     if asked.output is not None:
         from nanguard.engine.writing import write_atomically
 

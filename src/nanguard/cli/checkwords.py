@@ -14,6 +14,7 @@ FLAGS = {
     "--diff": "diff",
     "--quiet": "quiet",
     "--no-cache": "no_cache",
+    "--checklist": "checklist",
 }
 VALUES = {
     "--format": "form",

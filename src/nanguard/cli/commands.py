@@ -267,6 +267,13 @@ def check(
     jobs: Annotated[
         int, typer.Option(min=0, help="Processes to use; 0 for as many as there are processors.")
     ] = 0,
+    checklist: Annotated[  # noqa: FBT002
+        bool,
+        typer.Option(
+            "--checklist",
+            help="Answer the prevention checklist point by point: yes, no or cannot tell.",
+        ),
+    ] = False,
 ) -> None:
     """Look at training code and configurations before the run.
 
@@ -291,6 +298,7 @@ def check(
         quiet=quiet,
         no_cache=no_cache,
         jobs=jobs,
+        checklist=checklist,
     )
     raise typer.Exit(run_check(asked))
 
