@@ -273,3 +273,17 @@ def test_the_report_can_go_to_a_file(tmp_path: Path, plugin: Path):
     done = check("a.py", "-o", "no/where.json", cwd=tmp_path, plugin=plugin)
     assert done.returncode == 2
     assert "the report cannot be written" in done.stderr
+
+
+def test_a_file_without_an_ending_that_is_nothing_is_only_counted(tmp_path: Path):
+    (tmp_path / "notes").write_text("seed: 1\nlr: [\n")
+    (tmp_path / "README.md").write_text("# Title\n")
+    (tmp_path / "a.py").write_text(CLEAN)
+    report = told(".", cwd=tmp_path)
+    assert report["not_checked"] == [
+        {
+            "path": "other files",
+            "reason": "2 files are of kinds without rules (.md 1, no ending 1)",
+        }
+    ]
+    assert "not YAML" in reasons(told("notes", cwd=tmp_path))["notes"]

@@ -46,7 +46,7 @@ def test_text_shows_the_line_the_mark_the_fix_and_what_was_not_checked():
         "  b.py: it is broken\n"
         "\n"
         "1 warning in 1 file; 1 entry not checked (0.0 s)\n"
-        "1 can be repaired with other numbers as a result: --fix --unsafe.\n"
+        "1 can be repaired with --fix --unsafe, which changes what code computes.\n"
     )
 
 

@@ -122,7 +122,9 @@ class Check:
         elif not named and not may_configure(data):
             self._leave_out(path, NO_TRAINING)
         else:
-            self.configs.read(Text(path, decode(path, data, python=False).content))
+            text = Text(path, decode(path, data, python=False).content)
+            if not self.configs.read(text, sure=named or by_name(path) is not None):
+                self._count(path)
 
     def _take_stdin(self) -> None:
         try:

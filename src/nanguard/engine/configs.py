@@ -41,11 +41,17 @@ class Configs:
     _parts: int = 0
     _read: list[Any] | None = None
 
-    def read(self, text: Text) -> None:
-        """Reads one more file."""
+    def read(self, text: Text, *, sure: bool = True) -> bool:
+        """Reads one more file; returns whether it has its place here.
+
+        Args:
+            text: What the file holds.
+            sure: Whether it is a configuration; else one that cannot be read is none.
+        """
         reason = self._why_not(text)
-        if reason:
+        if reason and sure:
             self.left_out.append(FileOutcome.left_out(text.path, reason))
+        return sure or not reason
 
     def _why_not(self, text: Text) -> str:
         """Takes a file in; returns why not if it has nothing to do with a run."""

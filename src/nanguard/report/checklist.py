@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from nanguard.checklist.point import Place
 
 _STYLES = {Verdict.YES: "32", Verdict.NO: "1;31", Verdict.UNKNOWN: "33"}
-_MARGIN = 13
+_MARGIN = 15
+_SHOWN = {Verdict.YES: 1, Verdict.NO: 3, Verdict.UNKNOWN: 0}
 
 
 def as_json(checklist: Checklist) -> str:
@@ -53,18 +54,19 @@ def _answer(answer: Answer, *, colour: bool, width: int) -> Iterator[str]:
     word = answer.verdict.value.ljust(_MARGIN - 2)
     word = _styled(word, _STYLES[answer.verdict], colour=colour)
     yield f"  {word}{answer.point.question} [{answer.point.name}]"
-    for place in answer.places[: 1 if answer.verdict is Verdict.YES else None]:
-        yield from _wrapped(_placed(place), width)
-    others = answer.more + (len(answer.places) - 1 if answer.verdict is Verdict.YES else 0)
-    if others > 0:
+    shown = answer.places[: _SHOWN[answer.verdict]]
+    for what, places in groupby(shown, key=lambda place: place.what):
+        where = ", ".join(_where(place) for place in places)
+        yield from _wrapped(f"{where}: {literal(what, 300)}", width)
+    others = answer.more + len(answer.places) - len(shown)
+    if others:
         yield from _wrapped(f"and {others} more", width)
     if answer.verdict is not Verdict.YES:
         yield from _wrapped(f"do: {answer.point.advice}", width)
 
 
-def _placed(place: Place) -> str:
-    where = place.path if place.line is None else f"{place.path}:{place.line}"
-    return f"{literal(where, 300)}: {literal(place.what, 300)}"
+def _where(place: Place) -> str:
+    return literal(place.path if place.line is None else f"{place.path}:{place.line}", 300)
 
 
 def _wrapped(text: str, width: int) -> list[str]:
@@ -81,7 +83,8 @@ def _wrapped(text: str, width: int) -> list[str]:
 
 def _summary(checklist: Checklist) -> str:
     counts = ", ".join(f"{checklist.count(verdict)} {verdict.value}" for verdict in Verdict)
-    return f"{counts}; {len(checklist.checked)} files checked"
+    files = len(checklist.checked)
+    return f"{counts}; {files} {'file' if files == 1 else 'files'} checked"
 
 
 def _styled(text: str, style: str, *, colour: bool) -> str:

@@ -167,7 +167,7 @@ class Page:
             yield f"{len(safe)} can be repaired: nanguard check --fix (--diff shows it first)."
         if len(safe) < len(fixable):
             count = len(fixable) - len(safe)
-            yield f"{count} can be repaired with other numbers as a result: --fix --unsafe."
+            yield f"{count} can be repaired with --fix --unsafe, which changes what code computes."
 
     def _wrapped(self, text: str, indent: int) -> list[str]:
         pad = " " * indent

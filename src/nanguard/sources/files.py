@@ -83,7 +83,8 @@ def decode(path: str, data: bytes, *, python: bool) -> Decoded:
     try:
         content = body.decode(encoding)
     except (UnicodeError, LookupError) as error:
-        raise _unreadable(path, f"it is not text in {encoding}: {error}") from error
+        at = f" (byte {error.start + 1})" if isinstance(error, UnicodeDecodeError) else ""
+        raise _unreadable(path, f"it is not text in {encoding}{at}") from error
     if python and "\r" in content:
         # Python ends a line here too; with the same length, offsets stay what they are.
         told = re.sub("\r(?!\n)", "\n", content)
