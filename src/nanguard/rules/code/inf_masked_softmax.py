@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from nanguard.sources.python.code import Code
+    from nanguard.sources.python.values import Value
 
 
 class InfMaskedSoftmax(CodeRule):
@@ -64,6 +65,8 @@ class InfMaskedSoftmax(CodeRule):
         for softmax in code.of("softmax", "log_softmax"):
             if not softmax.inputs or not softmax.grad or rows_are_kept_apart(code, softmax):
                 continue
+            if softmax.op == "log_softmax" and _is_in_a_loss(code, softmax):
+                continue
             for masking in fills_with_minus_inf(softmax.inputs[0]):
                 if id(masking.node) in seen or keeps_one_per_row(masking):
                     continue
@@ -77,3 +80,13 @@ class InfMaskedSoftmax(CodeRule):
                         Fix("fill with torch.finfo(scores.dtype).min, or keep such rows apart"),
                     ),
                 )
+
+
+def _is_in_a_loss(code: Code, softmax: Value) -> bool:
+    """Returns whether it is part of a cross-entropy, which another rule speaks about."""
+    return any(
+        part is softmax
+        for loss in code.of("nll_loss", "kl_div")
+        for given in loss.inputs[:1]
+        for part in given.upstream(12)
+    )

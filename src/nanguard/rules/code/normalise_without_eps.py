@@ -92,6 +92,8 @@ def _divisor(quotient: Value) -> Value | None:
 
 def _is_of_the_same(over: Value, divisor: Value) -> bool:
     """Returns whether something is divided by a measure of itself, and not one by another."""
+    if over.number() == 1:
+        return True
     if over.core.has("std", "var", "norm") and over.core.op not in ("div", "mul"):
         return False
     measured = {id(part) for part in divisor.upstream(24)}

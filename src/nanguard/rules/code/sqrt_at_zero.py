@@ -71,7 +71,9 @@ class SqrtAtZero(CodeRule):
                 continue
             if root.op == "pow" and not _is_tensor(value):
                 continue
-            what = "variance" if value.has("var") else "sum of squares"
+            what = "variance" if value.has("var") else "distance"
+            if value.has("sumsq", "hypot"):
+                what = "sum of squares"
             yield self.at(
                 code,
                 root.node,
@@ -96,6 +98,8 @@ def _is_about_training(code: Code) -> bool:
 
 def _is_measure(root: Value, value: Value, *, trains: bool) -> bool:
     if value.has("sumsq", "var"):
+        return True
+    if value.has("distance") and value.core.op in ("sub", "clamp", "clamp_min", "relu", "add"):
         return True
     return root.op == "sqrt" and value.has("hypot") and trains
 

@@ -40,11 +40,19 @@ _HINTS: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
             "count",
             r"(counts?|cnt|num|n_valid|n_tok(en)?s?|denom(inator)?|degrees?|deg)$|.*_(counts?|cnt)$|num_(valid|tokens?|pos|neg|positives?|items?|labels|masked)$|n_(pos|neg|valid|tokens|masked)$",
         ),
-        ("maximum", r"(row_?)?max(es|imum)?|mx|max_[a-z]+|[a-z]+_max|lse|logsumexp|log_?z|log_?(norm|partition)[a-z]*"),
+        (
+            "maximum",
+            r"(row_?)?max(es|imum)?|mx|max_[a-z]+|[a-z]+_max|lse|logsumexp|log_?z|log_?(norm|partition)[a-z]*",
+        ),
         (
             "magnitude",
             r"mag(nitudes?)?|spec(trum|trogram)?|power|energy|amp(litudes?)?|psd|mels?|images?|img|rgb|hdr|pixels?|.*_mag|p|q",
         ),
+        (
+            "distance",
+            r"(sq_?|squared_)?dist(ance)?s?(_?(sq|squared|2|mat(rix)?))?|d2|d_sq|dsq|[a-z_]+_dist(ance)?s?(_sq)?",
+        ),
+        ("logratio", r"log_?(ratios?|rhos?|is_weights?|importance(_weights?)?)(_[a-z]+)?"),
         ("weights", r"(weights?|sample_weights?|wts?|ws?)$|.*_weights?$"),
         (
             "eps",
