@@ -84,27 +84,24 @@ def test_many_files_with_one_reason_share_a_line():
     assert "50 entries not checked" in Page(told).render()
 
 
-def test_the_alignment_is_a_table():
+def row(where: str, verdict: str) -> dict[str, str]:
+    return {"setting": "precision", "where": where, "value": "true", "verdict": verdict}
+
+
+def test_the_alignment_is_a_table_where_there_is_something_to_compare():
     told = Outcome(checked=["a.yaml", "b.json"])
-    told.alignment = [
-        {
-            "setting": "precision",
-            "file": "a.yaml",
-            "line": 3,
-            "value": "fp16",
-            "verdict": "conflict",
-        },
-        {
-            "setting": "precision",
-            "file": "b.json",
-            "line": 7,
-            "value": "bf16",
-            "verdict": "conflict",
-        },
-    ]
+    told.alignment = [row("a.yaml:3 fp16", "set once"), row("b.json:7 bf16.enabled", "conflicts")]
     text = Page(told).render()
-    assert "  setting    file    line  value  verdict\n" in text
-    assert "  precision  b.json  7     bf16   conflict\n" in text
+    assert "  setting    where                  value  verdict\n" in text
+    assert "  precision  b.json:7 bf16.enabled  true   conflicts\n" in text
+    told.alignment = told.alignment[:1] * 2
+    assert "alignment" not in Page(told).render()
+    told.alignment = [row(f"{n}.yaml:1 fp16", "agrees") for n in range(99)]
+    assert "alignment of settings: 99 places, no conflict\n" in Page(told).render()
+    told.alignment.append(row("z.yaml:1 bf16", "conflicts"))
+    text = Page(told).render()
+    assert "  ... and 99 more places\n" in text
+    assert "z.yaml:1 bf16" in text
 
 
 def test_brief_is_one_line_each():

@@ -9,7 +9,7 @@ import textwrap
 from collections import Counter
 from dataclasses import dataclass, field
 from itertools import groupby
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from nanguard.findings import Severity
 from nanguard.report.fields import literal, source
@@ -27,7 +27,8 @@ _STYLES = {
 _DIFF = {"+": "green", "-": "red", "@": "cyan"}
 _DIFF_LINES = 40
 _ALIKE = 4
-_SETTINGS = ("setting", "file", "line", "value", "verdict")
+_SETTINGS = ("setting", "where", "value", "verdict")
+_ROWS = 24
 
 
 @dataclass(slots=True)
@@ -126,21 +127,38 @@ class Page:
         yield ""
 
     def _alignment(self) -> Iterator[str]:
-        rows = [[literal(str(row.get(key) or "")) for key in _SETTINGS] for row in self._shown()]
-        if not rows:
+        """Yields the table of settings that have to agree; of many, those that do not."""
+        shown = self._to_compare()
+        if not shown:
             return
+        left = len(shown) - _ROWS
+        if left > 0:
+            shown = [row for row in shown if row.get("verdict") == "conflicts"][:_ROWS]
+            left = len(self.outcome.alignment) - len(shown)
+            if not shown:
+                yield f"alignment of settings: {left} places, no conflict\n"
+                return
+        rows = [[literal(str(row.get(key) or "")) for key in _SETTINGS] for row in shown]
         table = [[*_SETTINGS], *rows]
         widths = [max(len(row[column]) for row in table) for column in range(len(_SETTINGS))]
         yield self._styled("alignment of settings", "title")
-        for number, row in enumerate(table):
+        for row in table:
             line = "  ".join(cell.ljust(wide) for cell, wide in zip(row, widths, strict=True))
-            yield f"  {self._styled(line.rstrip(), '' if number else 'dim')}"
+            style = "red" if row[-1] == "conflicts" else "dim" if row is table[0] else ""
+            yield f"  {self._styled(line.rstrip(), style)}"
+        if left > 0:
+            yield f"  ... and {left} more places"
         yield ""
 
-    def _shown(self) -> list[dict[str, object]]:
-        rows = self.outcome.alignment
-        several = len({row.get("file") for row in rows}) > 1 or len(rows) > 1
-        return rows if several else []
+    def _to_compare(self) -> list[dict[str, Any]]:
+        """Returns the rows of the alignment, if there is anything to compare in them.
+
+        After a repair they would be those of the files before it.
+        """
+        rows = [] if self.outcome.repairs else self.outcome.alignment
+        files = {str(row.get("where")).rpartition(":")[0] for row in rows}
+        alone = all(row.get("verdict") == "set once" for row in rows)
+        return rows if len(files) > 1 or not alone else []
 
     def _not_checked(self) -> Iterator[str]:
         """Yields what was not checked; many files with one reason share a line."""
