@@ -22,32 +22,16 @@ _LIGHTNING = re.compile(r"^(lightning|pytorch_lightning)\b")
 _FOREIGN = re.compile(r"^(torchvision\.models|timm|segmentation_models|transformers|diffusers)\b")
 _WARM = re.compile(r"warm_?up|^OneCycleLR$|^LinearLR$", re.IGNORECASE)
 
+_SCALERS = ("GradScaler", "ShardedGradScaler")
+
 # Calls that show something by their name alone: the trace, the names, and what to say.
 _CALLS: tuple[tuple[str, tuple[str, ...], str], ...] = (
     ("clip", tuple(sorted(CLIPS)), "clips gradients"),
-    ("scaler", ("GradScaler", "ShardedGradScaler"), "a GradScaler leaves out steps that overflow"),
+    ("scaler", _SCALERS, "a GradScaler"),
     ("unscale", ("unscale", "unscale_gradients"), "unscales gradients"),
     ("batchnorm", ("BatchNorm1d", "BatchNorm2d", "BatchNorm3d"), "a BatchNorm"),
     ("sync-batchnorm", ("convert_sync_batchnorm", "SyncBatchNorm"), "synchronises BatchNorm"),
     ("half", ("autocast", "half", "bfloat16"), "computes in half precision"),
-    ("masking", ("masked_fill",), "a mask that is looked at"),
-    (
-        "attention",
-        ("softmax", "scaled_dot_product_attention", "MultiheadAttention"),
-        "a softmax that is looked at",
-    ),
-    (
-        "norm",
-        ("rsqrt", "sqrt", "norm", "normalize", "std", "var", "layer_norm", "rms_norm", "LayerNorm",
-         "RMSNorm", "GroupNorm"),
-        "a norm or root that is looked at",
-    ),
-    (
-        "risky-function",
-        ("log", "exp", "cross_entropy", "binary_cross_entropy_with_logits", "log_softmax",
-         "CrossEntropyLoss", "BCEWithLogitsLoss", "nll_loss"),
-        "a function that is looked at",
-    ),
     (
         "save",
         ("save_file", "save_state", "save_checkpoint", "save_pretrained", "ModelCheckpoint",
@@ -67,6 +51,25 @@ _CALLS: tuple[tuple[str, tuple[str, ...], str], ...] = (
     ),
 )  # fmt: skip
 
+# Operations that rules look at: where nothing is found, they are as they should be.
+_LOOKED_AT: tuple[tuple[str, tuple[str, ...], str], ...] = (
+    ("masking", ("masked_fill", "softmax", "scaled_dot_product_attention"), "a mask or softmax"),
+    ("attention", ("scaled_dot_product_attention", "MultiheadAttention"), "attention"),
+    (
+        "norm",
+        ("rsqrt", "sqrt", "norm", "normalize", "std", "var", "layer_norm", "rms_norm", "LayerNorm",
+         "RMSNorm", "GroupNorm"),
+        "a norm, root or deviation",
+    ),
+    (
+        "risky-function",
+        ("log", "exp", "cross_entropy", "binary_cross_entropy_with_logits", "log_softmax",
+         "CrossEntropyLoss", "BCEWithLogitsLoss", "nll_loss"),
+        "a logarithm or exponential",
+    ),
+)  # fmt: skip
+_PRODUCTS = frozenset(("matmul", "bmm", "einsum", "baddbmm"))
+
 
 class CodeTraces:
     """Reads the traces of one file.
@@ -85,6 +88,7 @@ class CodeTraces:
         for name, calls, words in _CALLS:
             for call in self.training.called(*calls):
                 yield self._at(name, call, words)
+        yield from self._looked_at()
         yield from self._loop()
         yield from self._checks()
         yield from self._clips()
@@ -96,6 +100,16 @@ class CodeTraces:
     def _at(self, name: str, value: Value, words: str) -> Trace:
         return Trace(name, self.code.text.path, value.line or None, words)
 
+    def _looked_at(self) -> Iterator[Trace]:
+        for name, operations, words in _LOOKED_AT:
+            for value in self.training.called(*operations):
+                worded = any(isinstance(given.const, str) for given in value.inputs)
+                if value.op != "call" and not worded:  # as in logger.log("...")
+                    yield self._at(name, value, words)
+        for softmax in self.training.called("softmax"):
+            if any(part.op in _PRODUCTS for part in softmax.upstream(24)):
+                yield self._at("attention", softmax, "attention")
+
     def _loop(self) -> Iterator[Trace]:
         if self.training.trains:
             for step in self.training.steps:
@@ -106,6 +120,9 @@ class CodeTraces:
         for made in self.training.called("Guard"):
             if made.path.startswith("nanguard"):
                 yield self._at("guard", made, "a Guard watches every step")
+        for made in self.training.called(*_SCALERS):
+            if "enabled" not in made.keywords or made.keywords["enabled"].const is True:
+                yield self._at("scaler-on", made, "a GradScaler leaves out steps that overflow")
         for call in self.training.called("all_reduce", "reduce", "gather"):
             if any(p.op in FINITE for given in call.inputs for p in given.upstream(24)):
                 yield self._at("agreed", call, "ranks tell each other whether the step is bad")
@@ -154,7 +171,7 @@ class CodeTraces:
 
     def _settings(self) -> Iterator[Trace]:
         for name, calls in self.training.calls.items():
-            for call in calls:
+            for call in [call for call in calls if "profiler" not in call.path]:
                 told = next((key for key in call.keywords if _WARM.search(key)), "")
                 number = call.keywords[told].number() if told else None
                 if _WARM.search(name) or (told and number != 0 and name != "add_argument"):
@@ -197,7 +214,7 @@ class CodeTraces:
         for cls in self.code.classes.values():
             if cls.is_module():
                 path, line = self.code.text.path, cls.node.lineno
-                yield Trace("model", path, line, f"{cls.name} is looked at")
+                yield Trace("model", path, line, f"the parameters of {cls.name}")
         for name, calls in self.training.calls.items():
             for call in calls:
                 if _FOREIGN.search(call.path) or name == "from_pretrained":

@@ -22,7 +22,7 @@ _POSITIVE: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("rate-set", ("lr",)),
     ("save", ("save_steps", "save_epochs", "save_interval", "checkpointing")),
     ("sync-batchnorm", ("sync_batchnorm",)),
-    ("scaler", ("grad_scaler", "dynamic_loss_scale")),
+    ("scaler-on", ("grad_scaler", "dynamic_loss_scale")),
     ("batchnorm", ("batchnorm",)),
 )
 # Keys that no rule reads: the trace, and what the key looks like.
@@ -37,7 +37,7 @@ _NONE = (None, False, "", "none", "no", 0)
 def config_traces(run: RunConfig) -> Iterator[Trace]:
     """Yields what one run shows."""
     for document in run.documents:
-        yield Trace("configuration", document.path, None, "every key is looked at")
+        yield Trace("configuration", document.path, None, "its keys")
     for stage in run.stages:
         yield from _stage(stage)
     for leaf in run.leaves:
@@ -52,6 +52,9 @@ def _stage(stage: Stage) -> Iterator[Trace]:
         setting = stage.get(*settings)
         if setting is not None and _is_on(setting):
             yield _trace(name, setting)
+    clip = stage.get("clip_norm")
+    if clip is not None and clip.number == 0:
+        yield _trace("clip-off", clip)
     strategy = stage.get("save_strategy")
     if strategy is not None:
         yield _trace("save-off" if strategy.text == "no" else "save", strategy)

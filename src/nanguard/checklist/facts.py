@@ -14,7 +14,12 @@ if TYPE_CHECKING:
 # there, what must not be there, and what to say.
 _DERIVED: tuple[tuple[str, str, tuple[str, ...], str], ...] = (
     ("one-rank", "step", ("several-ranks",), "one process trains, and has nobody to agree with"),
-    ("unscaled", "step", ("scaler", "fp16"), "no GradScaler is used, and gradients are not scaled"),
+    (
+        "unscaled",
+        "step",
+        ("scaler", "scaler-on", "fp16"),
+        "no GradScaler is used, and gradients are not scaled",
+    ),
     ("full-precision", "step", ("half",), "nothing is computed in half precision"),
     (
         "no-batchnorm",

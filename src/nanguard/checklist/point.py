@@ -89,6 +89,7 @@ class Point:
         clean: Traces that answer yes where all the rules looked and found nothing.
         missing: Traces that answer no where nothing else answers.
         gap: What is missing there, in words.
+        unsure: Traces of something that may be enough or not: nothing is called missing then.
     """
 
     name: str
@@ -101,6 +102,7 @@ class Point:
     clean: tuple[str, ...] = ()
     missing: tuple[str, ...] = ()
     gap: str = ""
+    unsure: tuple[str, ...] = ()
 
     def answer(self, facts: Facts) -> Answer:
         """Returns the answer for a project."""
@@ -115,9 +117,11 @@ class Point:
             return self._answered(Verdict.YES, shown)
         clean = facts.shown(self.clean)
         if clean and facts.ran.issuperset(self.faults):
-            return self._answered(Verdict.YES, [_of_trace(trace) for trace in clean])
+            words = "the rules found nothing wrong with it"
+            places = [Place(t.path, t.line, f"{t.words}: {words}") for t in clean]
+            return self._answered(Verdict.YES, places)
         missing = [Place(t.path, t.line, self.gap or t.words) for t in facts.shown(self.missing)]
-        if missing:
+        if missing and not facts.shown(self.unsure):
             return self._answered(Verdict.NO, missing)
         return Answer(self, Verdict.UNKNOWN)
 

@@ -20,12 +20,14 @@ _ORDERED = (ast.Lt, ast.LtE, ast.Gt, ast.GtE)
 _LEAVES = (ast.Continue, ast.Return, ast.Raise, ast.Break)
 _LOGS = frozenset(
     ("log", "log_dict", "info", "print", "add_scalar", "add_scalars", "write", "set_postfix",
-     "writerow", "update", "log_metrics", "append")
+     "writerow", "log_metrics")
 )  # fmt: skip
 _WHOLE = re.compile(
     r"(?:(?:total|train|training|val|valid|validation|eval|test|epoch|running|avg|mean|best|sum"
     r"|cum|step|batch|final|loss)_?)*(?:loss(?:es)?)(?:_?(?:sum|total|val|value|item|avg|mean))?"
 )
+_NO_TERM = re.compile(r"scale|meter|weight|mask|coef|_fn$|func|dict|hist|type|name|log_|best|avg")
+_WARM = re.compile(r"warm_?up", re.IGNORECASE)
 _TERM = re.compile(r"[A-Za-z_]\w*")
 _TRIAL = re.compile(
     r"^(limit_train_batches|overfit_batches|fast_dev_run|max_train_samples|max_samples"
@@ -44,6 +46,8 @@ def syntax_traces(code: Code) -> Iterator[Trace]:
             yield from _skip(code, node, steps)
         if isinstance(node, ast.Call):
             yield from _logged(code, node)
+        if isinstance(node, ast.Compare) and any(_WARM.search(name) for name in _names(node)):
+            yield Trace("warmup", code.text.path, node.lineno, "the rate is warmed up by hand")
         yield from _trial(code, node)
 
 
@@ -96,7 +100,8 @@ def _terms(call: ast.Call) -> list[str]:
     found: dict[str, None] = {}
     for argument in (*call.args, *(keyword.value for keyword in call.keywords)):
         for name in _names(argument):
-            if "loss" in kinds_of(name) and not _WHOLE.fullmatch(name.lower()):
+            low = name.lower()
+            if "loss" in kinds_of(name) and not (_WHOLE.fullmatch(low) or _NO_TERM.search(low)):
                 found[name] = None
     return list(found)
 

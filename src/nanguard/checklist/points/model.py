@@ -19,7 +19,7 @@ MODEL: tuple[Point, ...] = (
             "mask-constant-overflows-half",
             "logits-masking-enabled",
         ),
-        clean=("masking", "attention"),
+        clean=("masking",),
     ),
     Point(
         "attention-scale",

@@ -28,7 +28,7 @@ SETTINGS: tuple[Point, ...] = (
         "Warm up over 1000 to 2000 steps, or 5 epochs from a tenth of the rate.",
         faults=("no-warmup", "warmup-longer-than-training"),
         shown=("warmup",),
-        missing=("step",),
+        missing=("step", "hf-trainer"),
         gap="steps are made here, and nothing in the project warms up",
     ),
     Point(
