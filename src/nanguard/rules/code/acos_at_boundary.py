@@ -68,4 +68,4 @@ def _reaches_one(value: Value) -> bool:
     core = value.core
     if core.op in ("clamp", "clamp_min", "clamp_max", "minimum", "maximum", "hardtanh"):
         return value.hi == 1.0 or value.lo == -1.0
-    return core.has("cosine") or (core.op == "tanh" and value.hi == 1.0)
+    return core.has("cosine")

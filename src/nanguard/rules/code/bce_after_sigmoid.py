@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from nanguard.findings import Finding, Fix, Severity
 from nanguard.rules.code_rule import CodeRule
+from nanguard.rules.outputs import some_module_returns
 from nanguard.rules.rule import Fails, Passes
 
 if TYPE_CHECKING:
@@ -77,13 +78,8 @@ class BceAfterSigmoid(CodeRule):
 
 
 def _some_module_ends_in_sigmoid(code: Code) -> bool:
-    for cls in code.classes.values():
-        forward = cls.methods.get("forward")
-        if forward is None or not cls.is_module():
-            continue
-        for result in forward.returns:
-            if any(part.has("sigmoid") for part in (result, *(result.items or ()))):
-                return True
+    if some_module_returns(code, "sigmoid"):
+        return True
     return any(
         layer.path == "torch.nn.Sigmoid" and layer.node is not None and _is_last(code, layer.node)
         for layer in code.of("new")

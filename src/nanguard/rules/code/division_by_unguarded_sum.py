@@ -61,7 +61,7 @@ class DivisionByUnguardedSum(CodeRule):
             if len(quotient.inputs) < 2 or not quotient.grad:
                 continue
             divisor = quotient.inputs[1]
-            if not (_is_count(divisor) or _is_ratio_of_sums(quotient)) or not can_be_zero(divisor):
+            if not (_is_count(divisor) or _is_weighted_mean(quotient)) or not can_be_zero(divisor):
                 continue
             if guarded_by(divisor, quotient.guards) or _is_never_empty(divisor):
                 continue
@@ -88,13 +88,18 @@ def _is_count(value: Value) -> bool:
     return core.op in ("sum", "bincount", "histc") and value.has("count")
 
 
-def _is_ratio_of_sums(quotient: Value) -> bool:
-    """Returns whether a sum is divided by the sum of something that was handed in as it is."""
+def _is_weighted_mean(quotient: Value) -> bool:
+    """Returns whether a sum is divided by the sum of its weights, or of something handed in."""
     over, under = (part.core for part in quotient.inputs[:2])
-    if over.op != "sum" or under.op != "sum":
+    if over.op == "neg" and over.inputs:
+        over = over.inputs[0].core
+    if over.op != "sum" or under.op != "sum" or not under.inputs or not over.inputs:
         return False
-    source = under.inputs[0].core
-    return source.op == "" and source.number() is None
+    weights = under.inputs[0].core
+    if weights.op == "" and weights.number() is None:
+        return True
+    product = over.inputs[0].core
+    return product.op == "mul" and any(part.core is weights for part in product.inputs)
 
 
 def _is_never_empty(value: Value) -> bool:

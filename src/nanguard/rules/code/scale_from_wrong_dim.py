@@ -136,8 +136,10 @@ def _name(value: Value) -> str:
 def _is_scores(value: Value) -> bool:
     """Returns whether a value is a product of queries and keys, or a query."""
     core = value.core
-    if core.op in ("matmul", "einsum", "baddbmm", "bmm", "mul", "div"):
-        return core.op not in ("mul", "div") or any(_is_scores(part) for part in core.inputs)
+    if core.op in ("matmul", "einsum", "baddbmm", "bmm"):
+        return True
+    if core.op in ("mul", "div", "add", "sub"):
+        return any(_is_scores(part) for part in core.inputs)
     return value.name.lower() in _QUERIES
 
 
@@ -172,10 +174,14 @@ def _splits_heads(call: ast.Call) -> bool:
     called = getattr(call.func, "attr", getattr(call.func, "id", ""))
     if called == "rearrange":
         return any(_HEADS.fullmatch(_terminal(given.value).lower()) for given in call.keywords)
-    if called not in ("view", "reshape") or len(call.args) < 2:
+    sizes = list(call.args)
+    if called == "unflatten" and len(sizes) == 2 and isinstance(sizes[1], (ast.Tuple, ast.List)):
+        sizes = sizes[1].elts
+    elif called not in ("view", "reshape"):
         return False
-    open_end = isinstance(call.args[-1], ast.UnaryOp)
-    return open_end and _HEADS.fullmatch(_terminal(call.args[-2]).lower()) is not None
+    if len(sizes) < 2 or not isinstance(sizes[-1], ast.UnaryOp):
+        return False
+    return _HEADS.fullmatch(_terminal(sizes[-2]).lower()) is not None
 
 
 def _linear_widths(cls: Class) -> set[str]:

@@ -31,7 +31,7 @@ class UnboundedExp(CodeRule):
     step, and the loss is inf.
 
     Bound the argument: `logvar.clamp(-30, 20).exp()`, `2 * tanh(s)`, `softplus` in place of exp,
-    or subtract the maximum where the result is normalised.
+    or subtract the maximum where the result is normalised; `logsumexp` does.
     """
 
     code = "SRC027"
@@ -60,11 +60,14 @@ class UnboundedExp(CodeRule):
         """Yields what is wrong with a file."""
         clamped = _clamped_in_place(code)
         told: set[str] = set()
+        naive = _summed_and_logged(code)
         for power in code.of("exp", "expm1", "exp2"):
             value = power.inputs[0] if power.inputs else None
             if value is None or not power.grad or is_bounded(value) or is_table(value):
                 continue
             what = next((word for kind, word in _WHAT.items() if value.has(kind)), "")
+            if not what and id(power.node) in naive:
+                what = "value that is summed and logged"
             if not what or guarded_by(value, power.guards) or _names(value) & clamped:
                 continue
             attribute = value.name if value.core.op == "parameter" else ""
@@ -78,6 +81,16 @@ class UnboundedExp(CodeRule):
                 "in float16",
                 fixes=_fixes(code, power),
             )
+
+
+def _summed_and_logged(code: Code) -> set[int]:
+    """Returns the exponentials of a log-sum-exp that is written out, unshifted."""
+    found: set[int] = set()
+    for log in code.of("log"):
+        total = log.inputs[0].core if log.inputs else None
+        if total is not None and total.op in ("sum", "cumsum", "mean") and total.inputs:
+            found |= {id(part.node) for part in total.inputs[0].upstream(6) if part.op == "exp"}
+    return found
 
 
 def _names(value: Value) -> set[str]:

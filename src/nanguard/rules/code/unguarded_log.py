@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 from nanguard.findings import Finding, Fix, Severity
 from nanguard.rules.code_rule import CodeRule, bare, operand, replaced
 from nanguard.rules.numbers import can_be_zero, guarded_by
+from nanguard.rules.outputs import some_module_returns
 from nanguard.rules.rule import Fails, Passes
 
 if TYPE_CHECKING:
@@ -56,11 +57,12 @@ class UnguardedLog(CodeRule):
 
     def check(self, code: Code) -> Iterator[Finding]:
         """Yields what is wrong with a file."""
+        probable = some_module_returns(code, "softmax")
         for log in code.of("log", "log2", "log10"):
             value = log.inputs[0] if log.inputs else None
             if value is None or not can_be_zero(value) or guarded_by(value, log.guards):
                 continue
-            kind = _kind(value, log)
+            kind = _kind(value, log, outputs_are_probabilities=probable)
             if kind:
                 node = operand(log)
                 edits = (
@@ -74,7 +76,7 @@ class UnguardedLog(CodeRule):
                 )
 
 
-def _kind(value: Value, log: Value) -> str:
+def _kind(value: Value, log: Value, *, outputs_are_probabilities: bool) -> str:
     """Returns what it is the log of, if that is something that reaches 0."""
     core = value.core
     if core.op in ("softmax", "sigmoid") or core.has("exp"):
@@ -94,6 +96,12 @@ def _kind(value: Value, log: Value) -> str:
     about = scope is not None and _ABOUT_PROBABILITIES.search(
         (scope.name + (scope.cls.name if scope.cls else "")).lower()
     )
+    if (
+        core.op == ""
+        and outputs_are_probabilities
+        and core.name.endswith(("dist", "preds", "pred"))
+    ):
+        return "probability"
     if about and core.op == "" and core.name in ("p", "q", "pi", "p_hat", "q_hat", "pt", "p_t"):
         return "probability"
     return ""

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 # How far behind a branch an operation still counts as part of it.
 _REACH = 10
 _STOP = frozenset({"where", "matmul", "call", "each"})
-_SINGULAR = frozenset({"log", "log2", "log10", "sqrt", "rsqrt", "reciprocal", "acos", "asin"})
+_SINGULAR = frozenset({"log", "log2", "log10", "sqrt", "rsqrt", "reciprocal"})
 
 
 class WhereGradientTrap(CodeRule):
@@ -107,6 +107,8 @@ def _risky_input(part: Value) -> Value | None:
     value = part.inputs[0]
     if part.op == "exp":
         return None if is_bounded(value) else value
+    if part.op in ("acos", "asin"):
+        return value if value.lo <= -1 or value.hi >= 1 else None
     if part.op == "div":
         value = part.inputs[-1]
         known = len(part.inputs) < 2 or value.number() is not None

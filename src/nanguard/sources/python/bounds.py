@@ -51,6 +51,8 @@ def of_add(inputs: tuple[Value, ...], keywords: dict[str, Value]) -> Known:
     kinds = (a.kinds | b.kinds) & _kinds(
         "loss", "logits", "sumsq", "square", "norm", "count", "masksum", "labels", "mask", "hypot"
     )
+    if a.has("var") and b.has("var"):
+        kinds |= {"var"}
     if a.has("square", "sumsq") and b.has("square", "sumsq"):
         kinds |= {"hypot"}
     for value, other in ((a, b), (b, a)):
@@ -114,6 +116,8 @@ def of_mul(inputs: tuple[Value, ...], keywords: dict[str, Value]) -> Known:
                 "network",
                 "minmax",
             )
+        if other.lo >= 0 or other.has("weights", "mask"):
+            kinds |= value.kinds & _kinds("sumsq", "square", "var")
         if other.has("mask"):
             kinds |= value.kinds & _kinds("loss", "logprob", "mask", "count")
             kinds |= {"masked"}
@@ -139,6 +143,12 @@ def of_div(inputs: tuple[Value, ...], keywords: dict[str, Value]) -> Known:
         lo, hi = sorted((_times(a.lo, scale), _times(a.hi, scale)))
         return lo, hi, a.kinds - _LOST
     kinds = {"ratio"} | (a.kinds & _kinds("loss", "logits", "logratio", "logscale", "padded"))
+    if b.has("difference"):
+        kinds.discard("padded")
+    if b.core.op in ("norm", "vector_norm") and b.core.inputs and b.core.inputs[0].name == a.name:
+        return -1.0, 1.0, frozenset(kinds | {"unit"})
+    if a.lo > -INF and a.hi < INF:
+        kinds.add("bounded-above")
     if a.lo >= 0 and b.lo >= 0:
         lo = a.lo / b.hi if b.hi < INF and b.hi > 0 else 0.0
         if a.lo > 0 and (b.lo > 0 or b.has("sum", "masksum", "count")):
@@ -361,3 +371,11 @@ def of_uniform(inputs: tuple[Value, ...], keywords: dict[str, Value]) -> Known:
     high = keywords.get("to") or (inputs[2] if len(inputs) > 2 else None)
     lo = 0.0 if low is None else SMALL if low.number() is None and low.has("eps") else low.lo
     return lo, 1.0 if high is None else high.hi, _kinds("uniform")
+
+
+def of_matmul(inputs: tuple[Value, ...], keywords: dict[str, Value]) -> Known:
+    """Products of rows and columns; those of unit vectors are cosines."""
+    tensors = [value for value in inputs if value.const is None]
+    if len(tensors) > 1 and all(value.has("unit") for value in tensors):
+        return -1.0, 1.0, _kinds("cosine")
+    return -INF, INF, NO_KINDS
