@@ -8,7 +8,8 @@ import re
 import shutil
 import subprocess
 import sys
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -18,9 +19,6 @@ from nanguard.errors import UsageError
 from nanguard.presets import FAMILIES, LEVELS, PRECISIONS, TASKS, Choice, files_of
 from nanguard.presets.families import accelerate, deepspeed, hf, lightning, plain
 from nanguard.presets.tree import Line, Section
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -182,6 +180,19 @@ def test_levels_go_from_careful_to_fast(task: str):
     assert [row.precision for row in rows] == ["fp32", "bf16", "bf16"]
     assert all(row.floor < row.lr for row in rows)
     assert all(row.warmup < row.task.length for row in rows)
+
+
+def test_the_page_has_the_numbers_of_every_task():
+    page = (Path(__file__).parents[1] / "docs/presets.md").read_text()
+    for name, task in TASKS.items():
+        length = f"{task.length:,}".replace(",", " ")
+        cells = [
+            f"{rate:.0e}".replace("e-0", "e-") + f", {clip}, {save}"
+            for rate, clip, save in zip(task.rates, task.clips, task.saves, strict=True)
+        ]
+        assert f"| `{name}` ({length} {task.unit}) | {' | '.join(cells)} |" in page
+    for family in FAMILIES:
+        assert f"| `{family}` |" in page
 
 
 def test_fp16_is_scaled_and_never_beside_bf16():

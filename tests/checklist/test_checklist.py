@@ -7,7 +7,8 @@ import os
 import subprocess
 import sys
 import textwrap
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,9 +17,6 @@ from nanguard.engine.check import Check, Plan
 from nanguard.engine.selection import Selection
 from nanguard.report.checklist import as_text
 from nanguard.rules.catalogue import all_rules
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 LOOP = """
     import torch
@@ -118,6 +116,12 @@ def test_points_and_rules_know_each_other():
     assert len({point.name for point in all_points()}) == len(all_points())
     assert all(point.question.endswith("?") for point in all_points())
     assert all(point.advice.endswith(".") for point in all_points())
+
+
+def test_the_page_lists_every_point():
+    page = (Path(__file__).parents[2] / "docs/checklist.md").read_text()
+    for point in all_points():
+        assert f"| {point.section} | `{point.name}` | {point.question} |" in page
 
 
 def test_an_empty_project_cannot_be_told_anything_about(tmp_path: Path):
