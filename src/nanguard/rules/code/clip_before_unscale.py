@@ -9,7 +9,15 @@ from nanguard.findings import Edit, Finding, Fix, Severity
 from nanguard.rules.code_rule import CodeRule
 from nanguard.rules.rule import Fails, Passes
 from nanguard.sources.python.reach import exclude
-from nanguard.sources.python.training import CLIPS, Training, is_backward, is_scaled, is_step, named
+from nanguard.sources.python.training import (
+    CLIPS,
+    Training,
+    is_accelerator,
+    is_backward,
+    is_scaled,
+    is_step,
+    named,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -127,8 +135,10 @@ def _is_scalers(event: Value, *names: str) -> bool:
 
 
 def _unscales(clip: Value) -> bool:
-    receiver = clip.inputs[0].name.lower() if clip.inputs and not clip.path else ""
-    return any(part in receiver for part in _UNSCALES_ITSELF)
+    if clip.path or not clip.inputs:
+        return False
+    receiver = clip.inputs[0].name.lower()
+    return is_accelerator(clip.inputs[0]) or any(part in receiver for part in _UNSCALES_ITSELF)
 
 
 def _edits(code: Code, clip: Value, step: Value | None) -> tuple[Edit, ...]:

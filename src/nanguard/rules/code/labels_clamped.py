@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, ClassVar
 from nanguard.findings import Finding, Fix, Severity
 from nanguard.rules.code_rule import CodeRule
 from nanguard.rules.rule import Fails, Passes
-from nanguard.sources.python.roles import root
+from nanguard.sources.python.roles import label, root
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -82,7 +82,7 @@ class LabelsClamped(CodeRule):
         clamps = code.of("clamp", "clamp_max", "clamp_min", "min", "minimum", "numpy.clamp")
         used = _class_indices(code)
         found = [value for value in clamps if _is_clamp(code, value, used)]
-        found += [value for value in code.of("setitem") if _is_capped(value, used)]
+        found += [value for value in code.of("setitem", "where") if _is_capped(value, used)]
         for value in found:
             if value.node is not None:
                 message = "labels out of range are trained as another class instead of being found"
@@ -95,7 +95,7 @@ def _class_indices(code: Code) -> set[int]:
     for loss in code.of(*_TAKES_CLASSES):
         target = loss.arg(0, "tensor") if loss.op == "one_hot" else loss.arg(1, "target")
         reduction = loss.keywords.get("reduction")
-        masked = reduction is not None and reduction.const == "none"
+        masked = loss.op == "one_hot" or (reduction is not None and reduction.const == "none")
         for made in target.upstream(12) if target is not None else ():
             used.add(id(made) if not masked else -id(made))
     return used
@@ -113,9 +113,24 @@ def _is_clamp(code: Code, value: Value, used: set[int]) -> bool:
         return is_lower and id(value) in used
     if high.number() is not None and high.number() in (1.0, 255.0) and id(value) not in used:
         return False
-    if id(value) in used or -id(value) in used:
+    if id(value) in used:
         return True
-    return bool(_LABELS.search(root(labels).name.lower())) and _is_last_class(high)
+    if -id(value) in used and _is_masked(code, value, labels):
+        return False
+    if -id(value) in used:
+        return True
+    names = " ".join(made.name.lower() for made in high.upstream(8))
+    is_label = _LABELS.search(root(labels).name.lower()) or re.search(r"class|label", names)
+    return bool(is_label) and _is_last_class(high)
+
+
+def _is_masked(code: Code, value: Value, labels: Value) -> bool:
+    """Whether the function leaves some labels out of the loss by comparing them."""
+    for test in code.of("compare"):
+        if test.scope is value.scope and test.name in ("NotEq", "Eq", "GtE", "Lt"):
+            if label(test.inputs[0]) == label(labels):
+                return True
+    return False
 
 
 def _becomes_label(code: Code, value: Value) -> bool:
@@ -155,7 +170,11 @@ def _is_last_class(high: Value) -> bool:
 
 def _is_capped(value: Value, used: set[int]) -> bool:
     """Whether what is at or above a limit is given the last class."""
+    if len(value.inputs) != 3:
+        return False
     base, index, written = value.inputs
+    if value.op == "where":
+        index, written, base = value.inputs
     if not base.has("labels") or index.op != "compare" or index.name not in ("Gt", "GtE"):
         return False
     number = written.number()

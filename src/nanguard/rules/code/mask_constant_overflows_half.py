@@ -114,8 +114,13 @@ def _edits(code: Code, value: Value) -> tuple[Edit, ...]:
     node = value.node
     if value.op != "masked_fill" or not isinstance(node, ast.Call):
         return ()
-    tensor = node.func.value if isinstance(node.func, ast.Attribute) and not value.path else node.args[0]
+    tensor = (
+        node.func.value if isinstance(node.func, ast.Attribute) and not value.path else node.args[0]
+    )
     fill = [k.value for k in node.keywords if k.arg == "value"] or node.args[-1:]
-    if not isinstance(tensor, (ast.Name, ast.Attribute)) or code.names.imports.get("torch") != "torch":
+    if (
+        not isinstance(tensor, (ast.Name, ast.Attribute))
+        or code.names.imports.get("torch") != "torch"
+    ):
         return ()
     return (replaced(code, fill[0], f"torch.finfo({code.segment(tensor)}.dtype).min"),)

@@ -104,7 +104,8 @@ def _alone(test: Test, conditions: Conditions) -> Iterator[Check]:
 
 def _counts(node: ast.expr | None) -> bool:
     func = node.func if isinstance(node, ast.Call) else None
-    return (func.attr if isinstance(func, ast.Attribute) else "") in _COUNTS
+    name = func.attr if isinstance(func, ast.Attribute) else getattr(func, "id", "")
+    return name in _COUNTS
 
 
 def _asked_elsewhere(code: Code, check: Check, test: Test) -> bool:

@@ -9,7 +9,7 @@ from nanguard.findings import Finding, Fix, Severity
 from nanguard.rules.code_rule import CodeRule
 from nanguard.rules.rule import Fails, Passes
 from nanguard.sources.python.cleaning import asks_nan, cleaning_hook
-from nanguard.sources.python.roles import Roles, label, root
+from nanguard.sources.python.roles import Roles, label
 from nanguard.sources.python.training import Training
 
 if TYPE_CHECKING:
@@ -111,8 +111,8 @@ def _runs_in_forward(training: Training, function: Function, depth: int = 3) -> 
 
 
 def _is_activation(code: Code, roles: Roles, value: Value, where: Value) -> bool:
-    base = root(value)
-    if base.has("labels") or roles.role(value) or _is_detached(value):
+    given = (made for made in value.upstream(8) if not made.op)
+    if any(made.has("labels") for made in given) or roles.role(value) or _is_detached(value):
         return False
     made = value
     while made.op in _MOVES and made.inputs:

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from nanguard.sources.python.code import Code
+    from nanguard.sources.python.values import Value
 
 _CLIP = re.compile(r"clip_?grad|grad\w*clip|clip_?norm|max_grad_norm|clip_gradients", re.IGNORECASE)
 _FIX = Fix("clip before the step: torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)")
@@ -133,11 +134,13 @@ def _clips(code: Code, training: Training) -> bool:
         for call in calls:
             if any(_CLIP.search(key) and not _is_none(call.keywords[key]) for key in call.keywords):
                 return True
-    if any(_CLIP.search(call.name) for call, _ in code.calls):
+    if any(_CLIP.search(function.name) for function in code.functions):
         return True
     roles = Roles.of(code)
-    if any(roles.is_gradient(v.inputs[0].core) for v in code.of("clamp") if v.inputs):
-        return True
+    for value in code.of("clamp", "mul", "div"):
+        scales = value.op == "clamp" or value.name.endswith("_")
+        if scales and value.inputs and roles.is_gradient(value.inputs[0].core):
+            return True
     if any(named(event) == "register_hook" for event in training.called("register_hook")):
         return True
     return any(
@@ -147,5 +150,5 @@ def _clips(code: Code, training: Training) -> bool:
     )
 
 
-def _is_none(value: object) -> bool:
-    return getattr(value, "name", "") == "None"
+def _is_none(value: Value) -> bool:
+    return value.name == "None" or value.number() == 0.0

@@ -20,7 +20,9 @@ if TYPE_CHECKING:
 
 _EMPTY = ("empty", "empty_like", "new_empty", "empty_strided")
 _SIZED = ("Tensor", "FloatTensor")
-_SIZE = re.compile(r"dim|size|n_|num|hidden|features|channels|width|heads|length|^[dnkchm]$|^d_|rank")
+_SIZE = re.compile(
+    r"dim|size|n_|num|hidden|features|channels|width|heads|length|^[dnkchm]$|^d_|rank"
+)
 _HOLDERS = frozenset({"ParameterList", "ParameterDict", "register_parameter", "Parameter"})
 
 
@@ -67,7 +69,9 @@ class UninitialisedParameter(CodeRule):
             "        self.w = nn.Parameter(torch.empty(dim, dim))\n"
             "        for p in self.parameters():\n            nn.init.normal_(p)\n"
         ),
-        Passes("import torch\nfrom torch import nn\n\nw = nn.Parameter(torch.Tensor([1.0, 2.0]))\n"),
+        Passes(
+            "import torch\nfrom torch import nn\n\nw = nn.Parameter(torch.Tensor([1.0, 2.0]))\n"
+        ),
     )
 
     def check(self, code: Code) -> Iterator[Finding]:
@@ -94,6 +98,8 @@ def _is_empty(value: Value) -> bool:
     if data is None or (wanted is not None and wanted.const is False):
         return False
     made = data.core
+    while made.op in ("mul", "div") and any(p.number() is not None for p in made.inputs):
+        made = next((p for p in made.inputs if p.number() is None), made.inputs[0]).core
     device = made.keywords.get("device")
     if device is not None and device.const == "meta":
         return False

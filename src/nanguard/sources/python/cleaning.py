@@ -16,6 +16,10 @@ if TYPE_CHECKING:
     from nanguard.sources.python.code import Code
     from nanguard.sources.python.values import Value
 
+_HOOKS = frozenset(
+    {"register_hook", "register_full_backward_hook", "register_backward_hook"}
+    | {"register_post_accumulate_grad_hook"}
+)
 ASKS = frozenset({"isnan", "isinf", "isfinite", "math.isnan", "math.isfinite", "numpy.isnan"})
 
 
@@ -27,7 +31,7 @@ def cleaned_gradients(code: Code) -> Iterator[tuple[ast.AST, bool]]:
     for event in _candidates(training):
         if event.node is None or id(event.node) in seen:
             continue
-        hook = named(event) == "register_hook"
+        hook = named(event) in _HOOKS
         if hook or _is_of_gradient(roles, event):
             if _cleans(event) or (hook and cleaning_hook(event)):
                 seen.add(id(event.node))
@@ -43,7 +47,7 @@ def cleaned_gradients(code: Code) -> Iterator[tuple[ast.AST, bool]]:
 def _candidates(training: Training) -> Iterator[Value]:
     yield from training.called(
         "setattr", "setitem", "nan_to_num", "zero", "fill", "mul", "masked_fill", "copy",
-        "register_hook", "_foreach_zero", "_foreach_mul", "register_post_accumulate_grad_hook",
+        "_foreach_zero", "_foreach_mul", *_HOOKS,
     )  # fmt: skip
 
 
@@ -52,8 +56,9 @@ def _is_of_gradient(roles: Roles, event: Value) -> bool:
         return False
     if event.op == "setattr":
         return event.name == "grad" or (event.name == "data" and roles.is_gradient(event.inputs[0]))
-    target = event.inputs[0]
+    target = event.keywords.get("out") or event.inputs[0]
     in_place = event.name.endswith("_") or event.path.endswith("_") or event.op == "setitem"
+    in_place = in_place or "out" in event.keywords
     return in_place and any(roles.is_gradient(made) for made in (target, target.core))
 
 

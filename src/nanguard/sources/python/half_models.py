@@ -17,7 +17,19 @@ if TYPE_CHECKING:
 _PARAMETERS = frozenset({"parameters", "named_parameters"})
 # Steps from a model to the list of its parameters.
 _ON_THE_WAY = frozenset(
-    {"named", "each", "element", "getitem", "part", "call", "chain", "list", "filter", "join", "field"}
+    {
+        "named",
+        "each",
+        "element",
+        "getitem",
+        "part",
+        "call",
+        "chain",
+        "list",
+        "filter",
+        "join",
+        "field",
+    }
 )
 # What wraps a model and leaves its parameters as they are.
 _WRAPS = frozenset(
@@ -97,7 +109,10 @@ class HalfModels:
         if _loads_half(model) or (self.default and model.op == "new"):
             return True
         wraps = model.op == "new" and model.path.rpartition(".")[2] in _WRAPS
-        if model.op in ("named", "cuda", "to", "train", "eval", "compile", "requires_grad") or wraps:
+        if (
+            model.op in ("named", "cuda", "to", "train", "eval", "compile", "requires_grad")
+            or wraps
+        ):
             return any(self.is_half(part, depth - 1) for part in model.inputs[:1])
         if any(self.is_half(part, depth - 1) for part in self._parts(model)):
             return True
@@ -137,6 +152,8 @@ def _loads_half(model: Value) -> bool:
         return False
     for key in ("torch_dtype", "dtype"):
         given = model.keywords.get(key)
-        if given is not None and given.path in ("torch.float16", "torch.half"):
+        if given is None:
+            continue
+        if given.path in ("torch.float16", "torch.half") or given.const in ("float16", "half"):
             return True
     return False

@@ -28,7 +28,9 @@ FLOAT32 = frozenset(
     }
 )  # fmt: skip
 # What autocast computes in float16.
-FLOAT16 = frozenset({"matmul", "einsum", "linear", "addmm", "baddbmm", "addbmm", "bmm", "mm", "conv2d"})
+FLOAT16 = frozenset(
+    {"matmul", "einsum", "linear", "addmm", "baddbmm", "addbmm", "bmm", "mm", "conv2d"}
+)
 _LAYERS = re.compile(r"^torch\.nn\.(Linear|Conv\w+|Bilinear|MultiheadAttention|LSTM|GRU)$")
 _LIKE_INPUT = frozenset(
     {
@@ -174,6 +176,9 @@ class Halves:
         """One float16 tensor makes the result so, unless a float32 tensor is among the inputs."""
         if value.op in ("compare", "size", "shape", "new", "attribute", "not", "and", "or"):
             return False
+        like = _type_of(value)
+        if like is not None:
+            return self.is_half(like, depth - 1)
         parts = [part for part in value.inputs if part.number() is None]
         if value.op in ("getitem", "masked_fill", "setitem", "gather", "part"):
             parts = parts[:1]
@@ -186,6 +191,8 @@ class Halves:
     def _is_layer(self, value: Value) -> bool:
         if value.op != "call" or not value.inputs:
             return False
+        if value.autocast == "float16" and value.has("network"):
+            return True
         return any(_LAYERS.search(made.path) for made in value.inputs[0].upstream(6))
 
     def _is_input(self, value: Value) -> bool:
@@ -194,7 +201,10 @@ class Halves:
             if id(cls) in self.classes and "forward" in cls.methods:
                 parameters = cls.methods["forward"].parameters
                 if parameters.get(value.name) is value:
-                    return not value.has("mask", "labels", "size") and value.name not in ("self", "ids")
+                    return not value.has("mask", "labels", "size") and value.name not in (
+                        "self",
+                        "ids",
+                    )
         return False
 
     def _is_switched_off(self, value: Value) -> bool:
@@ -202,6 +212,18 @@ class Halves:
         if value.node is None:
             return False
         return any(_turns_off(item) for item in _regions(self.code, value.node))
+
+
+def _type_of(value: Value) -> Value | None:
+    """The value whose type an operation's result is given."""
+    if value.op == "type_as" and len(value.inputs) > 1:
+        return value.inputs[1]
+    given = [value.keywords["dtype"]] if "dtype" in value.keywords else []
+    given += value.inputs[1:] if value.op == "to" else ()
+    for dtype in given:
+        if dtype.op == "attribute" and dtype.name == "dtype":
+            return dtype.inputs[0]
+    return None
 
 
 def _regions(code: Code, node: ast.AST) -> Iterator[ast.expr]:

@@ -21,10 +21,10 @@ _NO_LOSS = re.compile(
 )
 _GRADIENT = re.compile(r"(^|_)(grads?|gradients?)($|_)|^g$|^dw$", re.IGNORECASE)
 # Names by which the results of operations go, which say nothing about the value.
-_ARITHMETIC = frozenset({"add", "sub", "mul", "div", "neg", "mean", "sum", "abs"})
+_ARITHMETIC = frozenset({"add", "sub", "mul", "div", "neg", "mean", "sum", "total", "abs"})
 # What may be done to a loss between where it is made and backward.
 _ON_THE_WAY = _ARITHMETIC | SHAPE | {"join", "scale", "local", "where", "masked_fill", "setitem"}
-_ON_THE_WAY |= {"nan_to_num", "clamp", "min", "minimum", "clamp_max", "field", "part"}
+_ON_THE_WAY |= {"nan_to_num", "clamp", "min", "minimum", "clamp_max", "field", "part", "each"}
 
 
 def root(value: Value) -> Value:
@@ -101,6 +101,8 @@ class Roles:
             return True
         if base.op in _ARITHMETIC and base.inputs:
             return any(self.is_loss(part) for part in base.inputs)
+        if base.op == "named" and base.inputs[0].op in ("part", "element"):
+            return any(m.has("loss") and not _NO_LOSS.search(m.name) for m in base.upstream(6))
         return bool(base.name) and base.name in self.trained.get(id(base.scope), ())
 
     def is_trained_on(self, value: Value) -> bool:

@@ -158,6 +158,8 @@ def is_step(event: Value) -> bool:
     name = receiver.name
     if receiver.op in ("getitem", "element", "part") and receiver.inputs:
         name = name or receiver.inputs[0].name
+    if receiver.op == "call" and name == "super":
+        return True
     if "optim" in receiver.path or "sched" in name.lower():
         return "lr_scheduler" not in receiver.path and "sched" not in name.lower()
     if _OPTIMIZER.search(name):
@@ -172,12 +174,16 @@ def is_scaled(backward: Value) -> bool:
     for value in losses_of(backward):
         for made in value.upstream(6):
             if made.op == "scale" and len(made.inputs) > 1:
-                return made.inputs[0].path.endswith("Scaler") or _is_scaler(made.inputs[0])
+                return _is_scaler(made.inputs[0])
     return False
 
 
+def is_accelerator(value: Value) -> bool:
+    """Returns whether a value is an Accelerator or a Fabric, which look after scales themselves."""
+    return any(named(made) in ("Accelerator", "Fabric") for made in value.upstream(4))
+
+
 def _scales_itself(value: Value) -> bool:
-    """Returns whether a value is an Accelerator or a Fabric that trains in float16."""
     if named(value) not in ("Accelerator", "Fabric"):
         return False
     given = value.keywords.get("mixed_precision") or value.keywords.get("precision")
@@ -185,8 +191,10 @@ def _scales_itself(value: Value) -> bool:
 
 
 def _is_scaler(value: Value) -> bool:
-    if any(made.path.endswith("GradScaler") for made in value.upstream(6)):
-        return True
+    for made in value.upstream(6):
+        if made.path.endswith("GradScaler"):
+            enabled = made.keywords.get("enabled")
+            return enabled is None or enabled.const is not False
     return "scaler" in value.name.lower() or value.name.lower() in ("amp", "gs")
 
 
