@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import warnings
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -120,13 +119,3 @@ def _judged(text: Text, selection: Selection) -> tuple[list[Finding], FileOutcom
         findings += unused(text.path, ignores, known, ran, selection)
     outcome = FileOutcome(text.path, not_checked=failed, suppressed=allowed)
     return in_order(findings), outcome
-
-
-def is_worth_a_process(files: int, size: int) -> bool:
-    """Returns whether so much is to be checked that other processes are worth starting.
-
-    Args:
-        files: How many files there are.
-        size: How many bytes they have.
-    """
-    return files > 1 and size > 300_000 and (os.cpu_count() or 1) > 1

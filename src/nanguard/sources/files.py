@@ -36,8 +36,19 @@ class Decoded:
     exact: bool
 
     def encode(self, content: str) -> bytes:
-        """Returns another text as bytes, in the same encoding."""
-        return self.bom + content.encode(self.encoding)
+        """Returns another text as bytes, in the same encoding.
+
+        Raises:
+            SourceError: The encoding has no such characters.
+        """
+        try:
+            return self.bom + content.encode(self.encoding)
+        except UnicodeEncodeError as error:
+            raise SourceError(
+                f"{self.encoding} cannot hold the repaired text",
+                where="the repaired text",
+                do="Convert the file to UTF-8.",
+            ) from error
 
 
 def read_head(path: str, size: int) -> bytes:
