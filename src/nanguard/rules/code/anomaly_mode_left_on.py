@@ -38,7 +38,8 @@ class AnomalyModeLeftOn(CodeRule):
     seen_in = "https://github.com/yenchenlin/nerf-pytorch/issues/42"
     examples: ClassVar = (
         Fails(
-            "import torch\n\ntorch.autograd.set_detect_anomaly(True)\nmodel = torch.nn.Linear(2, 2)\n",
+            "import torch\n\ntorch.autograd.set_detect_anomaly(True)\n"
+            "model = torch.nn.Linear(2, 2)\n",
             line=3,
             fixed="import torch\n\nmodel = torch.nn.Linear(2, 2)\n",
         ),
@@ -51,7 +52,8 @@ class AnomalyModeLeftOn(CodeRule):
         Fails(
             "import lightning as L\n\ntrainer = L.Trainer(max_epochs=3, detect_anomaly=True)\n",
             line=3,
-            fixed="import lightning as L\n\ntrainer = L.Trainer(max_epochs=3, detect_anomaly=False)\n",
+            fixed="import lightning as L\n\n"
+            "trainer = L.Trainer(max_epochs=3, detect_anomaly=False)\n",
         ),
         Passes(
             "import torch\n\n\ndef train(model, loader, debug=False):\n    if debug:\n"
@@ -71,9 +73,10 @@ class AnomalyModeLeftOn(CodeRule):
         training = Training.of(code)
         for call in training.called("set_detect_anomaly", "detect_anomaly", "Trainer", "Fabric"):
             switch = _switch(call)
-            if switch is None or _is_conditional(code, training, call):
+            if switch is None or not isinstance(call.node, ast.Call):
                 continue
-            assert isinstance(call.node, ast.Call)
+            if _is_conditional(code, training, call):
+                continue
             fix = Fix(_TITLE, edits=_edits(code, call.node, switch))
             message = "anomaly detection is on in every run: steps take two to three times as long"
             yield self.at(code, call.node, message, fixes=(fix,))
@@ -96,13 +99,13 @@ def _switch(call: Value) -> ast.expr | None:
 
 
 def _is_conditional(code: Code, training: Training, call: Value, depth: int = 2) -> bool:
-    assert call.node is not None
-    for outer in code.ancestors(call.node):
+    node = call.node or code.tree
+    for outer in code.ancestors(node):
         if isinstance(outer, _CONDITIONAL) and not _is_main(outer):
             return True
     if any(_DEBUG.search(name) for name in call.guards):
         return True
-    function = training.owner(call.node)
+    function = training.owner(node)
     if function is code.module:
         return False
     later = (c for c in training.called("set_detect_anomaly") if c.scope is call.scope)

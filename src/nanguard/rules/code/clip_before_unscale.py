@@ -12,11 +12,11 @@ from nanguard.sources.python.reach import exclude
 from nanguard.sources.python.training import (
     CLIPS,
     Training,
-    is_accelerator,
     is_backward,
     is_scaled,
     is_step,
     named,
+    unscales_itself,
 )
 
 if TYPE_CHECKING:
@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from nanguard.sources.python.code import Code
     from nanguard.sources.python.scopes import Function
     from nanguard.sources.python.values import Value
-
-_UNSCALES_ITSELF = ("accelerator", "fabric", "self", "trainer")
 
 
 class ClipBeforeUnscale(CodeRule):
@@ -60,7 +58,8 @@ class ClipBeforeUnscale(CodeRule):
             "import torch\nfrom torch.nn.utils import clip_grad_value_\n\n\ndef clip(model):\n"
             "    clip_grad_value_(model.parameters(), 0.5)\n\n\n"
             "def step(model, loss, opt, scaler):\n    scaler.scale(loss).backward()\n"
-            "    clip(model)\n    scaler.unscale_(opt)\n    scaler.step(opt)\n    scaler.update()\n",
+            "    clip(model)\n    scaler.unscale_(opt)\n    scaler.step(opt)\n"
+            "    scaler.update()\n",
             line=6,
         ),
         Passes(
@@ -111,11 +110,9 @@ def _clipped_scaled(
         if is_backward(event):
             if is_scaled(event):
                 scaled = event
-        elif _is_scalers(event, "unscale", "update"):
+        elif _is_scalers(event, "unscale", "update") or is_step(event):
             scaled = None
-        elif is_step(event):
-            scaled = None
-        elif scaled is not None and named(event) in CLIPS and not _unscales(event):
+        elif scaled is not None and named(event) in CLIPS and not unscales_itself(event):
             if scaled.node is None or event.node is None:
                 continue
             if scaled.scope is event.scope and exclude(code, scaled.node, event.node):
@@ -132,13 +129,6 @@ def _is_scalers(event: Value, *names: str) -> bool:
     return (
         len(event.inputs) > 1 and "scaler" in (event.inputs[0].name + event.inputs[0].path).lower()
     )
-
-
-def _unscales(clip: Value) -> bool:
-    if clip.path or not clip.inputs:
-        return False
-    receiver = clip.inputs[0].name.lower()
-    return is_accelerator(clip.inputs[0]) or any(part in receiver for part in _UNSCALES_ITSELF)
 
 
 def _edits(code: Code, clip: Value, step: Value | None) -> tuple[Edit, ...]:

@@ -40,10 +40,12 @@ class ClipDisabledByHugeNorm(CodeRule):
     examples: ClassVar = (
         Fails(
             "import torch\n\n\ndef step(model, opt):\n"
-            "    torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm=1e6)\n    opt.step()\n",
+            "    torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm=1e6)\n"
+            "    opt.step()\n",
             line=5,
             fixed="import torch\n\n\ndef step(model, opt):\n"
-            "    torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm=1.0)\n    opt.step()\n",
+            "    torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm=1.0)\n"
+            "    opt.step()\n",
         ),
         Fails(
             'import torch\n\nCLIP = float("inf")\n\n\ndef step(accelerator, model, opt):\n'
@@ -59,7 +61,8 @@ class ClipDisabledByHugeNorm(CodeRule):
         ),
         Passes(
             "import torch\n\n\ndef step(model, opt):\n"
-            "    torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm=10.0)\n    opt.step()\n"
+            "    torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm=10.0)\n"
+            "    opt.step()\n"
         ),
         Passes(
             "import math\nimport torch\n\n\ndef step(model, log):\n"
@@ -89,10 +92,8 @@ class ClipDisabledByHugeNorm(CodeRule):
             number = _default(code, limit.name)
         if number is None or number < _HUGE or (number == INF and measures):
             return
-        edits = ()
         written = _written(call)
-        if written is not None:
-            edits = (replaced(code, written, "1.0"),)
+        edits = (replaced(code, written, "1.0"),) if written is not None else ()
         fix = Fix("clip at a norm near those of a healthy run, such as 1.0", edits=edits)
         message = f"a limit of {name_of(number)} clips no gradient that can still be used"
         yield self.at(code, call.node, message, fixes=(fix,))

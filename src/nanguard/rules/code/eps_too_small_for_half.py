@@ -79,26 +79,25 @@ class EpsTooSmallForHalf(CodeRule):
 def _small(value: Value) -> Iterator[tuple[Value, Value]]:
     """The constants of an operation that float16 loses, each with the tensor they are used on."""
     inputs = value.inputs
+    if not inputs:
+        return
     if value.op in _WITH_EPS:
         eps = value.keywords.get("eps")
         if eps is not None and _is_lost(eps):
             yield eps, inputs[0]
-        return
-    if value.op == "clamp" and inputs:
-        low, high = value.arg(1, "min"), value.arg(2, "max")
-        number = high.number() if high is not None else None
-        if low is not None and _is_lost(low):
-            yield low, inputs[0]
-        elif high is not None and number is not None and 0 < 1.0 - number < _STEP:
-            yield high, inputs[0]
-    elif value.op == "clamp_min":
-        low = value.arg(1, "min")
-        if low is not None and _is_lost(low):
-            yield low, inputs[0]
+    elif value.op in ("clamp", "clamp_min"):
+        for bound in (value.arg(1, "min"), value.arg(2, "max")):
+            if bound is not None and (_is_lost(bound) or _is_one(bound)):
+                yield bound, inputs[0]
     elif len(inputs) == 2:
         for eps, tensor in ((inputs[1], inputs[0]), (inputs[0], inputs[1])):
             if _is_lost(eps):
                 yield eps, tensor
+
+
+def _is_one(bound: Value) -> bool:
+    number = bound.number()
+    return number is not None and 0 < 1.0 - number < _STEP
 
 
 def _is_lost(eps: Value) -> bool:

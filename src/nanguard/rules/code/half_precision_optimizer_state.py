@@ -56,7 +56,8 @@ class HalfPrecisionOptimizerState(CodeRule):
         ),
         Fails(
             "import torch\nfrom transformers import AutoModelForCausalLM\n\n\n"
-            "def optimizer(model):\n    groups = [p for p in model.parameters() if p.requires_grad]\n"
+            "def optimizer(model):\n"
+            "    groups = [p for p in model.parameters() if p.requires_grad]\n"
             "    return torch.optim.Adam(groups, eps=1e-8)\n\n\ndef main(name):\n"
             "    model = AutoModelForCausalLM.from_pretrained(name, torch_dtype=torch.float16)\n"
             "    opt = optimizer(model)\n    model(1).loss.backward()\n    opt.step()\n",

@@ -9,7 +9,13 @@ from typing import TYPE_CHECKING, ClassVar
 from nanguard.findings import Finding, Fix, Severity
 from nanguard.rules.code_rule import CodeRule
 from nanguard.rules.rule import Fails, Passes
-from nanguard.sources.python.roles import label, root
+from nanguard.sources.python.class_indices import (
+    class_indices,
+    is_last_class,
+    is_masked,
+    upper_bound,
+)
+from nanguard.sources.python.roles import root
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -17,8 +23,6 @@ if TYPE_CHECKING:
     from nanguard.sources.python.code import Code
     from nanguard.sources.python.values import Value
 
-_CLASSES = re.compile(r"class|vocab|label|categor|n_?cls|num_cls|logits|n_out|out_features")
-_TAKES_CLASSES = ("cross_entropy", "nll_loss", "one_hot", "multi_margin_loss")
 _LABELS = re.compile(r"label|target|class|cls|lbl|tgt")
 _LABEL = re.compile(r"label|class|lbl|^y$|^cls$")
 _FIX = Fix(
@@ -80,7 +84,7 @@ class LabelsClamped(CodeRule):
     def check(self, code: Code) -> Iterator[Finding]:
         """Yields what is wrong with a file."""
         clamps = code.of("clamp", "clamp_max", "clamp_min", "min", "minimum", "numpy.clamp")
-        used = _class_indices(code)
+        used = class_indices(code)
         found = [value for value in clamps if _is_clamp(code, value, used)]
         found += [value for value in code.of("setitem", "where") if _is_capped(value, used)]
         for value in found:
@@ -89,25 +93,13 @@ class LabelsClamped(CodeRule):
                 yield self.at(code, value.node, message, fixes=(_FIX,))
 
 
-def _class_indices(code: Code) -> set[int]:
-    """The values that a loss takes as class indices, each with what it was made from."""
-    used: set[int] = set()
-    for loss in code.of(*_TAKES_CLASSES):
-        target = loss.arg(0, "tensor") if loss.op == "one_hot" else loss.arg(1, "target")
-        reduction = loss.keywords.get("reduction")
-        masked = loss.op == "one_hot" or (reduction is not None and reduction.const == "none")
-        for made in target.upstream(12) if target is not None else ():
-            used.add(id(made) if not masked else -id(made))
-    return used
-
-
 def _is_clamp(code: Code, value: Value, used: set[int]) -> bool:
     labels = next((part for part in value.inputs if part.has("labels")), None)
     if labels is None:
         return _becomes_label(code, value)
     if value.has("loss"):
         return False
-    high = _upper(value)
+    high = upper_bound(value)
     if high is None:
         is_lower = value.op in ("clamp", "clamp_min", "numpy.clamp")
         return is_lower and id(value) in used
@@ -115,22 +107,13 @@ def _is_clamp(code: Code, value: Value, used: set[int]) -> bool:
         return False
     if id(value) in used:
         return True
-    if -id(value) in used and _is_masked(code, value, labels):
+    if -id(value) in used and is_masked(code, value, labels):
         return False
     if -id(value) in used:
         return True
     names = " ".join(made.name.lower() for made in high.upstream(8))
     is_label = _LABELS.search(root(labels).name.lower()) or re.search(r"class|label", names)
-    return bool(is_label) and _is_last_class(high)
-
-
-def _is_masked(code: Code, value: Value, labels: Value) -> bool:
-    """Whether the function leaves some labels out of the loss by comparing them."""
-    for test in code.of("compare"):
-        if test.scope is value.scope and test.name in ("NotEq", "Eq", "GtE", "Lt"):
-            if label(test.inputs[0]) == label(labels):
-                return True
-    return False
+    return bool(is_label) and is_last_class(high)
 
 
 def _becomes_label(code: Code, value: Value) -> bool:
@@ -141,31 +124,8 @@ def _becomes_label(code: Code, value: Value) -> bool:
         return False
     if value.op not in ("min", "minimum", "clamp", "numpy.clamp", "clamp_max"):
         return False
-    bounds = value.inputs if value.op in ("min", "minimum") else (_upper(value),)
-    return any(b is not None and b.core.op == "sub" and _is_last_class(b) for b in bounds)
-
-
-def _upper(value: Value) -> Value | None:
-    if value.op in ("clamp", "numpy.clamp"):
-        high = value.arg(2, "max") or value.keywords.get("a_max")
-        return high if high is not None and high.name != "None" else None
-    if value.op == "clamp_min":
-        return None
-    if value.op == "clamp_max":
-        return value.arg(1, "max")
-    others = [part for part in value.inputs if not part.has("labels")]
-    return others[0] if len(value.inputs) == 2 and others else None
-
-
-def _is_last_class(high: Value) -> bool:
-    """Whether a bound is the number of classes, less one."""
-    names = " ".join(made.name.lower() for made in high.upstream(8))
-    if any(made.op == "len" for made in high.upstream(8)) and not _CLASSES.search(names):
-        return False
-    return bool(_CLASSES.search(names)) or (
-        high.core.op == "sub" and high.core.inputs[1].number() == 1.0 and len(names) > 0
-        and not re.search(r"\b(h|w|height|width|size|len)\b", names)
-    )  # fmt: skip
+    bounds = value.inputs if value.op in ("min", "minimum") else (upper_bound(value),)
+    return any(b is not None and b.core.op == "sub" and is_last_class(b) for b in bounds)
 
 
 def _is_capped(value: Value, used: set[int]) -> bool:
@@ -180,4 +140,4 @@ def _is_capped(value: Value, used: set[int]) -> bool:
     number = written.number()
     if number is not None and number < 0:
         return False
-    return id(value) in used and (number is not None or _is_last_class(written))
+    return id(value) in used and (number is not None or is_last_class(written))

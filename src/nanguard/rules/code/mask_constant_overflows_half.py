@@ -23,9 +23,9 @@ _LARGEST = 65504.0
 class MaskConstantOverflowsHalf(CodeRule):
     """-1e9, -1e10 or `finfo(torch.float32).min` written into float16 tensors.
 
-    *Why it breaks a run*: the largest float16 is 65504. `masked_fill` refuses the constant and stops
-    the run; added or chosen it becomes -inf, a row in which everything is masked becomes NaN in the
-    softmax, and the NaN spreads.
+    *Why it breaks a run*: the largest float16 is 65504. `masked_fill` refuses the constant and
+    stops the run; added or chosen it becomes -inf, a row in which everything is masked becomes NaN
+    in the softmax, and the NaN spreads.
 
     Use `torch.finfo(scores.dtype).min`, which is right for any type, or compute the scores in
     float32.

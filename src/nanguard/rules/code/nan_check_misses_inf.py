@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING, ClassVar
 from nanguard.findings import Edit, Finding, Fix, Severity
 from nanguard.rules.code_rule import CodeRule, replaced
 from nanguard.rules.rule import Fails, Passes
-from nanguard.sources.python.conditions import Check, Conditions, Test
+from nanguard.sources.python.conditions import Conditions
 from nanguard.sources.python.roles import Roles, label
 from nanguard.sources.python.training import is_test
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from nanguard.sources.python.checks import Check, Test
     from nanguard.sources.python.code import Code
 
 _COUNTS = frozenset({"sum", "mean", "count_nonzero", "item", "float"})
@@ -111,9 +112,9 @@ def _counts(node: ast.expr | None) -> bool:
 def _asked_elsewhere(code: Code, check: Check, test: Test) -> bool:
     prefixes = ("", "math.", "numpy.")
     for asked in code.of(*(prefix + name for name in _SEES_INF for prefix in prefixes)):
-        if asked.scope is test.function and asked.inputs:
-            if label(asked.inputs[0]) == label(check.subject):
-                return True
+        here = asked.scope is test.function and bool(asked.inputs)
+        if here and label(asked.inputs[0]) == label(check.subject):
+            return True
     return False
 
 

@@ -9,13 +9,14 @@ from nanguard.findings import Finding, Fix, Severity
 from nanguard.rules.code_rule import CodeRule
 from nanguard.rules.rule import Fails, Passes
 from nanguard.sources.python.cleaning import asks, chooses
-from nanguard.sources.python.conditions import Conditions, Test
+from nanguard.sources.python.conditions import Conditions
 from nanguard.sources.python.roles import Roles, label
 from nanguard.sources.python.training import Training, is_backward
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from nanguard.sources.python.checks import Test
     from nanguard.sources.python.code import Code
     from nanguard.sources.python.values import Value
 
@@ -44,7 +45,8 @@ class NanLossReplaced(CodeRule):
         Fails(
             "import torch\n\n\ndef step(model, x, opt):\n    loss = model(x).mean()\n"
             "    if not torch.isfinite(loss):\n"
-            "        loss = torch.zeros((), requires_grad=True)\n    loss.backward()\n    opt.step()\n",
+            "        loss = torch.zeros((), requires_grad=True)\n"
+            "    loss.backward()\n    opt.step()\n",
             line=7,
         ),
         Fails(
@@ -77,9 +79,9 @@ class NanLossReplaced(CodeRule):
         roles = Roles.of(code)
         places: dict[ast.AST, None] = {}
         for value in code.of("nan_to_num", "where", "masked_fill", "setitem"):
-            if value.node is not None and value.grad and _replaces(roles, value):
-                if roles.is_trained_on(value):
-                    places[value.node] = None
+            replaces = value.grad and _replaces(roles, value)
+            if replaces and value.node is not None and roles.is_trained_on(value):
+                places[value.node] = None
         for test in Conditions.of(code).tests:
             for node in _in_branch(code, roles, test):
                 places[node] = None

@@ -33,10 +33,10 @@ _MOVES = frozenset({"getitem", "part", "named", "join", "attribute"})
 class NanToNumHidesCause(CodeRule):
     """`nan_to_num` on the activations of a model, in its forward.
 
-    *Why it breaks a run*: the value is replaced, its gradient is not: backward through the operation
-    that made the NaN (a softmax over an empty row, a division by zero) is NaN as before. Where the
-    gradient happens to be zero, the fault stays, and every check that would have named the
-    operation sees healthy numbers.
+    *Why it breaks a run*: the value is replaced, its gradient is not: backward through the
+    operation that made the NaN (a softmax over an empty row, a division by zero) is NaN as before.
+    Where the gradient happens to be zero, the fault stays, and every check that would have named
+    the operation sees healthy numbers.
 
     Mend the operation: mask rows before the softmax, add an eps to the divisor. Filling gaps in
     inputs and labels is fine.

@@ -3,27 +3,23 @@
 from __future__ import annotations
 
 import ast
-import re
 from typing import TYPE_CHECKING, ClassVar
 
 from nanguard.findings import Finding, Fix, Severity
 from nanguard.rules.code_rule import CodeRule
 from nanguard.rules.rule import Fails, Passes
-from nanguard.sources.python.conditions import Conditions, Test
+from nanguard.sources.python.agreement import is_agreed
+from nanguard.sources.python.conditions import Conditions
 from nanguard.sources.python.reach import first, inner_loop, leaves, within
-from nanguard.sources.python.training import Training, is_backward, named
+from nanguard.sources.python.training import Training, is_backward
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from nanguard.sources.python.checks import Test
     from nanguard.sources.python.code import Code
     from nanguard.sources.python.scopes import Function
-    from nanguard.sources.python.values import Value
 
-_AGREES = re.compile(
-    r"(^|_)(all_?reduce|allgather|all_?gather\w*|gather|broadcast\w*|reduce|agree\w*|sync\w*|vote"
-    r"|consensus|any_rank|all_ranks|across_\w+|reduced?_\w+|world_\w+|global_\w+|gather_for_metrics)($|_)"
-)
 _FIX = Fix(
     "let all ranks decide together: all_reduce the flag (MAX) before the branch, or check the "
     "gradient norm after backward, which is the same on every rank"
@@ -74,7 +70,8 @@ class RankDivergentSkip(CodeRule):
         ),
         Passes(
             "import torch\n\n\ndef step(model, x, opt):\n    loss = model(x)\n"
-            "    if not torch.isfinite(loss):\n        return\n    loss.backward()\n    opt.step()\n"
+            "    if not torch.isfinite(loss):\n        return\n    loss.backward()\n"
+            "    opt.step()\n"
         ),
     )
 
@@ -88,7 +85,7 @@ class RankDivergentSkip(CodeRule):
             if all(isinstance(c.node, ast.Call) and not c.exact for c in test.checks):
                 continue
             place = _skip(code, training, test)
-            if place is not None and not _is_agreed(code, training, test):
+            if place is not None and not is_agreed(code, training, test):
                 message = (
                     "a rank with a non-finite value leaves before backward: the others wait for it "
                     "in the all-reduce and hang"
@@ -141,36 +138,3 @@ def _stops_caller(code: Code, training: Training, test: Test, leave: ast.Return)
         if any(line >= call.line for line in _backward_lines(training, scope)):
             return True
     return False
-
-
-def _is_agreed(code: Code, training: Training, test: Test) -> bool:
-    condition = test.node.test  # type: ignore[union-attr]
-    names = {node.id for node in ast.walk(condition) if isinstance(node, ast.Name)}
-    values = [value for node in ast.walk(condition) if (value := code.values.get(node))]
-    values += [check.subject for check in test.checks]
-    for value in values:
-        for made in value.upstream(24):
-            if training.does(made, _agrees):
-                return True
-            if made.op in ("named", "") and made.name:
-                names.add(made.name)
-    for event in test.function.events:
-        if event.line <= test.node.lineno and training.does(event, _agrees):
-            node = event.node if isinstance(event.node, ast.Call) else None
-            given = {
-                n.id
-                for a in (node.args if node else ())
-                for n in ast.walk(a)
-                if isinstance(n, ast.Name)
-            }
-            if given & names:
-                return True
-    return False
-
-
-def _agrees(event: Value) -> bool:
-    name = named(event)
-    if event.path.startswith(("einops.", "functools.")) or not _AGREES.search(name):
-        return False
-    # The gather and scatter of a tensor take a dimension, those of ranks do not.
-    return not (name == "gather" and len(event.inputs) > 2 and not event.path)

@@ -9,7 +9,7 @@ from nanguard.findings import Finding, Fix, Severity
 from nanguard.rules.code_rule import CodeRule
 from nanguard.rules.rule import Fails, Passes
 from nanguard.sources.python.cleaning import cleaned_gradients
-from nanguard.sources.python.reach import after, leaves
+from nanguard.sources.python.reach import after, leaves, marks_of, names_in, spans
 from nanguard.sources.python.training import Training, is_step
 
 if TYPE_CHECKING:
@@ -96,12 +96,12 @@ def _steps_after(code: Code, training: Training, node: ast.AST, depth: int = 3) 
     """Whether an optimizer steps after a node, in its function or in those that call it."""
     function = training.owner(node)
     lines = [e.line for e in function.events if training.does(e, is_step)]
-    marks = _marks(code, node)
+    marks = marks_of(code, node)
     for later in after(code, node):
-        if isinstance(later, ast.If) and marks & _names(later.test):
-            if leaves(later.body) or leaves(later.orelse) or _has(later, lines):
+        if isinstance(later, ast.If) and marks & names_in(later.test):
+            if leaves(later.body) or leaves(later.orelse) or spans(later, lines):
                 return False
-        elif _has(later, lines):
+        elif spans(later, lines):
             return True
     if not lines and _is_hook(function):
         return True
@@ -117,9 +117,8 @@ def _steps_after(code: Code, training: Training, node: ast.AST, depth: int = 3) 
 
 def _after_call(code: Code, training: Training, call: ast.AST, depth: int) -> bool:
     for outer in code.ancestors(call):
-        if isinstance(outer, ast.If) and call in ast.walk(outer.test):
-            if leaves(outer.body):
-                return False
+        if isinstance(outer, ast.If) and leaves(outer.body) and call in ast.walk(outer.test):
+            return False
         if isinstance(outer, ast.stmt):
             break
     return _steps_after(code, training, call, depth - 1)
@@ -130,26 +129,3 @@ def _is_hook(function: Function) -> bool:
         return False
     bases = " ".join(base for cls in function.cls.line_of_descent() for base in cls.bases)
     return "Trainer" in bases or "Callback" in bases or "LightningModule" in bases
-
-
-def _marks(code: Code, node: ast.AST) -> set[str]:
-    """The names that say afterwards that gradients were bad."""
-    statement = code.statement_of(node)
-    parent = code.parents.get(statement) if statement is not None else None
-    found: set[str] = set()
-    siblings = getattr(parent, "body", []) if isinstance(parent, ast.If) else []
-    for other in (statement, *siblings):
-        targets = getattr(other, "targets", None) or [getattr(other, "target", None)]
-        if isinstance(other, (ast.Assign, ast.AugAssign, ast.AnnAssign)):
-            found |= {n for target in targets if target is not None for n in _names(target)}
-    return found
-
-
-def _names(node: ast.AST) -> set[str]:
-    return {n.id for n in ast.walk(node) if isinstance(n, ast.Name)} | {
-        n.attr for n in ast.walk(node) if isinstance(n, ast.Attribute)
-    }
-
-
-def _has(statement: ast.stmt, lines: list[int]) -> bool:
-    return any(statement.lineno <= line <= (statement.end_lineno or 0) for line in lines)

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, ClassVar
 from nanguard.findings import Finding, Fix, Severity
 from nanguard.rules.code_rule import CodeRule
 from nanguard.rules.rule import Fails, Passes
-from nanguard.sources.python.layers import RECURRENT
+from nanguard.sources.python.recurrent import first_recurrent
 from nanguard.sources.python.roles import Roles
-from nanguard.sources.python.training import Training, named
+from nanguard.sources.python.training import Training
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -62,7 +62,8 @@ class UnclippedRecurrentTraining(CodeRule):
         ),
         Passes(
             "import lightning as L\nfrom torch import nn\n\n\nclass Tagger(L.LightningModule):\n"
-            "    def __init__(self):\n        super().__init__()\n        self.rnn = nn.GRU(8, 8)\n\n"
+            "    def __init__(self):\n        super().__init__()\n"
+            "        self.rnn = nn.GRU(8, 8)\n\n"
             "    def training_step(self, batch, i):\n        return self.rnn(batch)[0].mean()\n\n\n"
             "L.Trainer(gradient_clip_val=1.0).fit(Tagger())\n"
         ),
@@ -71,53 +72,13 @@ class UnclippedRecurrentTraining(CodeRule):
 
     def check(self, code: Code) -> Iterator[Finding]:
         """Yields what is wrong with a file."""
-        place = _recurrent(code)
+        place = first_recurrent(code)
         if place is None:
             return
         training = Training.of(code)
         if (training.trains or _fits(code, training)) and not _clips(code, training):
             message = "a recurrent network is trained and nothing in the file clips its gradients"
             yield self.at(code, place, message, fixes=(_FIX,))
-
-
-def _recurrent(code: Code) -> ast.AST | None:
-    made = [
-        value.node
-        for value in code.of("new")
-        if value.node is not None
-        and value.path.startswith("torch.nn.")
-        and value.path.rpartition(".")[2] in RECURRENT
-    ]
-    for cls in code.classes.values():
-        if any(b.startswith("torch.nn.") and b.rpartition(".")[2] in RECURRENT for b in cls.bases):
-            made.append(cls.node)
-    made = made or [*_chosen(code)]
-    return min(made, key=lambda node: node.lineno) if made else None
-
-
-def _chosen(code: Code) -> Iterator[ast.AST]:
-    """Calls of a recurrent layer that is looked up: in a table, by name, by a condition."""
-    for value in code.of("call"):
-        func = value.node.func if isinstance(value.node, ast.Call) else None
-        if not isinstance(func, (ast.Subscript, ast.Call, ast.IfExp, ast.Name)):
-            continue
-        callee = value.inputs[0] if value.inputs else None
-        for made in callee.upstream(8) if callee is not None else ():
-            nodes = ast.walk(made.node) if isinstance(made.node, (ast.Dict, ast.IfExp)) else ()
-            if any(_is_recurrent(code, node) for node in nodes):
-                yield value.node  # type: ignore[misc]
-                break
-        if isinstance(func, ast.Call) and getattr(func.func, "id", "") == "getattr" and func.args:
-            is_nn = code.names.path(func.args[0]) == "torch.nn"
-            if is_nn and any(f'"{name}"' in code.text.content for name in RECURRENT):
-                yield value.node  # type: ignore[misc]
-
-
-def _is_recurrent(code: Code, node: ast.AST) -> bool:
-    if not isinstance(node, (ast.Attribute, ast.Name)):
-        return False
-    path = code.names.path(node)
-    return path.startswith("torch.nn.") and path.rpartition(".")[2] in RECURRENT
 
 
 def _fits(code: Code, training: Training) -> bool:
@@ -141,7 +102,7 @@ def _clips(code: Code, training: Training) -> bool:
         scales = value.op == "clamp" or value.name.endswith("_")
         if scales and value.inputs and roles.is_gradient(value.inputs[0].core):
             return True
-    if any(named(event) == "register_hook" for event in training.called("register_hook")):
+    if any(training.called("register_hook")):
         return True
     return any(
         isinstance(node, ast.Dict)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, ClassVar
 from nanguard.findings import Edit, Finding, Fix, Severity
 from nanguard.rules.code_rule import CodeRule, replaced
 from nanguard.rules.rule import Fails, Passes
-from nanguard.sources.python.filling import Filled
+from nanguard.sources.python.filling import Filled, names_of
 from nanguard.sources.python.training import is_test
 
 if TYPE_CHECKING:
@@ -23,7 +23,6 @@ _SIZED = ("Tensor", "FloatTensor")
 _SIZE = re.compile(
     r"dim|size|n_|num|hidden|features|channels|width|heads|length|^[dnkchm]$|^d_|rank"
 )
-_HOLDERS = frozenset({"ParameterList", "ParameterDict", "register_parameter", "Parameter"})
 
 
 class UninitialisedParameter(CodeRule):
@@ -81,7 +80,7 @@ class UninitialisedParameter(CodeRule):
             return
         filled = Filled(code)
         for value in empty:
-            names = _names(code, value)
+            names = names_of(code, value)
             cls = value.scope.cls if value.scope is not None else None
             if value.node is None or not names or (cls is not None and cls.inherits_elsewhere()):
                 continue
@@ -124,57 +123,13 @@ def _takes_sizes(made: Value) -> bool:
     return plain and bool(_SIZE.search(only.name.lower()))
 
 
-def _names(code: Code, value: Value) -> list[str]:
-    """The names a parameter goes by; none if it goes where it cannot be followed."""
-    inner: ast.AST | None = value.node
-    while inner is not None:
-        outer = code.parents.get(inner)
-        if isinstance(outer, (ast.Assign, ast.AnnAssign)):
-            target = outer.targets[0] if isinstance(outer, ast.Assign) else outer.target
-            return _bound(code, value, target)
-        if isinstance(outer, ast.Tuple) and isinstance(code.parents.get(outer), ast.Assign):
-            target = code.parents[outer].targets[0]  # type: ignore[attr-defined]
-            if isinstance(target, ast.Tuple) and len(target.elts) == len(outer.elts):
-                return _bound(code, value, target.elts[outer.elts.index(inner)])  # type: ignore[arg-type]
-        if isinstance(outer, ast.Call):
-            last = outer.func.attr if isinstance(outer.func, ast.Attribute) else ""
-            if (last or getattr(outer.func, "id", "")) not in _HOLDERS:
-                return []
-            if last == "register_parameter" and isinstance(outer.args[0], ast.Constant):
-                return [str(outer.args[0].value)]
-        elif not isinstance(outer, (ast.expr, ast.comprehension)):
-            return []
-        inner = outer
-    return []
-
-
-def _bound(code: Code, value: Value, target: ast.expr) -> list[str]:
-    if isinstance(target, ast.Attribute):
-        return [target.attr]
-    if not isinstance(target, ast.Name):
-        return []
-    names = [target.id]
-    scope = value.scope.node if value.scope is not None else code.tree
-    for node in ast.walk(scope):
-        if not isinstance(node, ast.Name) or node.id != target.id or node is target:
-            continue
-        parent = code.parents.get(node)
-        if isinstance(parent, (ast.Return, ast.Tuple, ast.List, ast.Dict)):
-            return []
-        if isinstance(parent, ast.Assign) and isinstance(parent.targets[0], ast.Attribute):
-            names.append(parent.targets[0].attr)
-        if isinstance(parent, ast.Call) and isinstance(parent.args[0], ast.Constant):
-            names.append(str(parent.args[0].value))
-    return names
-
-
 def _edits(code: Code, value: Value) -> tuple[Edit, ...]:
     node = value.node.args[0] if isinstance(value.node, ast.Call) and value.node.args else None
-    if not isinstance(node, ast.Call) or not code.names.path(node.func) == "torch.empty":
+    if not isinstance(node, ast.Call) or code.names.path(node.func) != "torch.empty":
         return ()
-    if len([a for a in node.args if not isinstance(a, ast.Starred)]) == 1 == len(node.args):
-        if not isinstance(node.args[0], (ast.Tuple, ast.List)):
-            return (replaced(code, node.func, code.segment(node.func)[:-5] + "zeros"),)
+    several = (ast.Starred, ast.Tuple, ast.List)
+    if len(node.args) == 1 and not isinstance(node.args[0], several):
+        return (replaced(code, node.func, code.segment(node.func)[:-5] + "zeros"),)
     start, _ = code.span(node)
     random = replaced(code, node.func, code.segment(node.func)[:-5] + "randn")
     return (Edit(start, start, "0.02 * "), random)

@@ -77,20 +77,20 @@ class UnsafeCheckpointLoad(CodeRule):
         if is_test(code):
             return
         for call in (*code.of("load"), *Training.of(code).called("partial")):
+            if not isinstance(call.node, ast.Call):
+                continue
             if _is_torch_load(call) and not _is_safe(call):
-                assert isinstance(call.node, ast.Call)
                 fix = Fix("load with weights_only=True", edits=(_edit(code, call.node),))
                 message = "torch.load without weights_only=True runs code that the file names"
                 yield self.at(code, call.node, message, fixes=(fix,))
         for call in Training.of(code).called("load", "loads"):
             copied = any(given.path.endswith("dumps") for given in call.inputs)
             if call.path.startswith(_PICKLES) and not copied and _is_checkpoint(code, call):
-                assert call.node is not None
                 fix = Fix(
                     "store weights as safetensors, or load with torch.load(weights_only=True)"
                 )
                 message = "a checkpoint is unpickled, which runs code that the file names"
-                yield self.at(code, call.node, message, fixes=(fix,))
+                yield self.at(code, call.node or code.tree, message, fixes=(fix,))
 
 
 def _is_torch_load(call: Value) -> bool:
@@ -120,19 +120,19 @@ def _edit(code: Code, node: ast.Call) -> Edit:
 def _is_checkpoint(code: Code, call: Value) -> bool:
     """Judges by where it is loaded, from what, and what is done with it."""
     training = Training.of(code)
-    assert call.node is not None
-    function = training.owner(call.node)
+    node = call.node or code.tree
+    function = training.owner(node)
     same = [event for event in training.called("load", *_LOADERS) if event.scope is call.scope]
     if function is not code.module and any(
         event.path == "torch.load" or event.op != "load" for event in same if event is not call
     ):
         return not _DATA.search(function.name.lower())
     around = [function.name.lower()] if function is not code.module else []
-    statement = code.statement_of(call.node)
-    for node in (statement, *code.ancestors(call.node)):
-        if isinstance(node, (ast.Assign, ast.AnnAssign, ast.Return, ast.Expr)):
-            around.append(code.segment(node).lower())
-        elif isinstance(node, ast.With):
-            around += [code.segment(item.context_expr).lower() for item in node.items]
+    statement = code.statement_of(node)
+    for outer in (statement, *code.ancestors(node)):
+        if isinstance(outer, (ast.Assign, ast.AnnAssign, ast.Return, ast.Expr)):
+            around.append(code.segment(outer).lower())
+        elif isinstance(outer, ast.With):
+            around += [code.segment(item.context_expr).lower() for item in outer.items]
     text = " ".join(around).replace("pickle.load", "")
     return bool(_CHECKPOINT.search(text)) and not _DATA.search(text)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 from typing import TYPE_CHECKING
 
 from nanguard.sources.python.conditions import Conditions
@@ -11,6 +10,7 @@ from nanguard.sources.python.roles import Roles
 from nanguard.sources.python.training import Training, named
 
 if TYPE_CHECKING:
+    import ast
     from collections.abc import Iterator
 
     from nanguard.sources.python.code import Code

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import ast
 import re
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from nanguard.sources.python.checks import Check, Test
 from nanguard.sources.python.training import Training
 from nanguard.sources.python.values import INF, Value
 
@@ -25,62 +26,16 @@ _SEEN_BY = {
     "isfinite": BOTH,
 }
 # What is done with the result of a test before it decides something.
-_PASSED_ON = frozenset(
-    "any all item bool int float sum max cpu detach cuda logical_or logical_and as_tensor tensor "
-    "nonzero numel len count_nonzero to abs numpy tolist mean".split()
-)
+_NEGATES = frozenset({"logical_not", "bitwise_not"})
+_PASSED_ON = _NEGATES | {
+    "any", "all", "item", "bool", "int", "float", "sum", "max", "cpu", "detach", "cuda", "len",
+    "logical_or", "logical_and", "as_tensor", "tensor", "nonzero", "numel", "count_nonzero", "to",
+    "abs", "numpy", "tolist", "mean",
+}  # fmt: skip
 _ASKS = re.compile(
     r"(is|has|have|any|all|check|contains|detect|found|not)_?\w*(nan|finite|inf|bad_?loss)", re.I
 )
 _LARGE = 1e3
-
-
-@dataclass(frozen=True, slots=True)
-class Check:
-    """One question about one value.
-
-    Attributes:
-        node: The expression that asks.
-        subject: The value it asks about.
-        sees: Which of NaN and Inf it sees.
-        bad: What the condition it is part of is when the value is bad.
-        exact: Whether it is one of the usual questions, not a limit or a function elsewhere.
-    """
-
-    node: ast.expr
-    subject: Value
-    sees: frozenset[str]
-    bad: bool
-    exact: bool = True
-
-
-@dataclass(frozen=True, slots=True)
-class Test:
-    """A condition with such questions, and the function it stands in.
-
-    Attributes:
-        node: The statement or expression that has the condition.
-        checks: The questions.
-        function: Where it stands.
-    """
-
-    node: ast.If | ast.While | ast.Assert | ast.IfExp | ast.Return
-    checks: tuple[Check, ...]
-    function: Function
-
-    @property
-    def when_bad(self) -> Sequence[ast.stmt]:
-        """The statements that run when the value is bad."""
-        if not isinstance(self.node, ast.If):
-            return ()
-        return self.node.body if self.checks[0].bad else self.node.orelse
-
-    @property
-    def when_good(self) -> Sequence[ast.stmt]:
-        """The statements that run when the value is not bad."""
-        if not isinstance(self.node, ast.If):
-            return ()
-        return self.node.orelse if self.checks[0].bad else self.node.body
 
 
 class Conditions:
@@ -127,51 +82,38 @@ class Conditions:
         """
         if depth <= 0:
             return
-        if isinstance(node, ast.UnaryOp) and isinstance(node.op, (ast.Not, ast.Invert)):
-            yield from self.checks(node.operand, bad=not bad, depth=depth)
-        elif isinstance(node, ast.BoolOp):
-            for part in node.values:
-                yield from self.checks(part, bad=bad, depth=depth)
-        elif isinstance(node, ast.BinOp) and isinstance(node.op, (ast.BitOr, ast.BitAnd, ast.Add)):
-            for part in (node.left, node.right):
-                yield from self.checks(part, bad=bad, depth=depth)
-        elif isinstance(node, ast.NamedExpr):
-            yield from self.checks(node.value, bad=bad, depth=depth)
-        elif isinstance(node, ast.Call):
+        if isinstance(node, ast.Call):
             yield from self._call(node, bad=bad, depth=depth)
         elif isinstance(node, ast.Compare) and len(node.ops) == 1:
             yield from self._compare(node, bad=bad, depth=depth)
         elif isinstance(node, ast.Name):
             yield from self._name(node, bad=bad, depth=depth)
-        elif isinstance(node, (ast.GeneratorExp, ast.ListComp)):
-            yield from self.checks(node.elt, bad=bad, depth=depth)
+        else:
+            flips = isinstance(node, ast.UnaryOp)
+            for part in _parts(node):
+                yield from self.checks(part, bad=bad != flips, depth=depth)
 
     def _call(self, node: ast.Call, *, bad: bool, depth: int) -> Iterator[Check]:
         func = node.func
         name = func.attr if isinstance(func, ast.Attribute) else getattr(func, "id", "")
         value = self.code.values.get(node)
         callee = self.training.callees.get(id(value))
-        if callee is not None:
-            yield from self._asked_by(node, value, callee, bad=bad, depth=depth)
+        if callee is not None and value is not None:
+            yield from self._asked_by(value, callee, bad=bad, depth=depth)
         elif name in _SEEN_BY:
             subject = self._subject(node)
             if subject is not None:
-                sees = _SEEN_BY[name]
-                yield Check(node, subject, sees, bad if name != "isfinite" else not bad)
-        elif name in ("logical_not", "bitwise_not"):
-            for part in node.args:
-                yield from self.checks(part, bad=not bad, depth=depth)
+                yield Check(node, subject, _SEEN_BY[name], bad == (name != "isfinite"))
         elif name in _PASSED_ON:
             inner = [*node.args]
             if isinstance(func, ast.Attribute) and not self.code.names.path(func):
                 inner.append(func.value)
             for part in inner:
-                yield from self.checks(part, bad=bad, depth=depth)
-        elif _ASKS.search(name) and node.args:
-            subject = self.code.values.get(node.args[0])
-            if subject is not None:
-                good = "finite" in name and "non" not in name and "not" not in name
-                yield Check(node, subject, BOTH, bad != good, exact=False)
+                yield from self.checks(part, bad=bad != (name in _NEGATES), depth=depth)
+        elif _ASKS.search(name) and node.args and node.args[0] in self.code.values:
+            good = "finite" in name and "non" not in name and "not" not in name
+            subject = self.code.values[node.args[0]]
+            yield Check(node, subject, BOTH, bad != good, exact=False)
 
     def _subject(self, node: ast.Call) -> Value | None:
         if node.args:
@@ -180,11 +122,9 @@ class Conditions:
             self.code.values.get(node.func.value) if isinstance(node.func, ast.Attribute) else None
         )
 
-    def _asked_by(
-        self, node: ast.Call, call: Value | None, callee: Function, *, bad: bool, depth: int
-    ) -> Iterator[Check]:
+    def _asked_by(self, call: Value, callee: Function, *, bad: bool, depth: int) -> Iterator[Check]:
         """The questions that a function of the file asks for its caller."""
-        if call is None or isinstance(callee.node, (ast.Module, ast.Lambda)):
+        if isinstance(callee.node, (ast.Module, ast.Lambda)):
             return
         for statement in _statements(callee.node.body):
             found: list[Check] = []
@@ -242,14 +182,27 @@ class Conditions:
                 yield from self.checks(made.node, bad=bad, depth=depth - 1)
 
 
+def _parts(node: ast.expr) -> Sequence[ast.expr]:
+    """The conditions that a condition is put together from."""
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, (ast.Not, ast.Invert)):
+        return (node.operand,)
+    if isinstance(node, ast.BoolOp):
+        return node.values
+    if isinstance(node, ast.BinOp) and isinstance(node.op, (ast.BitOr, ast.BitAnd, ast.Add)):
+        return (node.left, node.right)
+    if isinstance(node, ast.NamedExpr):
+        return (node.value,)
+    return (node.elt,) if isinstance(node, (ast.GeneratorExp, ast.ListComp)) else ()
+
+
 def _same(left: ast.expr, right: ast.expr) -> bool:
     if isinstance(left, ast.NamedExpr):
         left = left.target
     if not isinstance(left, (ast.Name, ast.Attribute, ast.Call, ast.Subscript)):
         return False
-    return ast.dump(left) == ast.dump(right) or (
-        isinstance(left, ast.Name) and isinstance(right, ast.Name) and left.id == right.id
-    )
+    if isinstance(left, ast.Name):
+        return isinstance(right, ast.Name) and left.id == right.id
+    return ast.dump(left) == ast.dump(right)
 
 
 def _answer(body: Sequence[ast.stmt]) -> bool | None:

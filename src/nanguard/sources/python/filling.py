@@ -13,11 +13,13 @@ if TYPE_CHECKING:
 
     from nanguard.sources.python.code import Code
     from nanguard.sources.python.scopes import Class
+    from nanguard.sources.python.values import Value
 
 _FILLS = re.compile(r"init|fill|reset|xavier|kaiming|orthogonal|copy_|weight_attrs|trunc_normal")
 _KEEPS = re.compile(
     r"^(requires_grad_|register_\w+|append|extend|print|add_param_group|info|debug|add_module|insert)$"
 )
+_HOLDERS = frozenset({"ParameterList", "ParameterDict", "register_parameter", "Parameter"})
 _ALL = re.compile(r"^(parameters|named_parameters|state_dict|modules|named_modules|children)$")
 
 
@@ -108,16 +110,13 @@ class Filled:
                 continue
             for call in calls:
                 node = call.node
-                receiver = node.func.value if _is_method(node) else None
-                if isinstance(receiver, ast.Name) and receiver.id == "self" and call.scope:
-                    if call.scope.cls is not None and not own:
-                        self.classes.add(id(call.scope.cls))
+                func = node.func if isinstance(node, ast.Call) else None
+                receiver = func.value if isinstance(func, ast.Attribute) else None
+                of_self = isinstance(receiver, ast.Name) and receiver.id == "self" and not own
+                if of_self and call.scope is not None and call.scope.cls is not None:
+                    self.classes.add(id(call.scope.cls))
         if not training.trains and any(training.called("load_state_dict")):
             self.everything = True
-
-
-def _is_method(node: ast.AST | None) -> bool:
-    return isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)
 
 
 def chain(node: ast.expr) -> Iterator[str]:
@@ -136,3 +135,47 @@ def chain(node: ast.expr) -> Iterator[str]:
             if isinstance(node, ast.Name) and node.id != "self":
                 yield node.id
             return
+
+
+def names_of(code: Code, value: Value) -> list[str]:
+    """Returns the names a parameter goes by; none if it goes where it cannot be followed."""
+    inner: ast.AST | None = value.node
+    while inner is not None:
+        outer = code.parents.get(inner)
+        if isinstance(outer, (ast.Assign, ast.AnnAssign)):
+            target = outer.targets[0] if isinstance(outer, ast.Assign) else outer.target
+            return _bound(code, value, target)
+        if isinstance(outer, ast.Tuple) and isinstance(code.parents.get(outer), ast.Assign):
+            target = code.parents[outer].targets[0]  # type: ignore[attr-defined]
+            if isinstance(target, ast.Tuple) and len(target.elts) == len(outer.elts):
+                return _bound(code, value, target.elts[outer.elts.index(inner)])  # type: ignore[arg-type]
+        if isinstance(outer, ast.Call):
+            last = outer.func.attr if isinstance(outer.func, ast.Attribute) else ""
+            if (last or getattr(outer.func, "id", "")) not in _HOLDERS:
+                return []
+            if last == "register_parameter" and isinstance(outer.args[0], ast.Constant):
+                return [str(outer.args[0].value)]
+        elif not isinstance(outer, (ast.expr, ast.comprehension)):
+            return []
+        inner = outer
+    return []
+
+
+def _bound(code: Code, value: Value, target: ast.expr) -> list[str]:
+    if isinstance(target, ast.Attribute):
+        return [target.attr]
+    if not isinstance(target, ast.Name):
+        return []
+    names = [target.id]
+    scope = value.scope.node if value.scope is not None else code.tree
+    for node in ast.walk(scope):
+        if not isinstance(node, ast.Name) or node.id != target.id or node is target:
+            continue
+        parent = code.parents.get(node)
+        if isinstance(parent, (ast.Return, ast.Tuple, ast.List, ast.Dict)):
+            return []
+        if isinstance(parent, ast.Assign) and isinstance(parent.targets[0], ast.Attribute):
+            names.append(parent.targets[0].attr)
+        if isinstance(parent, ast.Call) and isinstance(parent.args[0], ast.Constant):
+            names.append(str(parent.args[0].value))
+    return names

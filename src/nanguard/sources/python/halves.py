@@ -32,14 +32,6 @@ FLOAT16 = frozenset(
     {"matmul", "einsum", "linear", "addmm", "baddbmm", "addbmm", "bmm", "mm", "conv2d"}
 )
 _LAYERS = re.compile(r"^torch\.nn\.(Linear|Conv\w+|Bilinear|MultiheadAttention|LSTM|GRU)$")
-_LIKE_INPUT = frozenset(
-    {
-        "add", "sub", "mul", "div", "neg", "abs", "clamp", "clamp_min", "clamp_max", "sigmoid",
-        "tanh", "relu", "masked_fill", "setitem", "where", "join", "local", "mean", "max", "min",
-        "amax", "amin", "sqrt", "square", "maximum", "minimum", "part", "silu", "gelu", "dropout",
-        "std", "var",
-    }
-)  # fmt: skip
 _ANY_MODEL = re.compile(r"^(model|net|network|module|layer|lm|gpt|self|m)$|_model$|_net$|^layers?$")
 _FP16 = re.compile(r"^(fp16|float16|half|16|16-mixed|16-true)$")
 
@@ -166,11 +158,9 @@ class Halves:
             return not self._is_switched_off(value)
         if not value.op:
             return self._is_input(value)
-        if casts and value.op in _LIKE_INPUT | {"getitem"} or value.op in ("named", "view"):
-            return self._any(value, depth)
-        if mode == "half" or not casts:
-            return self._any(value, depth) or (mode == "half" and self._is_layer(value))
-        return self._any(value, depth) if named(value) not in FLOAT32 else False
+        if self._any(value, depth):
+            return not casts or named(value) not in FLOAT32
+        return mode == "half" and self._is_layer(value)
 
     def _any(self, value: Value, depth: int) -> bool:
         """One float16 tensor makes the result so, unless a float32 tensor is among the inputs."""

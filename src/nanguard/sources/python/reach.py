@@ -110,3 +110,28 @@ def _plain(test: ast.expr, *, holds: bool) -> tuple[str, bool]:
             holds = holds == isinstance(test.ops[0], (ast.IsNot, ast.NotEq))
             test = test.left
     return ast.unparse(test), holds
+
+
+def marks_of(code: Code, node: ast.AST) -> set[str]:
+    """Returns the names that are set together with a node, and can say afterwards that it ran."""
+    statement = code.statement_of(node)
+    parent = code.parents.get(statement) if statement is not None else None
+    found: set[str] = set()
+    siblings = getattr(parent, "body", []) if isinstance(parent, ast.If) else []
+    for other in (statement, *siblings):
+        targets = getattr(other, "targets", None) or [getattr(other, "target", None)]
+        if isinstance(other, (ast.Assign, ast.AugAssign, ast.AnnAssign)):
+            found |= {n for target in targets if target is not None for n in names_in(target)}
+    return found
+
+
+def names_in(node: ast.AST) -> set[str]:
+    """Returns the names and attributes an expression mentions."""
+    return {n.id for n in ast.walk(node) if isinstance(n, ast.Name)} | {
+        n.attr for n in ast.walk(node) if isinstance(n, ast.Attribute)
+    }
+
+
+def spans(statement: ast.stmt, lines: list[int]) -> bool:
+    """Returns whether one of some lines lies in a statement."""
+    return any(statement.lineno <= line <= (statement.end_lineno or 0) for line in lines)

@@ -7,18 +7,19 @@ import re
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from nanguard.sources.python.values import Value
-
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from nanguard.sources.python.code import Code
     from nanguard.sources.python.scopes import Function
+    from nanguard.sources.python.values import Value
 
 CLIPS = frozenset(
-    "clip_grad_norm clip_grad_value clip_gradients clip_grads_with_norm dispatch_clip_grad "
-    "adaptive_clip_grad".split()
-)
+    {
+        "clip_grad_norm", "clip_grad_value", "clip_gradients", "clip_grads_with_norm",
+        "dispatch_clip_grad", "adaptive_clip_grad",
+    }
+)  # fmt: skip
 _BACKWARD = frozenset({"backward", "manual_backward"})
 _OPTIMIZER = re.compile(r"opt|adam|sgd|scaler|engine|solver", re.IGNORECASE)
 _NO_OPTIMIZER = re.compile(
@@ -31,6 +32,7 @@ _RANKS = re.compile(
     r"|FullyShardedDataParallel$|fully_shard$|DistributedSampler$|^accelerate\.Accelerator$"
     r"|^(horovod|deepspeed|fairscale|torch_xla)\b"
 )
+_UNSCALE = ("accelerator", "fabric", "self", "trainer")
 _TRAINERS = ("Trainer", "Fabric")
 
 
@@ -178,9 +180,14 @@ def is_scaled(backward: Value) -> bool:
     return False
 
 
-def is_accelerator(value: Value) -> bool:
-    """Returns whether a value is an Accelerator or a Fabric, which look after scales themselves."""
-    return any(named(made) in ("Accelerator", "Fabric") for made in value.upstream(4))
+def unscales_itself(clip: Value) -> bool:
+    """Returns whether gradients are clipped by an accelerator or trainer, which unscale first."""
+    if clip.path or not clip.inputs:
+        return False
+    receiver = clip.inputs[0]
+    if any(named(made) in ("Accelerator", "Fabric") for made in receiver.upstream(4)):
+        return True
+    return any(part in receiver.name.lower() for part in _UNSCALE)
 
 
 def _scales_itself(value: Value) -> bool:
