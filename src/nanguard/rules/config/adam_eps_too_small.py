@@ -44,7 +44,8 @@ class AdamEpsTooSmall(ConfigRule):
             "optimizer: {name: adam, lr: 3.0e-4, eps: 1.0e-10}\nepochs: 9\nparam_dtype: float16\n",
             line=1,
             file="a.yaml",
-            fixed="optimizer: {name: adam, lr: 3.0e-4, eps: 1.0e-4}\nepochs: 9\nparam_dtype: float16\n",
+            fixed="optimizer: {name: adam, lr: 3.0e-4, eps: 1.0e-4}\nepochs: 9\n"
+            "param_dtype: float16\n",
         ),
     )
 

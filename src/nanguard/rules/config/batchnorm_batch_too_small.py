@@ -37,7 +37,8 @@ class BatchnormBatchTooSmall(ConfigRule):
     examples = (
         Passes("model: {norm: layernorm}\nlr: 1.0e-4\nepochs: 3\nbatch_size: 1\n", "a.yaml"),
         Passes(
-            "model: {use_batchnorm: true, sync_bn: true}\nlr: 0.1\nepochs: 3\nbatch_size: 1\nnum_gpus: 8\n",
+            "model: {use_batchnorm: true, sync_bn: true}\nlr: 0.1\nepochs: 3\nbatch_size: 1\n"
+            "num_gpus: 8\n",
             "b.yaml",
         ),
         Fails(
@@ -68,7 +69,8 @@ class BatchnormBatchTooSmall(ConfigRule):
             return
         yield self.at(
             batch,
-            f"{batch.key} is {batch.written} while {norm.key} = {norm.written}: batch statistics of "
+            f"{batch.key} is {batch.written} while {norm.key} = {norm.written}: batch "
+            f"statistics of "
             "one sample have no variance",
             change(
                 f"use {wanted}, so that each device sees 8 samples, or replace the batch norm",

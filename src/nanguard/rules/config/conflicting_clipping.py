@@ -46,7 +46,8 @@ class ConflictingClipping(ConfigRule):
             "optimizer: {lr: 1.0e-4, grad_clip: 5.0}\ntrain: {epochs: 9, max_grad_norm: 0.5}\n",
             line=1,
             file="a.yaml",
-            fixed="optimizer: {lr: 1.0e-4, grad_clip: 0.5}\ntrain: {epochs: 9, max_grad_norm: 0.5}\n",
+            fixed="optimizer: {lr: 1.0e-4, grad_clip: 0.5}\n"
+            "train: {epochs: 9, max_grad_norm: 0.5}\n",
         ),
     )
 

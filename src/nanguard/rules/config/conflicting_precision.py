@@ -91,7 +91,8 @@ class ConflictingPrecision(ConfigRule):
 
 def _said(claim: Claim) -> str:
     setting = claim.setting
-    return f"{setting.key} = {setting.written or 'null'} ({setting.path.rsplit('/', 1)[-1]}:{setting.line})"
+    file = setting.path.rsplit("/", 1)[-1]
+    return f"{setting.key} = {setting.written or 'null'} ({file}:{setting.line})"
 
 
 def _agreeing(claim: Claim, kept: World) -> tuple[Edit, ...]:

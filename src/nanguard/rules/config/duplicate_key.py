@@ -51,7 +51,8 @@ class DuplicateKey(ConfigRule):
             first, second = found.first, found.second
             column = found.document.text.position(second.start)[1]
             yield self.finding(
-                f"{found.dotted} stands in line {first.line} already; readers keep the last one and "
+                f"{found.dotted} stands in line {first.line} already; readers keep the last "
+                f"one and "
                 "say nothing",
                 path=found.document.path,
                 line=second.line,

@@ -55,13 +55,15 @@ class LogitsMaskingEnabled(ConfigRule):
             return
         yield self.at(
             masking,
-            f"{masking.key} = {masking.written}: a target class that is masked by a wrong label map "
+            f"{masking.key} = {masking.written}: a target class that is masked by a wrong "
+            f"label map "
             "has a loss of inf",
             change(
                 "switch it off until the labels are known to be right",
-                set_to(masking, False),
+                set_to(masking, value=False),
                 "Scan the labels of every data set: each has to be a class of that data set.",
-                "Raise the learning rate in steps, 1e-6 -> 2e-6 -> 5e-6, while the loss stays finite.",
+                "Raise the learning rate in steps, 1e-6 -> 2e-6 -> 5e-6, while the loss stays "
+                "finite.",
                 "Then switch masking on again, with a finite mask value such as -1e4.",
             ),
         )

@@ -43,14 +43,17 @@ class MissingGradientClipping(ConfigRule):
             "a.yaml",
         ),
         Passes(
-            "output_dir: o\nlearning_rate: 1.0e-5\nnum_train_epochs: 1\nfp16: true\nsave_steps: 9\n",
+            "output_dir: o\nlearning_rate: 1.0e-5\nnum_train_epochs: 1\nfp16: true\n"
+            "save_steps: 9\n",
             "h.yaml",
         ),
         Fails(
-            "model: {type: lstm}\noptimizer: {name: adam, lr: 1.0e-3}\nepochs: 9\ngrad_clip: null\n",
+            "model: {type: lstm}\noptimizer: {name: adam, lr: 1.0e-3}\nepochs: 9\n"
+            "grad_clip: null\n",
             line=4,
             file="a.yaml",
-            fixed="model: {type: lstm}\noptimizer: {name: adam, lr: 1.0e-3}\nepochs: 9\ngrad_clip: 1.0\n",
+            fixed="model: {type: lstm}\noptimizer: {name: adam, lr: 1.0e-3}\nepochs: 9\n"
+            "grad_clip: 1.0\n",
         ),
         Fails("model: {type: lstm}\noptimizer: {name: adam, lr: 1.0e-3}\nepochs: 9\n", 2, "b.yaml"),
     )
@@ -93,7 +96,7 @@ def _needed(stage: Stage, *, off: bool) -> bool:
         return False
     if "recurrent" in traits:
         return True
-    if kind not in ("adam", "lion", "muon", "galore"):
+    if kind not in ("adam", "lion", "muon", "galore") or stage.family.clips == 0:
         return False
     deep = bool(traits & {"transformer", "diffusion", "large"})
     half = stage.precision.half is not None

@@ -45,7 +45,8 @@ class MisspelledKey(ConfigRule):
         for found in source.misspelled:
             entry = found.entry
             yield self.finding(
-                f"{entry.key} is no key that is known; {found.right} is, and this one has no effect",
+                f"{entry.key} is no key that is known; {found.right} is, and this one has no "
+                f"effect",
                 path=found.document.path,
                 line=entry.line,
                 column=found.document.text.position(entry.start)[1],

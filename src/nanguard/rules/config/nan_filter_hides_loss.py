@@ -39,7 +39,8 @@ class NanFilterHidesLoss(ConfigRule):
             "learning_rate: 1.0e-5\noutput_dir: o\nsave_steps: 9\nlogging_nan_inf_filter: true\n",
             line=4,
             file="a.yaml",
-            fixed="learning_rate: 1.0e-5\noutput_dir: o\nsave_steps: 9\nlogging_nan_inf_filter: false\n",
+            fixed="learning_rate: 1.0e-5\noutput_dir: o\nsave_steps: 9\n"
+            "logging_nan_inf_filter: false\n",
         ),
     )
 
@@ -49,7 +50,8 @@ class NanFilterHidesLoss(ConfigRule):
         if setting is not None and setting.truth is True:
             yield self.at(
                 setting,
-                f"{setting.key} = {setting.written} shows the average in place of a NaN loss, while "
+                f"{setting.key} = {setting.written} shows the average in place of a NaN loss, "
+                f"while "
                 "the update is made",
-                change("log what was computed", set_to(setting, False)),
+                change("log what was computed", set_to(setting, value=False)),
             )

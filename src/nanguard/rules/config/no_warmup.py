@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 _WARMUPS = ("warmup_steps", "warmup_epochs", "warmup_ratio", "warmup")
 _DEEP = frozenset(("transformer", "diffusion", "large"))
-_CYCLES = ("onecycle", "one_cycle", "noam", "trapez", "cyclic", "1cycle")
+_CYCLES = ("onecycle", "one_cycle", "noam", "trapez", "cyclic", "1cycle", "tri_stage")
 _OWN_WARMUP = (*_CYCLES, "warm", "sqrt", "wsd")
 
 
@@ -43,11 +43,13 @@ class NoWarmup(ConfigRule):
             "a.yaml",
         ),
         Passes(
-            "model: {name: gpt}\noptimizer: {name: adamw, lr: 6.0e-4}\nmax_steps: 9000\nwarmup_steps: 90\n",
+            "model: {name: gpt}\noptimizer: {name: adamw, lr: 6.0e-4}\nmax_steps: 9000\n"
+            "warmup_steps: 90\n",
             "b.yaml",
         ),
         Fails(
-            "model: {name: gpt}\noptimizer: {name: adamw, lr: 6.0e-4}\nmax_steps: 90000\nwarmup_steps: 0\n",
+            "model: {name: gpt}\noptimizer: {name: adamw, lr: 6.0e-4}\nmax_steps: 90000\n"
+            "warmup_steps: 0\n",
             line=4,
             file="b.yaml",
             fixed="model: {name: gpt}\noptimizer: {name: adamw, lr: 6.0e-4}\nmax_steps: 90000\n"

@@ -69,29 +69,26 @@ class ScientificNotationIsString(ConfigRule):
                 continue
             if leaf.key.split("_")[-1] in _NAMES:
                 continue
-            for node in [leaf.entry.node, *leaf.entry.node.items]:
-                if reads_as_text(node):
-                    yield self._text(leaf, node)
+            texts = [n for n in [leaf.entry.node, *leaf.entry.node.items] if reads_as_text(n)]
+            if texts:
+                yield self._text(leaf, texts)
 
     def judge(self, stage: Stage) -> Iterator[Finding]:
         """Yields nothing: the rule looks at whole files."""
         yield from ()
 
-    def _text(self, leaf: Leaf, node: Node) -> Finding:
-        right = _respelled(node.raw.strip())
-        line, column = leaf.document.text.position(node.start)
+    def _text(self, leaf: Leaf, texts: list[Node]) -> Finding:
+        raw = texts[0].raw.strip()
+        line, column = leaf.document.text.position(texts[0].start)
+        edits = tuple(Edit(n.start, n.end, _respelled(n.raw.strip())) for n in texts)
         return self.finding(
-            f"{'.'.join(leaf.path)} is {node.raw.strip()}, which YAML 1.1 reads as text, not as a "
-            "number",
+            f"{'.'.join(leaf.path)} is {raw}, which YAML 1.1 reads as text, not as a number",
             path=leaf.document.path,
             line=line,
             column=column,
             where=".".join(leaf.path),
             fixes=(
-                change(
-                    f"write {right}: a point, and a sign before the exponent",
-                    (Edit(node.start, node.end, right),),
-                ),
+                change(f"write {edits[0].text}: a point, and a sign before the exponent", edits),
             ),
         )
 

@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Literal
 
 from nanguard.errors import SourceError
 from nanguard.sources.config.node import MAX_SIZE, Node
-from nanguard.sources.text import Text
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from nanguard.sources.text import Text
 
 Format = Literal["yaml", "json", "toml"]
 _ENDINGS: dict[str, Format] = {

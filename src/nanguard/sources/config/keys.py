@@ -30,7 +30,8 @@ USUAL: dict[str, str] = {
     "warmup_epochs": "warmup_epochs warmup_epoch num_warmup_epochs lr_warmup_epochs n_warmup_epochs"
     " warm_up_epochs linear_warmup_epochs",
     "warmup_ratio": "warmup_ratio warmup_proportion warmup_fraction warmup_frac pct_start "
-    "lr_warmup_fraction lr_warmup_ratio warmup_pct warmup_percent warmup_steps_ratio warmup_portion",
+    "lr_warmup_fraction lr_warmup_ratio warmup_pct warmup_percent warmup_steps_ratio "
+    "warmup_portion",
     "warmup": "warmup warm_up lr_warmup use_warmup t_warmup",
     "max_steps": "max_steps total_steps train_steps num_train_steps max_train_steps max_iters "
     "num_iterations train_iters max_updates max_update num_training_steps total_iters max_iter "
@@ -38,7 +39,8 @@ USUAL: dict[str, str] = {
     "total_iterations max_training_steps num_iters train_iterations niters total_updates "
     "max_train_iters max_num_iters num_updates max_num_steps",
     "max_epochs": "epochs num_epochs max_epochs num_train_epochs n_epochs max_epoch total_epochs "
-    "train_epochs nepochs num_epoch total_epoch n_epoch max_num_epochs training_epochs max_train_epochs",
+    "train_epochs nepochs num_epoch total_epoch n_epoch max_num_epochs training_epochs "
+    "max_train_epochs",
     "steps_per_epoch": "steps_per_epoch iters_per_epoch limit_train_batches batches_per_epoch "
     "num_batches_per_epoch",
     "updates_per_epoch": "max_steps_per_epoch updates_per_epoch max_updates_per_epoch",
@@ -116,7 +118,8 @@ USUAL: dict[str, str] = {
     "save_steps": "save_steps checkpointing_steps save_interval_updates save_every_steps "
     "save_every_n_steps every_n_train_steps ckpt_every_steps checkpoint_steps save_step_interval "
     "save_n_steps checkpoint_every_n_steps save_interval_steps ckpt_steps save_every_n_train_steps "
-    "checkpoint_interval_steps save_iters save_every_iters checkpoint_every_steps ckpt_interval_steps",
+    "checkpoint_interval_steps save_iters save_every_iters checkpoint_every_steps "
+    "ckpt_interval_steps",
     "save_epochs": "save_every_epochs save_every_n_epochs every_n_epochs save_epochs "
     "save_epoch_interval checkpoint_every_epochs save_freq_epochs save_interval_epochs "
     "save_epoch_freq ckpt_every_epochs checkpoint_epochs checkpoint_every_n_epochs",
@@ -133,10 +136,12 @@ USUAL: dict[str, str] = {
     "model": "model_name_or_path model_name base_model pretrained_model_name_or_path arch "
     "architecture model_type model_id pretrained_model backbone network_name model_path "
     "net_type encoder_name model_name_or_dir",
-    "pretrained": "pretrained use_pretrained from_pretrained finetune fine_tune init_from_pretrained "
+    "pretrained": "pretrained use_pretrained from_pretrained finetune fine_tune "
+    "init_from_pretrained "
     "load_pretrained finetuning is_finetune pretrained_path finetune_from",
     "deepspeed": "deepspeed deepspeed_config deepspeed_config_file ds_config",
-    "data_paths": "train_jsonl_list val_jsonl_list train_file validation_file train_data train_path "
+    "data_paths": "train_jsonl_list val_jsonl_list train_file validation_file train_data "
+    "train_path "
     "data_path train_jsonl val_jsonl data_dir train_files dataset_path",
     "temperature": "temperature tau",
     "gamma": "gamma",
@@ -150,11 +155,16 @@ INSIDE: dict[tuple[str, str], str] = {
         for name in ["name", "type", "class", "cls", "algo", "kind", "algorithm"]
     },
     **{("optimizer", name): "optimizer" for name in ("_target_", "class_path", "_component_")},
+    ("optimizer", "_name"): "optimizer",
+    ("scheduler", "_name"): "scheduler",
     **{("optimizer", name): "eps" for name in ("eps", "epsilon")},
     ("optimizer", "clip"): "clip_norm",
     ("optimizer", "max_norm"): "clip_norm",
     ("optimizer", "decay"): "weight_decay",
-    **{("scheduler", name): "scheduler" for name in ["name", "type", "class", "cls", "policy", "kind"]},
+    **{
+        ("scheduler", name): "scheduler"
+        for name in ["name", "type", "class", "cls", "policy", "kind"]
+    },
     **{("scheduler", name): "scheduler" for name in ("_target_", "class_path", "_component_")},
     ("scheduler", "epochs"): "max_epochs",
     ("scheduler", "floor"): "min_lr",
@@ -190,7 +200,9 @@ INSIDE: dict[tuple[str, str], str] = {
     ("scaler", "init_scale"): "initial_scale",
     **{("model", name): "model" for name in ("name", "type", "kind", "class_path", "_target_")},
     **{("model", name): "model" for name in ("_component_", "cell", "pretrained_model_name")},
-    **{("checkpoint", name): "save_interval" for name in ["interval", "every", "frequency", "freq"]},
+    **{
+        ("checkpoint", name): "save_interval" for name in ["interval", "every", "frequency", "freq"]
+    },
     **{("checkpoint", name): "save_steps" for name in ["every_n_steps", "steps", "every_steps"]},
     ("checkpoint", "enabled"): "checkpointing",
     ("checkpoint", "enable"): "checkpointing",
@@ -203,7 +215,9 @@ INSIDE: dict[tuple[str, str], str] = {
     ("model", "classes"): "num_labels",
 }
 _WARMUP = {
-    **dict.fromkeys(["steps", "iters", "num_steps", "updates", "iterations", "total_iters"], "warmup_steps"),
+    **dict.fromkeys(
+        ["steps", "iters", "num_steps", "updates", "iterations", "total_iters"], "warmup_steps"
+    ),
     "epochs": "warmup_epochs",
     **dict.fromkeys(("ratio", "fraction", "proportion"), "warmup_ratio"),
     "start_factor": "warmup_start_factor",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from nanguard.sources.config.names import normal
 
@@ -14,7 +14,8 @@ if TYPE_CHECKING:
     from nanguard.sources.config.document import Document
     from nanguard.sources.config.node import Entry, Node
 
-MAX_LEAVES = 20_000
+MAX_LEAVES = 10_000
+MAX_TIMES = 100  # that a value named in several places is looked at
 MAX_NESTING = 40
 _REFERENCE = re.compile(r"\$\{\s*([A-Za-z0-9_.\[\]-]+)\s*\}")
 
@@ -101,16 +102,34 @@ class Tree:
 def _walk(tree: Tree, below: tuple[str, ...]) -> Iterator[Section]:
     """Yields sections; what contains itself, or is written once and named often, stays bounded."""
     count = 0
-    stack: list[tuple[Node, tuple[str, ...]]] = [(tree.root, below)]
+    times: dict[int, int] = {}
+    stack = [_Step(tree.root, below, frozenset())]
     while stack and count < MAX_LEAVES:
-        node, path = stack.pop()
-        count += 1 + len(node.entries) + len(node.items)
-        if node.kind == "sequence":
-            _push(stack, [(item, (*path, f"[{at}]")) for at, item in enumerate(node.items)])
+        step = stack.pop()
+        node = step.node
+        times[id(node)] = times.get(id(node), 0) + 1
+        if id(node) in step.inside or times[id(node)] > MAX_TIMES or len(step.path) > MAX_NESTING:
             continue
-        yield Section(path, node, tree.document)
-        inner = [entry for entry in node.effective() if _is_section(entry.node)]
-        _push(stack, [(entry.node, (*path, entry.key)) for entry in inner])
+        count += 1 + len(node.entries) + len(node.items)
+        inside = step.inside | {id(node)}
+        if node.kind == "mapping":
+            yield Section(step.path, node, tree.document)
+            inner = [(entry.key, entry.node) for entry in node.effective()]
+        else:
+            inner = [(f"[{at}]", item) for at, item in enumerate(node.items)]
+        stack += [
+            _Step(member, (*step.path, name), inside)
+            for name, member in reversed(inner)
+            if _is_section(member)
+        ]
+
+
+class _Step(NamedTuple):
+    """A place on the way through a tree, with the nodes it lies in."""
+
+    node: Node
+    path: tuple[str, ...]
+    inside: frozenset[int]
 
 
 def _leaves(section: Section) -> Iterator[Leaf]:
@@ -120,14 +139,6 @@ def _leaves(section: Section) -> Iterator[Leaf]:
         if not _is_section(entry.node):
             path, key = (*section.path, entry.key), normal(entry.key)
             yield Leaf(path, names, key, entry, entry.node, section.node, file, file)
-
-
-def _push(
-    stack: list[tuple[Node, tuple[str, ...]]], inner: list[tuple[Node, tuple[str, ...]]]
-) -> None:
-    if inner and len(inner[0][1]) > MAX_NESTING:
-        return
-    stack += [pair for pair in reversed(inner) if pair[0].kind != "scalar"][:MAX_LEAVES]
 
 
 def _is_section(node: Node) -> bool:

@@ -10,7 +10,27 @@ _BREAKS = re.compile(r"[-\s./]+")
 
 # Sections that only wrap the settings of the section around them.
 TRANSPARENT = frozenset(
-    ["params", "init_args", "args", "kwargs", "config", "cfg", "conf", "options", "opts", "settings", "hparams", "param", "parameters", "hyperparameters", "hyper_parameters", "hyperparams", "dict_kwargs", "arguments", "default"]
+    [
+        "params",
+        "init_args",
+        "args",
+        "kwargs",
+        "config",
+        "cfg",
+        "conf",
+        "options",
+        "opts",
+        "settings",
+        "hparams",
+        "param",
+        "parameters",
+        "hyperparameters",
+        "hyper_parameters",
+        "hyperparams",
+        "dict_kwargs",
+        "arguments",
+        "default",
+    ]
 )
 
 ROLES: dict[str, frozenset[str]] = {
@@ -37,7 +57,8 @@ ROLES: dict[str, frozenset[str]] = {
         "checkpoint": "checkpoint checkpoints ckpt checkpointing checkpointer save saving "
         "model_checkpoint snapshot",
         "trainer": "train training trainer run runner experiment exp fit solver training_args "
-        "training_arguments trainer_args learning common engine loop train_loop train_config hyp hydra_run "
+        "training_arguments trainer_args learning common engine loop train_loop train_config "
+        "hyp hydra_run "
         "regularization regularisation",
         "aside": "eval evaluation inference generation generate sampling sample sampler vllm "
         "rollout quantization quantization_config bnb_config bnb tokenizer logger loggers "
@@ -67,7 +88,7 @@ _PARTS = (
 @lru_cache(maxsize=8192)
 def normal(key: str) -> str:
     """Returns a key in lower case with underscores, however it was written."""
-    if key.startswith("_") and key.endswith("_"):
+    if key.startswith("_") and (key.endswith("_") or key == "_name"):
         return key.lower()  # such as _target_, which is no word of its own
     spaced = _CAMEL.sub("_", key) if not key.isupper() else key
     return _BREAKS.sub("_", spaced).strip("_").lower()

@@ -49,17 +49,18 @@ class Node:
     entries: list[Entry] = field(default_factory=list)
     items: list[Node] = field(default_factory=list)
     merged: bool = False
+    _index: dict[str, Node] = field(default_factory=dict, repr=False)
+    _indexed: int = field(default=0, repr=False)
 
     def get(self, key: str) -> Node | None:
         """Returns the value of a key: the last one written, as readers of files do."""
-        found = None
-        for entry in self.entries:
-            if entry.key == key and (found is None or not entry.merged):
-                found = entry.node
-        return found
+        if self._indexed != len(self.entries):
+            self._index = {entry.key: entry.node for entry in self.effective()}
+            self._indexed = len(self.entries)
+        return self._index.get(key)
 
     def effective(self) -> list[Entry]:
-        """Returns the entries that count: the last of each key, and no merged one over a written."""
+        """Returns the entries that count: the last of each key, merged ones only where none is."""
         last: dict[str, Entry] = {}
         for entry in self.entries:
             if not entry.merged or entry.key not in last:

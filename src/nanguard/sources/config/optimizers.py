@@ -14,7 +14,20 @@ _ADAM = re.compile(
 _FREE = re.compile(r"prodigy|d_?adapt|adadelta|lbfgs|rprop|mechanic|dog$|ldog|dlion|cocob")
 _ADAM_KEYS = frozenset(("betas", "beta1", "beta2", "eps"))
 _SECTIONS = frozenset(
-    ["adam", "adamw", "sgd", "adafactor", "lion", "muon", "rmsprop", "lamb", "lars", "radam", "nadam", "adagrad"]
+    [
+        "adam",
+        "adamw",
+        "sgd",
+        "adafactor",
+        "lion",
+        "muon",
+        "rmsprop",
+        "lamb",
+        "lars",
+        "radam",
+        "nadam",
+        "adagrad",
+    ]
 )
 
 

@@ -31,10 +31,25 @@ PRECISION_SETTINGS = (
 )
 _TYPES: dict[str, str] = {
     **dict.fromkeys(
-        ["fp16", "float16", "half", "16", "f16", "16_mixed", "fp16_mixed", "amp_fp16", "mixed_fp16"], "fp16"
+        [
+            "fp16",
+            "float16",
+            "half",
+            "16",
+            "f16",
+            "16_mixed",
+            "fp16_mixed",
+            "amp_fp16",
+            "mixed_fp16",
+        ],
+        "fp16",
     ),
-    **dict.fromkeys(["bf16", "bfloat16", "bf16_mixed", "amp_bf16", "mixed_bf16", "bfloat16_mixed"], "bf16"),
-    **dict.fromkeys(["fp32", "float32", "32", "full", "float", "single", "f32", "32_true", "fp32_true"], "fp32"),
+    **dict.fromkeys(
+        ["bf16", "bfloat16", "bf16_mixed", "amp_bf16", "mixed_bf16", "bfloat16_mixed"], "bf16"
+    ),
+    **dict.fromkeys(
+        ["fp32", "float32", "32", "full", "float", "single", "f32", "32_true", "fp32_true"], "fp32"
+    ),
     **dict.fromkeys(["16_true", "fp16_true", "pure_fp16"], "pure-fp16"),
     **dict.fromkeys(["bf16_true", "pure_bf16"], "pure-bf16"),
     **dict.fromkeys(["no", "none", "off", "false", "disabled"], "off"),
@@ -90,8 +105,8 @@ class Precision:
             return False
         names = {claim.setting.name for claim in self.claims if claim.worlds <= _FP16 | _BF16}
         mixing = any(claim.worlds <= _MIXED for claim in self.claims)
-        return (
-            (bool(self.worlds) and self.worlds <= _UNMIXED) or ("param_dtype" in names and not mixing)
+        return (bool(self.worlds) and self.worlds <= _UNMIXED) or (
+            "param_dtype" in names and not mixing
         )
 
     def kept(self, within: Iterable[Claim] = ()) -> World:

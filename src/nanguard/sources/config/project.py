@@ -10,7 +10,6 @@ from nanguard.sources.config.composition import composed
 from nanguard.sources.config.families import Facts, Family, family_of
 from nanguard.sources.config.families.hydra import composes
 from nanguard.sources.config.keys import setting_for
-from nanguard.sources.config.leaves import Leaf, Section, Tree
 from nanguard.sources.config.names import normal
 from nanguard.sources.config.recognition import facts_of, is_training
 from nanguard.sources.config.run import Misspelling, Repeated, RunConfig, Stage
@@ -23,6 +22,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from nanguard.sources.config.document import Document
+    from nanguard.sources.config.leaves import Leaf, Section, Tree
+    from nanguard.sources.config.node import Entry
+
+_MAX_STAGES = 50
+_MAX_SPELLED = 2000  # keys of a file written by hand
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -127,14 +131,18 @@ def _stages(part: Part, others: list[Part]) -> Iterator[Stage]:
     merged = {section.path for section in part.sections if section.node.merged}
     scopes = parts({()} | set(scope_of.values()), rated)
     partial = frozenset(each.path for each in (part, *others) if each.family.partial)
-    for scope in [scope for scope in scopes if scope not in merged] or [()]:
-        levels = []
-        for length in range(len(scope), -1, -1):
-            level = [pair[1] for pair in own if scope_of[id(pair[1])] == scope[:length]]
-            levels.append(tuple(level if length else [*level, *shared]))
-        seen = [leaf for leaf in part.leaves if _visible(leaf, scope, set(scopes))]
+    by_scope: dict[Scope, list[Setting]] = {(): []}
+    for _, setting in own:
+        by_scope.setdefault(scope_of[id(setting)], []).append(setting)
+    by_scope[()] += shared
+    every = set(scopes)
+    chosen = [scope for scope in scopes if scope not in merged] or [()]
+    for scope in chosen[:_MAX_STAGES]:
+        outward = (scope[:length] for length in range(len(scope), -1, -1))
+        levels = tuple(tuple(by_scope.get(level, ())) for level in outward)
+        seen = [leaf for leaf in part.leaves if _visible(leaf, scope, every)]
         traits = read_traits([*seen, *(leaf for other in others for leaf in other.leaves)])
-        yield Stage(scope, tuple(levels), part.family, traits, partial)
+        yield Stage(scope, levels, part.family, traits, partial)
 
 
 def _visible(leaf: Leaf, scope: Scope, scopes: set[Scope]) -> bool:
@@ -149,7 +157,7 @@ def _setting(leaf: Leaf, part: Part) -> Setting | None:
         name = part.family.keys[dotted, leaf.key]
     else:
         name = setting_for(leaf.key, leaf.sections)
-    if name is None:
+    if name is None and len(part.leaves) <= _MAX_SPELLED:
         right = intended(leaf.key, part.family, root=_at_root(leaf.sections, part.family))
         name = setting_for(right, leaf.sections) if right else None
     if name is None:
@@ -176,7 +184,7 @@ def _repeated(part: Part) -> Iterator[Repeated]:
         if id(section.node) in seen:
             continue
         seen.add(id(section.node))
-        first = {}
+        first: dict[str, Entry] = {}
         for entry in section.node.entries:
             if entry.repeats and entry.key in first:
                 dotted = ".".join((*section.path, entry.key))
@@ -188,7 +196,7 @@ def _repeated(part: Part) -> Iterator[Repeated]:
 def _misspelled(part: Part) -> Iterator[Misspelling]:
     seen: set[int] = set()
     for section in part.sections:
-        if id(section.node) in seen:
+        if id(section.node) in seen or len(part.leaves) > _MAX_SPELLED:
             continue
         seen.add(id(section.node))
         names = tuple(normal(name) for name in section.path)

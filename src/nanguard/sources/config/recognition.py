@@ -13,13 +13,72 @@ if TYPE_CHECKING:
 
 _CORE = frozenset(("lr", "optimizer", "other_lr"))
 _SUPPORT = frozenset(
-    ["max_steps", "max_epochs", "batch_size", "micro_batch_size", "global_batch_size", "weight_decay", "warmup_steps", "warmup_epochs", "warmup_ratio", "clip_norm", "clip_value", "scheduler", "fp16", "bf16", "precision", "mixed_precision", "amp", "betas", "accumulation", "eps", "save_steps", "save_epochs", "save_interval", "min_lr", "momentum", "beta1", "beta2", "param_dtype", "loss_scale"]
+    [
+        "max_steps",
+        "max_epochs",
+        "batch_size",
+        "micro_batch_size",
+        "global_batch_size",
+        "weight_decay",
+        "warmup_steps",
+        "warmup_epochs",
+        "warmup_ratio",
+        "clip_norm",
+        "clip_value",
+        "scheduler",
+        "fp16",
+        "bf16",
+        "precision",
+        "mixed_precision",
+        "amp",
+        "betas",
+        "accumulation",
+        "eps",
+        "save_steps",
+        "save_epochs",
+        "save_interval",
+        "min_lr",
+        "momentum",
+        "beta1",
+        "beta2",
+        "param_dtype",
+        "loss_scale",
+    ]
 )
 # Keys at the root that say a file is something else, whatever else it holds.
 _OTHER = frozenset(
-    ["log_history", "architectures", "services", "apiversion", "api_version", "jobs", "weight_map", "added_tokens", "build_system", "dependencies", "devdependencies", "scripts", "repos", "nbformat", "cells", "tool", "image_processor_type", "feature_extractor_type", "tokenizer_class", "transformers_version", "best_model_checkpoint", "global_step", "openapi", "swagger", "mcpservers", "site_name"]
+    [
+        "log_history",
+        "architectures",
+        "services",
+        "apiversion",
+        "api_version",
+        "jobs",
+        "weight_map",
+        "added_tokens",
+        "build_system",
+        "dependencies",
+        "devdependencies",
+        "scripts",
+        "repos",
+        "nbformat",
+        "cells",
+        "tool",
+        "image_processor_type",
+        "feature_extractor_type",
+        "tokenizer_class",
+        "transformers_version",
+        "best_model_checkpoint",
+        "global_step",
+        "openapi",
+        "swagger",
+        "mcpservers",
+        "site_name",
+    ]
 )
-_MEASURED = frozenset(["loss", "val_loss", "train_loss", "eval_loss", "accuracy", "train_runtime", "val_acc"])
+_MEASURED = frozenset(
+    ["loss", "val_loss", "train_loss", "eval_loss", "accuracy", "train_runtime", "val_acc"]
+)
 _ALWAYS = frozenset(("accelerate", "deepspeed", "axolotl"))
 
 

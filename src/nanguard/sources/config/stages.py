@@ -15,7 +15,23 @@ Scope = tuple[str, ...]
 
 # Settings that a part of a run has once; two sections that both have one are two parts.
 _CORE = frozenset(
-    ["lr", "optimizer", "max_steps", "max_epochs", "clip_norm", "clip_value", "min_lr", "warmup_steps", "warmup_epochs", "warmup_ratio", "fp16", "bf16", "precision", "mixed_precision", "amp"]
+    [
+        "lr",
+        "optimizer",
+        "max_steps",
+        "max_epochs",
+        "clip_norm",
+        "clip_value",
+        "min_lr",
+        "warmup_steps",
+        "warmup_epochs",
+        "warmup_ratio",
+        "fp16",
+        "bf16",
+        "precision",
+        "mixed_precision",
+        "amp",
+    ]
 )
 _MAKING = frozenset(("lr", "optimizer", "max_steps", "max_epochs"))
 

@@ -63,6 +63,7 @@ class _Reader:
         self.content = text.content
         self.at = 0
         self.repeated = False
+        self.known: dict[tuple[int, str], Node] = {}
         self.budget = Budget(text.path)
         self.top = Node("mapping", 0, len(self.content), 1)
 
@@ -93,7 +94,7 @@ class _Reader:
             table = self._table(table, name)
         if not many:
             return self._table(table, names[-1])
-        into = table.get(names[-1].key)
+        into = self.known.get((id(table), names[-1].key))
         if into is None:
             into = Node("sequence", start, self.at, self._line(start))
             self._add(table, names[-1], into)
@@ -102,7 +103,7 @@ class _Reader:
         return item
 
     def _table(self, table: Node, name: Entry) -> Node:
-        found = table.get(name.key)
+        found = self.known.get((id(table), name.key))
         if found is None:
             found = Node("mapping", name.start, name.end, name.line)
             self._add(table, name, found)
@@ -113,7 +114,8 @@ class _Reader:
         return found
 
     def _add(self, table: Node, name: Entry, node: Node) -> None:
-        name.repeats = any(entry.key == name.key for entry in table.entries)
+        name.repeats = (id(table), name.key) in self.known
+        self.known[id(table), name.key] = node
         self.repeated = self.repeated or name.repeats
         name.node = node
         table.entries.append(name)

@@ -25,19 +25,24 @@ _SIGNS: dict[str, re.Pattern[str]] = {
         "language": _LANGUAGE,
         "transformer": _LANGUAGE + r"|bert|electra|deberta|(?<![a-z])m?t5|flan|bart(?![a-z])"
         r"|(?<![a-z])vit(?![a-z])|deit|swin|transformer|conformer|(?<![eun])dit(?![a-z])"
-        r"|n_heads?\b|num_heads|attention_heads|wav2vec|whisper|hubert|n_layers?\b"
+        r"|n_heads?\b|num_heads|attention_heads|wav2vec|whisper|hubert"
         r"|(?<![a-z])attn|beit(?![a-z])|(?<![a-z])mae(?![a-z])|detr(?![a-z])|evoformer",
         "t5": r"(?<![a-z])(?:m|by|flan-?)?t5",
-        "diffusion": r"diffusion|ddpm|ddim|(?<![eun])dit(?![a-z])|noise_sched|(?<![a-z]_)(?<![a-z])timesteps|train_timesteps|diffusion_steps"
-        r"|sdxl|(?<![a-z])flux|latent|beta_schedule|denois|controlnet|score_model|pred_(?:x0|noise)",
+        "diffusion": r"diffusion|ddpm|ddim|(?<![eun])dit(?![a-z])|noise_sched"
+        r"|(?<![a-z]_)(?<![a-z])timesteps|train_timesteps|diffusion_steps"
+        r"|sdxl|(?<![a-z])flux|latent_diff|beta_schedule|denois|controlnet"
+        r"|score_model|pred_(?:x0|noise)",
         "reinforcement": r"(?<![a-z])ppo|(?<![a-z])a2c|(?<![a-z])a3c|dqn|(?<![a-z])sac(?![a-z])"
         r"|(?<![a-z])td3|(?<![a-z])ddpg|gae_lambda|n_timesteps|n_envs|replay_buffer|trpo|dreamer"
         r"|impala|num_envs|mlppolicy|cnnpolicy|exploration_",
-        "adversarial": r"generator|discriminator|(?<![a-z])[a-z]{0,7}gan(?![a-z])|adversarial|hifigan",
-        "graph": r"(?<![a-z])gcn|(?<![a-z])gat(?![a-z])|(?<![a-z])gnn|graphsage|(?<![a-z])gin(?![a-z])"
+        "adversarial": r"generator|discriminator|(?<![a-z])[a-z]{0,7}gan(?![a-z])|adversarial"
+        r"|hifigan",
+        "graph": r"(?<![a-z])gcn|(?<![a-z])gat(?![a-z])|(?<![a-z])gnn|graphsage"
+        r"|(?<![a-z])gin(?![a-z])"
         r"|cora(?![a-z])|pubmed|ogbn",
-        "field": r"(?<![a-z])nerf|gaussian|splat|instant-?ngp|hash_?grid|tensorf|(?<![a-z])sdf",
-        "adapter": r"lora|(?<![a-z])dora(?![a-z])|(?<![a-z])peft|adapter|(?<![a-z])ia3",
+        "field": r"(?<![a-z])nerf|splatting|instant-?ngp|hash_?grid|tensorf|(?<![a-z])sdf",
+        "adapter": r"(?<![a-z])(?:q|ada|dy)?lora|(?<![a-z])dora(?![a-z])|(?<![a-z])peft"
+        r"|adapter|(?<![a-z])ia3",
         "prompt": r"prompt_tuning|prefix_tuning|p_tuning|ptuning|virtual_tokens|textual_inversion"
         r"|prefix_tokens|soft_prompt",
         "tuned": r"finetun|fine-tun|fine_tun|instruct|(?<![a-z])sft|(?<![a-z])dpo|(?<![a-z])grpo"
@@ -50,7 +55,9 @@ _SIGNS: dict[str, re.Pattern[str]] = {
     }.items()
 }
 _BILLIONS = re.compile(r"(?<![a-z\d.])(\d{1,3}(?:[._]\d+)?)\s?b(?![a-z0-9])")
-_WIDTH = frozenset(["hidden_size", "n_embd", "d_model", "embed_dim", "embedding_size", "hidden_dim", "dim"])
+_WIDTH = frozenset(
+    ["hidden_size", "n_embd", "d_model", "embed_dim", "embedding_size", "hidden_dim", "dim"]
+)
 _OFF = (None, False, "", "none", "null", "false", 0)
 
 

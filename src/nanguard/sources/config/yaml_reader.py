@@ -73,7 +73,7 @@ class _Builder:
         self.roots: list[Node] = []
         self.anchors: dict[str, Node] = {}
         self.open: list[_Open] = []
-        self.resolver = yaml.resolver.Resolver()
+        self.resolve: Any = yaml.resolver.Resolver().resolve
         self.constructor = yaml.constructor.SafeConstructor()
         self.scalar_node = yaml.ScalarNode
 
@@ -136,7 +136,7 @@ class _Builder:
     def _value(self, event: Any) -> Any:
         tag = event.tag
         if tag is None or tag == "!":
-            tag = self.resolver.resolve(self.scalar_node, event.value, event.implicit)
+            tag = self.resolve(self.scalar_node, event.value, event.implicit)
         if tag not in _CONSTRUCTED:
             return event.value
         build = self.constructor.yaml_constructors[tag]

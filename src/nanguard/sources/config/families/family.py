@@ -43,7 +43,8 @@ class Family:
         known: Its own keys, among which a stranger that looks like one of them is a slip.
         closed: Whether its reader refuses or drops keys that are not its own.
         turns_text_into_numbers: Whether its reader takes ``1e-5`` for a number.
-        clips: The norm it clips to where nothing is set; None if it does not clip by itself.
+        clips: The norm it clips to where nothing is set; 0 if its recipes do without; None if it
+            leaves clipping to the user.
         optimizer: The optimizer it takes where none is set.
         partial: Whether a file of it describes only a part of a run.
         adds: How it writes settings that a fix adds.
