@@ -123,6 +123,7 @@ def of_mul(inputs: tuple[Value, ...], keywords: dict[str, Value]) -> Known:
             kinds |= {"masked"}
     if a.has("loss") or b.has("loss"):
         kinds |= {"loss"}
+    kinds |= (a.kinds | b.kinds) & _kinds("shifted")
     return min(products), max(products), kinds
 
 
