@@ -157,7 +157,11 @@ def known(op: str, inputs: tuple[Value, ...], keywords: dict[str, Value]) -> Kno
     """Returns the bounds and kinds of what an operation makes."""
     rule = _EFFECTS.get(op)
     if rule is not None:
-        return rule(inputs, keywords)
+        try:
+            return rule(inputs, keywords)
+        except IndexError:
+            # A method of the same name on something else, with fewer arguments.
+            return -INF, INF, NO_KINDS
     if op in SHAPE and inputs:
         return bounds.same(inputs, keywords)
     return -INF, INF, NO_KINDS
