@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 Read = TypeVar("Read")
-Reads = Literal["code", "config"]
+Reads = Literal["code", "config", "data", "checkpoint", "log"]
 
 
 @dataclass(frozen=True, slots=True)

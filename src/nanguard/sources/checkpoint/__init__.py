@@ -1,0 +1,1 @@
+"""Checkpoints as rules read them; nothing in one is ever run."""

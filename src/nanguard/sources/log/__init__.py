@@ -1,0 +1,1 @@
+"""Logs of runs as rules read them."""
