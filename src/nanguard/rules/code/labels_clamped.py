@@ -120,7 +120,8 @@ def _becomes_label(code: Code, value: Value) -> bool:
     """Whether the smaller of something and the last class is called a label."""
     statement = code.parents.get(value.node) if value.node is not None else None
     target = statement.targets[0] if isinstance(statement, ast.Assign) else None
-    if not isinstance(target, ast.Name) or not _LABEL.search(target.id.lower()):
+    name = target.id if isinstance(target, ast.Name) else getattr(target, "attr", "")
+    if not _LABEL.search(name.lower()):
         return False
     if value.op not in ("min", "minimum", "clamp", "numpy.clamp", "clamp_max"):
         return False

@@ -21,6 +21,7 @@ _PICKLES = ("pickle.", "dill.", "cloudpickle.", "_pickle.", "cPickle.", "pickle5
 _CHECKPOINT = re.compile(
     r"ck?pt|checkpoint|snapshot|weights|state_dict|\bmodel|resume|restore|_model|\.pth?\b|state\b"
 )
+_SURELY = re.compile(r"ck?pt|checkpoint|snapshot|resume|restore|state_dict|load_(model|weights)")
 _DATA = re.compile(
     r"token|vocab|dataset|cache|data|result|metric|stats|config|cfg|split|index|label|meta|feature"
     r"|batch|embed|history|log|scaler|encoder"
@@ -127,6 +128,8 @@ def _is_checkpoint(code: Code, call: Value) -> bool:
         event.path == "torch.load" or event.op != "load" for event in same if event is not call
     ):
         return not _DATA.search(function.name.lower())
+    if _SURELY.search(function.name.lower()):
+        return True
     around = [function.name.lower()] if function is not code.module else []
     statement = code.statement_of(node)
     for outer in (statement, *code.ancestors(node)):

@@ -27,24 +27,24 @@ class Filled:
     """What is filled in place, by the name of the attribute or the local name.
 
     Attributes:
-        names: Attributes and names that something is written into.
+        names: Names that something is written into, each with the class whose ``self`` has it.
         parts: Texts such that parameters with them in their name are filled.
         everything: Whether some loop fills all parameters there are.
-        classes: Classes whose parameters a base class fills.
+        classes: Classes of which all parameters are filled.
     """
 
     def __init__(self, code: Code) -> None:
         self.code = code
-        self.names: set[str] = set()
+        self.names: set[tuple[int, str]] = set()
         self.parts: set[str] = set()
         self.everything = False
         self.classes: set[int] = set()
         for function in code.functions:
             for event in function.events:
                 if isinstance(event.node, ast.Call):
-                    self._call(event.node)
+                    self._call(event.node, function.cls)
                 elif event.op in ("setitem", "setattr") and event.node is not None:
-                    self._written(event.node)
+                    self._written(event.node, function.cls)
         for node in code.parents:
             if isinstance(node, (ast.For, ast.comprehension)):
                 self._loop(node)
@@ -52,39 +52,60 @@ class Filled:
 
     def has(self, name: str, cls: Class | None) -> bool:
         """Returns whether a parameter is filled somewhere."""
-        if self.everything or name in self.names or any(part in name for part in self.parts):
+        if self.everything or (0, name) in self.names or any(part in name for part in self.parts):
             return True
-        return cls is not None and any(id(c) in self.classes for c in cls.line_of_descent())
+        if cls is None:
+            return False
+        heirs = [c for c in self.code.classes.values() if cls in c.line_of_descent()]
+        related = [*cls.line_of_descent(), *heirs]
+        return any(id(c) in self.classes or (id(c), name) in self.names for c in related)
 
-    def _call(self, node: ast.Call) -> None:
+    def _add(self, node: ast.expr, cls: Class | None) -> None:
+        names = [*chain(node)]
+        if names[-1:] == ["self"] and cls is not None:
+            self.names.add((id(cls), names[-2] if len(names) > 1 else "self"))
+            names = [name for name in names[:-2] if name != "data"]
+        self.names |= {(0, name) for name in names}
+
+    def _call(self, node: ast.Call, cls: Class | None) -> None:
         func = node.func
         name = func.attr if isinstance(func, ast.Attribute) else getattr(func, "id", "")
         alone = isinstance(self.code.parents.get(node), ast.Expr)
         if _KEEPS.search(name) or not (name.endswith("_") or alone or _FILLS.search(name)):
             return
         if isinstance(func, ast.Attribute) and name.endswith("_"):
-            self.names |= set(chain(func.value))
+            self._add(func.value, cls)
         for argument in (*node.args, *(keyword.value for keyword in node.keywords)):
-            self.names |= set(chain(argument))
+            several = isinstance(argument, (ast.Tuple, ast.List))
+            for part in argument.elts if several else (argument,):  # type: ignore[attr-defined]
+                self._add(part, cls)
 
-    def _written(self, node: ast.AST) -> None:
-        if isinstance(node, ast.Attribute) and node.attr not in ("data", "copy_"):
+    def _written(self, node: ast.AST, cls: Class | None) -> None:
+        if isinstance(node, ast.Attribute) and node.attr != "data":
             return
         inner = node.value if isinstance(node, (ast.Attribute, ast.Subscript)) else node
         if isinstance(inner, ast.expr):
-            self.names |= set(chain(inner))
+            self._add(inner, cls)
 
     def _loop(self, node: ast.For | ast.comprehension) -> None:
-        targets = {n.id for n in ast.walk(node.target) if isinstance(n, ast.Name)}
+        targets = {(0, n.id) for n in ast.walk(node.target) if isinstance(n, ast.Name)}
         if not targets & self.names:
             return
+        cls = self._class_around(node)
         for inner in ast.walk(node.iter):
             if isinstance(inner, ast.Attribute):
                 if _ALL.search(inner.attr) and isinstance(node, ast.For):
-                    self._all(node)
-                self.names.add(inner.attr)
+                    of_self = isinstance(inner.value, ast.Name) and inner.value.id == "self"
+                    self._all(node, cls if of_self else None)
+                self._add(inner, cls)
 
-    def _all(self, node: ast.For) -> None:
+    def _class_around(self, node: ast.AST) -> Class | None:
+        for outer in self.code.ancestors(node):
+            if isinstance(outer, ast.ClassDef):
+                return self.code.classes.get(outer.name)
+        return None
+
+    def _all(self, node: ast.For, cls: Class | None) -> None:
         """A loop over all parameters; tests of their names say which it fills."""
         texts: set[str] = set()
         for inner in node.body:
@@ -99,7 +120,10 @@ class Filled:
                         if isinstance(n, ast.Constant) and isinstance(n.value, str)
                     }
         self.parts |= texts
-        self.everything |= not texts
+        if not texts and cls is not None:
+            self.classes.add(id(cls))
+        elif not texts:
+            self.everything = True
 
     def _inherited(self) -> None:
         """Methods of a base class elsewhere that fill what it knows by name."""
@@ -120,21 +144,13 @@ class Filled:
 
 
 def chain(node: ast.expr) -> Iterator[str]:
-    """Yields the names by which an expression reaches a tensor, and those of its elements."""
-    while True:
+    """Yields the names by which an expression reaches a tensor, the last one first."""
+    while isinstance(node, (ast.Attribute, ast.Subscript, ast.Starred)):
         if isinstance(node, ast.Attribute):
             yield node.attr
-            node = node.value
-        elif isinstance(node, (ast.Subscript, ast.Starred)):
-            node = node.value
-        elif isinstance(node, (ast.Tuple, ast.List)):
-            for element in node.elts:
-                yield from chain(element)
-            return
-        else:
-            if isinstance(node, ast.Name) and node.id != "self":
-                yield node.id
-            return
+        node = node.value
+    if isinstance(node, ast.Name):
+        yield node.id
 
 
 def names_of(code: Code, value: Value) -> list[str]:

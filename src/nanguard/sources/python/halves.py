@@ -32,7 +32,10 @@ FLOAT16 = frozenset(
     {"matmul", "einsum", "linear", "addmm", "baddbmm", "addbmm", "bmm", "mm", "conv2d"}
 )
 _LAYERS = re.compile(r"^torch\.nn\.(Linear|Conv\w+|Bilinear|MultiheadAttention|LSTM|GRU)$")
-_ANY_MODEL = re.compile(r"^(model|net|network|module|layer|lm|gpt|self|m)$|_model$|_net$|^layers?$")
+_ANY_MODEL = re.compile(
+    r"^(model|net|network|module|layer|block|lm|gpt|self|transformer|backbone)s?$|_model$|_net$"
+)
+_UNKNOWN = frozenset({"", "named", "element", "attribute"})
 _FP16 = re.compile(r"^(fp16|float16|half|16|16-mixed|16-true)$")
 
 
@@ -97,7 +100,7 @@ class Halves:
             cls = target.cls or target.core.cls
             if cls is not None:
                 self._with_parts(cls, found)
-            elif not target.core.op and _ANY_MODEL.search(target.core.name):
+            elif any(_ANY_MODEL.search(m.name) for m in target.upstream(5) if m.op in _UNKNOWN):
                 found |= {id(module) for module in modules}
         return found
 

@@ -95,6 +95,8 @@ class Roles:
     def is_loss(self, value: Value) -> bool:
         """Returns whether a value is a loss."""
         base = root(value)
+        if value.has("loss") and value.op == "named" and not _NO_LOSS.search(value.name):
+            return True
         if _NO_LOSS.search(base.name) or base.has("count", "size"):
             return False
         if base.has("loss"):
