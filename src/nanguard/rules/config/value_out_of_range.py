@@ -9,12 +9,12 @@ from nanguard.findings import Severity, name_of
 from nanguard.rules.config.judging import ConfigRule, change
 from nanguard.rules.config.ranges import Range, range_of
 from nanguard.rules.rule import Fails, Passes
-from nanguard.sources.config.edits import replace_node, set_to
+from nanguard.sources.config.edits import set_member, set_to
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from nanguard.findings import Edit, Finding
+    from nanguard.findings import Finding
     from nanguard.sources.config.run import Stage
     from nanguard.sources.config.settings import Setting
 
@@ -61,9 +61,7 @@ class ValueOutOfRange(ConfigRule):
             if found.holds(value):
                 continue
             right = 0.999 if at else 0.9
-            edits: tuple[Edit, ...] = ()
-            if len(setting.node.items) > at and setting.home is setting.document:
-                edits = (replace_node(setting.node.items[at], right, setting.document.format),)
+            edits = set_member(setting, at, right)
             fix = change(f"use {right}, the usual value", edits)
             yield self.at(setting, _message(setting, name_of(value), found), fix)
 

@@ -7,6 +7,7 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from nanguard.findings import Edit
+from nanguard.sources.config.settings import NUMBERS
 
 if TYPE_CHECKING:
     from nanguard.sources.config.node import Entry, Node
@@ -42,6 +43,20 @@ def set_to(setting: Setting, value: Any) -> tuple[Edit, ...]:
     if setting.home is not setting.document or node.kind != "scalar" or node.style == "block":
         return ()
     return (replace_node(node, value, setting.document.format),)
+
+
+def set_member(setting: Setting, at: int, value: float) -> tuple[Edit, ...]:
+    """Returns the change of one number of a list, or of a text such as ``(0.9, 0.95)``."""
+    node = setting.node
+    if setting.home is not setting.document:
+        return ()
+    if node.kind == "sequence":
+        return (replace_node(node.items[at], value, setting.document.format),)
+    found = list(NUMBERS.finditer(node.raw))
+    if at >= len(found):
+        return ()
+    begin, end = found[at].span()
+    return (Edit(node.start + begin, node.start + end, number_text(value)),)
 
 
 def replace_node(node: Node, value: Any, kind: str) -> Edit:

@@ -114,7 +114,11 @@ def _walk(tree: Tree, below: tuple[str, ...]) -> Iterator[Section]:
         inside = step.inside | {id(node)}
         if node.kind == "mapping":
             yield Section(step.path, node, tree.document)
-            inner = [(entry.key, entry.node) for entry in node.effective()]
+            inner = [
+                (entry.key, entry.node)
+                for entry in node.effective()
+                if entry.key != "defaults" or entry.node.kind == "mapping"  # a list names files
+            ]
         else:
             inner = [(f"[{at}]", item) for at, item in enumerate(node.items)]
         stack += [

@@ -8,33 +8,20 @@ from functools import lru_cache
 _CAMEL = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
 _BREAKS = re.compile(r"[-\s./]+")
 
+
+def words(text: str) -> frozenset[str]:
+    """Returns the words of a text."""
+    return frozenset(text.split())
+
+
 # Sections that only wrap the settings of the section around them.
-TRANSPARENT = frozenset(
-    [
-        "params",
-        "init_args",
-        "args",
-        "kwargs",
-        "config",
-        "cfg",
-        "conf",
-        "options",
-        "opts",
-        "settings",
-        "hparams",
-        "param",
-        "parameters",
-        "hyperparameters",
-        "hyper_parameters",
-        "hyperparams",
-        "dict_kwargs",
-        "arguments",
-        "default",
-    ]
+TRANSPARENT = words(
+    "params init_args args kwargs config cfg conf options opts settings hparams param "
+    "parameters hyperparameters hyper_parameters hyperparams dict_kwargs arguments default"
 )
 
 ROLES: dict[str, frozenset[str]] = {
-    role: frozenset(names.split())
+    role: words(names)
     for role, names in {
         "optimizer": "optimizer optim optimiser opt optimizers optimisers optimization "
         "optimisation adam adamw sgd adafactor lion muon rmsprop lamb lars radam nadam adagrad",

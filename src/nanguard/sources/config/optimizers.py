@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
+from nanguard.sources.config.names import words
+
 if TYPE_CHECKING:
     from nanguard.sources.config.run import Stage
 
@@ -13,22 +15,7 @@ _ADAM = re.compile(
 )
 _FREE = re.compile(r"prodigy|d_?adapt|adadelta|lbfgs|rprop|mechanic|dog$|ldog|dlion|cocob")
 _ADAM_KEYS = frozenset(("betas", "beta1", "beta2", "eps"))
-_SECTIONS = frozenset(
-    [
-        "adam",
-        "adamw",
-        "sgd",
-        "adafactor",
-        "lion",
-        "muon",
-        "rmsprop",
-        "lamb",
-        "lars",
-        "radam",
-        "nadam",
-        "adagrad",
-    ]
-)
+_SECTIONS = words("adam adamw sgd adafactor lion muon rmsprop lamb lars radam nadam adagrad")
 
 
 def optimizer_of(stage: Stage) -> str | None:

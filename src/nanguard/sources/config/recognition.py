@@ -6,75 +6,24 @@ from typing import TYPE_CHECKING
 
 from nanguard.sources.config.families import Facts, Family, family_of
 from nanguard.sources.config.keys import setting_for
-from nanguard.sources.config.names import normal, role
+from nanguard.sources.config.names import normal, role, words
 
 if TYPE_CHECKING:
     from nanguard.sources.config.leaves import Leaf, Section
 
 _CORE = frozenset(("lr", "optimizer", "other_lr"))
-_SUPPORT = frozenset(
-    [
-        "max_steps",
-        "max_epochs",
-        "batch_size",
-        "micro_batch_size",
-        "global_batch_size",
-        "weight_decay",
-        "warmup_steps",
-        "warmup_epochs",
-        "warmup_ratio",
-        "clip_norm",
-        "clip_value",
-        "scheduler",
-        "fp16",
-        "bf16",
-        "precision",
-        "mixed_precision",
-        "amp",
-        "betas",
-        "accumulation",
-        "eps",
-        "save_steps",
-        "save_epochs",
-        "save_interval",
-        "min_lr",
-        "momentum",
-        "beta1",
-        "beta2",
-        "param_dtype",
-        "loss_scale",
-    ]
+_SUPPORT = words(
+    "max_steps max_epochs batch_size micro_batch_size global_batch_size weight_decay "
+    "warmup_steps warmup_epochs warmup_ratio clip_norm clip_value scheduler fp16 bf16 "
+    "precision mixed_precision amp betas accumulation eps save_steps save_epochs "
+    "save_interval min_lr momentum beta1 beta2 param_dtype loss_scale"
 )
 # Keys at the root that say a file is something else, whatever else it holds.
-_OTHER = frozenset(
-    [
-        "log_history",
-        "architectures",
-        "services",
-        "apiversion",
-        "api_version",
-        "jobs",
-        "weight_map",
-        "added_tokens",
-        "build_system",
-        "dependencies",
-        "devdependencies",
-        "scripts",
-        "repos",
-        "nbformat",
-        "cells",
-        "tool",
-        "image_processor_type",
-        "feature_extractor_type",
-        "tokenizer_class",
-        "transformers_version",
-        "best_model_checkpoint",
-        "global_step",
-        "openapi",
-        "swagger",
-        "mcpservers",
-        "site_name",
-    ]
+_OTHER = words(
+    "log_history architectures services apiversion api_version jobs weight_map added_tokens "
+    "build_system dependencies devdependencies scripts repos nbformat cells tool "
+    "image_processor_type feature_extractor_type tokenizer_class transformers_version "
+    "best_model_checkpoint global_step openapi swagger mcpservers site_name"
 )
 _MEASURED = frozenset(
     ["loss", "val_loss", "train_loss", "eval_loss", "accuracy", "train_runtime", "val_acc"]

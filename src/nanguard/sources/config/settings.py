@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 _NUMBER = re.compile(r"[-+]?(?:\d[\d_]*\.?\d*|\.\d+)(?:[eE][-+]?\d+)?")
 _SCIENTIFIC = re.compile(r"[-+]?(?:\d[\d_]*\.?\d*|\.\d+)[eE][-+]?\d+")
-_IN_TEXT = re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?")
+NUMBERS = re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?")
 _ON = frozenset(("true", "yes", "on", "1", "enabled", "enable"))
 _OFF = frozenset(("false", "no", "off", "0", "none", "disabled", "null", "never"))
 
@@ -99,7 +99,7 @@ class Setting:
             found = [number_of(item) for item in value]
             return [item for item in found if item is not None]
         if isinstance(value, str):
-            return [float(item) for item in _IN_TEXT.findall(value)]
+            return [float(item) for item in NUMBERS.findall(value)]
         return []
 
     @property

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from nanguard.sources.config.names import TRANSPARENT, normal, role_of
+from nanguard.sources.config.names import TRANSPARENT, normal, role_of, words
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -14,24 +14,9 @@ if TYPE_CHECKING:
 Scope = tuple[str, ...]
 
 # Settings that a part of a run has once; two sections that both have one are two parts.
-_CORE = frozenset(
-    [
-        "lr",
-        "optimizer",
-        "max_steps",
-        "max_epochs",
-        "clip_norm",
-        "clip_value",
-        "min_lr",
-        "warmup_steps",
-        "warmup_epochs",
-        "warmup_ratio",
-        "fp16",
-        "bf16",
-        "precision",
-        "mixed_precision",
-        "amp",
-    ]
+_CORE = words(
+    "lr optimizer max_steps max_epochs clip_norm clip_value min_lr warmup_steps warmup_epochs "
+    "warmup_ratio fp16 bf16 precision mixed_precision amp"
 )
 _MAKING = frozenset(("lr", "optimizer", "max_steps", "max_epochs"))
 

@@ -3,40 +3,14 @@
 from __future__ import annotations
 
 from nanguard.sources.config.families.family import Facts, Family
+from nanguard.sources.config.names import words
 
-_KNOWN = frozenset(
-    [
-        "output_dir",
-        "model",
-        "tokenizer",
-        "checkpointer",
-        "dataset",
-        "seed",
-        "shuffle",
-        "batch_size",
-        "epochs",
-        "optimizer",
-        "loss",
-        "lr_scheduler",
-        "max_steps_per_epoch",
-        "gradient_accumulation_steps",
-        "clip_grad_norm",
-        "device",
-        "compile",
-        "optimizer_in_bwd",
-        "resume_from_checkpoint",
-        "enable_activation_checkpointing",
-        "dtype",
-        "metric_logger",
-        "log_every_n_steps",
-        "log_peak_memory_stats",
-        "profiler",
-        "log_level",
-        "enable_activation_offloading",
-        "custom_sharded_layers",
-        "fsdp_cpu_offload",
-        "num_warmup_steps",
-    ]
+_KNOWN = words(
+    "output_dir model tokenizer checkpointer dataset seed shuffle batch_size epochs optimizer "
+    "loss lr_scheduler max_steps_per_epoch gradient_accumulation_steps clip_grad_norm device "
+    "compile optimizer_in_bwd resume_from_checkpoint enable_activation_checkpointing dtype "
+    "metric_logger log_every_n_steps log_peak_memory_stats profiler log_level "
+    "enable_activation_offloading custom_sharded_layers fsdp_cpu_offload num_warmup_steps"
 )
 
 
