@@ -42,8 +42,8 @@ class Code:
     def __init__(self, text: Text, tree: ast.Module) -> None:
         self.text = text
         self.tree = tree
-        self.names = Names(tree)
-        self.relevant = self.names.imported(*PACKAGES)
+        self.names = Names(())
+        self.relevant = False
         self.values: dict[ast.AST, Value] = {}
         self.operations: dict[str, list[Value]] = {}
         self.calls: list[tuple[Value, Function]] = []
@@ -54,8 +54,12 @@ class Code:
         self._functions: dict[ast.AST, Function] = {}
         self.parents: dict[ast.AST, ast.AST] = {}
         self.facts: dict[type, Any] = {}
-        if self.relevant:
+        if any(package in text.content for package in PACKAGES):
+            self._imports: list[ast.stmt] = []
             self._collect(tree, None, None)
+            self.names = Names(self._imports)
+            self.relevant = self.names.imported(*PACKAGES)
+        if self.relevant:
             self._descend()
             if self._is_optimizer_code():
                 for function in self.functions:
@@ -160,11 +164,13 @@ class Code:
         for child in ast.iter_child_nodes(node):
             self.parents[child] = node
             if isinstance(child, ast.ClassDef):
-                inner = Class(child.name, child, [self._base(base) for base in child.bases])
+                inner = Class(child.name, child)
                 self.classes.setdefault(child.name, inner)
                 self._collect(child, inner, function)
             elif isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)):
                 self._collect_function(child, cls if node is (cls and cls.node) else None, function)
+            elif isinstance(child, (ast.Import, ast.ImportFrom)):
+                self._imports.append(child)
             else:
                 self._collect(child, cls, function)
 
@@ -198,6 +204,8 @@ class Code:
         return self.names.path(node) or (node.id if isinstance(node, ast.Name) else "")
 
     def _descend(self) -> None:
+        for cls in self.classes.values():
+            cls.bases = [self._base(base) for base in cls.node.bases]
         for cls in self.classes.values():
             cls.parents = [
                 self.classes[base]

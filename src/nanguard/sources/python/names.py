@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import ast
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 # Paths under which the same thing can be had, and the one we use.
 _SAME = (
@@ -24,9 +28,9 @@ _SAME = (
 class Names:
     """The names a module imports, and what they stand for."""
 
-    def __init__(self, tree: ast.Module) -> None:
+    def __init__(self, statements: Iterable[ast.stmt]) -> None:
         self.imports: dict[str, str] = {}
-        for node in ast.walk(tree):
+        for node in statements:
             if isinstance(node, ast.Import):
                 for alias in node.names:
                     if alias.asname:
