@@ -188,6 +188,23 @@ FAULTS = [
 ]
 
 HEALTHY = [
+    ("yaml", CALM + "train_flow_lr_mul: 1\n"),
+    (
+        "yaml",
+        "accum_count: [4]\naccum_steps: [0]\nencoder_type: rnn\ndecoder_type: rnn\n"
+        "learning_rate: 1e-3\nmax_grad_norm: 5\ntrain_steps: 9000\noptim: adam\n",
+    ),
+    (
+        "yaml",
+        "base_model: llama-7b\ntrain: {max_norm: null, lr: 1.0e-5, max_steps: 900}\n"
+        "optimizer: AdamW\nprecision: bf16-true\n",
+    ),
+    (
+        "yaml",
+        "task: {_name: lm}\noptimizer: {_name: adam}\n"
+        "optimization: {lr: [0.0005], clip_norm: 0.0, max_update: 9000}\n"
+        "common: {fp16: true}\nlr_scheduler: {_name: inverse_sqrt, warmup_updates: 400}\n",
+    ),
     ("yaml", HF + "learning_rate: 3.0e-5\nfp16: true\nwarmup_ratio: 0.1\n"),
     ("yaml", HF + "learning_rate: 3.0e-5\nbf16: auto\nfp16:\ntf32: true\n"),
     (

@@ -99,7 +99,8 @@ def _late(setting: Setting, stage: Stage) -> bool:
     steps = stage.number("max_steps") or 0.0
     if steps <= 0:
         return setting.name == "save_steps" and every >= _RARE
-    return (steps > 2000 and every >= steps) or (every >= 2 * _LONG_STEPS and 3 * every > steps)
+    rare = every >= 2 * _LONG_STEPS and 3 * every > steps
+    return steps > 2000 and (every >= steps or rare)
 
 
 def _interval(setting: Setting, stage: Stage) -> int:

@@ -63,6 +63,8 @@ class MissingGradientClipping(ConfigRule):
         found = stage.all(*_CLIPS)
         if any(_on(setting) for setting in found) or not _needed(stage, off=bool(found)):
             return
+        if found and all(setting.is_null for setting in found) and _gentle(stage):
+            return
         reason = _reason(stage)
         if found:
             off = found[0]
@@ -101,6 +103,12 @@ def _needed(stage: Stage, *, off: bool) -> bool:
     deep = bool(traits & {"transformer", "diffusion", "large"})
     half = stage.precision.half is not None
     return (deep or half) if off else (deep and half)
+
+
+def _gentle(stage: Stage) -> bool:
+    """Returns whether a model is only tuned, without fp16, where leaving it empty is usual."""
+    tuned = bool(stage.traits & {"tuned", "adapter"}) and "recurrent" not in stage.traits
+    return tuned and stage.precision.half != "fp16"
 
 
 def _complete(stage: Stage, *, off: bool) -> bool:

@@ -117,6 +117,8 @@ def range_of(setting: Setting, stage: Stage) -> Range | None:
         return _DISCOUNT if where is None and "reinforcement" in stage.traits else None
     if name == "temperature":
         return _TEMPERATURE if where == "loss" else None
+    if name == "accumulation" and setting.node.kind == "sequence":
+        return None  # the steps at which it changes
     if name == "momentum" and where in ("model", "norm"):
         return None
     if name == "eps" and stage.precision.half == "fp16" and setting.number == 0:

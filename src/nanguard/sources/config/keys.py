@@ -239,7 +239,7 @@ _DROPOUT = re.compile(
 )
 _RATE = re.compile(r"(?:^|_)(?:lr|learning_rate)(?:_[a-z0-9]+)?$")
 _NO_RATE = re.compile(
-    r"sched|decay|warm|min|type|policy|ratio|mult|scale|factor|step|gamma|config|kwargs|range|find"
+    r"sched|decay|warm|min|type|policy|ratio|mul|scale|factor|step|gamma|config|kwargs|range|find"
     r"|monitor|log|end|final|auto|iters|epoch|update|power|plateau|patience|style|group|reduce|layer"
     r"|beta|schedule|name|args|cycle|drop|max_|momentum|eta|loss|period|curve"
 )

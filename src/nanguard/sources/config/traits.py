@@ -55,6 +55,7 @@ _SIGNS: dict[str, re.Pattern[str]] = {
     }.items()
 }
 _BILLIONS = re.compile(r"(?<![a-z\d.])(\d{1,3}(?:[._]\d+)?)\s?b(?![a-z0-9])")
+_MILLIONS = re.compile(r"(?<![a-z\d.])[1-4]?\d{2}\s?m(?![a-z0-9])")
 _WIDTH = frozenset(
     ["hidden_size", "n_embd", "d_model", "embed_dim", "embedding_size", "hidden_dim", "dim"]
 )
@@ -83,4 +84,6 @@ def read_traits(leaves: Iterable[Leaf]) -> frozenset[str]:
     found.update(trait for trait, sign in _SIGNS.items() if sign.search(text))
     if any(float(size.replace("_", ".")) >= 1 for size in _BILLIONS.findall(text)):
         found.add("large")
+    elif _MILLIONS.search(text):
+        found.add("small")
     return frozenset(found)
