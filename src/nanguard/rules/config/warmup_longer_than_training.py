@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from nanguard.sources.config.run import Stage
     from nanguard.sources.config.settings import Setting
 
+# A warm-up without a unit that is this many times the epochs is counted in steps.
+_SAME_UNIT = 5
+
 
 class WarmupLongerThanTraining(ConfigRule):
     """A warm-up that is as long as the run, or longer.
@@ -33,6 +36,7 @@ class WarmupLongerThanTraining(ConfigRule):
     seen_in = "https://github.com/YunYang1994/TensorFlow2.0-Examples/issues/8"
     examples = (
         Passes("lr: 1.0e-4\nepochs: 80\nwarmup_steps: 25000\n", "a.yaml"),
+        Passes("lr: 1.0e-4\nepochs: 12\nwarmup: 2000\n", "a.yaml"),
         Passes(
             "learning_rate: 1.0e-5\nmax_steps: -1\nwarmup_steps: 500\nnum_train_epochs: 3\n",
             "b.yaml",
@@ -74,7 +78,8 @@ def _length(stage: Stage, setting: Setting) -> tuple[float | None, str]:
     if steps is not None and steps > 0:
         return steps, "steps"
     if setting.name == "warmup":
-        return (epochs, "epochs") if steps is None else (None, "steps")
+        alike = epochs is not None and (setting.number or 0) < _SAME_UNIT * epochs
+        return (epochs, "epochs") if steps is None and alike else (None, "steps")
     return _counted(stage, epochs), "steps"
 
 

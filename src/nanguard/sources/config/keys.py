@@ -234,7 +234,8 @@ _PREFIXES = (
     "scheduler_",
 )
 _DROPOUT = re.compile(
-    r"(?:^|_)(?:dropout|droppath|drop_path|layerdrop|pdrop|drop)(?:$|_(?:rate|prob|p|ratio|probability)$)"
+    r"(?:^|_)(?:dropout|droppath|drop_path|layerdrop|pdrop|(?<!lr_)(?<!rate_)(?<!step_)(?<!last_)drop)"
+    r"(?:$|_(?:rate|prob|p|ratio|probability)$)"
     r"|^drop_rate$|_drop_rate$|(?:^|_)drop_prob$"
 )
 _RATE = re.compile(r"(?:^|_)(?:lr|learning_rate)(?:_[a-z0-9]+)?$")
