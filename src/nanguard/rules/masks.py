@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from typing import TYPE_CHECKING
 
+from nanguard.rules.code_rule import replaced
 from nanguard.sources.python.values import INF
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from nanguard.findings import Edit
     from nanguard.sources.python.code import Code
     from nanguard.sources.python.values import Value
 
@@ -51,6 +54,20 @@ def mask_of(masking: Value) -> Value | None:
     if masking.op == "where":
         return masking.inputs[0]
     return masking.arg(1, "mask")
+
+
+def finite_fill(code: Code, masking: Value, fill: str) -> tuple[Edit, ...]:
+    """Returns the edit that fills with something else; ``SCORES`` stands for what is filled."""
+    node = masking.node
+    if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
+        return ()
+    written = next((k.value for k in node.keywords if k.arg == "value"), None)
+    if written is None and len(node.args) == 2:
+        written = node.args[1]
+    simple = isinstance(node.func.value, ast.Name)
+    if written is None or ("SCORES" in fill and not simple):
+        return ()
+    return (replaced(code, written, fill.replace("SCORES", code.segment(node.func.value))),)
 
 
 def keeps_one_per_row(masking: Value) -> bool:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
-from nanguard.findings import Finding, Fix, Severity
-from nanguard.rules.code_rule import CodeRule
+from nanguard.findings import Edit, Finding, Fix, Severity
+from nanguard.rules.code_rule import CodeRule, bare, operand, replaced
 from nanguard.rules.numbers import guarded_by
 from nanguard.rules.rule import Fails, Passes
 
@@ -37,6 +37,9 @@ class AcosAtBoundary(CodeRule):
             "import torch\nimport torch.nn.functional as F\n\n\ndef f(a, b):\n"
             "    cos = F.cosine_similarity(a, b, dim=-1)\n    return torch.arccos(cos)\n",
             line=7,
+            fixed="import torch\nimport torch.nn.functional as F\n\n\ndef f(a, b):\n"
+            "    cos = F.cosine_similarity(a, b, dim=-1)\n"
+            "    return torch.arccos(cos.clamp(-1 + 1e-6, 1 - 1e-6))\n",
         ),
         Passes(
             "import torch\n\n\ndef f(c):\n    return torch.acos(c.clamp(-1 + 1e-6, 1 - 1e-6))\n"
@@ -60,8 +63,16 @@ class AcosAtBoundary(CodeRule):
                 angle.node,
                 f"{angle.op} of a value that can be exactly 1 or -1, where its gradient is "
                 "infinite",
-                fixes=(Fix("clamp to -1 + 1e-6, 1 - 1e-6 before it, or use atan2"),),
+                fixes=(Fix("stay away from ±1, or use atan2", edits=_edits(code, angle)),),
             )
+
+
+def _edits(code: Code, angle: Value) -> tuple[Edit, ...]:
+    node = operand(angle)
+    if node is None:
+        return ()
+    inside = "clamp(-1 + 1e-6, 1 - 1e-6)"
+    return (replaced(code, node, f"{bare(code, node)}.{inside}"),)
 
 
 def _reaches_one(value: Value) -> bool:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
-from nanguard.findings import Finding, Fix, Severity
-from nanguard.rules.code_rule import CodeRule
+from nanguard.findings import Edit, Finding, Fix, Severity
+from nanguard.rules.code_rule import CodeRule, bare, operand, replaced
 from nanguard.rules.rule import Fails, Passes
 
 if TYPE_CHECKING:
@@ -35,6 +35,8 @@ class GumbelLogLog(CodeRule):
             "import torch\n\n\ndef gumbel(shape):\n    u = torch.rand(shape)\n"
             "    return -torch.log(-torch.log(u))\n",
             line=6,
+            fixed="import torch\n\n\ndef gumbel(shape):\n    u = torch.rand(shape)\n"
+            "    return -torch.log(-torch.log(u.clamp(1e-6, 1 - 1e-6)))\n",
         ),
         Fails(
             "import torch\n\n\ndef gumbel(x):\n    u = torch.empty_like(x).uniform_(0, 1)\n"
@@ -64,8 +66,15 @@ class GumbelLogLog(CodeRule):
                 code,
                 outer.node,
                 "Gumbel noise from a uniform sample that can be exactly 0: log(0) is -inf",
-                fixes=(Fix("keep the sample inside (0, 1): u.clamp(1e-6, 1 - 1e-6)"),),
+                fixes=(Fix("keep the sample inside (0, 1)", edits=_edits(code, inner)),),
             )
+
+
+def _edits(code: Code, inner: Value) -> tuple[Edit, ...]:
+    node = operand(inner)
+    if node is None:
+        return ()
+    return (replaced(code, node, f"{bare(code, node)}.clamp(1e-6, 1 - 1e-6)"),)
 
 
 def _inner_log(outer: Value) -> Value | None:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from nanguard.findings import Finding, Fix, Severity
 from nanguard.rules.code_rule import CodeRule
-from nanguard.rules.masks import fills_with_minus_inf, mask_of
+from nanguard.rules.masks import fills_with_minus_inf, finite_fill, mask_of
 from nanguard.rules.rule import Fails, Passes
 
 if TYPE_CHECKING:
@@ -37,6 +37,9 @@ class InfMaskedLogitsLoss(CodeRule):
             '    logits = logits.masked_fill(dead, float("-inf"))\n'
             "    return F.cross_entropy(logits, y)\n",
             line=6,
+            fixed="import torch\nimport torch.nn.functional as F\n\n\ndef loss(logits, y, dead):\n"
+            "    logits = logits.masked_fill(dead, -1e4)\n"
+            "    return F.cross_entropy(logits, y)\n",
         ),
         Fails(
             "import torch\nfrom torch import nn\n\ncriterion = nn.CrossEntropyLoss()\n\n\n"
@@ -71,7 +74,9 @@ class InfMaskedLogitsLoss(CodeRule):
                     code,
                     masking.node,
                     "a target that is masked with -inf has an infinite loss",
-                    fixes=(Fix("mask with a finite number, such as -1e4"),),
+                    fixes=(
+                        Fix("mask with a finite number", edits=finite_fill(code, masking, "-1e4")),
+                    ),
                 )
 
 

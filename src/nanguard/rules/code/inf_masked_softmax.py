@@ -6,7 +6,12 @@ from typing import TYPE_CHECKING, ClassVar
 
 from nanguard.findings import Finding, Fix, Severity
 from nanguard.rules.code_rule import CodeRule
-from nanguard.rules.masks import fills_with_minus_inf, keeps_one_per_row, rows_are_kept_apart
+from nanguard.rules.masks import (
+    fills_with_minus_inf,
+    finite_fill,
+    keeps_one_per_row,
+    rows_are_kept_apart,
+)
 from nanguard.rules.rule import Fails, Passes
 
 if TYPE_CHECKING:
@@ -36,6 +41,9 @@ class InfMaskedSoftmax(CodeRule):
             "import torch\n\n\ndef attend(s, pad):\n"
             '    s = s.masked_fill(pad == 0, float("-inf"))\n    return s.softmax(-1)\n',
             line=5,
+            fixed="import torch\n\n\ndef attend(s, pad):\n"
+            "    s = s.masked_fill(pad == 0, torch.finfo(s.dtype).min)\n"
+            "    return s.softmax(-1)\n",
         ),
         Fails(
             "import torch\nimport torch.nn.functional as F\n\n\ndef attend(s, keep):\n"
@@ -76,10 +84,15 @@ class InfMaskedSoftmax(CodeRule):
                     code,
                     here.node,
                     "a row that is masked as a whole becomes all -inf, and its softmax NaN",
-                    fixes=(
-                        Fix("fill with torch.finfo(scores.dtype).min, or keep such rows apart"),
-                    ),
+                    fixes=_fixes(code, masking),
                 )
+
+
+def _fixes(code: Code, masking: Value) -> tuple[Fix, ...]:
+    title = "fill with the lowest finite number, or keep such rows apart"
+    known = code.names.imports.get("torch") == "torch"
+    edits = finite_fill(code, masking, "torch.finfo(SCORES.dtype).min") if known else ()
+    return (Fix(title, edits=edits),)
 
 
 def _is_in_a_loss(code: Code, softmax: Value) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from typing import TYPE_CHECKING, ClassVar
 
-from nanguard.findings import Finding, Fix, Severity
+from nanguard.findings import Edit, Finding, Fix, Severity
 from nanguard.rules.code_rule import CodeRule
 from nanguard.rules.rule import Fails, Passes
 
@@ -44,6 +44,8 @@ class StdOfFew(CodeRule):
             "import torch\n\n\ndef scale(episodes):\n"
             "    return [(r - r.mean()) / (r.std() + 1e-6) for r in episodes]\n",
             line=5,
+            fixed="import torch\n\n\ndef scale(episodes):\n"
+            "    return [(r - r.mean()) / (r.std(unbiased=False) + 1e-6) for r in episodes]\n",
         ),
         Passes(
             "import torch\n\n\ndef advantages(r, g: int):\n    r = r.view(-1, g)\n"
@@ -65,8 +67,18 @@ class StdOfFew(CodeRule):
                 code,
                 spread.node,
                 f"{spread.op} of what can be a single element is NaN, whatever is added to it",
-                fixes=(Fix("use unbiased=False (correction=0)"),),
+                fixes=(Fix("use unbiased=False (correction=0)", edits=_edits(code, spread)),),
             )
+
+
+def _edits(code: Code, spread: Value) -> tuple[Edit, ...]:
+    """Returns the edit that adds the argument, where none says otherwise."""
+    node = spread.node
+    if not isinstance(node, ast.Call) or {"unbiased", "correction"} & spread.keywords.keys():
+        return ()
+    _, end = code.span(node)
+    comma = ", " if node.args or node.keywords else ""
+    return (Edit(end - 1, end - 1, f"{comma}unbiased=False"),)
 
 
 def _divisors(code: Code) -> set[int]:
