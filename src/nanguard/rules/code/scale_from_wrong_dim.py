@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import ast
-import re
 from typing import TYPE_CHECKING, ClassVar
 
 from nanguard.findings import Finding, Fix, Severity
 from nanguard.rules.code_rule import CodeRule
+from nanguard.rules.heads import split_widths, terminal
 from nanguard.rules.rule import Fails, Passes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from nanguard.sources.python.code import Code
-    from nanguard.sources.python.scopes import Class, Function
     from nanguard.sources.python.values import Value
 
-_HEADS = re.compile(r"(n|num|nb)?_?(attention_|attn_)?heads?$|n?h$|nheads?$|heads_count$")
 _QUERIES = ("q", "query", "queries", "attn", "scores", "energy", "dots", "att", "sim")
 
 
@@ -81,7 +79,7 @@ class ScaleFromWrongDim(CodeRule):
 
     def _judged(self, code: Code, root: Value, place: Value) -> Iterator[Finding]:
         width = root.inputs[0]
-        names = _split_widths(code, place.scope)
+        names = split_widths(code, place.scope)
         if root.node is not None and (_name(width) in names or _is_input_width(width, names)):
             yield self.at(
                 code,
@@ -111,7 +109,7 @@ def _becomes_query(code: Code, product: Value) -> bool:
     statement = code.statement_of(product.node) if product.node is not None else None
     if not isinstance(statement, ast.Assign) or statement.value is not product.node:
         return False
-    return any(_terminal(target).lower() in _QUERIES for target in statement.targets)
+    return any(terminal(target).lower() in _QUERIES for target in statement.targets)
 
 
 def _is_input_width(value: Value, names: set[str]) -> bool:
@@ -141,53 +139,3 @@ def _is_scores(value: Value) -> bool:
     if core.op in ("mul", "div", "add", "sub"):
         return any(_is_scores(part) for part in core.inputs)
     return value.name.lower() in _QUERIES
-
-
-def _split_widths(code: Code, scope: Function | None) -> set[str]:
-    """Returns the names of sizes that heads split, in the class or function of a place."""
-    if scope is None:
-        return set()
-    family = scope.cls.line_of_descent() if scope.cls else []
-    functions = [f for f in code.functions if f.cls in family] if family else [scope]
-    widths: set[str] = set()
-    for function in functions:
-        for node in ast.walk(function.node):
-            splits = isinstance(node, ast.BinOp) and isinstance(node.op, (ast.FloorDiv, ast.Div))
-            if splits and _HEADS.fullmatch(_terminal(node.right).lower()):  # type: ignore[attr-defined]
-                widths.add(_terminal(node.left))  # type: ignore[attr-defined]
-    if any(_views_heads(cls) for cls in family):
-        for cls in family:
-            widths |= _linear_widths(cls)
-    return widths - {""}
-
-
-def _terminal(node: ast.expr) -> str:
-    return node.attr if isinstance(node, ast.Attribute) else getattr(node, "id", "")
-
-
-def _views_heads(cls: Class) -> bool:
-    """Returns whether a class reshapes something to (..., heads, -1)."""
-    return any(isinstance(node, ast.Call) and _splits_heads(node) for node in ast.walk(cls.node))
-
-
-def _splits_heads(call: ast.Call) -> bool:
-    called = getattr(call.func, "attr", getattr(call.func, "id", ""))
-    if called == "rearrange":
-        return any(_HEADS.fullmatch(_terminal(given.value).lower()) for given in call.keywords)
-    sizes = list(call.args)
-    if called == "unflatten" and len(sizes) == 2 and isinstance(sizes[1], (ast.Tuple, ast.List)):
-        sizes = sizes[1].elts
-    elif called not in ("view", "reshape"):
-        return False
-    if len(sizes) < 2 or not isinstance(sizes[-1], ast.UnaryOp):
-        return False
-    return _HEADS.fullmatch(_terminal(sizes[-2]).lower()) is not None
-
-
-def _linear_widths(cls: Class) -> set[str]:
-    """Returns the names of the widths of a class's square projections."""
-    found: set[str] = set()
-    for node in ast.walk(cls.node):
-        if isinstance(node, ast.Call) and getattr(node.func, "attr", "") == "Linear" and node.args:
-            found.add(_terminal(node.args[0]))
-    return found
