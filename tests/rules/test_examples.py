@@ -16,6 +16,7 @@ from nanguard.testing import check_rule
 from nanguard.testing.rules import check_example
 
 RULES = all_rules()
+PREFIXES = {"code": "SRC", "config": "CFG", "data": "DAT", "checkpoint": "CKP", "log": "LOG"}
 DOCS = Path(__file__).parents[2] / "docs" / "rules"
 EXAMPLES = [
     pytest.param(rule, example, id=f"{rule.name}-{number}")
@@ -31,7 +32,7 @@ def test_the_example_holds(rule: Rule, example: Passes | Fails):
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
 def test_a_rule_is_complete(rule: Rule):
-    prefix = {"code": "SRC", "config": "CFG"}[rule.reads]
+    prefix = PREFIXES[rule.reads]
     assert re.fullmatch(rf"{prefix}\d{{3}}", rule.code)
     assert re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)+", rule.name)
     assert isinstance(rule.severity, Severity)

@@ -15,8 +15,26 @@ from nanguard.rules.rule import Fails, Passes
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-_LANGUAGES = {"yaml": "yaml", "yml": "yaml", "json": "json", "toml": "toml", "py": "python"}
-_READS = {"code": "Python code and notebooks", "config": "configurations"}
+_LANGUAGES = {
+    "yaml": "yaml", "yml": "yaml", "json": "json", "jsonl": "json", "toml": "toml", "py": "python",
+}  # fmt: skip
+_DEFAULTS = {"code": "python", "config": "yaml"}
+_READS = {
+    "code": "Python code and notebooks",
+    "config": "configurations",
+    "data": "data",
+    "checkpoint": "checkpoints",
+    "log": "logs",
+}
+_COMMENTS = ("code", "config")
+_IN_PLACE = (
+    "To allow it in one place, with a reason:\n\n"
+    "```text\n# nanguard: ignore[{name}] reason\n```"
+)
+_IN_SETTINGS = (
+    "To allow it for files you name, in the settings:\n\n"
+    "```toml\n[tool.nanguard.per-file-ignores]\n\"path/**\" = [\"{name}\"]\n```"
+)
 
 
 def pages() -> dict[str, Any]:
@@ -50,8 +68,7 @@ def markdown(rule: Any) -> str:
         _marked(inspect.cleandoc(rule.__doc__ or "")),
         *_examples(rule),
         f"Seen in: <{rule.seen_in}>" if rule.seen_in else "",
-        "To allow it in one place, with a reason:",
-        f"```text\n# nanguard: ignore[{rule.name}] reason\n```",
+        (_IN_PLACE if rule.reads in _COMMENTS else _IN_SETTINGS).format(name=rule.name),
     ]
     return "\n\n".join(part for part in parts if part) + "\n"
 
@@ -99,7 +116,7 @@ def _examples(rule: Any) -> Iterator[str]:
 
 def _block(text: str, file: str, reads: str) -> str:
     ending = file.rpartition(".")[2] if file else ""
-    language = _LANGUAGES.get(ending, "python" if reads == "code" else "yaml")
+    language = _LANGUAGES.get(ending) or _DEFAULTS.get(reads, "text")
     fence = "`" * max(3, max((len(run) + 1 for run in re.findall("`+", text)), default=3))
     return f"{fence}{language}\n{text.strip(chr(10))}\n{fence}"
 

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from nanguard.rules.rule import Reads, Rule
 
 ALL = "ALL"
+CODES = ("SRC", "CFG", "DAT", "CKP", "LOG")
 UNUSED_IGNORE = ("CHK001", "unused-ignore")
 _CODE = re.compile(r"[A-Za-z]{3}\d{0,3}")
 
@@ -91,7 +92,7 @@ def _unknown(word: str, names: list[str]) -> SettingsError:
     return SettingsError(
         f"there is no rule {word!r}.",
         where="the rules to select or ignore",
-        do=f"{hint}Give a rule's name, its code, or the beginning of codes such as SRC or CFG.",
+        do=f"{hint}Give a rule's name, its code, or the beginning of codes: {', '.join(CODES)}.",
     )
 
 

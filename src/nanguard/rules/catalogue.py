@@ -14,7 +14,7 @@ from nanguard.rules.rule import Reads, Rule
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-KINDS: tuple[Reads, ...] = ("code", "config")
+KINDS: tuple[Reads, ...] = ("code", "config", "data", "checkpoint", "log")
 GROUP = "nanguard.rules"
 
 # What could not be loaded: whose, and why.
