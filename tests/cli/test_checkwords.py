@@ -9,7 +9,7 @@ import pytest
 
 from nanguard.cli import commands
 from nanguard.cli.checking import Asked
-from nanguard.cli.checkwords import FAIL_ON, FLAGS, FORMATS, VALUES, asked_by
+from nanguard.cli.checkwords import ENGINES, FAIL_ON, FLAGS, FORMATS, VALUES, asked_by
 
 
 def test_both_know_the_same_options():
@@ -19,6 +19,7 @@ def test_both_know_the_same_options():
     assert set(Asked.__dataclass_fields__) == quick
     assert tuple(form.value for form in commands.CheckFormat) == FORMATS
     assert tuple(level.value for level in commands.FailOn) == FAIL_ON
+    assert tuple(engine.value for engine in commands.Engine) == ENGINES
 
 
 def test_plain_words_are_understood():
@@ -31,6 +32,17 @@ def test_plain_words_are_understood():
     assert asked_by(["a", "--format", "json", "--fail-on", "none"]) == Asked(
         ("a",), form="json", fail_on="none"
     )
+    data = ["a", "--label-key", "y", "--classes=10", "--vocab", "32000", "--group", "d=x:1,y:2"]
+    assert asked_by([*data, "--ignore-label", "-1", "--ignore-label=255", "--watch"]) == Asked(
+        ("a",),
+        label_key="y",
+        classes=10,
+        vocab=32000,
+        group=("d=x:1,y:2",),
+        ignore_label=(-1, 255),
+        watch=True,
+    )
+    assert asked_by(["a", "--engine", "ray"]) == Asked(("a",), engine="ray")
 
 
 @pytest.mark.parametrize(
@@ -45,6 +57,11 @@ def test_plain_words_are_understood():
         ["a", "--fail-on", "never"],
         ["a", "--jobs", "many"],
         ["a", "--jobs", "-1"],
+        ["a", "--classes", "0"],
+        ["a", "--vocab", "many"],
+        ["a", "--ignore-label", "x"],
+        ["a", "--label-key"],
+        ["a", "--engine", "spark"],
         ["a", "--", "b"],
         ["--fix"],
     ],

@@ -42,6 +42,13 @@ class Asked:
         no_cache: Whether to check unchanged files again.
         jobs: How many processes may work; 0 for as many as there are processors.
         checklist: Whether to answer the checklist instead of listing findings.
+        label_key: What holds the labels of data.
+        classes: How many classes there are.
+        group: How many classes each data set has, as ``KEY=NAME:N,NAME:N``.
+        vocab: How many tokens there are.
+        ignore_label: Labels that are meant to be skipped.
+        watch: Whether to audit checkpoints as they are written.
+        engine: Where files are scanned: local or ray.
     """
 
     paths: tuple[str, ...]
@@ -59,6 +66,13 @@ class Asked:
     no_cache: bool = False
     jobs: int = 0
     checklist: bool = False
+    label_key: str | None = None
+    classes: int | None = None
+    group: tuple[str, ...] = ()
+    vocab: int | None = None
+    ignore_label: tuple[int, ...] = ()
+    watch: bool = False
+    engine: str = "local"
 
 
 def run_check(asked: Asked) -> int:

@@ -15,6 +15,7 @@ FLAGS = {
     "--quiet": "quiet",
     "--no-cache": "no_cache",
     "--checklist": "checklist",
+    "--watch": "watch",
 }
 VALUES = {
     "--format": "form",
@@ -26,10 +27,19 @@ VALUES = {
     "--output": "output",
     "-o": "output",
     "--jobs": "jobs",
+    "--label-key": "label_key",
+    "--classes": "classes",
+    "--group": "group",
+    "--vocab": "vocab",
+    "--ignore-label": "ignore_label",
+    "--engine": "engine",
 }
 FORMATS = ("text", "json", "sarif", "github")
 FAIL_ON = ("error", "warning", "info", "none")
+ENGINES = ("local", "ray")
+_CHOICES = {"form": FORMATS, "fail_on": FAIL_ON, "engine": ENGINES}
 _FILES = ("baseline", "write_baseline", "output")
+_LEAST = {"jobs": 0, "classes": 1, "vocab": 1}
 
 
 def asked_by(words: list[str]) -> Asked | None:
@@ -65,11 +75,18 @@ def _take(told: dict[str, Any], field: str, value: str) -> bool:
     if field in ("select", "ignore"):
         told[field] = (*told.get(field, ()), *split(value))
         return bool(value)
+    if field == "group":
+        told[field] = (*told.get(field, ()), value)
+        return bool(value)
     if field in _FILES:
         told[field] = Path(value)
         return bool(value)
-    if field == "jobs":
+    if field in _LEAST:
         told[field] = int(value) if value.isdecimal() else 0
-        return value.isdecimal()
+        return value.isdecimal() and told[field] >= _LEAST[field]
+    if field == "ignore_label":
+        whole = value.removeprefix("-").isdecimal()
+        told[field] = (*told.get(field, ()), int(value) if whole else 0)
+        return whole
     told[field] = value
-    return value in (FORMATS if field == "form" else FAIL_ON)
+    return value in _CHOICES[field] if field in _CHOICES else bool(value)

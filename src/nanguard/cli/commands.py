@@ -201,6 +201,13 @@ class CheckFormat(str, Enum):
     GITHUB = "github"
 
 
+class Engine(str, Enum):
+    """Where ``nanguard check`` scans many files."""
+
+    LOCAL = "local"
+    RAY = "ray"
+
+
 class FailOn(str, Enum):
     """From which severity on ``nanguard check`` fails."""
 
@@ -213,7 +220,8 @@ class FailOn(str, Enum):
 @app.command(
     epilog="Examples:\n\n- `nanguard check .`\n\n- `nanguard check train.py configs/ --fix`\n\n"
     "- `nanguard check 'configs/**/*.yaml' --select CFG --fail-on warning`\n\n"
-    "- `nanguard check - < train.py`",
+    "- `nanguard check data/train.jsonl --label-key label --classes 101`\n\n"
+    "- `nanguard check runs/7 --watch`\n\n- `nanguard check - < train.py`",
 )
 def check(
     paths: Annotated[
@@ -225,7 +233,9 @@ def check(
     ),
     select: Annotated[
         list[str] | None,
-        typer.Option(help="Rules to run: names, codes, SRC or CFG. May be repeated."),
+        typer.Option(
+            help="Rules to run: names, codes, or SRC, CFG, DAT, CKP, LOG. May be repeated."
+        ),
     ] = None,
     ignore: Annotated[
         list[str] | None, typer.Option(help="Rules to leave out, likewise. May be repeated.")
@@ -274,12 +284,36 @@ def check(
             help="Answer the prevention checklist point by point: yes, no or cannot tell.",
         ),
     ] = False,
+    label_key: Annotated[
+        str | None, typer.Option(help="The column, key or array that holds labels.")
+    ] = None,
+    classes: Annotated[int | None, typer.Option(min=1, help="How many classes there are.")] = None,
+    group: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="KEY=NAME:N,NAME:N",
+            help="How many classes each data set has, and the key that names it in a record.",
+        ),
+    ] = None,
+    vocab: Annotated[int | None, typer.Option(min=1, help="How many tokens there are.")] = None,
+    ignore_label: Annotated[
+        list[int] | None,
+        typer.Option(help="A label that is meant to be skipped, besides -100. May be repeated."),
+    ] = None,
+    watch: Annotated[  # noqa: FBT002
+        bool,
+        typer.Option("--watch", help="Audit each new checkpoint of a running job, until Ctrl-C."),
+    ] = False,
+    engine: Annotated[
+        Engine, typer.Option(help="Scan files here, or as tasks of a Ray cluster.")
+    ] = Engine.LOCAL,
 ) -> None:
-    """Look at training code and configurations before the run.
+    """Look at training code, configurations, data, checkpoints and logs.
 
-    Python files, notebooks and training configurations (YAML, JSON, TOML) are told apart by what
-    they hold. The exit code is 1 if there are findings, 2 if nothing could be checked. Settings
-    are read from `nanguard.toml`, or from `[tool.nanguard]` in `pyproject.toml`.
+    They are told apart by what they hold; nothing in them is run. Folders are covered in one pass,
+    and paths may be remote (`s3://...`). The exit code is 1 if there are findings, 2 if nothing
+    could be checked. Settings are read from `nanguard.toml`, or from `[tool.nanguard]` in
+    `pyproject.toml`.
     """
     from nanguard.cli.checking import Asked, run_check
 
@@ -299,6 +333,13 @@ def check(
         no_cache=no_cache,
         jobs=jobs,
         checklist=checklist,
+        label_key=label_key,
+        classes=classes,
+        group=tuple(group or ()),
+        vocab=vocab,
+        ignore_label=tuple(ignore_label or ()),
+        watch=watch,
+        engine=engine.value,
     )
     raise typer.Exit(run_check(asked))
 

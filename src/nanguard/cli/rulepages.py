@@ -28,12 +28,11 @@ _READS = {
 }
 _COMMENTS = ("code", "config")
 _IN_PLACE = (
-    "To allow it in one place, with a reason:\n\n"
-    "```text\n# nanguard: ignore[{name}] reason\n```"
+    "To allow it in one place, with a reason:\n\n```text\n# nanguard: ignore[{name}] reason\n```"
 )
 _IN_SETTINGS = (
     "To allow it for files you name, in the settings:\n\n"
-    "```toml\n[tool.nanguard.per-file-ignores]\n\"path/**\" = [\"{name}\"]\n```"
+    '```toml\n[tool.nanguard.per-file-ignores]\n"path/**" = ["{name}"]\n```'
 )
 
 

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import os
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from nanguard.engine.expecting import expected_by
 from nanguard.errors import SettingsError
+from nanguard.sources.scanning import Expected
 
 _LARGEST = 1 << 20
 _FAIL_ON = ("error", "warning", "info", "none")
-_KEYS = ("select", "ignore", "fail-on", "per-file-ignores", "exclude", "baseline")
+_KEYS = ("select", "ignore", "fail-on", "per-file-ignores", "exclude", "baseline", "data")
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +29,7 @@ class Project:
         per_file: Pairs of a pattern and what is left out of the files it matches.
         exclude: Patterns, as in a ``.gitignore``, of what is left out of folders.
         baseline: The file with the findings that are known.
+        expected: What data is checked against.
     """
 
     root: Path
@@ -36,6 +39,7 @@ class Project:
     per_file: tuple[tuple[str, tuple[str, ...]], ...] = ()
     exclude: tuple[str, ...] = ()
     baseline: Path | None = None
+    expected: Expected = field(default_factory=Expected)
 
 
 def find_project(start: str) -> Project:
@@ -105,6 +109,9 @@ def _project(table: dict[str, Any], path: Path) -> Project:
     baseline = table.get("baseline")
     if baseline is not None and not isinstance(baseline, str):
         raise _wrong(path, "baseline", "the name of a file", baseline)
+    data = table.get("data", {})
+    if not isinstance(data, dict):
+        raise _wrong(path, "data", "a table", data)
     return Project(
         path.parent,
         select=_words(table, "select", path),
@@ -113,6 +120,7 @@ def _project(table: dict[str, Any], path: Path) -> Project:
         per_file=tuple((pattern, _words(per_file, pattern, path)) for pattern in per_file),
         exclude=_words(table, "exclude", path),
         baseline=path.parent / baseline if baseline else None,
+        expected=expected_by(data, path),
     )
 
 
