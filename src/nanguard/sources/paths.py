@@ -105,7 +105,7 @@ class Search:
             reason = f"it cannot be read: {error.strerror}" if known else "there is no such file"  # type: ignore[union-attr]
             self.missed.append(Missed(path, reason))
             return
-        matches = [m for m in sorted(glob.glob(path, recursive=True)) if not _is_skipped(m)]  # noqa: PTH207
+        matches = [m for m in sorted(glob.glob(path, recursive=True)) if not is_skipped(m)]  # noqa: PTH207
         if not matches:
             self.missed.append(Missed(path, "no file matches this pattern"))
         for match in matches:
@@ -156,7 +156,8 @@ def _is_file(entry: os.DirEntry[str]) -> bool:
         return False
 
 
-def _is_skipped(path: str) -> bool:
+def is_skipped(path: str) -> bool:
+    """Returns whether a file lies in a folder that nobody wants to be looked into."""
     return not _SKIPPED.isdisjoint(path.replace(os.sep, "/").split("/")[:-1])
 
 
