@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from nanguard.engine.configs import NO_TRAINING, Configs
+from nanguard.engine.elsewhere import Elsewhere
 from nanguard.engine.files import check_bytes
-from nanguard.engine.outcome import NotChecked, Outcome, reason_of
+from nanguard.engine.outcome import NotChecked, Outcome, failure, reason_of
 from nanguard.engine.pool import check_files
+from nanguard.engine.scans import Meter, Scans
 from nanguard.engine.selection import Selection
 from nanguard.errors import SourceError
 from nanguard.rules.catalogue import broken
@@ -21,8 +24,19 @@ from nanguard.sources.files import (
     read_head,
     read_stdin,
 )
-from nanguard.sources.kinds import HEAD, UNRULED, FileKind, by_name, kind_of, may_configure
+from nanguard.sources.kinds import (
+    HEAD,
+    SCAN_HEAD,
+    SCANNED,
+    FileKind,
+    by_name,
+    kind_of,
+    may_be_scanned,
+    may_configure,
+    scanned_as,
+)
 from nanguard.sources.paths import STDIN, Found, Search
+from nanguard.sources.scanning import Scan
 from nanguard.sources.text import Text
 
 if TYPE_CHECKING:
@@ -43,6 +57,8 @@ class Plan:
         jobs: How many processes may work; 0 for as many as there are processors.
         cache: The folder where outcomes of unchanged files are kept; None for nowhere.
         progress: Told how many files are done, and of how many.
+        scan: How data, checkpoints and logs are read.
+        scanned: Told how many bytes of them are read, and of how many.
     """
 
     selection: Selection = field(default_factory=Selection)
@@ -51,6 +67,8 @@ class Plan:
     jobs: int = 0
     cache: Path | None = None
     progress: Callable[[int, int], None] | None = None
+    scan: Scan = field(default_factory=Scan)
+    scanned: Callable[[int, int], None] | None = None
 
 
 @dataclass(slots=True)
@@ -62,6 +80,7 @@ class Check:
         outcome: What has come of it so far.
         code: Files of Python code and notebooks.
         configs: The configurations.
+        scans: Data, checkpoints and logs.
         existing: How many of the named paths there are.
     """
 
@@ -69,26 +88,38 @@ class Check:
     outcome: Outcome = field(default_factory=Outcome)
     code: list[tuple[str, FileKind]] = field(default_factory=list)
     configs: Configs = field(default_factory=Configs)
+    scans: Scans = field(default_factory=Scans)
     existing: int = 0
     _others: dict[str, int] = field(default_factory=dict)
+    _elsewhere: Elsewhere = field(default_factory=Elsewhere)
 
     def run(self, paths: Sequence[str]) -> Outcome:
         """Returns what came of everything that was named."""
         began = time.monotonic()
+        with Elsewhere() as self._elsewhere:
+            self._find(self._elsewhere.here(paths))
+            for file in check_files(self.code, self.plan):
+                self.outcome.add(file)
+            for file in self.configs.check(self.plan.selection):
+                self.outcome.add(file)
+            self._scan()
+            if self.configs.documents:
+                self.outcome.alignment = self.configs.alignment()
+            self._finish()
+            self._elsewhere.rename(self.outcome)
+        self.outcome.seconds = time.monotonic() - began
+        return self.outcome
+
+    def _find(self, paths: Sequence[str]) -> None:
+        """Sorts every file that is meant."""
         search = Search(self.plan.exclude, self.plan.root)
+        self.scans.tops += [path for path in paths if os.path.isdir(path)]  # noqa: PTH112
         for found in search.files(paths):
             self._sort(found)
         self.existing = search.existing
-        self.outcome.not_checked += [NotChecked(m.path, m.reason) for m in search.missed]
-        for file in check_files(self.code, self.plan):
-            self.outcome.add(file)
-        for file in self.configs.check(self.plan.selection):
-            self.outcome.add(file)
-        if self.configs.documents:
-            self.outcome.alignment = self.configs.alignment()
-        self._finish()
-        self.outcome.seconds = time.monotonic() - began
-        return self.outcome
+        mirror = self._elsewhere.mirror
+        for missed in [*search.missed, *(mirror.missed if mirror else ())]:
+            self._leave_out(missed.path, missed.reason)
 
     def _sort(self, found: Found) -> None:
         """Puts a file where it is checked, or says why it is not."""
@@ -100,18 +131,44 @@ class Check:
             self._count(found.path)
             return
         try:
-            if kind is None or kind in UNRULED or found.named:
-                kind = kind_of(found.path, read_head(found.path, HEAD))
-            if kind is FileKind.CONFIG:
-                self._take_config(found.path, read_bytes(found.path, CONFIG_LIMIT), found.named)
-            elif kind in (FileKind.PYTHON, FileKind.NOTEBOOK):
-                self.code.append((found.path, kind))
-            elif kind is FileKind.OTHER and not found.named:
-                self._count(found.path)
-            else:
-                self._leave_out(found.path, _unruled(kind))
+            self._place(found, kind)
         except SourceError as error:
             self._leave_out(found.path, reason_of(error))
+        except Exception as error:  # noqa: BLE001 - the other files have to be checked
+            self._leave_out(found.path, failure(error))
+
+    def _place(self, found: Found, kind: FileKind | None) -> None:
+        path = found.path
+        if found.named or may_be_scanned(path):
+            head = read_head(path, SCAN_HEAD)
+            scanned = scanned_as(path, head)
+            if scanned is not None:
+                self.scans.take(scanned, path)
+                return
+            kind = kind_of(path, head[:HEAD])
+        if kind is FileKind.CONFIG:
+            self._take_config(path, read_bytes(path, CONFIG_LIMIT), found.named)
+        elif kind in (FileKind.PYTHON, FileKind.NOTEBOOK):
+            self.code.append((path, kind))
+        elif kind is None or (kind is FileKind.OTHER and not found.named):
+            self._count(path)
+        else:
+            self._leave_out(path, _unruled(kind))
+
+    def _scan(self) -> None:
+        """Reads data, checkpoints and logs."""
+        if not self.scans.files:
+            return
+        meter = Meter(self.scans.size(), self.plan.scanned)
+        mirror = self._elsewhere.mirror
+        scan = replace(self.plan.scan, progress=meter)
+        if mirror is not None:
+            scan = replace(scan, bring=mirror.bring)
+        try:
+            for file in self.scans.check(self.plan.selection, scan):
+                self.outcome.add(file)
+        finally:
+            meter.stopped = True
 
     def _take_config(self, path: str, data: bytes, named: bool) -> None:  # noqa: FBT001
         kind = kind_of(path, data[:HEAD])
@@ -130,7 +187,10 @@ class Check:
         try:
             data = read_stdin(NOTEBOOK_LIMIT)
             kind = kind_of(STDIN_NAME, data[:HEAD])
-            if kind is FileKind.CONFIG:
+            scanned = scanned_as(STDIN_NAME, data[:SCAN_HEAD])
+            if scanned is not None:
+                self.scans.take(scanned, self._elsewhere.put(STDIN_NAME, data))
+            elif kind is FileKind.CONFIG:
                 self._take_config(STDIN_NAME, data, named=True)
             elif kind in (FileKind.PYTHON, FileKind.NOTEBOOK):
                 self.outcome.add(check_bytes(STDIN_NAME, data, kind, self.plan.selection))
@@ -164,8 +224,8 @@ class Check:
 
 
 def _unruled(kind: FileKind) -> str:
-    if kind in UNRULED:
-        return f"no rules for this kind of file yet ({kind.value})"
+    if kind in SCANNED:
+        return f"no reader knows this kind of {kind.value}"
     if kind is FileKind.BINARY:
         return "it is a binary file of unknown kind"
-    return "it is neither Python code, a notebook nor a configuration"
+    return "it is neither Python code, a notebook, a configuration, data, a checkpoint nor a log"

@@ -4,9 +4,18 @@ from __future__ import annotations
 
 import re
 from enum import Enum
-from pathlib import PurePath
+from importlib import import_module
+from pathlib import Path, PurePath
+from typing import TYPE_CHECKING, Protocol, cast
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from typing import Any
+
+    from nanguard.sources.scanning import Scan
 
 HEAD = 8192
+SCAN_HEAD = 64 << 10
 
 
 class FileKind(str, Enum):
@@ -22,7 +31,8 @@ class FileKind(str, Enum):
     OTHER = "other"
 
 
-UNRULED = frozenset({FileKind.DATA, FileKind.CHECKPOINT, FileKind.LOG})
+# What is scanned, by the name of the package that reads it; in the order in which they are asked.
+SCANNED = {FileKind.LOG: "log", FileKind.DATA: "data", FileKind.CHECKPOINT: "checkpoint"}
 
 _ENDINGS = {
     FileKind.PYTHON: ".py .pyw .pyi",
@@ -67,7 +77,11 @@ def by_name(name: str) -> FileKind | None:
     path = PurePath(name)
     if ".tfevents." in path.name or path.name == "trainer_state.json":
         return FileKind.LOG
-    return _BY_ENDING.get(path.suffix.lower())
+    kind = _BY_ENDING.get(path.suffix.lower())
+    if kind is FileKind.OTHER:  # packed, or by an old habit: model.pth.tar
+        inner = _BY_ENDING.get(PurePath(path.stem).suffix.lower())
+        return inner if inner in SCANNED else kind
+    return kind
 
 
 def kind_of(name: str, head: bytes) -> FileKind:
@@ -80,12 +94,63 @@ def kind_of(name: str, head: bytes) -> FileKind:
     guess = by_name(name)
     for magic, kind in _MAGIC:
         if head.startswith(magic):
-            return guess if guess in UNRULED else kind
+            return guess if guess in SCANNED else kind
     if b"\0" in head and not head.startswith(_UTF16):
-        return guess if guess in UNRULED else FileKind.BINARY
+        return guess if guess in SCANNED else FileKind.BINARY
     if guess is FileKind.CONFIG or guess is None:
         return _by_content(head, guess)
     return guess
+
+
+def may_be_scanned(name: str) -> bool:
+    """Returns whether a file may hold data, a checkpoint or a log, going by its name."""
+    kind = by_name(name)
+    return kind is None or kind in SCANNED or name.lower().endswith(".json")
+
+
+def scanned_as(path: str, head: bytes) -> FileKind | None:
+    """Returns whether a file holds data, a checkpoint or a log; None if none of them.
+
+    Args:
+        path: The file.
+        head: Its first bytes; ``SCAN_HEAD`` of them.
+    """
+    # Asking costs an import, and nobody has to look at what can be told here.
+    if kind_of(path, head[:HEAD]) not in SCANNED:
+        if not may_be_scanned(path) or _SHEBANG.match(head):
+            return None
+        if by_name(path) is None and not head.strip():
+            return None
+    for kind, name in SCANNED.items():
+        try:
+            known = reader(name)
+        except ModuleNotFoundError:
+            continue
+        if known.recognises(Path(path), head):
+            return kind
+    return None
+
+
+class Reader(Protocol):
+    """What a package that reads data, checkpoints or logs can do."""
+
+    def recognises(self, path: Path, head: bytes) -> bool:
+        """Returns whether a file is of its kind."""
+
+    def recognises_folder(self, path: Path) -> bool:
+        """Returns whether a folder is one source of its kind."""
+
+    def open_sources(self, paths: Sequence[Path], scan: Scan) -> Iterator[Any]:
+        """Yields what its rules read."""
+
+
+def reader(name: str) -> Reader:
+    """Returns what reads one kind of source.
+
+    Args:
+        name: ``data``, ``checkpoint`` or ``log``.
+    """
+    return cast("Reader", import_module(f"nanguard.sources.{name}.reading"))
 
 
 def may_configure(content: bytes) -> bool:
