@@ -1,0 +1,180 @@
+"""What the names in a log stand for: a loss, a gradient norm, a step, or nothing of interest."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from enum import Enum
+from functools import lru_cache
+
+
+class Role(str, Enum):
+    """What a number in a log is."""
+
+    LOSS = "loss"
+    GRAD_NORM = "gradient norm"
+    SCALE = "loss scale"
+    RATE = "learning rate"
+    ACCURACY = "accuracy"
+    STEP = "step"
+    BATCH = "batch"
+    EPOCH = "epoch"
+    RANK = "rank"
+
+
+METRICS = frozenset((Role.LOSS, Role.GRAD_NORM, Role.SCALE, Role.RATE, Role.ACCURACY))
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """What a name stands for.
+
+    Attributes:
+        role: What the number is.
+        name: The name as the log has it.
+        key: The same for every way to write the name.
+        evaluation: Whether it was measured on held-out data.
+        plain: Whether nothing but the role and the phase is in the name: not one of several terms.
+        adversarial: Whether it belongs to a game (GAN, reinforcement learning), where a loss may
+            rise.
+    """
+
+    role: Role
+    name: str
+    key: str
+    evaluation: bool = False
+    plain: bool = True
+    adversarial: bool = False
+
+
+_EVALUATION = frozenset("val valid validation dev eval evaluation test testing heldout".split())
+_PHASES = _EVALUATION | frozenset(
+    "train training trn tr total avg average mean running smoothed smooth overall batch step epoch "
+    "per global local current cur all sum lm model trainer metrics metric scalars scalar main "
+    "the final raw".split()
+)
+_GAMES = frozenset(
+    "g d gen disc generator discriminator adv adversarial gan policy value actor critic entropy "
+    "reward vf pg pi q td advantage surrogate rollout rl".split()
+)
+# Words that make a number something else: a bound, a best value, a count, a setting.
+_SETTINGS = frozenset(
+    "best min max minimum maximum lowest highest prev previous last init initial target threshold "
+    "thresh limit clip clipping clipped tol tolerance patience improved improvement weight weights "
+    "coef coeff lambda smoothing type fn func function num number count counts n nan nans inf infs "
+    "skip skipped window interval delta std var variance ratio time ms sec secs seconds expected "
+    "reduction args default config every freq frequency from reach factor alpha beta gamma bound "
+    "name mode ignore filter check checks guard detect log logging save early stopping stop "
+    "monitor restore eps epsilon warmup schedule scheduler decay power gain diff change drop "
+    "consecutive".split()
+)
+_LOSSES = frozenset("loss losses lossg lossd gloss dloss trainloss valloss testloss".split())
+_LOSSES_ALONE = frozenset("nll xent bce mse crossentropy elbo nelbo ce".split())
+_GRADIENTS = frozenset("grad grads gradient gradients".split())
+_STEPS = frozenset("step steps iter iters iteration it update updates globalstep i".split())
+_STEP_WORDS = _STEPS | frozenset(
+    "global train training trainer current cur opt optimizer num at on in optim".split()
+)
+_NORM_WORDS = _GRADIENTS | _PHASES | frozenset(("norm", "l2", "gnorm", "gradnorm"))
+_SCALE_WORDS = _PHASES | frozenset(
+    "scale scaler loss amp grad gradient fp16 dynamic new now lscale value to reducing".split()
+)
+_ACCURACIES = frozenset("acc accuracy top1 acc1 accuracies".split())
+_RATES = (
+    frozenset(("lr",)),
+    frozenset(("learning", "rate")),
+    frozenset(("lr", "pg0")),
+    frozenset(("lr", "group0")),
+)
+
+_CAMEL = re.compile(r"(?<=[a-z])(?=[A-Z][a-z])|(?<=[a-z])(?=[A-Z]$)")
+_BETWEEN = re.compile(r"[^0-9A-Za-z]+")
+
+
+@lru_cache(maxsize=8192)
+def metric_of(name: str) -> Metric | None:
+    """Returns what a name stands for; None if nothing of interest."""
+    words = words_of(name)
+    if not words or len(words) > 8 or len(name) > 120:
+        return None
+    bag = frozenset(words)
+    role = _role(words, bag)
+    if role is None:
+        return None
+    evaluation = bool(bag & _EVALUATION) and role in METRICS
+    return Metric(
+        role,
+        name.strip(),
+        "_".join(words),
+        evaluation,
+        plain=_is_plain(role, bag),
+        adversarial=bool(bag & _GAMES),
+    )
+
+
+def words_of(name: str) -> tuple[str, ...]:
+    """Returns the words of a name, in small letters."""
+    spaced = _CAMEL.sub(" ", name)
+    return tuple(word.lower() for word in _BETWEEN.split(spaced) if word)
+
+
+def _role(words: tuple[str, ...], bag: frozenset[str]) -> Role | None:
+    if "scale" in bag or "lscale" in bag:
+        return Role.SCALE if bag <= _SCALE_WORDS else None
+    if bag & _SETTINGS:
+        return None
+    if bag & _LOSSES or (bag & _LOSSES_ALONE and bag <= _PHASES | _LOSSES_ALONE):
+        return Role.LOSS
+    if "gnorm" in bag or "gradnorm" in bag or ("norm" in bag and bag & _GRADIENTS):
+        return Role.GRAD_NORM
+    if words in (("total", "norm"), ("global", "norm"), ("grad",)):
+        return Role.GRAD_NORM
+    if bag & _ACCURACIES:
+        return Role.ACCURACY
+    return _place(words, bag)
+
+
+def _place(words: tuple[str, ...], bag: frozenset[str]) -> Role | None:
+    if bag - _PHASES in _RATES or bag in _RATES:
+        return Role.RATE
+    if words[-1] in _STEPS and bag <= _STEP_WORDS:
+        return Role.STEP
+    if words[-1] in ("batch", "minibatch") and len(words) == 1:
+        return Role.BATCH
+    if words[-1] in ("epoch", "ep") and bag <= frozenset(
+        ("train", "training", "epoch", "ep", "start", "end", "of", "current", "at", "valid", "val")
+    ):
+        return Role.EPOCH
+    if words in (("rank",), ("local", "rank"), ("global", "rank")):
+        return Role.RANK
+    return None
+
+
+def _is_plain(role: Role, bag: frozenset[str]) -> bool:
+    if role is Role.LOSS:
+        return bag <= _PHASES | _LOSSES | _LOSSES_ALONE
+    if role is Role.GRAD_NORM:
+        return bag <= _NORM_WORDS
+    return True
+
+
+def suffix_of(words: list[str]) -> str:
+    """Returns the end of a sentence that is a name: "the model has train loss" has "train loss".
+
+    Words that say it is no measurement ("best", "initial") are kept, so that they are seen.
+    """
+    kept: list[str] = []
+    for word in reversed(words[-5:]):
+        parts = words_of(word)
+        bag = frozenset(parts)
+        known = bag & (_PHASES | _SETTINGS | _LOSSES | _LOSSES_ALONE | _GRADIENTS | _STEPS)
+        known |= bag & (_ACCURACIES | _SCALE_WORDS | frozenset(("learning", "rate", "norm")))
+        if kept and not known and not _is_term(word, kept):
+            break
+        kept.append(word)
+    return " ".join(reversed(kept))
+
+
+def _is_term(word: str, kept: list[str]) -> bool:
+    """Returns whether a word right before "loss" names a term of it, as in "box loss"."""
+    return len(kept) == 1 and kept[0].lower() in ("loss", "acc", "accuracy") and word.isalnum()
