@@ -5,16 +5,19 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nanguard.engine.check import Check, Plan
+from nanguard.engine.expecting import expected_also
+from nanguard.engine.pool import processors
 from nanguard.engine.selection import UNUSED_IGNORE, Selection
 from nanguard.engine.settings import Project, find_project
 from nanguard.errors import UsageError
 from nanguard.findings import Severity
 from nanguard.rules.catalogue import KINDS
+from nanguard.sources.scanning import Scan
 
 if TYPE_CHECKING:
     from nanguard.cli.progress import Progress
@@ -136,7 +139,34 @@ def _plan(asked: Asked, project: Project, progress: Progress) -> Plan:
     # Kept outcomes hold no edits, which repairs are made of.
     fresh = asked.no_cache or asked.fix or asked.diff
     cache = None if fresh else project.root / ".nanguard" / "cache"
-    return Plan(selection, project.exclude, root, asked.jobs, cache, progress)
+    return Plan(
+        selection,
+        project.exclude,
+        root,
+        asked.jobs,
+        cache,
+        progress,
+        _scan(asked, project),
+        progress.scanned,
+    )
+
+
+def _scan(asked: Asked, project: Project) -> Scan:
+    expected = expected_also(
+        project.expected,
+        label_key=asked.label_key,
+        classes=asked.classes,
+        groups=asked.group,
+        vocab=asked.vocab,
+        ignored=asked.ignore_label,
+    )
+    scan = Scan(expected, threads=asked.jobs or processors())
+    if asked.engine == "ray":
+        from nanguard.engine.on_ray import on_ray, ready
+
+        ready()
+        return replace(scan, spread=on_ray)
+    return scan
 
 
 def _baseline(asked: Asked, project: Project) -> Baseline | None:

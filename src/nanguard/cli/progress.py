@@ -11,7 +11,7 @@ _EVERY = 0.1
 
 
 class Progress:
-    """Shows how many files are done; call it with what is done and what there is.
+    """Shows how far a check is; told what is done and what there is.
 
     Args:
         quiet: Whether to show nothing at all.
@@ -22,6 +22,7 @@ class Progress:
         self._began = self._shown = time.monotonic()
         self._bar: Any = None
         self._task: Any = None
+        self._what = ""
 
     def __enter__(self) -> Progress:
         return self
@@ -31,30 +32,48 @@ class Progress:
             self._bar.stop()
 
     def __call__(self, done: int, total: int) -> None:
-        """Shows where the check is."""
+        """Shows how many files are checked."""
+        self._show(done, total, "checking")
+
+    def scanned(self, done: int, total: int) -> None:
+        """Shows how many bytes of data, checkpoints and logs are read."""
+        self._show(done, total, "scanning")
+
+    def _show(self, done: int, total: int, what: str) -> None:
         now = time.monotonic()
         if not self._wanted or now - self._began < _AFTER or now - self._shown < _EVERY:
             return
         self._shown = now
-        if self._bar is None:
-            self._start(total)
+        if self._bar is None or what != self._what:
+            self._start(total, what)
         self._bar.update(self._task, completed=done, total=total)
         self._bar.refresh()
 
-    def _start(self, total: int) -> None:
+    def _start(self, total: int, what: str) -> None:
         from rich.console import Console
-        from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+        from rich.progress import (
+            BarColumn,
+            DownloadColumn,
+            MofNCompleteColumn,
+            TextColumn,
+            TimeRemainingColumn,
+            TransferSpeedColumn,
+        )
         from rich.progress import Progress as Bar
 
+        if self._bar is not None:
+            self._bar.stop()
+        files = [MofNCompleteColumn()]
+        counts = files if what == "checking" else [DownloadColumn(), TransferSpeedColumn()]
         # No thread of its own: processes are forked while it is shown.
         self._bar = Bar(
-            TextColumn("checking"),
+            TextColumn(what),
             BarColumn(),
-            MofNCompleteColumn(),
+            *counts,
             TimeRemainingColumn(),
             console=Console(stderr=True),
             auto_refresh=False,
             transient=True,
         )
-        self._task = self._bar.add_task("checking", total=total)
+        self._what, self._task = what, self._bar.add_task(what, total=total)
         self._bar.start()

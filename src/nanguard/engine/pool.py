@@ -68,7 +68,7 @@ def _key(cache: Cache, path: str, kind: FileKind) -> str:
 
 
 def _checked(files: Batch, plan: Plan) -> Iterator[FileOutcome]:
-    workers = min(plan.jobs or _processors(), len(files))
+    workers = min(plan.jobs or processors(), len(files))
     if workers <= 1 or (not plan.jobs and _size(files) < _WORTH_IT):
         for path, kind in files:
             yield check_path(path, kind, plan.selection)
@@ -76,7 +76,8 @@ def _checked(files: Batch, plan: Plan) -> Iterator[FileOutcome]:
     yield from _in_processes(files, plan, workers)
 
 
-def _processors() -> int:
+def processors() -> int:
+    """Returns how many processors this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
