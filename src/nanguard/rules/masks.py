@@ -24,6 +24,7 @@ _LEAVES_ONE = frozenset(
 _CAUSAL = re.compile(r"causal|future|subsequent|look_?ahead|^tri$|triangular|autoregressive|^bias$")
 # What deals with the NaN of such a row afterwards, well or badly.
 _MENDS = frozenset({"nan_to_num", "isnan", "isfinite", "isneginf"})
+_FILLS = frozenset({"masked_fill", "setitem", "index_fill", "scatter"})
 _COMPARISONS = frozenset({"compare", "le", "lt", "gt", "ge"})
 _STOP = frozenset({"matmul", "einsum", "call", "conv1d", "conv2d", "linear", "softmax", "bmm"})
 
@@ -37,7 +38,7 @@ def fills_with_minus_inf(value: Value) -> Iterator[Value]:
         if id(part) in seen or part.op in _STOP:
             continue
         seen.add(id(part))
-        by_mask = part.op in ("masked_fill", "setitem", "index_fill") and _last_is_minus_inf(part)
+        by_mask = part.op in _FILLS and _last_is_minus_inf(part)
         by_choice = part.op == "where" and any(p.lo == p.hi == -INF for p in part.inputs[1:3])
         if by_mask or by_choice:
             yield part
@@ -54,6 +55,14 @@ def mask_of(masking: Value) -> Value | None:
     if masking.op == "where":
         return masking.inputs[0]
     return masking.arg(1, "mask")
+
+
+def _is_lengths(part: Value) -> bool:
+    """Returns whether a value is a tensor that was handed in, such as the lengths of rows."""
+    if part.op != "getitem" or not part.inputs:
+        return False
+    core = part.core
+    return core.op == "" and core.const is None and not core.path
 
 
 def finite_fill(code: Code, masking: Value, fill: str) -> tuple[Edit, ...]:
@@ -76,18 +85,18 @@ def keeps_one_per_row(masking: Value) -> bool:
     if mask is None:
         return True
     scores = masking.inputs[0] if masking.op != "where" else masking.inputs[1]
-    leaves = 0
-    positions = 0
+    given = False
+    positions = False
     for part in mask.upstream(30):
         if part.op in _LEAVES_ONE or _CAUSAL.search(part.name.lower()):
             return True
         if part.op in _COMPARISONS and any(p.core is scores.core for p in part.inputs):
             return True
-        if not part.inputs and part.const is None:
-            leaves += 1
-        if part.op == "arange":
-            positions += 1
-    return positions > 0 and leaves == 0
+        if part.op == "setitem" and isinstance(part.inputs[-1].const, bool):
+            return True
+        given = given or (not part.inputs and part.has("mask")) or _is_lengths(part)
+        positions = positions or part.op == "arange"
+    return positions and not given
 
 
 def _is_used_to_spare_rows(code: Code, rows: Value, softmax: Value) -> bool:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from nanguard.sources.python.code import Code
+    from nanguard.sources.python.values import Value
 
 
 def some_module_returns(code: Code, kind: str) -> bool:
@@ -18,3 +19,11 @@ def some_module_returns(code: Code, kind: str) -> bool:
             if any(part.has(kind) for part in (result, *(result.items or ()))):
                 return True
     return False
+
+
+def is_module_output(value: Value, use: Value) -> bool:
+    """Returns whether a value was made in the forward of another module than where it is used."""
+    scope, here = value.scope, use.scope
+    if scope is None or scope is here or scope.name != "forward" or scope.cls is None:
+        return False
+    return here is None or here.cls is not scope.cls

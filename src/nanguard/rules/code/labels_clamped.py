@@ -96,6 +96,9 @@ class LabelsClamped(CodeRule):
 def _is_clamp(code: Code, value: Value, used: set[int]) -> bool:
     labels = next((part for part in value.inputs if part.has("labels")), None)
     if labels is None:
+        high = upper_bound(value) if value.op == "clamp" else None
+        if high is not None and id(value) in used and is_last_class(high):
+            return True
         return _becomes_label(code, value)
     if value.has("loss"):
         return False
@@ -136,9 +139,12 @@ def _is_capped(value: Value, used: set[int]) -> bool:
     base, index, written = value.inputs
     if value.op == "where":
         index, written, base = value.inputs
-    if not base.has("labels") or index.op != "compare" or index.name not in ("Gt", "GtE"):
+    tests = index.core.inputs if index.core.op == "and" else (index,)
+    above = any(t.core.op == "compare" and t.core.name in ("Gt", "GtE") for t in tests)
+    if not base.has("labels") or not above:
         return False
     number = written.number()
     if number is not None and number < 0:
         return False
-    return id(value) in used and (number is not None or is_last_class(written))
+    trained = id(value) in used or -id(value) in used
+    return trained and (number is not None or is_last_class(written))

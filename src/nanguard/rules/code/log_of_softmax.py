@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from nanguard.findings import Edit, Finding, Fix, Severity
 from nanguard.rules.code_rule import CodeRule, replaced
+from nanguard.rules.outputs import is_module_output
 from nanguard.rules.rule import Fails, Passes
 
 if TYPE_CHECKING:
@@ -53,7 +54,7 @@ class LogOfSoftmax(CodeRule):
             if value is None or value.lo > 0 or value.has("padded", "chosen"):
                 continue
             source = value.core
-            if source.op in ("softmax", "sigmoid"):
+            if source.op in ("softmax", "sigmoid") and not is_module_output(source, log):
                 better = "log_softmax" if source.op == "softmax" else "logsigmoid"
                 yield self.at(
                     code,

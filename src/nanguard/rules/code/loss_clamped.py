@@ -70,7 +70,16 @@ class LossClamped(CodeRule):
 
 
 def _is_loss(roles: Roles, value: Value) -> bool:
-    return any(roles.is_loss(part) for part in value.inputs[:2])
+    return any(roles.is_loss(part) for part in value.inputs[:2]) or _is_in_a_loss(value)
+
+
+def _is_in_a_loss(value: Value) -> bool:
+    """Whether it is an error that a loss of the file has worked out."""
+    scope = value.scope
+    if scope is None or not value.inputs[0].has("sumsq"):
+        return False
+    names = f"{scope.name} {scope.cls.name if scope.cls is not None else ''}".lower()
+    return "loss" in names or "criterion" in names
 
 
 def _bounds_above(value: Value) -> bool:

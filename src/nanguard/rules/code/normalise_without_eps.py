@@ -113,7 +113,10 @@ def _word(divisor: Value) -> str:
     if core.op == "mul":
         return next((word for part in core.inputs if (word := _word(part))), "")
     if core.op in ("max", "amax", "maximum") and core.inputs:
-        return "peak" if core.inputs[0].core.op == "abs" and len(core.inputs) < 3 else ""
+        inner = core.inputs[0]
+        if inner.has("norm", "std"):
+            return "largest norm"
+        return "peak" if inner.core.op == "abs" and len(core.inputs) < 3 else ""
     if core.op in ("mean", "sum", "median", "", "join", "add"):
         return "root mean square" if core.op == "mean" and core.has("sumsq") else ""
     return next((word for kind, word in _WORDS.items() if core.has(kind)), "")

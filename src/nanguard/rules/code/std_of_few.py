@@ -114,12 +114,19 @@ def _can_hold_one(code: Code, spread: Value, value: Value) -> bool:
         source = source.inputs[0]
     first = over_all or (dim is not None and dim.const == 0)
     if source.op == "getitem" and len(source.inputs) > 1:
-        return first and source.inputs[1].has("mask", "bool")
+        return first and (source.inputs[1].has("mask", "bool") or _picks(code, spread, source))
     if dim is not None and dim.const == 0 and _is_forward(spread):
         return True
     if source.op in _REGROUP and not over_all:
         return dim is not None and dim.const in (1, -1) and _grouped(source)
     return False
+
+
+def _picks(code: Code, spread: Value, source: Value) -> bool:
+    """Returns whether a loop picks some elements each time, by an index it is given."""
+    index = source.inputs[1]
+    given = any(part.op == "element" for part in index.upstream(3)) and index.const is None
+    return given and _in_loop(code, spread)
 
 
 def _size_is_checked(value: Value, spread: Value) -> bool:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 from nanguard.findings import Finding, Fix, Severity
 from nanguard.rules.code_rule import CodeRule, bare, operand, replaced
 from nanguard.rules.numbers import can_be_zero, guarded_by
-from nanguard.rules.outputs import some_module_returns
+from nanguard.rules.outputs import is_module_output, some_module_returns
 from nanguard.rules.rule import Fails, Passes
 
 if TYPE_CHECKING:
@@ -17,11 +17,14 @@ if TYPE_CHECKING:
     from nanguard.sources.python.code import Code
     from nanguard.sources.python.values import Value
 
+_PREDICTION = re.compile(r"pred(iction)?s?|[a-z_]+_pred|pred_[a-z]+|y_hat|yhat")
 _ABOUT_PROBABILITIES = re.compile(r"entropy|kl|divergence|likelihood|nll|jsd?|mutual|prob|focal")
 
 
 class UnguardedLog(CodeRule):
     """The logarithm of a probability, a ratio or a difference that nothing keeps above 0.
+
+    A prediction that was handed in as it is counts, too: a network's output has no lower bound.
 
     *Why it breaks a run*: log(0) is -inf and its gradient is infinite. A probability reaches
     exactly 0 by underflow, `1 - p` as soon as p rounds to 1, a ratio with its numerator. Times a
@@ -76,12 +79,22 @@ class UnguardedLog(CodeRule):
                 )
 
 
+def _unscaled(value: Value) -> Value:
+    """Returns what a product with a number or a size is a multiple of."""
+    if value.op == "mul" and len(value.inputs) > 1:
+        for part, other in (value.inputs[:2], value.inputs[1::-1]):
+            if other.number() is not None or other.has("size"):
+                return part.core
+    return value
+
+
 def _kind(value: Value, log: Value, *, outputs_are_probabilities: bool) -> str:
     """Returns what it is the log of, if that is something that reaches 0."""
-    core = value.core
-    if core.op in ("softmax", "sigmoid") or core.has("exp"):
-        return ""
-    if core.scope is not None and core.scope is not log.scope:
+    core = _unscaled(value.core)
+    elsewhere = core.scope is not None and core.scope is not log.scope
+    if core.op in ("softmax", "sigmoid"):
+        return "probability" if is_module_output(core, log) else ""
+    if core.has("exp") or elsewhere:
         return ""
     if core.op == "div" and len(core.inputs) > 1:
         over, under = core.inputs[:2]
@@ -96,11 +109,9 @@ def _kind(value: Value, log: Value, *, outputs_are_probabilities: bool) -> str:
     about = scope is not None and _ABOUT_PROBABILITIES.search(
         (scope.name + (scope.cls.name if scope.cls else "")).lower()
     )
-    if (
-        core.op == ""
-        and outputs_are_probabilities
-        and core.name.endswith(("dist", "preds", "pred"))
-    ):
+    if core.op == "" and _PREDICTION.fullmatch(core.name.lower()):
+        return "prediction"
+    if core.op == "" and outputs_are_probabilities and core.name.endswith("dist"):
         return "probability"
     if about and core.op == "" and core.name in ("p", "q", "pi", "p_hat", "q_hat", "pt", "p_t"):
         return "probability"

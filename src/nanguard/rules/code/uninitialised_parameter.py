@@ -23,6 +23,9 @@ _SIZED = ("Tensor", "FloatTensor")
 _SIZE = re.compile(
     r"dim|size|n_|num|hidden|features|channels|width|heads|length|^[dnkchm]$|^d_|rank"
 )
+_DATA = re.compile(
+    r"weight|init|value|data|arr|vec|embed|mean|std|prior|table|matrix|points|anchor"
+)
 
 
 class UninitialisedParameter(CodeRule):
@@ -120,7 +123,11 @@ def _takes_sizes(made: Value) -> bool:
     if only.number() is not None:
         return isinstance(only.const, int) and only.const != 0
     plain = only.op in ("", "attribute", "named") and only.name != "T"
-    return plain and bool(_SIZE.search(only.name.lower()))
+    if not plain or _DATA.search(only.name.lower()):
+        return False
+    scope = made.scope
+    built = scope is not None and scope.name == "__init__" and only.name in scope.parameters
+    return built or bool(_SIZE.search(only.name.lower()))
 
 
 def _edits(code: Code, value: Value) -> tuple[Edit, ...]:

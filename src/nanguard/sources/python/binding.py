@@ -14,6 +14,10 @@ _THINGS = frozenset(
 )
 
 
+# Modules that are lists of modules.
+_LISTS = ("torch.nn.ModuleList", "torch.nn.Sequential", "torch.nn.ParameterList")
+
+
 class Binding(Reader):
     """Binds names, and takes over what conditions say about them."""
 
@@ -104,6 +108,10 @@ class Binding(Reader):
         """Returns what a loop over a value gives."""
         if source.op == "each" and source.inputs:
             return source.inputs[0]
+        if source.op == "new" and source.path in _LISTS and source.inputs:
+            return self.element(source.inputs[0])
+        if source.op == "call" and source.name in ("zip", "enumerate") and len(source.inputs) > 1:
+            return self._together(source)
         if source.items:
             return self.either(list(source.items)) if len(source.items) > 1 else source.items[0]
         if source.op == "call" and source.name == "range":
@@ -112,6 +120,13 @@ class Binding(Reader):
         if source.name in ("enumerate", "zip") and source.op == "call":
             made.op = source.name
         return made
+
+    def _together(self, source: Value) -> Value:
+        """Returns what a loop over ``zip`` or ``enumerate`` gives."""
+        parts = [self.element(given) for given in source.inputs[1:]]
+        if source.name == "enumerate":
+            parts = [Value(0.0, INF, frozenset({"size"}), op="element"), parts[0]]
+        return Value(op="element", inputs=(source,), node=source.node, items=tuple(parts))
 
     def annotated(self, name: str, annotation: ast.expr | None) -> Value:
         """Returns a parameter, with what its name and its annotation say."""

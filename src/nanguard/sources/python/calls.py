@@ -61,7 +61,7 @@ class Calls(Binding):
         if not path and isinstance(node.func, ast.Attribute):
             return self._method(node, node.func)
         callee = self.value(node.func)
-        if callee.op != "new":
+        if callee.op == "":
             path = path or callee.path
         inputs = tuple(self.value(argument) for argument in node.args)
         keywords = {k.arg or "**": self.value(k.value) for k in node.keywords}
@@ -231,6 +231,11 @@ class Calls(Binding):
         keywords: dict[str, Value],
         method: str = "",
     ) -> Value:
+        if not method and callee.op in ("", "element"):
+            cls = self.code.class_meant(callee.name, len(inputs) + len(keywords))
+            forward = cls.method("forward") if cls is not None else None
+            if cls is not None and forward is not None and forward is not self.scope:
+                return self._local(node, forward, inputs, keywords, Value(cls=cls))
         made = self.make("call", node, (callee, *inputs), keywords, event=True)
         made.name = method or callee.name
         core = callee.core

@@ -22,6 +22,9 @@ PACKAGES = (
     "torch_xla", "fairscale", "dill", "joblib", "cloudpickle",
 )  # fmt: skip
 
+# What people call the model of a script.
+_WHOLE = frozenset({"model", "net", "network", "module", "policy"})
+
 
 class Code:
     """A Python file, read once.
@@ -54,6 +57,7 @@ class Code:
         self._functions: dict[ast.AST, Function] = {}
         self.parents: dict[ast.AST, ast.AST] = {}
         self.facts: dict[type, Any] = {}
+        self._modules: list[Class] | None = None
         if any(package in text.content for package in PACKAGES):
             self._imports: list[ast.stmt] = []
             self._collect(tree, None, None)
@@ -131,6 +135,26 @@ class Code:
             result = join(result, other)
             result.items = items if items is not None else other.items
         return result
+
+    def class_meant(self, name: str, arguments: int) -> Class | None:
+        """Returns the module of the file that a variable of this name is an instance of.
+
+        That is guessed: from the name of the class, or from there being only one whole model.
+        """
+        if self._modules is None:
+            self._modules = [
+                cls
+                for cls in self.classes.values()
+                if cls.is_module() and cls.method("forward") is not None
+            ]
+        fitting = [cls for cls in self._modules if _accepts(cls.method("forward"), arguments)]
+        word = name.lower().replace("_", "")
+        called = [cls for cls in fitting if len(word) > 2 and word in cls.name.lower()]
+        if len(called) == 1:
+            return called[0]
+        if word not in _WHOLE or len(self._modules) != 1:
+            return None
+        return fitting[0] if fitting else None
 
     def statement_of(self, node: ast.AST) -> ast.stmt | None:
         """Returns the statement an expression stands in."""
@@ -283,7 +307,9 @@ class Code:
                 value = Value(name=argument.arg, cls=function.cls, op="self")
             elif argument.arg in defaults:
                 default = flow.value(defaults[argument.arg])
-                if default.number() is not None:
+                if default.op == "new" or default.path:
+                    value = default
+                elif default.number() is not None:
                     value.const = default.const
                     value.lo, value.hi = default.lo, default.hi
                     value.kinds |= {"default"}
@@ -293,3 +319,13 @@ class Code:
         for extra in (arguments.vararg, arguments.kwarg):
             if extra is not None:
                 flow.env[extra.arg] = Value(kinds=frozenset(), node=extra, name=extra.arg)
+
+
+def _accepts(function: Function | None, arguments: int) -> bool:
+    """Returns whether a method can be called with so many arguments."""
+    if function is None or isinstance(function.node, ast.Module):
+        return False
+    given = function.node.args
+    most = len(given.posonlyargs) + len(given.args) - 1 + len(given.kwonlyargs)
+    least = len(given.posonlyargs) + len(given.args) - 1 - len(given.defaults)
+    return least <= arguments and (arguments <= most or given.vararg is not None)

@@ -139,7 +139,8 @@ class Filled:
                 of_self = isinstance(receiver, ast.Name) and receiver.id == "self" and not own
                 if of_self and call.scope is not None and call.scope.cls is not None:
                     self.classes.add(id(call.scope.cls))
-        if not training.trains and any(training.called("load_state_dict")):
+        loads = [] if training.trains else training.called("load_state_dict")
+        if any(call.inputs and call.inputs[0].core.op == "new" for call in loads):
             self.everything = True
 
 

@@ -163,7 +163,7 @@ class Halves:
             return self._is_input(value)
         if self._any(value, depth):
             return not casts or named(value) not in FLOAT32
-        return mode == "half" and self._is_layer(value)
+        return mode == "half" and (self._is_layer(value) or self._is_module(value))
 
     def _any(self, value: Value, depth: int) -> bool:
         """One float16 tensor makes the result so, unless a float32 tensor is among the inputs."""
@@ -187,6 +187,11 @@ class Halves:
         if value.autocast == "float16" and value.has("network"):
             return True
         return any(_LAYERS.search(made.path) for made in value.inputs[0].upstream(6))
+
+    def _is_module(self, value: Value) -> bool:
+        """Whether a value comes out of any module of torch, as its weights are float16."""
+        made_by = value.inputs[0].core if value.op == "call" and value.inputs else None
+        return made_by is not None and made_by.path.startswith("torch.nn.")
 
     def _is_input(self, value: Value) -> bool:
         """Whether a value is what the forward of a halved model is given."""

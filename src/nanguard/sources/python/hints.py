@@ -53,7 +53,10 @@ _HINTS: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
             r"(sq_?|squared_)?dist(ance)?s?(_?(sq|squared|2|mat(rix)?))?|d2|d_sq|dsq|[a-z_]+_dist(ance)?s?(_sq)?",
         ),
         ("logratio", r"log_?(ratios?|rhos?|is_weights?|importance(_weights?)?)(_[a-z]+)?"),
-        ("weights", r"(weights?|sample_weights?|wts?|ws?)$|.*_weights?$"),
+        (
+            "weights",
+            r"(weights?|sample_weights?|wts?|ws?|adj(acency)?|affinit(y|ies))$|.*_weights?$",
+        ),
         (
             "eps",
             r"(_?eps(ilon)?|tiny|smooth(ing)?|delta|EPS(ILON)?|TINY|.*_eps|eps_.*|_EPS|.*_EPS|laplace|floor|min_(norm|std|var|denom|scale))$",

@@ -52,7 +52,6 @@ _EFFECTS: dict[str, Callable[..., Known]] = {
     "avg_pool2d": bounds.of_mean,
     "adaptive_avg_pool1d": bounds.of_mean,
     "avg_pool1d": bounds.of_mean,
-    "interpolate": bounds.of_mean,
     "cumprod": bounds.of_mean,
     "logsumexp": bounds.fixed(-INF, INF, "maximum"),
     "sqrt": bounds.of_sqrt,

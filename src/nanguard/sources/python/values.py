@@ -96,6 +96,9 @@ SHAPE = frozenset(
         "real",
         "named",
         "pad",
+        "interpolate",
+        "grid_sample",
+        "upsample",
     ]
 )
 
