@@ -95,6 +95,9 @@ class Roles:
     def is_loss(self, value: Value) -> bool:
         """Returns whether a value is a loss."""
         base = root(value)
+        if base.op == "attribute" and base.name == "output" and base.inputs[0].name == "state":
+            # What the step of an ignite engine gives back, as a rule its loss.
+            return self.code.names.imported("ignite")
         if value.has("loss") and value.op == "named" and not _NO_LOSS.search(value.name):
             return True
         if _NO_LOSS.search(base.name) or base.has("count", "size"):
