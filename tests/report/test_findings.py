@@ -108,6 +108,37 @@ def test_brief_is_one_line_each():
     assert brief(outcome()) == "a.py:3:9: warning: x is bad [bad-thing]\n"
 
 
+def scanned(**changes: object) -> Outcome:
+    place = {"path": "run/train.log", "line": 41, "column": None, "where": "loss", "step": 4100}
+    told = outcome(**{**place, "fixes": (), **changes})
+    return Outcome([Seen(told.seen[0].finding)], ["run/train.log"])
+
+
+def test_a_step_is_shown_by_every_format():
+    told = scanned()
+    assert "  41  warning  bad-thing [SRC001]  (loss, step 4100)\n    x is bad\n" in (
+        Page(told).render()
+    )
+    assert brief(told) == "run/train.log:41: warning: x is bad (loss, step 4100) [bad-thing]\n"
+    assert as_github(told) == (
+        "::warning file=run/train.log,line=41,title=bad-thing (SRC001)"
+        "::x is bad (loss, step 4100)\n"
+    )
+    assert json.loads(as_json(told))["findings"][0]["step"] == 4100
+    (result,) = json.loads(as_sarif(told, {}))["runs"][0]["results"]
+    assert result["properties"] == {"step": 4100}
+    assert result["message"]["text"] == "x is bad [loss, step 4100]"
+    assert result["partialFingerprints"] == {"nanguard/v1": "bad-thing:run/train.log:loss"}
+
+
+def test_a_part_of_a_binary_file_is_named_by_sarif():
+    told = scanned(path="s3://my bucket/a.pt", line=None, step=None, where="layers.0.weight")
+    (result,) = json.loads(as_sarif(told, {}))["runs"][0]["results"]
+    (place,) = result["locations"]
+    assert place["physicalLocation"] == {"artifactLocation": {"uri": "s3://my%20bucket/a.pt"}}
+    assert place["logicalLocations"] == [{"fullyQualifiedName": "layers.0.weight"}]
+
+
 def test_github_escapes_what_means_something_to_it():
     told = outcome(message="50% of:\nit", path="a,b:c.py", severity=Severity.ERROR)
     first, second = as_github(told).splitlines()

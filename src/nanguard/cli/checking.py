@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import sys
+from contextlib import nullcontext, redirect_stdout
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -92,7 +93,9 @@ def run_check(asked: Asked) -> int:
         refuse_what_a_checklist_has_not(asked)
     project = find_project(_start(asked.paths))
     baseline = _baseline(asked, project)
-    with Progress(quiet=asked.quiet) as progress:
+    # Ray speaks on standard output, which belongs to the report.
+    aside = redirect_stdout(sys.stderr) if asked.engine == "ray" else nullcontext()
+    with Progress(quiet=asked.quiet) as progress, aside:
         check = Check(_plan(asked, project, progress))
         outcome = check.run(asked.paths)
     if not check.existing:

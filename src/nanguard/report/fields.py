@@ -9,6 +9,8 @@ from nanguard.findings import name_of
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from nanguard.findings import Finding
+
 LINE = 200
 # Longer whole numbers are no count of anything; Python refuses to print those beyond 4300 digits.
 _LARGEST = 10**18
@@ -87,6 +89,13 @@ def listed(words: Sequence[str], most: int = 10) -> str:
     """Returns a few words, and how many more there are."""
     more = f" and {len(words) - most} more" if len(words) > most else ""
     return ", ".join(words[:most]) + more
+
+
+def place_in_words(finding: Finding) -> str:
+    """Returns what a finding names besides file and line: a part of it, a step, a rank."""
+    step = "" if finding.step is None else f"step {finding.step}"
+    rank = "" if finding.rank is None else f"rank {finding.rank}"
+    return ", ".join(part for part in (finding.where or "", step, rank) if part)
 
 
 def _list(holder: Mapping[str, Any], key: str) -> list[Any]:

@@ -12,7 +12,7 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from nanguard.findings import Severity
-from nanguard.report.fields import literal, source
+from nanguard.report.fields import literal, place_in_words, source
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -65,10 +65,10 @@ class Page:
 
     def _finding(self, seen: Seen) -> Iterator[str]:
         finding = seen.finding
-        place = "" if finding.line is None else f"{finding.line}:{finding.column or 1}"
+        place = ":".join(str(n) for n in (finding.line, finding.column) if n is not None)
         head = self._styled(finding.severity.value, finding.severity.value)
         name = self._styled(f"{literal(finding.name)} [{literal(finding.code)}]", "bold")
-        where = f"  ({literal(finding.where)})" if finding.where else ""
+        where = f"  ({literal(place_in_words(finding))})" if place_in_words(finding) else ""
         yield f"  {place + '  ' if place else ''}{head}  {name}{self._styled(where, 'dim')}"
         yield from self._wrapped(literal(finding.message, 1000), 4)
         if seen.text.strip() and finding.line is not None:
@@ -204,7 +204,9 @@ def brief(outcome: Outcome) -> str:
     for seen in outcome.seen:
         f = seen.finding
         place = ":".join(str(part) for part in (f.path, f.line, f.column) if part is not None)
-        told = f"{f.severity.value}: {literal(f.message, 1000)} [{f.name}]"
+        words = place_in_words(f)
+        where = f" ({literal(words)})" if words else ""
+        told = f"{f.severity.value}: {literal(f.message, 1000)}{where} [{f.name}]"
         lines.append(f"{literal(place, 1000)}: {told}\n")
     return "".join(lines)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from nanguard.findings import Severity
-from nanguard.report.fields import literal
+from nanguard.report.fields import literal, place_in_words
 
 if TYPE_CHECKING:
     from nanguard.engine.outcome import Outcome
@@ -24,7 +24,8 @@ def as_github(outcome: Outcome) -> str:
             "col": finding.column,
             "title": f"{finding.name} ({finding.code})",
         }
-        message = finding.message
+        where = place_in_words(finding)
+        message = f"{finding.message} ({where})" if where else finding.message
         if finding.fixes:
             message += f"\nFix: {finding.fixes[0].title}"
         lines.append(_command(_LEVELS[finding.severity], place, message))

@@ -9,6 +9,7 @@ from urllib.parse import quote
 
 from nanguard import __version__
 from nanguard.findings import Severity
+from nanguard.report.fields import place_in_words
 
 if TYPE_CHECKING:
     from nanguard.engine.outcome import Outcome, Seen
@@ -72,13 +73,17 @@ def _result(seen: Seen, order: dict[str, int]) -> dict[str, Any]:
         "locations": _locations(seen),
     }
     if finding.path:
-        stable = f"{finding.name}:{finding.path}:{' '.join(seen.text.split())[:200]}"
+        about = " ".join((seen.text or finding.where or "").split())[:200]
+        stable = f"{finding.name}:{finding.path}:{about}"
         result["partialFingerprints"] = {"nanguard/v1": stable}
+    if finding.step is not None:
+        result["properties"] = {"step": finding.step}
     return result
 
 
 def _message(finding: Finding) -> str:
-    where = f" [{finding.where}]" if finding.where else ""
+    words = place_in_words(finding)
+    where = f" [{words}]" if words else ""
     fixes = "".join(f"\nFix: {fix.title}" for fix in finding.fixes[:3])
     return f"{finding.message}{where}{fixes}"
 
@@ -95,7 +100,10 @@ def _locations(seen: Seen) -> list[dict[str, Any]]:
         if seen.text:
             region["snippet"] = {"text": seen.text}
         place["region"] = region
-    return [{"physicalLocation": place}]
+    location: dict[str, Any] = {"physicalLocation": place}
+    if finding.where and finding.line is None:
+        location["logicalLocations"] = [{"fullyQualifiedName": finding.where}]
+    return [location]
 
 
 def _notification(path: str, reason: str) -> dict[str, Any]:
@@ -109,6 +117,9 @@ def _notification(path: str, reason: str) -> dict[str, Any]:
 
 def _uri(path: str) -> str:
     """Returns a path as SARIF wants it: relative where it is, and escaped."""
+    if "://" in path:
+        scheme, _, rest = path.partition("://")
+        return f"{scheme}://{quote(rest)}"
     slashed = path.replace(os.sep, "/")
     escaped = quote(slashed.encode("utf-8", "surrogateescape"))
     return f"file://{escaped}" if slashed.startswith("/") else escaped
