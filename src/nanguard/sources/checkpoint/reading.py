@@ -1,0 +1,156 @@
+"""Checkpoints from paths: files that belong together, read all at once, judged as a run."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from nanguard.sources.checkpoint.bisecting import read_run_in_part
+from nanguard.sources.checkpoint.checkpoint import Checkpoint, Run, step_of
+from nanguard.sources.checkpoint.distributed import ENDING, METADATA, jobs_of
+from nanguard.sources.checkpoint.names import shard_of
+from nanguard.sources.checkpoint.part import Job, Part, read_job, read_part
+from nanguard.sources.checkpoint.recognition import INDEX, recognises
+from nanguard.sources.checkpoint.units import Unit, files_in, is_one_source, units_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from nanguard.sources.scanning import Scan
+
+__all__ = ["open_sources", "read_part", "recognises", "recognises_folder"]
+
+MAX_INDEX = 1 << 25
+# A run with more checkpoints and more bytes than this is searched, not read as a whole.
+MANY = 40
+MUCH = 1 << 35
+
+
+def recognises_folder(path: Path) -> bool:
+    """Returns whether a folder is one checkpoint, or the checkpoints of one run."""
+    return is_one_source(path)
+
+
+def open_sources(paths: Sequence[Path], scan: Scan) -> Iterator[Checkpoint]:
+    """Yields the checkpoints that files and folders make up.
+
+    Args:
+        paths: Files and folders that were found.
+        scan: How to scan.
+    """
+    for units in units_of(files_in(paths)):
+        if len(units) > MANY and _bytes(units) > MUCH:
+            checkpoints = read_run_in_part(units, lambda some, numbers: _read(some, scan, numbers))
+        else:
+            checkpoints = _read(units, scan, numbers=True)
+        if len(checkpoints) > 1:
+            run = Run(checkpoints)
+            for one in checkpoints:
+                one.run = run
+            _notice_unfinished(run)
+        yield from checkpoints
+
+
+def _read(units: Sequence[Unit], scan: Scan, numbers: bool) -> list[Checkpoint]:  # noqa: FBT001
+    """Reads some checkpoints, all files at once."""
+    plans = [_plan(unit, scan) for unit in units]
+    jobs = [replace(job, numbers=numbers) for plan, _ in plans for job in plan]
+    parts = scan.each(read_job, jobs)
+    found = []
+    for unit, (plan, known) in zip(units, plans, strict=True):
+        read = [next(parts) for _ in plan]
+        found.append(_checkpoint(unit, [*read, *known], numbers))
+    return found
+
+
+def _plan(unit: Unit, scan: Scan) -> tuple[list[Job], list[Part]]:
+    """Returns what is to be read for a checkpoint, and what is known without."""
+    jobs: list[Job] = []
+    known: list[Part] = []
+    folders: dict[Path, list[Path]] = {}
+    for file in unit.files:
+        if file.name == METADATA or file.name.endswith(ENDING):
+            folders.setdefault(file.parent, []).append(file)
+        elif not file.name.endswith(INDEX):
+            jobs.append(Job(file))
+    for folder, files in folders.items():
+        more, about = jobs_of(folder, files, scan)
+        jobs += more
+        known.append(about)
+    return jobs, known
+
+
+def _checkpoint(unit: Unit, parts: list[Part], numbers: bool) -> Checkpoint:  # noqa: FBT001
+    step = unit.step
+    if step is None:
+        step = step_of(parts)
+    return Checkpoint(
+        str(unit.path),
+        unit.path.name,
+        step,
+        parts,
+        missing=_missing_shards(unit),
+        scanned=numbers,
+        files=[str(file) for file in unit.files],
+    )
+
+
+def _missing_shards(unit: Unit) -> list[tuple[str, str]]:
+    """Returns the parts of a whole that are not there, each with the file that tells."""
+    there = {file.name for file in unit.files}
+    lost: dict[str, str] = {}
+    for file in unit.files:
+        if file.name.endswith(INDEX):
+            for name in _listed(file) - there:
+                lost.setdefault(name, str(file))
+        shard = shard_of(file.name)
+        if shard is not None and shard[2] <= 10_000:
+            stem, _, count = shard
+            for number in range(1, count + 1):
+                name = f"{stem}-{number:05d}-of-{count:05d}{file.suffix}"
+                if name not in there and not (file.parent / name).exists():
+                    lost.setdefault(name, str(file.parent))
+    return [(place, f"{name} is missing") for name, place in sorted(lost.items())]
+
+
+def _listed(index: Path) -> set[str]:
+    """Returns the files that an index says there are."""
+    try:
+        if index.stat().st_size > MAX_INDEX:
+            return set()
+        found: Any = json.loads(index.read_bytes())
+        names = set(map(str, found["weight_map"].values()))
+    except (OSError, ValueError, RecursionError, KeyError, TypeError, AttributeError):
+        return set()
+    # Only names of files beside the index are looked at.
+    return {
+        name for name in names if Path(name).name == name and not (index.parent / name).exists()
+    }
+
+
+def _notice_unfinished(run: Run) -> None:
+    """Marks folders without weights in a run whose other folders have them."""
+    having = [one for one in run.checkpoints if any(map(_is_weights, one.files))]
+    for one in run.checkpoints:
+        alone = one not in having and len(one.files) > 0 and Path(one.path).is_dir()
+        if alone and len(having) >= 2 and not one.damaged:
+            name = Path(next(file for file in having[0].files if _is_weights(file))).name
+            one.missing.append((one.path, f"{name} is missing, which other checkpoints have"))
+
+
+def _is_weights(file: str) -> bool:
+    name = Path(file).name
+    return name.startswith(("model", "pytorch_model", "adapter_model", "mp_rank_", "__"))
+
+
+def _bytes(units: Sequence[Unit]) -> int:
+    total = 0
+    for unit in units:
+        for file in unit.files:
+            try:
+                total += file.stat().st_size
+            except OSError:
+                continue
+    return total

@@ -1,0 +1,193 @@
+"""What a tensor of a checkpoint is for, by where it is in the tree."""
+
+from __future__ import annotations
+
+import re
+from enum import Enum
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from pathlib import PurePath
+
+_WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
+
+
+class Role(str, Enum):
+    """What a tensor is for."""
+
+    WEIGHT = "weight"
+    OPTIMIZER = "optimizer state"
+    EMA = "EMA"
+    SCALER = "loss scaler"
+    RECORD = "record"
+
+
+_OPTIMIZER = frozenset(
+    [
+        "optimizer",
+        "optimizers",
+        "optimiser",
+        "optimisers",
+        "optim",
+        "optims",
+        "opt",
+        "opts",
+        "adam",
+        "adamw",
+        "sgd",
+        "rmsprop",
+    ]
+)
+_FLAT = frozenset({"optimizer", "optimizers", "optim"})
+_FLAT_RECORDS = frozenset({"lr_scheduler", "scheduler", "rng", "rng_state", "dataloader"})
+_SCALER = frozenset({"scaler", "scalers", "amp"})
+_EMA = frozenset({"ema", "emas", "shadow", "swa", "averaged", "polyak"})
+_AROUND = frozenset(
+    [
+        "rng",
+        "random",
+        "scheduler",
+        "schedulers",
+        "sched",
+        "callback",
+        "callbacks",
+        "loops",
+        "hparams",
+        "hyper",
+        "args",
+        "config",
+        "cfg",
+        "sampler",
+        "dataloader",
+        "loader",
+    ]
+)
+_RECORD = frozenset(
+    [
+        "metric",
+        "metrics",
+        "history",
+        "loss",
+        "losses",
+        "best",
+        "log",
+        "logs",
+        "logged",
+        "results",
+        "grad",
+        "grads",
+        "gradients",
+        "monitor",
+        "early",
+        "score",
+        "scores",
+        "accuracy",
+    ]
+)
+_MODEL = frozenset(
+    [
+        "model",
+        "models",
+        "module",
+        "net",
+        "network",
+        "weight",
+        "weights",
+        "param",
+        "params",
+        "parameters",
+        "generator",
+        "discriminator",
+        "encoder",
+        "decoder",
+    ]
+)
+# What optimizers call the tensors they keep for each parameter.
+_MOMENTS = frozenset(
+    [
+        "exp_avg",
+        "exp_avg_sq",
+        "exp_avg_sqs",
+        "max_exp_avg_sq",
+        "exp_inf",
+        "exp_avg_sq_row",
+        "exp_avg_sq_col",
+        "exp_avg_diff",
+        "neg_grad_or_diff",
+        "momentum_buffer",
+        "square_avg",
+        "grad_avg",
+        "acc_delta",
+    ]
+)
+
+
+@lru_cache(maxsize=4096)
+def words(key: str) -> frozenset[str]:
+    """Returns the words a key is made of."""
+    return frozenset(word.lower() for word in _WORD.findall(key[:300]))
+
+
+def role_of(keys: tuple[str, ...], *, dimensions: int, optimizer: bool, file: Role | None) -> Role:
+    """Returns what a tensor is for.
+
+    Args:
+        keys: Where it is in the tree.
+        dimensions: How many dimensions it has.
+        optimizer: Whether it is in something built like the state of an optimizer.
+        file: What the file is for, if its name says so.
+    """
+    if optimizer:
+        return Role.OPTIMIZER
+    leaf = keys[-1].split(".") if keys else [""]
+    found = _first(_container(words(key)) for key in keys[:-1]) or _first(map(_flat, leaf[:-1][:2]))
+    if found is not None:
+        return found
+    if leaf[-1] in _MOMENTS:
+        return Role.OPTIMIZER
+    if any(words(part) & _EMA for part in leaf[:-1]):
+        return Role.EMA
+    if dimensions == 0 and len(leaf) == 1 and words(leaf[0]) & (_RECORD | _AROUND):
+        return Role.RECORD
+    return file or Role.WEIGHT
+
+
+def role_of_file(path: PurePath) -> Role | None:
+    """Returns what a whole file is for; None if its name does not say so."""
+    named = words(path.name.split(".")[0])
+    if named & _OPTIMIZER and not named & _MODEL:
+        return Role.OPTIMIZER
+    if named & {"scaler"}:
+        return Role.SCALER
+    if named & {"scheduler", "rng", "random", "sampler"} or path.name == "training_args.bin":
+        return Role.RECORD
+    if named & {"ema"} or words(path.parent.name) & {"ema"}:
+        return Role.EMA
+    return None
+
+
+def _first(roles: Iterable[Role | None]) -> Role | None:
+    return next((role for role in roles if role is not None), None)
+
+
+def _flat(part: str) -> Role | None:
+    """Returns what the first parts of a dotted name say; modules of a model may be called much."""
+    if part in _FLAT or part.startswith("optimizer_state"):
+        return Role.OPTIMIZER
+    return Role.RECORD if part in _FLAT_RECORDS else None
+
+
+def _container(named: frozenset[str]) -> Role | None:
+    if named & _AROUND:
+        return Role.RECORD
+    if named & _OPTIMIZER and (named & _FLAT or not named & _MODEL):
+        return Role.OPTIMIZER
+    if named & _SCALER:
+        return Role.SCALER
+    if named & _EMA:
+        return Role.EMA
+    if named & _MODEL:
+        return Role.WEIGHT
+    return Role.RECORD if named & _RECORD else None

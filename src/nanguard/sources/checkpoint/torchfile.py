@@ -1,0 +1,230 @@
+"""Files that torch wrote: zip archives, the older format of pickles one behind another, pickles."""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from nanguard.sources.checkpoint.blob import Blob, MemoryBlob, Window, read
+from nanguard.sources.checkpoint.inert import DamagedError, Global, Persistent, Span, TooLargeError
+from nanguard.sources.checkpoint.packed import unpacked
+from nanguard.sources.checkpoint.pickles import Pickled, read_pickle
+from nanguard.sources.checkpoint.rebuilding import storage_type
+from nanguard.sources.checkpoint.stored import Storage
+from nanguard.sources.checkpoint.tree import Tree, walk
+from nanguard.sources.checkpoint.zipindex import Entry, data_offset, read_directory
+
+if TYPE_CHECKING:
+    from nanguard.sources.checkpoint.dtypes import Dtype
+
+MAGIC = 0x1950A86A20F9469CFC6C
+MAX_NESTED = 1000
+# Of all compressed files of an archive together.
+MAX_UNPACKED = 1 << 26
+
+
+@dataclass(slots=True)
+class TorchFile:
+    """What a file of torch holds.
+
+    Attributes:
+        tree: Its tensors.
+        names: Every class and function that loading would look up.
+        script: Whether it is a compiled program, which torch loads without Python's pickle.
+    """
+
+    tree: Tree
+    names: dict[str, Global] = field(default_factory=dict)
+    script: bool = False
+
+
+def read_torch(blob: Blob) -> TorchFile:
+    """Reads a file of torch by what it begins with.
+
+    Raises:
+        DamagedError: It is not whole.
+        TooLargeError: It would cost more than a checkpoint of its size may.
+    """
+    return _read(blob, _Nesting())
+
+
+@dataclass(slots=True)
+class _Nesting:
+    """Files inside files, which are counted."""
+
+    left: int = MAX_NESTED
+
+
+def _read(blob: Blob, nesting: _Nesting) -> TorchFile:
+    if read(blob, 0, 4) == b"PK\3\4":
+        return _archive(blob, nesting)
+    first = read_pickle(blob)
+    if first.value == MAGIC:
+        return _legacy(blob, first.end, nesting)
+    return TorchFile(walk(first.value, _Outside(blob, nesting)), first.names)
+
+
+class _Outside:
+    """Finds the bytes of a plain pickle: all of them are in it."""
+
+    def __init__(self, blob: Blob, nesting: _Nesting) -> None:
+        self.blob = blob
+        self.nesting = nesting
+
+    def storage(self, key: object, nbytes: int) -> Storage:
+        """Raises, since a pickle alone has nothing outside."""
+        raise DamagedError(f"the storage {str(key)[:40]!r} of {nbytes:,} bytes is not in the file")
+
+    def span(self, data: Span | bytes) -> Storage:
+        """Returns bytes of the pickle."""
+        if isinstance(data, bytes):
+            return Storage(MemoryBlob(self.blob.path, data), 0, len(data))
+        return Storage(self.blob, data.offset, data.size)
+
+    def nested(self, data: Span | bytes) -> tuple[Storage, Dtype] | None:
+        """Returns the storage in a file within the pickle."""
+        self.nesting.left -= 1
+        if self.nesting.left < 0:
+            return None
+        inner = self.span(data)
+        blob = Window(inner.blob, inner.offset, inner.nbytes)
+        if read(blob, 0, 4) == b"PK\3\4":
+            return None
+        first = read_pickle(blob)
+        if first.value != MAGIC:
+            return None
+        pickled, storages = _legacy_parts(blob, first.end)
+        found = pickled.value.key if isinstance(pickled.value, Persistent) else None
+        if not isinstance(found, tuple) or len(found) < 5:
+            return None
+        dtype, storage = storage_type(found[1]), storages.get(str(found[2]))
+        return None if dtype is None or storage is None else (storage, dtype)
+
+
+class _Archived(_Outside):
+    """Finds the bytes of an archive: every storage is a file in it."""
+
+    def __init__(
+        self, blob: Blob, pickle: Blob, entries: dict[str, Entry], prefix: str, nesting: _Nesting
+    ) -> None:
+        super().__init__(pickle, nesting)
+        self.archive = blob
+        self.entries = entries
+        self.prefix = prefix
+        self.swapped = False
+        self.known: dict[str, Storage] = {}
+        self.room = blob.size
+        self.unpacked = 0
+
+    def storage(self, key: object, nbytes: int) -> Storage:
+        """Returns the file of a storage."""
+        name = f"{self.prefix}{str(key)[:200]}"
+        if name not in self.known:
+            entry = self.entries.get(name)
+            if entry is None:
+                raise DamagedError(f"{name} is not in the archive")
+            self.room -= entry.packed
+            if self.room < 0:
+                raise TooLargeError("files of the archive lie on top of each other")
+            if entry.method:
+                self.unpacked += entry.size
+                if self.unpacked > MAX_UNPACKED:
+                    raise TooLargeError("the archive is compressed, which torch never does")
+                self.known[name] = Storage(unpacked(self.archive, entry), 0, entry.size)
+            else:
+                begin = data_offset(self.archive, entry)
+                self.known[name] = Storage(self.archive, begin, entry.packed, self.swapped)
+        found = self.known[name]
+        if found.nbytes < nbytes:
+            raise DamagedError(f"{name} has {found.nbytes:,} bytes of {nbytes:,}")
+        return found
+
+
+def _archive(blob: Blob, nesting: _Nesting) -> TorchFile:
+    entries = read_directory(blob)
+    pickles = [name for name in entries if name == "data.pkl" or name.endswith("/data.pkl")]
+    if not pickles:
+        raise DamagedError("the archive has no data.pkl, which says what is in it")
+    root = min(pickles, key=len).removesuffix("data.pkl")
+    script = any(name.startswith(f"{root}code/") for name in entries)
+    pickle = _part(blob, entries[f"{root}data.pkl"])
+    sources = _Archived(blob, pickle, entries, f"{root}data/", nesting)
+    order = entries.get(f"{root}byteorder")
+    if order is not None and order.size < 16:
+        sources.swapped = read(_part(blob, order), 0, 16).strip() == b"big"
+    pickled = read_pickle(pickle)
+    found = TorchFile(walk(pickled.value, sources), pickled.names, script)
+    constants = entries.get(f"{root}constants.pkl")
+    if script and constants is not None:
+        pickle = _part(blob, constants)
+        more = _Archived(blob, pickle, entries, f"{root}constants/", nesting)
+        found.tree.tensors += walk(read_pickle(pickle).value, more).tensors
+    return found
+
+
+def _part(blob: Blob, entry: Entry) -> Blob:
+    if entry.method:
+        return unpacked(blob, entry)
+    return Window(blob, data_offset(blob, entry), entry.packed)
+
+
+def _legacy(blob: Blob, at: int, nesting: _Nesting) -> TorchFile:
+    pickled, storages = _legacy_parts(blob, at)
+    sources = _Lined(blob, storages, nesting)
+    return TorchFile(walk(pickled.value, sources), pickled.names)
+
+
+class _Lined(_Outside):
+    """Finds the bytes of the older format: storages stand one behind another."""
+
+    def __init__(self, blob: Blob, storages: dict[str, Storage], nesting: _Nesting) -> None:
+        super().__init__(blob, nesting)
+        self.storages = storages
+
+    def storage(self, key: object, nbytes: int) -> Storage:
+        """Returns a storage that was found behind the pickles."""
+        found = self.storages.get(_key(key))
+        if found is None:
+            return super().storage(key, nbytes)
+        if found.nbytes < nbytes:
+            raise DamagedError(f"the storage {_key(key)} has {found.nbytes:,} bytes of {nbytes:,}")
+        return found
+
+
+def _legacy_parts(blob: Blob, at: int) -> tuple[Pickled, dict[str, Storage]]:
+    """Returns the object and the storages of the older format.
+
+    Args:
+        blob: The file.
+        at: Where the pickle of the magic number ends.
+    """
+    for _ in range(2):  # the version of the format, and facts about the machine
+        at = read_pickle(blob, at).end
+    pickled = read_pickle(blob, at)
+    listed = read_pickle(blob, pickled.end)
+    if not isinstance(listed.value, list):
+        raise DamagedError("the list of storages makes no sense")
+    types: dict[str, Dtype] = {}
+    for one in pickled.outside:
+        if isinstance(one.key, tuple) and len(one.key) >= 5:
+            dtype = storage_type(one.key[1])
+            if dtype is not None:
+                types[_key(one.key[2])] = dtype
+    storages: dict[str, Storage] = {}
+    at = listed.end
+    for key in map(_key, listed.value):
+        head = read(blob, at, 8)
+        if key not in types or len(head) < 8:
+            raise DamagedError(f"the file ends before the storage {key}")
+        count = struct.unpack("<q", head)[0]
+        nbytes = types[key].nbytes(count) if count >= 0 else -1
+        if nbytes < 0 or at + 8 + nbytes > blob.size:
+            raise DamagedError(f"the storage {key} has {count:,} elements and the file ends before")
+        storages[key] = Storage(blob, at + 8, nbytes)
+        at += 8 + nbytes
+    return pickled, storages
+
+
+def _key(key: object) -> str:
+    return key.decode("utf-8", "replace") if isinstance(key, bytes) else str(key)[:200]
