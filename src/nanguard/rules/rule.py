@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, TypeVar
 
 from nanguard.findings import Finding, Fix, Severity
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator, Mapping
+    from pathlib import Path
 
 Read = TypeVar("Read")
 Reads = Literal["code", "config", "data", "checkpoint", "log"]
@@ -22,10 +23,14 @@ class Passes:
     Attributes:
         text: What the file holds.
         file: The name it has.
+        made: Writes what no text can hold into a folder; the text then says what that is.
+        beside: Other files in the same folder, by name.
     """
 
     text: str
     file: str = ""
+    made: Callable[[Path], None] | None = None
+    beside: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,12 +42,16 @@ class Fails:
         line: The line it speaks about, counted from 1; None for any.
         file: The name it has.
         fixed: What the file holds once the rule's fixes are applied; None if not compared.
+        made: Writes what no text can hold into a folder; the text then says what that is.
+        beside: Other files in the same folder, by name.
     """
 
     text: str
     line: int | None = None
     file: str = ""
     fixed: str | None = None
+    made: Callable[[Path], None] | None = None
+    beside: Mapping[str, str] = field(default_factory=dict)
 
 
 class Rule(ABC, Generic[Read]):

@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
+from importlib import import_module
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from nanguard.engine.repairing import Repairing
 from nanguard.rules.rule import Fails, Passes, Rule
+from nanguard.sources.scanning import Scan
 from nanguard.sources.text import Text
 
 if TYPE_CHECKING:
     from nanguard.findings import Finding
 
-_NAMES = {"code": "example.py", "config": "example.yaml"}
+_NAMES = {
+    "code": "example.py",
+    "config": "example.yaml",
+    "data": "example.jsonl",
+    "checkpoint": "example.pt",
+    "log": "train.log",
+}
 
 
 def check_rule(rule: Rule[Any] | type[Rule[Any]]) -> None:
@@ -45,7 +55,10 @@ def check_example(rule: Rule[Any], example: Passes | Fails) -> None:
         AssertionError: It does not hold.
     """
     name = example.file or _NAMES[rule.reads]
-    lines = [finding.line for finding in _findings(rule, name, example.text)]
+    if rule.reads in ("data", "checkpoint", "log"):
+        lines = [finding.line for finding in _scanned(rule, name, example)]
+    else:
+        lines = [finding.line for finding in _findings(rule, name, example.text)]
     if isinstance(example, Passes):
         if lines:
             raise AssertionError(_told(rule, f"speaks about line {lines[0]} of", example.text))
@@ -71,6 +84,24 @@ def _findings(rule: Rule[Any], name: str, content: str) -> list[Finding]:
     from nanguard.sources.config.run import read_project
 
     return [f for run in read_project([read_document(text)]) for f in rule.check(run)]
+
+
+def _scanned(rule: Rule[Any], name: str, example: Passes | Fails) -> list[Finding]:
+    """Returns what a rule says about an example that has to lie in a folder to be read."""
+    reading = import_module(f"nanguard.sources.{rule.reads}.reading")
+    with TemporaryDirectory() as place:
+        folder = Path(place)
+        for other, text in example.beside.items():
+            (folder / other).write_text(text, encoding="utf-8", newline="")
+        if example.made is not None:
+            example.made(folder)
+        else:
+            (folder / name).write_text(example.text, encoding="utf-8", newline="")
+        found = [path for path in sorted(folder.iterdir()) if path.name not in example.beside]
+        if example.made is None:
+            found = [folder / name]
+        sources = list(reading.open_sources(found, Scan()))
+        return [finding for source in sources for finding in rule.check(source)]
 
 
 def _fixed(rule: Rule[Any], name: str, content: str) -> str:

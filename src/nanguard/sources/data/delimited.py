@@ -1,0 +1,259 @@
+"""CSV and TSV: whole blocks through polars; a block it refuses is read row by row."""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from nanguard.sources.data.blocks import Block, blocks_of, in_order, parts_of
+from nanguard.sources.data.frames import FrameReader, one_per_record
+from nanguard.sources.data.ledger import Ledger
+from nanguard.sources.data.roles import Column, Roles, roles_of
+from nanguard.sources.data.rows import RowReader, is_missing, number_in
+from nanguard.sources.data.samples import columns_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from nanguard.sources.data.watching import Watch
+    from nanguard.sources.scanning import Scan
+
+SAMPLE_ROWS = 1000
+SLOW = 256 << 10
+PARTS = 8
+DELIMITERS = (",", "\t", ";", "|")
+_WHOLE = re.compile(r"\s*[-+]?\d{1,18}\s*")
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How a delimited file is written.
+
+    Attributes:
+        delimiter: What stands between two cells.
+        names: The columns.
+        header: How many lines come before the first record.
+    """
+
+    delimiter: str
+    names: tuple[str, ...]
+    header: int
+
+
+def read_delimited(path: Path, watch: Watch, scan: Scan) -> tuple[Ledger, Roles]:
+    """Returns what a CSV or TSV file holds."""
+    with path.open("rb") as file:
+        head = file.read(1 << 20)
+    if len(head) == 1 << 20:
+        head = head[: head.rfind(b"\n") + 1]
+    layout = layout_of(head)
+    roles = roles_of(columns_of(_sample(head, layout)), watch.expected)
+    if not roles.names:
+        names = [Column(name, "empty") for name in layout.names]
+        roles = roles_of(names, watch.expected)
+    reader = _Reader(layout, roles, watch)
+    ledger = Ledger()
+    first = True
+    for part in in_order(reader.read, _balanced(blocks_of(path), layout), path, scan):
+        if first:
+            ledger.lines, first = layout.header, False
+        ledger.merge(part)
+    return ledger, roles
+
+
+def layout_of(head: bytes) -> Layout:
+    """Returns how a delimited file is written, told from its beginning."""
+    text = head.removeprefix(b"\xef\xbb\xbf").decode("utf-8", "replace")
+    lines = [line for line in text.splitlines()[:20] if line.strip()]
+    first = lines[0] if lines else ""
+    delimiter = max(DELIMITERS, key=lambda one: (_columns_by(one, lines), first.count(one)))
+    cells = _cells(first, delimiter)
+    if _is_header(cells, _cells(lines[1], delimiter) if len(lines) > 1 else []):
+        return Layout(delimiter, _unique(cells), text[: text.find(first)].count("\n") + 1)
+    return Layout(delimiter, tuple(f"column {at}" for at in range(1, len(cells) + 1)), 0)
+
+
+def _columns_by(delimiter: str, lines: list[str]) -> int:
+    """Returns how many of the first lines a delimiter cuts into as many cells as the first."""
+    wanted = lines[0].count(delimiter) if lines else 0
+    return sum(line.count(delimiter) == wanted for line in lines) if wanted else 0
+
+
+def _unique(cells: list[str]) -> tuple[str, ...]:
+    names: dict[str, None] = {}
+    for at, cell in enumerate(cells, 1):
+        name = cell.strip() or f"column {at}"
+        names[name if name not in names else f"{name} ({at})"] = None
+    return tuple(names)
+
+
+def _cells(line: str, delimiter: str) -> list[str]:
+    try:
+        return next(csv.reader([line], delimiter=delimiter), [])
+    except csv.Error:
+        return [line]
+
+
+def _is_header(cells: list[str], below: list[str]) -> bool:
+    """Returns whether a line names columns: by text above numbers, or by nothing but text."""
+    texts = [number_in(cell) is None and not is_missing(cell) for cell in cells]
+    if len(cells) == len(below) and any(texts):
+        numbers = [number_in(cell) is not None for cell in below]
+        if any(text and number for text, number in zip(texts, numbers, strict=True)):
+            return True
+    return any(texts) and all(number_in(cell) is None for cell in cells)
+
+
+def _sample(head: bytes, layout: Layout) -> list[dict[str, Any]]:
+    text = head.removeprefix(b"\xef\xbb\xbf").decode("utf-8", "replace")
+    out = []
+    try:
+        for at, cells in enumerate(csv.reader(io.StringIO(text), delimiter=layout.delimiter)):
+            if at >= layout.header and len(cells) == len(layout.names):
+                out.append({n: value_of(c) for n, c in zip(layout.names, cells, strict=True)})
+            if len(out) >= SAMPLE_ROWS:
+                break
+    except csv.Error:
+        return out
+    return out
+
+
+def value_of(cell: str) -> int | float | str | None:
+    """Returns what a cell means: a number, a text, or None for no value."""
+    if _WHOLE.fullmatch(cell):
+        return int(cell)
+    number = number_in(cell)
+    if number is not None:
+        return number
+    return None if is_missing(cell) else cell
+
+
+def _balanced(blocks: Iterator[Block], layout: Layout) -> Iterator[Block]:
+    """Yields blocks without the header, each with as many opening quotes as closing ones."""
+    held, skip = b"", layout.header
+    for block in blocks:
+        data = block.data.removeprefix(b"\xef\xbb\xbf")
+        while skip and data:
+            data = data[data.find(b"\n") + 1 :] if b"\n" in data else b""
+            skip -= 1
+        held += data
+        if held.count(b'"') % 2 == 0 or len(held) > 8 * len(block.data):
+            yield Block(held, block.overlong)
+            held = b""
+    if held:
+        yield Block(held)
+
+
+@dataclass(frozen=True)
+class _Reader:
+    layout: Layout
+    roles: Roles
+    watch: Watch
+
+    def read(self, block: Block) -> Ledger:
+        """Returns what a block holds."""
+        if block.overlong:
+            ledger = Ledger()
+            ledger.refuse(1, "the line is longer than any record")
+            ledger.lines = 1
+            return ledger
+        if b'"' in block.data:
+            return self._whole(block.data)
+        return self._lines(block.data)
+
+    def _whole(self, data: bytes) -> Ledger:
+        """Reads a block with quotes, which cannot be cut where a line ends."""
+        import polars as pl
+
+        try:
+            return self._fast(data)
+        except (pl.exceptions.PolarsError, pl.exceptions.PanicException, _UnevenError):
+            return self._slow(data)
+
+    def _lines(self, data: bytes) -> Ledger:
+        import polars as pl
+
+        try:
+            return self._fast(data)
+        except (pl.exceptions.PolarsError, pl.exceptions.PanicException, _UnevenError):
+            if len(data) <= SLOW:
+                return self._slow(data)
+        ledger = Ledger()
+        for part in parts_of(data, PARTS):
+            ledger.merge(self._lines(part))
+        return ledger
+
+    def _fast(self, data: bytes) -> Ledger:
+        import polars as pl
+
+        lines = data.count(b"\n") + (not data.endswith(b"\n"))
+        gaps = lines * (len(self.layout.names) - 1)
+        if b'"' not in data and data.count(self.layout.delimiter.encode()) != gaps:
+            raise _UnevenError
+        wanted = {column.name: pl.Float64 for column in self.roles.features}
+        if self.roles.label is not None:
+            wanted[self.roles.label.name] = _dtype(self.roles.label)
+        frame = pl.read_csv(
+            data,
+            has_header=False,
+            schema={name: wanted.get(name, pl.String) for name in self.layout.names},
+            separator=self.layout.delimiter,
+            truncate_ragged_lines=False,
+        )
+        if frame.height != lines:
+            raise _UnevenError
+        frame = frame.select(list(self.roles.read))
+        ledger = FrameReader(self.roles, self.watch, one_per_record).read(frame)
+        ledger.lines = lines
+        return ledger
+
+    def _slow(self, data: bytes) -> Ledger:
+        reader = RowReader(self.roles, self.watch)
+        text = io.StringIO(data.decode("utf-8", "replace"), newline="")
+        rows = csv.reader(text, delimiter=self.layout.delimiter)
+        line = 1
+        while True:
+            try:
+                cells = next(rows)
+            except StopIteration:
+                break
+            except csv.Error as error:
+                reader.ledger.refuse(line, str(error))
+                line = rows.line_num + 1
+                continue
+            if any(cells):
+                self._row(cells, line, reader)
+            line = rows.line_num + 1
+        ledger = reader.finish()
+        ledger.lines = data.count(b"\n") + (not data.endswith(b"\n"))
+        return ledger
+
+    def _row(self, cells: list[str], line: int, reader: RowReader) -> None:
+        names = self.layout.names
+        if len(cells) != len(names):
+            mark = cells[0].startswith(("<<<<<<<", ">>>>>>>", "=======", "|||||||"))
+            why = f"mark of an unfinished merge: {cells[0][:30]}" if mark else (
+                f"{len(cells)} cells where the header has {len(names)}"
+            )
+            reader.ledger.refuse(line, why)
+            reader.ledger.conflict |= mark
+        elif self.layout.header and tuple(cell.strip() for cell in cells) == names:
+            reader.ledger.refuse(line, "the header again")
+        else:
+            values = {name: value_of(c) for name, c in zip(names, cells, strict=True)}
+            reader.add(values, line)
+
+
+class _UnevenError(Exception):
+    """A block whose rows do not all have the cells of the header."""
+
+
+def _dtype(column: Column) -> Any:
+    import polars as pl
+
+    types: dict[str, Any] = {"int": pl.Int64, "float": pl.Float64}
+    return types.get(column.shape, pl.String)

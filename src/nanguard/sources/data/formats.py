@@ -1,0 +1,117 @@
+"""Which reader a data file needs, told by its first bytes and by the ending of its name."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from nanguard.errors import SourceError
+from nanguard.sources.data.dataset import DataFile
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from nanguard.sources.data.watching import Watch
+    from nanguard.sources.scanning import Scan
+
+JSON_LINES, CSV, PARQUET, ARROW, ARRAYS, JSON = (
+    "JSON lines",
+    "CSV",
+    "Parquet",
+    "Arrow",
+    "arrays",
+    "JSON",
+)
+ENDINGS = {
+    ".jsonl": JSON_LINES,
+    ".ndjson": JSON_LINES,
+    ".jsonlines": JSON_LINES,
+    ".csv": CSV,
+    ".tsv": CSV,
+    ".parquet": PARQUET,
+    ".pq": PARQUET,
+    ".arrow": ARROW,
+    ".feather": ARROW,
+    ".npy": ARRAYS,
+    ".npz": ARRAYS,
+    ".safetensors": ARRAYS,
+    ".json": JSON,
+}
+
+
+def format_of(path: Path, head: bytes) -> str | None:
+    """Returns the format of a file; None if it is none that can be read."""
+    by_name = ENDINGS.get(path.suffix.lower())
+    if head.startswith(b"PAR1"):
+        return PARQUET
+    if head.startswith(b"ARROW1") or (head.startswith(b"\xff\xff\xff\xff") and by_name == ARROW):
+        return ARROW
+    if head.startswith(b"\x93NUMPY") or (head.startswith(b"PK\x03\x04") and b".npy" in head):
+        return ARRAYS
+    start = head.lstrip(b"\xef\xbb\xbf \t\r\n")[:1]
+    if by_name == JSON:
+        return JSON if start == b"[" else JSON_LINES if _objects(head) else None
+    if by_name is None and start == b"{" and _objects(head):
+        return JSON_LINES
+    return by_name
+
+
+def read_file(path: Path, watch: Watch, scan: Scan) -> DataFile:
+    """Returns a data file, read; one that cannot be read says why."""
+    with path.open("rb") as file:
+        head = file.read(1 << 16)
+    kind = format_of(path, head)
+    out = DataFile(str(path), kind or "unknown")
+    if not head:
+        return out
+    try:
+        _read(path, watch, scan, out)
+    except SourceError as error:
+        out.broken = error.what
+    except ModuleNotFoundError as error:
+        out.error = SourceError(
+            f"{error.name} is not installed",
+            where=str(path),
+            do="Install it: pip install 'nanguard[scan]'",
+        )
+    except Exception as error:
+        if not _is_polars(error):
+            raise
+        out.broken = f"it cannot be read as {kind}: {str(error).splitlines()[0][:200]}"
+    except BaseException as error:
+        # A panic inside polars is no Exception; whatever else is not, goes on its way.
+        if not _is_polars(error):
+            raise
+        out.broken = f"it cannot be read as {kind}"
+    return out
+
+
+def _read(path: Path, watch: Watch, scan: Scan, out: DataFile) -> None:
+    if out.format == JSON_LINES:
+        from nanguard.sources.data.jsonl import read_jsonl as read
+    elif out.format == CSV:
+        from nanguard.sources.data.delimited import read_delimited as read
+    elif out.format == PARQUET:
+        from nanguard.sources.data.columnar import read_parquet as read
+    elif out.format == ARROW:
+        from nanguard.sources.data.columnar import read_arrow as read
+    elif out.format == ARRAYS:
+        from nanguard.sources.data.array_reader import read_arrays as read
+    elif out.format == JSON:
+        from nanguard.sources.data.json_list import read_json_list as read
+    else:
+        raise SourceError("it is no data file", where=str(path), do="Leave it out.")
+    out.ledger, out.roles = read(path, watch, scan)
+
+
+def _is_polars(error: BaseException) -> bool:
+    import polars as pl
+
+    return isinstance(error, (pl.exceptions.PolarsError, pl.exceptions.PanicException, OSError))
+
+
+def _objects(head: bytes) -> bool:
+    """Returns whether the first lines are JSON objects, one in each."""
+    lines = [line for line in head.splitlines()[:3] if line.strip()]
+    return bool(lines) and all(line.strip().startswith(b"{") for line in lines) and (
+        lines[0].rstrip().endswith(b"}")
+    )

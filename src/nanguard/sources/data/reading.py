@@ -1,0 +1,157 @@
+"""Data sets from files: the way in for everything that checks data."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from nanguard.errors import SourceError
+from nanguard.sources.data.dataset import DataFile, DataSet, Request
+from nanguard.sources.data.formats import ENDINGS, read_file
+from nanguard.sources.data.naming import Named, class_label, named_beside, with_names
+from nanguard.sources.data.pointing import from_config
+from nanguard.sources.data.recognition import recognises, recognises_folder
+from nanguard.sources.data.watching import Watch
+from nanguard.sources.scanning import Expected
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from nanguard.sources.config.run import RunConfig
+    from nanguard.sources.scanning import Scan
+
+__all__ = ["from_config", "open_sources", "read_request", "recognises", "recognises_folder"]
+
+MAX_BESIDE = 20  # configurations in a folder that are asked about the data in it
+_CONFIGS = (".yaml", ".yml", ".json", ".toml")
+
+
+def open_sources(
+    paths: Sequence[Path], scan: Scan, requests: Sequence[Request] = ()
+) -> Iterator[DataSet]:
+    """Yields data sets, each read as a whole.
+
+    Args:
+        paths: Files, and folders that are one data set each.
+        scan: How to scan, and what the user expects.
+        requests: What configurations say, from ``from_config``; their files are read once, with
+            what is expected of them, also where they are among the paths.
+    """
+    taken: set[Path] = set()
+    for request in requests:
+        taken |= {path.resolve() for path in request.paths}
+        yield read_request(request, scan)
+    left = [path for path in paths if path.resolve() not in taken]
+    for request in _alone(left):
+        yield read_request(request, scan)
+
+
+def read_request(request: Request, scan: Scan) -> DataSet:
+    """Returns a data set, read; what the user expects counts more than what files say."""
+    request = _completed(request, scan.expected)
+    files = []
+    for path in request.paths:
+        expected = _of_file(path, request)
+        try:
+            files.append(read_file(path, Watch(expected, request.measured), scan))
+        except OSError as error:
+            refused = SourceError(
+                f"it cannot be read: {error.strerror}", where=str(path), do="Check its permissions."
+            )
+            files.append(DataFile(str(path), "unknown", error=refused))
+    return DataSet(tuple(files), request)
+
+
+def _completed(request: Request, flags: Expected) -> Request:
+    own = request.expected
+    expected = Expected(
+        label_key=flags.label_key or own.label_key,
+        classes=flags.classes if flags.classes is not None else own.classes,
+        groups={**own.groups, **flags.groups},
+        group_key=flags.group_key or own.group_key,
+        vocabulary=flags.vocabulary if flags.vocabulary is not None else own.vocabulary,
+        ignored=tuple(dict.fromkeys((*flags.ignored, *own.ignored))),
+    )
+    folders = {path.parent for path in request.paths}
+    named = named_beside(folders.pop()) if len(folders) == 1 else Named()
+    if not named.classes and len(request.paths) == 1:
+        named = replace(_inside(request.paths[0]), vocabulary=named.vocabulary)
+    if named.classes and request.named is None:
+        request = replace(request, named=named.classes, names=named.file)
+    return replace(request, expected=with_names(expected, named))
+
+
+def _of_file(path: Path, request: Request) -> Expected:
+    """Returns what is expected of one file: of one data set where its name says which."""
+    expected = request.expected
+    if expected.classes is not None or not expected.groups:
+        return expected
+    if len(expected.groups) == 1:
+        return replace(expected, classes=next(iter(expected.groups.values())))
+    return replace(expected, classes=max(expected.groups.values()))
+
+
+def _inside(path: Path) -> Named:
+    """Returns the classes that a Parquet file names in its own description."""
+    if path.suffix.lower() != ".parquet":
+        return Named()
+    import json
+
+    try:
+        import polars as pl
+
+        described = pl.read_parquet_metadata(path).get("huggingface", "")
+        found = class_label(json.loads(described)["info"]["features"])
+    except Exception:  # noqa: BLE001 - what cannot be read here is told when the file is read
+        return Named()
+    return Named() if found is None else Named(found[1], found[0], str(path))
+
+
+def _alone(paths: Iterable[Path]) -> Iterator[Request]:
+    """Yields files that no request names: by folder, with what lies beside them."""
+    by_folder: dict[Path, list[Path]] = {}
+    for path in paths:
+        if path.is_dir():
+            yield from _folder(path)
+        else:
+            by_folder.setdefault(path.parent, []).append(path)
+    for folder, files in by_folder.items():
+        left = {path.resolve(): path for path in files}
+        for request in (*_beside(folder), *_beside(folder.parent)):
+            mine = tuple(p for one in request.paths if (p := left.pop(one.resolve(), None)))
+            if mine:
+                yield replace(request, paths=mine, missing=())
+        if left:
+            yield Request(tuple(left.values()), Expected())
+
+
+def _folder(path: Path) -> Iterator[Request]:
+    """Yields the parts of a data set that was saved as a folder."""
+    parts = [path] if (path / "state.json").is_file() else sorted(
+        part for part in path.iterdir() if (part / "state.json").is_file()
+    )
+    for part in parts:
+        files = tuple(sorted(file for file in part.iterdir() if file.suffix in ENDINGS))
+        files = tuple(file for file in files if file.suffix == ".arrow")
+        yield Request(files, Expected()) if files else Request((), Expected(), config=str(part))
+
+
+def _beside(folder: Path) -> Iterator[Request]:
+    """Yields what configurations in a folder say about data."""
+    from nanguard.sources.config.document import read_document
+    from nanguard.sources.config.run import read_project
+    from nanguard.sources.text import Text
+
+    found = sorted(path for path in folder.iterdir() if path.suffix.lower() in _CONFIGS)
+    for path in found[:MAX_BESIDE]:
+        try:
+            if path.stat().st_size > 1 << 20:
+                continue
+            runs: list[RunConfig] = read_project(
+                [read_document(Text(str(path), path.read_text(encoding="utf-8")))]
+            )
+        except (OSError, ValueError, SourceError):
+            continue
+        for run in runs:
+            yield from from_config(run)

@@ -1,0 +1,77 @@
+"""What the columns of records are, told from a few of them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from nanguard.sources.data.roles import Column, Shape
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+MAX_COLUMNS = 4096
+_LISTED: dict[Shape, Shape] = {"int": "ints", "float": "floats", "bool": "ints", "text": "texts"}
+
+
+def columns_of(records: Iterable[Mapping[str, Any]]) -> list[Column]:
+    """Returns the columns that records have, in the order in which they are first seen."""
+    votes: dict[str, dict[tuple[Shape, int], int]] = {}
+    for record in records:
+        for name, value in record.items():
+            if name not in votes and len(votes) >= MAX_COLUMNS:
+                continue
+            shape = shape_of(value)
+            counts = votes.setdefault(name, {})
+            counts[shape] = counts.get(shape, 0) + 1
+    return [Column(name, *_winner(counts)) for name, counts in votes.items()]
+
+
+def shape_of(value: Any, depth: int = 0) -> tuple[Shape, int]:
+    """Returns what a value is, and in how many lists it lies."""
+    if value is None:
+        return "empty", depth
+    if isinstance(value, bool):
+        return "bool", depth
+    if isinstance(value, int):
+        return "int", depth
+    if isinstance(value, float):
+        return "float", depth
+    if isinstance(value, str):
+        return "text", depth
+    if isinstance(value, list) and depth < 3:
+        return _shape_of_list(value, depth)
+    return "other", depth
+
+
+def _shape_of_list(values: list[Any], depth: int) -> tuple[Shape, int]:
+    inner = {shape_of(value, depth + 1) for value in values[:64]}
+    inner = {one for one in inner if one[0] != "empty"}
+    if not inner:
+        return "empty", depth + 1
+    depths = {one[1] for one in inner}
+    shapes = {one[0] for one in inner}
+    if len(depths) > 1:
+        return "other", depth
+    deep = depths.pop()
+    if shapes <= {"int", "bool", "ints"}:
+        return "ints", deep
+    if shapes <= {"int", "float", "ints", "floats"}:
+        return "floats", deep
+    if len(shapes) == 1:
+        return _LISTED.get(next(iter(shapes)), "other"), deep
+    return "other", deep
+
+
+def _winner(counts: dict[tuple[Shape, int], int]) -> tuple[Shape, int]:
+    """Returns what most values of a column are; one fraction makes whole numbers fractions."""
+    kept = {one: count for one, count in counts.items() if one[0] != "empty"}
+    if not kept:
+        return "empty", 0
+    (shape, depth), most = max(kept.items(), key=lambda item: item[1])
+    total = sum(kept.values())
+    for narrow, wide in (("int", "float"), ("ints", "floats")):
+        if shape == narrow and kept.get((wide, depth), 0) * 20 > total:  # type: ignore[call-overload]
+            return wide, depth  # type: ignore[return-value]
+        if shape == wide and most < total and (narrow, depth) in kept:
+            return wide, depth  # type: ignore[return-value]
+    return shape, depth
