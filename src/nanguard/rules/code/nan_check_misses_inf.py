@@ -65,6 +65,10 @@ class NanCheckMissesInf(CodeRule):
             "    if torch.isnan(loss) or torch.isinf(loss):\n        return\n    loss.backward()\n"
         ),
         Passes(
+            "import math\nimport torch\n\n\ndef told(loss):\n"
+            '    return "nan" if math.isnan(loss) else "inf"\n'
+        ),
+        Passes(
             "import torch\n\n\ndef masked(pred, target):\n    known = ~torch.isnan(target)\n"
             "    if torch.isnan(target).all():\n        return pred.sum() * 0\n"
             "    return (pred - target)[known].pow(2).mean()\n"
@@ -82,6 +86,8 @@ class NanCheckMissesInf(CodeRule):
             for check in _alone(test, conditions):
                 role = roles.role(check.subject)
                 if not role or check.node in seen or _asked_elsewhere(code, check, test):
+                    continue
+                if _only_names(code, check.node):
                     continue
                 seen.add(check.node)
                 what = {"norm": "gradient norm"}.get(role, role)
@@ -107,6 +113,15 @@ def _counts(node: ast.expr | None) -> bool:
     func = node.func if isinstance(node, ast.Call) else None
     name = func.attr if isinstance(func, ast.Attribute) else getattr(func, "id", "")
     return name in _COUNTS
+
+
+def _only_names(code: Code, node: ast.expr) -> bool:
+    """Whether the answer only decides what something is called: nan or inf."""
+    parent = code.parents.get(node)
+    return isinstance(parent, ast.IfExp) and all(
+        isinstance(branch, ast.Constant) and isinstance(branch.value, str)
+        for branch in (parent.body, parent.orelse)
+    )
 
 
 def _asked_elsewhere(code: Code, check: Check, test: Test) -> bool:
