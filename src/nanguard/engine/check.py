@@ -33,6 +33,7 @@ from nanguard.sources.kinds import (
     kind_of,
     may_be_scanned,
     may_configure,
+    may_point,
     scanned_as,
 )
 from nanguard.sources.paths import STDIN, Found, Search
@@ -156,8 +157,10 @@ class Check:
             self._leave_out(path, _unruled(kind))
 
     def _scan(self) -> None:
-        """Reads data, checkpoints and logs."""
-        if not self.scans.files:
+        """Reads data, checkpoints and logs, and the data that configurations point to."""
+        if any(may_point(text.content) for text in self.configs.texts.values()):
+            self._point()
+        if not self.scans.files and not self.scans.requests:
             return
         meter = Meter(self.scans.size(), self.plan.scanned)
         mirror = self._elsewhere.mirror
@@ -169,6 +172,15 @@ class Check:
                 self.outcome.add(file)
         finally:
             meter.stopped = True
+
+    def _point(self) -> None:
+        from nanguard.engine.pointed import requests_of
+
+        try:
+            found = self.scans.files.get("data", [])
+            self.scans.requests = requests_of(self.configs.runs(), found)
+        except Exception as error:  # noqa: BLE001 - what is in the folders has to be checked
+            self._leave_out("data that configurations point to", failure(error))
 
     def _take_config(self, path: str, data: bytes, named: bool) -> None:  # noqa: FBT001
         kind = kind_of(path, data[:HEAD])

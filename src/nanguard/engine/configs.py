@@ -96,7 +96,7 @@ class Configs:
 
     def around(self, path: str) -> Configs:
         """Returns only those configurations that set up a run together with one of them."""
-        runs = [[doc.path for doc in run.documents] for run in self._runs()]
+        runs = [[doc.path for doc in run.documents] for run in self.runs()]
         near = {path, *(other for run in runs if path in run for other in run)}
         return Configs(
             {name: text for name, text in self.texts.items() if name in near},
@@ -121,11 +121,12 @@ class Configs:
         try:
             from nanguard.alignment import alignment
 
-            return [row.to_json() for row in alignment(self._runs())]
+            return [row.to_json() for row in alignment(self.runs())]
         except Exception:  # noqa: BLE001 - a table less; what the rules say is there
             return []
 
-    def _runs(self) -> list[Any]:
+    def runs(self) -> list[Any]:
+        """Returns the runs that the configurations set up."""
         from nanguard.sources.config.run import read_project
 
         if self._read is None:
@@ -138,7 +139,7 @@ class Configs:
         rules = selection.rules("config")
         try:
             with cpu_limit(_SECONDS):
-                runs = self._runs()
+                runs = self.runs()
                 used = {document.path for run in runs for document in run.documents}
                 for path in self.texts.keys() - used:
                     outcomes[path] = FileOutcome.left_out(path, NO_TRAINING)

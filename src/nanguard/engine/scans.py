@@ -1,4 +1,8 @@
-"""The check of data, checkpoints and logs: large files, read in pieces by several threads."""
+"""The check of data, checkpoints and logs: large files, read in pieces by several threads.
+
+A source says which ``files`` it was read from, or has a ``path``; and what of it could not be read:
+``not_checked``, pairs of path and reason, or one ``problem``.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nanguard.engine.judging import in_order, judge
-from nanguard.engine.outcome import FileOutcome, Seen, failure, reason_of
+from nanguard.engine.outcome import FileOutcome, NotChecked, Seen, failure, reason_of
 from nanguard.errors import SourceError
 from nanguard.sources.kinds import SCANNED, FileKind, reader
 
@@ -23,7 +27,6 @@ if TYPE_CHECKING:
 # What is wrong with data explains what is wrong with the rest.
 _ORDER: tuple[Reads, ...] = ("data", "checkpoint", "log")
 _UNWANTED = "no rule that reads it is selected"
-_UNREAD = "its reader has nothing to say about it"
 
 
 class StoppedError(BaseException):
@@ -69,10 +72,12 @@ class Scans:
     Attributes:
         tops: The folders that the user named.
         files: The files, by who reads them.
+        requests: The data that configurations point to.
     """
 
     tops: list[str] = field(default_factory=list)
     files: dict[str, list[str]] = field(default_factory=dict)
+    requests: Sequence[Any] = ()
 
     def take(self, kind: FileKind, path: str) -> None:
         """Takes in a file."""
@@ -80,29 +85,35 @@ class Scans:
 
     def size(self) -> int:
         """Returns how many bytes there are to read."""
-        return sum(_size(path) for paths in self.files.values() for path in paths)
+        named = {path for paths in self.files.values() for path in paths}
+        pointed = {str(path) for request in self.requests for path in request.paths}
+        return sum(map(_size, named | pointed))
 
     def check(self, selection: Selection, scan: Scan) -> Iterator[FileOutcome]:
         """Yields what came of every source, in a fixed order."""
         for name in _ORDER:
             paths = self.files.get(name, [])
-            rules = selection.rules(name) if paths else ()
-            if paths and not rules:
+            requests = self.requests if name == "data" else ()
+            if not paths and not requests:
+                continue
+            rules = selection.rules(name)
+            if rules:
+                bench = Bench(name, rules, selection, scan)
+                yield from self._scanned(bench, paths, requests)
+            else:
                 yield from (FileOutcome.left_out(path, _UNWANTED) for path in paths)
-            elif paths:
-                yield from self._scanned(Bench(name, rules, selection, scan), paths)
 
-    def _scanned(self, bench: Bench, paths: list[str]) -> Iterator[FileOutcome]:
-        """Yields what came of folders that are one source, then of files in none of them."""
+    def _scanned(
+        self, bench: Bench, paths: list[str], requests: Sequence[Any]
+    ) -> Iterator[FileOutcome]:
+        """Yields what came of all sources of one kind, and of what lies in folders beside them."""
+        folders = claimed(bench.name, paths, self.tops)
+        inside = [path for path in paths if _is_in(path, set(folders))]
         covered: set[str] = set()
-        for some in (claimed(bench.name, paths, self.tops), paths):
-            left = [path for path in some if not _is_in(path, covered)]
-            for outcome in bench.outcomes(left):
-                covered.add(outcome.path)
-                yield outcome
-        for path in paths:
-            if not _is_in(path, covered):
-                yield FileOutcome.left_out(path, _UNREAD)
+        for outcome in bench.outcomes([*folders, *(p for p in paths if p not in inside)], requests):
+            covered.add(outcome.path)
+            yield outcome
+        yield from bench.outcomes([path for path in inside if not _is_in(path, covered)])
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,44 +132,79 @@ class Bench:
     selection: Selection
     scan: Scan
 
-    def outcomes(self, paths: Sequence[str]) -> Iterator[FileOutcome]:
+    def outcomes(self, paths: Sequence[str], requests: Sequence[Any] = ()) -> Iterator[FileOutcome]:
         """Yields what came of each file of each source.
 
         A reader that fails may have failed over one file; the others are read without it.
+
+        Args:
+            paths: The files, and folders that are one source each.
+            requests: What configurations point to.
         """
-        if not paths:
+        if not paths and not requests:
             return
         done: set[str] = set()
         try:
-            for source in reader(self.name).open_sources([Path(p) for p in paths], self.scan):
+            for source in self._opened(paths, requests):
                 for outcome in self._judged(source):
                     done.add(outcome.path)
                     yield outcome
         except Exception as error:  # noqa: BLE001 - the other files have to be checked
-            left = [path for path in paths if not _is_in(path, done)]
-            if len(paths) == 1:
-                yield FileOutcome.left_out(paths[0], _reason(error))
-            else:
-                for path in left:
-                    yield from self.outcomes([path])
+            yield from self._again(paths, requests, done, error)
+            return
+        # What was handed over and read together with something else.
+        yield from (FileOutcome(path) for path in paths if not _is_in(path, done))
+
+    def _opened(self, paths: Sequence[str], requests: Sequence[Any]) -> Iterator[Any]:
+        places = [Path(path) for path in paths]
+        if not requests:
+            return reader(self.name).open_sources(places, self.scan)
+        from nanguard.sources.data.reading import open_sources
+
+        return open_sources(places, self.scan, requests)
+
+    def _again(
+        self, paths: Sequence[str], requests: Sequence[Any], done: set[str], error: Exception
+    ) -> Iterator[FileOutcome]:
+        """Yields what comes of each source alone, after one of several broke the reader."""
+        if len(paths) + len(requests) == 1:
+            named = paths or [str(path) for path in requests[0].paths] or [requests[0].config]
+            yield from (FileOutcome.left_out(str(path), _reason(error)) for path in named)
+            return
+        for request in requests:
+            if not all(_is_in(str(path), done) for path in request.paths):
+                yield from self.outcomes([], [request])
+        pointed = {str(path) for request in requests for path in request.paths}
+        for path in paths:
+            if not _is_in(path, done) and path not in pointed:
+                yield from self.outcomes([path])
 
     def _judged(self, source: Any) -> Iterator[FileOutcome]:
-        """Yields what rules say about a source, then the other files it was read from."""
-        first, *more = files_of(source)
-        findings, failed = judge(self.rules, source, first)
-        kept = [f for f in findings if self.selection.applies(f.code, f.name, f.path or first)]
-        outcome = FileOutcome(first, [Seen(f) for f in in_order(kept)], not_checked=failed)
-        error = getattr(source, "error", None)
-        if isinstance(error, SourceError) and not findings:
-            outcome = FileOutcome.left_out(first, reason_of(error))
-        yield outcome
-        yield from (FileOutcome(path) for path in more)
+        """Yields what rules say about a source, and what became of its files."""
+        broken = dict(problems_of(source))
+        findings, failed = judge(self.rules, source, str(source.path))
+        kept = [f for f in findings if self.selection.applies(f.code, f.name, f.path or "")]
+        whole = FileOutcome("", [Seen(f) for f in in_order(kept)], checked=False)
+        whole.not_checked = [*failed, *(NotChecked(*entry) for entry in broken.items())]
+        yield whole
+        for path in files_of(source):
+            yield FileOutcome(path, checked=path not in broken)
 
 
 def files_of(source: Any) -> list[str]:
-    """Returns the files a source was read from; the folder if it does not say."""
-    files = getattr(source, "files", None) or [source.path]
-    return [str(file) for file in files]
+    """Returns the files a source was read from; its path if it does not say."""
+    files = getattr(source, "files", None)
+    if files is None:
+        return [str(source.path)]
+    return [str(getattr(file, "path", file)) for file in files]
+
+
+def problems_of(source: Any) -> list[tuple[str, str]]:
+    """Returns what of a source could not be read, and why."""
+    problem = getattr(source, "problem", None)
+    if isinstance(problem, SourceError):
+        return [(str(source.path), reason_of(problem))]
+    return [(str(path), str(why)) for path, why in getattr(source, "not_checked", ())]
 
 
 def claimed(name: str, paths: Sequence[str], tops: Sequence[str]) -> list[str]:
@@ -170,16 +216,14 @@ def claimed(name: str, paths: Sequence[str], tops: Sequence[str]) -> list[str]:
         tops: The folders that the user named; none above them is asked about.
     """
     asked: dict[str, bool] = {}
-    found: dict[str, None] = {}
     limits = {str(Path(top)) for top in tops}
     for path in paths:
         for folder in _above(path, limits):
             if folder not in asked:
                 asked[folder] = reader(name).recognises_folder(Path(folder))
             if asked[folder]:
-                found[folder] = None
                 break
-    return list(found)
+    return [folder for folder, yes in asked.items() if yes]
 
 
 def _above(path: str, limits: set[str]) -> list[str]:

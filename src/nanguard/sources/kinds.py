@@ -64,6 +64,11 @@ _BLOCK = re.compile(rb"^(?:def|class) \w+.*:\s*(?:#.*)?$", re.MULTILINE)
 _KEY = re.compile(rb"^[ \t]*(?:- )?[\w.\"'/-]+[ \t]*(?::(?:\s|$)|=)", re.MULTILINE)
 _TABLE = re.compile(rb"^\[\[?[\w.\"' -]+\]\]?\s*$", re.MULTILINE)
 _STEP = re.compile(rb"(?:\bstep|\bepoch|\biter)\w*\W{0,3}\d+.*\bloss", re.IGNORECASE)
+_DATA = re.compile(
+    r"data|train_(?:dir|path|file)|"
+    r"\.(?:jsonl?|ndjson|jsonlines|[ct]sv|parquet|pq|arrow|feather|np[yz]|safetensors)\b",
+    re.IGNORECASE,
+)
 _TRAINING = re.compile(
     rb"lr\b|learning|optim|batch|epoch|precision|float16|fp16|bf16|train|gradient|grad_|sched|"
     rb"accumul|max_steps|warm|weight_decay|zero_opt|deepspeed|distributed|mixed|loss|num_labels|"
@@ -151,6 +156,11 @@ def reader(name: str) -> Reader:
         name: ``data``, ``checkpoint`` or ``log``.
     """
     return cast("Reader", import_module(f"nanguard.sources.{name}.reading"))
+
+
+def may_point(content: str) -> bool:
+    """Returns whether a configuration may name data to train on."""
+    return _DATA.search(content) is not None
 
 
 def may_configure(content: bytes) -> bool:
