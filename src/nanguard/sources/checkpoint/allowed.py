@@ -83,11 +83,15 @@ _PLAIN = re.compile(
 # resume reads, and of random generators.
 _SETTINGS = re.compile(r"training_args\.bin|(?:rng_state|random_states?)\S*\.(?:pth?|pkl|bin)")
 _LIBRARY = re.compile(
-    r"(?:transformers|accelerate|trl|peft)\.[\w.]+|torch\.device|datetime\.timedelta"
-    r"|torch\.distributed\.[\w.]+|collections\.\w+|pathlib\.(?:Pure)?(?:Posix|Windows)?Path"
+    r"(?:transformers\.(?:training_args\w*|trainer_\w+|integrations\.deepspeed|debug_utils)"
+    r"|accelerate\.(?:state|utils\.(?:dataclasses|deepspeed))|trl\.trainer\.\w+_config"
+    r"|torch\.distributed\.\w+|datetime|collections|enum)\.[A-Za-z]*[A-Z]\w*|datetime\.timedelta"
+    r"|pathlib\.(?:Pure)?(?:Posix|Windows)?Path"
 )
 # How torch itself describes the parts of a distributed checkpoint.
-_METADATA = re.compile(r"torch\.distributed\.[\w.]+|torch\.Size|torch\.serialization\._get_layout")
+_METADATA = re.compile(
+    r"torch\.distributed\.(?:checkpoint|_shard)\.[\w.]+\._?[A-Z]\w*|pathlib\.(?:Pure)?\w*Path"
+)
 
 _RUNS_CODE = re.compile(
     r"(?:os|posix|nt|sys|subprocess|socket|shutil|pty|runpy|importlib|pip|commands|ctypes|code"
