@@ -33,15 +33,19 @@ class LabelOutOfRange(DataRule):
     code = "DAT001"
     name = "label-out-of-range"
     severity = Severity.ERROR
-    seen_in = "https://discuss.pytorch.org/t/runtimeerror-cuda-error-device-side-assert-triggered/34213"
+    seen_in = (
+        "https://discuss.pytorch.org/t/runtimeerror-cuda-error-device-side-assert-triggered/34213"
+    )
     examples = (
-        Passes('{"text": "a", "label": 2}\n{"text": "b", "label": 0}\n', expects={"classes": 3}),
         Passes('{"text": "a", "label": 7}\n{"text": "b", "label": 0}\n'),
-        Passes('{"text": "a", "label": 2}\n{"text": "b", "label": -100}\n', expects={"classes": 3}),
+        Passes(
+            '{"text": "a", "label": 2}\n{"text": "b", "label": -100}\n',
+            beside={"classes.txt": "cat\ndog\nowl\n"},
+        ),
         Fails(
             '{"text": "a", "label": 2}\n{"text": "b", "label": 3}\n',
             line=2,
-            expects={"classes": 3},
+            beside={"classes.txt": "cat\ndog\nowl\n"},
         ),
     )
 
@@ -51,7 +55,9 @@ class LabelOutOfRange(DataRule):
         for file, labels, group, values, classes in each_group(source):
             if classes is None or classes < 2:
                 continue
-            whole = {label: number for label in values if (number := whole_number(label)) is not None}
+            whole = {
+                label: number for label in values if (number := whole_number(label)) is not None
+            }
             beyond = sorted(
                 (label for label, number in whole.items() if number >= classes),
                 key=lambda label: whole[label],
@@ -61,7 +67,7 @@ class LabelOutOfRange(DataRule):
                 continue
             places = merged([labels.seen[label] for label in beyond])
             message = (
-                f"{named(labels, group)} is {values_told(beyond)}, but there are {classes} classes: "
+                f"{named(labels, group)} is {values_told(beyond)}, but of {classes} classes "
                 f"labels run from 0 to {classes - 1}; {records(places.count)}, {places.told()}"
             )
             fixes = (Fix(f"repair the labels, or give the model {whole[beyond[-1]] + 1} outputs"),)

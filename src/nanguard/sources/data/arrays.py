@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import math
 import zipfile
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import IO, TYPE_CHECKING, Any
 
 from nanguard.errors import SourceError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
 BLOCK = 16 << 20
@@ -128,9 +128,7 @@ def _member(path: Path, archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> Arra
     return Array(name, shape, dtype.kind, blocks)
 
 
-def _packed(
-    file: IO[bytes], shape: tuple[int, ...], dtype: Any, path: Path
-) -> Iterator[Any]:
+def _packed(file: IO[bytes], shape: tuple[int, ...], dtype: Any, path: Path) -> Iterator[Any]:
     import numpy as np
 
     full = shape or (1,)
@@ -185,7 +183,8 @@ def _tensor(path: Path, name: str, entry: dict[str, Any], place: tuple[int, int]
     import numpy as np
 
     written = _SAFETENSORS.get(str(entry.get("dtype")))
-    shape, offsets = entry.get("shape"), entry.get("data_offsets")
+    shape: Any = entry.get("shape")
+    offsets: Any = entry.get("data_offsets")
     if not _whole(shape) or not _whole(offsets) or len(offsets) != 2:
         raise _error(path, f"{name} has no shape or no place")
     if written is None:

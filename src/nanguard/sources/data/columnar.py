@@ -65,9 +65,7 @@ def _shape(dtype: Any) -> tuple[Shape, int]:
     return shape, depth
 
 
-def _read_lazy(
-    lazy: pl.LazyFrame, path: Path, watch: Watch, scan: Scan
-) -> tuple[Ledger, Roles]:
+def _read_lazy(lazy: pl.LazyFrame, path: Path, watch: Watch, scan: Scan) -> tuple[Ledger, Roles]:
     import polars as pl
 
     roles = roles_of(columns_in(lazy.collect_schema()), watch.expected)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nanguard.sources.data.ledger import Ledger
@@ -12,6 +11,7 @@ from nanguard.sources.data.watching import Watch
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
     from nanguard.errors import SourceError
     from nanguard.sources.data.labels import Labels

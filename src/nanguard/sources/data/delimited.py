@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import math
 import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -114,12 +115,18 @@ def _sample(head: bytes, layout: Layout) -> list[dict[str, Any]]:
     try:
         for at, cells in enumerate(csv.reader(io.StringIO(text), delimiter=layout.delimiter)):
             if at >= layout.header and len(cells) == len(layout.names):
-                out.append({n: value_of(c) for n, c in zip(layout.names, cells, strict=True)})
+                values = {n: value_of(c) for n, c in zip(layout.names, cells, strict=True)}
+                out.append({name: _telling(value) for name, value in values.items()})
             if len(out) >= SAMPLE_ROWS:
                 break
     except csv.Error:
         return out
     return out
+
+
+def _telling(value: float | str | None) -> float | str | None:
+    """Returns a value if it tells what its column holds; NaN may stand among texts as well."""
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def value_of(cell: str) -> int | float | str | None:
@@ -236,8 +243,10 @@ class _Reader:
         names = self.layout.names
         if len(cells) != len(names):
             mark = cells[0].startswith(("<<<<<<<", ">>>>>>>", "=======", "|||||||"))
-            why = f"mark of an unfinished merge: {cells[0][:30]}" if mark else (
-                f"{len(cells)} cells where the header has {len(names)}"
+            why = (
+                f"mark of an unfinished merge: {cells[0][:30]}"
+                if mark
+                else (f"{len(cells)} cells where the header has {len(names)}")
             )
             reader.ledger.refuse(line, why)
             reader.ledger.conflict |= mark

@@ -57,6 +57,13 @@ def format_of(path: Path, head: bytes) -> str | None:
 
 def read_file(path: Path, watch: Watch, scan: Scan) -> DataFile:
     """Returns a data file, read; one that cannot be read says why."""
+    with scan.at_hand(path) as here:
+        out = _read_here(here, watch, scan)
+    out.path = str(path)
+    return out
+
+
+def _read_here(path: Path, watch: Watch, scan: Scan) -> DataFile:
     with path.open("rb") as file:
         head = file.read(1 << 16)
     kind = format_of(path, head)
@@ -112,6 +119,8 @@ def _is_polars(error: BaseException) -> bool:
 def _objects(head: bytes) -> bool:
     """Returns whether the first lines are JSON objects, one in each."""
     lines = [line for line in head.splitlines()[:3] if line.strip()]
-    return bool(lines) and all(line.strip().startswith(b"{") for line in lines) and (
-        lines[0].rstrip().endswith(b"}")
+    return (
+        bool(lines)
+        and all(line.strip().startswith(b"{") for line in lines)
+        and (lines[0].rstrip().endswith(b"}"))
     )

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from nanguard.sources.data.labels import Label, Labels, Value, label_of
+from nanguard.sources.data.labels import Label, Labels, label_of
 from nanguard.sources.data.ledger import Ledger
 from nanguard.sources.data.matrix import MAX_WIDTH, MIN_ZERO_WIDTH, Matrix
 from nanguard.sources.data.numbers import Numbers

@@ -6,7 +6,6 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from nanguard.errors import SourceError
-from nanguard.sources.data.ledger import Ledger
 from nanguard.sources.data.roles import Roles, roles_of
 from nanguard.sources.data.rows import RowReader
 from nanguard.sources.data.samples import columns_of
@@ -14,6 +13,7 @@ from nanguard.sources.data.samples import columns_of
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from nanguard.sources.data.ledger import Ledger
     from nanguard.sources.data.watching import Watch
     from nanguard.sources.scanning import Scan
 
@@ -48,7 +48,8 @@ def read_json_list(path: Path, watch: Watch, scan: Scan) -> tuple[Ledger, Roles]
 
 def _records(text: str) -> tuple[list[tuple[Any, int]], tuple[str, int] | None]:
     """Returns the members of a list with their lines, and where it breaks off."""
-    decoder, out = json.JSONDecoder(), []
+    decoder = json.JSONDecoder()
+    out: list[tuple[Any, int]] = []
     at, line, counted = text.find("[") + 1, 1, 0
     while True:
         at = _past(text, at)

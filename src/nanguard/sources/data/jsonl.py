@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from nanguard.sources.data.blocks import Block, blocks_of, in_order, line_starts, parts_of
-from nanguard.sources.data.frames import FrameReader, one_per_record
+from nanguard.sources.data.frames import FrameReader, Lines, one_per_record
 from nanguard.sources.data.ledger import Ledger
 from nanguard.sources.data.roles import Column, Roles, roles_of
 from nanguard.sources.data.rows import RowReader
@@ -107,7 +107,7 @@ class _Reader:
             return self._slow(data)
         frame = pl.read_ndjson(data, schema=schema)
         lines = data.count(b"\n") + (not data.endswith(b"\n"))
-        line_of = one_per_record
+        line_of: Lines = one_per_record
         if frame.height != lines:
             filled = _filled(data)
             if len(filled) != frame.height:

@@ -76,9 +76,7 @@ class Matrix:
         for column in np.flatnonzero(np.isfinite(now) & (now > 1e6) & (now > before)):
             sizes = np.abs(np.where(np.isfinite(rows[:, column]), rows[:, column], 0))
             at = int(sizes.argmax())
-            self._largest[int(column)] = Place(
-                first + at, None, f"{float(rows[at, column]):.4g}"
-            )
+            self._largest[int(column)] = Place(first + at, None, f"{float(rows[at, column]):.4g}")
 
     def _sample(self, rows: Any) -> None:
         import numpy as np

@@ -110,9 +110,7 @@ class Numbers:
 
     def merge(self, other: Numbers, records: int, lines: int) -> None:
         """Takes over what was seen in the part of the file that follows."""
-        if other.largest is not None and (
-            self.largest is None or other.magnitude > self.magnitude
-        ):
+        if other.largest is not None and (self.largest is None or other.magnitude > self.magnitude):
             self.largest = other.largest.shifted(records, lines)
         self.count += other.count
         self.bad.merge(other.bad, records, lines)

@@ -23,29 +23,35 @@ if TYPE_CHECKING:
 MAX_FILES = 10_000
 _COUNTS = frozenset(USUAL["num_labels"].split())
 _NAMES = frozenset(USUAL["label_names"].split())
-_LABEL_KEYS = frozenset(
-    "label_column label_key label_field label_col target_column target_col target_key label_name "
-    "target_field label_column_name target_name target_column_name y_column y_col "
-    "labels_column label_attr".split()
+_LABEL_KEYS_WORDS = (
+    "label_column label_key label_field label_col target_column target_col target_key "
+    "label_name target_field label_column_name target_name target_column_name y_column y_col "
+    "labels_column label_attr"
 )
-_GROUP_KEYS = frozenset("group_key dataset_key dataset_column group_column dataset_field".split())
-_IGNORED = frozenset(
-    "ignore_index ignore_label ignore_value ignore_id ignored_label ignore_labels ignored_labels "
-    "ignore_idx label_ignore_index pad_label_id label_pad_token_id ignore_class void_label "
-    "ignore_indices label_pad_id ignore_label_id".split()
+_LABEL_KEYS = frozenset(_LABEL_KEYS_WORDS.split())
+_GROUP_KEYS_WORDS = "group_key dataset_key dataset_column group_column dataset_field"
+_GROUP_KEYS = frozenset(_GROUP_KEYS_WORDS.split())
+_IGNORED_WORDS = (
+    "ignore_index ignore_label ignore_value ignore_id ignored_label ignore_labels "
+    "ignored_labels ignore_idx label_ignore_index pad_label_id label_pad_token_id "
+    "ignore_class void_label ignore_indices label_pad_id ignore_label_id"
 )
-_VOCABULARIES = frozenset("vocab_size n_vocab vocabulary_size padded_vocab_size".split())
-_FOLDERS = frozenset(
+_IGNORED = frozenset(_IGNORED_WORDS.split())
+_VOCABULARIES_WORDS = "vocab_size n_vocab vocabulary_size padded_vocab_size"
+_VOCABULARIES = frozenset(_VOCABULARIES_WORDS.split())
+_FOLDERS_WORDS = (
     "data_dir data_path dataset_path data_root train_dir dataset_dir data_folder val_dir "
-    "train_data train_path dataset_folder train_data_dir".split()
+    "train_data train_path dataset_folder train_data_dir"
 )
+_FOLDERS = frozenset(_FOLDERS_WORDS.split())
 _TO_READ = re.compile(r"train|val|dev|test|eval|data|file|jsonl|csv|path|source|input|corpus")
 _TO_WRITE = re.compile(
     r"out|save|log|result|pred|history|metric|ckpt|checkpoint|weight|cache|class|label|map|report|"
     r"vocab|tokenizer|config|stats|resume|pretrained|deepspeed"
 )
 _REGRESSION = re.compile(r"regress|\bmse\b|mse_?loss|l1_?loss|\bmae\b|huber|smooth_?l1|msle")
-_TASKS = frozenset("problem_type task task_type loss loss_type loss_name loss_fn criterion".split())
+_TASKS_WORDS = "problem_type task task_type loss loss_type loss_name loss_fn criterion"
+_TASKS = frozenset(_TASKS_WORDS.split())
 
 
 def from_config(run: RunConfig) -> list[Request]:
@@ -218,7 +224,9 @@ def _paths(leaf: Leaf, run: RunConfig) -> Iterator[_Found]:
 def _found(written: str, leaf: Leaf, home: Path) -> _Found:
     if any(sign in written for sign in "*?["):
         base = home if not Path(written).is_absolute() else None
-        paths = tuple(sorted(base.glob(written)))[:MAX_FILES] if base and ".." not in written else ()
+        paths = (
+            tuple(sorted(base.glob(written)))[:MAX_FILES] if base and ".." not in written else ()
+        )
         if paths or base is None:
             return _Found(tuple(path for path in paths if path.is_file()))
     path = _existing(written, home)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nanguard.errors import SourceError
@@ -17,6 +16,7 @@ from nanguard.sources.scanning import Expected
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
+    from pathlib import Path
 
     from nanguard.sources.config.run import RunConfig
     from nanguard.sources.scanning import Scan
@@ -50,17 +50,22 @@ def open_sources(
 def read_request(request: Request, scan: Scan) -> DataSet:
     """Returns a data set, read; what the user expects counts more than what files say."""
     request = _completed(request, scan.expected)
-    files = []
-    for path in request.paths:
-        expected = _of_file(path, request)
-        try:
-            files.append(read_file(path, Watch(expected, request.measured), scan))
-        except OSError as error:
-            refused = SourceError(
-                f"it cannot be read: {error.strerror}", where=str(path), do="Check its permissions."
-            )
-            files.append(DataFile(str(path), "unknown", error=refused))
+    watches = [Watch(_of_file(path, request), request.measured) for path in request.paths]
+    files = scan.each(_read_one, zip(request.paths, watches, strict=True))
     return DataSet(tuple(files), request)
+
+
+def _read_one(one: tuple[Path, Watch], scan: Scan) -> DataFile:
+    path, watch = one
+    try:
+        return read_file(path, watch, scan)
+    except SourceError as error:
+        return DataFile(str(path), "unknown", error=error)
+    except OSError as error:
+        refused = SourceError(
+            f"it cannot be read: {error.strerror}", where=str(path), do="Check its permissions."
+        )
+        return DataFile(str(path), "unknown", error=refused)
 
 
 def _completed(request: Request, flags: Expected) -> Request:
@@ -128,8 +133,10 @@ def _alone(paths: Iterable[Path]) -> Iterator[Request]:
 
 def _folder(path: Path) -> Iterator[Request]:
     """Yields the parts of a data set that was saved as a folder."""
-    parts = [path] if (path / "state.json").is_file() else sorted(
-        part for part in path.iterdir() if (part / "state.json").is_file()
+    parts = (
+        [path]
+        if (path / "state.json").is_file()
+        else sorted(part for part in path.iterdir() if (part / "state.json").is_file())
     )
     for part in parts:
         files = tuple(sorted(file for file in part.iterdir() if file.suffix in ENDINGS))

@@ -14,27 +14,29 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from pathlib import Path
 
-_PROGRESS = frozenset(
-    "step steps epoch epochs iter iteration iterations global_step it batch update".split()
-)
+_PROGRESS_WORDS = "step steps epoch epochs iter iteration iterations global_step it batch update"
+_PROGRESS = frozenset(_PROGRESS_WORDS.split())
 _METRIC = re.compile(
     r"(?:^|[_/. ])(?:loss|lr|learning_rate|grad_norm|gradnorm|acc|accuracy|ppl|perplexity|scale|"
     r"loss_scale|throughput|tokens_per_sec|f1|auc|mae|rmse|bleu|val_acc|reward_mean|elapsed)"
     r"(?:$|[_/. ])",
     re.IGNORECASE,
 )
-_EVENT = frozenset("event level msg logger levelname asctime severity schema kind_of".split())
-_CONTENT = frozenset(
-    "text texts image images image_path img path file file_name filename audio audio_path caption "
-    "prompt completion response messages conversations conversation instruction question answer "
-    "sentence sentence1 sentence2 premise hypothesis query document content output input chosen "
-    "rejected tokens words title abstract src tgt source features embedding x pixel_values "
-    "context passage".split()
+_EVENT_WORDS = "event level msg logger levelname asctime severity schema kind_of"
+_EVENT = frozenset(_EVENT_WORDS.split())
+_CONTENT_WORDS = (
+    "text texts image images image_path img path file file_name filename audio audio_path "
+    "caption prompt completion response messages conversations conversation instruction "
+    "question answer sentence sentence1 sentence2 premise hypothesis query document content "
+    "output input chosen rejected tokens words title abstract src tgt source features "
+    "embedding x pixel_values context passage"
 )
-_INPUTS = frozenset(
+_CONTENT = frozenset(_CONTENT_WORDS.split())
+_INPUTS_WORDS = (
     "x inputs input features feature images image data pixel_values embeddings embedding "
-    "attention_mask token_type_ids position_ids mask weights_per_sample".split()
+    "attention_mask token_type_ids position_ids mask weights_per_sample"
 )
+_INPUTS = frozenset(_INPUTS_WORDS.split())
 _LOGS = re.compile(r"log|metric|loss|history|event|progress|result|report|stat|curve", re.I)
 
 

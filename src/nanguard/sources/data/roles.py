@@ -13,19 +13,23 @@ if TYPE_CHECKING:
 
 Shape = Literal["int", "float", "text", "bool", "ints", "floats", "texts", "other", "empty"]
 
-LABELS = (
-    "label labels label_id label_ids label_idx label_index class class_id class_idx class_index "
-    "class_label cls target targets y gt_label category_id target_id fine_label coarse_label "
-    "ner_tags pos_tags tag_ids ner_labels intent_id target_label true_label y_true gold_label "
-    "label_int labelid classid"
-).split()
-GROUPS = "dataset_name dataset data_set source_dataset data_source ds_name dataset_id".split()
-TOKENS = (
+_LABELS_WORDS = (
+    "label labels label_id label_ids label_idx label_index class class_id class_idx "
+    "class_index class_label cls target targets y gt_label category_id target_id fine_label "
+    "coarse_label ner_tags pos_tags tag_ids ner_labels intent_id target_label true_label "
+    "y_true gold_label label_int labelid classid"
+)
+LABELS = tuple(_LABELS_WORDS.split())
+_GROUPS_WORDS = "dataset_name dataset data_set source_dataset data_source ds_name dataset_id"
+GROUPS = tuple(_GROUPS_WORDS.split())
+_TOKENS_WORDS = (
     "input_ids token_ids tokens ids decoder_input_ids prompt_ids prompt_input_ids "
     "response_ids chosen_input_ids rejected_input_ids input_tokens tok_ids tokenized "
     "target_ids idx input_id token_id encoded"
-).split()
-_SPLITS = frozenset("train training val valid validation dev test eval all full data arr".split())
+)
+TOKENS = tuple(_TOKENS_WORDS.split())
+_SPLITS_WORDS = "train training val valid validation dev test eval all full data arr"
+_SPLITS = frozenset(_SPLITS_WORDS.split())
 # Numbers that describe a record and are not given to a model as they are.
 _ASIDE = re.compile(
     r"(?:^|_)(?:id|ids|idx|index|uid|uuid|key|fold|split|version|year|month|day|hour|minute|second|"

@@ -98,9 +98,11 @@ class RowReader:
 
     def _one_label(self, labels: Labels, value: Any, group: str | None, place: Place) -> None:
         shown = Place(place.record, place.line, repr(value)[:80])
-        if value is None or (isinstance(value, str) and is_missing(value)):
-            labels.missing.add(shown)
-        elif isinstance(value, float) and value != value:  # NaN stands for a missing label
+        if (
+            value is None
+            or (isinstance(value, str) and is_missing(value))
+            or (isinstance(value, float) and value != value)
+        ):
             labels.missing.add(shown)
         elif isinstance(value, float) and math.isinf(value):
             labels.infinite.add(shown)

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
 MAX_COLUMNS = 4096
+_WIDER: dict[Shape, Shape] = {"int": "float", "ints": "floats"}
 _LISTED: dict[Shape, Shape] = {"int": "ints", "float": "floats", "bool": "ints", "text": "texts"}
 
 
@@ -63,15 +64,13 @@ def _shape_of_list(values: list[Any], depth: int) -> tuple[Shape, int]:
 
 
 def _winner(counts: dict[tuple[Shape, int], int]) -> tuple[Shape, int]:
-    """Returns what most values of a column are; one fraction makes whole numbers fractions."""
+    """Returns what most values of a column are; some fractions make all of them fractions."""
     kept = {one: count for one, count in counts.items() if one[0] != "empty"}
     if not kept:
         return "empty", 0
-    (shape, depth), most = max(kept.items(), key=lambda item: item[1])
+    shape, depth = max(kept, key=lambda one: kept[one])
     total = sum(kept.values())
-    for narrow, wide in (("int", "float"), ("ints", "floats")):
-        if shape == narrow and kept.get((wide, depth), 0) * 20 > total:  # type: ignore[call-overload]
-            return wide, depth  # type: ignore[return-value]
-        if shape == wide and most < total and (narrow, depth) in kept:
-            return wide, depth  # type: ignore[return-value]
+    wide = _WIDER.get(shape)
+    if wide is not None and kept.get((wide, depth), 0) * 20 > total:
+        return wide, depth
     return shape, depth

@@ -1,0 +1,59 @@
+"""DAT009: records that cannot be read."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from nanguard.findings import Fix, Severity
+from nanguard.rules.data.judging import DataRule, records
+from nanguard.rules.rule import Fails, Passes
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from nanguard.findings import Finding
+    from nanguard.sources.data.dataset import DataSet
+
+
+class UnreadableRecord(DataRule):
+    """A line that is no JSON, a row with cells too few or too many, a text among numbers.
+
+    Marks of an unfinished merge, a header in the middle of a table, a line that was cut off when a
+    disk was full, and files that are damaged as a whole are told by the same rule.
+
+    Why it breaks a run: a loader stops hours into the epoch; or it passes over the line in silence,
+    and the number of steps, the order of records and the labels beside them no longer fit.
+
+    Repair or remove the lines that are named.
+    """
+
+    code = "DAT009"
+    name = "unreadable-record"
+    severity = Severity.WARNING
+    seen_in = "https://github.com/huggingface/datasets/issues/4083"
+    examples = (
+        Passes('{"label": 1, "text": "<<<<<<< HEAD"}\n\n{"label": 0, "text": "{"}\n'),
+        Passes('a,b,label\n0.1,"x, y",1\n0.3,"two\nlines",0\n', "example.csv"),
+        Fails('{"label": 1}\n<<<<<<< HEAD\n{"label": 0}\n', line=2),
+        Fails('{"label": 1, "text": "a"}\n{"label": 0, "te', line=2),
+        Fails("a,b,label\n0.1,0.2,1\n0.3,0\n0.4,0.5,1\n", line=3, file="example.csv"),
+    )
+
+    def check(self, source: DataSet) -> Iterator[Finding]:
+        """Yields one finding for each file."""
+        for file in source.files:
+            if file.broken is not None:
+                yield self.finding(f"{file.broken}", path=file.path, line=None)
+                continue
+            bad = file.ledger.unreadable
+            if not bad.count:
+                continue
+            fixes: tuple[Fix, ...] = (Fix("repair or remove these lines"),)
+            if file.ledger.conflict:
+                fixes = (Fix("finish the merge: remove the marks, keep one side"), *fixes)
+            yield self.finding(
+                f"{records(bad.count)} cannot be read, {bad.told()}: {bad.first[0].value}",
+                path=file.path,
+                line=bad.line,
+                fixes=fixes,
+            )
