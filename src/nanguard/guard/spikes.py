@@ -255,14 +255,16 @@ class DriftWatch:
 
     It compares the medians of whole blocks of accepted values, so single spikes do not count. A
     loss that never fell (reinforcement learning, the generator of a GAN) gained nothing, so it
-    has nothing to give back and stays silent.
+    has nothing to give back and stays silent, unless it is asked to speak about mere growth.
 
     Attributes:
         block: How many accepted values make one median.
+        growth: How many times its first median a loss that never fell may grow; None for any.
     """
 
-    def __init__(self, *, block: int) -> None:
+    def __init__(self, *, block: int, growth: float | None = None) -> None:
         self.block = block
+        self.growth = growth
         self._current: list[float] = []
         self._medians: deque[float] = deque(maxlen=_RISING + 1)
         self._start: float | None = None
@@ -288,19 +290,38 @@ class DriftWatch:
             self._best, self._best_spread, self._told = median, spread, False
         return self._judge(median, self._start)
 
+    @property
+    def recovered(self) -> bool:
+        """Whether the last median is no longer that of a loss that diverges."""
+        if self._start is None:
+            return True
+        return self._lost(self._medians[-1], self._start) is None
+
     def _judge(self, median: float, start: float) -> str | None:
         recent = list(self._medians)
         rising = len(recent) > _RISING and all(a < b for a, b in pairwise(recent))
-        noise = 6.0 * max(self._best_spread, 0.01 * abs(self._best))
-        gained, lost = start - self._best, median - self._best
-        if self._told or not (rising and gained > noise and lost > max(noise, 0.5 * gained)):
+        lost = self._lost(median, start) if rising and not self._told else None
+        if lost is None:
             return None
         self._told = True
-        share = lost / gained
         return (
             f"the loss rises: its median over {self.block} steps went from {name_of(self._best)} "
-            f"at best to {name_of(median)}, {share:.0%} of all it had gained"
+            f"at best to {name_of(median)}, {lost}"
         )
+
+    def _lost(self, median: float, start: float) -> str | None:
+        """Returns how much of its gain a loss has given back, if that is much."""
+        noise = 6.0 * max(self._best_spread, 0.01 * abs(self._best))
+        gained, lost = start - self._best, median - self._best
+        if gained > noise:
+            return (
+                f"{lost / gained:.0%} of all it had gained"
+                if lost > max(noise, 0.5 * gained)
+                else None
+            )
+        if self.growth is not None and start > 0.0 and median > self.growth * start:
+            return f"{median / start:.3g} times where it began"
+        return None
 
     def state_dict(self) -> dict[str, Any]:
         """Returns what the watch has seen."""
@@ -332,11 +353,14 @@ class ScaleWatch:
     Attributes:
         calm: Steps without a fall after which the scale counts as settled.
         factor: How far below its settled value it may fall without a warning.
+        patient: Whether a scale that settles again further down is still held to where it came
+            from, until it grows: for falls with long rests between them.
     """
 
-    def __init__(self, *, calm: int = 20, factor: float = 32.0) -> None:
+    def __init__(self, *, calm: int = 20, factor: float = 32.0, patient: bool = False) -> None:
         self.calm = calm
         self.factor = factor
+        self.patient = patient
         self._last: float | None = None
         self._quiet = 0
         self._level: float | None = None
@@ -347,9 +371,11 @@ class ScaleWatch:
         if not math.isfinite(scale):
             return None
         fell = self._last is not None and scale < self._last
+        grew = self._last is not None and scale > self._last
         self._last = scale
         self._quiet = 0 if fell else self._quiet + 1
-        if self._quiet >= self.calm:
+        held = self.patient and not grew and self._level is not None and self._level > scale
+        if self._quiet >= self.calm and not held:
             self._level, self._told = scale, False
         low = scale < 1.0 or (self._level is not None and scale <= self._level / self.factor)
         if self._told or not (fell and low):

@@ -56,7 +56,7 @@ class _Bulk:
                 rows.append(found)
         if self._reader.table is None:
             frame = frame.filter(self._pl.col("l").str.contains(_WORTH))
-        self._reader.gather(rows, zip(frame["n"].to_list(), frame["l"].to_list()))
+        self._reader.gather(rows, zip(frame["n"].to_list(), frame["l"].to_list(), strict=False))
 
     def _frame(self, stretch: Stretch) -> Any:
         pl = self._pl

@@ -135,7 +135,10 @@ def _known(parts: list[tuple[Sequence[int] | None, Sequence[float] | None]]) -> 
         )
         return None if last is None else _Known([last[0]], [last[1]])
     pairs = sorted(
-        pair for lines, values in parts if lines and values for pair in zip(lines, values)
+        pair
+        for lines, values in parts
+        if lines and values
+        for pair in zip(lines, values, strict=False)
     )
     return _Known([line for line, _ in pairs], [value for _, value in pairs])
 

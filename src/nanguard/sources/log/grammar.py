@@ -10,7 +10,7 @@ import math
 import re
 from dataclasses import dataclass, field
 
-from nanguard.sources.log.names import METRICS, Metric, Role, metric_of, suffix_of
+from nanguard.sources.log.names import METRICS, Metric, Role, metric_of, suffix_of, word_set
 
 # Characters of a line that are read; the rest of an endless one is not.
 LONGEST = 65_536
@@ -25,11 +25,12 @@ VALUE = re.compile(
 INTERESTING = re.compile(r"loss|norm|nll|xent|bce|mse|elbo|scale|acc|grad", re.IGNORECASE)
 _SPLIT = re.compile(r"[^\w\s./@#-]+|\s{2,}|\s-+\s|\t")
 _LABEL = re.compile(r"(?:^|[\]\s|>])([A-Za-z][\w.-]{1,40})\s*[:>|]\s*$")
-_LEVELS = frozenset(
-    "info warning warn error debug critical root main train training trainer val eval test stdout "
-    "stderr loss step epoch iter iteration logger metrics results result summary time lr".split()
+_LEVELS = word_set(
+    "info warning warn error debug critical root main train training trainer val eval test "
+    "stdout stderr loss step epoch iter iteration logger metrics results result summary time "
+    "lr"
 )
-_WRAPPERS = frozenset("tensor array float float32 float64 item".split())
+_WRAPPERS = frozenset(["tensor", "array", "float", "float32", "float64", "item"])
 _LINKS = re.compile(r"\s+(?:is|was|became|becomes|are|of|at|now|has become|went to)\s*$")
 _RANK = re.compile(r"(?i)\b(?:local_|global_)?rank\W{0,3}(\d{1,6})\b|\[default(\d{1,6})\]")
 _BATCH = re.compile(r"[|\[(]\s*(\d{1,12})/\s*\d+|^\s*(\d{1,12})/\d+\s*[\[━]")
@@ -44,7 +45,7 @@ _NO_VALUE = re.compile(
 )
 # What may stand between a name and its number.
 _TAIL = " \t:=|~≈'\"([{]})>│┃→"
-_PHASES = frozenset("train training val valid validation eval test dev avg mean total".split())
+_PHASES = word_set("train training val valid validation eval test dev avg mean total")
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,6 +22,11 @@ class Role(str, Enum):
     RANK = "rank"
 
 
+def word_set(text: str) -> frozenset[str]:
+    """Returns the words of a text."""
+    return frozenset(text.split())
+
+
 METRICS = frozenset((Role.LOSS, Role.GRAD_NORM, Role.SCALE, Role.RATE, Role.ACCURACY))
 
 
@@ -47,39 +52,39 @@ class Metric:
     adversarial: bool = False
 
 
-_EVALUATION = frozenset("val valid validation dev eval evaluation test testing heldout".split())
-_PHASES = _EVALUATION | frozenset(
-    "train training trn tr total avg average mean running smoothed smooth overall batch step epoch "
-    "per global local current cur all sum lm model trainer metrics metric scalars scalar main "
-    "the final raw".split()
+_EVALUATION = word_set("val valid validation dev eval evaluation test testing heldout")
+_PHASES = _EVALUATION | word_set(
+    "train training trn tr total avg average mean running smoothed smooth overall batch step "
+    "epoch per global local current cur all sum lm model trainer metrics metric scalars "
+    "scalar main the final raw"
 )
-_GAMES = frozenset(
-    "g d gen disc generator discriminator adv adversarial gan policy value actor critic entropy "
-    "reward vf pg pi q td advantage surrogate rollout rl".split()
+_GAMES = word_set(
+    "g d gen disc generator discriminator adv adversarial gan policy value actor critic "
+    "entropy reward vf pg pi q td advantage surrogate rollout rl"
 )
 # Words that make a number something else: a bound, a best value, a count, a setting.
-_SETTINGS = frozenset(
-    "best min max minimum maximum lowest highest prev previous last init initial target threshold "
-    "thresh limit clip clipping clipped tol tolerance patience improved improvement weight weights "
-    "coef coeff lambda smoothing type fn func function num number count counts n nan nans inf infs "
-    "skip skipped window interval delta std var variance ratio time ms sec secs seconds expected "
-    "reduction args default config every freq frequency from reach factor alpha beta gamma bound "
-    "name mode ignore filter check checks guard detect log logging save early stopping stop "
-    "monitor restore eps epsilon warmup schedule scheduler decay power gain diff change drop "
-    "consecutive".split()
+_SETTINGS = word_set(
+    "best min max minimum maximum lowest highest prev previous last init initial target "
+    "threshold thresh limit clip clipping clipped tol tolerance patience improved improvement "
+    "weight weights coef coeff lambda smoothing type fn func function num number count counts "
+    "n nan nans inf infs skip skipped window interval delta std var variance ratio time ms "
+    "sec secs seconds expected reduction args default config every freq frequency from reach "
+    "factor alpha beta gamma bound name mode ignore filter check checks guard detect log "
+    "logging save early stopping stop monitor restore eps epsilon warmup schedule scheduler "
+    "decay power gain diff change drop consecutive"
 )
-_LOSSES = frozenset("loss losses lossg lossd gloss dloss trainloss valloss testloss".split())
-_LOSSES_ALONE = frozenset("nll xent bce mse crossentropy elbo nelbo ce".split())
-_GRADIENTS = frozenset("grad grads gradient gradients".split())
-_STEPS = frozenset("step steps iter iters iteration it update updates globalstep i".split())
-_STEP_WORDS = _STEPS | frozenset(
-    "global train training trainer current cur opt optimizer num at on in optim".split()
+_LOSSES = word_set("loss losses lossg lossd gloss dloss trainloss valloss testloss")
+_LOSSES_ALONE = word_set("nll xent bce mse crossentropy elbo nelbo ce")
+_GRADIENTS = frozenset(["grad", "grads", "gradient", "gradients"])
+_STEPS = word_set("step steps iter iters iteration it update updates globalstep i")
+_STEP_WORDS = _STEPS | word_set(
+    "global train training trainer current cur opt optimizer num at on in optim"
 )
 _NORM_WORDS = _GRADIENTS | _PHASES | frozenset(("norm", "l2", "gnorm", "gradnorm"))
-_SCALE_WORDS = _PHASES | frozenset(
-    "scale scaler loss amp grad gradient fp16 dynamic new now lscale value to reducing".split()
+_SCALE_WORDS = _PHASES | word_set(
+    "scale scaler loss amp grad gradient fp16 dynamic new now lscale value to reducing"
 )
-_ACCURACIES = frozenset("acc accuracy top1 acc1 accuracies".split())
+_ACCURACIES = frozenset(["acc", "accuracy", "top1", "acc1", "accuracies"])
 _RATES = (
     frozenset(("lr",)),
     frozenset(("learning", "rate")),

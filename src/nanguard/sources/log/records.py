@@ -53,7 +53,9 @@ def line_of(record: dict[str, Any]) -> Line:
 
 def _better(known: Value | None, new: Value) -> Value:
     """Returns the one of two steps that counts the run's steps by its name."""
-    if known is None or (new.metric.key in ("step", "global_step") and "step" not in known.name):
+    if known is None or (
+        new.metric.key in ("step", "global_step") and "step" not in known.metric.key
+    ):
         return new
     return known
 

@@ -6,7 +6,8 @@ import math
 from array import array
 from bisect import bisect_right
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
+from itertools import islice
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -17,9 +18,12 @@ if TYPE_CHECKING:
 # How many series a log may have; the names in a hostile one may never end.
 MOST_SERIES = 512
 MOST_NOTES = 10_000
+# Places of numbers that are not finite that are kept; a long run may go on with NaN for ever.
+MOST_BAD = 100_000
 
 
-class Point(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Point:
     """One number of a log and its place; what the log does not say is None."""
 
     index: int
@@ -71,7 +75,7 @@ def compact(values: Sequence[int]) -> Sequence[int]:
         if len(regular) == len(values) and array("q", regular) == array("q", values):
             return regular
     low, high = min(values), max(values)
-    return array("I" if 0 <= low and high < 2**32 else "q", values)
+    return array("I" if low >= 0 and high < 2**32 else "q", values)
 
 
 def _continues(first: range, then: range) -> bool:
@@ -103,6 +107,7 @@ class MetricSeries:
     steps: Column = field(default_factory=Column)
     epochs: array[float] = field(default_factory=lambda: array("f"))
     lines: Column = field(default_factory=Column)
+    _bad: tuple[int, list[int]] | None = field(default=None, repr=False)
 
     def __len__(self) -> int:
         return len(self.values)
@@ -129,6 +134,12 @@ class MetricSeries:
         """The name, with what it was measured on."""
         return f"{self.label} {self.metric.name}" if self.label else self.metric.name
 
+    def bad(self) -> list[int]:
+        """Returns where the numbers are not finite, the first so many places."""
+        if self._bad is None or self._bad[0] != len(self.values):
+            self._bad = (len(self.values), _not_finite(self.values))
+        return self._bad[1]
+
     def extend(
         self,
         values: Sequence[float],
@@ -142,7 +153,7 @@ class MetricSeries:
         if steps is not None and len(self.steps) == before:
             self.steps.extend(steps)
         if epochs is not None and len(self.epochs) == before:
-            self.epochs.extend(epochs)
+            self.epochs.extend(array("f", epochs))
         if lines is not None and len(self.lines) == before:
             self.lines.extend(lines)
 
@@ -155,6 +166,14 @@ class MetricSeries:
                 return
             self.values = array("d", self.values)
         self.values.extend(values)
+
+
+def _not_finite(values: array[float]) -> list[int]:
+    # One sum tells for most logs that there is nothing to look for.
+    if math.isfinite(sum(values)):
+        return []
+    found = (index for index, value in enumerate(values) if not math.isfinite(value))
+    return list(islice(found, MOST_BAD))
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,7 +27,7 @@ class Table:
         if len(cells) != len(self.columns) or not all(_NUMBERISH.match(c.strip()) for c in cells):
             return None
         line = Line()
-        for metric, cell in zip(self.columns, cells):
+        for metric, cell in zip(self.columns, cells, strict=False):
             found = VALUE.match(cell.strip()) if metric else None
             if metric is None or found is None:
                 continue

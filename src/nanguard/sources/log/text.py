@@ -17,7 +17,7 @@ from nanguard.sources.log.shapes import Shape, shape_of
 from nanguard.sources.log.tables import Table, table_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
     from pathlib import Path
 
     from nanguard.sources.log.series import Log, Note
@@ -196,11 +196,11 @@ def add_loose(loose: dict[tuple[object, ...], Rows], number: int, line: Line) ->
 def rows_of(shape: Shape, held: _Taken) -> Rows:
     """Returns the rows of lines of one shape."""
     try:
-        groups = [array("d", map(float, column)) for column in zip(*held.groups)]
+        groups = [array("d", map(float, column)) for column in zip(*held.groups, strict=False)]
     except ValueError:
-        kept = [(n, g) for n, g in zip(held.lines, held.groups) if _all_numbers(g)]
+        kept = [(n, g) for n, g in zip(held.lines, held.groups, strict=False) if _all_numbers(g)]
         held = _Taken([n for n, _ in kept], [g for _, g in kept])
-        groups = [array("d", map(float, column)) for column in zip(*held.groups)]
+        groups = [array("d", map(float, column)) for column in zip(*held.groups, strict=False)]
     return shaped(shape, array("q", held.lines), groups)
 
 
@@ -236,7 +236,7 @@ def read_text(path: Path, scan: Scan) -> Log:
     """
     gathering = Gathering(str(path))
     reader = TextReader(gathering)
-    read = reader.read
+    read: Callable[[Stretch], None] = reader.read
     if path.stat().st_size >= _BULK:
         from nanguard.sources.log.bulk import bulk_reader
 

@@ -1,0 +1,60 @@
+"""LOG005: a training loss that gives back what it had gained."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from nanguard.findings import Severity
+from nanguard.rules.log.before import moved_before
+from nanguard.rules.log.judging import LogRule, is_game, main_losses, place
+from nanguard.rules.log.watching import drift_of
+from nanguard.rules.rule import Fails, Passes
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from nanguard.findings import Finding
+    from nanguard.sources.log.series import Log
+
+
+def _turning(epochs: int, turn: int) -> str:
+    """Returns a history whose loss falls, and rises from an epoch on."""
+    rows = [
+        2.0 * 0.9**n if n < turn else 2.0 * 0.9**turn + 0.3 * (n - turn + 1) for n in range(epochs)
+    ]
+    return "epoch,train_loss\n" + "".join(f"{n},{loss:.4f}\n" for n, loss in enumerate(rows, 1))
+
+
+class DivergingLoss(LogRule):
+    """The training loss rises steadily and gives back most of what it had gained.
+
+    Why it breaks a run: a loss that climbs for long ends in Inf, or in a model worse than an
+    untrained one. The usual reasons are a learning rate that is too high for this phase, and Adam
+    moments that no longer fit the gradients.
+
+    Go back to the checkpoint with the lowest loss and halve the learning rate. Losses that play
+    against each other (GANs, reinforcement learning) and validation losses are left alone.
+    """
+
+    code = "LOG005"
+    name = "diverging-loss"
+    severity = Severity.WARNING
+    seen_in = "https://github.com/huggingface/peft/issues/2031"
+    examples = (
+        Passes(_turning(50, 50), "history.csv"),
+        Fails(_turning(50, 25), file="history.csv"),
+    )
+
+    def check(self, source: Log) -> Iterator[Finding]:
+        """Yields one finding for the first training loss that diverges."""
+        if is_game(source):
+            return
+        for series in main_losses(source):
+            found = drift_of(series)
+            if found is None:
+                continue
+            point, message = found
+            moved = moved_before(source, series, point)
+            more = f"; before, {' and '.join(moved)}" if moved else ""
+            yield self.at(source, series, point, f"since {place(point)}, {message}{more}")
+            return

@@ -1,0 +1,172 @@
+"""Runs the guard's own watches over the numbers of a log."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from nanguard.guard.spikes import DriftWatch, ScaleWatch, SpikeWindow
+from nanguard.rules.log.judging import runs_of
+from nanguard.settings import Settings
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from nanguard.sources.log.series import MetricSeries, Point
+
+_SETTINGS = Settings()
+# The least a window learns from in a short log.
+_LEAST = 16
+# Longer series are searched for places worth watching first.
+_LONG = 20_000
+_BLOCK = 64
+# How far a scale may fall in many small falls with no growth between them.
+_FAR = 1024.0
+# What a window remembers, in values, and so how far before such a place the watch begins.
+_MEMORY = 8 * _SETTINGS.spike_window
+
+
+@dataclass(frozen=True, slots=True)
+class Spike:
+    """A number far above those before it.
+
+    Attributes:
+        point: The number and its place.
+        limit: What would have been usual.
+    """
+
+    point: Point
+    limit: float
+
+
+def spikes_of(series: MetricSeries, *, positive: bool, bold: bool) -> list[Spike]:
+    """Returns the spikes of a series.
+
+    Args:
+        series: The numbers.
+        positive: Whether they are sizes, such as norms.
+        bold: Whether only those are meant that the guard would act on.
+    """
+    found: list[Spike] = []
+    for run in runs_of(series):
+        for stretch in _worth_watching(series, run, positive=positive):
+            found += _spikes_in(series, run, stretch, positive=positive, bold=bold)
+    return found
+
+
+def _spikes_in(
+    series: MetricSeries, run: range, stretch: range, *, positive: bool, bold: bool
+) -> Iterator[Spike]:
+    warmup = max(_LEAST, min(_SETTINGS.spike_warmup, len(run) // 4))
+    window = SpikeWindow(
+        size=_SETTINGS.spike_window,
+        warmup=warmup,
+        warn=_SETTINGS.spike_warn,
+        act=_SETTINGS.spike_act,
+        positive=positive,
+    )
+    for index in stretch:
+        value = series.values[index]
+        if not math.isfinite(value):
+            continue
+        limits = window.limits()
+        if not value <= (limits.act if bold else limits.warn):
+            yield Spike(series[index], limits.act if bold else limits.warn)
+        if not value <= limits.act:
+            window.reject(value)
+        else:
+            window.accept(value)
+
+
+def _worth_watching(series: MetricSeries, run: range, *, positive: bool) -> list[range]:
+    """Returns the stretches of a long run that may hold a spike, with what leads up to them."""
+    if len(run) < _LONG:
+        return [run]
+    try:
+        import numpy as np
+    except ImportError:
+        return [run]
+    kind = np.float32 if series.values.typecode == "f" else np.float64
+    values = np.frombuffer(series.values, kind)[run.start : run.stop]
+    whole = values[: len(values) // _BLOCK * _BLOCK].astype(np.float64).reshape(-1, _BLOCK)
+    tops = _block_tops(np, whole, positive=positive)
+    blocks = [*np.flatnonzero(tops).tolist(), len(whole)]  # the rest of a block is always watched
+    out: list[range] = []
+    for block in blocks:
+        begin = run.start + block * _BLOCK
+        start, stop = max(run.start, begin - _MEMORY), min(run.stop, begin + _BLOCK)
+        if out and start <= out[-1].stop:
+            out[-1] = range(out[-1].start, stop)
+        else:
+            out.append(range(start, stop))
+    return out
+
+
+def _block_tops(np: Any, whole: Any, *, positive: bool) -> Any:
+    """Returns which blocks hold a value well above the level around them."""
+    inner = np.log(np.maximum(whole, 1e-30)) if positive else whole
+    inner = np.where(np.isfinite(inner), inner, np.nan)
+    with np.errstate(all="ignore"):
+        ordered = np.sort(inner, axis=1)  # NaN comes last
+        count = np.isfinite(ordered).sum(axis=1)
+        at = np.maximum(count, 1)
+        rows = np.arange(len(ordered))
+        center = ordered[rows, at // 2 - (at == _BLOCK)]
+        top = ordered[rows, at - 1]
+        spread = (center - ordered[rows, at // 6]) + 1e-12
+    floor = np.full_like(center, 0.1) if positive else 0.02 * np.abs(center)
+    spread = np.maximum(spread, floor)
+    # The level of a block is also that of the blocks before: a spike may fill a block.
+    low_center = np.minimum(center, np.roll(center, 1))
+    low_spread = np.minimum(spread, np.roll(spread, 1))
+    low_center[0], low_spread[0] = center[0], spread[0]
+    return ~(top <= low_center + 4.5 * low_spread)
+
+
+def drift_of(series: MetricSeries) -> tuple[Point, str] | None:
+    """Returns where a loss that diverges and does not come back began to rise, and how far."""
+    for run in runs_of(series):
+        found = _drift_in(series, run)
+        if found is not None:
+            return found
+    return None
+
+
+def _drift_in(series: MetricSeries, run: range) -> tuple[Point, str] | None:
+    block = max(1, min(_SETTINGS.spike_window // 2, len(run) // 16))
+    watch = DriftWatch(block=block, growth=3.0)
+    told: tuple[Point, str] | None = None
+    for index in run:
+        message = watch.accept(series.values[index])
+        if message and told is None:
+            told = series[_lowest(series, run.start, index) + 1], message
+        elif told and watch.recovered:
+            told = None
+    return told
+
+
+def _lowest(series: MetricSeries, start: int, stop: int) -> int:
+    values = series.values
+    return min((i for i in range(start, stop) if values[i] == values[i]), key=values.__getitem__)
+
+
+def scale_of(series: MetricSeries) -> tuple[Point, str] | None:
+    """Returns where a loss scale was seen to keep falling, and what is said about it."""
+    for run in runs_of(series):
+        calm = _calm(series, run)
+        watches = (ScaleWatch(calm=calm), ScaleWatch(calm=calm, factor=_FAR, patient=True))
+        for index in run:
+            for watch in watches:
+                message = watch.accept(series.values[index])
+                if message:
+                    return series[index], message
+    return None
+
+
+def _calm(series: MetricSeries, run: range) -> int:
+    """Returns how many entries make the scaler's settled steps, where not every step is logged."""
+    if len(series.steps) != len(series) or len(run) < 2:
+        return 20
+    stride = max(1, (series.steps[run[-1]] - series.steps[run[0]]) // (len(run) - 1))
+    return max(3, 20 // stride)
