@@ -91,6 +91,12 @@ def run_check(asked: Asked) -> int:
         from nanguard.cli.listing import refuse_what_a_checklist_has_not
 
         refuse_what_a_checklist_has_not(asked)
+    if (asked.fix or asked.diff) and any("://" in path for path in asked.paths):
+        raise UsageError(
+            "files that lie elsewhere are not repaired.",
+            where="nanguard check --fix",
+            do="Copy them here first.",
+        )
     project = find_project(_start(asked.paths))
     baseline = _baseline(asked, project)
     # Ray speaks on standard output, which belongs to the report.
@@ -99,7 +105,7 @@ def run_check(asked: Asked) -> int:
         check = Check(_plan(asked, project, progress))
         outcome = check.run(asked.paths)
     if not check.existing:
-        raise _nothing_there(asked.paths)
+        raise _nothing_there(asked.paths, outcome)
     if asked.checklist:
         from nanguard.cli.listing import answered
 
@@ -245,8 +251,11 @@ def _rendered(asked: Asked, outcome: Outcome) -> str:
     return Page(outcome, colour=terminal and not plain, width=width).render()
 
 
-def _nothing_there(paths: tuple[str, ...]) -> UsageError:
-    one = f"there is no such file: {paths[0]}" if len(paths) == 1 else "none of the paths exists"
+def _nothing_there(paths: tuple[str, ...], outcome: Outcome) -> UsageError:
+    one = "none of the paths exists"
+    if len(paths) == 1:
+        reasons = [entry.reason for entry in outcome.not_checked if entry.path == paths[0]]
+        one = f"{(reasons or ['there is no such file'])[0]}: {paths[0]}"
     return UsageError(
         f"{one}.",
         where="nanguard check",

@@ -114,9 +114,12 @@ class Check:
     def _find(self, paths: Sequence[str]) -> None:
         """Sorts every file that is meant."""
         search = Search(self.plan.exclude, self.plan.root)
-        self.scans.tops += [path for path in paths if os.path.isdir(path)]  # noqa: PTH112
         for found in search.files(paths):
             self._sort(found)
+        if not self.code and not self.configs.texts and not self.scans.files:
+            for path in paths:
+                if os.path.isdir(path):  # noqa: PTH112 - as the user wrote it
+                    self.scans.take_folder(path)
         self.existing = search.existing
         mirror = self._elsewhere.mirror
         for missed in [*search.missed, *(mirror.missed if mirror else ())]:

@@ -1,7 +1,7 @@
 """The check of data, checkpoints and logs: large files, read in pieces by several threads.
 
 A source says which ``files`` it was read from, or has a ``path``; and what of it could not be read:
-``not_checked``, pairs of path and reason, or one ``problem``.
+``not_checked``, pairs of path and reason, or one ``problem`` or ``error``.
 """
 
 from __future__ import annotations
@@ -70,18 +70,24 @@ class Scans:
     """Data, checkpoints and logs.
 
     Attributes:
-        tops: The folders that the user named.
-        files: The files, by who reads them.
+        files: The files, and folders that are one source each, by who reads them.
         requests: The data that configurations point to.
     """
 
-    tops: list[str] = field(default_factory=list)
     files: dict[str, list[str]] = field(default_factory=dict)
     requests: Sequence[Any] = ()
 
     def take(self, kind: FileKind, path: str) -> None:
         """Takes in a file."""
         self.files.setdefault(SCANNED[kind], []).append(str(Path(path)))
+
+    def take_folder(self, path: str) -> bool:
+        """Takes in a folder that is one source, though no file in it is; returns whether it is."""
+        for name in SCANNED.values():
+            if reader(name).recognises_folder(Path(path)):
+                self.files.setdefault(name, []).append(str(Path(path)))
+                return True
+        return False
 
     def size(self) -> int:
         """Returns how many bytes there are to read."""
@@ -98,22 +104,9 @@ class Scans:
                 continue
             rules = selection.rules(name)
             if rules:
-                bench = Bench(name, rules, selection, scan)
-                yield from self._scanned(bench, paths, requests)
+                yield from Bench(name, rules, selection, scan).outcomes(paths, requests)
             else:
                 yield from (FileOutcome.left_out(path, _UNWANTED) for path in paths)
-
-    def _scanned(
-        self, bench: Bench, paths: list[str], requests: Sequence[Any]
-    ) -> Iterator[FileOutcome]:
-        """Yields what came of all sources of one kind, and of what lies in folders beside them."""
-        folders = claimed(bench.name, paths, self.tops)
-        inside = [path for path in paths if _is_in(path, set(folders))]
-        covered: set[str] = set()
-        for outcome in bench.outcomes([*folders, *(p for p in paths if p not in inside)], requests):
-            covered.add(outcome.path)
-            yield outcome
-        yield from bench.outcomes([path for path in inside if not _is_in(path, covered)])
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,36 +194,11 @@ def files_of(source: Any) -> list[str]:
 
 def problems_of(source: Any) -> list[tuple[str, str]]:
     """Returns what of a source could not be read, and why."""
-    problem = getattr(source, "problem", None)
+    problem = getattr(source, "problem", None) or getattr(source, "error", None)
     if isinstance(problem, SourceError):
-        return [(str(source.path), reason_of(problem))]
+        path = problem.where if problem.where in files_of(source) else str(source.path)
+        return [(path, reason_of(problem))]
     return [(str(path), str(why)) for path, why in getattr(source, "not_checked", ())]
-
-
-def claimed(name: str, paths: Sequence[str], tops: Sequence[str]) -> list[str]:
-    """Returns the folders that are one source: of several in each other, the outermost.
-
-    Args:
-        name: Who reads them.
-        paths: The files that were found.
-        tops: The folders that the user named; none above them is asked about.
-    """
-    asked: dict[str, bool] = {}
-    limits = {str(Path(top)) for top in tops}
-    for path in paths:
-        for folder in _above(path, limits):
-            if folder not in asked:
-                asked[folder] = reader(name).recognises_folder(Path(folder))
-            if asked[folder]:
-                break
-    return [folder for folder, yes in asked.items() if yes]
-
-
-def _above(path: str, limits: set[str]) -> list[str]:
-    """Returns the folders a file is in, the outermost that was named first; none if none was."""
-    folders = [str(folder) for folder in Path(path).parents]
-    last = next((n for n in range(len(folders) - 1, -1, -1) if folders[n] in limits), -1)
-    return folders[last::-1] if last >= 0 else []
 
 
 def _is_in(path: str, covered: set[str]) -> bool:

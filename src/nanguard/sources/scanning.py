@@ -81,7 +81,7 @@ def in_threads(
     try:
         for item in todo:
             waiting.append(pool.submit(work, item, alone))
-            if len(waiting) > 2 * scan.threads:
+            if len(waiting) > scan.threads:
                 yield waiting.popleft().result()
         while waiting:
             yield waiting.popleft().result()
