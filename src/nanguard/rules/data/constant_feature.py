@@ -84,7 +84,8 @@ class ConstantFeature(DataRule):
 
 
 def _stem(name: str) -> str:
-    return re.sub(r"\d+", "", name) if len(name) > 1 else ""
+    """Returns what columns of one kind have in common: ``s`` of ``s3``, ``arm`` of ``arm_x``."""
+    return re.sub(r"\d+", "", name.split("_")[0]) if len(name) > 1 else ""
 
 
 def _pixels(column: Numbers) -> bool:

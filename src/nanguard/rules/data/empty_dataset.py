@@ -54,8 +54,9 @@ class EmptyDataset(DataRule):
                     fixes=(Fix("write the file again"),),
                 )
         for missing in source.request.missing:
+            what = "which has nothing in it" if missing.empty else "which is not there"
             yield self.finding(
-                f"{missing.key} names {missing.written}, which is not there",
+                f"{missing.key} names {missing.written}, {what}",
                 path=missing.config,
                 line=missing.line,
                 where=missing.key,

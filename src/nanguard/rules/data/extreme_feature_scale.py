@@ -21,6 +21,7 @@ _MIN_ROWS = 10
 _MAX_NAMED = 5
 _APART = 1e6  # times what is usual
 _LARGE = 1e6
+_FAR = 8.0  # deviations, as logarithms, at which a tenth of both is enough
 _LARGE_WHOLE = 1e12  # counts and sums of money have long tails
 _HUGE = 1e8  # a whole column of this size, beside others of ordinary size
 _SQUARES_OVERFLOW = 1e18  # in single precision
@@ -81,6 +82,8 @@ class ExtremeFeatureScale(DataRule):
             return f"the largest value is {shown(largest)}, others are about {shown(usual)}"
         if column.whole or _is_moment(column):
             return None
+        if largest >= _LARGE / 10 and largest >= _APART / 10 * usual and column.apart >= _FAR:
+            return f"the largest value is {shown(largest)}, others are about {shown(usual)}"
         if largest >= _SQUARES_OVERFLOW:
             return f"values are as large as {shown(largest)}; their squares overflow"
         others = usual_elsewhere(column, columns)

@@ -28,6 +28,7 @@ class Matrix:
         self.low = np.full(width, np.inf)
         self.high = np.full(width, -np.inf)
         self.logs = np.zeros(width)
+        self.squares = np.zeros(width)
         self.sampled = 0
         self.zeros = np.zeros(width, dtype="int64")
         self.bad: dict[int, Places] = {}
@@ -73,7 +74,7 @@ class Matrix:
         now = np.maximum(np.abs(low), np.abs(high))
         before = np.maximum(np.abs(self.low), np.abs(self.high))
         before[~np.isfinite(before)] = 0.0
-        for column in np.flatnonzero(np.isfinite(now) & (now > 1e6) & (now > before)):
+        for column in np.flatnonzero(np.isfinite(now) & (now > 1e4) & (now > before)):
             sizes = np.abs(np.where(np.isfinite(rows[:, column]), rows[:, column], 0))
             at = int(sizes.argmax())
             self._largest[int(column)] = Place(first + at, None, f"{float(rows[at, column]):.4g}")
@@ -83,7 +84,9 @@ class Matrix:
 
         sizes = np.abs(rows.astype("float64"))
         usable = np.isfinite(sizes) & (sizes > 0)
-        self.logs += np.log2(np.where(usable, sizes, 1.0)).sum(axis=0)
+        logs = np.log2(np.where(usable, sizes, 1.0))
+        self.logs += logs.sum(axis=0)
+        self.squares += (logs * logs).sum(axis=0)
         self.sampled += len(rows)
         self.zeros += (~usable).sum(axis=0)
 
@@ -111,6 +114,7 @@ class Matrix:
                 zeros=int(self.zeros[at]),
                 sampled=self.sampled,
                 logs=float(self.logs[at]),
+                squares=float(self.squares[at]),
                 whole=whole,
             )
         return out

@@ -28,6 +28,7 @@ class Numbers:
         zeros: How many of the sampled ones are zero.
         sampled: How many were looked at for their size.
         logs: The sum of the binary logarithms of those of them that are not zero.
+        squares: The sum of the squares of these logarithms.
         whole: Whether the column holds whole numbers by its type.
         alone: Whether each record has one number here, not a list of them.
     """
@@ -41,6 +42,7 @@ class Numbers:
     zeros: int = 0
     sampled: int = 0
     logs: float = 0.0
+    squares: float = 0.0
     whole: bool = False
     alone: bool = True
 
@@ -54,6 +56,19 @@ class Numbers:
         """The geometric mean of the magnitudes that are not zero; 0 if all are."""
         others = self.sampled - self.zeros
         return 2.0 ** (self.logs / others) if others else 0.0
+
+    @property
+    def apart(self) -> float:
+        """How many deviations the largest magnitude is from the others, as logarithms."""
+        others = self.sampled - self.zeros
+        if others < 3 or not self.magnitude:
+            return 0.0
+        top = math.log2(self.magnitude)
+        logs, squares = self.logs, self.squares
+        if self.sampled >= self.count:  # then the largest is among them, and is left out
+            logs, squares, others = logs - top, squares - top * top, others - 1
+        mean = logs / others
+        return (top - mean) / math.sqrt(max(squares / others - mean * mean, 0.25))
 
     @property
     def constant(self) -> bool:
@@ -106,7 +121,9 @@ class Numbers:
         other = sizes[sizes > 0]
         self.sampled += int(sizes.size)
         self.zeros += int(sizes.size - other.size)
-        self.logs += float(np.log2(other).sum())
+        logs = np.log2(other)
+        self.logs += float(logs.sum())
+        self.squares += float((logs * logs).sum())
 
     def merge(self, other: Numbers, records: int, lines: int) -> None:
         """Takes over what was seen in the part of the file that follows."""
@@ -118,5 +135,6 @@ class Numbers:
         self.zeros += other.zeros
         self.sampled += other.sampled
         self.logs += other.logs
+        self.squares += other.squares
         self.whole &= other.whole
         self.alone &= other.alone

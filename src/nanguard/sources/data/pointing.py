@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nanguard.sources.config.keys import USUAL
+from nanguard.sources.config.leaves import Tree
 from nanguard.sources.config.names import role
 from nanguard.sources.config.settings import number_of
 from nanguard.sources.data.dataset import Missing, Request
@@ -17,6 +18,7 @@ from nanguard.sources.scanning import Expected
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from nanguard.sources.config.document import Document
     from nanguard.sources.config.leaves import Leaf
     from nanguard.sources.config.run import RunConfig
 
@@ -61,15 +63,25 @@ def from_config(run: RunConfig) -> list[Request]:
     not there is noted where others that the run names are there, or lie beside it: a configuration
     that was copied without its data says nothing wrong.
     """
-    leaves = [leaf for leaf in run.leaves if role(leaf.sections) != "aside" or _reads(leaf)]
+    return _requests(run.leaves, run.path)
+
+
+def from_document(document: Document) -> list[Request]:
+    """Returns the data that a file points to which configures no training by itself."""
+    trees = [Tree(root, document) for root in document.roots if root.kind == "mapping"]
+    return [r for tree in trees for r in _requests(tuple(tree.read()[0]), document.path)]
+
+
+def _requests(every: tuple[Leaf, ...], path: str) -> list[Request]:
+    leaves = [leaf for leaf in every if role(leaf.sections) != "aside" or _reads(leaf)]
     groups = dict(_groups(leaves))
     common = _expected(leaves, groups)
-    named = _named(run, leaves)
+    named = _named(every, leaves)
     if common.classes is None and not groups and named is not None:
         common = replace(common, classes=named[0])
     by_classes: dict[int | None, list[_Found]] = {}
     for leaf in leaves:
-        for found in _paths(leaf, run):
+        for found in _paths(leaf):
             by_classes.setdefault(_own_classes(leaf, leaves), []).append(found)
     there = any(found.paths for several in by_classes.values() for found in several)
     measured = _measured(leaves)
@@ -77,10 +89,10 @@ def from_config(run: RunConfig) -> list[Request]:
     for classes, several in by_classes.items():
         expected = common if classes is None else replace(common, classes=classes)
         missing = tuple(f.missing for f in several if f.missing and (there or _expectable(f)))
-        paths = tuple(dict.fromkeys(path for found in several for path in found.paths))
+        paths = tuple(dict.fromkeys(one for found in several for one in found.paths))
         if paths or missing:
             counted, told = named or (None, None)
-            out.append(Request(paths, expected, measured, run.path, missing, counted, told))
+            out.append(Request(paths, expected, measured, path, missing, counted, told))
     return out
 
 
@@ -161,13 +173,13 @@ def _text(leaves: list[Leaf], keys: frozenset[str]) -> str | None:
     return next((value for value in values if isinstance(value, str) and value), None)
 
 
-def _named(run: RunConfig, leaves: list[Leaf]) -> tuple[int, str] | None:
+def _named(every: tuple[Leaf, ...], leaves: list[Leaf]) -> tuple[int, str] | None:
     """Returns how many classes the configuration names, and where."""
     for leaf in leaves:
         names = leaf.node.items if leaf.key in _NAMES else []
         if len(names) > 1 and all(isinstance(node.value, str) for node in names):
             return len(names), ".".join(leaf.path)
-    mapped = [leaf for leaf in run.leaves if leaf.sections[-1:] == ("id2label",)]
+    mapped = [leaf for leaf in every if leaf.sections[-1:] == ("id2label",)]
     if len(mapped) > 1 and all(leaf.key.isdigit() for leaf in mapped):
         return len(mapped), ".".join(mapped[0].path[:-1])
     return None
@@ -203,12 +215,18 @@ def _written(leaf: Leaf) -> Iterator[str]:
         if not isinstance(value, str) or "://" in value or "${" in value or len(value) > 1000:
             continue
         ending = Path(value).suffix.lower()
-        told = _TO_READ.search(leaf.key) and not _TO_WRITE.search(leaf.key)
-        if ending in ENDINGS and (told or (ending == ".jsonl" and not _TO_WRITE.search(leaf.key))):
+        if ending in ENDINGS and _is_read(leaf.key, ending):
             yield value
 
 
-def _paths(leaf: Leaf, run: RunConfig) -> Iterator[_Found]:
+def _is_read(key: str, ending: str) -> bool:
+    """Returns whether a setting of this name holds a file to learn from."""
+    if ending in (".npy", ".npz") and re.search(r"label|target|\by\b|feature|\bx\b", key):
+        return True
+    return not _TO_WRITE.search(key) and (ending == ".jsonl" or bool(_TO_READ.search(key)))
+
+
+def _paths(leaf: Leaf) -> Iterator[_Found]:
     home = Path(leaf.home.path).parent
     for written in _written(leaf):
         yield _found(written, leaf, home)
@@ -219,6 +237,8 @@ def _paths(leaf: Leaf, run: RunConfig) -> Iterator[_Found]:
             files = tuple(_files_in(folder))
             if files:
                 yield _Found(files)
+            elif not any(folder.iterdir()):
+                yield _Found(missing=_missing(leaf, value, empty=True), place=folder / "x")
 
 
 def _found(written: str, leaf: Leaf, home: Path) -> _Found:
@@ -232,8 +252,12 @@ def _found(written: str, leaf: Leaf, home: Path) -> _Found:
     path = _existing(written, home)
     if path is not None and path.is_file():
         return _Found((path,))
-    missing = Missing(str(leaf.document.path), leaf.entry.line, ".".join(leaf.path), written)
-    return _Found(missing=missing, place=home / written)
+    return _Found(missing=_missing(leaf, written), place=home / written)
+
+
+def _missing(leaf: Leaf, written: str, *, empty: bool = False) -> Missing:
+    path, key = str(leaf.document.path), ".".join(leaf.path)
+    return Missing(path, leaf.entry.line, key, written, empty)
 
 
 def _existing(written: str, home: Path) -> Path | None:
@@ -249,8 +273,10 @@ def _existing(written: str, home: Path) -> Path | None:
 
 def _expectable(found: _Found) -> bool:
     """Returns whether a missing file lies in a folder that has data of its kind."""
-    if found.place is None or found.missing is None or Path(found.missing.written).is_absolute():
+    if found.place is None or found.missing is None:
         return False
+    if found.missing.empty or Path(found.missing.written).is_absolute():
+        return found.missing.empty
     folder = found.place.parent
     try:
         return folder.is_dir() and any(

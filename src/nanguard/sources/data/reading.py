@@ -9,7 +9,7 @@ from nanguard.errors import SourceError
 from nanguard.sources.data.dataset import DataFile, DataSet, Request
 from nanguard.sources.data.formats import ENDINGS, read_file
 from nanguard.sources.data.naming import Named, class_label, named_beside, with_names
-from nanguard.sources.data.pointing import from_config
+from nanguard.sources.data.pointing import from_config, from_document
 from nanguard.sources.data.recognition import recognises, recognises_folder
 from nanguard.sources.data.watching import Watch
 from nanguard.sources.scanning import Expected
@@ -18,10 +18,16 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
     from pathlib import Path
 
-    from nanguard.sources.config.run import RunConfig
     from nanguard.sources.scanning import Scan
 
-__all__ = ["from_config", "open_sources", "read_request", "recognises", "recognises_folder"]
+__all__ = [
+    "from_config",
+    "from_document",
+    "open_sources",
+    "read_request",
+    "recognises",
+    "recognises_folder",
+]
 
 MAX_BESIDE = 20  # configurations in a folder that are asked about the data in it
 _CONFIGS = (".yaml", ".yml", ".json", ".toml")
@@ -39,9 +45,13 @@ def open_sources(
             what is expected of them, also where they are among the paths.
     """
     taken: set[Path] = set()
+    asked: list[tuple[tuple[Path, ...], Expected]] = []
     for request in requests:
         taken |= {path.resolve() for path in request.paths}
-        yield read_request(request, scan)
+        question = (tuple(path.resolve() for path in request.paths), request.expected)
+        if question not in asked or not request.paths:
+            asked.append(question)
+            yield read_request(request, scan)
     left = [path for path in paths if path.resolve() not in taken]
     for request in _alone(left):
         yield read_request(request, scan)
@@ -155,10 +165,11 @@ def _beside(folder: Path) -> Iterator[Request]:
         try:
             if path.stat().st_size > 1 << 20:
                 continue
-            runs: list[RunConfig] = read_project(
-                [read_document(Text(str(path), path.read_text(encoding="utf-8")))]
-            )
+            document = read_document(Text(str(path), path.read_text(encoding="utf-8")))
+            runs = read_project([document])
         except (OSError, ValueError, SourceError):
             continue
         for run in runs:
             yield from from_config(run)
+        if not runs:
+            yield from from_document(document)

@@ -104,6 +104,10 @@ def roles_of(columns: Sequence[Column], expected: Expected) -> Roles:
     """Returns what columns are for, by their names and by what they hold."""
     tokens = tuple(c for c in columns if plain_name(c.name) in TOKENS and c.shape == "ints")
     label = _label(columns, expected)
+    if expected.vocabulary is not None and not tokens:
+        listed = [c for c in columns if c.shape == "ints" and c is not label]
+        listed = [c for c in listed if not is_aside(c.name)]
+        tokens = tuple(listed) if len(listed) == 1 else ()
     targets = None
     if label is not None and tokens and label.shape == "ints" and expected.label_key is None:
         label, targets = None, label
