@@ -21,11 +21,7 @@ _EVE = 3
 def history_of(log: Log, series: MetricSeries, point: Point) -> str:
     """Returns the last healthy number and what moved before a bad one, as the end of a message."""
     healthy = last_finite(series, point.index)
-    parts = [
-        "no healthy value before it"
-        if healthy is None
-        else f"last healthy: {told(series, healthy)}"
-    ]
+    parts = ["no healthy value before it" if healthy is None else f"last healthy: {told(healthy)}"]
     moved = moved_before(log, series, point)
     if moved:
         parts.append("before it, " + " and ".join(moved))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from array import array
 from typing import TYPE_CHECKING, Any
 
+from nanguard.sources.log.gathering import Pieces
 from nanguard.sources.log.lines import SAME_LINE, Stretch
 from nanguard.sources.log.text import WORTH_READING, TextReader, shaped
 
@@ -45,7 +46,7 @@ class _Bulk:
         if not shapes or not stretch.ended:
             self._reader.read(stretch)
             return
-        frame = self._frame(stretch)
+        frame, pieces = self._frame(stretch)
         rows: list[Rows] = []
         total = len(frame)
         for shape in shapes[:_MOST]:
@@ -56,19 +57,22 @@ class _Bulk:
                 rows.append(found)
         if self._reader.table is None:
             frame = frame.filter(self._pl.col("l").str.contains(_WORTH))
-        self._reader.gather(rows, zip(frame["n"].to_list(), frame["l"].to_list(), strict=False))
-
-    def _frame(self, stretch: Stretch) -> Any:
-        pl = self._pl
-        lines = pl.Series("l", [stretch.text]).str.split("\n").explode()
-        frame = lines.to_frame()
-        if SAME_LINE not in stretch.text:
-            return frame.with_row_index("n", offset=stretch.first)
-        same = pl.col("l").str.starts_with(SAME_LINE)
-        number = (same.not_().cast(pl.UInt32).cum_sum() + (stretch.first - 1)).alias("n")
-        return frame.with_columns(
-            number.clip(lower_bound=stretch.first), pl.col("l").str.strip_prefix(SAME_LINE)
+        self._reader.gather(
+            rows, zip(frame["n"].to_list(), frame["l"].to_list(), strict=False), pieces
         )
+
+    def _frame(self, stretch: Stretch) -> tuple[Any, Pieces | None]:
+        """Returns the numbered lines, and which pieces make a line where some are cut."""
+        pl = self._pl
+        frame = pl.Series("l", [stretch.text]).str.split("\n").explode().to_frame()
+        frame = frame.with_row_index("n", offset=stretch.first)
+        if SAME_LINE not in stretch.text:
+            return frame, None
+        starts = ~frame["l"].str.starts_with(SAME_LINE)
+        lines = starts.cast(pl.Int64).cum_sum().to_numpy() + (stretch.first - 1)
+        numbers = array("q", self._np.maximum(lines, stretch.first).tobytes())
+        frame = frame.with_columns(pl.col("l").str.strip_prefix(SAME_LINE))
+        return frame, Pieces(stretch.first, numbers)
 
     def _take(self, frame: Any, shape: Shape) -> tuple[Any, Rows | None]:
         """Returns the lines that are left, and the rows of those that had the shape."""

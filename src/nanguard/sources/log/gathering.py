@@ -32,7 +32,7 @@ class Rows:
     """Rows with the same columns.
 
     Attributes:
-        lines: Their lines; None for a log without lines.
+        lines: Their lines, or their pieces of lines; None for a log without lines.
         steps: Their steps; None if they name none.
         epochs: Their epochs; None if they name none.
         columns: The numbers of each series.
@@ -42,6 +42,23 @@ class Rows:
     steps: Sequence[int] | None = None
     epochs: Sequence[float] | None = None
     columns: dict[Which, Sequence[float]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Pieces:
+    """The lines that pieces of lines belong to, where carriage returns cut them.
+
+    Attributes:
+        first: The number of the first piece.
+        lines: The line of each piece.
+    """
+
+    first: int
+    lines: Sequence[int]
+
+    def line(self, piece: int) -> int:
+        """Returns the line of a piece."""
+        return self.lines[piece - self.first]
 
 
 @dataclass(slots=True)
@@ -71,11 +88,19 @@ class Gathering:
         self._step: float | None = None
         self._epoch: float | None = None
 
-    def add(self, stretch: list[Rows], notes: Sequence[Note] = ()) -> None:
-        """Adds the rows and notes of a stretch, in any order."""
+    def add(
+        self, stretch: list[Rows], notes: Sequence[Note] = (), pieces: Pieces | None = None
+    ) -> None:
+        """Adds the rows and notes of a stretch, in any order.
+
+        Args:
+            stretch: The rows.
+            notes: The notes.
+            pieces: Where carriage returns cut lines into pieces, the line of each.
+        """
         steps = _known([(rows.lines, rows.steps) for rows in stretch])
         epochs = _known([(rows.lines, rows.epochs) for rows in stretch])
-        self._add_notes(notes, steps)
+        self._add_notes(notes, steps, pieces)
         for rows in stretch:
             if rows.steps is None:
                 filled = _filled(rows.lines, steps, self._step)
@@ -86,22 +111,24 @@ class Gathering:
                 rows.steps = compact(rows.steps)
             if rows.lines is not None:
                 rows.lines = compact(rows.lines)
-        self._add_columns(stretch)
+        self._add_columns(stretch, pieces)
         self._step = steps.values[-1] if steps and steps.values else self._step
         self._epoch = epochs.values[-1] if epochs and epochs.values else self._epoch
 
-    def _add_notes(self, notes: Sequence[Note], steps: _Known | None) -> None:
+    def _add_notes(
+        self, notes: Sequence[Note], steps: _Known | None, pieces: Pieces | None
+    ) -> None:
         for note in notes:
             if len(self.log.notes) >= MOST_NOTES:
                 return
             step: float | None = note.step
             if step is None:
-                line = note.line or 0
-                step = steps.at(line, self._step) if steps else self._step
+                step = steps.at(note.line or 0, self._step) if steps else self._step
             whole = None if step is None else int(step)
-            self.log.notes.append(Note(note.role, note.said, whole, note.line))
+            line = note.line if pieces is None or note.line is None else pieces.line(note.line)
+            self.log.notes.append(Note(note.role, note.said, whole, line))
 
-    def _add_columns(self, stretch: list[Rows]) -> None:
+    def _add_columns(self, stretch: list[Rows], pieces: Pieces | None) -> None:
         parts: dict[Which, list[Rows]] = {}
         for rows in stretch:
             for which in rows.columns:
@@ -112,9 +139,10 @@ class Gathering:
                 continue
             if len(having) == 1:
                 rows = having[0]
-                series.extend(rows.columns[which], rows.steps, rows.epochs, rows.lines)
+                lines = _lines(rows.lines, pieces)
+                series.extend(rows.columns[which], rows.steps, rows.epochs, lines)
             else:
-                _extend_merged(series, which, having)
+                _extend_merged(series, which, having, pieces)
 
     def _of(self, which: Which) -> MetricSeries | None:
         key = (which.metric.key, which.label, which.rank)
@@ -152,7 +180,9 @@ def _filled(
     return array("d", values) if None not in values else None  # type: ignore[arg-type]
 
 
-def _extend_merged(series: MetricSeries, which: Which, having: list[Rows]) -> None:
+def _extend_merged(
+    series: MetricSeries, which: Which, having: list[Rows], pieces: Pieces | None
+) -> None:
     """Adds rows of several kinds in the order of their lines."""
     steps = all(rows.steps is not None for rows in having)
     epochs = all(rows.epochs is not None for rows in having)
@@ -165,8 +195,14 @@ def _extend_merged(series: MetricSeries, which: Which, having: list[Rows]) -> No
         array("d", [having[part].columns[which][i] for _, part, i in places]),
         compact([having[part].steps[i] for _, part, i in places]) if steps else None,  # type: ignore[index]
         array("d", [having[part].epochs[i] for _, part, i in places]) if epochs else None,  # type: ignore[index]
-        compact([line for line, _, _ in places]),
+        _lines(compact([line for line, _, _ in places]), pieces),
     )
+
+
+def _lines(lines: Sequence[int] | None, pieces: Pieces | None) -> Sequence[int] | None:
+    if lines is None or pieces is None:
+        return lines
+    return compact([pieces.line(piece) for piece in lines])
 
 
 def whole(value: float) -> int | None:

@@ -43,6 +43,7 @@ _NO_VALUE = re.compile(
     r"|or\b|and\b|protect|monitor|debug|threshold|counter)",
     re.IGNORECASE,
 )
+_CONDITION = re.compile(r"(?i)\b(?:if|when|whenever|unless|should|may|might|could|in case)\b")
 # What may stand between a name and its number.
 _TAIL = " \t:=|~≈'\"([{]})>│┃→"
 _PHASES = word_set("train training val valid validation eval test dev avg mean total")
@@ -161,6 +162,8 @@ def _value(text: str, match: re.Match[str], metric: Metric, *, strong: bool) -> 
     if not math.isfinite(number):
         after = text[match.end() : match.end() + 48]
         if _NO_VALUE.match(after) or not (strong or _AFTER_BARE.match(after)):
+            return None
+        if _CONDITION.search(text, max(0, match.start() - 60), match.start()):
             return None
     if metric.role is Role.ACCURACY and text[match.end() : match.end() + 2].lstrip()[:1] == "%":
         number /= 100

@@ -104,6 +104,13 @@ def stretches(path: Path, progress: Callable[[str, int], None]) -> Iterator[Stre
         yield from cutter.rest()
 
 
+def stretches_of(text: str) -> Iterator[Stretch]:
+    """Yields the lines of a text."""
+    cutter = _Cutter()
+    yield from cutter.cut(text)
+    yield from cutter.rest()
+
+
 def _encoding(head: bytes) -> str:
     if head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         return "utf-16"

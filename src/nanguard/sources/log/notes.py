@@ -12,6 +12,10 @@ SUSPECT = re.compile(r"nan|inf|finite|invalid loss|loss scale|overflow", re.IGNO
 
 _BAD = r"(?:nans?|infs?|infinite|infinity|non-?\s?finite|not finite)"
 _HAPPENED = r"(?:detected|found|encountered|appeared|occurred|seen|observed)"
+_EVENT = (
+    rf"(?:\b{_HAPPENED}\b|\b(?:at|in|on) (?:global )?(?:step|iter|epoch|batch|update)"
+    r"|\b(?:error|warning|warn|critical|got|stopp\w+|skipp\w+|abort\w*|terminat\w+|rais\w+|halt\w*)\b)"
+)
 _STEP = re.compile(r"(?i)\b(?:step|iter(?:ation)?|update)s?\W{0,3}(\d{1,15})")
 _DENIED = re.compile(
     r"(?i)\b(?:no|not|never|without|zero|0|if|will|would|should|shall|can|could|may|might|when|"
@@ -21,7 +25,8 @@ _DENIED = re.compile(
     r"potential|possible|threshold|config\w*|option|default|to)\b(?! finite)"
 )
 _LOSS = (
-    rf"\b{_BAD}\W+(?:\w+\W+){{0,3}}loss(?:es)?\b",
+    rf"\b{_BAD}[ '\"]+(?:in |training |train |the |value in |total )*loss(?:es)?\b(?=.*{_EVENT})",
+    rf"{_EVENT}.*\b{_BAD}[ '\"]+(?:in |training |train |the |total )*loss(?:es)?\b",
     rf"\bloss(?:es)?\W+(?:is|are|became|becomes|has become|went|contains?|turned)\W+(?:\w+\W+)"
     rf"{{0,2}}{_BAD}\b",
     rf"\b{_BAD}\b.{{0,12}}\b{_HAPPENED}\b.{{0,20}}\bloss(?:es)?\b",
@@ -29,7 +34,8 @@ _LOSS = (
     r"\binvalid loss, terminating training\b",
 )
 _GRADIENT = (
-    rf"\b{_BAD}\W+(?:\w+\W+){{0,2}}(?:grads?|gradients?)\b",
+    rf"\b{_BAD}[ '\"]+(?:in |the |value in |values in )*(?:grads?|gradients?)\b(?=.*{_EVENT})",
+    rf"{_EVENT}.*\b{_BAD}[ '\"]+(?:in |the |value in |values in )*(?:grads?|gradients?)\b",
     rf"\b(?:grads?|gradients?)(?:\W+norm)?\W+(?:is|are|became|has|have|contains?|went|turned)\W+"
     rf"(?:\w+\W+){{0,2}}{_BAD}\b",
     rf"\b{_BAD}\b.{{0,12}}\b{_HAPPENED}\b.{{0,24}}\b(?:grads?|gradients?)\b",

@@ -9,7 +9,7 @@ from nanguard.sources.log.csv_log import columns_of
 from nanguard.sources.log.events import is_events
 from nanguard.sources.log.gathering import Gathering
 from nanguard.sources.log.history import is_history
-from nanguard.sources.log.lines import Stretch
+from nanguard.sources.log.lines import stretches_of
 from nanguard.sources.log.names import Role, word_set
 from nanguard.sources.log.records import line_of, loads
 from nanguard.sources.log.text import TextReader
@@ -128,6 +128,7 @@ def _is_text(text: str, *, whole: bool, named: bool = False) -> bool:
 
 def _read(text: str) -> Log:
     gathering = Gathering("")
-    clean = text.replace("\r\n", "\n").replace("\r", "\n").replace("\0", "")
-    TextReader(gathering).read(Stretch(1, clean))
+    reader = TextReader(gathering)
+    for stretch in stretches_of(text):
+        reader.read(stretch)
     return gathering.log

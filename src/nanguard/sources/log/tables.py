@@ -11,6 +11,7 @@ from nanguard.sources.log.names import METRICS, Metric, Role, metric_of
 _RULED = re.compile(r"[|│┃]")
 _SPACED = re.compile(r"\s{2,}|\t")
 _NUMBERISH = re.compile(r"(?i)^(?:[-+]?[\d.,:/%eE+-]+[%a-zA-Z]{0,3}|nan|inf|-inf|none|n/a|-|)$")
+_PROGRESS = re.compile(r":?\s+\d+%[|━].*$")
 _RULE = re.compile(r"^[\s|+│┃─━┼╇╈═╪:=-]*$")
 
 
@@ -23,7 +24,7 @@ class Table:
 
     def row(self, text: str) -> Line | None:
         """Returns what a row says; None if the line is no row of this table."""
-        cells = _cells(text, ruled=self.ruled)
+        cells = _cells(_PROGRESS.sub("", text), ruled=self.ruled)
         if len(cells) != len(self.columns) or not all(_NUMBERISH.match(c.strip()) for c in cells):
             return None
         line = Line()

@@ -8,7 +8,7 @@ from array import array
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from nanguard.sources.log.gathering import Gathering, Rows, Which, whole
+from nanguard.sources.log.gathering import Gathering, Pieces, Rows, Which, whole
 from nanguard.sources.log.grammar import INTERESTING, VALUE, Line, read_line
 from nanguard.sources.log.lines import SAME_LINE, Stretch, stretches
 from nanguard.sources.log.notes import SUSPECT, note_of
@@ -55,20 +55,21 @@ class TextReader:
 
     def read(self, stretch: Stretch) -> None:
         """Reads a stretch line by line."""
-        numbered = []
-        number = stretch.first - 1
-        for text in stretch.text.split("\n"):
-            if text.startswith(SAME_LINE):
-                text = text[1:]
-                number = max(number, stretch.first)
-            else:
-                number += 1
-            numbered.append((number, text))
-        if not stretch.ended and numbered:
-            numbered[-1] = (numbered[-1][0], without_last_number(numbered[-1][1]))
-        self.gather([], numbered)
+        texts = stretch.text.split("\n")
+        pieces = None
+        if SAME_LINE in stretch.text:
+            pieces = Pieces(stretch.first, _lines_of(texts, stretch.first))
+            texts = [text.removeprefix(SAME_LINE) for text in texts]
+        if not stretch.ended:
+            texts[-1] = without_last_number(texts[-1])
+        self.gather([], enumerate(texts, stretch.first), pieces)
 
-    def gather(self, rows: list[Rows], numbered: Iterable[tuple[int, str]]) -> None:
+    def gather(
+        self,
+        rows: list[Rows],
+        numbered: Iterable[tuple[int, str]],
+        pieces: Pieces | None = None,
+    ) -> None:
         """Adds rows that are known already, and those of lines that are still to be read."""
         taken: dict[int, _Taken] = {}
         loose: dict[tuple[object, ...], Rows] = {}
@@ -81,7 +82,7 @@ class TextReader:
             self._read(number, text, loose, notes)
         rows += [rows_of(self.shapes[at], held) for at, held in taken.items()]
         rows += loose.values()
-        self._gathering.add(rows, notes)
+        self._gathering.add(rows, notes, pieces)
 
     def _taken(self, number: int, text: str, taken: dict[int, _Taken]) -> bool:
         last = len(self.shapes) - 1
@@ -138,6 +139,15 @@ class TextReader:
         self._known.add(shape.pattern)
         self.shapes.append(shape)
         return True
+
+
+def _lines_of(texts: list[str], first: int) -> array[int]:
+    """Returns the line of each piece; a carriage return ends a piece, not a line."""
+    lines, number = array("q"), first - 1
+    for text in texts:
+        number += not text.startswith(SAME_LINE)
+        lines.append(max(number, first))
+    return lines
 
 
 def _plain(text: str) -> str:
