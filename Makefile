@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: help setup demo test lint format bench docs docs-rules clean
+.PHONY: help setup demo test test-remote lint format bench docs docs-rules clean
 
 help:  ## List the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -15,7 +15,7 @@ setup: $(VENV)/.ready  ## Create the virtual environment
 $(VENV)/.ready: pyproject.toml constraints.txt
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@echo "installing what constraints.txt pins into $(VENV) ..."
-	@$(PIP) --editable '.[torch,dev]'
+	@$(PIP) --editable '.[torch,scan,dev]'
 	@touch $@
 
 $(VENV)/.docs-ready: $(VENV)/.ready
@@ -27,6 +27,10 @@ demo: setup  ## Train through faults, prove that none left a trace, and explain 
 
 test: setup  ## Run the tests
 	@$(BIN)/python -m pytest
+
+test-remote: setup  ## Run the tests that need a server and a cluster on this machine
+	@$(PIP) --editable '.[dev-remote]'
+	@$(BIN)/python -m pytest tests/engine/test_remote.py tests/engine/test_ray.py
 
 lint: setup  ## Check style, types and the direction of imports
 	@$(BIN)/ruff check src tests benchmarks

@@ -107,6 +107,14 @@ def _examples(rule: Any) -> Iterator[str]:
         if examples:
             yield f"## {title}"
         for example in examples:
+            for name, text in example.beside.items():
+                yield f"`{name}`:"
+                yield _block(text, name, rule.reads)
+            if example.made is not None:
+                yield example.text.strip()
+                continue
+            if example.beside:
+                yield f"`{example.file}`:" if example.file else "The file:"
             yield _block(example.text, example.file, rule.reads)
             if isinstance(example, Fails) and example.fixed:
                 yield "Repaired:"
