@@ -109,9 +109,8 @@ def test_what_is_broken_is_not_checked_and_says_why(tmp_path: Path):
     (tmp_path / "deep.py").write_text("x = " + "(" * 5000 + ")" * 5000)
     (tmp_path / "long.py").write_text("x = " + "-" * 100_000 + "1")
     (tmp_path / "huge.py").write_text("x = 1\n" * 400_000)
-    (tmp_path / "model.pt").write_bytes(b"PK\x03\x04" + bytes(100))
-    (tmp_path / "data.csv").write_text("a,b\n1,2\n")
-    (tmp_path / "train.log").write_text("step 1 loss 2\n")
+    (tmp_path / "model.onnx").write_bytes(b"\x08\x07\x12\x07pytorch" + bytes(100))
+    (tmp_path / "data.h5").write_bytes(b"\x89HDF" + bytes(100))
     (tmp_path / "blob").write_bytes(bytes(range(256)))
     report = told(".", cwd=tmp_path)
     assert report["checked"] == []
@@ -125,9 +124,8 @@ def test_what_is_broken_is_not_checked_and_says_why(tmp_path: Path):
     assert "unknown encoding 'rot13'" in why["rot.py"]
     assert {"deep.py", "long.py"} <= set(why)
     assert why["huge.py"] == "it is larger than 2 MB"
-    assert why["model.pt"] == "no rules for this kind of file yet (checkpoint)"
-    assert why["data.csv"] == "no rules for this kind of file yet (data)"
-    assert why["train.log"] == "no rules for this kind of file yet (log)"
+    assert why["model.onnx"] == "no reader knows this kind of checkpoint"
+    assert why["data.h5"] == "no reader knows this kind of data"
     assert "binary" in why["blob"]
 
 
