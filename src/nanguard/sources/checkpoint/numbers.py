@@ -73,6 +73,61 @@ def _hull(one: tuple[float, float], other: tuple[float, float]) -> tuple[float, 
     return min(one[0], other[0]), max(one[1], other[1])
 
 
+class Tally:
+    """Takes in the numbers of a tensor block by block."""
+
+    def __init__(self, dtype: Dtype) -> None:
+        import numpy as np
+
+        self._dtype = dtype
+        self._total = Numbers()
+        self._plain = dtype.floats in (8, 16, 32) and dtype.special in ("ieee", "fn")
+        self._reduce = np.maximum.reduce
+        self._types = (np.dtype(f"i{dtype.floats // 8}"), np.dtype(f"u{dtype.floats // 8}"))
+        self._sign = 1 << (dtype.floats - 1)
+        full = (1 << dtype.exponent) - 1
+        limit = (full << dtype.mantissa) - 1 if dtype.special == "ieee" else self._sign - 2
+        self._limit = min(limit, _BEYOND_HALF.get(dtype.name, limit))
+        # The largest pattern of a positive and of a negative number, and the smallest of all.
+        self._positive = self._negative = -1
+        self._least = 1 << dtype.floats
+
+    def take(self, raw: NDArray[Any]) -> None:
+        """Takes in a block.
+
+        Args:
+            raw: Its bytes, with the smallest byte of a number first.
+        """
+        if not raw.size:
+            return
+        if not self._plain:
+            found = _doubles(raw, self._dtype) if self._dtype.floats == 64 else None
+            self._total.add(found or _detailed(_floats(raw, self._dtype), self._dtype))
+            return
+        signed, unsigned = raw.view(self._types[0]), raw.view(self._types[1])
+        positive, negative = int(self._reduce(signed)), int(self._reduce(unsigned)) - self._sign
+        if positive > self._limit or negative > self._limit:
+            self._total.add(_detailed(_floats(raw, self._dtype), self._dtype))
+            return
+        self._total.count += signed.size
+        if positive > self._positive:
+            self._positive = positive
+        if negative > self._negative:
+            self._negative = negative
+        if positive < 0 or negative < 0:
+            self._least = min(self._least, int(unsigned.min()))
+
+    def numbers(self) -> Numbers:
+        """Returns what all of them are."""
+        if self._positive >= 0 or self._negative >= 0:
+            low = self._sign + self._negative if self._negative >= 0 else self._least
+            high = self._positive if self._positive >= 0 else self._least
+            ends = (_value(low, self._dtype), _value(high, self._dtype))
+            self._total.add(Numbers(0, low=ends[0], high=ends[1], inner=ends))
+        self._positive = self._negative = -1
+        return self._total
+
+
 def measure(raw: NDArray[Any], dtype: Dtype) -> Numbers:
     """Returns what the numbers in a block of bytes are.
 
@@ -80,27 +135,9 @@ def measure(raw: NDArray[Any], dtype: Dtype) -> Numbers:
         raw: The bytes, with the smallest byte of a number first.
         dtype: Their type, which has to be one of floats.
     """
-    if not raw.size:
-        return Numbers()
-    if dtype.floats == 64:
-        return _doubles(raw, dtype)
-    if dtype.special in ("fnuz", "all"):
-        return _detailed(byte_values(dtype)[raw], dtype)
-    bits, signs = dtype.floats, 1 << (dtype.floats - 1)
-    unsigned = raw.view(f"u{bits // 8}")
-    positive = int(raw.view(f"i{bits // 8}").max())
-    negative = int(unsigned.max()) - signs
-    full = (1 << dtype.exponent) - 1
-    limit = (full << dtype.mantissa) - 1 if dtype.special == "ieee" else signs - 2
-    limit = min(limit, _BEYOND_HALF.get(dtype.name, limit))
-    if positive > limit or negative > limit:
-        return _detailed(_floats(raw, dtype), dtype)
-    least = int(unsigned.min()) if positive < 0 or negative < 0 else 0
-    low, high = (
-        _value(signs + negative if negative >= 0 else least, dtype),
-        _value(positive if positive >= 0 else least, dtype),
-    )
-    return Numbers(unsigned.size, low=low, high=high, inner=(low, high))
+    tally = Tally(dtype)
+    tally.take(raw)
+    return tally.numbers()
 
 
 def _doubles(raw: NDArray[Any], dtype: Dtype) -> Numbers:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,11 +17,11 @@ from nanguard.sources.checkpoint.recognition import INDEX, recognises
 from nanguard.sources.checkpoint.units import Unit, files_in, is_one_source, units_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from nanguard.sources.scanning import Scan
 
-__all__ = ["open_sources", "read_part", "recognises", "recognises_folder"]
+__all__ = ["open_sources", "read_part", "recognises", "recognises_folder", "watch"]
 
 MAX_INDEX = 1 << 25
 # A run with more checkpoints and more bytes than this is searched, not read as a whole.
@@ -33,6 +34,34 @@ def recognises_folder(path: Path) -> bool:
     return is_one_source(path)
 
 
+def watch(
+    folder: Path,
+    on_new: Callable[[Checkpoint], None],
+    *,
+    scan: Scan,
+    every: float = 2.0,
+    stop: Callable[[], bool] = lambda: False,
+) -> None:
+    """Tells of every new checkpoint in a folder, once it is whole, until it is stopped.
+
+    Args:
+        folder: The folder of a run, which need not be there yet.
+        on_new: Called with each checkpoint; its run holds those seen before.
+        scan: How to scan.
+        every: How many seconds to wait between two looks.
+        stop: Asked after every look whether to end.
+    """
+    from nanguard.sources.checkpoint.watching import Watcher
+
+    watcher = Watcher(folder, scan)
+    while True:
+        for checkpoint in watcher.look():
+            on_new(checkpoint)
+        if stop():
+            return
+        time.sleep(every)
+
+
 def open_sources(paths: Sequence[Path], scan: Scan) -> Iterator[Checkpoint]:
     """Yields the checkpoints that files and folders make up.
 
@@ -42,19 +71,30 @@ def open_sources(paths: Sequence[Path], scan: Scan) -> Iterator[Checkpoint]:
     """
     for units in units_of(files_in(paths)):
         if len(units) > MANY and _bytes(units) > MUCH:
-            checkpoints = read_run_in_part(units, lambda some, numbers: _read(some, scan, numbers))
+            found = read_run_in_part(units, lambda some, numbers: read_units(some, scan, numbers))
         else:
-            checkpoints = _read(units, scan, numbers=True)
-        if len(checkpoints) > 1:
-            run = Run(checkpoints)
-            for one in checkpoints:
-                one.run = run
-            _notice_unfinished(run)
-        yield from checkpoints
+            found = read_units(units, scan, numbers=True)
+        yield from as_run(found)
 
 
-def _read(units: Sequence[Unit], scan: Scan, numbers: bool) -> list[Checkpoint]:  # noqa: FBT001
-    """Reads some checkpoints, all files at once."""
+def as_run(checkpoints: list[Checkpoint]) -> list[Checkpoint]:
+    """Returns checkpoints that know of each other; oldest first."""
+    if len(checkpoints) > 1:
+        run = Run(checkpoints)
+        for one in checkpoints:
+            one.run = run
+        _notice_unfinished(run)
+    return checkpoints
+
+
+def read_units(units: Sequence[Unit], scan: Scan, numbers: bool) -> list[Checkpoint]:  # noqa: FBT001
+    """Reads some checkpoints, several files at once.
+
+    Args:
+        units: The files of each.
+        scan: How to scan.
+        numbers: Whether numbers are read, or only what files say about themselves.
+    """
     plans = [_plan(unit, scan) for unit in units]
     jobs = [replace(job, numbers=numbers) for plan, _ in plans for job in plan]
     parts = scan.each(read_job, jobs)

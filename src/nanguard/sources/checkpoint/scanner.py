@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from nanguard.sources.checkpoint.blob import Blob, read_fully
 from nanguard.sources.checkpoint.inert import DamagedError
-from nanguard.sources.checkpoint.numbers import Numbers, measure
+from nanguard.sources.checkpoint.numbers import Numbers, Tally
 from nanguard.sources.checkpoint.stored import Region, slabs
 
 if TYPE_CHECKING:
@@ -21,8 +21,9 @@ if TYPE_CHECKING:
     from nanguard.sources.checkpoint.stored import Storage, StoredTensor
     from nanguard.sources.scanning import Progress
 
-# A block stays in the second-level cache between being read and being looked at.
-BLOCK = 1 << 19
+# A block stays in the cache between being read and being looked at; smaller ones cost threads more
+# time waiting for each other than they gain.
+BLOCK = 1 << 21
 # What one thread takes on at a time.
 PORTION = 1 << 25
 # Views that look at the same bytes more often than this are looked at together.
@@ -148,17 +149,17 @@ class _Work:
     def _piece(self, piece: _Piece) -> Numbers:
         size, storage, region = piece.dtype.bits // 8, piece.storage, piece.region
         begin = storage.offset + region.start * size
-        total = Numbers()
+        tally = Tally(piece.dtype)
         if region.shape:
             raw = self._read(storage.blob, begin, region.extent * size)
-            raw = _picked(raw, region, size)
-            total.add(measure(_ordered(raw, piece), piece.dtype))
+            tally.take(_ordered(_picked(raw, region, size), piece))
         else:
-            for at in range(0, region.extent * size, BLOCK):
-                raw = self._read(storage.blob, begin + at, min(BLOCK, region.extent * size - at))
-                total.add(measure(_ordered(raw, piece), piece.dtype))
+            end = region.extent * size
+            for at in range(0, end, BLOCK):
+                raw = self._read(storage.blob, begin + at, min(BLOCK, end - at))
+                tally.take(_ordered(raw, piece))
         self._progress(storage.blob.path, region.extent * size)
-        return total
+        return tally.numbers()
 
     def _read(self, blob: Blob, offset: int, size: int) -> NDArray[Any]:
         import numpy as np
@@ -167,7 +168,9 @@ class _Work:
         if buffer is None or buffer.size < size:
             buffer = self._own.buffer = np.empty(max(size, BLOCK), np.uint8)
         part: NDArray[Any] = buffer[:size]
-        got = read_fully(blob, offset, part.data)
+        got = blob.read_into(offset, part.data)
+        if got < size:
+            got += read_fully(blob, offset + got, part[got:].data)
         if got < size:
             raise DamagedError(f"the file ended at byte {offset + got:,} while it was read")
         return part
