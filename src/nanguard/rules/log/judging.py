@@ -73,14 +73,14 @@ def runs_of(series: MetricSeries) -> list[range]:
     count = len(series)
     if len(series.steps) != count or count < 2:
         return [range(count)]
-    cuts, before = [0], series.steps[0]
+    cuts = [0]
     epochs = series.epochs if len(series.epochs) == count else None
-    for index, step in enumerate(series.steps):
-        if step < before / 2 and not (epochs and epochs[index] > epochs[index - 1]):
-            cuts.append(index)
-            if len(cuts) > _MOST_RESTARTS:
-                return [range(count)]
-        before = step
+    for index in series.steps.restarts():
+        if epochs and epochs[index] > epochs[index - 1]:
+            continue
+        cuts.append(index)
+        if len(cuts) > _MOST_RESTARTS:
+            return [range(count)]
     return [range(a, b) for a, b in zip(cuts, [*cuts[1:], count], strict=True)]
 
 

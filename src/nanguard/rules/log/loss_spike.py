@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 
 from nanguard.findings import Severity, name_of
 from nanguard.rules.log.before import moved_before
-from nanguard.rules.log.judging import LogRule, is_game, main_losses, place
+from nanguard.rules.log.judging import LogRule, is_game, main_losses, main_norms, place, same_row
+from nanguard.rules.log.missing import first_bad_norm
 from nanguard.rules.log.watching import drift_of, spikes_of
 from nanguard.rules.rule import Fails, Passes
 
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
 
 # A spike so few entries before a NaN is how the NaN came about, not a finding of its own.
 _EVE = 3
+# What follows so soon after it is its wake.
+_AFTER = 10
 
 
 def _steady(count: int, spike: int = 0) -> str:
@@ -51,22 +54,28 @@ class LossSpike(LogRule):
         bold = is_game(source)
         seen: set[int | None] = set()
         for series in sorted(main_losses(source), key=lambda one: not one.metric.plain):
-            spikes = _own(series, spikes_of(series, positive=False, bold=bold))
+            spikes = _own(source, series, spikes_of(series, positive=False, bold=bold))
             if not spikes or spikes[0].point.step in seen:
                 continue
             seen.add(spikes[0].point.step if spikes[0].point.step is not None else -1)
             yield self.at(source, series, spikes[0].point, _told(source, series, spikes))
 
 
-def _own(series: MetricSeries, spikes: list[Spike]) -> list[Spike]:
-    """Returns the spikes that are not the eve of a NaN nor the beginning of a divergence."""
+def _own(log: Log, series: MetricSeries, spikes: list[Spike]) -> list[Spike]:
+    """Returns the spikes that are no eve of a NaN, no part of it and no divergence."""
     if not spikes:
         return []
-    bad = series.bad()
+    bad = series.bad()[:1]
+    for norms in main_norms(log):
+        first = first_bad_norm(log, norms) if norms.rank == series.rank else None
+        row = same_row(series, first) if first else None
+        if row:
+            bad.append(row.index)
     if bad:
-        spikes = [s for s in spikes if not any(0 < b - s.point.index <= _EVE for b in bad[:1])]
+        nan = min(bad)
+        spikes = [s for s in spikes if s.point.index < nan - _EVE or s.point.index > nan + _AFTER]
     drift = drift_of(series) if spikes else None
-    return [] if drift is not None and spikes[0].point.index > drift[0].index else spikes
+    return [] if drift is not None and spikes[0].point.index >= drift[0].index else spikes
 
 
 def _told(log: Log, series: MetricSeries, spikes: list[Spike]) -> str:

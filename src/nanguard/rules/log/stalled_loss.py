@@ -86,7 +86,8 @@ def _still_from(series: MetricSeries) -> Point | None:
     frozen = count >= max(_LEAST, len(values) // 4) and last > _EARLY * max(values[:start])
     if frozen and len(set(values[start:])) <= 2:
         return series[start]
-    return series[0] if _is_coin(values) else None
+    near = abs(last / _COIN - 1) < 4 * _NEAR_COIN
+    return series[0] if near and _is_coin(values) else None
 
 
 def _is_coin(values: object) -> bool:

@@ -58,10 +58,12 @@ def spikes_of(series: MetricSeries, *, positive: bool, bold: bool) -> list[Spike
 def _spikes_in(
     series: MetricSeries, run: range, stretch: range, *, positive: bool, bold: bool
 ) -> Iterator[Spike]:
-    warmup = max(_LEAST, min(_SETTINGS.spike_warmup, len(run) // 4))
+    # A short log is mostly descent: a window as long as the log would hold its start for usual.
+    size = _SETTINGS.spike_window if positive else min(_SETTINGS.spike_window, len(run) // 8)
+    size = max(_LEAST, size)
     window = SpikeWindow(
-        size=_SETTINGS.spike_window,
-        warmup=warmup,
+        size=size,
+        warmup=max(_LEAST, min(_SETTINGS.spike_warmup, len(run) // 4, size)),
         warn=_SETTINGS.spike_warn,
         act=_SETTINGS.spike_act,
         positive=positive,
@@ -119,9 +121,9 @@ def _block_tops(np: Any, whole: Any, *, positive: bool) -> Any:
     spread = np.maximum(spread, floor)
     # The level of a block is also that of the blocks before: a spike may fill a block.
     low_center = np.minimum(center, np.roll(center, 1))
-    low_spread = np.minimum(spread, np.roll(spread, 1))
-    low_center[0], low_spread[0] = center[0], spread[0]
-    return ~(top <= low_center + 4.5 * low_spread)
+    near_spread = (spread + np.roll(spread, 1)) / 2
+    low_center[0], near_spread[0] = center[0], spread[0]
+    return ~(top <= low_center + 5.0 * near_spread)
 
 
 def drift_of(series: MetricSeries) -> tuple[Point, str] | None:
@@ -134,10 +136,12 @@ def drift_of(series: MetricSeries) -> tuple[Point, str] | None:
 
 
 def _drift_in(series: MetricSeries, run: range) -> tuple[Point, str] | None:
-    block = max(1, min(_SETTINGS.spike_window // 2, len(run) // 16))
+    # Drift is slow: of a long run, every so many values tell as much as all of them.
+    sample = run[:: max(1, len(run) // _LONG)]
+    block = max(1, min(_SETTINGS.spike_window // 2, len(sample) // 16))
     watch = DriftWatch(block=block, growth=3.0)
     told: tuple[Point, str] | None = None
-    for index in run:
+    for index in sample:
         message = watch.accept(series.values[index])
         if message and told is None:
             told = series[_lowest(series, run.start, index) + 1], message

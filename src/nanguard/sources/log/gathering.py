@@ -184,17 +184,20 @@ def _extend_merged(
     series: MetricSeries, which: Which, having: list[Rows], pieces: Pieces | None
 ) -> None:
     """Adds rows of several kinds in the order of their lines."""
-    steps = all(rows.steps is not None for rows in having)
-    epochs = all(rows.epochs is not None for rows in having)
+    values = [rows.columns[which] for rows in having]
     places = sorted(
         (rows.lines[i] if rows.lines else 0, part, i)
         for part, rows in enumerate(having)
-        for i in range(len(rows.columns[which]))
+        for i in range(len(values[part]))
     )
+    steps = [rows.steps for rows in having if rows.steps is not None]
+    epochs = [rows.epochs for rows in having if rows.epochs is not None]
     series.extend(
-        array("d", [having[part].columns[which][i] for _, part, i in places]),
-        compact([having[part].steps[i] for _, part, i in places]) if steps else None,  # type: ignore[index]
-        array("d", [having[part].epochs[i] for _, part, i in places]) if epochs else None,  # type: ignore[index]
+        array("d", [values[part][i] for _, part, i in places]),
+        compact([steps[part][i] for _, part, i in places]) if len(steps) == len(having) else None,
+        array("d", [epochs[part][i] for _, part, i in places])
+        if len(epochs) == len(having)
+        else None,
         _lines(compact([line for line, _, _ in places]), pieces),
     )
 

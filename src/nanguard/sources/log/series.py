@@ -20,6 +20,7 @@ MOST_SERIES = 512
 MOST_NOTES = 10_000
 # Places of numbers that are not finite that are kept; a long run may go on with NaN for ever.
 MOST_BAD = 100_000
+_LARGEST = 3.4e38
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +65,17 @@ class Column:
             self._blocks.append(values)
         self._length += len(values)
 
+    def restarts(self) -> Iterator[int]:
+        """Yields where a value is less than half of the one before it."""
+        for start, block in zip(self._starts, self._blocks, strict=True):
+            if start and block[0] < self[start - 1] / 2:
+                yield start
+            if isinstance(block, range) and block.step > 0:
+                continue
+            for index in range(1, len(block)):
+                if block[index] < block[index - 1] / 2:
+                    yield start + index
+
 
 def compact(values: Sequence[int]) -> Sequence[int]:
     """Returns the same values as a range, or in as few bytes as they need."""
@@ -72,10 +84,15 @@ def compact(values: Sequence[int]) -> Sequence[int]:
     stride = values[1] - values[0] if len(values) > 1 else 1
     if stride:
         regular = range(values[0], values[-1] + (1 if stride > 0 else -1), stride)
-        if len(regular) == len(values) and array("q", regular) == array("q", values):
+        if len(regular) == len(values) and array("q", regular) == _whole(values):
             return regular
     low, high = min(values), max(values)
     return array("I" if low >= 0 and high < 2**32 else "q", values)
+
+
+def _whole(values: Sequence[int]) -> array[int]:
+    exact = isinstance(values, array) and values.typecode == "q"
+    return values if exact else array("q", values)  # type: ignore[return-value]
 
 
 def _continues(first: range, then: range) -> bool:
@@ -159,13 +176,18 @@ class MetricSeries:
 
     def _add_values(self, values: Sequence[float]) -> None:
         if self.values.typecode == "f":
-            narrow = array("f", values)
-            beyond = narrow.count(math.inf) + narrow.count(-math.inf)
-            if not beyond or all(map(math.isinf, (v for v in values if abs(v) > 3e38))):
+            is_narrow = isinstance(values, array) and values.typecode == "f"
+            narrow = values if is_narrow else array("f", values)
+            # What is too large for single precision becomes infinite, and so does the sum.
+            if (
+                is_narrow
+                or math.isfinite(sum(narrow))
+                or not any(math.isfinite(value) and abs(value) > _LARGEST for value in values)
+            ):
                 self.values.extend(narrow)
                 return
             self.values = array("d", self.values)
-        self.values.extend(values)
+        self.values.extend(array("d", values))
 
 
 def _not_finite(values: array[float]) -> list[int]:

@@ -17,7 +17,7 @@ from nanguard.sources.log.shapes import Shape, shape_of
 from nanguard.sources.log.tables import Table, table_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Iterable, Sequence
     from pathlib import Path
 
     from nanguard.sources.log.series import Log, Note
@@ -221,10 +221,15 @@ def _all_numbers(group: tuple[str, ...]) -> bool:
         return False
 
 
-def shaped(shape: Shape, lines: array[int], groups: list[array[float]]) -> Rows:
+def shaped(
+    shape: Shape,
+    lines: Sequence[int],
+    groups: list[array[float]],
+    steps: Sequence[int] | None = None,
+) -> Rows:
     """Returns the rows that a shape's numbers make."""
-    rows = Rows(lines)
-    if shape.step is not None:
+    rows = Rows(lines, steps)
+    if steps is None and shape.step is not None:
         rows.steps = array("q", [whole(v) or 0 for v in groups[shape.step]])
     if shape.epoch is not None:
         rows.epochs = groups[shape.epoch]
@@ -246,11 +251,13 @@ def read_text(path: Path, scan: Scan) -> Log:
     """
     gathering = Gathering(str(path))
     reader = TextReader(gathering)
-    read: Callable[[Stretch], None] = reader.read
     if path.stat().st_size >= _BULK:
         from nanguard.sources.log.bulk import bulk_reader
 
-        read = bulk_reader(reader) or read
+        bulk = bulk_reader(reader)
+        if bulk is not None:
+            bulk.read_all(stretches(path, scan.progress), scan.threads)
+            return gathering.log
     for stretch in stretches(path, scan.progress):
-        read(stretch)
+        reader.read(stretch)
     return gathering.log
