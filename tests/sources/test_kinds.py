@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from nanguard.sources.kinds import FileKind, kind_of
+from nanguard.sources.kinds import FileKind, by_name, kind_of, scanned_as
 
 
 @pytest.mark.parametrize(
@@ -37,3 +37,52 @@ from nanguard.sources.kinds import FileKind, kind_of
 )
 def test_kinds(name: str, head: bytes, kind: FileKind):
     assert kind_of(name, head) is kind
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("model.pth.tar", FileKind.CHECKPOINT),
+        ("train.jsonl.gz", FileKind.DATA),
+        ("src.tar", FileKind.OTHER),
+        ("photo.v2.png", FileKind.OTHER),
+        ("train.log.1", None),
+    ],
+)
+def test_the_inner_ending_counts(name: str, kind: FileKind | None):
+    assert by_name(name) is kind
+
+
+RECORDS = b'{"text": "a", "label": 1}\n{"text": "b", "label": 0}\n'
+STEPS = b"".join(b"step %d loss: 1.5 lr: 0.1\n" % n for n in range(9))
+
+
+@pytest.mark.parametrize(
+    ("name", "head", "kind"),
+    [
+        ("a.jsonl", RECORDS, FileKind.DATA),
+        ("a.csv", b"text,label\nx,1\ny,0\n", FileKind.DATA),
+        ("a", b"\x93NUMPY\x01\x00v\x00{'descr': '<f4'}", FileKind.DATA),
+        ("history.csv", b"epoch,loss,val_loss\n1,0.5,0.6\n2,0.4,0.5\n", FileKind.LOG),
+        ("m.jsonl", b'{"step": 1, "loss": 2.0}\n{"step": 2, "loss": 1.0}\n', FileKind.LOG),
+        ("trainer_state.json", b'{"log_history": [{"loss": 1.0, "step": 1}]}', FileKind.LOG),
+        ("train.log", STEPS, FileKind.LOG),
+        ("out.txt", STEPS, FileKind.LOG),
+        ("train.log.1", STEPS, FileKind.LOG),
+        ("model.pt", b"PK\x03\x04" + bytes(64), FileKind.CHECKPOINT),
+        ("model.safetensors.index.json", b'{"weight_map": {}}', FileKind.CHECKPOINT),
+        ("ds.json", b'{"fp16": {"enabled": true}, "optimizer": {"type": "AdamW"}}', None),
+        ("config.json", b'{"model_type": "gpt2", "vocab_size": 50257}\n', None),
+        ("tokenizer.json", b'{"version": "1.0", "model": {"vocab": {}}}', None),
+        ("package.json", b'{\n "name": "x"\n}\n', None),
+        ("<stdin>", b'{"learning_rate": 0.1, "optimizer": "adam"}\n', None),
+        ("x.json", b'{"cells": [{"cell_type": "code"}], "nbformat": 4}', None),
+        ("c.yaml", b"lr: 0.1\n", None),
+        ("tool", b"#!/usr/bin/env python\nprint('step 1 loss 2')\n" * 5, None),
+        ("requirements.txt", b"torch==2.1\nnumpy>=1\n", None),
+        ("Makefile", b"all:\n\techo loss=3\n", None),
+        ("empty", b"", None),
+    ],
+)
+def test_who_reads_a_file(name: str, head: bytes, kind: FileKind | None):
+    assert scanned_as(name, head) is kind

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 import sys
 from contextlib import nullcontext, redirect_stdout
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from nanguard.cli.printing import print_report, rendered
 from nanguard.engine.check import Check, Plan
 from nanguard.engine.expecting import expected_also
 from nanguard.engine.pool import processors
@@ -97,6 +96,8 @@ def run_check(asked: Asked) -> int:
             where="nanguard check --fix",
             do="Copy them here first.",
         )
+    if asked.watch:
+        return _watched(asked)
     project = find_project(_start(asked.paths))
     baseline = _baseline(asked, project)
     # Ray speaks on standard output, which belongs to the report.
@@ -110,7 +111,7 @@ def run_check(asked: Asked) -> int:
         from nanguard.cli.listing import answered
 
         told, code = answered(asked, check, asked.fail_on or project.fail_on)
-        _print(asked, told)
+        print_report(asked, told)
         return code
     if asked.fix or asked.diff:
         from nanguard.engine.fixing import Fixing
@@ -120,8 +121,19 @@ def run_check(asked: Asked) -> int:
         return _write_baseline(asked.write_baseline, outcome)
     if baseline is not None:
         _compare(outcome, baseline, check)
-    _print(asked, _rendered(asked, outcome))
+    print_report(asked, rendered(asked, outcome))
     return exit_code(outcome, asked.fail_on or project.fail_on)
+
+
+def _watched(asked: Asked) -> int:
+    from nanguard.cli.progress import Progress
+    from nanguard.cli.watching import Watching, refuse_what_cannot_be_watched
+
+    refuse_what_cannot_be_watched(asked)
+    project = find_project(_start(asked.paths))
+    plan = _plan(asked, project, Progress(quiet=True))
+    found = Watching(plan, asked.form, asked.quiet).run(asked.paths)
+    return exit_code(found, asked.fail_on or project.fail_on)
 
 
 def exit_code(outcome: Outcome, fail_on: str) -> int:
@@ -202,53 +214,6 @@ def _compare(outcome: Outcome, baseline: Baseline, check: Check) -> None:
     selection = check.plan.selection
     names = [rule.name for kind in KINDS for rule in selection.rules(kind)]
     outcome.stale = baseline.stale(found, outcome.checked, [*names, UNUSED_IGNORE[1]])
-
-
-def _print(asked: Asked, told: str) -> None:
-    if asked.output is not None:
-        from nanguard.engine.writing import write_atomically
-
-        try:
-            write_atomically(asked.output, told.encode("utf-8", "backslashreplace"))
-        except OSError as error:
-            raise UsageError(
-                f"the report cannot be written: {error.strerror}.",
-                where=str(asked.output),
-                do="Choose another file for --output.",
-            ) from error
-        return
-    if hasattr(sys.stdout, "reconfigure"):
-        sys.stdout.reconfigure(errors="backslashreplace")
-    try:
-        sys.stdout.write(told)
-        sys.stdout.flush()
-    except BrokenPipeError:
-        # Whoever reads has read enough; what Python still wants to write goes nowhere.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-
-
-def _rendered(asked: Asked, outcome: Outcome) -> str:
-    if asked.form == "json":
-        from nanguard.report.findings_json import as_json
-
-        return as_json(outcome)
-    if asked.form == "sarif":
-        from nanguard.cli.rulepages import sentences
-        from nanguard.report.sarif import as_sarif
-
-        return as_sarif(outcome, sentences())
-    if asked.form == "github":
-        from nanguard.report.github import as_github
-
-        return as_github(outcome)
-    from nanguard.report.findings_text import Page, brief
-
-    if asked.quiet:
-        return brief(outcome)
-    terminal = asked.output is None and sys.stdout.isatty()
-    plain = "NO_COLOR" in os.environ or os.environ.get("TERM") == "dumb"
-    width = shutil.get_terminal_size((100, 25)).columns
-    return Page(outcome, colour=terminal and not plain, width=width).render()
 
 
 def _nothing_there(paths: tuple[str, ...], outcome: Outcome) -> UsageError:

@@ -139,7 +139,7 @@ class Bench:
         done: set[str] = set()
         try:
             for source in self._opened(paths, requests):
-                for outcome in self._judged(source):
+                for outcome in self.judged(source):
                     done.add(outcome.path)
                     yield outcome
         except Exception as error:  # noqa: BLE001 - the other files have to be checked
@@ -172,7 +172,7 @@ class Bench:
             if not _is_in(path, done) and path not in pointed:
                 yield from self.outcomes([path])
 
-    def _judged(self, source: Any) -> Iterator[FileOutcome]:
+    def judged(self, source: Any) -> Iterator[FileOutcome]:
         """Yields what rules say about a source, and what became of its files."""
         broken = dict(problems_of(source))
         findings, failed = judge(self.rules, source, str(source.path))

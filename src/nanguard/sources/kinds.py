@@ -124,14 +124,10 @@ def scanned_as(path: str, head: bytes) -> FileKind | None:
     if kind_of(path, head[:HEAD]) not in SCANNED:
         if not may_be_scanned(path) or _SHEBANG.match(head):
             return None
-        if by_name(path) is None and not head.strip():
+        if kind_of(path, head[:HEAD]) is FileKind.NOTEBOOK or not head.strip():
             return None
     for kind, name in SCANNED.items():
-        try:
-            known = reader(name)
-        except ModuleNotFoundError:
-            continue
-        if known.recognises(Path(path), head):
+        if reader(name).recognises(Path(path), head):
             return kind
     return None
 

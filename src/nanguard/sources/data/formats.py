@@ -117,10 +117,10 @@ def _is_polars(error: BaseException) -> bool:
 
 
 def _objects(head: bytes) -> bool:
-    """Returns whether the first lines are JSON objects, one in each."""
+    """Returns whether the first lines are JSON objects, one in each; a single one is a setting."""
     lines = [line for line in head.splitlines()[:3] if line.strip()]
     return (
-        bool(lines)
+        len(lines) > 1
         and all(line.strip().startswith(b"{") for line in lines)
         and (lines[0].rstrip().endswith(b"}"))
     )
