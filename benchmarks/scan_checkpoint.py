@@ -4,7 +4,7 @@
 
 Everything is a ratio within one run, with files in the page cache: the scan of a file against
 ``torch.load`` of the same tensors and ``any(torch.isnan(p).any() ...)``, and against reading the
-file once with 1 MiB reads. The aims: 15 times torch, 0.6 of reading, 300 MB over the start for 8 GB.
+file once with 1 MiB reads. The aims: 15 times torch, 0.6 of reading, 300 MB for 8 GB.
 """
 
 from __future__ import annotations

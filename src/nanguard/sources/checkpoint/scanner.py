@@ -26,8 +26,10 @@ if TYPE_CHECKING:
 BLOCK = 1 << 21
 # What one thread takes on at a time.
 PORTION = 1 << 25
-# Views that look at the same bytes more often than this are looked at together.
+# Views that look at the same numbers more often than this, or at the same stretch more often than
+# that, are looked at together.
 OVERLAP = 2
+STRETCHES = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,9 +100,11 @@ def _place(tensor: StoredTensor) -> tuple[int, int, str]:
 def _shared(regions: set[Region]) -> Region | None:
     start = min(region.start for region in regions)
     end = max(region.start + region.extent for region in regions)
-    if sum(region.extent for region in regions) <= OVERLAP * (end - start):
+    span = end - start
+    numbers = sum(region.count for region in regions) <= OVERLAP * span
+    if numbers and sum(region.extent for region in regions) <= STRETCHES * span:
         return None
-    return Region(start, end - start)
+    return Region(start, span)
 
 
 def _split(view: int, storage: Storage, dtype: Dtype, region: Region) -> Iterator[_Piece]:

@@ -124,21 +124,23 @@ class _Archived(_Outside):
             entry = self.entries.get(name)
             if entry is None:
                 raise DamagedError(f"{name} is not in the archive")
-            self.room -= entry.packed
-            if self.room < 0:
-                raise TooLargeError("files of the archive lie on top of each other")
-            if entry.method:
-                self.unpacked += entry.size
-                if self.unpacked > MAX_UNPACKED:
-                    raise TooLargeError("the archive is compressed, which torch never does")
-                self.known[name] = Storage(unpacked(self.archive, entry), 0, entry.size)
-            else:
-                begin = data_offset(self.archive, entry)
-                self.known[name] = Storage(self.archive, begin, entry.packed, self.swapped)
+            self.known[name] = self._file(entry)
         found = self.known[name]
         if found.nbytes < nbytes:
             raise DamagedError(f"{name} has {found.nbytes:,} bytes of {nbytes:,}")
         return found
+
+    def _file(self, entry: Entry) -> Storage:
+        begin = data_offset(self.archive, entry)
+        self.room -= entry.packed
+        if self.room < 0:
+            raise TooLargeError("files of the archive lie on top of each other")
+        if not entry.method:
+            return Storage(self.archive, begin, entry.packed, self.swapped)
+        self.unpacked += entry.size
+        if self.unpacked > MAX_UNPACKED:
+            raise TooLargeError("the archive is compressed, which torch never does")
+        return Storage(unpacked(self.archive, entry), 0, entry.size, self.swapped)
 
 
 def _archive(blob: Blob, nesting: _Nesting) -> TorchFile:
