@@ -16,6 +16,7 @@ import pytest
 
 from nanguard.errors import SourceError
 from tests.engine.plugin import check, reasons, told
+from tests.engine.test_ray import needs_ray
 from tests.engine.test_scans import project, records, safetensors, shown
 
 if TYPE_CHECKING:
@@ -117,6 +118,19 @@ def test_a_folder_of_a_bucket_is_checked_like_any_other(
     assert said["s3://bucket/runs/7/out/checkpoint-200"] == "1 files of step 200"
     assert list(reasons(report)) == ["other files"]
     assert not list(tmp_path.glob("nanguard-*"))
+
+
+@needs_ray
+def test_workers_of_a_cluster_fetch_for_themselves(
+    tmp_path: Path, bucket: dict[str, str], shown: Path
+):
+    words = ("s3://bucket/runs/7/lists", "--select", "TST", "--engine", "ray")
+    report = told(*words, cwd=tmp_path, plugin=shown, RAY_ADDRESS="local", **bucket)
+    (finding,) = report["findings"]
+    assert finding["message"] == (
+        "s3://bucket/runs/7/lists/large.jsonl: 90000, "
+        "s3://bucket/runs/7/lists/train.jsonl: 40 of None classes"
+    )
 
 
 def test_files_patterns_and_what_is_not_there(tmp_path: Path, bucket: dict[str, str], shown: Path):
