@@ -14,6 +14,7 @@ from nanguard.settings import Settings
 
 if TYPE_CHECKING:
     from nanguard.guard import Guard
+    from nanguard.loader import check_loader
 
 __version__ = "0.1.0"
 
@@ -25,9 +26,10 @@ __all__ = [
     "Settings",
     "Severity",
     "__version__",
+    "check_loader",
 ]
 
-_LAZY = {"Guard": "nanguard.guard"}
+_LAZY = {"Guard": "nanguard.guard", "check_loader": "nanguard.loader"}
 
 
 def __getattr__(name: str) -> Any:

@@ -73,17 +73,13 @@ class ExtremeFeatureScale(DataRule):
         largest, usual = column.magnitude, column.usual
         if column.count < _MIN_ROWS or not usual:
             return None
-        base = column.name.partition("[")[0]
-        if is_aside(base) and largest < _SQUARES_OVERFLOW:
+        aside = is_aside(column.name.partition("[")[0])
+        if aside and (column.whole or largest < _SQUARES_OVERFLOW):
             return None
-        if column.whole and is_aside(base):
-            return None
-        if largest >= (_LARGE_WHOLE if column.whole else _LARGE) and largest >= _APART * usual:
+        if _stands_out(column):
             return f"the largest value is {shown(largest)}, others are about {shown(usual)}"
         if column.whole or _is_moment(column):
             return None
-        if largest >= _LARGE / 10 and largest >= _APART / 10 * usual and column.apart >= _FAR:
-            return f"the largest value is {shown(largest)}, others are about {shown(usual)}"
         if largest >= _SQUARES_OVERFLOW:
             return f"values are as large as {shown(largest)}; their squares overflow"
         others = usual_elsewhere(column, columns)
@@ -94,6 +90,16 @@ class ExtremeFeatureScale(DataRule):
         if largest < _TINY and others > _TINY / 1e-12:
             return f"no value is larger than {shown(largest)}; squares are 0 in single precision"
         return None
+
+
+def _stands_out(column: Numbers) -> bool:
+    """Returns whether the largest number is beyond what others of its column let expect."""
+    largest, usual = column.magnitude, column.usual
+    if column.whole:
+        return largest >= _LARGE_WHOLE and largest >= _APART * usual
+    if column.apart >= _FAR:
+        return largest >= _LARGE / 10 and largest >= _APART / 10 * usual
+    return largest >= _LARGE and largest >= _APART * usual and not _is_moment(column)
 
 
 def _is_moment(column: Numbers) -> bool:

@@ -83,30 +83,41 @@ def _as_list(column: Column) -> Column:
 
 
 def _labels(array: Array, watch: Watch, done: _Progress) -> Labels:
+    labels = Labels(array.name, many=len(array.shape) > 1)
+    for first, block in done.blocks(array):
+        add_labels(labels, block, first, watch)
+    return labels
+
+
+def add_labels(labels: Labels, block: Any, first: int, watch: Watch) -> None:
+    """Counts a block of labels, a NumPy array whose rows are records.
+
+    Args:
+        labels: What was counted so far.
+        block: The labels.
+        first: The record of the first row.
+        watch: What to look out for.
+    """
     import numpy as np
 
-    labels = Labels(array.name, many=len(array.shape) > 1)
-    width = math.prod(array.shape[1:]) or 1
-    for first, block in done.blocks(array):
-        flat = block.reshape(-1)
-        if array.kind == "f":
-            flat = _finite(flat, labels, first, width)
-        if array.kind not in "iufb" or labels.overflowed:
-            continue
-        known = flat[np.isfinite(flat)] if array.kind == "f" else flat
-        values, counts = np.unique(known, return_counts=True)
-        if len(values) > MANY and array.kind == "f":
-            labels.overflowed = True
-            labels.total += int(known.size)
-            labels.fractional += int((known != np.round(known)).sum())
-            continue
-        for value, count in zip(values.tolist(), counts.tolist(), strict=True):
-            label = label_of(None, value)
-            wanted = MAX_PLACES if watch.suspects(label) else 1
-            at = _first(flat, value, wanted)
-            places = [Place(first + p // width, None, str(value)) for p in at]
-            labels.add(label, count, places)
-    return labels
+    width = math.prod(block.shape[1:]) or 1
+    flat, kind = block.reshape(-1), block.dtype.kind
+    if kind not in "iufb" or labels.overflowed:
+        return
+    if kind == "f":
+        _note_missing(flat, labels, first, width)
+    known = flat[np.isfinite(flat)] if kind == "f" else flat
+    values, counts = np.unique(known, return_counts=True)
+    if len(values) > MANY and kind == "f":
+        labels.overflowed = True
+        labels.total += int(known.size)
+        labels.fractional += int((known != np.round(known)).sum())
+        return
+    for value, count in zip(values.tolist(), counts.tolist(), strict=True):
+        label = label_of(None, value)
+        wanted = MAX_PLACES if watch.suspects(label) else 1
+        at = _first(flat, value, wanted)
+        labels.add(label, count, [Place(first + p // width, None, str(value)) for p in at])
 
 
 def _first(flat: Any, value: Any, wanted: int) -> list[int]:
@@ -118,7 +129,7 @@ def _first(flat: Any, value: Any, wanted: int) -> list[int]:
     return [int(at) for at in np.flatnonzero(flat == value)[:wanted]]
 
 
-def _finite(flat: Any, labels: Labels, first: int, width: int) -> Any:
+def _note_missing(flat: Any, labels: Labels, first: int, width: int) -> None:
     """Notes labels that are NaN, which stands for none, and infinite ones."""
     import numpy as np
 
@@ -127,31 +138,37 @@ def _finite(flat: Any, labels: Labels, first: int, width: int) -> Any:
         for at in bad[:MAX_PLACES]:
             places.add(Place(first + int(at) // width, None, str(float(flat[at]))), 0)
         places.count += int(bad.size)
-    return flat
 
 
 def _tokens(array: Array, watch: Watch, done: _Progress, *, targets: bool) -> Tokens:
+    tokens = Tokens(array.name, targets=targets)
+    for first, block in done.blocks(array):
+        add_tokens(tokens, block, first, watch)
+    return tokens
+
+
+def add_tokens(tokens: Tokens, block: Any, first: int, watch: Watch) -> None:
+    """Counts a block of token ids, a NumPy array whose rows are records."""
     import numpy as np
 
-    tokens = Tokens(array.name, targets=targets)
     size = watch.expected.vocabulary
-    width = math.prod(array.shape[1:]) or 1
-    for first, block in done.blocks(array):
-        flat = block.reshape(-1)
-        low, high = int(flat.min()), int(flat.max())
-        tokens.widen(low, high, int(flat.size))
-        if low >= 0 and (size is None or high < size):
-            continue
-        wrong = flat < 0
-        if size is not None:
-            wrong |= flat >= size
-        if targets:
-            wrong &= ~np.isin(flat, list(watch.ignored))
-        bad = np.flatnonzero(wrong)
-        for at in bad[:MAX_PLACES]:
-            tokens.outside.add(Place(first + int(at) // width, None, str(int(flat[at]))), 0)
-        tokens.outside.count += int(bad.size)
-    return tokens
+    width = math.prod(block.shape[1:]) or 1
+    flat = block.reshape(-1)
+    if not flat.size:
+        return
+    low, high = int(flat.min()), int(flat.max())
+    tokens.widen(low, high, int(flat.size))
+    if low >= 0 and (size is None or high < size):
+        return
+    wrong = flat < 0
+    if size is not None:
+        wrong |= flat >= size
+    if tokens.targets:
+        wrong &= ~np.isin(flat, list(watch.ignored))
+    bad = np.flatnonzero(wrong)
+    for at in bad[:MAX_PLACES]:
+        tokens.outside.add(Place(first + int(at) // width, None, str(int(flat[at]))), 0)
+    tokens.outside.count += int(bad.size)
 
 
 def _feature(array: Array, ledger: Ledger, done: _Progress) -> None:

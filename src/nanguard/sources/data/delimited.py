@@ -9,7 +9,7 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from nanguard.sources.data.blocks import Block, blocks_of, in_order, parts_of
+from nanguard.sources.data.blocks import Block, blocks_of, in_order, line_count, parts_of
 from nanguard.sources.data.frames import FrameReader, one_per_record
 from nanguard.sources.data.ledger import Ledger
 from nanguard.sources.data.roles import Column, Roles, roles_of
@@ -197,7 +197,7 @@ class _Reader:
     def _fast(self, data: bytes) -> Ledger:
         import polars as pl
 
-        lines = data.count(b"\n") + (not data.endswith(b"\n"))
+        lines = line_count(data)
         gaps = lines * (len(self.layout.names) - 1)
         if b'"' not in data and data.count(self.layout.delimiter.encode()) != gaps:
             raise _UnevenError

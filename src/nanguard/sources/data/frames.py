@@ -72,13 +72,15 @@ class FrameReader:
 
         name, group = column.name, self.roles.group
         labels = Labels(name, many=column.depth > 0)
-        for row in frame.filter(pl.col(name).is_null())[_ROW].head(MAX_PLACES):
-            labels.missing.first.append(self._place(row))
         labels.missing.count = frame[name].null_count()
+        if labels.missing.count:
+            for row in frame.filter(pl.col(name).is_null())[_ROW].head(MAX_PLACES):
+                labels.missing.first.append(self._place(row))
         frame = frame.select(_ROW, name, *([group] if group else []))
         while isinstance(frame.schema[name], (pl.List, pl.Array)):
             frame = frame.explode(name)
-        frame = frame.filter(pl.col(name).is_not_null())
+        if frame[name].null_count():
+            frame = frame.filter(pl.col(name).is_not_null())
         if frame.schema[name].is_float():
             frame = self._finite(frame, labels)
             if self._measured(frame[name], labels):
@@ -86,11 +88,11 @@ class FrameReader:
         elif not (frame.schema[name].is_integer() or frame.schema[name] in _words()):
             return labels
         keys = [name, group] if group else [name]
-        table = frame.group_by(keys).agg(pl.len().alias("__n"), pl.col(_ROW).min())
-        for row in table.sort(_ROW).iter_rows(named=True):
-            label = label_of(row[group] if group else None, row[name])
-            places = self._label_places(frame, label, name, row[_ROW])
-            labels.add(label, row["__n"], places)
+        counted = frame.lazy().group_by(keys).agg(pl.len().alias("__n"), pl.col(_ROW).min())
+        table = counted.collect(engine="streaming")
+        for value, *named, count, first in table.sort(_ROW).iter_rows():
+            label = label_of(named[0] if named else None, value)
+            labels.add(label, count, self._label_places(frame, label, name, first))
         return labels
 
     def _finite(self, frame: pl.DataFrame, labels: Labels) -> pl.DataFrame:

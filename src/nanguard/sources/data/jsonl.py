@@ -6,9 +6,18 @@ import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from nanguard.sources.data.blocks import Block, blocks_of, in_order, line_starts, parts_of
+from nanguard.sources.data.blocks import (
+    Block,
+    blocks_of,
+    in_order,
+    line_count,
+    line_starts,
+    parts_of,
+)
 from nanguard.sources.data.frames import FrameReader, Lines, one_per_record
+from nanguard.sources.data.labels import Label, Labels
 from nanguard.sources.data.ledger import Ledger
+from nanguard.sources.data.places import Place
 from nanguard.sources.data.roles import Column, Roles, roles_of
 from nanguard.sources.data.rows import RowReader
 from nanguard.sources.data.samples import columns_of
@@ -23,6 +32,7 @@ if TYPE_CHECKING:
 SAMPLE_LINES = 200
 SLOW = 256 << 10  # a block of this size that polars refuses is read line by line
 PARTS = 8
+_ROW, _COUNT = "__row", "__count"
 
 
 def read_jsonl(path: Path, watch: Watch, scan: Scan) -> tuple[Ledger, Roles]:
@@ -103,10 +113,12 @@ class _Reader:
         schema |= {column.name: _number(column) for column in self.roles.features}
         if not schema and self.roles.names:
             schema = {self.roles.names[0]: pl.String()}
-        if not schema or not data.strip():
+        if not schema or not data or data.isspace():
             return self._slow(data)
+        lines = line_count(data)
+        if (counted := self._counted(data, schema, lines)) is not None:
+            return counted
         frame = pl.read_ndjson(data, schema=schema)
-        lines = data.count(b"\n") + (not data.endswith(b"\n"))
         line_of: Lines = one_per_record
         if frame.height != lines:
             filled = _filled(data)
@@ -116,6 +128,32 @@ class _Reader:
         ledger = FrameReader(self.roles, self.watch, line_of).read(frame)
         ledger.lines = lines
         return ledger
+
+    def _counted(self, data: bytes, schema: dict[str, Any], lines: int) -> Ledger | None:
+        """Returns what a block holds that has nothing but labels, all of them as they should be.
+
+        Counting while parsing saves a third of the time; None where places are worth noting.
+        """
+        import polars as pl
+
+        label, group = self.roles.label, self.roles.group
+        others = self.roles.features or self.roles.tokens or self.roles.targets
+        if label is None or others or label.shape != "int":
+            return None
+        keys = [label.name, group] if group else [label.name]
+        rows = pl.scan_ndjson(data, schema=schema, row_index_name=_ROW)
+        table = rows.group_by(keys).agg(pl.len().alias(_COUNT), pl.col(_ROW).min())
+        labels = Labels(label.name)
+        for value, *named, count, first in table.collect(engine="streaming").sort(_ROW).iter_rows():
+            if value is None:
+                return None
+            one = Label(named[0] if named else None, "int", value)
+            if self.watch.suspects(one):
+                return None
+            labels.add(one, count, [Place(first, first + 1, str(value))])
+        if labels.total != lines:
+            return None
+        return Ledger(records=lines, lines=lines, labels=labels)
 
     def _columns(self) -> Iterator[Column]:
         roles = self.roles

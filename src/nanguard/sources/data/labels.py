@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
-from nanguard.sources.data.places import Place, Places
+from nanguard.sources.data.places import MAX_PLACES, Place, Places
 
 Kind = Literal["int", "float", "text", "bool"]
 Value = int | float | str | bool
@@ -74,7 +74,8 @@ class Labels:
                 self.overflowed = True
                 return
             known = self.seen[label] = Places()
-        known.merge(Places(count, places), 0, 0)
+        known.count += count
+        known.first += places[: max(0, MAX_PLACES - len(known.first))]
 
     def merge(self, other: Labels, records: int, lines: int) -> None:
         """Takes over what was seen in the part of the file that follows."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 MAX_PLACES = 5
 
@@ -24,7 +24,7 @@ class Place:
     def shifted(self, records: int, lines: int) -> Place:
         """Returns the place in a file that has records and lines before this part of it."""
         line = None if self.line is None else self.line + lines
-        return replace(self, record=self.record + records, line=line)
+        return Place(self.record + records, line, self.value)
 
 
 @dataclass(slots=True)
@@ -34,10 +34,12 @@ class Places:
     Attributes:
         count: How often.
         first: The first few places, in order.
+        unit: What a record is called where it has no line.
     """
 
     count: int = 0
     first: list[Place] = field(default_factory=list)
+    unit: str = "record"
 
     def add(self, place: Place, count: int = 1) -> None:
         """Notes a place that stands for a number of them."""
@@ -49,7 +51,8 @@ class Places:
         """Takes over what was seen in the part of the file that follows."""
         self.count += other.count
         room = MAX_PLACES - len(self.first)
-        self.first += [place.shifted(records, lines) for place in other.first[: max(room, 0)]]
+        if room > 0:
+            self.first += [place.shifted(records, lines) for place in other.first[:room]]
 
     @property
     def line(self) -> int | None:
@@ -61,7 +64,7 @@ class Places:
         lines = [place.line for place in self.first]
         if any(line is None for line in lines):
             shown = list(dict.fromkeys(place.record for place in self.first))
-            word = "record"
+            word = self.unit
         else:
             shown = list(dict.fromkeys(line for line in lines if line is not None))
             word = "line"
@@ -74,4 +77,5 @@ class Places:
 def merged(groups: list[Places]) -> Places:
     """Returns what several groups saw in one file, in the order of its records."""
     first = sorted((place for group in groups for place in group.first), key=lambda p: p.record)
-    return Places(sum(group.count for group in groups), first[:MAX_PLACES])
+    unit = next((group.unit for group in groups), "record")
+    return Places(sum(group.count for group in groups), first[:MAX_PLACES], unit)

@@ -39,7 +39,7 @@ class Watch:
         if self.measured or label.kind in ("text", "bool"):
             return False
         value = float(label.value)
-        if value in self.ignored:
+        if label.value in self.ignored:
             return False
         known = self.classes(label.group)
         return value < 0 or not value.is_integer() or (known is not None and value >= known)
