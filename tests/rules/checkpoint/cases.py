@@ -191,6 +191,20 @@ def large_but_meant(f):
 
 
 @case()
+def statistics_of_observations(f):
+    save(
+        {"policy": weights(), "obs_rms": {"mean": torch.ones(3) * 2e5, "var": torch.ones(3) * 4e8}},
+        f / "agent.pt",
+    )
+
+
+@case()
+def half_precision_fill(f):
+    fill = torch.finfo(torch.float16).min
+    safetensors(f / "m.safetensors", {"attn.bias": torch.full((1, 1, 4, 4), fill).triu(1).half()})
+
+
+@case()
 def edge_of_half(f):
     safetensors(f / "m.safetensors", weights(out__weight=65504.0, fc__weight=-65504.0))
 
@@ -373,6 +387,28 @@ def nan_in_a_mask(f):
 
 
 @case("non-finite-weight")
+def inf_in_a_mask_token(f):
+    save({**weights(), "mask_token": torch.full((1, 1, 8), -INF)}, f / "mae.pt")
+
+
+@case("non-finite-weight")
+def a_whole_layer_of_minus_inf(f):
+    save({"proj.weight": torch.full((4, 4), -INF)}, f / "m.pt")
+
+
+@case("non-finite-ema")
+def average_kept_by_a_callback(f):
+    ema = {"ema_state_dict": weights(fc__weight=NAN)}
+    save({"state_dict": weights(), "callbacks": {"WeightAveraging": ema}}, f / "c.ckpt")
+
+
+@case("non-finite-ema")
+def average_kept_within_a_model(f):
+    state = {**weights(), **{f"ema.{k}": v for k, v in weights(fc__weight=NAN).items()}}
+    save({"model": state}, f / "c.pt")
+
+
+@case("non-finite-weight")
 def inf_among_zeros_of_a_bias(f):
     bias = torch.zeros(8)
     bias[3] = INF
@@ -521,6 +557,11 @@ def exploded(f):
 @case("exploded-weight", tolerated=("overflows-half-precision",))
 def exploded_fp64(f):
     save({"fc.weight": torch.tensor([1.0, 1e200], dtype=torch.float64)}, f / "m.pt")
+
+
+@case("exploded-weight", tolerated=("overflows-half-precision",))
+def exploded_statistics(f):
+    save(weights(norm__running_var=1e20), f / "m.pth")
 
 
 # ------------------------------------------------------------------ not whole

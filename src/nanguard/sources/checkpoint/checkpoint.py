@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 # Weights beyond this are not learned any more, whatever their type.
 EXPLODED = 1e6
+# Half of what fp16 can hold.
+NEARLY_HALF = 32768
 _COUNTERS = ("global_step", "step", "steps", "iteration", "iter", "it", "num_updates", "epoch")
 
 
@@ -49,12 +51,12 @@ class Checkpoint:
             what = "Its numbers were not read: the run has too many checkpoints to read them all."
             return SourceError(what, where=self.path, do="Name it alone to have it checked.")
         for part in self.parts:
-            if part.not_checked is not None:
-                return SourceError(
-                    f"Not checked: {part.not_checked}.",
-                    where=part.path,
-                    do="Look at the file with the library that wrote it.",
-                )
+            why = part.not_checked
+            if why is None and part.unread:
+                why = f"{part.unread:,} tensors are stored in a way that is not known"
+            if why is not None:
+                do = "Look at the file with the library that wrote it."
+                return SourceError(f"Not checked: {why}.", where=part.path, do=do)
         return None
 
     @property
@@ -144,10 +146,9 @@ def _bad_scalars(part: Part) -> bool:
 
 
 def _explodes(tensor: Measured) -> bool:
-    if tensor.large_meant:
-        return False
     largest = tensor.numbers.largest
-    if tensor.dtype == "float16":
-        return largest >= 32768
-    running = tensor.name.rsplit(".", 1)[-1].startswith("running_")
-    return largest > (EXPLODED**2 if running else EXPLODED)
+    if largest <= NEARLY_HALF or tensor.large_meant:
+        return False
+    if tensor.dtype == "float16":  # where nothing can be much larger
+        return tensor.name.endswith("weight")
+    return largest > EXPLODED

@@ -81,7 +81,6 @@ _COUNTER = frozenset(
         "seen",
         "iteration",
         "epoch",
-        "running",
         "frequency",
         "freq",
         "freqs",
@@ -107,7 +106,10 @@ _COUNTER = frozenset(
     ]
 )
 _LOG = frozenset({"prob", "probs", "prior", "likelihood"})
-_LEARNED = frozenset({"weight", "bias"})
+_STATISTIC = frozenset({"running", "mean", "var", "variance", "std", "rms", "sum", "moment"})
+# What makes a parameter of something that is otherwise called like a mask or a bound.
+_LEARNED = frozenset({"weight", "kernel", "token", "embed", "embedding", "proj", "rank", "gamma"})
+MAX_STATISTIC = 1e12
 
 
 def infinities_meant(name: str, shape: tuple[int, ...], numbers: Numbers) -> bool:
@@ -121,13 +123,13 @@ def infinities_meant(name: str, shape: tuple[int, ...], numbers: Numbers) -> boo
         shape: Its shape.
         numbers: Its numbers.
     """
-    if numbers.nan or not numbers.nonfinite:
-        return False
     leaf = words(name.rsplit(".", 1)[-1])
+    if numbers.nan or not numbers.nonfinite or leaf & _LEARNED:
+        return False
     if leaf & (_MASK | _BOUND | _SCHEDULE) or ("log" in leaf and leaf & _LOG):
         return True
     # A mask by what it holds: minus infinity on one single value.
-    blank = numbers.low >= numbers.high
+    blank = numbers.low == numbers.high
     return len(shape) >= 2 and not numbers.above and numbers.below > 1 and blank
 
 
@@ -140,10 +142,11 @@ def large_values_meant(name: str, shape: tuple[int, ...], numbers: Numbers) -> b
         numbers: Its numbers.
     """
     leaf = words(name.rsplit(".", 1)[-1])
-    if leaf & _LEARNED and not leaf & _MASK:
-        return _filled(shape, numbers)
-    meant = _MASK | _BOUND | _SCHEDULE | _COUNTER
-    return bool(leaf & meant) or not shape or _filled(shape, numbers)
+    if leaf & _LEARNED:
+        return False
+    if leaf & (_MASK | _BOUND | _SCHEDULE | _COUNTER) or not shape or _filled(shape, numbers):
+        return True
+    return bool(leaf & _STATISTIC) and numbers.largest <= MAX_STATISTIC
 
 
 def _filled(shape: tuple[int, ...], numbers: Numbers) -> bool:
@@ -151,6 +154,6 @@ def _filled(shape: tuple[int, ...], numbers: Numbers) -> bool:
     return (
         len(shape) >= 2
         and numbers.beyond > 1
-        and numbers.outer[0] >= numbers.outer[1]
+        and numbers.outer[0] == numbers.outer[1]
         and numbers.inner[0] == numbers.inner[1]
     )

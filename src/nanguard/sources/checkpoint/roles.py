@@ -8,7 +8,6 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
     from pathlib import PurePath
 
 _WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
@@ -142,16 +141,17 @@ def role_of(keys: tuple[str, ...], *, dimensions: int, optimizer: bool, file: Ro
     if optimizer:
         return Role.OPTIMIZER
     leaf = keys[-1].split(".") if keys else [""]
-    found = _first(_container(words(key)) for key in keys[:-1]) or _first(map(_flat, leaf[:-1][:2]))
-    if found is not None:
-        return found
-    if leaf[-1] in _MOMENTS:
+    above = [_container(words(key)) for key in keys[:-1]] + [_flat(part) for part in leaf[:-1][:2]]
+    first = next((role for role in above if role is not None), None)
+    if first in (None, Role.WEIGHT, Role.RECORD):
+        # An average may be kept within a model, or by a callback.
+        average = Role.EMA in above or any(words(part) & _EMA for part in leaf[:-1])
+        first = Role.EMA if average else first
+    if first is None and leaf[-1] in _MOMENTS:
         return Role.OPTIMIZER
-    if any(words(part) & _EMA for part in leaf[:-1]):
-        return Role.EMA
-    if dimensions == 0 and len(leaf) == 1 and words(leaf[0]) & (_RECORD | _AROUND):
-        return Role.RECORD
-    return file or Role.WEIGHT
+    if first is None and dimensions == 0 and len(leaf) == 1:
+        first = Role.RECORD if words(leaf[0]) & (_RECORD | _AROUND) else None
+    return first or file or Role.WEIGHT
 
 
 def role_of_file(path: PurePath) -> Role | None:
@@ -166,10 +166,6 @@ def role_of_file(path: PurePath) -> Role | None:
     if named & {"ema"} or words(path.parent.name) & {"ema"}:
         return Role.EMA
     return None
-
-
-def _first(roles: Iterable[Role | None]) -> Role | None:
-    return next((role for role in roles if role is not None), None)
 
 
 def _flat(part: str) -> Role | None:
