@@ -5,9 +5,10 @@ from __future__ import annotations
 import ast
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from nanguard.findings import Edit, Finding
+from nanguard.findings import Edit, Finding, Severity
 from nanguard.rules.rule import Reads, Rule
 from nanguard.sources.python.code import Code
+from nanguard.sources.python.training import is_test
 
 if TYPE_CHECKING:
     from nanguard.sources.python.values import Value
@@ -18,15 +19,21 @@ class CodeRule(Rule[Code]):
 
     reads: ClassVar[Reads] = "code"
 
-    def at(self, code: Code, node: ast.AST | None, message: str, **more: Any) -> Finding:
+    def at(
+        self, code: Code, node: ast.AST | None, message: str, *, weak: bool = False, **more: Any
+    ) -> Finding:
         """Returns a finding about an expression or a statement.
 
         Args:
             code: The file.
             node: What the finding is about.
             message: What was found.
+            weak: Whether little speaks for it; it is then no more than a remark. So is
+                everything about test files, whose data is known.
             more: Further fields of the finding, such as its fixes.
         """
+        if weak or is_test(code):
+            more["severity"] = Severity.INFO
         line = column = None
         if node is not None:
             line, column = code.text.position(code.span(node)[0])

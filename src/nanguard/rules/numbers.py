@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import ast
+import re
 from typing import TYPE_CHECKING
 
 from nanguard.sources.python.values import INF, Value
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from nanguard.sources.python.code import Code
 
 # What an expression may be made of and still be a table: numbers known before training.
 _TABLE = frozenset(
@@ -20,6 +24,8 @@ _TABLE = frozenset(
 _MADE = frozenset(
     {"tensor", "randint", "rand", "randn", "ones", "zeros", "full", "arange", "linspace", "eye"}
 )
+_TRUTH = re.compile(r"(^|_)(gt|truth|target|label|true|ref)(s|_|$)|groundtruth")
+_SHOW = re.compile(r"metric|eval|visual|plot|draw|accuracy|psnr|score")
 _SAFE_LEAVES = frozenset({"linspace", "arange", "ones", "zeros", "logspace", "full", "eye"})
 
 
@@ -88,3 +94,35 @@ def is_minus_inf(value: Value | None) -> bool:
 def is_number(value: Value) -> bool:
     """Returns whether a value is a Python number, through which no gradient flows."""
     return any(part.op in ("item", "tolist", "numpy", "total") for part in value.upstream(16))
+
+
+def is_given(value: Value) -> bool:
+    """Returns whether a value is made from ground truth alone, which needs no gradient."""
+    leaves = [part for part in value.upstream(24) if not part.inputs and part.number() is None]
+    return bool(leaves) and all(_TRUTH.search(part.name.lower()) for part in leaves)
+
+
+def is_for_show(value: Value) -> bool:
+    """Returns whether a place is about measuring or showing, going by the function's name."""
+    scope = value.scope
+    return scope is not None and bool(_SHOW.search(scope.name.lower()))
+
+
+def is_about_training(code: Code) -> bool:
+    """Returns whether gradients flow in a file, as far as it says: a module, a loss, a step."""
+    return "backward" in code.operations or any(
+        "loss" in function.name.lower() or (function.cls is not None and function.cls.is_module())
+        for function in code.functions
+    )
+
+
+def ends_as_number(code: Code, node: ast.AST | None) -> bool:
+    """Returns whether an expression is turned into a Python number where it stands."""
+    for parent in code.ancestors(node) if node is not None else ():
+        if isinstance(parent, ast.stmt):
+            return False
+        if isinstance(parent, ast.Attribute) and parent.attr in ("item", "tolist"):
+            return True
+        if isinstance(parent, ast.Call) and getattr(parent.func, "id", "") in ("float", "int"):
+            return True
+    return False

@@ -65,7 +65,7 @@ class BceAfterSigmoid(CodeRule):
         ends_in_sigmoid = _some_module_ends_in_sigmoid(code)
         for loss in code.of("binary_cross_entropy"):
             value = loss.arg(0, "input")
-            if value is None or value.lo > 0:
+            if value is None or value.lo > 0 or not loss.grad:
                 continue
             if value.has("sigmoid") or (ends_in_sigmoid and _may_be_an_output(value)):
                 yield self.at(

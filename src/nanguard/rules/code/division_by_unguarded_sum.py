@@ -74,6 +74,7 @@ class DivisionByUnguardedSum(CodeRule):
                 quotient.node,
                 "division by a sum that is 0 when nothing is left in: 0 / 0 is NaN",
                 fixes=_fixes(code, quotient),
+                weak=any(part.name == "attention_mask" for part in divisor.upstream(12)),
             )
 
 
@@ -91,12 +92,18 @@ def _is_count(value: Value) -> bool:
 def _is_weighted_mean(quotient: Value) -> bool:
     """Returns whether a sum is divided by the sum of its weights, or of something handed in."""
     over, under = (part.core for part in quotient.inputs[:2])
+    scope = quotient.scope
+    if under.op == "sum" and scope is not None and "normali" in scope.name.lower():
+        return under.inputs[0].core is over and over.op == ""
     if over.op == "neg" and over.inputs:
         over = over.inputs[0].core
     if over.op != "sum" or under.op != "sum" or not under.inputs or not over.inputs:
         return False
     weights = under.inputs[0].core
     if weights.op == "" and weights.number() is None:
+        return True
+    picked = over.inputs[0]
+    if picked.op == "getitem" and len(picked.inputs) > 1 and picked.inputs[1].core is weights:
         return True
     product = over.inputs[0].core
     return product.op == "mul" and any(part.core is weights for part in product.inputs)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from typing import TYPE_CHECKING, ClassVar
 
@@ -56,7 +57,9 @@ class FractionalPowerGradient(CodeRule):
                 continue
             base = power.inputs[0]
             if (
-                not _is_tensor(base, number, power.scope)
+                not _is_tensor(
+                    base, number, power.scope, by_torch=not isinstance(power.node, ast.BinOp)
+                )
                 or base.has("size", "norm")
                 or is_number(base)
             ):
@@ -75,9 +78,11 @@ class FractionalPowerGradient(CodeRule):
             )
 
 
-def _is_tensor(base: Value, exponent: float, scope: Function | None) -> bool:
+def _is_tensor(base: Value, exponent: float, scope: Function | None, *, by_torch: bool) -> bool:
     """Returns whether a base is a tensor that reaches 0, and not a size or a rate."""
     core = base.core
+    if core.op == "sub" and by_torch and exponent != 0.5 and core.inputs[0].number() == 1:
+        return True
     if base.lo == 0:
         if exponent == 0.5:
             here = core.scope is scope

@@ -10,6 +10,7 @@ from nanguard.rules.masks import (
     fills_with_minus_inf,
     finite_fill,
     keeps_one_per_row,
+    mask_of,
     rows_are_kept_apart,
 )
 from nanguard.rules.rule import Fails, Passes
@@ -85,7 +86,16 @@ class InfMaskedSoftmax(CodeRule):
                     here.node,
                     "a row that is masked as a whole becomes all -inf, and its softmax NaN",
                     fixes=_fixes(code, masking),
+                    weak=_may_be_causal(masking),
                 )
+
+
+def _may_be_causal(masking: Value) -> bool:
+    """Returns whether a mask was handed in under a name that says nothing about rows."""
+    mask = mask_of(masking)
+    return mask is not None and any(
+        part.name in ("attn_mask", "attention_bias") for part in mask.upstream(8)
+    )
 
 
 def _fixes(code: Code, masking: Value) -> tuple[Fix, ...]:

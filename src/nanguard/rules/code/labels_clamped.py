@@ -13,6 +13,7 @@ from nanguard.sources.python.class_indices import (
     class_indices,
     is_last_class,
     is_masked,
+    parameters_of_classes,
     upper_bound,
 )
 from nanguard.sources.python.roles import root
@@ -90,15 +91,18 @@ class LabelsClamped(CodeRule):
         for value in found:
             if value.node is not None:
                 message = "labels out of range are trained as another class instead of being found"
-                yield self.at(code, value.node, message, fixes=(_FIX,))
+                trained = id(value) in used or -id(value) in used
+                yield self.at(code, value.node, message, weak=not trained, fixes=(_FIX,))
 
 
 def _is_clamp(code: Code, value: Value, used: set[int]) -> bool:
     labels = next((part for part in value.inputs if part.has("labels")), None)
     if labels is None:
         high = upper_bound(value) if value.op == "clamp" else None
-        if high is not None and id(value) in used and is_last_class(high):
-            return True
+        if high is not None and is_last_class(high):
+            trained = id(value) in used or -id(value) in used
+            if trained or value.inputs[0].name in parameters_of_classes(code):
+                return True
         return _becomes_label(code, value)
     if value.has("loss"):
         return False

@@ -103,10 +103,16 @@ def _alone(test: Test, conditions: Conditions) -> Iterator[Check]:
     seen = {label(check.subject) for check in test.checks if "inf" in check.sees}
     for other in conditions.tests:
         if other.function is test.function:
-            seen |= {label(check.subject) for check in other.checks if "inf" in check.sees}
+            seen |= {label(c.subject) for c in other.checks if "inf" in c.sees and _bounds(c)}
     for check in test.checks:
         if check.sees == {"nan"} and label(check.subject) not in seen:
             yield check
+
+
+def _bounds(check: Check) -> bool:
+    """Whether a question would find Inf: not if it only asks which of two values is smaller."""
+    node = check.node
+    return not isinstance(node, ast.Compare) or isinstance(node.comparators[0], ast.Constant)
 
 
 def _counts(node: ast.expr | None) -> bool:

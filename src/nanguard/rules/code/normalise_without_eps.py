@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, ClassVar
 
 from nanguard.findings import Finding, Fix, Severity
@@ -23,6 +24,8 @@ _WORDS = {
     "sumsq": "root mean square",
     "var": "variance",
 }
+# What comes out of networks or random numbers, by its name.
+_LIVELY = re.compile(r"embed|feat|latent|noise|token|weight|^(low|high|v0|v1|q1|q2)$")
 
 
 class NormaliseWithoutEps(CodeRule):
@@ -79,6 +82,7 @@ class NormaliseWithoutEps(CodeRule):
                 quotient.node,
                 f"division by a {word} that can be 0: 0 / 0 is NaN",
                 fixes=_fixes(code, quotient),
+                weak=word not in ("range", "peak") and _is_hardly_zero(quotient, divisor),
             )
 
 
@@ -88,6 +92,16 @@ def _divisor(quotient: Value) -> Value | None:
     if len(quotient.inputs) < 2:
         return None
     return quotient.inputs[1]
+
+
+def _is_hardly_zero(quotient: Value, divisor: Value) -> bool:
+    """Returns whether what is measured is made so that it is hardly ever constant or zero."""
+    if not quotient.grad:
+        return True
+    measured = divisor.core.inputs[0].core if divisor.core.inputs else divisor.core
+    if measured.op in ("call", "parameter", "randn", "randn_like", "attribute", "normal", "part"):
+        return True
+    return bool(_LIVELY.search(measured.name.lower()))
 
 
 def _is_of_the_same(over: Value, divisor: Value) -> bool:

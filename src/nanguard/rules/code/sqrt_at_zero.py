@@ -7,7 +7,14 @@ from typing import TYPE_CHECKING, ClassVar
 
 from nanguard.findings import Finding, Fix, Severity
 from nanguard.rules.code_rule import CodeRule, operand, replaced
-from nanguard.rules.numbers import can_be_zero, guarded_by, is_number
+from nanguard.rules.numbers import (
+    can_be_zero,
+    guarded_by,
+    is_about_training,
+    is_for_show,
+    is_given,
+    is_number,
+)
 from nanguard.rules.rule import Fails, Passes
 
 if TYPE_CHECKING:
@@ -56,7 +63,7 @@ class SqrtAtZero(CodeRule):
 
     def check(self, code: Code) -> Iterator[Finding]:
         """Yields what is wrong with a file."""
-        trains = _is_about_training(code)
+        trains = is_about_training(code)
         for root in code.of("sqrt", "pow"):
             if not root.grad or not root.inputs or (root.op == "pow" and not is_root(root)):
                 continue
@@ -69,7 +76,7 @@ class SqrtAtZero(CodeRule):
                 continue
             if guarded_by(value, root.guards) or _is_used_elsewhere(code, root):
                 continue
-            if root.op == "pow" and not _is_tensor(value):
+            if (root.op == "pow" and not _is_tensor(value)) or is_given(value):
                 continue
             what = "variance" if value.has("var") else "distance"
             if value.has("sumsq", "hypot"):
@@ -79,6 +86,7 @@ class SqrtAtZero(CodeRule):
                 root.node,
                 f"square root of a {what} that can be 0: its gradient there is infinite",
                 fixes=_fixes(code, root),
+                weak=is_for_show(root),
             )
 
 
@@ -86,14 +94,6 @@ def is_root(power: Value) -> bool:
     """Returns whether a power is a square root."""
     exponent = power.arg(1, "exponent")
     return exponent is not None and exponent.number() == 0.5
-
-
-def _is_about_training(code: Code) -> bool:
-    """Returns whether gradients flow in a file, as far as it says: a module, a loss, a step."""
-    return "backward" in code.operations or any(
-        "loss" in function.name.lower() or (function.cls is not None and function.cls.is_module())
-        for function in code.functions
-    )
 
 
 def _is_measure(root: Value, value: Value, *, trains: bool) -> bool:

@@ -63,11 +63,14 @@ class StdOfFew(CodeRule):
             value = spread.inputs[0]
             if not _can_hold_one(code, spread, value) or _size_is_checked(value, spread):
                 continue
+            if any(part.op.startswith("numpy.") for part in value.upstream(12)):
+                continue
             yield self.at(
                 code,
                 spread.node,
                 f"{spread.op} of what can be a single element is NaN, whatever is added to it",
                 fixes=(Fix("use unbiased=False (correction=0)", edits=_edits(code, spread)),),
+                weak=any(part.name in ("weight", "data") for part in value.upstream(6)),
             )
 
 
@@ -131,11 +134,15 @@ def _picks(code: Code, spread: Value, source: Value) -> bool:
 
 def _size_is_checked(value: Value, spread: Value) -> bool:
     """Returns whether a condition around has looked at how many there are."""
-    return any(
-        part.name in spread.guards
-        for part in value.upstream(12)
-        if part.name and not part.has("mask", "bool")
-    )
+    queue, guards = [value], spread.guards
+    for part in queue:
+        if part.name in guards and not part.has("mask", "bool"):
+            return True
+        # What picks elements says nothing about how many there are.
+        queue += part.inputs[:1] if part.op == "getitem" else part.inputs[:4]
+        if len(queue) > 24:
+            return False
+    return False
 
 
 def _is_forward(spread: Value) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, ClassVar
 
 from nanguard.findings import Finding, Fix, Severity
@@ -21,6 +22,7 @@ _WHAT = {
     "network": "network output",
     "logits": "logit",
 }
+_OTHER_MODEL = re.compile(r"^ref|_ref|teacher|reference|chosen|rejected")
 
 
 class UnboundedExp(CodeRule):
@@ -80,7 +82,19 @@ class UnboundedExp(CodeRule):
                 f"exp of a {what} without an upper bound: inf above 88.7 in float32, above 11.1 "
                 "in float16",
                 fixes=_fixes(code, power),
+                weak=_is_hardly_large(value, what),
             )
+
+
+def _is_hardly_large(value: Value, what: str) -> bool:
+    """Returns whether it is one learned number, or a ratio for what was drawn by a policy."""
+    if any(part.op == "parameter" for part in value.upstream(5)):
+        return True
+    if what != "log-ratio":
+        return False
+    summed = any(part.op in ("sum", "cumsum") for part in value.upstream(16))
+    other = any(_OTHER_MODEL.search(part.name.lower()) for part in value.upstream(16))
+    return not summed and not other
 
 
 def _summed_and_logged(code: Code) -> set[int]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from nanguard.findings import Finding, Fix, Severity
 from nanguard.rules.code_rule import CodeRule, bare, operand, replaced
-from nanguard.rules.numbers import can_be_zero, guarded_by
+from nanguard.rules.numbers import can_be_zero, ends_as_number, guarded_by, is_about_training
 from nanguard.rules.outputs import is_module_output, some_module_returns
 from nanguard.rules.rule import Fails, Passes
 
@@ -61,9 +61,12 @@ class UnguardedLog(CodeRule):
     def check(self, code: Code) -> Iterator[Finding]:
         """Yields what is wrong with a file."""
         probable = some_module_returns(code, "softmax")
+        trains = is_about_training(code)
         for log in code.of("log", "log2", "log10"):
             value = log.inputs[0] if log.inputs else None
             if value is None or not can_be_zero(value) or guarded_by(value, log.guards):
+                continue
+            if ends_as_number(code, log.node):
                 continue
             kind = _kind(value, log, outputs_are_probabilities=probable)
             if kind:
@@ -76,6 +79,7 @@ class UnguardedLog(CodeRule):
                     log.node,
                     f"log of a {kind} that can be 0: -inf, and an infinite gradient",
                     fixes=(Fix("bound it from below", edits=edits),),
+                    weak=not trains,
                 )
 
 

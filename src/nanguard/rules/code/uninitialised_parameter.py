@@ -122,6 +122,8 @@ def _takes_sizes(made: Value) -> bool:
         return True
     if only.number() is not None:
         return isinstance(only.const, int) and only.const != 0
+    if only.op in ("mul", "floordiv", "add"):
+        return all(part.op in ("", "attribute", "named") for part in only.inputs)
     plain = only.op in ("", "attribute", "named") and only.name != "T"
     if not plain or _DATA.search(only.name.lower()):
         return False

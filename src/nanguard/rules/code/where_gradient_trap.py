@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from nanguard.findings import Finding, Fix, Severity
 from nanguard.rules.code_rule import CodeRule
-from nanguard.rules.numbers import can_be_zero, is_bounded, names_of
+from nanguard.rules.numbers import can_be_zero, is_about_training, is_bounded, names_of
 from nanguard.rules.rule import Fails, Passes
 
 if TYPE_CHECKING:
@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 # How far behind a branch an operation still counts as part of it.
 _REACH = 10
+# Counts and random numbers carry no gradient.
+_NO_GRADIENT = ("count", "masksum", "uniform", "size")
 _STOP = frozenset({"where", "matmul", "call", "each"})
 _SINGULAR = frozenset({"log", "log2", "log10", "sqrt", "rsqrt", "reciprocal"})
 
@@ -59,6 +61,7 @@ class WhereGradientTrap(CodeRule):
 
     def check(self, code: Code) -> Iterator[Finding]:
         """Yields what is wrong with a file."""
+        trains = is_about_training(code)
         for choice in code.of("where"):
             if len(choice.inputs) < 3 or not choice.grad:
                 continue
@@ -73,6 +76,7 @@ class WhereGradientTrap(CodeRule):
                         f"the branch with {_word(culprit)} is differentiated even where it is not "
                         "chosen: 0 times an infinite derivative is NaN",
                         fixes=(Fix("make the input safe with a where before the operation"),),
+                        weak=not trains or culprit.inputs[-1].has(*_NO_GRADIENT),
                     )
                     break
 

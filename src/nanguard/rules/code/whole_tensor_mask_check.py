@@ -50,6 +50,9 @@ class WholeTensorMaskCheck(CodeRule):
 
     def check(self, code: Code) -> Iterator[Finding]:
         """Yields what is wrong with a file."""
+        for test in code.of("compare"):
+            if test.name == "Eq" and _asks_for_the_maximum(test) and _decides(code, test):
+                yield self._told(code, test)
         for test in code.of("all", "any"):
             if len(test.inputs) != 1 or "dim" in test.keywords or "axis" in test.keywords:
                 continue
@@ -62,12 +65,25 @@ class WholeTensorMaskCheck(CodeRule):
             ):
                 continue
             if _decides(code, test):
-                yield self.at(
-                    code,
-                    test.node,
-                    "true only if every row is masked: one fully masked row passes unseen",
-                    fixes=(Fix("test row by row: .all(dim=-1, keepdim=True)"),),
-                )
+                yield self._told(code, test)
+
+    def _told(self, code: Code, test: Value) -> Finding:
+        return self.at(
+            code,
+            test.node,
+            "true only if every row is masked: one fully masked row passes unseen",
+            fixes=(Fix("test row by row: .all(dim=-1, keepdim=True)"),),
+        )
+
+
+def _asks_for_the_maximum(test: Value) -> bool:
+    """Returns whether the largest of all scores is compared with -inf."""
+    for part in test.inputs:
+        core = part.core
+        whole = core.op in ("max", "amax") and len(core.inputs) == 1 and not core.keywords
+        if whole and any(is_minus_inf(other) for other in test.inputs):
+            return True
+    return False
 
 
 def _asks_for_minus_inf(tested: Value) -> bool:

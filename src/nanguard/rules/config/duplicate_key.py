@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from nanguard.findings import Finding
-    from nanguard.sources.config.run import RunConfig, Stage
+    from nanguard.sources.config.run import Repeated, RunConfig, Stage
 
 
 class DuplicateKey(ConfigRule):
@@ -58,6 +58,7 @@ class DuplicateKey(ConfigRule):
                 line=second.line,
                 column=column,
                 where=found.dotted,
+                severity=Severity.INFO if _same(found) else None,
                 fixes=(
                     Fix(
                         f"take out the one in line {first.line}, which has no effect",
@@ -71,3 +72,10 @@ class DuplicateKey(ConfigRule):
     def judge(self, stage: Stage) -> Iterator[Finding]:
         """Yields nothing: the rule looks at whole files."""
         yield from ()
+
+
+def _same(found: Repeated) -> bool:
+    """Returns whether both say the same, so that nothing is lost."""
+    content = found.document.text.content
+    first, second = found.first.node, found.second.node
+    return content[first.start : first.end] == content[second.start : second.end]

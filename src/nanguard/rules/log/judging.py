@@ -95,8 +95,6 @@ def same_row(series: MetricSeries, point: Point) -> Point | None:
         index = last_at(series, key, wanted)
         if index is not None and getattr(series[index], key) == wanted:
             return series[index]
-        if key == "line" and index is None:
-            return None
     return None
 
 

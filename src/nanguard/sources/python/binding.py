@@ -71,8 +71,10 @@ class Binding(Reader):
 
     def rebind(self, target: ast.expr, value: Value) -> None:
         """Gives a name the result of an operation that worked in place."""
-        while isinstance(target, (ast.Subscript, ast.Call)):
-            target = target.value if isinstance(target, ast.Subscript) else target.func
+        while isinstance(target, (ast.Subscript, ast.Call, ast.Attribute)):
+            if isinstance(target, ast.Attribute) and target.attr != "data":
+                return
+            target = target.func if isinstance(target, ast.Call) else target.value
         if isinstance(target, ast.Name) and target.id in self.env:
             self.env[target.id] = self.renamed(value, target.id)
 
@@ -148,6 +150,9 @@ class Binding(Reader):
         for node in ast.walk(test):
             if isinstance(node, ast.Name):
                 found.add(node.id)
+                held = self.env.get(node.id)
+                if held is not None and held.op:
+                    found |= {part.name for part in held.upstream(6) if part.name}
             elif isinstance(node, (ast.Attribute, ast.Call, ast.Subscript)):
                 found.add(ast.unparse(node))
         return frozenset(found)

@@ -66,9 +66,13 @@ def of_add(inputs: tuple[Value, ...], keywords: dict[str, Value]) -> Known:
 def of_sub(inputs: tuple[Value, ...], keywords: dict[str, Value]) -> Known:
     """``sub``."""
     a, b = inputs[0], inputs[1]
+    if b.op == "detach" and b.core is a.core:
+        return 0.0, 0.0, NO_KINDS
     kinds = {"difference"} | (a.kinds & _kinds("logits", "loss"))
     if a.core.op in ("amax", "max") and b.core.op in ("amin", "min"):
         kinds.add("minmax")
+    if a.has("sumsq") and b.has("sumsq", "square"):
+        kinds.add("var")
     if (a.has("logprob") and b.number() is None) or (b.has("logprob") and a.number() is None):
         kinds.add("logratio")
     if b.core.op in (
@@ -97,6 +101,7 @@ def of_mul(inputs: tuple[Value, ...], keywords: dict[str, Value]) -> Known:
     kinds = NO_KINDS
     for value, other in ((a, b), (b, a)):
         if other.number() is not None or other.has("eps", "size"):
+            kinds |= value.kinds & _kinds("chosen", "padded", "bounded-below")
             kinds |= value.kinds & _kinds(
                 "logscale",
                 "loss",
@@ -310,7 +315,7 @@ def of_abs(inputs: tuple[Value, ...], keywords: dict[str, Value]) -> Known:
     """``abs``."""
     value = inputs[0]
     lo = value.lo if value.lo > 0 else -value.hi if value.hi < 0 else 0.0
-    kinds = value.kinds & _kinds("loss", "network", "difference", "logits", "mask", "labels")
+    kinds = value.kinds & _kinds("loss", "network", "difference", "logits", "mask", "labels", "eps")
     return lo, max(abs(value.lo), abs(value.hi)), kinds
 
 

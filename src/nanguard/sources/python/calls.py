@@ -96,6 +96,8 @@ class Calls(Binding):
                 made = self.make(op, node, inputs, keywords)
                 if name == "int":
                     made.const = inputs[0].const
+                elif name == "abs" and inputs[0].number() is not None:
+                    made.const = abs(inputs[0].const)
                 return made
         return None
 
@@ -283,7 +285,7 @@ class Calls(Binding):
         self.scope.events.append(made)
         self.code.calls.append((made, function))
         if function.returns:
-            made.op = "named"
+            made.op = "result"
             made.inputs = (result,)
             made.keywords = {}
         if receiver is not None and self.class_of(receiver) is not None:

@@ -30,6 +30,18 @@ def class_indices(code: Code) -> set[int]:
     return used
 
 
+def parameters_of_classes(code: Code) -> set[str]:
+    """Returns the names of parameters that functions of the file take class indices by."""
+    found: set[str] = set()
+    for loss in code.of("cross_entropy", "nll_loss"):
+        target = loss.arg(1, "target")
+        core = target.core if target is not None else None
+        scope = loss.scope
+        if core is not None and scope is not None and scope.parameters.get(core.name) is core:
+            found.add(core.name)
+    return found
+
+
 def is_masked(code: Code, value: Value, labels: Value) -> bool:
     """Returns whether the function leaves some labels out of the loss by comparing them."""
     for test in code.of("compare"):

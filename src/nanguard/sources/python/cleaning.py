@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 from typing import TYPE_CHECKING
 
 from nanguard.sources.python.conditions import Conditions
@@ -10,7 +11,6 @@ from nanguard.sources.python.roles import Roles
 from nanguard.sources.python.training import Training, named
 
 if TYPE_CHECKING:
-    import ast
     from collections.abc import Iterator
 
     from nanguard.sources.python.code import Code
@@ -128,7 +128,22 @@ def _keeps_zeros(event: Value) -> bool:
 
 def _because_bad(code: Code, event: Value) -> bool:
     """Whether it happens in the branch of a test that found something not finite."""
+    flags = set()
     for test in Conditions.of(code).tests:
-        if test.function is event.scope and within(event.line, test.when_bad):
+        if test.function is not event.scope:
+            continue
+        if within(event.line, test.when_bad):
             return True
-    return False
+        flags |= {name for statement in test.when_bad for name in _raised(statement)}
+    return any(
+        isinstance(outer, ast.If) and isinstance(outer.test, ast.Name) and outer.test.id in flags
+        for outer in (code.ancestors(event.node) if event.node is not None else ())
+    )
+
+
+def _raised(statement: ast.stmt) -> Iterator[str]:
+    """Yields the flags that a statement sets."""
+    if not isinstance(statement, ast.Assign) or not isinstance(statement.value, ast.Constant):
+        return
+    if statement.value.value is True:
+        yield from (target.id for target in statement.targets if isinstance(target, ast.Name))

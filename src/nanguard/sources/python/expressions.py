@@ -138,10 +138,8 @@ class Expressions(Calls):
         return made
 
     def _slice(self, node: ast.Slice) -> Value:
-        for part in (node.lower, node.upper, node.step):
-            if part is not None:
-                self.value(part)
-        return Value(node=node)
+        parts = [part for part in (node.lower, node.upper, node.step) if part is not None]
+        return Value(node=node, inputs=tuple(self.value(part) for part in parts))
 
     def _tuple(self, node: ast.Tuple | ast.List) -> Value:
         items = tuple(self.value(item) for item in node.elts)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 _FILLS = re.compile(r"init|fill|reset|xavier|kaiming|orthogonal|copy_|weight_attrs|trunc_normal")
 _KEEPS = re.compile(
-    r"^(requires_grad_|register_\w+|append|extend|print|add_param_group|info|debug|add_module|insert)$"
+    r"^(requires_grad_|register_\w+|append|extend|print|add_param_group|info|debug|add_module|insert|clip_grad\w*)$"
 )
 _HOLDERS = frozenset({"ParameterList", "ParameterDict", "register_parameter", "Parameter"})
 _ALL = re.compile(r"^(parameters|named_parameters|state_dict|modules|named_modules|children)$")

@@ -27,6 +27,7 @@ _ON_THE_WAY = frozenset(
         "chain",
         "list",
         "filter",
+        "add",
         "join",
         "field",
     }

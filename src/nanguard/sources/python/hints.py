@@ -15,7 +15,7 @@ _HINTS: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
         (
             "mask",
             r".*mask.*$|valid|valids|keep|keeps|pad|padding|is_pad|pads|.*_valid|valid_.*|.*_keep"
-            r"|present|observed|occ|active|alive|visible|visibility|inside|(is|has)_[a-z]+",
+            r"|present|observed|occ|active|ok|alive|visible|visibility|inside|(is|has)_[a-z]+",
         ),
         (
             "loss",

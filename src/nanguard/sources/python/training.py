@@ -139,7 +139,9 @@ def is_test(code: Code) -> bool:
     """Returns whether a file tests other code, going by its name."""
     path = code.text.path.replace("\\", "/")
     name = path.rpartition("/")[2]
-    return name.startswith(("test_", "conftest.")) or name.endswith("_test.py") or "/tests/" in path
+    return name.startswith(("test_", "conftest.")) or (
+        name.endswith("_test.py") or "/tests/" in path or "/test/" in path
+    )
 
 
 def is_backward(event: Value) -> bool:
