@@ -324,7 +324,7 @@ def said_in_words(rng):
 @case("d2.log", ("non-finite-loss", 21, 400))
 def detectron(rng):
     rows = [
-        f"[01/01 00:00:00 d2.utils.events]:  eta: 1:00:00  iter: {i * 20 - 1}  total_loss: {v:.3f}  "
+        f"[01/01 00:00:00 d2.utils.events]:  eta: 1:00  iter: {i * 20 - 1}  total_loss: {v:.3f}  "
         f"loss_cls: {v / 2:.3f}  lr: 0.00025  max_mem: 3000M"
         for i, v in enumerate(falling(rng, 20), 1)
     ]
@@ -409,7 +409,7 @@ def apex_sentences(rng):
 @case("fairseq.log", ("falling-loss-scale", 31, None))
 def fairseq_gives_up(rng):
     rows = [
-        f"2024 | INFO | train_inner | epoch 001:  {i * 100} / 5000 loss={v:.3f}, ppl=8.1, gnorm=1.1, "
+        f"2024 | INFO | train | epoch 001:  {i * 100} / 5000 loss={v:.3f}, ppl=8.1, gnorm=1.1, "
         "loss_scale=16"
         for i, v in enumerate(falling(rng, 30))
     ]
@@ -477,7 +477,8 @@ def a_second_run_in_the_same_file(rng):
 @case("gan.log")
 def adversarial_losses(rng):
     return "".join(
-        f"iter {i} d_loss: {0.6 + 0.1 * rng.random():.4f} g_loss: {0.8 + i / 100 + 0.3 * rng.random():.4f}\n"
+        f"iter {i} d_loss: {0.6 + 0.1 * rng.random():.4f} "
+        f"g_loss: {0.8 + i / 100 + 0.3 * rng.random():.4f}\n"
         for i in range(300)
     )
 

@@ -39,7 +39,7 @@ class DivergingLoss(LogRule):
     code = "LOG005"
     name = "diverging-loss"
     severity = Severity.WARNING
-    seen_in = "https://github.com/huggingface/peft/issues/2031"
+    seen_in = "https://github.com/keras-team/keras/issues/21"
     examples = (
         Passes(_turning(50, 50), "history.csv"),
         Fails(_turning(50, 25), file="history.csv"),

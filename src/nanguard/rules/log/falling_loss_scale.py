@@ -37,7 +37,7 @@ class FallingLossScale(LogRule):
     code = "LOG006"
     name = "falling-loss-scale"
     severity = Severity.WARNING
-    seen_in = "https://github.com/facebookresearch/fairseq/issues/1529"
+    seen_in = "https://github.com/Junjue-Wang/FactSeg/issues/6"
     examples = (
         Passes(_scales([65536.0, 32768.0, 16384.0] + [16384.0] * 40 + [32768.0] * 40), "a.jsonl"),
         Fails(

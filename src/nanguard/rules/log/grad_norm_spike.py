@@ -45,7 +45,7 @@ class GradNormSpike(LogRule):
     code = "LOG004"
     name = "grad-norm-spike"
     severity = Severity.WARNING
-    seen_in = "https://github.com/huggingface/trl/issues/1108"
+    seen_in = "https://github.com/unslothai/unsloth/issues/5207"
     examples = (
         Passes(_steady(120), "metrics.jsonl"),
         Fails(_steady(120, spike=90), line=90, file="metrics.jsonl"),

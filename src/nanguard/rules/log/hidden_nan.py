@@ -38,7 +38,7 @@ class HiddenNan(LogRule):
     code = "LOG007"
     name = "hidden-nan"
     severity = Severity.ERROR
-    seen_in = "https://github.com/huggingface/transformers/issues/22634"
+    seen_in = "https://github.com/AnswerDotAI/ModernBERT/issues/233"
     examples = (
         Passes(
             "".join(f"step {n} loss {max(0.0, 1 - n / 9):.1f} grad_norm 0.1\n" for n in range(20)),

@@ -43,7 +43,7 @@ class LossSpike(LogRule):
     code = "LOG003"
     name = "loss-spike"
     severity = Severity.WARNING
-    seen_in = "https://github.com/karpathy/nanoGPT/issues/137"
+    seen_in = "https://github.com/InternLM/InternLM-XComposer/issues/106"
     examples = (
         Passes(_steady(120), "train.log"),
         Fails(_steady(120, spike=90), line=90, file="train.log"),

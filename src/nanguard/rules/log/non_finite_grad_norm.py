@@ -31,7 +31,7 @@ class NonFiniteGradNorm(LogRule):
     code = "LOG002"
     name = "non-finite-grad-norm"
     severity = Severity.ERROR
-    seen_in = "https://github.com/huggingface/transformers/issues/25065"
+    seen_in = "https://github.com/InternLM/xtuner/issues/187"
     examples = (
         Passes(
             "step 1 loss 2.9 grad_norm inf scale 65536\nstep 2 loss 2.8 grad_norm 0.9 scale 32768\n"

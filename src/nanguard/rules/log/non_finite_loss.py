@@ -35,7 +35,7 @@ class NonFiniteLoss(LogRule):
     code = "LOG001"
     name = "non-finite-loss"
     severity = Severity.ERROR
-    seen_in = "https://github.com/huggingface/transformers/issues/14189"
+    seen_in = "https://github.com/karpathy/nanoGPT/issues/167"
     examples = (
         Passes(
             "info: nano model, inference in bf16\nbest_val_loss = inf\n"

@@ -37,7 +37,7 @@ class StalledLoss(LogRule):
     code = "LOG009"
     name = "stalled-loss"
     severity = Severity.INFO
-    seen_in = "https://github.com/pytorch/examples/issues/783"
+    seen_in = "https://github.com/tensorflow/tensorflow/issues/12287"
     examples = (
         Passes("".join(f"step {n} loss {2.0 / n:.4f}\n" for n in range(1, 60)), "train.log"),
         Fails(

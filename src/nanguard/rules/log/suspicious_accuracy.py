@@ -35,7 +35,7 @@ class SuspiciousAccuracy(LogRule):
     code = "LOG008"
     name = "suspicious-accuracy"
     severity = Severity.WARNING
-    seen_in = "https://github.com/keras-team/keras/issues/2134"
+    seen_in = "https://github.com/keras-team/keras/issues/14215"
     examples = (
         Passes(
             "epoch,train_loss,val_loss,val_acc\n1,0.9,0.8,0.7\n2,0.01,0.02,1.0\n", "history.csv"

@@ -84,8 +84,7 @@ class Bulk:
             return stretch
         head = stretch.text[:end]
         self._reader.read(Stretch(stretch.first, head))
-        same = head.count("\n" + SAME_LINE) + head.startswith(SAME_LINE)
-        first = stretch.first + head.count("\n") + 1 - same
+        first = stretch.first + head.count("\n") + 1 - head.count("\n" + SAME_LINE)
         return Stretch(first, stretch.text[end + 1 :], stretch.ended)
 
     def _take_all(
@@ -113,8 +112,8 @@ class Bulk:
         if SAME_LINE not in stretch.text:
             return frame, None
         starts = ~frame["l"].str.starts_with(SAME_LINE)
-        lines = starts.cast(pl.Int64).cum_sum().to_numpy() + (stretch.first - 1)
-        numbers = array("q", self._np.maximum(lines, stretch.first).tobytes())
+        before = stretch.first - int(starts[0])
+        numbers = array("q", (starts.cast(pl.Int64).cum_sum() + before).to_numpy().tobytes())
         frame = frame.with_columns(pl.col("l").str.strip_prefix(SAME_LINE))
         return frame, Pieces(stretch.first, numbers)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import os
+import re
 from typing import IO, TYPE_CHECKING
 
 from nanguard.sources.log.gathering import Gathering, Rows
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from nanguard.sources.scanning import Scan
 
 _ROWS = 20_000
+_NO_NAME = re.compile(r"[:={}]")
 _MOST_COLUMNS = 2000
 
 
@@ -31,7 +33,9 @@ def columns_of(header: str) -> tuple[str, list[Metric | None]] | None:
             continue
         if not 2 <= len(names) <= _MOST_COLUMNS:
             continue
-        columns = [None if VALUE.fullmatch(name.strip()) else metric_of(name) for name in names]
+        if any(_NO_NAME.search(name) or VALUE.fullmatch(name.strip()) for name in names):
+            continue
+        columns = [metric_of(name) for name in names]
         roles = {metric.role for metric in columns if metric}
         placed = roles & {Role.STEP, Role.EPOCH, Role.BATCH}
         if roles & {Role.LOSS, Role.GRAD_NORM, Role.SCALE} and (placed or len(roles) > 1):

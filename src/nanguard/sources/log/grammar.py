@@ -44,6 +44,7 @@ _NO_VALUE = re.compile(
     re.IGNORECASE,
 )
 _CONDITION = re.compile(r"(?i)\b(?:if|when|whenever|unless|should|may|might|could|in case)\b")
+_BEST = re.compile(r"(?i)\bbest\b|\binitial|\bearly.?stop|\bpatience\b|\bimproved\b|\bso far\b")
 # What may stand between a name and its number.
 _TAIL = " \t:=|~≈'\"([{]})>│┃→"
 _PHASES = word_set("train training val valid validation eval test dev avg mean total")
@@ -164,6 +165,9 @@ def _value(text: str, match: re.Match[str], metric: Metric, *, strong: bool) -> 
         if _NO_VALUE.match(after) or not (strong or _AFTER_BARE.match(after)):
             return None
         if _CONDITION.search(text, max(0, match.start() - 60), match.start()):
+            return None
+        # A search for the best begins at infinity.
+        if math.isinf(number) and _BEST.search(text):
             return None
     if metric.role is Role.ACCURACY and text[match.end() : match.end() + 2].lstrip()[:1] == "%":
         number /= 100

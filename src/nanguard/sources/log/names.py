@@ -103,7 +103,7 @@ def metric_of(name: str) -> Metric | None:
     if not words or len(words) > 8 or len(name) > 120:
         return None
     bag = frozenset(words)
-    role = _role(words, bag)
+    role = None if "py" in bag else _role(words, bag)
     if role is None:
         return None
     evaluation = bool(bag & _EVALUATION) and role in METRICS

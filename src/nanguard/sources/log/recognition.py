@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from enum import Enum
 from typing import TYPE_CHECKING
 
@@ -46,6 +47,9 @@ _OF_DATA = word_set(
 )
 
 
+_CODE = re.compile(r"^ *(?:import \w|from [\w.]+ import |def \w+\(|class \w+[(:])", re.MULTILINE)
+
+
 def form_of(path: Path, head: bytes) -> Form | None:
     """Returns which form of log a file is; None if it is no log.
 
@@ -61,6 +65,12 @@ def form_of(path: Path, head: bytes) -> Form | None:
     ending = path.suffix.lower()
     if text is None or not text.strip() or ending in _OTHERS:
         return None
+    if ending not in _PLAIN and len(_CODE.findall(text)) > 1:
+        return None
+    return _form_of_text(text, ending, whole=len(head) < 1 << 16)
+
+
+def _form_of_text(text: str, ending: str, *, whole: bool) -> Form | None:
     begin = text.lstrip("\ufeff \t\r\n")
     if ending == ".json" or begin.startswith("["):
         if is_history(begin):
@@ -73,7 +83,7 @@ def form_of(path: Path, head: bytes) -> Form | None:
         return Form.CSV
     if ending in (".csv", ".tsv"):
         return None
-    return Form.TEXT if _is_text(text, whole=len(head) < 1 << 16, named=ending in _PLAIN) else None
+    return Form.TEXT if _is_text(text, whole=whole, named=ending in _PLAIN) else None
 
 
 def _is_csv(text: str) -> bool:
@@ -118,12 +128,15 @@ def _has_numbers(text: str, separator: str, columns: int) -> bool:
 def _is_text(text: str, *, whole: bool, named: bool = False) -> bool:
     """Returns whether a text has lines of a log; the end of a long preamble is not waited for."""
     log = _read(text if whole else text[: text.rfind("\n") + 1] or text)
-    points = sum(
-        len(series)
-        for series in log.series
-        if series.role in (Role.LOSS, Role.GRAD_NORM, Role.SCALE)
+    longest = max(
+        (
+            len(series)
+            for series in log.series
+            if series.role in (Role.LOSS, Role.GRAD_NORM, Role.SCALE)
+        ),
+        default=0,
     )
-    return points >= 2 or bool(log.notes) or (named and (points > 0 or not whole))
+    return longest > 1 or bool(log.notes) or (named and (longest > 0 or not whole))
 
 
 def _read(text: str) -> Log:

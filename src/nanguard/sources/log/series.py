@@ -21,6 +21,7 @@ MOST_NOTES = 10_000
 # Places of numbers that are not finite that are kept; a long run may go on with NaN for ever.
 MOST_BAD = 100_000
 _LARGEST = 3.4e38
+_LONG = 20_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,6 +195,14 @@ def _not_finite(values: array[float]) -> list[int]:
     # One sum tells for most logs that there is nothing to look for.
     if math.isfinite(sum(values)):
         return []
+    if len(values) > _LONG:
+        try:
+            import numpy as np
+        except ImportError:
+            pass
+        else:
+            seen = np.frombuffer(values, np.float32 if values.typecode == "f" else np.float64)
+            return [int(i) for i in np.flatnonzero(~np.isfinite(seen))[:MOST_BAD]]
     found = (index for index, value in enumerate(values) if not math.isfinite(value))
     return list(islice(found, MOST_BAD))
 

@@ -143,10 +143,10 @@ class TextReader:
 
 def _lines_of(texts: list[str], first: int) -> array[int]:
     """Returns the line of each piece; a carriage return ends a piece, not a line."""
-    lines, number = array("q"), first - 1
+    lines, number = array("q"), first - (not texts[0].startswith(SAME_LINE))
     for text in texts:
         number += not text.startswith(SAME_LINE)
-        lines.append(max(number, first))
+        lines.append(number)
     return lines
 
 
