@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from nanguard.guard.spikes import DriftWatch, ScaleWatch, SpikeWindow
@@ -50,14 +51,11 @@ def spikes_of(series: MetricSeries, *, positive: bool, bold: bool) -> list[Spike
     """
     found: list[Spike] = []
     for run in runs_of(series):
-        for stretch in _worth_watching(series, run, positive=positive):
-            found += _spikes_in(series, run, stretch, positive=positive, bold=bold)
+        found += _spikes_in(series, run, positive=positive, bold=bold)
     return found
 
 
-def _spikes_in(
-    series: MetricSeries, run: range, stretch: range, *, positive: bool, bold: bool
-) -> Iterator[Spike]:
+def _spikes_in(series: MetricSeries, run: range, *, positive: bool, bold: bool) -> Iterator[Spike]:
     # A short log is mostly descent: a window as long as the log would hold its start for usual.
     size = _SETTINGS.spike_window if positive else min(_SETTINGS.spike_window, len(run) // 8)
     size = max(_LEAST, size)
@@ -68,7 +66,7 @@ def _spikes_in(
         act=_SETTINGS.spike_act,
         positive=positive,
     )
-    for index in stretch:
+    for index in chain(*_worth_watching(series, run, positive=positive)):
         value = series.values[index]
         if not math.isfinite(value):
             continue
