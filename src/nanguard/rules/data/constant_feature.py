@@ -58,6 +58,8 @@ class ConstantFeature(DataRule):
             found = [c for c in columns if self._dead(c, varying, file)]
             if _mostly_zero(varying) and len(columns) >= _WIDE:
                 found = [column for column in found if column.low != 0]
+            if len(found) * 2 > len(columns):  # then columns are something else than features
+                continue
             for column in found[:_MAX_NAMED]:
                 more = len(found) - _MAX_NAMED
                 rest = f"; so are {more} more columns" if more > 0 and column is found[0] else ""

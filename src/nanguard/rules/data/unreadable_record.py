@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from nanguard.findings import Finding
-    from nanguard.sources.data.dataset import DataSet
+    from nanguard.sources.data.dataset import DataFile, DataSet
 
 
 class UnreadableRecord(DataRule):
@@ -46,7 +46,7 @@ class UnreadableRecord(DataRule):
                 yield self.finding(f"{file.broken}", path=file.path, line=None)
                 continue
             bad = file.ledger.unreadable
-            if not bad.count:
+            if not bad.count or _is_another_layout(file):
                 continue
             fixes: tuple[Fix, ...] = (Fix("repair or remove these lines"),)
             if file.ledger.conflict:
@@ -57,3 +57,9 @@ class UnreadableRecord(DataRule):
                 line=bad.line,
                 fixes=fixes,
             )
+
+
+def _is_another_layout(file: DataFile) -> bool:
+    """Returns whether most rows of a table disagree with its first: then that is no header."""
+    bad = file.ledger.unreadable.count
+    return file.format == "CSV" and not file.ledger.conflict and bad > file.ledger.records

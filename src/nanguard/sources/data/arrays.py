@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import json
 import math
+import struct
+import tokenize
 import zipfile
+import zlib
 from dataclasses import dataclass
 from typing import IO, TYPE_CHECKING, Any
 
 from nanguard.errors import SourceError
+from nanguard.sources.data.dataset import NeedsCodeError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -17,6 +21,17 @@ if TYPE_CHECKING:
 BLOCK = 16 << 20
 MAX_HEADER = 100 << 20
 MAX_UNPACKED = 1 << 36  # bytes that one packed array may grow to
+MAX_PLAIN, MAX_RATIO = 1 << 30, 200  # beyond both, an archive is meant to do harm
+_HEADER_ERRORS = (ValueError, TypeError, EOFError, SyntaxError, tokenize.TokenError, MemoryError)
+_ARCHIVE_ERRORS = (
+    zipfile.BadZipFile,
+    zlib.error,
+    struct.error,
+    EOFError,
+    OSError,
+    RuntimeError,
+    ValueError,
+)
 _SAFETENSORS = {
     "F64": "<f8",
     "F32": "<f4",
@@ -99,7 +114,7 @@ def _npz(path: Path) -> list[Array]:
         with zipfile.ZipFile(path) as archive:
             infos = [info for info in archive.infolist() if info.filename.endswith(".npy")]
             return [_member(path, archive, info) for info in infos[:1000]]
-    except (zipfile.BadZipFile, NotImplementedError, EOFError, RuntimeError) as error:
+    except _ARCHIVE_ERRORS as error:
         raise _error(path, f"the archive is damaged: {error}") from error
 
 
@@ -108,6 +123,8 @@ def _member(path: Path, archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> Arra
     with archive.open(info) as file:
         shape, fortran, dtype = _npy_header(file, path)
     size = math.prod(shape) * dtype.itemsize
+    if info.file_size > MAX_PLAIN and info.file_size > MAX_RATIO * info.compress_size:
+        raise _error(path, f"{name} unpacks to {info.file_size} bytes from {info.compress_size}")
     if size > min(info.file_size, MAX_UNPACKED):
         raise _error(path, f"{name} promises {size} bytes and has {info.file_size}")
 
@@ -122,7 +139,7 @@ def _member(path: Path, archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> Arra
                     yield data.reshape(shape, order="F")
                 else:
                     yield from _packed(packed, shape, dtype, path)
-        except (zipfile.BadZipFile, EOFError, OSError, RuntimeError) as error:
+        except _ARCHIVE_ERRORS as error:
             raise _error(path, f"{name} is damaged: {error}") from error
 
     return Array(name, shape, dtype.kind, blocks)
@@ -152,10 +169,12 @@ def _npy_header(file: IO[bytes], path: Path) -> tuple[tuple[int, ...], bool, Any
         version = npy.read_magic(file)
         read = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
         shape, fortran, dtype = read(file)
-    except (ValueError, TypeError, EOFError, SyntaxError) as error:
+    except _HEADER_ERRORS as error:
         raise _error(path, f"the header of an array cannot be read: {error}") from error
+    if any(length < 0 for length in shape):
+        raise _error(path, f"an array has the shape {shape}")
     if dtype.hasobject:
-        raise SourceError(
+        raise NeedsCodeError(
             "the array holds Python objects, which only a pickle can make",
             where=str(path),
             do="Save it as numbers; reading a pickle runs code from the file.",

@@ -31,13 +31,28 @@ def read_parquet(path: Path, watch: Watch, scan: Scan) -> tuple[Ledger, Roles]:
 
 
 def read_arrow(path: Path, watch: Watch, scan: Scan) -> tuple[Ledger, Roles]:
-    """Returns what an Arrow file holds, be it of the file format or a stream."""
+    """Returns what an Arrow file holds, be it of the file format or a stream.
+
+    The file format is a stream between two marks, so both are read batch by batch. Some writers
+    leave out what a stream needs between them; such a file is read by its table of contents.
+    """
     import polars as pl
 
     with path.open("rb") as file:
-        if file.read(6) == b"ARROW1":
-            return _read_lazy(pl.scan_ipc(path), path, watch, scan)
-    return _read_stream(path, watch, scan)
+        start = file.read(12)
+    if start.startswith(b"ARROW1") and start[8:] != b"\xff\xff\xff\xff":
+        return _read_lazy(pl.scan_ipc(path), path, watch, scan)
+    ledger, roles = Ledger(), None
+    for batch in _batches(path):
+        frame = pl.read_ipc_stream(io.BytesIO(batch))
+        if roles is None:
+            roles = roles_of(columns_in(frame.schema), watch.expected)
+        if roles.read:
+            ledger.merge(FrameReader(roles, watch).read(frame.select(roles.read)))
+        else:
+            ledger.records += frame.height
+        scan.progress(str(path), len(batch))
+    return ledger, roles or Roles()
 
 
 def columns_in(schema: pl.Schema) -> list[Column]:
@@ -91,26 +106,12 @@ def _step(roles: Roles) -> int:
     return ROWS // (16 if listed else max(1, len(roles.read) // 16))
 
 
-def _read_stream(path: Path, watch: Watch, scan: Scan) -> tuple[Ledger, Roles]:
-    import polars as pl
-
-    ledger, roles = Ledger(), None
-    for batch in _batches(path):
-        frame = pl.read_ipc_stream(io.BytesIO(batch))
-        if roles is None:
-            roles = roles_of(columns_in(frame.schema), watch.expected)
-        if roles.read:
-            ledger.merge(FrameReader(roles, watch).read(frame.select(roles.read)))
-        else:
-            ledger.records += frame.height
-        scan.progress(str(path), len(batch))
-    return ledger, roles or Roles()
-
-
 def _batches(path: Path) -> Iterator[bytes]:
     """Yields a stream of Arrow messages as streams of one batch each."""
     schema, dictionaries, any_batch = b"", b"", False
     with path.open("rb") as file:
+        if file.read(8)[:6] != b"ARROW1":
+            file.seek(0)
         while message := _message(file, path):
             kind, data = message
             if kind == 1:

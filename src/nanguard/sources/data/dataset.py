@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from nanguard.errors import SourceError
 from nanguard.sources.data.ledger import Ledger
 from nanguard.sources.data.roles import Roles
 from nanguard.sources.data.watching import Watch
@@ -13,9 +14,12 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from nanguard.errors import SourceError
     from nanguard.sources.data.labels import Labels
     from nanguard.sources.scanning import Expected
+
+
+class NeedsCodeError(SourceError):
+    """A file that only code of its own can read, which is never run."""
 
 
 @dataclass(frozen=True, slots=True)

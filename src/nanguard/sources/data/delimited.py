@@ -9,6 +9,7 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from nanguard.errors import SourceError
 from nanguard.sources.data.blocks import Block, blocks_of, in_order, line_count, parts_of
 from nanguard.sources.data.frames import FrameReader, one_per_record
 from nanguard.sources.data.ledger import Ledger
@@ -26,8 +27,10 @@ if TYPE_CHECKING:
 SAMPLE_ROWS = 1000
 SLOW = 256 << 10
 PARTS = 8
+MAX_CELL = 64 << 20
+MAX_COLUMNS = 20_000
 DELIMITERS = (",", "\t", ";", "|")
-_WHOLE = re.compile(r"\s*[-+]?\d{1,18}\s*")
+_WHOLE = re.compile(r"[ \t]*[-+]?[0-9]{1,18}[ \t]*")
 
 
 @dataclass(frozen=True)
@@ -52,6 +55,10 @@ def read_delimited(path: Path, watch: Watch, scan: Scan) -> tuple[Ledger, Roles]
     if len(head) == 1 << 20:
         head = head[: head.rfind(b"\n") + 1]
     layout = layout_of(head)
+    if len(layout.names) > MAX_COLUMNS:
+        raise SourceError(
+            f"its first line has {len(layout.names)} cells", where=str(path), do="Leave it out."
+        )
     roles = roles_of(columns_of(_sample(head, layout)), watch.expected)
     if not roles.names:
         names = [Column(name, "empty") for name in layout.names]
@@ -73,9 +80,22 @@ def layout_of(head: bytes) -> Layout:
     first = lines[0] if lines else ""
     delimiter = max(DELIMITERS, key=lambda one: (_columns_by(one, lines), first.count(one)))
     cells = _cells(first, delimiter)
+    usual = _usual_width(lines[1:], delimiter)
+    if usual is not None and usual != len(cells):
+        named = cells if len(cells) == usual - 1 else [f"column {at}" for at in range(2, usual + 1)]
+        return Layout(
+            delimiter, _unique(["column 1", *named]), text[: text.find(first)].count("\n") + 1
+        )
     if _is_header(cells, _cells(lines[1], delimiter) if len(lines) > 1 else []):
         return Layout(delimiter, _unique(cells), text[: text.find(first)].count("\n") + 1)
     return Layout(delimiter, tuple(f"column {at}" for at in range(1, len(cells) + 1)), 0)
+
+
+def _usual_width(lines: list[str], delimiter: str) -> int | None:
+    """Returns how many cells lines have where nearly all agree; None where they do not."""
+    widths = [len(_cells(line, delimiter)) for line in lines if '"' not in line]
+    most = max(set(widths), key=widths.count) if widths else 0
+    return most if len(widths) >= 4 and widths.count(most) >= 0.9 * len(widths) else None
 
 
 def _columns_by(delimiter: str, lines: list[str]) -> int:
@@ -213,13 +233,13 @@ class _Reader:
         )
         if frame.height != lines:
             raise _UnevenError
-        frame = frame.select(list(self.roles.read))
         ledger = FrameReader(self.roles, self.watch, one_per_record).read(frame)
         ledger.lines = lines
         return ledger
 
     def _slow(self, data: bytes) -> Ledger:
         reader = RowReader(self.roles, self.watch)
+        csv.field_size_limit(max(csv.field_size_limit(), MAX_CELL))
         text = io.StringIO(data.decode("utf-8", "replace"), newline="")
         rows = csv.reader(text, delimiter=self.layout.delimiter)
         line = 1
@@ -232,7 +252,7 @@ class _Reader:
                 reader.ledger.refuse(line, str(error))
                 line = rows.line_num + 1
                 continue
-            if any(cells):
+            if any(cells) and not (len(cells) < len(self.layout.names) and cells[0][:1] == "#"):
                 self._row(cells, line, reader)
             line = rows.line_num + 1
         ledger = reader.finish()

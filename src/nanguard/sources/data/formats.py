@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from nanguard.errors import SourceError
-from nanguard.sources.data.dataset import DataFile
+from nanguard.sources.data.dataset import DataFile, NeedsCodeError
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -72,6 +72,8 @@ def _read_here(path: Path, watch: Watch, scan: Scan) -> DataFile:
         return out
     try:
         _read(path, watch, scan, out)
+    except NeedsCodeError as error:
+        out.error = error
     except SourceError as error:
         out.broken = error.what
     except ModuleNotFoundError as error:

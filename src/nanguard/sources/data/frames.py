@@ -50,7 +50,7 @@ class FrameReader:
     def read(self, frame: pl.DataFrame) -> Ledger:
         """Returns what a table holds."""
         ledger = Ledger(records=frame.height)
-        frame = frame.with_row_index(_ROW)
+        frame = frame.select(self.roles.read).with_row_index(_ROW)
         label = self.roles.label
         if label is not None and label.name in frame.columns:
             ledger.labels = self._labels(frame, label)
