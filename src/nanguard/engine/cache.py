@@ -18,6 +18,7 @@ from nanguard.engine.outcome import FileOutcome, NotChecked, Seen
 from nanguard.engine.writing import own_folder, write_atomically
 from nanguard.findings import Finding, Fix, Severity
 from nanguard.rules.catalogue import plugins
+from nanguard.sources.python.requirements import torch_floor
 
 if TYPE_CHECKING:
     from nanguard.engine.selection import Selection
@@ -45,7 +46,8 @@ class Cache:
 
     def key(self, path: str, content: bytes) -> str:
         """Returns what the outcome of a file is kept under."""
-        about = f"{self._made_by}|{path}|".encode("utf-8", "surrogateescape")
+        floor = torch_floor(path)
+        about = f"{self._made_by}|{path}|{floor}".encode("utf-8", "surrogateescape")
         return hashlib.blake2b(content, digest_size=16, key=_short(about)).hexdigest()
 
     def get(self, key: str, path: str) -> FileOutcome | None:

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from nanguard.sources.python.values import Value
 
 # What leaves at least one element of every row in.
+_EXPECT_NAN = frozenset({"nanmean", "nanmin", "nanmax", "nansum", "nanmedian"})
 _NEVER_EMPTY = frozenset({"tril", "triu", "eye", "ones", "ones_like", "softmax"})
 
 
@@ -74,7 +75,7 @@ class DivisionByUnguardedSum(CodeRule):
                 quotient.node,
                 "division by a sum that is 0 when nothing is left in: 0 / 0 is NaN",
                 fixes=_fixes(code, quotient),
-                weak=any(part.name == "attention_mask" for part in divisor.upstream(12)),
+                weak=_is_hardly_zero(quotient, divisor),
             )
 
 
@@ -87,6 +88,17 @@ def _is_count(value: Value) -> bool:
     if core.op in ("index_add", "scatter_add") and core.inputs:
         return value.has("count") or core.inputs[-1].core.op in ("ones", "ones_like")
     return core.op in ("sum", "bincount", "histc") and value.has("count")
+
+
+def _is_hardly_zero(quotient: Value, divisor: Value) -> bool:
+    """Returns whether little speaks for a sum of 0, or NaN is reckoned with."""
+    if any(part.name == "attention_mask" for part in divisor.upstream(12)):
+        return True
+    scope = quotient.scope
+    around = [scope, scope.parent] if scope is not None else []
+    if any(e.op in _EXPECT_NAN for place in around if place is not None for e in place.events):
+        return True
+    return not _is_count(divisor) and divisor.core.op == "sum" and quotient.inputs[0].op != "mul"
 
 
 def _is_weighted_mean(quotient: Value) -> bool:

@@ -101,7 +101,8 @@ def _is_hardly_zero(quotient: Value, divisor: Value) -> bool:
     measured = divisor.core.inputs[0].core if divisor.core.inputs else divisor.core
     if measured.op in ("call", "parameter", "randn", "randn_like", "attribute", "normal", "part"):
         return True
-    return bool(_LIVELY.search(measured.name.lower()))
+    near = divisor.core.inputs[0].upstream(4) if divisor.core.inputs else ()
+    return any(_LIVELY.search(part.name.lower()) for part in near)
 
 
 def _is_of_the_same(over: Value, divisor: Value) -> bool:

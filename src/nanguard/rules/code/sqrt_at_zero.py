@@ -86,7 +86,7 @@ class SqrtAtZero(CodeRule):
                 root.node,
                 f"square root of a {what} that can be 0: its gradient there is infinite",
                 fixes=_fixes(code, root),
-                weak=is_for_show(root),
+                weak=is_for_show(root) or _is_hardly_zero(value),
             )
 
 
@@ -94,6 +94,13 @@ def is_root(power: Value) -> bool:
     """Returns whether a power is a square root."""
     exponent = power.arg(1, "exponent")
     return exponent is not None and exponent.number() == 0.5
+
+
+def _is_hardly_zero(value: Value) -> bool:
+    """Returns whether everything there is would have to be equal, or two sides at once."""
+    core = value.core
+    whole = core.op in ("sum", "mean", "mse_loss") and len(core.inputs) < 2
+    return (whole and "dim" not in core.keywords) or value.has("hypot")
 
 
 def _is_measure(root: Value, value: Value, *, trains: bool) -> bool:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, ClassVar
 from nanguard.findings import Edit, Finding, Fix, Severity
 from nanguard.rules.code_rule import CodeRule, replaced
 from nanguard.rules.rule import Fails, Passes
+from nanguard.sources.python.requirements import torch_floor
 from nanguard.sources.python.training import Training, is_test
 
 if TYPE_CHECKING:
@@ -27,6 +28,9 @@ _DATA = re.compile(
     r"|batch|embed|history|log|scaler|encoder"
 )
 _LOADERS = ("load_file", "load_model", "safe_open", "load_state_dict")
+
+# From this torch on, weights_only is True unless something else is said.
+_SAFE = (2, 6)
 
 
 class UnsafeCheckpointLoad(CodeRule):
@@ -80,10 +84,10 @@ class UnsafeCheckpointLoad(CodeRule):
         for call in (*code.of("load"), *Training.of(code).called("partial")):
             if not isinstance(call.node, ast.Call):
                 continue
-            if _is_torch_load(call) and not _is_safe(call):
+            if _is_torch_load(call) and not _is_safe(call) and not _is_own(code, call):
                 fix = Fix("load with weights_only=True", edits=(_edit(code, call.node),))
                 message = "torch.load without weights_only=True runs code that the file names"
-                yield self.at(code, call.node, message, fixes=(fix,))
+                yield self.at(code, call.node, message, weak=_is_data(code, call), fixes=(fix,))
         for call in Training.of(code).called("load", "loads"):
             copied = any(given.path.endswith("dumps") for given in call.inputs)
             if call.path.startswith(_PICKLES) and not copied and _is_checkpoint(code, call):
@@ -92,6 +96,28 @@ class UnsafeCheckpointLoad(CodeRule):
                 )
                 message = "a checkpoint is unpickled, which runs code that the file names"
                 yield self.at(code, call.node or code.tree, message, fixes=(fix,))
+
+
+def _is_own(code: Code, call: Value) -> bool:
+    """Whether what is loaded was written just before, or torch is new enough to be safe."""
+    if "weights_only" not in call.keywords and (torch_floor(code.text.path) or (0, 0)) >= _SAFE:
+        return True
+    path = _first(code, call)
+    saved = [other for other in code.of("save") if other.scope is call.scope]
+    return bool(path) and any(_first(code, other, 1) == path for other in saved)
+
+
+def _is_data(code: Code, call: Value) -> bool:
+    """Whether it is a data set that is loaded, by the name it is given."""
+    statement = code.statement_of(call.node) if call.node is not None else None
+    targets = statement.targets if isinstance(statement, ast.Assign) else []
+    return any("dataset" in code.segment(target).lower() for target in targets)
+
+
+def _first(code: Code, call: Value, place: int = 0) -> str:
+    node = call.node
+    given = node.args if isinstance(node, ast.Call) else []
+    return code.segment(given[place]) if place < len(given) else ""
 
 
 def _is_torch_load(call: Value) -> bool:
