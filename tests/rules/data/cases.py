@@ -582,3 +582,65 @@ def one_record_of_zeros(folder: Path) -> None:
     x = np.random.default_rng(0).normal(size=(60, 6))
     x[9] = 0
     np.save(folder / "X.npy", x)
+
+
+@case(("missing-label", 1))
+def a_column_of_another_name(folder: Path) -> None:
+    config(folder, "data: {train_file: t.csv, label_column: target, num_classes: 2}\n")
+    table(folder / "t.csv", {"a": list(normal(20)), "b": list(normal(20, 1)), "lable": [0, 1] * 10})
+
+
+@case()
+def a_test_file_without_labels(folder: Path) -> None:
+    config(
+        folder,
+        "data: {train_file: t.csv, test_file: e.csv, label_column: label, num_classes: 2}\n",
+    )
+    table(folder / "t.csv", {"a": list(normal(20)), "b": list(normal(20, 1)), "label": [0, 1] * 10})
+    table(folder / "e.csv", {"a": list(normal(20)), "b": list(normal(20, 1))})
+
+
+@case(("unreadable-record", None))
+def a_pointer_instead_of_the_data(folder: Path) -> None:
+    text = "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 12345\n"
+    (folder / "train.parquet").write_text(text)
+
+
+@case(("label-out-of-range", None))
+def labels_of_the_second_part(folder: Path) -> None:
+    config(folder, "data: {path: d.npz, num_classes: 4}\n")
+    x = np.random.default_rng(0).normal(size=(40, 4))
+    y = np.array(classes(40, 4))
+    late = y.copy()
+    late[3] = 4
+    np.savez(folder / "d.npz", x_train=x, y_train=y, x_test=x + 1, y_test=late)
+
+
+@case(("class-count-mismatch", None))
+def names_that_are_one_short(folder: Path) -> None:
+    config(folder, "data: {train_file: t.csv, num_classes: 4, class_names: [cat, dog, owl]}\n")
+    table(
+        folder / "t.csv",
+        {"a": list(normal(40)), "b": list(normal(40, 1)), "label": list(classes(40, 4))},
+    )
+
+
+@case(("extreme-feature-scale", 31))
+def a_glitch_of_ordinary_size(folder: Path) -> None:
+    b = normal(80, 1)
+    b[29] = 480000.0
+    table(folder / "t.csv", {"a": list(normal(80)), "b": list(b), "label": [0, 1] * 40})
+
+
+@case()
+def long_tailed_amounts(folder: Path) -> None:
+    rng = Random(0)
+    table(
+        folder / "t.csv",
+        {
+            "amount": [round(rng.lognormvariate(3, 2.2), 2) for _ in range(400)],
+            "a": list(normal(400)),
+            "b": list(normal(400, 1)),
+            "label": [0, 1] * 200,
+        },
+    )

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from nanguard.findings import Finding
     from nanguard.sources.data.dataset import DataSet
 
+_TABLES = ("CSV", "Parquet", "JSON lines")
 _SHARE = 0.25  # a column that is empty more often than this is empty on purpose
 
 
@@ -45,6 +46,7 @@ class MissingLabel(DataRule):
     def check(self, source: DataSet) -> Iterator[Finding]:
         """Yields one finding for each file."""
         told = source.request.expected.label_key is not None
+        yield from self._column(source)
         for file, labels in source.labelled():
             missing = labels.missing
             if labels.many or not missing.count or not labels.total:
@@ -59,3 +61,17 @@ class MissingLabel(DataRule):
                 where=labels.key,
                 fixes=(Fix("leave these records out"),),
             )
+
+    def _column(self, source: DataSet) -> Iterator[Finding]:
+        """Yields a finding where no file has the column that is said to hold labels."""
+        key = source.request.expected.label_key
+        tables = [file for file in source.files if file.format in _TABLES and file.ledger.records]
+        if key is None or not tables or any(key in file.roles.names for file in source.files):
+            return
+        yield self.finding(
+            f"no file has the column {key}; there are {', '.join(tables[0].roles.names[:12])}",
+            path=tables[0].path,
+            line=1 if tables[0].has_lines else None,
+            where=key,
+            fixes=(Fix("name the column that holds the labels"),),
+        )

@@ -11,7 +11,7 @@ from nanguard.sources.data.ledger import Ledger
 from nanguard.sources.data.matrix import MAX_WIDTH, Matrix
 from nanguard.sources.data.numbers import Numbers
 from nanguard.sources.data.places import MAX_PLACES, Place
-from nanguard.sources.data.roles import Column, Roles, Shape, roles_of
+from nanguard.sources.data.roles import TOKENS, Column, Roles, Shape, plain_name, roles_of
 from nanguard.sources.data.tokens import Tokens
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ def read_arrays(path: Path, watch: Watch, scan: Scan) -> tuple[Ledger, Roles]:
     ledger = Ledger(records=max((a.shape[0] if a.shape else 1 for a in arrays.values()), default=0))
     done = _Progress(path, scan)
     if roles.label is not None:
-        ledger.labels = _labels(arrays[roles.label.name], watch, done)
+        ledger.labels = _labels(_alike(roles.label, arrays), watch, done)
     targets = (roles.targets,) if roles.targets is not None else ()
     for column in (*roles.tokens, *targets):
         ledger.tokens[column.name] = _tokens(
@@ -75,17 +75,29 @@ def _roles(arrays: list[Array], watch: Watch) -> Roles:
 
 def _as_list(column: Column) -> Column:
     """Returns a row of token ids as what it is: a sequence, although it has one dimension."""
-    from nanguard.sources.data.roles import TOKENS, plain_name
-
     if column.shape == "int" and plain_name(column.name) in TOKENS:
         return Column(column.name, "ints", 1)
     return column
 
 
-def _labels(array: Array, watch: Watch, done: _Progress) -> Labels:
-    labels = Labels(array.name, many=len(array.shape) > 1)
-    for first, block in done.blocks(array):
-        add_labels(labels, block, first, watch)
+def _alike(label: Column, arrays: dict[str, Array]) -> list[Array]:
+    """Returns the labels, and those of other parts of the data: ``y_test`` beside ``y_train``."""
+    first = arrays[label.name]
+    others = [
+        array
+        for array in arrays.values()
+        if array is not first
+        and plain_name(array.name) == plain_name(first.name)
+        and len(array.shape) == len(first.shape)
+    ]
+    return [first, *others]
+
+
+def _labels(arrays: list[Array], watch: Watch, done: _Progress) -> Labels:
+    labels = Labels(arrays[0].name, many=len(arrays[0].shape) > 1)
+    for array in arrays:
+        for first, block in done.blocks(array):
+            add_labels(labels, block, first, watch)
     return labels
 
 

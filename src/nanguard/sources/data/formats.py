@@ -21,6 +21,7 @@ JSON_LINES, CSV, PARQUET, ARROW, ARRAYS, JSON = (
     "arrays",
     "JSON",
 )
+LFS_POINTER = b"version https://git-lfs.github.com/spec/"
 ENDINGS = {
     ".jsonl": JSON_LINES,
     ".ndjson": JSON_LINES,
@@ -68,7 +69,8 @@ def _read_here(path: Path, watch: Watch, scan: Scan) -> DataFile:
         head = file.read(1 << 16)
     kind = format_of(path, head)
     out = DataFile(str(path), kind or "unknown")
-    if not head:
+    out.broken = _stand_in(head)
+    if not head or out.broken:
         return out
     try:
         _read(path, watch, scan, out)
@@ -110,6 +112,15 @@ def _read(path: Path, watch: Watch, scan: Scan, out: DataFile) -> None:
     else:
         raise SourceError("it is no data file", where=str(path), do="Leave it out.")
     out.ledger, out.roles = read(path, watch, scan)
+
+
+def _stand_in(head: bytes) -> str | None:
+    """Returns what a file is that was to be data and is something in its place."""
+    if head.startswith(LFS_POINTER):
+        return "it is a pointer of Git LFS, not the data itself; git lfs pull brings that"
+    if head.startswith((b"\xff\xfe", b"\xfe\xff")):
+        return "it is UTF-16, which no reader of data expects; save it as UTF-8"
+    return None
 
 
 def _is_polars(error: BaseException) -> bool:

@@ -179,7 +179,7 @@ def _named(every: tuple[Leaf, ...], leaves: list[Leaf]) -> tuple[int, str] | Non
         names = leaf.node.items if leaf.key in _NAMES else []
         if len(names) > 1 and all(isinstance(node.value, str) for node in names):
             return len(names), ".".join(leaf.path)
-    mapped = [leaf for leaf in every if leaf.sections[-1:] == ("id2label",)]
+    mapped = [leaf for leaf in every if leaf.sections[-1:] in (("id2label",), ("names",))]
     if len(mapped) > 1 and all(leaf.key.isdigit() for leaf in mapped):
         return len(mapped), ".".join(mapped[0].path[:-1])
     return None
@@ -223,7 +223,8 @@ def _is_read(key: str, ending: str) -> bool:
     """Returns whether a setting of this name holds a file to learn from."""
     if ending in (".npy", ".npz") and re.search(r"label|target|\by\b|feature|\bx\b", key):
         return True
-    return not _TO_WRITE.search(key) and (ending == ".jsonl" or bool(_TO_READ.search(key)))
+    plain = ending not in (".json", ".safetensors")  # these may as well be something else
+    return not _TO_WRITE.search(key) and (plain or bool(_TO_READ.search(key)))
 
 
 def _paths(leaf: Leaf) -> Iterator[_Found]:

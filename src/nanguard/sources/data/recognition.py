@@ -7,7 +7,7 @@ import re
 from typing import TYPE_CHECKING
 
 from nanguard.sources.data.arrays import tensor_names
-from nanguard.sources.data.formats import ARRAYS, CSV, JSON, JSON_LINES, format_of
+from nanguard.sources.data.formats import ARRAYS, CSV, JSON, JSON_LINES, LFS_POINTER, format_of
 from nanguard.sources.data.roles import GROUPS, LABELS, TOKENS, plain_name
 
 if TYPE_CHECKING:
@@ -52,6 +52,8 @@ def recognises(path: Path, head: bytes) -> bool:
         return False
     if not head.strip():
         return path.suffix.lower() != ".json" and not _LOGS.search(path.stem)
+    if head.startswith(LFS_POINTER):
+        return path.suffix.lower() not in (".json", ".safetensors")
     if kind == JSON_LINES:
         return _json_lines(head, path)
     if kind == CSV:
