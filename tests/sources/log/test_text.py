@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 import tracemalloc
 from array import array
 from typing import TYPE_CHECKING
@@ -199,6 +200,30 @@ def test_endless_lines_stay_bounded(tmp_path: Path, unit: str):
     (series,) = [s for s in log.series if s.name == "loss"]
     assert (series[0].line, series[len(series) - 1].line) == (1, 3)
     assert peak < 40 << 20
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "loss: " + "1" * 60_000 + "x",
+        "loss error nan " * 4000,
+        "loss" + " " * 60_000 + "|",
+        "step 1 loss 2.5 |####      | " + "#" * 900 + " " * 900 + "!",
+        "loss [" * 10_000,
+        "\x1b[" + "0" * 60_000,
+        '{"loss": ' + "[" * 30_000,
+        "loss=" + "1,234" * 9000,
+        "epoch  loss" + "  1" * 15_000,
+    ],
+    ids=range(9),
+)
+def test_no_line_takes_long(tmp_path: Path, line: str):
+    file = tmp_path / "a.log"
+    head = "epoch  loss  acc\nstep 1 loss 2.5 |####      | 1/9\nstep 2 loss 2.5 |#####     | 2/9\n"
+    file.write_text(head + (line + "\n") * 5)
+    begin = time.perf_counter()
+    read_text(file, Scan())
+    assert time.perf_counter() - begin < 3.0
 
 
 def test_names_without_end_stay_bounded(tmp_path: Path):

@@ -39,7 +39,8 @@ class LogRule(Rule[Log]):
 def place(point: Point) -> str:
     """Returns where a number stands, as the log counts."""
     if point.step is not None:
-        return f"step {point.step}"
+        epoch = "" if point.epoch is None else f" (epoch {point.epoch:g})"
+        return f"step {point.step}{epoch}"
     if point.epoch is not None:
         return f"epoch {point.epoch:g}"
     return f"line {point.line}" if point.line is not None else f"entry {point.index + 1}"

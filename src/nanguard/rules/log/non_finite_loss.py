@@ -81,7 +81,7 @@ class NonFiniteLoss(LogRule):
         others = [s.name for s, _ in bad if s is not series]
         if others:
             more = ", ..." if len(others) > _MOST_TERMS else ""
-            message += f", as later or with it {', '.join(others[:_MOST_TERMS])}{more}"
+            message += f", also not finite: {', '.join(others[:_MOST_TERMS])}{more}"
         fine = [
             f"{term.name} {name_of(row.value)}"
             for term in log.of(Role.LOSS)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from statistics import median
 from typing import TYPE_CHECKING
 
 from nanguard.findings import Severity, name_of
@@ -83,7 +84,9 @@ def _still_from(series: MetricSeries) -> Point | None:
     count = len(values) - start
     if start == 0:
         return series[0]
-    frozen = count >= max(_LEAST, len(values) // 4) and last > _EARLY * max(values[:start])
+    frozen = count >= max(_LEAST, len(values) // 4) and last > _EARLY * median(
+        values[: min(start, 16)]
+    )
     if frozen and len(set(values[start:])) <= 2:
         return series[start]
     near = abs(last / _COIN - 1) < 4 * _NEAR_COIN

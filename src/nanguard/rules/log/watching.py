@@ -25,7 +25,7 @@ _BLOCK = 64
 # How far a scale may fall in many small falls with no growth between them.
 _FAR = 1024.0
 # What a window remembers, in values, and so how far before such a place the watch begins.
-_MEMORY = 8 * _SETTINGS.spike_window
+_MEMORY = 3 * _SETTINGS.spike_window
 
 
 @dataclass(frozen=True, slots=True)

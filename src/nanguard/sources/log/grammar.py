@@ -18,7 +18,7 @@ _MOST_VALUES = 200
 
 VALUE = re.compile(
     r"(?<![\w.@])[-+]?(?:"
-    r"(?:[0-9]{1,3}(?:,[0-9]{3})+(?:\.[0-9]+)?|[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?"
+    r"(?:[0-9]{1,3}(?:,[0-9]{3})+(?:\.[0-9]+)?|[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][-+]?[0-9]+)?"
     r"|nan(?:\.0)?|inf(?:inity)?)(?![\w]|\.\w|[-/][A-Za-z])",
     re.IGNORECASE,
 )
@@ -33,7 +33,7 @@ _LEVELS = word_set(
 _WRAPPERS = frozenset(["tensor", "array", "float", "float32", "float64", "item"])
 _LINKS = re.compile(r"\s+(?:is|was|became|becomes|are|of|at|now|has become|went to)\s*$")
 _RANK = re.compile(r"(?i)\b(?:local_|global_)?rank\W{0,3}(\d{1,6})\b|\[default(\d{1,6})\]")
-_BATCH = re.compile(r"[|\[(]\s*(\d{1,12})/\s*\d+|^\s*(\d{1,12})/\d+\s*[\[━]")
+_BATCH = re.compile(r"[|\[(]\s*(\d{1,12})/\s*(\d+)|^\s*(\d{1,12})/(\d+)\s*[\[━]")
 # What may follow a bare NaN that is separated from its name by no more than a space.
 _AFTER_BARE = re.compile(
     r"\s*(?:$|[^\w\s/'\"-]|\S+(?:\s*[=:]\s*|\s)[-+]?(?:\d|nan|inf)|\s{2,}|\s-)"
@@ -131,8 +131,10 @@ def _finish(line: Line, text: str, batch: Value | None) -> None:
 def _counted(text: str) -> Value | None:
     """Returns the "120/500" of a progress bar or of a batch within an epoch."""
     for found in _BATCH.finditer(text):
-        group = 1 if found[1] else 2
-        return Value(_BATCHES, float(found[group]), found.start(group), found.end(group))
+        group = 1 if found[1] else 3
+        # A bar that is full is an epoch's summary.
+        if found[group] != found[group + 1]:
+            return Value(_BATCHES, float(found[group]), found.start(group), found.end(group))
     return None
 
 

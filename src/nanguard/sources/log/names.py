@@ -64,7 +64,7 @@ _GAMES = word_set(
 )
 # Words that make a number something else: a bound, a best value, a count, a setting.
 _SETTINGS = word_set(
-    "best min max minimum maximum lowest highest prev previous last init initial target "
+    "best min max scaler minimum maximum lowest highest prev previous last init initial target "
     "threshold thresh limit clip clipping clipped tol tolerance patience improved improvement "
     "weight weights coef coeff lambda smoothing type fn func function num number count counts "
     "n nan nans inf infs skip skipped window interval delta std var variance ratio time ms "

@@ -10,6 +10,8 @@ from nanguard.sources.log.series import Note
 # Cheap to search for; every sentence below has one of them.
 SUSPECT = re.compile(r"nan|inf|finite|invalid loss|loss scale|overflow", re.IGNORECASE)
 
+# A sentence is found in the beginning of a line or not at all.
+_LONGEST = 400
 _BAD = r"(?:nans?|infs?|infinite|infinity|non-?\s?finite|not finite)"
 _HAPPENED = r"(?:detected|found|encountered|appeared|occurred|seen|observed)"
 _EVENT = (
@@ -54,6 +56,7 @@ _KINDS = (
 
 def note_of(text: str, line: int) -> Note | None:
     """Returns what a line says in words; None if it only speaks about what might be."""
+    text = text[:_LONGEST]
     if not SUSPECT.search(text):
         return None
     for role, pattern, deniable in _KINDS:

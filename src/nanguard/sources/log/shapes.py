@@ -20,9 +20,11 @@ LONGEST = 2000
 _NUMBER = re.compile(
     r"(?<![A-Za-z_0-9.])(?:(?<![0-9A-Za-z)\]])[-+])?[0-9][0-9.]*(?:[eE][-+]?[0-9]+)?"
 )
-_BAR = re.compile(r"[▏▎▍▌▋▊▉█#━╸╺ ]{4,}|(?<=\[)[=>.]{4,}(?=\])")
+_BAR = re.compile(r"([▏▎▍▌▋▊▉█#━╸╺ ]{4,}|(?<=\[)[=>.]{4,}(?=\]))")
 _SPECIAL = re.compile(r"([\\.^$*+?{}\[\]|()])")
-_ANY_BAR = "[▏▎▍▌▋▊▉█#━╸╺=>. ]+"
+# What stands beside an open part never matches it too, so that no line takes long to refuse.
+_ANY_BAR = "[▏▎▍▌▋▊▉█#━╸╺ ]+"
+_ANY_ARROW = "[=>.]+"
 
 
 @dataclass(slots=True)
@@ -110,8 +112,13 @@ def _spans(text: str, wanted: dict[int, Value]) -> list[tuple[int, int]]:
 
 def _fixed(text: str) -> str:
     """Returns a pattern for what stands between numbers; widths and progress bars are open."""
-    bars = _BAR.split(text)
-    return _ANY_BAR.join(_words(part) for part in bars)
+    out: list[str] = []
+    for number, part in enumerate(_BAR.split(text)):
+        if number % 2:
+            out.append(_ANY_BAR if part.strip("=>.") else _ANY_ARROW)
+        else:
+            out.append(_words(part))
+    return "".join(out)
 
 
 def _words(text: str) -> str:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from nanguard.sources.log.grammar import VALUE, Line, Value, number_of
 from nanguard.sources.log.names import METRICS, Metric, Role, metric_of
 
+_LONGEST = 1000
 _RULED = re.compile(r"[|│┃]")
 _SPACED = re.compile(r"\s{2,}|\t")
 _NUMBERISH = re.compile(r"(?i)^(?:[-+]?[\d.,:/%eE+-]+[%a-zA-Z]{0,3}|nan|inf|-inf|none|n/a|-|)$")
@@ -24,6 +25,8 @@ class Table:
 
     def row(self, text: str) -> Line | None:
         """Returns what a row says; None if the line is no row of this table."""
+        if len(text) > _LONGEST:
+            return None
         cells = _cells(_PROGRESS.sub("", text), ruled=self.ruled)
         if len(cells) != len(self.columns) or not all(_NUMBERISH.match(c.strip()) for c in cells):
             return None
@@ -43,12 +46,12 @@ class Table:
 
     def goes_on(self, text: str) -> bool:
         """Returns whether a line that is no row may stand inside the table."""
-        return bool(_RULE.match(text)) or "%|" in text
+        return len(text) <= _LONGEST and (bool(_RULE.match(text)) or "%|" in text)
 
 
 def table_of(text: str) -> Table | None:
     """Returns the table a line is the head of; None if it is no head."""
-    if len(text) > 1000 or VALUE.search(text):
+    if len(text) > _LONGEST or VALUE.search(text):
         return None
     ruled = bool(_RULED.search(text))
     cells = _cells(text, ruled=ruled)

@@ -13,7 +13,7 @@ from nanguard.sources.log.grammar import INTERESTING, VALUE, Line, read_line
 from nanguard.sources.log.lines import SAME_LINE, Stretch, stretches
 from nanguard.sources.log.notes import SUSPECT, note_of
 from nanguard.sources.log.records import line_of, loads
-from nanguard.sources.log.shapes import Shape, shape_of
+from nanguard.sources.log.shapes import LONGEST, Shape, shape_of
 from nanguard.sources.log.tables import Table, table_of
 
 if TYPE_CHECKING:
@@ -85,6 +85,8 @@ class TextReader:
         self._gathering.add(rows, notes, pieces)
 
     def _taken(self, number: int, text: str, taken: dict[int, _Taken]) -> bool:
+        if len(text) > LONGEST:
+            return False
         last = len(self.shapes) - 1
         for at in range(last, max(-1, last - _RECENT), -1):
             found = self.shapes[at].compiled.match(text)
