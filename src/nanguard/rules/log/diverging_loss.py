@@ -41,8 +41,8 @@ class DivergingLoss(LogRule):
     severity = Severity.WARNING
     seen_in = "https://github.com/keras-team/keras/issues/21"
     examples = (
-        Passes(_turning(50, 50), "history.csv"),
-        Fails(_turning(50, 25), file="history.csv"),
+        Passes(_turning(24, 24), "history.csv"),
+        Fails(_turning(24, 12), file="history.csv"),
     )
 
     def check(self, source: Log) -> Iterator[Finding]:

@@ -39,9 +39,9 @@ class FallingLossScale(LogRule):
     severity = Severity.WARNING
     seen_in = "https://github.com/Junjue-Wang/FactSeg/issues/6"
     examples = (
-        Passes(_scales([65536.0, 32768.0, 16384.0] + [16384.0] * 40 + [32768.0] * 40), "a.jsonl"),
+        Passes(_scales([65536.0, 32768.0, 16384.0] + [16384.0] * 22), "a.jsonl"),
         Fails(
-            _scales([65536.0] * 40 + [65536.0 / 2 ** (n // 2) for n in range(40)]),
+            _scales([65536.0] * 22 + [32768.0 / 2**n for n in range(8)]),
             file="a.jsonl",
         ),
     )

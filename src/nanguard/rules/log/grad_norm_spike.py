@@ -47,8 +47,8 @@ class GradNormSpike(LogRule):
     severity = Severity.WARNING
     seen_in = "https://github.com/unslothai/unsloth/issues/5207"
     examples = (
-        Passes(_steady(120), "metrics.jsonl"),
-        Fails(_steady(120, spike=90), line=90, file="metrics.jsonl"),
+        Passes(_steady(32), "metrics.jsonl"),
+        Fails(_steady(32, spike=28), line=28, file="metrics.jsonl"),
     )
 
     def check(self, source: Log) -> Iterator[Finding]:

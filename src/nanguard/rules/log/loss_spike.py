@@ -45,8 +45,8 @@ class LossSpike(LogRule):
     severity = Severity.WARNING
     seen_in = "https://github.com/InternLM/InternLM-XComposer/issues/106"
     examples = (
-        Passes(_steady(120), "train.log"),
-        Fails(_steady(120, spike=90), line=90, file="train.log"),
+        Passes(_steady(32), "train.log"),
+        Fails(_steady(32, spike=28), line=28, file="train.log"),
     )
 
     def check(self, source: Log) -> Iterator[Finding]:
