@@ -25,7 +25,7 @@ _MADE = frozenset(
     {"tensor", "randint", "rand", "randn", "ones", "zeros", "full", "arange", "linspace", "eye"}
 )
 _TRUTH = re.compile(r"(^|_)(gt|truth|target|label|true|ref)(s|_|$)|groundtruth")
-_SHOW = re.compile(r"metric|eval|visual|plot|draw|accuracy|psnr|score")
+_SHOW = re.compile(r"metrics|eval|visual|plot|draw|accuracy|psnr|confusion|meter$|evaluator")
 _SAFE_LEAVES = frozenset({"linspace", "arange", "ones", "zeros", "logspace", "full", "eye"})
 
 
@@ -103,9 +103,12 @@ def is_given(value: Value) -> bool:
 
 
 def is_for_show(value: Value) -> bool:
-    """Returns whether a place is about measuring or showing, going by the function's name."""
+    """Returns whether a place is about measuring or showing, going by names around it."""
     scope = value.scope
-    return scope is not None and bool(_SHOW.search(scope.name.lower()))
+    if scope is None:
+        return False
+    around = scope.name + (f" {scope.cls.name}" if scope.cls is not None else "")
+    return bool(_SHOW.search(around.lower()))
 
 
 def is_about_training(code: Code) -> bool:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from nanguard.findings import Finding, Fix, Severity
 from nanguard.rules.code_rule import CodeRule, bare, operand, replaced
-from nanguard.rules.numbers import can_be_zero, guarded_by
+from nanguard.rules.numbers import can_be_zero, guarded_by, is_for_show
 from nanguard.rules.quotients import has_eps_outside
 from nanguard.rules.rule import Fails, Passes
 
@@ -75,7 +75,7 @@ class DivisionByUnguardedSum(CodeRule):
                 quotient.node,
                 "division by a sum that is 0 when nothing is left in: 0 / 0 is NaN",
                 fixes=_fixes(code, quotient),
-                weak=_is_hardly_zero(quotient, divisor),
+                weak=_is_hardly_zero(code, quotient, divisor),
             )
 
 
@@ -90,13 +90,11 @@ def _is_count(value: Value) -> bool:
     return core.op in ("sum", "bincount", "histc") and value.has("count")
 
 
-def _is_hardly_zero(quotient: Value, divisor: Value) -> bool:
+def _is_hardly_zero(code: Code, quotient: Value, divisor: Value) -> bool:
     """Returns whether little speaks for a sum of 0, or NaN is reckoned with."""
     if any(part.name == "attention_mask" for part in divisor.upstream(12)):
         return True
-    scope = quotient.scope
-    around = [scope, scope.parent] if scope is not None else []
-    if any(e.op in _EXPECT_NAN for place in around if place is not None for e in place.events):
+    if is_for_show(quotient) or not _EXPECT_NAN.isdisjoint(code.operations):
         return True
     return not _is_count(divisor) and divisor.core.op == "sum" and quotient.inputs[0].op != "mul"
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from nanguard.findings import Finding, Fix, Severity
 from nanguard.rules.code_rule import CodeRule, bare, operand, replaced
-from nanguard.rules.numbers import can_be_zero, guarded_by, is_number, is_table
+from nanguard.rules.numbers import can_be_zero, guarded_by, is_about_training, is_number, is_table
 from nanguard.rules.quotients import has_eps_outside
 from nanguard.rules.rule import Fails, Passes
 
@@ -82,7 +82,8 @@ class NormaliseWithoutEps(CodeRule):
                 quotient.node,
                 f"division by a {word} that can be 0: 0 / 0 is NaN",
                 fixes=_fixes(code, quotient),
-                weak=word not in ("range", "peak") and _is_hardly_zero(quotient, divisor),
+                weak=(word == "peak" and not is_about_training(code))
+                or (word not in ("range", "peak") and _is_hardly_zero(quotient, divisor)),
             )
 
 

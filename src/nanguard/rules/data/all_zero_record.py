@@ -40,7 +40,7 @@ class AllZeroRecord(DataRule):
     code = "DAT012"
     name = "all-zero-record"
     severity = Severity.INFO
-    seen_in = "https://github.com/pytorch/pytorch/issues/31291"
+    seen_in = "https://github.com/pytorch/pytorch/issues/2421"
     examples = (
         Passes(_rows("0.0,0.0,0.5,0.0,1"), "example.csv"),
         Fails(_rows("0.0,0.0,0.0,0.0,1"), line=32, file="example.csv"),

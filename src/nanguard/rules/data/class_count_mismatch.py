@@ -37,7 +37,7 @@ class ClassCountMismatch(DataRule):
     code = "DAT011"
     name = "class-count-mismatch"
     severity = Severity.WARNING
-    seen_in = "https://github.com/huggingface/transformers/issues/8138"
+    seen_in = "https://github.com/NRCan/geo-deep-learning/issues/57"
     examples = (
         Passes('{"label": 0}\n{"label": 1}\n' * 3, beside={"classes.txt": "cat\ndog\nowl\n"}),
         Passes('{"label": 0}\n{"label": 1}\n' * 9, beside={"classes.txt": "cat\ndog\n"}),

@@ -43,7 +43,7 @@ class ConstantFeature(DataRule):
     code = "DAT006"
     name = "constant-feature"
     severity = Severity.WARNING
-    seen_in = "https://github.com/scikit-learn/scikit-learn/issues/4609"
+    seen_in = "https://github.com/fastai/fastai/issues/889"
     examples = (
         Passes(_rows("0.5").replace("0.5,1\n", "0.7,1\n", 1), "example.csv"),
         Passes(_rows("2024").replace("a,b,c,", "a,b,year,"), "example.csv"),

@@ -35,7 +35,7 @@ class EmptyDataset(DataRule):
     code = "DAT010"
     name = "empty-dataset"
     severity = Severity.ERROR
-    seen_in = "https://github.com/Lightning-AI/pytorch-lightning/issues/1565"
+    seen_in = "https://github.com/Project-MONAI/research-contributions/issues/181"
     examples = (
         Passes("a,b,label\n0.1,0.2,1\n", "example.csv"),
         Fails("a,b,label\n", file="example.csv"),

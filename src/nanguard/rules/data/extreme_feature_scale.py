@@ -51,7 +51,7 @@ class ExtremeFeatureScale(DataRule):
     code = "DAT007"
     name = "extreme-feature-scale"
     severity = Severity.WARNING
-    seen_in = "https://discuss.pytorch.org/t/nan-loss-in-rnn-model/655"
+    seen_in = "https://github.com/zhouhaoyi/Informer2020/issues/251"
     examples = (
         Passes(_rows("1500.0"), "example.csv"),
         Passes(_rows("1.7e9").replace("a,b,", "a,timestamp,"), "example.csv"),

@@ -33,9 +33,7 @@ class LabelOutOfRange(DataRule):
     code = "DAT001"
     name = "label-out-of-range"
     severity = Severity.ERROR
-    seen_in = (
-        "https://discuss.pytorch.org/t/runtimeerror-cuda-error-device-side-assert-triggered/34213"
-    )
+    seen_in = "https://github.com/pytorch/pytorch/issues/15666"
     examples = (
         Passes('{"text": "a", "label": 7}\n{"text": "b", "label": 0}\n'),
         Passes(

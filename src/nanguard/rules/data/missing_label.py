@@ -31,7 +31,7 @@ class MissingLabel(DataRule):
     code = "DAT004"
     name = "missing-label"
     severity = Severity.WARNING
-    seen_in = "https://discuss.pytorch.org/t/getting-nan-loss-because-of-missing-labels/96233"
+    seen_in = "https://github.com/WeikaiTan/Toronto-3D/issues/1"
     examples = (
         Passes("a,b,label\n0.1,0.2,1\n0.3,,0\n0.4,0.5,1\n0.1,0.3,0\n", "example.csv"),
         Passes("a,b,label\n0.1,0.2,\n0.3,0.1,\n", "example.csv"),

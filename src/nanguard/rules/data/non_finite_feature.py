@@ -41,7 +41,7 @@ class NonFiniteFeature(DataRule):
     code = "DAT005"
     name = "non-finite-feature"
     severity = Severity.ERROR
-    seen_in = "https://github.com/Lightning-AI/pytorch-lightning/issues/4956"
+    seen_in = "https://github.com/prs-eth/Marigold/issues/111"
     examples = (
         Passes("name,b,label\nnan,0.2,1\ninfo,0.1,0\n", "example.csv"),
         Fails("a,b,label\n0.1,0.2,1\n0.3,inf,0\n", line=3, file="example.csv"),

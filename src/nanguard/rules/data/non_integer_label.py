@@ -42,9 +42,7 @@ class NonIntegerLabel(DataRule):
     code = "DAT003"
     name = "non-integer-label"
     severity = Severity.ERROR
-    seen_in = (
-        "https://discuss.pytorch.org/t/expected-object-of-scalar-type-long-but-got-float/42823"
-    )
+    seen_in = "https://github.com/ahmedbesbes/character-based-cnn/issues/5"
     examples = (
         Passes('{"label": 0.5}\n{"label": 3.25}\n{"label": 2}\n{"label": 4.5}\n'),
         Passes('{"label": "cat"}\n{"label": "dog"}\n'),

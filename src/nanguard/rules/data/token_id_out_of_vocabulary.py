@@ -36,7 +36,7 @@ class TokenIdOutOfVocabulary(DataRule):
     code = "DAT008"
     name = "token-id-out-of-vocabulary"
     severity = Severity.ERROR
-    seen_in = "https://github.com/huggingface/transformers/issues/1805"
+    seen_in = "https://github.com/boathit/t2vec/issues/17"
     examples = (
         Passes('{"input_ids": [5, 900]}\n{"input_ids": [7]}\n'),
         Passes('{"input_ids": [5, 99], "labels": [-100, 99]}\n', beside={"config.yaml": _CONFIG}),

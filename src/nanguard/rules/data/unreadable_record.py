@@ -30,7 +30,7 @@ class UnreadableRecord(DataRule):
     code = "DAT009"
     name = "unreadable-record"
     severity = Severity.WARNING
-    seen_in = "https://github.com/huggingface/datasets/issues/4083"
+    seen_in = "https://github.com/thunlp/GEAR/issues/2"
     examples = (
         Passes('{"label": 1, "text": "<<<<<<< HEAD"}\n\n{"label": 0, "text": "{"}\n'),
         Passes('a,b,label\n0.1,"x, y",1\n0.3,"two\nlines",0\n', "example.csv"),

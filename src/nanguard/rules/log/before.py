@@ -39,7 +39,8 @@ def moved_before(log: Log, series: MetricSeries, point: Point) -> list[str]:
             if said:
                 out.append(said)
                 break
-    own = _risen("the loss", _finite(series, point.index)) if series.role is Role.LOSS else None
+    words_of_own = {Role.LOSS: "the loss", Role.GRAD_NORM: "the gradient norm"}.get(series.role)
+    own = _risen(words_of_own, _finite(series, point.index)) if words_of_own else None
     return [own, *out] if own else out
 
 

@@ -14,6 +14,8 @@ _THINGS = frozenset(
 )
 
 
+# What counts; a condition on a count looks at what was counted.
+_COUNTS = frozenset({"sum", "count_nonzero", "any", "all", "numel", "len", "mean"})
 # Modules that are lists of modules.
 _LISTS = ("torch.nn.ModuleList", "torch.nn.Sequential", "torch.nn.ParameterList")
 
@@ -151,7 +153,7 @@ class Binding(Reader):
             if isinstance(node, ast.Name):
                 found.add(node.id)
                 held = self.env.get(node.id)
-                if held is not None and held.op:
+                if held is not None and held.core.op in _COUNTS:
                     found |= {part.name for part in held.upstream(6) if part.name}
             elif isinstance(node, (ast.Attribute, ast.Call, ast.Subscript)):
                 found.add(ast.unparse(node))
