@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import os
 import re
+from functools import partial
 from typing import IO, TYPE_CHECKING
 
 from nanguard.sources.log.gathering import Gathering, Rows
@@ -13,13 +14,14 @@ from nanguard.sources.log.names import METRICS, Metric, Role, metric_of
 from nanguard.sources.log.text import add_loose
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from nanguard.sources.log.series import Log
     from nanguard.sources.scanning import Scan
 
 _ROWS = 20_000
+_TOLD = 1 << 20
 _NO_NAME = re.compile(r"[:={}]")
 _MOST_COLUMNS = 2000
 
@@ -58,7 +60,7 @@ def read_csv(path: Path, scan: Scan) -> Log:
         if found is None:
             return gathering.log
         separator, columns = found
-        lines = _lines(file, left - len(header))
+        lines = _lines(file, left - len(header), partial(scan.progress, str(path)))
         loose: dict[tuple[object, ...], Rows] = {}
         reader = csv.reader(lines, delimiter=separator)
         for count, (number, cells) in enumerate(_rows(reader), 1):
@@ -66,21 +68,26 @@ def read_csv(path: Path, scan: Scan) -> Log:
             if count % _ROWS == 0:
                 gathering.add(list(loose.values()))
                 loose = {}
-                scan.progress(str(path), _ROWS * 64)
         gathering.add(list(loose.values()))
     return gathering.log
 
 
-def _lines(file: IO[str], left: int) -> Iterator[str]:
+def _lines(file: IO[str], left: int, progress: Callable[[int], None]) -> Iterator[str]:
     """Yields lines, the endless ones cut short, as far as the file reached when it was opened."""
+    seen = 0
     while left > 0 and (line := file.readline(LONGEST)):
         left -= len(line)
+        seen += len(line)
+        if seen > _TOLD:
+            progress(seen)
+            seen = 0
         if line.endswith("\n") or len(line) < LONGEST:
             yield line.replace("\0", "")
             continue
         yield line[:1000] + "\n"
         while (more := file.readline(LONGEST)) and not more.endswith("\n"):
             left -= len(more)
+    progress(seen)
 
 
 def _rows(reader: Iterator[list[str]]) -> Iterator[tuple[int, list[str]]]:
