@@ -253,3 +253,10 @@ def test_measurements_stay_small(tmp_path: Path):
     assert labels.overflowed
     assert labels.fractional == labels.total
     assert len(labels.seen) < 60_000
+
+
+def test_the_histogram_counts_all_files(tmp_path: Path):
+    first = write(tmp_path / "a.jsonl", '{"label": 1, "dataset": "x"}\n{"label": "cat"}\n')
+    second = write(tmp_path / "b.csv", "label,dataset\n1,x\n1.0,x\n0,y\n")
+    source = read_request(Request((first, second), Expected(groups={"x": 2, "y": 2})), Scan())
+    assert source.histogram() == {"x": {1: 3}, None: {"cat": 1}, "y": {0: 1}}

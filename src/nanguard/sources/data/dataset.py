@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from nanguard.errors import SourceError
+from nanguard.sources.data.labels import whole_number
 from nanguard.sources.data.ledger import Ledger
 from nanguard.sources.data.roles import Roles
 from nanguard.sources.data.watching import Watch
@@ -116,6 +117,17 @@ class DataSet:
     def not_checked(self) -> list[tuple[str, str]]:
         """Files that could not be looked at, each with the reason."""
         return [(file.path, file.error.what) for file in self.files if file.error is not None]
+
+    def histogram(self) -> dict[str | None, dict[int | str, int]]:
+        """Returns how often each class occurs in all files, for each data set records name."""
+        out: dict[str | None, dict[int | str, int]] = {}
+        for _, labels in self.labelled():
+            for label, places in labels.seen.items():
+                number = whole_number(label)
+                key = str(label.value) if number is None else number
+                counts = out.setdefault(label.group, {})
+                counts[key] = counts.get(key, 0) + places.count
+        return out
 
     def labelled(self) -> Iterator[tuple[DataFile, Labels]]:
         """Yields the files that have labels."""
