@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from nanguard.sources.checkpoint import scanner, stored
-from nanguard.sources.checkpoint.blob import BlobFile, FileBlob, MemoryBlob, Window, read
+from nanguard.sources.checkpoint.blob import FileBlob, MemoryBlob, Window, read
 from nanguard.sources.checkpoint.dtypes import DTYPES
 from nanguard.sources.checkpoint.inert import DamagedError
 from nanguard.sources.checkpoint.scanner import measure_all
@@ -137,10 +137,18 @@ def test_a_file_that_gets_shorter_while_it_is_read(tmp_path: Path):
             scan([tensor])
 
 
-def test_blobs_are_files_to_others():
+def test_windows_end_where_they_should():
     window = Window(MemoryBlob("m", b"0123456789"), 2, 5)
     assert read(window, 3, 10) == b"56"
-    file = BlobFile(window)
-    assert file.seek(-3, 2) == 2
-    assert file.read(2) == b"45"
-    assert file.tell() == 4
+    assert read(window, 5, 10) == b""
+    assert Window(window, 3, 100).size == 2
+
+
+def test_systems_without_reads_at_offsets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.delattr("os.preadv")
+    path = tmp_path / "m.bin"
+    path.write_bytes(np.arange(100, dtype="f4").tobytes())
+    with FileBlob(path) as blob:
+        assert read(blob, 398, 10) == path.read_bytes()[398:]
+        tensor = StoredTensor(("w",), F32, (100,), Storage(blob, 0, 400), Region(0, 100))
+        assert scan([tensor])[0].high == 99.0

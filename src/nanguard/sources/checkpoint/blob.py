@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import os
 import stat
 import threading
@@ -78,7 +77,9 @@ class FileBlob:
             return os.preadv(self._file, [buffer], offset)
         with self._lock:
             os.lseek(self._file, offset, os.SEEK_SET)
-            return os.readv(self._file, [buffer])
+            data = os.read(self._file, len(buffer))
+        buffer[: len(data)] = data
+        return len(data)
 
     def close(self) -> None:
         """Closes the file."""
@@ -121,38 +122,3 @@ class Window:
         if left <= 0:
             return 0
         return self._blob.read_into(self._start + offset, buffer[:left])
-
-
-class BlobFile(io.RawIOBase):
-    """A blob as a file object, for readers that want one."""
-
-    def __init__(self, blob: Blob) -> None:
-        super().__init__()
-        self._blob = blob
-        self._at = 0
-
-    def readable(self) -> bool:
-        """Returns True."""
-        return True
-
-    def seekable(self) -> bool:
-        """Returns True."""
-        return True
-
-    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        """Moves to an offset."""
-        base = {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: self._blob.size}[whence]
-        if base + offset < 0:
-            raise OSError(f"seek to {base + offset}")
-        self._at = base + offset
-        return self._at
-
-    def tell(self) -> int:
-        """Returns the offset."""
-        return self._at
-
-    def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
-        """Reads from here on."""
-        got = read_fully(self._blob, self._at, memoryview(buffer).cast("B"))
-        self._at += got
-        return got

@@ -157,6 +157,8 @@ def _read(job: Job, scan: Scan) -> Part:
         part.not_checked = str(error)
     except SourceError as error:
         part.not_checked = error.what
+    except ModuleNotFoundError as error:
+        part.not_checked = f"it needs {error.name}: pip install 'nanguard[scan]'"
     except (OSError, MemoryError) as error:
         part.not_checked = f"{type(error).__name__}: {error}"
     return part
