@@ -110,7 +110,7 @@ def call(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
 
 
 def test_points_and_rules_know_each_other():
-    names = {rule.name for rule in all_rules()}
+    names = {rule.name for rule in all_rules() if rule.reads in ("code", "config")}
     asked = {rule for point in all_points() for rule in point.faults}
     assert asked == names
     assert len({point.name for point in all_points()}) == len(all_points())

@@ -103,7 +103,7 @@ def _is_own(code: Code, call: Value) -> bool:
     if "weights_only" not in call.keywords and (torch_floor(code.text.path) or (0, 0)) >= _SAFE:
         return True
     path = _first(code, call)
-    saved = [other for other in code.of("save") if other.scope is call.scope]
+    saved = [s for s in code.of("save") if s.scope is call.scope and s.line < call.line]
     return bool(path) and any(_first(code, other, 1) == path for other in saved)
 
 
