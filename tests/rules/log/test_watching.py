@@ -138,3 +138,22 @@ def test_the_same_row_of_another_series():
     row = same_row(later, loss[1])
     assert row is not None
     assert row.value == 7.0
+
+
+def test_a_run_that_goes_on_with_nan_for_ever_costs_little():
+    count = 200_000
+    bad = [math.nan] * (count - 1000)
+    log = Log(
+        "x",
+        [
+            series_of("loss", [2.5 + i % 7 / 100 for i in range(1000)] + [0.0] * (count - 1000)),
+            series_of("grad_norm", [1.0 + i % 5 / 10 for i in range(1000)] + bad),
+            series_of("scale", [1024.0] * count),
+            series_of("acc", [0.5] * count),
+            series_of("val_loss", [2.5] * 1000 + bad),
+        ],
+    )
+    begin = time.perf_counter()
+    found = {f.name: f.step for rule in rules_for("log") for f in rule.check(log)}
+    assert time.perf_counter() - begin < 4.0
+    assert found == {"non-finite-loss": 1000, "non-finite-grad-norm": 1000, "hidden-nan": 1000}

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 _FROZEN = 3
 # Zeros up to the end of a log, right after a loss that was nowhere near zero.
 _ZEROS = 5
+# Bad norms that are compared with the loss beside them.
+_MOST = 2000
 
 
 class HiddenNan(LogRule):
@@ -71,7 +73,9 @@ def _beside_bad_norms(log: Log, loss: MetricSeries) -> tuple[Point, str] | None:
     for norms in log.of(Role.GRAD_NORM):
         if norms.rank != loss.rank or first_bad_norm(log, norms) is None:
             continue
-        rows = [(i, row) for i in norms.bad() if (row := same_row(loss, norms[i])) is not None]
+        rows = [
+            (i, row) for i in norms.bad()[:_MOST] if (row := same_row(loss, norms[i])) is not None
+        ]
         for number, (index, row) in enumerate(rows):
             frozen = rows[number : number + _FROZEN]
             zero = row.value == 0.0 and _was_more(loss, row.index)

@@ -31,14 +31,11 @@ def first_bad_norm(log: Log, series: MetricSeries) -> Point | None:
     bad = series.bad()
     if not bad or _unmeasured(log, series, bad):
         return None
-    left = [index for index in bad if not _left_to_scaler(log, series, index)]
-    if not left:
-        return None
-    scaled = bool(log.of(Role.SCALE))
-    early = left[-1] < _START and len(left) <= _SEARCH and len(series) > 2 * _START
-    if early and not scaled and _losses_are_finite(log, series, left):
-        return None
-    return series[left[0]]
+    if not log.of(Role.SCALE):
+        early = bad[-1] < _START and len(bad) <= _SEARCH and len(series) > 2 * _START
+        return None if early and _losses_are_finite(log, series, bad) else series[bad[0]]
+    first = next((index for index in bad if not _left_to_scaler(log, series, index)), None)
+    return None if first is None else series[first]
 
 
 def _unmeasured(log: Log, series: MetricSeries, bad: list[int]) -> bool:

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 _PERFECT = 0.9995
 # How much an accuracy has to jump with the first NaN to be no accident.
 _JUMP = 0.1
+# Bad losses that are compared with the accuracy beside them.
+_MOST = 2000
 
 
 class SuspiciousAccuracy(LogRule):
@@ -75,7 +77,7 @@ def _losses_of(log: Log, accuracy: MetricSeries) -> list[MetricSeries]:
 
 def _beside(loss: MetricSeries, accuracy: MetricSeries) -> tuple[Point, Point] | None:
     top = 100.0 if max((v for v in accuracy.values if v == v), default=0.0) > 1.5 else 1.0
-    for index in loss.bad():
+    for index in loss.bad()[:_MOST]:
         bad = loss[index]
         row = same_row(accuracy, bad) if math.isnan(bad.value) else None
         if row is None:
