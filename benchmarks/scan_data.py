@@ -99,7 +99,7 @@ def grown(path: Path) -> float:
 
 
 def _peak() -> float:
-    """Returns the largest size of this process; what ``getrusage`` says, its parent may have had."""
+    """Returns the peak of this process; what ``getrusage`` says may be its parent's."""
     for line in Path("/proc/self/status").read_text(encoding="ascii").splitlines():
         if line.startswith("VmHWM:"):
             return float(line.split()[1]) / 1e3

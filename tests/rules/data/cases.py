@@ -644,3 +644,55 @@ def long_tailed_amounts(folder: Path) -> None:
             "label": [0, 1] * 200,
         },
     )
+
+
+@case(("label-out-of-range", 6))
+def tags_of_words(folder: Path) -> None:
+    config(folder, "model: {num_labels: 9}\ndata: {train_file: t.jsonl}\n")
+    records = [{"tokens": ["a", "b", "c"], "ner_tags": [0, at % 9, -100]} for at in range(40)]
+    records[5]["ner_tags"][1] = 9
+    lines(folder / "t.jsonl", records)
+
+
+@case(("label-out-of-range", None))
+def labels_in_a_column_of_their_own(folder: Path) -> None:
+    config(folder, "data: {train_file: t.npz, num_classes: 10}\n")
+    y = np.array(classes(100, 10)).reshape(-1, 1)
+    y[3] = 10
+    x = np.random.default_rng(0).integers(0, 255, (100, 8, 8, 3)).astype("uint8")
+    np.savez(folder / "t.npz", x=x, y=y)
+
+
+@case(("label-out-of-range", None))
+def a_pixel_of_no_class(folder: Path) -> None:
+    config(folder, "data: {train_file: t.npz, num_classes: 19, ignore_label: 255}\n")
+    mask = np.random.default_rng(0).integers(0, 19, (20, 8, 8)).astype("uint8")
+    mask[:, 0], mask[3, 3, 3] = 255, 19
+    image = np.random.default_rng(1).normal(size=(20, 3, 8, 8)).astype("float32")
+    np.savez(folder / "t.npz", images=image, masks=mask)
+
+
+@case(("token-id-out-of-vocabulary", None))
+def a_stream_of_tokens(folder: Path) -> None:
+    config(folder, "model: {vocab_size: 50257}\ndata: {train_file: train.npy}\n")
+    ids = np.random.default_rng(0).integers(0, 50257, 20_000).astype("uint16")
+    ids[77] = 50257
+    np.save(folder / "train.npy", ids)
+
+
+@case(("unreadable-record", 32))
+def a_merge_in_a_table(folder: Path) -> None:
+    rows = "".join(f"{at * 0.3},{at * at * 0.1},{at % 2}\n" for at in range(30))
+    marks = "<<<<<<< HEAD\n1.0,2.0,1\n=======\n1.0,2.0,0\n>>>>>>> other\n"
+    (folder / "t.csv").write_text("a,b,label\n" + rows + marks)
+
+
+@case()
+def numbers_that_describe_a_picture(folder: Path) -> None:
+    lines(
+        folder / "t.jsonl",
+        [
+            {"id": at, "width": 512, "score": 1.0, "duration": 3.5, "text": "x", "label": at % 3}
+            for at in range(60)
+        ],
+    )

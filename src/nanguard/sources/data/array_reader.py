@@ -94,7 +94,7 @@ def _alike(label: Column, arrays: dict[str, Array]) -> list[Array]:
 
 
 def _labels(arrays: list[Array], watch: Watch, done: _Progress) -> Labels:
-    labels = Labels(arrays[0].name, many=len(arrays[0].shape) > 1)
+    labels = Labels(arrays[0].name, many=math.prod(arrays[0].shape[1:]) > 1)
     for array in arrays:
         for first, block in done.blocks(array):
             add_labels(labels, block, first, watch)

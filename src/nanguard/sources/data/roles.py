@@ -124,9 +124,14 @@ def _label(columns: Sequence[Column], expected: Expected) -> Column | None:
     by_name = {plain_name(column.name): column for column in reversed(columns)}
     for name in LABELS:
         column = by_name.get(name)
-        if column is not None and column.shape not in ("other",) and column.depth < 2:
+        if (
+            column is not None
+            and column.shape != "other"
+            and (column.depth < 2 or column.shape == "ints")
+        ):
             return column
-    return None
+    masks = [by_name[name] for name in ("mask", "masks", "segmentation") if name in by_name]
+    return next((mask for mask in masks if mask.shape == "ints" and mask.depth > 1), None)
 
 
 def _group(columns: Sequence[Column], expected: Expected) -> str | None:
