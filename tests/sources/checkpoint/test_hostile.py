@@ -142,6 +142,35 @@ def test_folders_devices_and_missing_files_are_told(tmp_path: Path):
     assert part_of(Path("/dev/zero")).not_checked == "This is no regular file."
 
 
+@pytest.mark.parametrize("tail", [b"", b"\xff", b"]" * 5_000_000])
+def test_what_runs_before_the_damage_is_told(tmp_path: Path, tail: bytes):
+    part = part_of(tmp_path / "m.pkl", b"\x80\x02cos\nsystem\nX\x01\0\0\0a\x85R" + tail)
+    assert part.needs == ["os.system"]
+    assert part.damage or part.not_checked
+
+
+def test_code_in_a_cut_file_of_the_older_format(tmp_path: Path):
+    path = tmp_path / "m.pth"
+    state = {"w": torch.zeros(1000), "f": print}
+    torch.save(state, path, _use_new_zipfile_serialization=False)
+    part = part_of(path, path.read_bytes()[:-100])
+    assert part.needs == ["builtins.print"]
+    assert part.damage
+
+
+def test_code_in_any_pickle_of_the_older_format(tmp_path: Path):
+    path = tmp_path / "m.pth"
+    torch.save({"w": torch.zeros(3)}, path, _use_new_zipfile_serialization=False)
+    data, code = path.read_bytes(), b"cos\nsystem\nX\x01\0\0\0a\x85R0"
+    magic = data.index(b"\x80\x02M")
+    for at in (2, magic + 2, data.index(b"\x80\x02}") + 2, data.rindex(b"\x80\x02]") + 2):
+        assert part_of(path, data[:at] + code + data[at:]).needs == ["os.system"]
+
+
+def test_code_in_the_oldest_protocol(tmp_path: Path):
+    assert part_of(tmp_path / "m.pt", b"cos\nsystem\n(S'ls'\ntR.").needs == ["os.system"]
+
+
 def test_nothing_is_imported_or_run(tmp_path: Path):
     path = tmp_path / "m.pkl"
     path.write_bytes(b"\x80\x02cthis_module_is_not_there\nrun\n)R.")

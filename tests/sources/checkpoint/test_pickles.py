@@ -157,6 +157,15 @@ def test_too_many_parts(monkeypatch: pytest.MonkeyPatch):
         read_pickle(blob(b"\x80\x02" + b"]" * 5000 + b"."))
 
 
+@pytest.mark.parametrize(
+    "flood", [b"]", b"}", b"(", b"\x94", b"\x85", b"]q\x01", b"c__main__\nA\n)\x81"]
+)
+def test_too_many_objects(monkeypatch: pytest.MonkeyPatch, flood: bytes):
+    monkeypatch.setattr(pickles, "MAX_MADE", 1000)
+    with pytest.raises(TooLargeError, match="more than 1,000 objects"):
+        read_pickle(blob(b"\x80\x04N" + flood * 2000 + b"."))
+
+
 def test_too_much_text(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(pickles, "MAX_TEXT", 1000)
     one = b"X" + struct.pack("<I", 600) + b"a" * 600

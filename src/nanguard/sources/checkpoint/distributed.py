@@ -60,7 +60,7 @@ def _slices(value: object) -> dict[str, list[tuple[str, int, int]]]:
     if not isinstance(listed, (Table, Call)):
         raise DamagedError("the description of the checkpoint does not say where tensors are")
     found: dict[str, list[tuple[str, int, int]]] = {}
-    for key, info in listed.pairs:
+    for key, info in listed.pairs or []:
         name = _field(key, "fqn", 0)
         file, offset = _field(info, "relative_path", 0), _field(info, "offset", 1)
         size = _field(info, "length", 2)

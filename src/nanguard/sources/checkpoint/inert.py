@@ -40,15 +40,15 @@ class Call:
         function: What would be called.
         args: With what.
         state: What the result would be given afterwards.
-        items: What would be appended to it.
-        pairs: What would be set in it.
+        items: What would be appended to it, if anything.
+        pairs: What would be set in it, if anything.
     """
 
     function: object
     args: object
     state: object = None
-    items: list[object] = field(default_factory=list)
-    pairs: list[tuple[object, object]] = field(default_factory=list)
+    items: list[object] | None = None
+    pairs: list[tuple[object, object]] | None = None
 
     @property
     def full(self) -> str:
@@ -76,9 +76,23 @@ class Span:
     size: int
 
 
-class DamagedError(ValueError):
+class UnreadableError(ValueError):
+    """A file that cannot be read to its end.
+
+    Attributes:
+        names: What loading would have looked up before it came to this point.
+    """
+
+    names: dict[str, Global]
+
+    def __init__(self, what: str) -> None:
+        super().__init__(what)
+        self.names = {}
+
+
+class DamagedError(UnreadableError):
     """A file that ends early, or makes no sense from some byte on."""
 
 
-class TooLargeError(ValueError):
+class TooLargeError(UnreadableError):
     """A file that would take more memory or time than a checkpoint has any need for."""

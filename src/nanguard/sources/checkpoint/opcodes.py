@@ -25,6 +25,7 @@ def _pop_marked(r: Reader) -> None:
 
 
 def _mark(r: Reader) -> None:
+    r.count()
     r.marks.append(r.stack)
     r.stack = []
 
@@ -41,12 +42,14 @@ def _extend(r: Reader, items: list[object]) -> None:
     if isinstance(target, list):
         target.extend(items)
     elif isinstance(target, Call):
+        target.items = target.items or []
         target.items.extend(items)
 
 
 def _set(r: Reader, items: list[object]) -> None:
     target = r.stack[-1]
     if isinstance(target, (Table, Call)):
+        target.pairs = target.pairs or []
         target.pairs.extend(zip(items[::2], items[1::2], strict=False))
 
 
@@ -62,7 +65,7 @@ def _build(r: Reader) -> None:
 
 
 def _call(r: Reader, function: object, args: object) -> None:
-    r.push(Call(function, args))
+    r.push_new(Call(function, args))
 
 
 def _reduce(r: Reader) -> None:
@@ -97,7 +100,7 @@ def _stack_global(r: Reader) -> None:
 
 def _table(r: Reader) -> None:
     items = r.marked()
-    r.push(Table(list(zip(items[::2], items[1::2], strict=False))))
+    r.push_new(Table(list(zip(items[::2], items[1::2], strict=False))))
 
 
 def _tuple_of(r: Reader, size: int) -> None:
@@ -105,7 +108,7 @@ def _tuple_of(r: Reader, size: int) -> None:
         raise DamagedError(f"the pickle makes no sense at byte {r.at}")
     items = tuple(r.stack[-size:])
     del r.stack[-size:]
-    r.push(items)
+    r.push_new(items)
 
 
 def _integer_line(r: Reader) -> None:
@@ -178,13 +181,13 @@ OPCODES: dict[bytes, Callable[[Reader], None]] = {
     b"\x8d": _text_of(8),
     b"\x97": _constant(None),
     b"\x98": lambda r: None,
-    b"]": lambda r: r.push([]),
-    b"}": lambda r: r.push(Table()),
+    b"]": lambda r: r.push_new([]),
+    b"}": lambda r: r.push_new(Table()),
     b")": _constant(()),
-    b"\x8f": lambda r: r.push([]),
-    b"l": lambda r: r.push(r.marked()),
-    b"t": lambda r: r.push(tuple(r.marked())),
-    b"\x91": lambda r: r.push(r.marked()),
+    b"\x8f": lambda r: r.push_new([]),
+    b"l": lambda r: r.push_new(r.marked()),
+    b"t": lambda r: r.push_new(tuple(r.marked())),
+    b"\x91": lambda r: r.push_new(r.marked()),
     b"d": _table,
     b"\x85": lambda r: _tuple_of(r, 1),
     b"\x86": lambda r: _tuple_of(r, 2),

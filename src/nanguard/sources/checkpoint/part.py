@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 from nanguard.errors import SourceError
 from nanguard.sources.checkpoint.allowed import beyond_weights_only
 from nanguard.sources.checkpoint.blob import Blob, FileBlob, Window, read
-from nanguard.sources.checkpoint.inert import DamagedError, TooLargeError
+from nanguard.sources.checkpoint.inert import DamagedError, UnreadableError
 from nanguard.sources.checkpoint.intended import infinities_meant, large_values_meant
-from nanguard.sources.checkpoint.recognition import POINTER, is_safetensors
+from nanguard.sources.checkpoint.recognition import POINTER, is_pickle, is_safetensors
 from nanguard.sources.checkpoint.roles import Role, role_of, role_of_file
 from nanguard.sources.checkpoint.safetensors import read_safetensors
 from nanguard.sources.checkpoint.scanner import measure_all
@@ -151,10 +151,13 @@ def _read(job: Job, scan: Scan) -> Part:
                 _fill(part, blob, job, scan)
             else:
                 _fill_slices(part, blob, job, scan)
-    except DamagedError as error:
-        part.damage.append(str(error))
-    except TooLargeError as error:
-        part.not_checked = str(error)
+    except UnreadableError as error:
+        # Loading would run what comes before the damage.
+        part.needs += beyond_weights_only(error.names, PurePath(part.path).name)
+        if isinstance(error, DamagedError):
+            part.damage.append(str(error))
+        else:
+            part.not_checked = str(error)
     except SourceError as error:
         part.not_checked = error.what
     except ModuleNotFoundError as error:
@@ -173,7 +176,7 @@ def _fill(part: Part, blob: Blob, job: Job, scan: Scan) -> None:
     if name.endswith(".safetensors") or is_safetensors(head):
         _add(part, read_safetensors(blob), job, scan)
         return
-    if not head.startswith((b"PK\3\4", b"\x80")):
+    if not head.startswith((b"PK\3\4", b"\x80")) and not is_pickle(head):
         raise DamagedError("it begins as no checkpoint does: it is damaged or something else")
     found: TorchFile = read_torch(blob)
     part.needs = beyond_weights_only(found.names, name, script=found.script)

@@ -16,13 +16,17 @@ from nanguard.sources.checkpoint.inert import (
     Persistent,
     Span,
     TooLargeError,
+    UnreadableError,
 )
 from nanguard.sources.checkpoint.opcodes import OPCODES
 
 WINDOW = 1 << 18
-MAX_STEPS = 6_000_000
+MAX_STEPS = 4_000_000
+# Of lists, dictionaries, calls and remembered values together: what takes memory.
+MAX_MADE = 2_000_000
 LONGEST_TEXT = 1 << 24
 MAX_TEXT = 1 << 26
+MAX_NAMES = 20_000
 MAX_LINE = 1 << 16
 MAX_MEMO = 1 << 32
 
@@ -75,19 +79,26 @@ class Reader:
         self.names: dict[str, Global] = {}
         self.outside: list[Persistent] = []
         self.text = 0
+        self.made = 0
 
     def run(self) -> Pickled:
         """Follows the opcodes up to the end."""
         try:
-            for _ in range(MAX_STEPS):
-                code = self.take(1)
-                if code == b".":
-                    return Pickled(self.stack.pop(), self.at, self.names, self.outside)
-                OPCODES[code](self)
+            return self._follow()
+        except UnreadableError as error:
+            error.names = self.names
+            raise
         except (KeyError, IndexError, ValueError, struct.error, OverflowError) as error:
-            if isinstance(error, (DamagedError, TooLargeError)):
-                raise
-            raise DamagedError(f"the pickle makes no sense at byte {self.at}") from error
+            found = DamagedError(f"the pickle makes no sense at byte {self.at}")
+            found.names = self.names
+            raise found from error
+
+    def _follow(self) -> Pickled:
+        for _ in range(MAX_STEPS):
+            code = self.take(1)
+            if code == b".":
+                return Pickled(self.stack.pop(), self.at, self.names, self.outside)
+            OPCODES[code](self)
         raise TooLargeError(f"the pickle has more than {MAX_STEPS:,} parts")
 
     def take(self, size: int) -> bytes:
@@ -139,6 +150,17 @@ class Reader:
         """Puts a value on the stack."""
         self.stack.append(value)
 
+    def push_new(self, value: object) -> None:
+        """Puts a value on the stack that takes memory of its own."""
+        self.count()
+        self.stack.append(value)
+
+    def count(self) -> None:
+        """Notes that something was made that takes memory."""
+        self.made += 1
+        if self.made > MAX_MADE:
+            raise TooLargeError(f"the pickle holds more than {MAX_MADE:,} objects")
+
     def refer(self, key: object) -> None:
         """Puts a reference to something outside the pickle on the stack."""
         self.outside.append(Persistent(key))
@@ -153,10 +175,13 @@ class Reader:
         """Keeps the topmost value for later."""
         if not 0 <= index < MAX_MEMO:
             raise DamagedError(f"the pickle makes no sense at byte {self.at}")
+        self.count()
         self.memo[index] = self.stack[-1]
 
     def look_up(self, module: object, name: object) -> Global:
         """Returns the name of a class or function, and notes that it was asked for."""
+        if len(self.names) > MAX_NAMES:
+            raise TooLargeError(f"the pickle asks for more than {MAX_NAMES:,} classes")
         where, what = str(module)[:300], str(name)[:300]
         made = Global(_MODULES.get(where, where), what)
         return self.names.setdefault(made.full, made)

@@ -14,6 +14,10 @@ INDEX = (".safetensors.index.json", ".bin.index.json")
 POINTER = b"version https://git-lfs"
 # What torch.save of old begins with: the pickle of a magic number.
 LEGACY = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."
+# What pickles of the oldest protocols begin with, which are text.
+_TEXT = re.compile(
+    rb"\(*(?:c[A-Za-z_][\w.]*\n[A-Za-z_][\w.]*\n(?:[()]|[pq]\d)|[dl]p\d+\n|i[\w.]+\n[A-Za-z_]\w*\n[p.])"
+)
 _SURE = (".pt", ".pth", ".ckpt", ".safetensors", ".distcp", ".pth.tar", ".pt.tar")
 _MAYBE = (*_SURE, ".bin", ".tar", ".pkl", ".pickle", ".th", ".chkpt", ".model", ".pyt")
 _WEIGHTS = re.compile(r"(?:pytorch_model|adapter_model|model|optimizer|diffusion_pytorch)\S*\.bin")
@@ -54,11 +58,18 @@ def recognises(path: Path, head: bytes) -> bool:
         return b'"weight_map"' in head
     if head.startswith(b"PK\3\4"):
         return name.endswith(_SURE) or name.endswith(".bin") or _archive(head)
-    if head[:1] == b"\x80" and head[1:2] in (b"\2", b"\3", b"\4", b"\5"):
+    if is_pickle(head):
         return name.endswith(_MAYBE) or head.startswith(LEGACY)
     if is_safetensors(head):
         return not holds_data(head)
     return _was_to_be(name, head)
+
+
+def is_pickle(head: bytes) -> bool:
+    """Returns whether a file begins as a pickle does."""
+    if head[:1] == b"\x80":
+        return head[1:2] in (b"\0", b"\1", b"\2", b"\3", b"\4", b"\5")
+    return _TEXT.match(head) is not None
 
 
 def holds_data(head: bytes) -> bool:

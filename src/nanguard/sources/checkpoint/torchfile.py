@@ -7,7 +7,14 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from nanguard.sources.checkpoint.blob import Blob, MemoryBlob, Window, read
-from nanguard.sources.checkpoint.inert import DamagedError, Global, Persistent, Span, TooLargeError
+from nanguard.sources.checkpoint.inert import (
+    DamagedError,
+    Global,
+    Persistent,
+    Span,
+    TooLargeError,
+    UnreadableError,
+)
 from nanguard.sources.checkpoint.packed import unpacked
 from nanguard.sources.checkpoint.pickles import Pickled, read_pickle
 from nanguard.sources.checkpoint.rebuilding import storage_type
@@ -61,8 +68,10 @@ def _read(blob: Blob, nesting: _Nesting) -> TorchFile:
         return _archive(blob, nesting)
     first = read_pickle(blob)
     if first.value == MAGIC:
-        return _legacy(blob, first.end, nesting)
-    return TorchFile(walk(first.value, _Outside(blob, nesting)), first.names)
+        found = _legacy(blob, first.end, nesting)
+        found.names = {**first.names, **found.names}
+        return found
+    return TorchFile(_walked(first, _Outside(blob, nesting)), first.names)
 
 
 class _Outside:
@@ -156,13 +165,21 @@ def _archive(blob: Blob, nesting: _Nesting) -> TorchFile:
     if order is not None and order.size < 16:
         sources.swapped = read(_part(blob, order), 0, 16).strip() == b"big"
     pickled = read_pickle(pickle)
-    found = TorchFile(walk(pickled.value, sources), pickled.names, script)
+    found = TorchFile(_walked(pickled, sources), pickled.names, script)
     constants = entries.get(f"{root}constants.pkl")
     if script and constants is not None:
         pickle = _part(blob, constants)
         more = _Archived(blob, pickle, entries, f"{root}constants/", nesting)
         found.tree.tensors += walk(read_pickle(pickle).value, more).tensors
     return found
+
+
+def _walked(pickled: Pickled, sources: _Outside) -> Tree:
+    try:
+        return walk(pickled.value, sources)
+    except UnreadableError as error:
+        error.names = {**pickled.names, **error.names}
+        raise
 
 
 def _part(blob: Blob, entry: Entry) -> Blob:
@@ -174,7 +191,7 @@ def _part(blob: Blob, entry: Entry) -> Blob:
 def _legacy(blob: Blob, at: int, nesting: _Nesting) -> TorchFile:
     pickled, storages = _legacy_parts(blob, at)
     sources = _Lined(blob, storages, nesting)
-    return TorchFile(walk(pickled.value, sources), pickled.names)
+    return TorchFile(_walked(pickled, sources), pickled.names)
 
 
 class _Lined(_Outside):
@@ -201,10 +218,23 @@ def _legacy_parts(blob: Blob, at: int) -> tuple[Pickled, dict[str, Storage]]:
         blob: The file.
         at: Where the pickle of the magic number ends.
     """
-    for _ in range(2):  # the version of the format, and facts about the machine
-        at = read_pickle(blob, at).end
-    pickled = read_pickle(blob, at)
+    names: dict[str, Global] = {}
+    try:
+        for _ in range(2):  # the version of the format, and facts about the machine
+            about = read_pickle(blob, at)
+            names, at = {**names, **about.names}, about.end
+        pickled = read_pickle(blob, at)
+        names = pickled.names = {**names, **pickled.names}
+        return pickled, _lined_up(blob, pickled)
+    except UnreadableError as error:
+        error.names = {**names, **error.names}
+        raise
+
+
+def _lined_up(blob: Blob, pickled: Pickled) -> dict[str, Storage]:
+    """Returns the storages behind a pickle of the older format."""
     listed = read_pickle(blob, pickled.end)
+    pickled.names = {**pickled.names, **listed.names}
     if not isinstance(listed.value, list):
         raise DamagedError("the list of storages makes no sense")
     types: dict[str, Dtype] = {}
@@ -225,7 +255,7 @@ def _legacy_parts(blob: Blob, at: int) -> tuple[Pickled, dict[str, Storage]]:
             raise DamagedError(f"the storage {key} has {count:,} elements and the file ends before")
         storages[key] = Storage(blob, at + 8, nbytes)
         at += 8 + nbytes
-    return pickled, storages
+    return storages
 
 
 def _key(key: object) -> str:

@@ -157,8 +157,8 @@ class _Walk:
             yield from self.pairs([tuple(i) for i in args[0] if _pair(i)], place)
         else:
             yield from ((item, place) for item in args)
-        yield from self.pairs(call.pairs, place)
-        yield from ((item, place.below(index)) for index, item in enumerate(call.items))
+        yield from self.pairs(call.pairs or [], place)
+        yield from ((item, place.below(index)) for index, item in enumerate(call.items or []))
         if call.full not in _PAIRS:  # the state of a dictionary is about it, not in it
             yield call.state, place
 
