@@ -3,7 +3,8 @@
     python -m benchmarks.scan_speed            # needs about 20 GB of temporary space, and minutes
     python -m benchmarks.scan_speed --small    # a tenth of it
 
-Runs `benchmarks.scan_checkpoint`, `scan_data` and `scan_log` one after the other; each prints its ratios.
+Runs ``scan_checkpoint``, ``scan_data`` and ``scan_log`` one after the other; each prints its
+ratios.
 """
 
 from __future__ import annotations
