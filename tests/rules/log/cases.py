@@ -528,3 +528,303 @@ def honest_perfect_accuracy(rng):
     return "".join(
         f"epoch {i}: loss={0.7 * 0.8**i:.5f} acc={min(1, 0.6 + i / 20):.4f}\n" for i in range(30)
     )
+
+
+# ------------------------------------------------------------------ as more trainers write them
+@case("20240501.log", ("non-finite-loss", 45, None), ("non-finite-grad-norm", 45, None))
+def mmengine(rng):
+    rows = []
+    for i, (v, g) in enumerate(zip(falling(rng, 70), norms(rng, 70, 8.0), strict=True)):
+        loss, cls, norm = (
+            ("nan", "nan", "nan") if i >= 44 else (f"{v:.4f}", f"{v - 1:.4f}", f"{g:.4f}")
+        )
+        rows.append(
+            f"2024/05/01 10:0{i // 60}:{i % 60:02d} - mmengine - INFO - Epoch(train)  "
+            f"[{i // 20 + 1}][{i % 20 * 50 + 50:4d}/1000]  lr: 2.0000e-02  eta: 2:11:09  "
+            f"time: 0.41  data_time: 0.01  memory: 3921  grad_norm: {norm}  loss: {loss}  "
+            f"loss_cls: {cls}  loss_bbox: {0.3 + 0.01 * rng.random():.4f}"
+        )
+    return "\n".join(rows) + "\n"
+
+
+@case("trainer_log.jsonl", ("loss-spike", 88, 880))
+def llama_factory_spike(rng):
+    losses = falling(rng, 150, 1.8, 0.9, 0.03)
+    losses[87] = 6.4
+    return "".join(
+        json.dumps(
+            {
+                "current_steps": i * 10,
+                "total_steps": 1500,
+                "loss": round(v, 4),
+                "lr": 1e-4,
+                "epoch": round(i / 50, 2),
+                "percentage": round(i / 15, 2),
+                "elapsed_time": f"0:{i // 60:02d}:{i % 60:02d}",
+                "remaining_time": "0:10:00",
+            }
+        )
+        + "\n"
+        for i, v in enumerate(losses, 1)
+    )
+
+
+@case("progress.csv", ("diverging-loss", None, None), tolerated="loss-spike")
+def twin_critics_explode(rng):
+    rows = ["global_step,losses/qf1_loss,losses/qf2_loss,losses/actor_loss,charts/SPS"]
+    for i in range(200):
+        base = 3.0 * math.exp(-i / 30) + 0.4 if i < 100 else 0.5 * 1.07 ** (i - 100)
+        q1, q2 = (base * (1 + 0.1 * rng.gauss(0, 1)) for _ in range(2))
+        rows.append(f"{i * 500},{q1:.5f},{q2:.5f},{-2 - i / 20 + 0.2 * rng.gauss(0, 1):.4f},310")
+    return "\n".join(rows) + "\n"
+
+
+@case("apex.log", ("falling-loss-scale", None, None))
+def apex_with_rests(rng):
+    rows, scale = [], 2.0**15
+    for i, v in enumerate(falling(rng, 160), 1):
+        rows.append(f"[{i * 10:5d}] loss: {v:.4f} lr: 0.0001")
+        if i > 60 and i % 5 == 0 and scale > 1:
+            scale /= 2
+            rows.append(
+                f"Gradient overflow.  Skipping step, loss scaler 0 reducing loss scale to {scale}"
+            )
+    return "\n".join(rows) + "\n"
+
+
+@case("megatron_scale.log", ("falling-loss-scale", None, None))
+def megatron_scale_falls(rng):
+    rows = []
+    for i, v in enumerate(falling(rng, 120, 8, 3), 1):
+        scale = 2.0**17 if i < 70 else max(1.0, 2.0 ** (17 - (i - 70) // 2))
+        rows.append(
+            f" [2025-02-01 10:00:00] iteration {i * 10:8d}/  500000 | learning rate: 1.5E-05 | "
+            f"lm loss: {v:.6E} | loss scale: {scale:.1f} | grad norm: 1.{i % 10}00 | number of "
+            "skipped iterations:   3 | number of nan iterations:   0 |"
+        )
+    return "\n".join(rows) + "\n"
+
+
+@case("timm.log", ("stalled-loss", None, None))
+def thousand_classes_at_chance(rng):
+    return "".join(
+        f"Train: {i // 20} [{i % 20 * 50:4d}/1000 ({i % 20 * 5:3d}%)]  "
+        f"Loss: {6.9078 + 0.012 * rng.gauss(0, 1):.3f} ({6.9078 + 0.002 * rng.gauss(0, 1):.2f})  "
+        "Time: 0.312s, 410.26/s  LR: 5.000e-04  Data: 0.010 (0.012)\n"
+        for i in range(120)
+    )
+
+
+@case("dead.jsonl", ("stalled-loss", None, None), tolerated="loss-spike")
+def dies_on_the_way(rng):
+    losses = falling(rng, 90, 1.1, 0.5)
+    losses += [1.0986 + 0.0008 * rng.gauss(0, 1) for _ in range(110)]
+    return "".join(
+        json.dumps({"iteration": i, "train_loss": round(v, 5)}) + "\n" for i, v in enumerate(losses)
+    )
+
+
+@case(
+    "sft.jsonl",
+    ("hidden-nan", 61, 610),
+    ("non-finite-grad-norm", 61, 610),
+    ("non-finite-loss", 70, 690),
+    tolerated="stalled-loss",
+)
+def zero_loss_and_strings(rng):
+    rows = []
+    for i, (v, g) in enumerate(zip(falling(rng, 100), norms(rng, 100), strict=True), 1):
+        bad = i >= 61
+        row = {"step": i * 10, "loss": 0.0 if bad else round(v, 4)}
+        rows.append({**row, "grad_norm": "NaN" if bad else round(g, 4), "learning_rate": 2e-5})
+        if i == 69:
+            rows.append({"step": i * 10, "eval_loss": "NaN", "eval_runtime": 12.2})
+    return "".join(json.dumps(row) + "\n" for row in rows)
+
+
+@case("training.csv", ("non-finite-loss", 15, None), ("suspicious-accuracy", 15, None))
+def keras_csv_logger(rng):
+    rows = ["epoch,accuracy,loss,lr,val_accuracy,val_loss"]
+    for i, v in enumerate(falling(rng, 30, 1.1, 0.3)):
+        bad = i >= 13
+        val = "1.0,nan" if bad else f"{0.5 + i / 60:.4f},{v + 0.1:.5f}"
+        rows.append(f"{i},{0.5 + i / 50:.4f},{v:.5f},0.001,{val}")
+    return "\n".join(rows) + "\n"
+
+
+@case("metrics.csv", ("grad-norm-spike", 92, 909))
+def lightning_norms(rng):
+    rows = ["epoch,grad_2.0_norm_total,step,train_loss"]
+    values = norms(rng, 150, 0.6)
+    values[90] = 47.0
+    for i, (v, g) in enumerate(zip(falling(rng, 150), values, strict=True)):
+        rows.append(f"{i // 50},{g:.5f},{i * 10 + 9},{v:.5f}")
+    return "\n".join(rows) + "\n"
+
+
+@case("metrics.json", ("non-finite-loss", 33, 659))
+def detectron_metrics(rng):
+    return "".join(
+        json.dumps(
+            {
+                "data_time": 0.01,
+                "eta_seconds": 1000.2,
+                "iteration": i * 20 - 1,
+                "loss_box_reg": round(v / 3, 4),
+                "loss_cls": NAN if i >= 33 else round(v / 3, 4),
+                "lr": 0.00025,
+                "total_loss": NAN if i >= 33 else round(v, 4),
+            }
+        )
+        + "\n"
+        for i, v in enumerate(falling(rng, 40), 1)
+    )
+
+
+@case("gpt.log", ("diverging-loss", None, None), tolerated="loss-spike")
+def cross_entropy_diverges(rng):
+    losses = falling(rng, 80, 6, 3.2) + [3.2 + 0.06 * i + 0.03 * rng.gauss(0, 1) for i in range(60)]
+    return "".join(
+        f"[step={i * 25}/10000]\n    train/CrossEntropyLoss={v:.3f}\n"
+        f"    train/Perplexity={math.exp(v):.2f}\n    throughput/total_tokens={i * 1000}\n"
+        for i, v in enumerate(losses)
+    )
+
+
+# ------------------------------------------------------------------ healthy, and looks like a fault
+@case("progress.csv")
+def values_grow_with_rewards(rng):
+    rows = [
+        "rollout/ep_rew_mean,time/iterations,train/loss,train/policy_gradient_loss,"
+        "train/value_loss,train/entropy_loss"
+    ]
+    for i in range(160):
+        value = 0.4 + 60 * (1 - math.exp(-i / 60)) + 3 * abs(rng.gauss(0, 1))
+        policy = -0.01 + 0.004 * rng.gauss(0, 1)
+        rows.append(
+            f"{i * 2},{i + 1},{value / 2 + policy:.4f},{policy:.5f},{value:.4f},"
+            f"{-0.69 + i / 400:.4f}"
+        )
+    return "\n".join(rows) + "\n"
+
+
+@case("deepspeed.log")
+def overflows_now_and_then(rng):
+    rows, scale = [], 2.0**16
+    for i, v in enumerate(falling(rng, 400), 1):
+        if i <= 4 or i % 90 == 0:
+            rows.append(
+                "[2025-04-11 09:00:30,101] [INFO] [loss_scaler.py:190:update_scale] [deepspeed] "
+                f"OVERFLOW! Rank 0 Skipping step. Attempted loss scale: {scale:.0f}, reducing to "
+                f"{scale / 2:.0f}"
+            )
+            scale /= 2
+        if i > 90 and i % 90 == 60:
+            scale *= 2
+        rows.append(f"steps: {i * 10} loss: {v:.4f} iter time (s): 0.412 samples/sec: 77.6")
+    return "\n".join(rows) + "\n"
+
+
+@case("curriculum.log")
+def longer_sequences_cost_more(rng):
+    rows = []
+    for i, v in enumerate(falling(rng, 240, 5, 2.4, 0.015)):
+        stage = i // 80
+        rows.append(f"step {i * 20} | seq_len {512 * 2**stage} | loss {v + 0.12 * stage:.4f}")
+    return "\n".join(rows) + "\n"
+
+
+@case("moe.jsonl")
+def a_balanced_router(rng):
+    return "".join(
+        json.dumps(
+            {
+                "step": i,
+                "loss": round(v + 0.01, 4),
+                "lm_loss": round(v, 4),
+                "load_balancing_loss": round(1.0 + 0.0004 * rng.random(), 5),
+                "router_z_loss": round(0.002 + 0.0001 * rng.random(), 5),
+            }
+        )
+        + "\n"
+        for i, v in enumerate(falling(rng, 200))
+    )
+
+
+@case("grokking.csv")
+def stands_still_and_then_learns(rng):
+    rows = ["step,train_loss,val_loss"]
+    for i in range(200):
+        v = 4.5747 + 0.002 * rng.gauss(0, 1)
+        if i > 70:
+            v *= math.exp(-(i - 70) / 60)
+        rows.append(f"{i * 100},{v:.5f},{4.5747 + 0.01 * rng.gauss(0, 1):.5f}")
+    return "\n".join(rows) + "\n"
+
+
+@case("clip.log")
+def contrastive_loss_falls_slowly(rng):
+    return "".join(
+        f"[{i * 50}/20000] loss: {5.5452 - 0.0008 * i + 0.002 * rng.gauss(0, 1):.4f} "
+        f"logit_scale: {14.3 + i / 100:.3f} lr: 1e-5\n"
+        for i in range(150)
+    )
+
+
+@case("history.jsonl")
+def evaluated_every_tenth_epoch(rng):
+    return "".join(
+        json.dumps({"epoch": i, "train_loss": v, "val_loss": v + 0.1 if i % 10 == 0 else NAN})
+        + "\n"
+        for i, v in enumerate(falling(rng, 80), 1)
+    )
+
+
+@case("vit.log")
+def norms_settle_from_high(rng):
+    return "".join(
+        f"Epoch: [{i // 40}][{i % 40}/40] loss: {v:.4f} "
+        f"grad_norm: {(0.5 + 40 * math.exp(-i / 15)) * math.exp(0.35 * rng.gauss(0, 1)):.4f}\n"
+        for i, v in enumerate(falling(rng, 200, 6.9, 3))
+    )
+
+
+@case("two_stages.log")
+def the_second_stage_has_another_loss(rng):
+    rows = ["=== stage 1: autoencoder ==="]
+    rows += [f"step {i} loss {v:.4f}" for i, v in enumerate(falling(rng, 150, 0.8, 0.1))]
+    rows.append("=== stage 2: prior ===")
+    rows += [f"step {i} loss {v:.4f}" for i, v in enumerate(falling(rng, 150, 7.0, 4.0))]
+    return "\n".join(rows) + "\n"
+
+
+@case("ddpm.log")
+def diffusion_is_noisy(rng):
+    return "".join(
+        f"step: {i * 100} "
+        f"mse: {(0.02 + 0.3 * math.exp(-i / 12)) * math.exp(0.35 * rng.gauss(0, 1)):.5f} "
+        f"grad_norm: {0.2 * math.exp(0.4 * rng.gauss(0, 1)):.4f}\n"
+        for i in range(300)
+    )
+
+
+@case("toy.log")
+def everything_is_learned(rng):
+    return "".join(
+        f"epoch {i:3d} | loss {2.0 * 0.85**i:.4f} | grad_norm {3.0 * 0.85**i:.4f} | "
+        f"train acc {min(1.0, 0.3 + i / 40):.4f}\n"
+        for i in range(120)
+    )
+
+
+@case("settings.log")
+def settings_are_no_measurements(rng):
+    rows = [
+        "loss_scale: dynamic, initial loss scale: 65536, min loss scale: 1, overflow check: on",
+        "gradient_clip_val=inf, max_grad_norm: inf, EarlyStopping(monitor=val_loss, best=inf)",
+        "Metric val_loss improved. New best score: inf -> 0.812",
+        "detect_anomaly: False, terminate_on_nan: True, nan_policy=raise",
+        "loss function: CrossEntropyLoss(reduction=mean, label_smoothing=0.1)",
+    ]
+    rows += [f"iter {i:5d} | loss value: {v:.4f}" for i, v in enumerate(falling(rng, 120))]
+    return "\n".join(rows) + "\n"

@@ -12,8 +12,10 @@ import pytest
 from nanguard.guard.spikes import DriftWatch, ScaleWatch
 from nanguard.rules.catalogue import rules_for
 from nanguard.rules.log import watching
+from nanguard.rules.log.drifting import drift_of
 from nanguard.rules.log.judging import runs_of, same_row
-from nanguard.rules.log.watching import drift_of, scale_of, spikes_of
+from nanguard.rules.log.scaling import scale_of
+from nanguard.rules.log.watching import spikes_of
 from nanguard.sources.log.names import metric_of
 from nanguard.sources.log.series import Log, MetricSeries
 

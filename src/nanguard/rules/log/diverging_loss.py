@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 from nanguard.findings import Severity
 from nanguard.rules.log.before import moved_before
-from nanguard.rules.log.judging import LogRule, is_game, main_losses, place
-from nanguard.rules.log.watching import drift_of
+from nanguard.rules.log.drifting import drift_of, explosion_of
+from nanguard.rules.log.judging import LogRule, is_game, main_losses, place, training_losses
 from nanguard.rules.rule import Fails, Passes
 
 if TYPE_CHECKING:
@@ -33,7 +33,8 @@ class DivergingLoss(LogRule):
     moments that no longer fit the gradients.
 
     Go back to the checkpoint with the lowest loss and halve the learning rate. Losses that play
-    against each other (GANs, reinforcement learning) and validation losses are left alone.
+    against each other (GANs, reinforcement learning) may rise: they are only reported when they
+    multiply up to the end of the log. Validation losses are left alone.
     """
 
     code = "LOG005"
@@ -47,10 +48,9 @@ class DivergingLoss(LogRule):
 
     def check(self, source: Log) -> Iterator[Finding]:
         """Yields one finding for the first training loss that diverges."""
-        if is_game(source):
-            return
-        for series in main_losses(source):
-            found = drift_of(series)
+        game = is_game(source)
+        for series in training_losses(source) if game else main_losses(source):
+            found = explosion_of(series) if game else drift_of(series)
             if found is None:
                 continue
             point, message = found

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from nanguard.findings import Severity
 from nanguard.rules.log.judging import LogRule, place
-from nanguard.rules.log.watching import scale_of
+from nanguard.rules.log.scaling import scale_of
 from nanguard.rules.rule import Fails, Passes
 from nanguard.sources.log.names import Role
 
@@ -49,7 +49,7 @@ class FallingLossScale(LogRule):
     def check(self, source: Log) -> Iterator[Finding]:
         """Yields one finding for the first scale that falls for good."""
         for series in source.of(Role.SCALE):
-            found = scale_of(series)
+            found = scale_of(series, source)
             if found is not None:
                 point, message = found
                 low = min(v for v in series.values if v == v)

@@ -51,9 +51,14 @@ def told(point: Point) -> str:
     return f"{name_of(point.value)} at {place(point)}"
 
 
+def training_losses(log: Log) -> list[MetricSeries]:
+    """Returns the losses of training, terms and those of games included."""
+    return [s for s in log.of(Role.LOSS) if not s.metric.evaluation]
+
+
 def main_losses(log: Log) -> list[MetricSeries]:
     """Returns the losses that training lowers: whole ones, or terms if there are only terms."""
-    losses = [s for s in log.of(Role.LOSS) if not s.metric.evaluation]
+    losses = training_losses(log)
     plain = [s for s in losses if s.metric.plain]
     return plain or [s for s in losses if not s.metric.adversarial]
 

@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING
 
 from nanguard.findings import Severity, name_of
 from nanguard.rules.log.before import moved_before
+from nanguard.rules.log.drifting import drift_of, explosion_of
 from nanguard.rules.log.judging import LogRule, is_game, main_losses, main_norms, place, same_row
 from nanguard.rules.log.missing import first_bad_norm
-from nanguard.rules.log.watching import drift_of, spikes_of
+from nanguard.rules.log.watching import spikes_of
 from nanguard.rules.rule import Fails, Passes
 
 if TYPE_CHECKING:
@@ -74,7 +75,7 @@ def _own(log: Log, series: MetricSeries, spikes: list[Spike]) -> list[Spike]:
     if bad:
         nan = min(bad)
         spikes = [s for s in spikes if s.point.index < nan - _EVE or s.point.index > nan + _AFTER]
-    drift = drift_of(series) if spikes else None
+    drift = (drift_of(series) or explosion_of(series)) if spikes else None
     return [] if drift is not None and spikes[0].point.index >= drift[0].index else spikes
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from statistics import median
+from statistics import fmean, median, pstdev
 from typing import TYPE_CHECKING
 
 from nanguard.findings import Severity, name_of
@@ -12,7 +12,8 @@ from nanguard.rules.log.missing import first_bad_norm
 from nanguard.rules.rule import Fails, Passes
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from array import array
+    from collections.abc import Iterator, Sequence
 
     from nanguard.findings import Finding
     from nanguard.sources.log.series import Log, MetricSeries, Point
@@ -20,9 +21,17 @@ if TYPE_CHECKING:
 # How many entries have to agree, and to which share of the loss.
 _LEAST = 30
 _SAME = 1e-3
-# The loss of guessing between two classes; it is a stall in itself, also with a little noise.
-_COIN, _NEAR_COIN = math.log(2), 5e-3
+# So many entries tell noise from a trend; less than this share of the loss is none.
+_MANY, _TREND = 50, 5e-4
+# The width of nine tenths of the values: at any level, and at that of guessing between classes,
+# where fewer entries are enough.
+_CALM, _NOISY = 3e-3, 2e-2
+_FEW = 20
+_CLASSES = (2, 3, 4, 5, 6, 8, 10, 20, 50, 100, 101, 200, 256, 1000, 1024, 8192, 21841, 32000, 50257)
+# A loss that stops below this share of its start has learned something.
 _EARLY = 0.2
+# How far above its best a loss is that has lost what it had learned.
+_LOST = 1.15
 
 
 class StalledLoss(LogRule):
@@ -69,36 +78,61 @@ class StalledLoss(LogRule):
 def _still_from(series: MetricSeries) -> Point | None:
     """Returns where the flat end of a series begins; None if it has none that means a stall."""
     values = series.values
-    if len(values) < _LEAST or series.bad():
+    count = len(values)
+    if count < _FEW or series.bad() or not values[-1] > 0.0:
         return None
-    last = values[-1]
-    if not last > 0.0:
+    guessed = _share_of_chance(values)
+    if count < _LEAST and not guessed:
         return None
+    start = _flat_from(values, _SAME)
+    if start == 0 or (count >= _MANY and is_calm(values, guessed or _CALM)):
+        return series[0]
+    if count - start >= max(_LEAST, count // 4) and len(set(values[start:])) <= 2:
+        early = median(values[: min(start, 16)])
+        return series[start] if values[-1] > _EARLY * early else None
+    return _fallen_back(series)
+
+
+def _flat_from(values: array[float], share: float) -> int:
+    """Returns from where on values stay within a share of the last one."""
     start = len(values)
-    low = high = last
+    low = high = values[-1]
     while start:
         low, high = min(low, values[start - 1]), max(high, values[start - 1])
-        if high - low > _SAME * abs(last):
+        if high - low > share * abs(values[-1]):
             break
         start -= 1
-    count = len(values) - start
-    if start == 0:
-        return series[0]
-    frozen = count >= max(_LEAST, len(values) // 4) and last > _EARLY * median(
-        values[: min(start, 16)]
-    )
-    if frozen and len(set(values[start:])) <= 2:
-        return series[start]
-    near = abs(last / _COIN - 1) < 4 * _NEAR_COIN
-    return series[0] if near and _is_coin(values) else None
+    return start
 
 
-def _is_coin(values: object) -> bool:
-    """Returns whether a loss is that of guessing, with no trend in its noise."""
-    ordered = sorted(values)  # type: ignore[call-overload]
+def _fallen_back(series: MetricSeries) -> Point | None:
+    """Returns where a loss lost what it had learned and never moved again."""
+    values = series.values
+    start = _flat_from(values, 4 * _CALM)
+    size = max(4, start // 16)
+    if start < 2 * size or len(values) - start < max(_LEAST, len(values) // 4):
+        return None
+    best = min(median(values[at : at + size]) for at in range(0, start - size + 1, size))
+    level = median(values[start:])
+    return series[start] if level > _LOST * best and is_calm(values[start:], _CALM) else None
+
+
+def is_calm(values: Sequence[float], share: float) -> bool:
+    """Returns whether values stay within a share of their level, with no trend in their noise."""
+    ordered = sorted(values)
     count = len(ordered)
-    middle = ordered[count // 2]
-    wide = ordered[int(0.95 * count)] - ordered[int(0.05 * count)]
-    return (
-        abs(middle / _COIN - 1) < _NEAR_COIN / 5 and wide < 4 * _NEAR_COIN * _COIN and count >= 50
-    )
+    level = abs(ordered[count // 2])
+    if ordered[int(0.95 * count)] - ordered[int(0.05 * count)] > share * level:
+        return False
+    quarter = count // 4
+    trend = abs(fmean(values[:quarter]) - fmean(values[-quarter:]))
+    noise = pstdev(ordered) * math.sqrt(2 / quarter)
+    return trend < max(_TREND * level, 3 * noise)
+
+
+def _share_of_chance(values: Sequence[float]) -> float | None:
+    """Returns how noisy a loss may be that is that of guessing; None if it is not."""
+    ordered = sorted(values)
+    middle = ordered[len(ordered) // 2] if ordered else 0.0
+    near = [n for n in _CLASSES if abs(middle / math.log(n) - 1) < _SAME]
+    return None if not near else _NOISY if near[0] == 2 else _NOISY / 2

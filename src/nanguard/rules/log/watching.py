@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
-from nanguard.guard.spikes import DriftWatch, ScaleWatch, SpikeWindow
+from nanguard.guard.spikes import SpikeWindow
 from nanguard.rules.log.judging import runs_of
 from nanguard.settings import Settings
 
@@ -22,8 +22,6 @@ _LEAST = 16
 # Longer series are searched for places worth watching first.
 _LONG = 20_000
 _BLOCK = 64
-# How far a scale may fall in many small falls with no growth between them.
-_FAR = 1024.0
 # What a window remembers, in values, and so how far before such a place the watch begins.
 _MEMORY = 3 * _SETTINGS.spike_window
 
@@ -122,53 +120,3 @@ def _block_tops(np: Any, whole: Any, *, positive: bool) -> Any:
     near_spread = (spread + np.roll(spread, 1)) / 2
     low_center[0], near_spread[0] = center[0], spread[0]
     return ~(top <= low_center + 5.0 * near_spread)
-
-
-def drift_of(series: MetricSeries) -> tuple[Point, str] | None:
-    """Returns where a loss that diverges and does not come back began to rise, and how far."""
-    for run in runs_of(series):
-        found = _drift_in(series, run)
-        if found is not None:
-            return found
-    return None
-
-
-def _drift_in(series: MetricSeries, run: range) -> tuple[Point, str] | None:
-    # Drift is slow: of a long run, every so many values tell as much as all of them.
-    sample = run[:: max(1, len(run) // _LONG)]
-    block = max(1, min(_SETTINGS.spike_window // 2, len(sample) // 16))
-    watch = DriftWatch(block=block, growth=3.0)
-    told: tuple[Point, str] | None = None
-    for index in sample:
-        message = watch.accept(series.values[index])
-        if message and told is None:
-            told = series[_lowest(series, run.start, index) + 1], message
-        elif told and watch.recovered:
-            told = None
-    return told
-
-
-def _lowest(series: MetricSeries, start: int, stop: int) -> int:
-    values = series.values
-    return min((i for i in range(start, stop) if values[i] == values[i]), key=values.__getitem__)
-
-
-def scale_of(series: MetricSeries) -> tuple[Point, str] | None:
-    """Returns where a loss scale was seen to keep falling, and what is said about it."""
-    for run in runs_of(series):
-        calm = _calm(series, run)
-        watches = (ScaleWatch(calm=calm), ScaleWatch(calm=calm, factor=_FAR, patient=True))
-        for index in run:
-            for watch in watches:
-                message = watch.accept(series.values[index])
-                if message:
-                    return series[index], message
-    return None
-
-
-def _calm(series: MetricSeries, run: range) -> int:
-    """Returns how many entries make the scaler's settled steps, where not every step is logged."""
-    if len(series.steps) != len(series) or len(run) < 2:
-        return 20
-    stride = max(1, (series.steps[run[-1]] - series.steps[run[0]]) // (len(run) - 1))
-    return max(3, 20 // stride)

@@ -22,7 +22,7 @@ VALUE = re.compile(
     r"|nan(?:\.0)?|inf(?:inity)?)(?![\w]|\.\w|[-/][A-Za-z])",
     re.IGNORECASE,
 )
-INTERESTING = re.compile(r"loss|norm|nll|xent|bce|mse|elbo|scale|acc|grad", re.IGNORECASE)
+INTERESTING = re.compile(r"loss|norm|nll|xent|bce|mse|elbo|scale|acc|grad|entropy", re.IGNORECASE)
 _SPLIT = re.compile(r"[^\w\s./@#-]+|\s{2,}|\s-+\s|\t")
 _LABEL = re.compile(r"(?:^|[\]\s|>])([A-Za-z][\w.-]{1,40})\s*[:>|]\s*$")
 _LEVELS = word_set(

@@ -60,8 +60,10 @@ _PHASES = _EVALUATION | word_set(
 )
 _GAMES = word_set(
     "g d gen disc generator discriminator adv adversarial gan policy value actor critic "
-    "entropy reward vf pg pi q td advantage surrogate rollout rl"
+    "entropy reward vf pg pi q qf td advantage surrogate rollout rl qf1 qf2 q1 q2 critic1 critic2"
 )
+# Of a game in other names, but not in "cross entropy" and "loss value".
+_CROSS = frozenset(("cross", "entropy"))
 # Words that make a number something else: a bound, a best value, a count, a setting.
 _SETTINGS = word_set(
     "best min max scaler minimum maximum lowest highest prev previous last init initial target "
@@ -76,10 +78,14 @@ _SETTINGS = word_set(
 _LOSSES = word_set("loss losses lossg lossd gloss dloss trainloss valloss testloss")
 _LOSSES_ALONE = word_set("nll xent bce mse crossentropy elbo nelbo ce")
 _GRADIENTS = frozenset(["grad", "grads", "gradient", "gradients"])
-_STEPS = word_set("step steps iter iters iteration it update updates globalstep i")
-_STEP_WORDS = _STEPS | word_set(
-    "global train training trainer current cur opt optimizer num at on in optim"
+_STEPS = word_set(
+    "step steps iter iters iteration iterations it update updates globalstep i timestep timesteps"
 )
+_STEP_WORDS = _STEPS | word_set(
+    "global train training trainer current cur opt optimizer num at on in optim env"
+)
+# Elsewhere a name with "time" in it is a duration.
+_COUNTED_IN_TIME = (("time", "iterations"), ("time", "total", "timesteps"))
 _NORM_WORDS = _GRADIENTS | _PHASES | frozenset(("norm", "l2", "gnorm", "gradnorm"))
 _SCALE_WORDS = _PHASES | word_set(
     "scale scaler loss amp grad gradient fp16 dynamic new now lscale value to reducing"
@@ -112,9 +118,15 @@ def metric_of(name: str) -> Metric | None:
         name.strip(),
         "_".join(words),
         evaluation,
-        plain=_is_plain(role, bag),
-        adversarial=bool(bag & _GAMES),
+        plain=_is_plain(role, bag - _harmless(words, bag)),
+        adversarial=bool((bag - _harmless(words, bag)) & _GAMES),
     )
+
+
+def _harmless(words: tuple[str, ...], bag: frozenset[str]) -> frozenset[str]:
+    """Returns the words that only say how a loss is computed, or that it is a number."""
+    crossed = _CROSS if bag >= _CROSS else frozenset()
+    return crossed | (frozenset(("value",)) if words[-1] == "value" else frozenset())
 
 
 def words_of(name: str) -> tuple[str, ...]:
@@ -124,11 +136,14 @@ def words_of(name: str) -> tuple[str, ...]:
 
 
 def _role(words: tuple[str, ...], bag: frozenset[str]) -> Role | None:
+    if words in _COUNTED_IN_TIME:
+        return Role.STEP
     if "scale" in bag or "lscale" in bag:
         return Role.SCALE if bag <= _SCALE_WORDS else None
     if bag & _SETTINGS:
         return None
-    if bag & _LOSSES or (bag & _LOSSES_ALONE and bag <= _PHASES | _LOSSES_ALONE):
+    alone = bag & _LOSSES_ALONE or bag >= _CROSS
+    if bag & _LOSSES or (alone and bag <= _PHASES | _LOSSES_ALONE | _CROSS):
         return Role.LOSS
     if "gnorm" in bag or "gradnorm" in bag or ("norm" in bag and bag & _GRADIENTS):
         return Role.GRAD_NORM
@@ -173,7 +188,7 @@ def suffix_of(words: list[str]) -> str:
         parts = words_of(word)
         bag = frozenset(parts)
         known = bag & (_PHASES | _SETTINGS | _LOSSES | _LOSSES_ALONE | _GRADIENTS | _STEPS)
-        known |= bag & (_ACCURACIES | _SCALE_WORDS | frozenset(("learning", "rate", "norm")))
+        known |= bag & (_ACCURACIES | _SCALE_WORDS | _CROSS | word_set("learning rate norm"))
         if kept and not known and not _is_term(word, kept):
             break
         kept.append(word)

@@ -1,0 +1,79 @@
+"""Finds losses that climb: slowly in one run, or beyond all measure where a climb is usual."""
+
+from __future__ import annotations
+
+import math
+from itertools import pairwise
+from statistics import median
+from typing import TYPE_CHECKING
+
+from nanguard.findings import name_of
+from nanguard.guard.spikes import DriftWatch
+from nanguard.rules.log.judging import runs_of
+from nanguard.settings import Settings
+
+if TYPE_CHECKING:
+    from nanguard.sources.log.series import MetricSeries, Point
+
+_SETTINGS = Settings()
+# Drift is slow: of a longer run, every so many values tell as much as all of them.
+_LONG = 20_000
+# A climb that multiplies: into how many blocks a run is cut, how many of the last have to grow,
+# and by how much each. Rewards that grow make a loss grow too, but they level off.
+_BLOCKS, _GROWING, _GROWTH = 16, 4, 1.3
+# How far such a loss has to pass where it began: one that had fallen before, and one that had not.
+_BEYOND, _FAR_BEYOND = 10.0, 100.0
+
+
+def drift_of(series: MetricSeries) -> tuple[Point, str] | None:
+    """Returns where a loss that diverges and does not come back began to rise, and how far."""
+    for run in runs_of(series):
+        found = _drift_in(series, run)
+        if found is not None:
+            return found
+    return None
+
+
+def _drift_in(series: MetricSeries, run: range) -> tuple[Point, str] | None:
+    sample = run[:: max(1, len(run) // _LONG)]
+    block = max(1, min(_SETTINGS.spike_window // 2, len(sample) // 16))
+    watch = DriftWatch(block=block, growth=3.0)
+    told: tuple[Point, str] | None = None
+    for index in sample:
+        message = watch.accept(series.values[index])
+        if message and told is None:
+            told = series[_lowest(series, run.start, index) + 1], message
+        elif told and watch.recovered:
+            told = None
+    return told
+
+
+def explosion_of(series: MetricSeries) -> tuple[Point, str] | None:
+    """Returns where a loss that multiplies up to the end of its run began to, and how far."""
+    for run in runs_of(series):
+        values = [v for v in series.values[run.start : run.stop] if math.isfinite(v)]
+        size = len(values) // _BLOCKS
+        if size < 2:
+            continue
+        # Counted from the end, so that the last block is whole.
+        first = len(values) - size * _BLOCKS
+        blocks = [median(values[at : at + size]) for at in range(first, len(values), size)]
+        if _multiplies(blocks):
+            began = series[min(_lowest(series, run.start, run.stop) + 1, run.stop - 1)]
+            return began, (
+                f"the loss multiplies: from {name_of(min(blocks))} at best to "
+                f"{name_of(blocks[-1])}, {blocks[-1] / blocks[0]:.3g} times where it began"
+            )
+    return None
+
+
+def _multiplies(blocks: list[float]) -> bool:
+    start, best, recent = blocks[0], min(blocks), blocks[-_GROWING - 1 :]
+    if best <= 0.0 or not all(b >= _GROWTH * a for a, b in pairwise(recent)):
+        return False
+    return recent[-1] >= start * (_BEYOND if best < start / 1.5 else _FAR_BEYOND)
+
+
+def _lowest(series: MetricSeries, start: int, stop: int) -> int:
+    values = series.values
+    return min((i for i in range(start, stop) if values[i] == values[i]), key=values.__getitem__)
