@@ -7,7 +7,6 @@ with the code of the command, or with 3 when the guard stopped it.
 from __future__ import annotations
 
 import time
-from enum import Enum
 from pathlib import Path
 from typing import Annotated
 
@@ -15,6 +14,7 @@ import typer
 
 from nanguard import __version__
 from nanguard.cli.checkwords import split
+from nanguard.cli.choices import CheckFormat, Engine, FailOn, Format, OnBad, Precision
 from nanguard.errors import MissingDependencyError
 from nanguard.presets import FAMILIES, LEVELS, PRECISIONS, TASKS, Choice
 
@@ -68,28 +68,6 @@ def demo(
         raise MissingDependencyError.of("nanguard demo", error) from error
     identical = run_demo(run_dir=run_dir, steps=steps, quiet=quiet)
     raise typer.Exit(0 if identical else 1)
-
-
-class OnBad(str, Enum):
-    """What to do about a bad step."""
-
-    SKIP = "skip"
-    ROLLBACK = "rollback"
-    STOP = "stop"
-
-
-class Precision(str, Enum):
-    """A type to compute in."""
-
-    FLOAT32 = "float32"
-    FLOAT64 = "float64"
-
-
-class Format(str, Enum):
-    """How a command answers."""
-
-    TEXT = "text"
-    JSON = "json"
 
 
 @app.command(
@@ -190,31 +168,6 @@ def replay(
         sure=yes,
     )
     raise typer.Exit(1 if bad else 0)
-
-
-class CheckFormat(str, Enum):
-    """How ``nanguard check`` answers."""
-
-    TEXT = "text"
-    JSON = "json"
-    SARIF = "sarif"
-    GITHUB = "github"
-
-
-class Engine(str, Enum):
-    """Where ``nanguard check`` scans many files."""
-
-    LOCAL = "local"
-    RAY = "ray"
-
-
-class FailOn(str, Enum):
-    """From which severity on ``nanguard check`` fails."""
-
-    ERROR = "error"
-    WARNING = "warning"
-    INFO = "info"
-    NONE = "none"
 
 
 @app.command(
