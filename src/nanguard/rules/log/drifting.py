@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from itertools import pairwise
-from statistics import median
+from statistics import fmean, median
 from typing import TYPE_CHECKING
 
 from nanguard.findings import name_of
@@ -21,6 +21,7 @@ _LONG = 20_000
 # A climb that multiplies: into how many blocks a run is cut, how many of the last have to grow,
 # and by how much each. Rewards that grow make a loss grow too, but they level off.
 _BLOCKS, _GROWING, _GROWTH = 16, 4, 1.3
+_SLOWING = 0.7
 # How far such a loss has to pass where it began: one that had fallen before, and one that had not.
 _BEYOND, _FAR_BEYOND = 10.0, 100.0
 
@@ -69,7 +70,10 @@ def explosion_of(series: MetricSeries) -> tuple[Point, str] | None:
 
 def _multiplies(blocks: list[float]) -> bool:
     start, best, recent = blocks[0], min(blocks), blocks[-_GROWING - 1 :]
-    if best <= 0.0 or not all(b >= _GROWTH * a for a, b in pairwise(recent)):
+    if best <= 0.0:
+        return False
+    growths = [math.log(b / a) for a, b in pairwise(recent)]
+    if min(growths) < math.log(_GROWTH) or growths[-1] < _SLOWING * fmean(growths[:-1]):
         return False
     return recent[-1] >= start * (_BEYOND if best < start / 1.5 else _FAR_BEYOND)
 
