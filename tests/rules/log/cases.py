@@ -828,3 +828,42 @@ def settings_are_no_measurements(rng):
     ]
     rows += [f"iter {i:5d} | loss value: {v:.4f}" for i, v in enumerate(falling(rng, 120))]
     return "\n".join(rows) + "\n"
+
+
+@case("zeroed.log", ("hidden-nan", 63, 61), ("non-finite-grad-norm", 62, 61))
+def bad_gradients_are_told_and_the_loss_stands_still(rng):
+    rows = []
+    for i, v in enumerate(falling(rng, 90)):
+        if i > 60:
+            rows.append(f"WARNING NaN gradients detected at step {i}, zeroing them")
+        rows.append(f"step {i} loss {2.0112 if i > 60 else v:.4f}")
+    return "\n".join(rows) + "\n"
+
+
+@case("mnist.log", ("stalled-loss", 1, None))
+def guesses_among_ten_classes(rng):
+    return "".join(
+        f"Train Epoch: {i // 20 + 1} [{i % 20 * 640}/12800 ({i % 20 * 5}%)]\t"
+        f"Loss: {2.3026 + 0.009 * rng.gauss(0, 1):.6f}\n"
+        for i in range(120)
+    )
+
+
+@case("clip.log", ("non-finite-grad-norm", 31, 29))
+def torch_refuses_to_clip(rng):
+    rows = [f"step {i} loss {v:.4f}" for i, v in enumerate(falling(rng, 30))]
+    rows.append(
+        "RuntimeError: The total norm of order 2.0 for gradients from `parameters` is non-finite, "
+        "so it cannot be clipped. To disable this error and scale the gradients by the non-finite "
+        "norm anyway, set `error_if_nonfinite=False`"
+    )
+    return "\n".join(rows) + "\n"
+
+
+@case("resumed.jsonl")
+def a_tuned_model_is_near_its_best(rng):
+    return "".join(
+        json.dumps({"step": 5000 + i * 10, "loss": round(2.303 + 0.009 * rng.gauss(0, 1), 4)})
+        + "\n"
+        for i in range(120)
+    )

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from nanguard.findings import Severity, name_of
 from nanguard.rules.log.before import history_of
-from nanguard.rules.log.judging import LogRule, main_losses, place, same_row
+from nanguard.rules.log.judging import LogRule, last_at, main_losses, place, same_row
 from nanguard.rules.log.missing import first_bad_loss, first_bad_norm
 from nanguard.rules.rule import Fails, Passes
 from nanguard.sources.log.names import Role
@@ -58,7 +58,11 @@ class HiddenNan(LogRule):
     def check(self, source: Log) -> Iterator[Finding]:
         """Yields the first loss that hides a NaN."""
         for loss in main_losses(source):
-            found = _beside_bad_norms(source, loss) or _zero_for_good(source, loss)
+            found = (
+                _beside_bad_norms(source, loss)
+                or _beside_notes(source, loss)
+                or _zero_for_good(source, loss)
+            )
             if found is not None:
                 point, why = found
                 message = (
@@ -84,6 +88,23 @@ def _beside_bad_norms(log: Log, loss: MetricSeries) -> tuple[Point, str] | None:
                 count = sum(later.value == row.value for _, later in rows[number:])
                 bad = name_of(norms.values[index])
                 return row, f"while {norms.name} is {bad} ({count} such entries)"
+    return None
+
+
+def _beside_notes(log: Log, loss: MetricSeries) -> tuple[Point, str] | None:
+    """Returns where a loss stands still while the log says that the gradients are not finite."""
+    lines = [note.line for note in log.notes if note.role is Role.GRAD_NORM and note.line]
+    if len(lines) < _FROZEN or len(loss.lines) != len(loss):
+        return None
+    # The loss of the step that is spoken of may stand before the words or after them.
+    begin = last_at(loss, "line", lines[0])
+    end = last_at(loss, "line", lines[-1])
+    if begin is None or end is None:
+        return None
+    values = loss.values
+    for index in range(begin, min(end, len(values) - _FROZEN, begin + _MOST)):
+        if len(set(values[index : index + _FROZEN])) == 1 and _was_more(loss, index):
+            return loss[index], f"while the log speaks of bad gradients ({len(lines)} times)"
     return None
 
 

@@ -81,11 +81,11 @@ def _still_from(series: MetricSeries) -> Point | None:
     count = len(values)
     if count < _FEW or series.bad() or not values[-1] > 0.0:
         return None
-    guessed = _share_of_chance(values)
+    guessed = _share_of_chance(values) * (1 if _is_whole(series) else 0.5)
     if count < _LEAST and not guessed:
         return None
     start = _flat_from(values, _SAME)
-    if start == 0 or (count >= _MANY and is_calm(values, guessed or _CALM)):
+    if start == 0 or (count >= _MANY and _is_calm(values, max(guessed, _CALM))):
         return series[0]
     if count - start >= max(_LEAST, count // 4) and len(set(values[start:])) <= 2:
         early = median(values[: min(start, 16)])
@@ -114,10 +114,10 @@ def _fallen_back(series: MetricSeries) -> Point | None:
         return None
     best = min(median(values[at : at + size]) for at in range(0, start - size + 1, size))
     level = median(values[start:])
-    return series[start] if level > _LOST * best and is_calm(values[start:], _CALM) else None
+    return series[start] if level > _LOST * best and _is_calm(values[start:], _CALM) else None
 
 
-def is_calm(values: Sequence[float], share: float) -> bool:
+def _is_calm(values: Sequence[float], share: float) -> bool:
     """Returns whether values stay within a share of their level, with no trend in their noise."""
     ordered = sorted(values)
     count = len(ordered)
@@ -130,9 +130,16 @@ def is_calm(values: Sequence[float], share: float) -> bool:
     return trend < max(_TREND * level, 3 * noise)
 
 
-def _share_of_chance(values: Sequence[float]) -> float | None:
-    """Returns how noisy a loss may be that is that of guessing; None if it is not."""
-    ordered = sorted(values)
-    middle = ordered[len(ordered) // 2] if ordered else 0.0
-    near = [n for n in _CLASSES if abs(middle / math.log(n) - 1) < _SAME]
-    return None if not near else _NOISY if near[0] == 2 else _NOISY / 2
+def _share_of_chance(values: Sequence[float]) -> float:
+    """Returns how noisy a loss may be that is that of guessing; 0 if it is not."""
+    middle = sorted(values)[len(values) // 2]
+    near = any(abs(middle / math.log(classes) - 1) < _SAME for classes in _CLASSES)
+    return _NOISY if near else 0.0
+
+
+def _is_whole(series: MetricSeries) -> bool:
+    """Returns whether a log begins where its run begins: one that learned before may stand."""
+    last = len(series) - 1
+    if len(series.steps) == len(series):
+        return series.steps[0] <= 2 * max(1, (series.steps[last] - series.steps[0]) // last)
+    return len(series.epochs) == len(series) and series.epochs[0] <= 1.0

@@ -31,7 +31,9 @@ _LEVELS = word_set(
     "lr"
 )
 _WRAPPERS = frozenset(["tensor", "array", "float", "float32", "float64", "item"])
-_LINKS = re.compile(r"\s+(?:is|was|became|becomes|are|of|at|now|has become|went to)\s*$")
+_LINKS = re.compile(
+    r"\s+(?:is|was|became|becomes|are|of|at|now|has become|(?:went|diverged|exploded) to)\s*$"
+)
 _RANK = re.compile(r"(?i)\b(?:local_|global_)?rank\W{0,3}(\d{1,6})\b|\[default(\d{1,6})\]")
 _BATCH = re.compile(r"[|\[(]\s*(\d{1,12})/\s*(\d+)|^\s*(\d{1,12})/(\d+)\s*[\[━]")
 # What may follow a bare NaN that is separated from its name by no more than a space.

@@ -35,12 +35,22 @@ _LOSS = (
     rf"\bloss(?:es)?\b.{{0,12}}\b{_BAD}\b.{{0,12}}\b{_HAPPENED}\b",
     r"\binvalid loss, terminating training\b",
 )
+_OF_GRADIENT = r"(?:in |the |values? in |local |global )*(?:grads?|gradients?)"
 _GRADIENT = (
-    rf"\b{_BAD}[ '\"]+(?:in |the |value in |values in )*(?:grads?|gradients?)\b(?=.*{_EVENT})",
-    rf"{_EVENT}.*\b{_BAD}[ '\"]+(?:in |the |value in |values in )*(?:grads?|gradients?)\b",
+    rf"\b{_BAD}[ '\"]+{_OF_GRADIENT}\b(?=.*{_EVENT})",
+    rf"{_EVENT}.*\b{_BAD}[ '\"]+{_OF_GRADIENT}\b",
     rf"\b(?:grads?|gradients?)(?:\W+norm)?\W+(?:is|are|became|has|have|contains?|went|turned)\W+"
     rf"(?:\w+\W+){{0,2}}{_BAD}\b",
     rf"\b{_BAD}\b.{{0,12}}\b{_HAPPENED}\b.{{0,24}}\b(?:grads?|gradients?)\b",
+)
+# Words of frameworks that are only ever written when it has happened.
+_RAISED_LOSS = (
+    rf"\bloss returned (?:in|by|from) \S+ is {_BAD}\b",
+    r"\bNanLossDuringTrainingError\b",
+)
+_RAISED_GRADIENT = (
+    rf"\btotal norm .{{0,24}}\bgradients from .{{0,24}} is {_BAD}\b",
+    r"\bfunction '\w+' returned nan values\b",
 )
 _SCALE = (
     r"\bloss scale already at minimum\b",
@@ -49,6 +59,8 @@ _SCALE = (
 )
 _KINDS = (
     (Role.SCALE, re.compile("|".join(_SCALE), re.IGNORECASE), False),
+    (Role.GRAD_NORM, re.compile("|".join(_RAISED_GRADIENT), re.IGNORECASE), False),
+    (Role.LOSS, re.compile("|".join(_RAISED_LOSS), re.IGNORECASE), False),
     (Role.GRAD_NORM, re.compile("|".join(_GRADIENT), re.IGNORECASE), True),
     (Role.LOSS, re.compile("|".join(_LOSS), re.IGNORECASE), True),
 )
