@@ -867,3 +867,25 @@ def a_tuned_model_is_near_its_best(rng):
         + "\n"
         for i in range(120)
     )
+
+
+@case("mixed.log")
+def data_sets_stand_at_different_levels(rng):
+    return "".join(
+        f"2025-03-12 09:00:07 - INFO - step={i * 100} dataset={name} train_loss={v * level:.4f}\n"
+        for i, v in enumerate(falling(rng, 120, 5, 2))
+        for name, level in (rng.choice((("food101", 1.0), ("food2k", 2.2), ("veg200", 1.1))),)
+    )
+
+
+@case("mixed.jsonl", ("loss-spike", 151, 1500))
+def one_of_two_tasks_jumps(rng):
+    losses = falling(rng, 200, 3, 1)
+    losses[150] = 9.0
+    return "".join(
+        json.dumps(
+            {"step": i * 10, "task": ("vqa", "caption")[i % 2], "loss": v * (1 + 2 * (i % 2))}
+        )
+        + "\n"
+        for i, v in enumerate(losses)
+    )

@@ -35,6 +35,10 @@ _LINKS = re.compile(
     r"\s+(?:is|was|became|becomes|are|of|at|now|has become|(?:went|diverged|exploded) to)\s*$"
 )
 _RANK = re.compile(r"(?i)\b(?:local_|global_)?rank\W{0,3}(\d{1,6})\b|\[default(\d{1,6})\]")
+# Losses on different data stand at different levels; they are series of their own.
+_DATASET = re.compile(
+    r"(?i)(?<![\w.])(?:dataset|task|domain)[\"']?\s*[=:]\s*[\"']?([a-z][\w-]{0,40})(?![\w./(])"
+)
 _BATCH = re.compile(r"[|\[(]\s*(\d{1,12})/\s*(\d+)|^\s*(\d{1,12})/(\d+)\s*[\[━]")
 # What may follow a bare NaN that is separated from its name by no more than a space.
 _AFTER_BARE = re.compile(
@@ -124,10 +128,18 @@ def _place(line: Line, value: Value) -> None:
 def _finish(line: Line, text: str, batch: Value | None) -> None:
     if line.step is None and (line.values or line.epoch):
         line.step = batch or _counted(text)
+    if line.values and not line.label:
+        line.label = dataset_of(text)
     if line.rank is None and line.values:
         found = _RANK.search(text)
         if found:
             line.rank = int(found[1] or found[2])
+
+
+def dataset_of(text: str) -> str:
+    """Returns the data set that a line names, as in "dataset=food101"; nothing if it names none."""
+    found = _DATASET.search(text)
+    return "" if found is None or metric_of(found[1]) else found[1]
 
 
 def _counted(text: str) -> Value | None:

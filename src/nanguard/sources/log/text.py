@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from nanguard.sources.log.gathering import Gathering, Pieces, Rows, Which, whole
-from nanguard.sources.log.grammar import INTERESTING, VALUE, Line, read_line
+from nanguard.sources.log.grammar import INTERESTING, VALUE, Line, dataset_of, read_line
 from nanguard.sources.log.lines import SAME_LINE, Stretch, stretches
 from nanguard.sources.log.notes import SUSPECT, note_of
 from nanguard.sources.log.records import line_of, loads
@@ -106,6 +106,8 @@ class TextReader:
         if line is None:
             structured = line_of(record) if isinstance(record := _record(text), dict) else None
             line = read_line(text)
+            if structured is not None:
+                structured.label = dataset_of(text)
             if structured is not None and not _alike(structured, line):
                 line = structured
             elif self._learn(text, line):
