@@ -128,6 +128,18 @@ def test_repairs_that_go_round_in_circles_end():
     assert len(work.changes) <= 2
 
 
+def test_one_fix_that_fails_does_not_hold_up_the_others_of_its_rule():
+    def look(text: str) -> list[Finding]:
+        if "!" in text:
+            raise SourceError("no", where="f", do="x")
+        new = {"a": "x", "b": "!", "c": "c "}
+        return [finding("rule", Edit(i, i + 1, new[c])) for i, c in enumerate(text) if c in new]
+
+    work = Repairing(look, lambda f: f.fixes[0])
+    assert work.run("a\nb\nc\na\n") == "x\nb\nc\nx\n"
+    assert len(work.changes) == 2
+
+
 def test_a_text_that_cannot_be_read_is_an_error():
     def look(text: str) -> list[Finding]:
         raise SourceError("no", where="f", do="x")

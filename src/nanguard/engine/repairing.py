@@ -32,6 +32,7 @@ class Repairing:
     choose: Callable[[Finding], Fix | None]
     changes: list[Change] = field(default_factory=list)
     _stubborn: set[str] = field(default_factory=set)
+    _failed: set[tuple[str, str]] = field(default_factory=set)
 
     def run(self, content: str) -> str:
         """Returns the repaired text; the same one if there is nothing to repair.
@@ -64,13 +65,16 @@ class Repairing:
             repaired = apply(content, [e for change in wanted for e in change.fix.edits])
             try:
                 after = self.look(repaired)
+                useless = _useless(wanted, found, after)
             except SourceError:
-                self._drop_worst(content, wanted)
-                continue
-            useless = _useless(wanted, found, after)
+                useless = {change.finding.name for change in wanted}
             if not useless:
                 return repaired, after, wanted
-            self._stubborn |= useless
+            suspects = [change for change in wanted if change.finding.name in useless]
+            worst = {_place(c, content) for c in suspects if not self._helps(content, found, c)}
+            self._failed |= worst
+            if not worst:
+                self._stubborn |= useless
 
     def _wanted(self, content: str, found: list[Finding]) -> list[Change]:
         """Returns changes that can be made at once."""
@@ -79,6 +83,7 @@ class Repairing:
             for finding in found
             if finding.name not in self._stubborn and (fix := self.choose(finding)) is not None
         ]
+        chosen = [change for change in chosen if _place(change, content) not in self._failed]
         fixes = together([change.fix for change in chosen], content)
         kept: list[Change] = []
         for change in chosen:
@@ -87,15 +92,21 @@ class Repairing:
                 kept.append(change)
         return kept
 
-    def _drop_worst(self, content: str, wanted: list[Change]) -> None:
-        """Gives up rules whose fixes break the text; all of them if none does so alone."""
-        worst = set()
-        for change in wanted:
-            try:
-                self.look(apply(content, change.fix.edits))
-            except SourceError:
-                worst.add(change.finding.name)
-        self._stubborn |= worst or {change.finding.name for change in wanted}
+    def _helps(self, content: str, found: list[Finding], change: Change) -> bool:
+        """Returns whether a fix alone leaves the text readable and its rule with less to say."""
+        try:
+            after = self.look(apply(content, change.fix.edits))
+        except SourceError:
+            return False
+        return not _useless([change], found, after)
+
+
+def _place(change: Change, content: str) -> tuple[str, str]:
+    """Returns which fix this is, in a way that holds when other lines are changed."""
+    first = min(edit.start for edit in change.fix.edits)
+    last = max(edit.end for edit in change.fix.edits)
+    start, end = content.rfind("\n", 0, first) + 1, content.find("\n", last)
+    return change.finding.name, content[start : end if end >= 0 else None]
 
 
 def _useless(wanted: list[Change], before: list[Finding], after: list[Finding]) -> set[str]:

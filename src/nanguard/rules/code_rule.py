@@ -61,7 +61,10 @@ def operand(value: Value, place: int = 0) -> ast.expr | None:
 
 
 def bare(code: Code, node: ast.expr) -> str:
-    """Returns an expression so that a method can be called on it."""
+    """Returns an expression so that a method can be called on it.
+
+    Its own parentheses are no part of it: one it begins with belongs to its left side.
+    """
     text = code.segment(node)
     simple = isinstance(node, (ast.Name, ast.Attribute, ast.Call, ast.Subscript))
-    return text if simple or text.startswith("(") else f"({text})"
+    return text if simple else f"({text})"

@@ -131,6 +131,29 @@ def _is_never_empty(value: Value) -> bool:
 def _fixes(code: Code, quotient: Value) -> tuple[Fix, ...]:
     node = operand(quotient, 1)
     title = "bound the divisor from below"
+    bound = f".clamp(min={'1' if _is_number_of(quotient, quotient.inputs[1].core) else '1e-6'})"
     if node is None:
-        return (Fix(title + ": .clamp(min=1)"),)
-    return (Fix(title, edits=(replaced(code, node, f"{bare(code, node)}.clamp(min=1)"),)),)
+        return (Fix(title + f": {bound}"),)
+    return (Fix(title, edits=(replaced(code, node, f"{bare(code, node)}{bound}"),)),)
+
+
+def _is_number_of(quotient: Value, divisor: Value) -> bool:
+    """Returns whether a divisor is 0 or at least 1: a number of things, and no sum of weights.
+
+    Where what is added up is also a factor of the numerator, and is no mask, it may be anything.
+    """
+    if divisor.op == "mul":
+        parts = [part.core for part in divisor.inputs]
+        return all(_is_whole(part) or _is_number_of(quotient, part) for part in parts)
+    if divisor.op not in ("sum", "nansum") or not divisor.inputs:
+        return divisor.op != "mean" and not divisor.has("weightsum")
+    added = divisor.inputs[0]
+    if added.has("weights"):
+        return False
+    factors = quotient.inputs[0].upstream(16)
+    return added.has("mask", "labels", "count") or all(f.core is not added.core for f in factors)
+
+
+def _is_whole(value: Value) -> bool:
+    number = value.number()
+    return value.has("size") or (number is not None and number.is_integer())

@@ -70,7 +70,16 @@ def _edits(code: Code, log: Value, source: Value) -> tuple[Edit, ...]:
     if log.op != "log" or not isinstance(inner, ast.Call) or not isinstance(outer, ast.Call):
         return ()
     operand = outer.args[0] if outer.args else getattr(outer.func, "value", None)
-    text = code.segment(inner)
-    if operand is not inner or source.op != "softmax" or text.count("softmax(") != 1:
+    func = inner.func
+    if operand is not inner or source.op != "softmax":
         return ()
-    return (replaced(code, outer, text.replace("softmax(", "log_softmax(")),)
+    if not isinstance(func, ast.Attribute) or func.attr != "softmax" or _is_own(func.value):
+        return ()
+    text, name = code.segment(inner), code.span(func)[1] - code.span(inner)[0]
+    before = text[: name - len("softmax")]
+    return (replaced(code, outer, f"{before}log_softmax{text[name:]}"),)
+
+
+def _is_own(receiver: ast.expr) -> bool:
+    """Returns whether something is ``self``, whose ``softmax`` has no ``log_softmax`` beside it."""
+    return isinstance(receiver, ast.Name) and receiver.id in ("self", "cls")

@@ -146,9 +146,10 @@ def _edits(code: Code, node: ast.expr) -> tuple[Edit, ...]:
     start, end = code.span(func)
     attribute = Edit(end - len("isnan"), end, "isfinite")
     parent = code.parents.get(node)
-    if isinstance(parent, ast.UnaryOp):
-        operand, _ = code.span(parent)
-        return (Edit(operand, start, ""), attribute)
+    if isinstance(parent, ast.UnaryOp) and isinstance(parent.op, (ast.Not, ast.Invert)):
+        outside, _ = code.span(parent)
+        if code.text.content[outside:start].strip() in ("not", "~"):
+            return (Edit(outside, start, ""), attribute)
     mark = "not " if code.names.path(func).startswith("math.") else "~"
     plain = (ast.If, ast.While, ast.Assert, ast.BoolOp, ast.Return, ast.Assign, ast.IfExp)
     if isinstance(parent, plain) or (mark == "~" and isinstance(parent, ast.Call)):
