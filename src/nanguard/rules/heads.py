@@ -37,7 +37,7 @@ def terminal(node: ast.expr) -> str:
 
 
 def _views_heads(cls: Class) -> bool:
-    """Returns whether a class reshapes something to (..., heads, -1)."""
+    """Returns whether a class reshapes something to (..., heads, size of a head)."""
     return any(isinstance(node, ast.Call) and _splits_heads(node) for node in ast.walk(cls.node))
 
 
@@ -50,7 +50,7 @@ def _splits_heads(call: ast.Call) -> bool:
         sizes = sizes[1].elts
     elif called not in ("view", "reshape"):
         return False
-    if len(sizes) < 2 or not isinstance(sizes[-1], ast.UnaryOp):
+    if len(sizes) < 2:
         return False
     return _HEADS.fullmatch(terminal(sizes[-2]).lower()) is not None
 

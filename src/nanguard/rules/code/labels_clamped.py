@@ -98,12 +98,7 @@ class LabelsClamped(CodeRule):
 def _is_clamp(code: Code, value: Value, used: set[int]) -> bool:
     labels = next((part for part in value.inputs if part.has("labels")), None)
     if labels is None:
-        high = upper_bound(value) if value.op == "clamp" else None
-        if high is not None and is_last_class(high):
-            trained = id(value) in used or -id(value) in used
-            if trained or value.inputs[0].name in parameters_of_classes(code):
-                return True
-        return _becomes_label(code, value)
+        return _is_class(code, value, used) or _becomes_label(code, value)
     if value.has("loss"):
         return False
     high = upper_bound(value)
@@ -121,6 +116,16 @@ def _is_clamp(code: Code, value: Value, used: set[int]) -> bool:
     names = " ".join(made.name.lower() for made in high.upstream(8))
     is_label = _LABELS.search(root(labels).name.lower()) or re.search(r"class|label", names)
     return bool(is_label) and is_last_class(high)
+
+
+def _is_class(code: Code, value: Value, used: set[int]) -> bool:
+    """Whether what is clamped is taken as a class, whatever it is called."""
+    high = upper_bound(value) if value.op == "clamp" else None
+    if high is None:
+        return False
+    if id(value) in used or -id(value) in used:
+        return high.core.op == "sub" or is_last_class(high)
+    return is_last_class(high) and value.inputs[0].name in parameters_of_classes(code)
 
 
 def _becomes_label(code: Code, value: Value) -> bool:

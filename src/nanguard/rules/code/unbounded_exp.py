@@ -22,6 +22,7 @@ _WHAT = {
     "network": "network output",
     "logits": "logit",
 }
+_OFFSET = re.compile(r"(box_|bbox_|pred_|reg_)?(deltas?|offsets?)")
 _OTHER_MODEL = re.compile(r"^ref|_ref|teacher|reference|chosen|rejected")
 
 
@@ -68,6 +69,8 @@ class UnboundedExp(CodeRule):
             if value is None or not power.grad or is_bounded(value) or is_table(value):
                 continue
             what = next((word for kind, word in _WHAT.items() if value.has(kind)), "")
+            if not what and value.core.op == "" and _OFFSET.fullmatch(value.core.name.lower()):
+                what = "predicted offset"
             if not what and id(power.node) in naive:
                 what = "value that is summed and logged"
             if not what or guarded_by(value, power.guards) or _names(value) & clamped:

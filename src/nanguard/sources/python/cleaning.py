@@ -135,10 +135,22 @@ def _because_bad(code: Code, event: Value) -> bool:
         if within(event.line, test.when_bad):
             return True
         flags |= {name for statement in test.when_bad for name in _raised(statement)}
+    around = list(code.ancestors(event.node)) if event.node is not None else []
     return any(
         isinstance(outer, ast.If) and isinstance(outer.test, ast.Name) and outer.test.id in flags
-        for outer in (code.ancestors(event.node) if event.node is not None else ())
-    )
+        for outer in around
+    ) or any(isinstance(outer, ast.For) and _picks_bad(code, outer) for outer in around)
+
+
+def _picks_bad(code: Code, loop: ast.For) -> bool:
+    """Whether a loop goes over what a comprehension has picked for not being finite."""
+    source = code.values.get(loop.iter)
+    node = source.core.node if source is not None else None
+    if not isinstance(node, (ast.ListComp, ast.GeneratorExp, ast.SetComp)):
+        return False
+    tests = [test for generator in node.generators for test in generator.ifs]
+    parts = [p for test in tests if test in code.values for p in code.values[test].upstream(16)]
+    return any(part.op in ASKS for part in parts)
 
 
 def _raised(statement: ast.stmt) -> Iterator[str]:

@@ -104,7 +104,7 @@ SHAPE = frozenset(
 )
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, repr=False)
 class Value:
     """One value in the flow of a function, as far as it can be known.
 
@@ -147,6 +147,9 @@ class Value:
     grad: bool = True
     guards: frozenset[str] = NO_KINDS
     autocast: str = ""
+
+    def __repr__(self) -> str:
+        return f"<{self.op or 'value'} {self.name!r} in line {self.line}>"
 
     @property
     def line(self) -> int:
