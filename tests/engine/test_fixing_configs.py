@@ -78,6 +78,15 @@ def test_nothing_is_written_where_nothing_changes_or_may_be(tmp_path: Path):
     assert names(report) == [("learning-rate-too-high", 2)]
 
 
+def test_what_could_not_be_repaired_is_still_told_beside_what_could(tmp_path: Path):
+    (tmp_path / "a.yaml").write_text(FAULTY)
+    (tmp_path / "b.yaml").write_text(FAULTY)
+    (tmp_path / "b_fixed.yaml").symlink_to(tmp_path / "nowhere")
+    report = told(".", "--fix", cwd=tmp_path)
+    assert (tmp_path / "a_fixed.yaml").exists()
+    assert [f["path"] for f in report["findings"]] == ["b.yaml"]
+
+
 def test_a_broken_history_and_odd_names_do_no_harm(tmp_path: Path):
     odd = tmp_path / "..a b'\n;run.yaml"
     odd.write_text(FAULTY)
@@ -104,7 +113,8 @@ def test_diff_and_standard_input_write_nothing(tmp_path: Path):
     done = check("run.yaml", "--diff", "--fail-on", "warning", cwd=tmp_path)
     assert done.returncode == 1
     assert "run.yaml -> run_fixed.yaml (would be repaired)" in done.stdout
-    done = check("-", "--fix", cwd=tmp_path, stdin=FAULTY)
+    done = check("-", "--fix", "--fail-on", "warning", cwd=tmp_path, stdin=FAULTY)
+    assert done.returncode == 1
     assert "-learning_rate: 0.5" in done.stdout
     assert [p.name for p in tmp_path.iterdir()] == ["run.yaml"]
 

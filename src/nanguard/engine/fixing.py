@@ -103,15 +103,18 @@ class Fixing:
                 configs = self._config(configs, path, changes[path])
             if configs.texts == before:
                 break
-        copies = {}
+        copies, as_it_was = {}, set()
         for path, text in configs.texts.items():
-            original = self.check.configs.texts[path].content
-            if text.content != original and self._copied(path, text.content, changes[path]):
+            if text.content == self.check.configs.texts[path].content:
+                continue
+            if self._copied(path, text.content, changes[path]):
                 copies[path] = copy_of(path)
+            else:
+                as_it_was.add(path)
         if not copies:
             return []
         left = [file for file in configs.check(self.check.plan.selection) if file.checked]
-        return [_renamed(file, copies.get(file.path)) for file in left]
+        return [_renamed(f, copies.get(f.path)) for f in left if f.path not in as_it_was]
 
     def _fixable(self, configs: Configs) -> list[str]:
         files = configs.check(self.check.plan.selection)
@@ -136,7 +139,7 @@ class Fixing:
         return configs
 
     def _copied(self, path: str, repaired: str, changes: list[Change]) -> bool:
-        """Writes the repaired copy of a configuration; returns whether there is one to speak of."""
+        """Writes the repaired copy of a configuration; returns whether there is one now."""
         target, written = copy_of(path), self.write and path != STDIN_NAME
         diff = whole_diff(path, target, self.check.configs.texts[path].content, repaired)
         repair = Repair(path, target, tuple(changes), diff, written)
@@ -147,7 +150,7 @@ class Fixing:
             self._failed(path, error)
             return False
         self.check.outcome.repairs.append(repair)
-        return True
+        return written
 
     def _write_copy(self, repair: Repair, repaired: str) -> None:
         path, target = repair.path, repair.target

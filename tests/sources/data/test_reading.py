@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import zipfile
 from typing import TYPE_CHECKING
 
@@ -260,3 +261,11 @@ def test_the_histogram_counts_all_files(tmp_path: Path):
     second = write(tmp_path / "b.csv", "label,dataset\n1,x\n1.0,x\n0,y\n")
     source = read_request(Request((first, second), Expected(groups={"x": 2, "y": 2})), Scan())
     assert source.histogram() == {"x": {1: 3}, None: {"cat": 1}, "y": {0: 1}}
+
+
+def test_what_is_no_file_beside_data_is_not_waited_for(tmp_path: Path):
+    table = write(tmp_path / "t.csv", "x,label\n1,0\n")
+    os.mkfifo(tmp_path / "pipe.yaml")
+    (tmp_path / "endless.json").symlink_to("/dev/zero")
+    (source,) = open_sources([table], Scan())
+    assert len(source.files) == 1

@@ -158,7 +158,7 @@ def _missing_shards(unit: Unit) -> list[tuple[str, str]]:
 def _listed(index: Path) -> set[str]:
     """Returns the files that an index says there are."""
     try:
-        if index.stat().st_size > MAX_INDEX:
+        if not index.is_file() or index.stat().st_size > MAX_INDEX:
             return set()
         found: Any = json.loads(index.read_bytes())
         names = set(map(str, found["weight_map"].values()))

@@ -158,14 +158,14 @@ def _beside(folder: Path) -> Iterator[Request]:
     """Yields what configurations in a folder say about data."""
     from nanguard.sources.config.document import read_document
     from nanguard.sources.config.run import read_project
+    from nanguard.sources.files import CONFIG_LIMIT, decode, read_bytes
     from nanguard.sources.text import Text
 
     found = sorted(path for path in folder.iterdir() if path.suffix.lower() in _CONFIGS)
     for path in found[:MAX_BESIDE]:
         try:
-            if path.stat().st_size > 1 << 20:
-                continue
-            document = read_document(Text(str(path), path.read_text(encoding="utf-8")))
+            decoded = decode(str(path), read_bytes(str(path), CONFIG_LIMIT), python=False)
+            document = read_document(Text(str(path), decoded.content))
             runs = read_project([document])
         except (OSError, ValueError, SourceError):
             continue
