@@ -64,6 +64,9 @@ def test_patterns_in_quotes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     assert [f.path for f in search.files(["**/*.py", "b/c.py"])] == ["a.py", "b/c.py"]
     assert search.existing == 3
     assert search.missed == []
+    for pattern in ("b/**", "./**/c.py", f"{tmp_path}/**/**/c.py", "?/**/*.py"):
+        assert "b/c.py" in found(tmp_path, pattern), pattern
+    assert found(tmp_path, "**/*.txt", "venv/**") == []
 
 
 def test_loops_of_links_end(tmp_path: Path):
@@ -72,7 +75,9 @@ def test_loops_of_links_end(tmp_path: Path):
     (tmp_path / "self.py").symlink_to(tmp_path / "self.py")
     (tmp_path / "gone.py").symlink_to(tmp_path / "nowhere.py")
     (tmp_path / "good.py").symlink_to(tmp_path / "a/b.py")
+    (tmp_path / "a/again").symlink_to(tmp_path, target_is_directory=True)
     assert found(tmp_path) == ["good.py", "a/b.py"]
+    assert found(tmp_path, f"{tmp_path}/**/*.py") == ["a/b.py", "good.py"]
     search = Search()
     assert list(search.files([str(tmp_path / "self.py")])) == []
     assert "symbolic links" in search.missed[0].reason

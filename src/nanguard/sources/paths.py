@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import glob
 import os
+import re
 import stat
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -24,6 +25,7 @@ _SKIPPED = frozenset(
 )  # fmt: skip
 _MARKS = ("pyvenv.cfg", "CACHEDIR.TAG")
 _COPY = "_fixed"
+_STARS = re.compile(r"(?:^|(?<=/))\*\*(?:/|$)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +107,7 @@ class Search:
             reason = f"it cannot be read: {error.strerror}" if known else "there is no such file"  # type: ignore[union-attr]
             self.missed.append(Missed(path, reason))
             return
-        matches = [m for m in sorted(glob.glob(path, recursive=True)) if not is_skipped(m)]  # noqa: PTH207
+        matches = sorted({m for m in _matching(path) if not is_skipped(m)})
         if not matches:
             self.missed.append(Missed(path, "no file matches this pattern"))
         for match in matches:
@@ -159,6 +161,20 @@ def _is_file(entry: os.DirEntry[str]) -> bool:
 def is_skipped(path: str) -> bool:
     """Returns whether a file lies in a folder that nobody wants to be looked into."""
     return not _SKIPPED.isdisjoint(path.replace(os.sep, "/").split("/")[:-1])
+
+
+def _matching(pattern: str) -> Iterator[str]:
+    """Yields what a pattern matches; ``**`` follows no links, which may lead round in circles."""
+    stars = _STARS.search(pattern)
+    if stars is None:
+        yield from glob.iglob(pattern)  # noqa: PTH207
+        return
+    above, below = pattern[: stars.start()], pattern[stars.end() :] or "*"
+    for top in glob.iglob(above) if glob.has_magic(above) else [above]:  # noqa: PTH207
+        for folder, names, _ in os.walk(top or "."):
+            names[:] = [n for n in names if not n.startswith(".") and n not in _SKIPPED]
+            start = glob.escape(folder.rstrip("/")) + "/"
+            yield from _matching((start if top else start.removeprefix("./")) + below)
 
 
 def _original(name: str, names: set[str]) -> str | None:
