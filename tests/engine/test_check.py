@@ -285,3 +285,17 @@ def test_a_file_without_an_ending_that_is_nothing_is_only_counted(tmp_path: Path
         }
     ]
     assert "not YAML" in reasons(told("notes", cwd=tmp_path))["notes"]
+
+
+def test_quiet_tells_of_a_named_file_that_was_not_checked(tmp_path: Path, plugin: Path):
+    (tmp_path / "good.py").write_text(CLEAN)
+    done = check("typo.py", "good.py", "--quiet", cwd=tmp_path, plugin=plugin)
+    assert done.stdout == ""
+    assert "typo.py not checked" in done.stderr
+
+
+def test_unsafe_alone_is_a_mistake(tmp_path: Path, plugin: Path):
+    (tmp_path / "good.py").write_text(CLEAN)
+    done = check("good.py", "--unsafe", cwd=tmp_path, plugin=plugin)
+    assert done.returncode == 2
+    assert "--fix --unsafe" in done.stderr

@@ -90,12 +90,7 @@ def run_check(asked: Asked) -> int:
         from nanguard.cli.listing import refuse_what_a_checklist_has_not
 
         refuse_what_a_checklist_has_not(asked)
-    if (asked.fix or asked.diff) and any("://" in path for path in asked.paths):
-        raise UsageError(
-            "files that lie elsewhere are not repaired.",
-            where="nanguard check --fix",
-            do="Copy them here first.",
-        )
+    _refuse_what_does_nothing(asked)
     if asked.watch:
         return _watched(asked)
     project = find_project(_start(asked.paths))
@@ -122,7 +117,35 @@ def run_check(asked: Asked) -> int:
     if baseline is not None:
         _compare(outcome, baseline, check)
     print_report(asked, rendered(asked, outcome))
+    if asked.quiet:
+        _tell_what_was_named(asked.paths, outcome)
     return exit_code(outcome, asked.fail_on or project.fail_on)
+
+
+def _refuse_what_does_nothing(asked: Asked) -> None:
+    """Stops where a repair is asked for that would not be made."""
+    if (asked.fix or asked.diff) and any("://" in path for path in asked.paths):
+        raise UsageError(
+            "files that lie elsewhere are not repaired.",
+            where="nanguard check --fix",
+            do="Copy them here first.",
+        )
+    if asked.unsafe and not (asked.fix or asked.diff):
+        raise UsageError(
+            "--unsafe repairs nothing by itself.",
+            where="nanguard check --unsafe",
+            do="Give --fix --unsafe, or --diff --unsafe to see it first.",
+        )
+
+
+def _tell_what_was_named(paths: tuple[str, ...], outcome: Outcome) -> None:
+    """Says on standard error which of the named files were not looked at."""
+    from nanguard.report.fields import literal
+
+    for entry in outcome.not_checked:
+        if entry.path in paths:
+            told = f"{literal(entry.path)} not checked: {literal(entry.reason)}"
+            sys.stderr.write(f"nanguard: {told}\n")
 
 
 def _watched(asked: Asked) -> int:

@@ -215,7 +215,7 @@ def _fetch(distant: Distant, here: Path) -> None:
     try:
         with fsspec.open(distant.url, "rb") as source, here.open("wb") as target:
             shutil.copyfileobj(source, target, _CHUNK)
-    except Exception as error:
+    except Exception as error:  # every service raises errors of its own
         raise SourceError(
             _said(error), where=distant.url, do="Try again, or copy the file first."
         ) from error

@@ -87,10 +87,7 @@ class _Reader:
     def read(self, block: Block) -> Ledger:
         """Returns what a block holds."""
         if block.overlong:
-            ledger = Ledger()
-            ledger.refuse(1, "the line is longer than any record")
-            ledger.lines = 1
-            return ledger
+            return Ledger.overlong()
         return self._lines(block.data.removeprefix(b"\xef\xbb\xbf"))
 
     def _lines(self, data: bytes) -> Ledger:

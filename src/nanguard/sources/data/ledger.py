@@ -56,6 +56,14 @@ class Ledger:
         self.records += other.records
         self.lines += other.lines
 
+    @classmethod
+    def overlong(cls) -> Ledger:
+        """Returns the ledger of a line that is longer than any record."""
+        ledger = cls()
+        ledger.refuse(1, "the line is longer than any record")
+        ledger.lines = 1
+        return ledger
+
     def refuse(self, line: int | None, why: str) -> None:
         """Notes a record that cannot be read."""
         self.unreadable.add(Place(self.records, line, why))
