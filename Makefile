@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: help setup demo test test-remote lint format bench docs docs-rules clean
+.PHONY: help setup dev-setup browser demo example test test-remote lint format bench docs docs-rules clean
 
 help:  ## List the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -15,41 +15,59 @@ setup: $(VENV)/.ready  ## Create the virtual environment
 $(VENV)/.ready: pyproject.toml constraints.txt
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@echo "installing what constraints.txt pins into $(VENV) ..."
-	@$(PIP) --editable '.[torch,scan,dev]'
+	@$(PIP) --editable '.[torch,scan,plot]'
+	@touch $@
+
+$(VENV)/.dev-ready: $(VENV)/.ready
+	@echo "installing what tests and linters need into $(VENV) ..."
+	@$(PIP) --editable '.[dev]'
 	@touch $@
 
 $(VENV)/.docs-ready: $(VENV)/.ready
 	@$(PIP) --editable '.[docs]'
 	@touch $@
 
+dev-setup: $(VENV)/.dev-ready
+
+# The pages are tested in a real browser, Debian's; without root it has to be there already.
+browser:
+	@command -v chromium >/dev/null || { test "$$(id -u)" = 0 && command -v apt-get >/dev/null \
+		&& echo "installing chromium for the tests of the pages ..." \
+		&& apt-get update -qq >/dev/null && DEBIAN_FRONTEND=noninteractive \
+		apt-get install -qq --no-install-recommends chromium fonts-dejavu-core >/dev/null; } \
+		|| echo "no chromium: the tests of the pages in a browser will be skipped"
+
 demo: setup  ## Train through faults, prove that none left a trace, and explain one
 	@$(BIN)/nanguard demo
 
-test: setup  ## Run the tests
+example: dev-setup  ## Break, explain and repair one of the five systems: make example NAME=radio_diffusion
+	@$(BIN)/python -m examples.story $(NAME)
+
+test: dev-setup browser  ## Run the tests
 	@$(BIN)/python -m pytest
 
-test-remote: setup  ## Run the tests that need a server and a cluster on this machine
+test-remote: dev-setup  ## Run the tests that need a server and a cluster on this machine
 	@$(PIP) --editable '.[dev-remote]'
 	@$(BIN)/python -m pytest tests/engine/test_remote.py tests/engine/test_ray.py
 
-lint: setup  ## Check style, types and the direction of imports
-	@$(BIN)/ruff check src tests benchmarks
-	@$(BIN)/ruff format --check src tests benchmarks
+lint: dev-setup  ## Check style, types and the direction of imports
+	@$(BIN)/ruff check src tests benchmarks examples
+	@$(BIN)/ruff format --check src tests benchmarks examples
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports --no-logo
 
-format: setup  ## Bring the code into shape
-	@$(BIN)/ruff check --fix src tests benchmarks
-	@$(BIN)/ruff format src tests benchmarks
+format: dev-setup  ## Bring the code into shape
+	@$(BIN)/ruff check --fix src tests benchmarks examples
+	@$(BIN)/ruff format src tests benchmarks examples
 
-bench: setup  ## Measure what this machine can measure
+bench: dev-setup  ## Measure what this machine can measure
 	@$(BIN)/python -m benchmarks.guard_overhead
 
 docs: $(VENV)/.docs-ready  ## Build the documentation into site/
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 	@echo "open site/index.html"
 
-docs-rules: setup  ## Write docs/rules/ anew from the rules
+docs-rules: dev-setup  ## Write docs/rules/ anew from the rules
 	@$(BIN)/python -m nanguard.cli.rulepages docs/rules
 
 clean:  ## Remove everything that make has made
