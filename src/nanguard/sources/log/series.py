@@ -66,6 +66,17 @@ class Column:
             self._blocks.append(values)
         self._length += len(values)
 
+    def falls(self) -> Iterator[int]:
+        """Yields where a value is less than the one before it."""
+        for start, block in zip(self._starts, self._blocks, strict=True):
+            if start and block[0] < self[start - 1]:
+                yield start
+            if isinstance(block, range) and block.step > 0:
+                continue
+            for index in range(1, len(block)):
+                if block[index] < block[index - 1]:
+                    yield start + index
+
     def restarts(self) -> Iterator[int]:
         """Yields where a value is less than half of the one before it."""
         for start, block in zip(self._starts, self._blocks, strict=True):

@@ -1,0 +1,170 @@
+"""What only the guard's own record holds: loss terms, and when each step was made."""
+
+from __future__ import annotations
+
+import os
+import re
+from array import array
+from typing import TYPE_CHECKING, Any
+
+from nanguard.sources.log.names import Metric, Role
+from nanguard.sources.log.records import loads
+from nanguard.sources.log.series import Column, MetricSeries, compact
+from nanguard.sources.run.model import Clock
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+_CHUNK = 4 << 20
+_MOST_TERMS = 32
+# How many lines are asked for the time.
+_ASKED = 2000
+_LINE = 1 << 16
+_NAMES = re.compile(
+    rb'"terms":\{("(?:[^"\\]){1,80}":[^,{}]{1,40}(?:,"(?:[^"\\]){1,80}":[^,{}]{1,40})*)\}'
+)
+_NAME = re.compile(rb'"([^"\\]{1,80})":')
+
+
+class Terms:
+    """Gathers the loss terms of ``metrics.jsonl``, a piece of the file at a time.
+
+    Attributes:
+        series: What was gathered, a series for each term.
+    """
+
+    def __init__(self) -> None:
+        self.series: dict[str, MetricSeries] = {}
+        self._names: tuple[str, ...] = ()
+        self._pattern: re.Pattern[bytes] | None = None
+
+    def read(self, path: Path) -> list[MetricSeries]:
+        """Reads a whole file.
+
+        Raises:
+            OSError: It cannot be read.
+        """
+        for piece in _pieces(path):
+            self.feed(piece)
+        return list(self.series.values())
+
+    def feed(self, piece: bytes) -> None:
+        """Takes in whole lines."""
+        if b'"terms":' not in piece:
+            return
+        if self._pattern is None:
+            self._learn(piece)
+        found = self._pattern.findall(piece) if self._pattern else []
+        # Lines of another shape are among them: all of them are read one by one.
+        if not found or len(found) != piece.count(b'"terms":'):
+            self._feed_slowly(piece)
+            return
+        steps, *columns = zip(*found, strict=True)
+        places = compact(array("q", map(int, steps)))
+        for name, column in zip(self._names, columns, strict=True):
+            self._add(name, places, _floats(column))
+
+    def _learn(self, piece: bytes) -> None:
+        first = _NAMES.search(piece)
+        names = _NAME.findall(first[1]) if first else []
+        if not names or len(names) > _MOST_TERMS:
+            return
+        self._names = tuple(name.decode("utf-8", "replace") for name in names)
+        terms = b",".join(b'"' + re.escape(name) + rb'":([^,{}]{1,40})' for name in names)
+        self._pattern = re.compile(rb'"step":(\d{1,18}),[^{}\n]*"terms":\{' + terms + rb"\}")
+
+    def _feed_slowly(self, piece: bytes) -> None:
+        for line in piece.split(b"\n"):
+            record = loads(line[:_LINE].decode("utf-8", "replace")) if b'"terms":' in line else None
+            if not isinstance(record, dict) or not isinstance(record.get("terms"), dict):
+                continue
+            step = record.get("step")
+            if not isinstance(step, int) or not 0 <= step < 2**62:
+                continue
+            for name, value in list(record["terms"].items())[:_MOST_TERMS]:
+                number = _float(value)
+                if number is not None:
+                    self._add(str(name)[:80], [step], array("d", [number]))
+
+    def _add(self, name: str, steps: Any, values: array[float]) -> None:
+        series = self.series.get(name)
+        if series is None:
+            if len(self.series) >= _MOST_TERMS:
+                return
+            metric = Metric(Role.LOSS, name, f"terms_{name}", plain=False)
+            series = self.series[name] = MetricSeries(metric)
+            series.steps = Column()
+        series.extend(values, steps, None, None)
+
+
+def clock_of(path: Path) -> Clock:
+    """Returns when some of the steps in ``metrics.jsonl`` were made.
+
+    Raises:
+        OSError: It cannot be read.
+    """
+    size = path.stat().st_size
+    steps, times = array("q"), array("d")
+    with path.open("rb") as file:
+        for offset in _offsets(size):
+            if offset is not None:
+                file.seek(offset)
+                file.readline(_LINE)
+            record = loads(file.readline(_LINE).decode("utf-8", "replace"))
+            step = record.get("step") if isinstance(record, dict) else None
+            when = _float(record.get("time")) if isinstance(record, dict) else None
+            if isinstance(step, int) and 0 <= step < 2**62 and when is not None and 0 < when < 1e11:
+                steps.append(step)
+                times.append(when)
+    return Clock(steps, times)
+
+
+def _offsets(size: int) -> Iterator[int | None]:
+    """Yields places to look at; None for the line that follows."""
+    if size <= _ASKED * 200:
+        yield from (None for _ in range(_ASKED * 4))
+        return
+    yield None
+    for part in range(1, _ASKED):
+        yield size * part // _ASKED
+    yield max(0, size - 600)
+
+
+def _pieces(path: Path) -> Iterator[bytes]:
+    """Yields a file in pieces of whole lines; what follows its last line end is left out."""
+    with path.open("rb") as file:
+        left = os.fstat(file.fileno()).st_size
+        rest = b""
+        while left > 0 and (chunk := file.read(min(_CHUNK, left))):
+            left -= len(chunk)
+            cut = chunk.rfind(b"\n") + 1
+            if cut:
+                yield rest + chunk[:cut]
+                rest = chunk[cut:]
+            elif len(rest) < _CHUNK:
+                rest += chunk
+
+
+def _floats(column: tuple[bytes, ...]) -> array[float]:
+    try:
+        return array("d", map(float, column))
+    except ValueError:
+        return array("d", [_told(text) for text in column])
+
+
+def _told(text: bytes) -> float:
+    """Returns a number, or one whose name is written in quotes."""
+    try:
+        return float(text.strip(b' "'))
+    except ValueError:
+        return float("nan")
+
+
+def _float(value: Any) -> float | None:
+    if isinstance(value, bool) or not isinstance(value, (int, float, str)):
+        return None
+    try:
+        return float(value)
+    except (ValueError, OverflowError):
+        return None
