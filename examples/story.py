@@ -90,7 +90,7 @@ class Story:
     def run(self, words: Sequence[str], *, show: bool = False, seconds: float = 900.0) -> Ended:
         """Runs a command in the system's folder."""
         environment = {**os.environ, "PYTHONUNBUFFERED": "1", "NO_COLOR": "1"}
-        process = subprocess.Popen(  # noqa: S603 - our own systems
+        process = subprocess.Popen(
             list(words),
             cwd=self.folder,
             env=environment,

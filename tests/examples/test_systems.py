@@ -7,7 +7,6 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import yaml
-
 from examples.story import ENOUGH, HOME, NAMES, Story, fall
 
 _CAUSES = [
