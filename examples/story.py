@@ -25,6 +25,8 @@ import yaml
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from nanguard.sources.log.series import Point
+
 HOME = Path(__file__).resolve().parent
 NAMES = sorted(path.parent.name for path in HOME.glob("*/story.yaml"))
 # A repaired run has to end this far below its start.
@@ -176,20 +178,15 @@ class Story:
             for series in log.series:
                 if self.told["curve"] in (series.name, series.metric.name):
                     points = [series[index] for index in range(len(series))]
-                    return (
-                        [
-                            float(
-                                p.index
-                                if p.step is None and p.epoch is None
-                                else p.epoch
-                                if p.step is None
-                                else p.step
-                            )
-                            for p in points
-                        ],
-                        [p.value for p in points],
-                    )
+                    return [_place(point) for point in points], [p.value for p in points]
         return [], []
+
+
+def _place(point: Point) -> float:
+    """Returns the step of a point, or its epoch, or how many came before it."""
+    if point.step is not None:
+        return float(point.step)
+    return float(point.index if point.epoch is None else point.epoch)
 
 
 def line_of(path: Path, text: str) -> int:
