@@ -18,6 +18,8 @@ from nanguard.cli.choices import CheckFormat, Engine, FailOn, Format, OnBad, Pre
 from nanguard.errors import MissingDependencyError
 from nanguard.presets import FAMILIES, LEVELS, PRECISIONS, TASKS, Choice
 
+RECOVERY = "With --recover"
+
 app = typer.Typer(
     name="nanguard",
     help="Keeps a PyTorch run alive when its numbers go bad, and tells you why they did.",
@@ -74,7 +76,9 @@ def demo(
     context_settings={"ignore_unknown_options": True},
     epilog="Examples:\n\n- `nanguard run -- python train.py --lr 1e-3`\n\n"
     "- `nanguard run --on-bad stop -- torchrun --nproc-per-node 4 train.py`\n\n"
-    "- `nanguard run --incidents runs/7 -- accelerate launch train.py`",
+    "- `nanguard run --incidents runs/7 -- accelerate launch train.py`\n\n"
+    "- `nanguard run --recover --checkpoints runs/7 --resume-arg '--resume {checkpoint}' "
+    "--lr-arg '--lr {lr}' -- python train.py --lr 1e-3 --out runs/7`",
 )
 def run(
     command: Annotated[list[str], typer.Argument(help="The command, after two dashes.")],
@@ -90,6 +94,111 @@ def run(
         bool, typer.Option("--no-trace", help="Protect the run, and explain nothing.")
     ] = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="Print nothing of our own.")] = False,  # noqa: FBT002
+    recover: Annotated[  # noqa: FBT002
+        bool,
+        typer.Option(
+            "--recover", help="Start it again from its last good checkpoint when it ends badly."
+        ),
+    ] = False,
+    checkpoints: Annotated[
+        str | None,
+        typer.Option(
+            metavar="DIR|PATTERN",
+            help="Where its checkpoints are; what it has written if not given.",
+            rich_help_panel=RECOVERY,
+        ),
+    ] = None,
+    resume_arg: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TEMPLATE",
+            help="How it is told what to resume from: '--resume {checkpoint}'.",
+            rich_help_panel=RECOVERY,
+        ),
+    ] = None,
+    lr_arg: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TEMPLATE",
+            help="How it is told the learning rate: '--lr {lr}'.",
+            rich_help_panel=RECOVERY,
+        ),
+    ] = None,
+    skip_arg: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TEMPLATE",
+            help="How it is told to pass over data: '--skip-steps {skip}'.",
+            rich_help_panel=RECOVERY,
+        ),
+    ] = None,
+    seed_arg: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TEMPLATE",
+            help="How it is told another seed: '--seed {seed}'.",
+            rich_help_panel=RECOVERY,
+        ),
+    ] = None,
+    config: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE",
+            help="A configuration in the command, copied and changed for each attempt.",
+            rich_help_panel=RECOVERY,
+        ),
+    ] = None,
+    resume_key: Annotated[
+        str | None,
+        typer.Option(
+            metavar="KEY", help="The key there of the checkpoint.", rich_help_panel=RECOVERY
+        ),
+    ] = None,
+    lr_key: Annotated[
+        str | None,
+        typer.Option(
+            metavar="KEY", help="The key there of the learning rate.", rich_help_panel=RECOVERY
+        ),
+    ] = None,
+    skip_key: Annotated[
+        str | None,
+        typer.Option(
+            metavar="KEY", help="The key there of the steps to skip.", rich_help_panel=RECOVERY
+        ),
+    ] = None,
+    seed_key: Annotated[
+        str | None,
+        typer.Option(metavar="KEY", help="The key there of the seed.", rich_help_panel=RECOVERY),
+    ] = None,
+    lr: Annotated[
+        float | None,
+        typer.Option(
+            help="The learning rate it begins with, if the command does not say.",
+            rich_help_panel=RECOVERY,
+        ),
+    ] = None,
+    lr_cut: Annotated[
+        float | None,
+        typer.Option(
+            help="What the learning rate is multiplied with after numbers have gone bad; "
+            "0.5 by default.",
+            rich_help_panel=RECOVERY,
+        ),
+    ] = None,
+    max_restarts: Annotated[
+        int | None,
+        typer.Option(
+            min=0, help="How often it may be started again; 3 by default.", rich_help_panel=RECOVERY
+        ),
+    ] = None,
+    backoff: Annotated[
+        float | None,
+        typer.Option(
+            min=0,
+            help="Seconds before the first restart, doubled for each further one; 1 by default.",
+            rich_help_panel=RECOVERY,
+        ),
+    ] = None,
 ) -> None:
     """Run a training command, unmodified, under the guard.
 
@@ -97,17 +206,21 @@ def run(
     that says where the bad value came from, why, and what would repair it. The exit code is the
     command's own, or 3 when the guard stopped it.
     """
-    from nanguard.launch.command import run_command
+    from nanguard.cli.running import Asked, run_asked
 
-    code = run_command(
-        command,
-        incidents=incidents or Path(".nanguard/incidents") / time.strftime("%Y%m%d-%H%M%S"),
-        on_bad=on_bad.value,
-        max_bad=max_bad,
-        trace=not no_trace,
-        quiet=quiet,
+    guarding = {"on_bad": on_bad.value, "max_bad": max_bad, "trace": not no_trace, "quiet": quiet}
+    asked = Asked(
+        checkpoints=checkpoints,
+        arguments={"resume": resume_arg, "lr": lr_arg, "skip": skip_arg, "seed": seed_arg},
+        config=config,
+        keys={"resume": resume_key, "lr": lr_key, "skip": skip_key, "seed": seed_key},
+        lr=lr,
+        lr_cut=lr_cut,
+        max_restarts=max_restarts,
+        backoff=backoff,
     )
-    raise typer.Exit(code)
+    place = incidents or Path(".nanguard/incidents") / time.strftime("%Y%m%d-%H%M%S")
+    raise typer.Exit(run_asked(command, place, asked, guarding, recover=recover))
 
 
 @app.command(

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nanguard.errors import IncidentError, LaunchError
+from nanguard.launch.children import end_guarded, wait_for
 from nanguard.launch.options import HOME, VARIABLE, Options
 from nanguard.launch.trust import sign
 
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
 STOPPED = 3
+# The note that the user, or the system, wanted the run to end.
+INTERRUPTED = "interrupted"
 _FORWARDED = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 # Slurm sends these to every process of a step, so that the command has them already.
 _USERS = (signal.SIGUSR1, signal.SIGUSR2)
@@ -35,8 +38,47 @@ def run_command(
     max_bad: int | None = None,
     trace: bool = True,
     quiet: bool = False,
+    control: Path | None = None,
 ) -> int:
-    """Runs a command under the guard; returns the exit code of ``nanguard run``."""
+    """Runs a command under the guard; returns the exit code of ``nanguard run``.
+
+    Args:
+        command: The command.
+        incidents: The folder for incidents.
+        on_bad: What to do about a bad step: skip, rollback or stop.
+        max_bad: How many bad steps the run may meet; None for no such bound.
+        trace: Whether a bad step is replayed and explained.
+        quiet: Whether to say nothing.
+        control: An empty folder for what the processes tell, of whoever is going to read it and
+            to start the command again; None if nobody is.
+    """
+    must_be_there(command)
+    with contextlib.ExitStack() as stack:
+        place = control or Path(
+            stack.enter_context(tempfile.TemporaryDirectory(prefix="nanguard-run-"))
+        )
+        options = Options(
+            incidents=str(incidents.absolute()),
+            control=str(place),
+            command=tuple(command),
+            folder=str(Path.cwd()),
+            signature=sign(list(command), str(Path.cwd())),
+            on_bad=on_bad,
+            max_bad=max_bad,
+            trace=trace,
+            quiet=quiet,
+            recover=control is not None,
+        )
+        code = _run_and_tell(command, options)
+        return STOPPED if any(place.glob("stopped-*")) else code
+
+
+def must_be_there(command: Sequence[str]) -> None:
+    """Stops where there is no command that could be run.
+
+    Raises:
+        LaunchError: There is none.
+    """
     if not command:
         raise LaunchError(
             "there is no command to run.",
@@ -49,31 +91,24 @@ def run_command(
             where="nanguard run",
             do="Check its spelling; for a script, write: nanguard run -- python train.py",
         )
-    with tempfile.TemporaryDirectory(prefix="nanguard-run-") as control:
-        options = Options(
-            incidents=str(incidents.absolute()),
-            control=control,
-            command=tuple(command),
-            folder=str(Path.cwd()),
-            signature=sign(list(command), str(Path.cwd())),
-            on_bad=on_bad,
-            max_bad=max_bad,
-            trace=trace,
-            quiet=quiet,
-        )
-        before = set(incidents.glob("*/incident.json"))
-        code = _run(command, options)
-        _wait_for_explanations(Path(control), options)
-        new = sorted(set(incidents.glob("*/incident.json")) - before)
-        if new and trace:
-            _explain_the_rest(new, options)
-        if new and not quiet:
-            _tell(new)
-        if not any(Path(control).glob("attached-*")):
-            _say("nothing was guarded: no Python process that imports torch was seen", options)
-        if any(Path(control).glob("stopped-*")):
-            return STOPPED
-        return code
+
+
+def _run_and_tell(command: Sequence[str], options: Options) -> int:
+    """Runs a command, waits until its incidents are explained, and says what came of them."""
+    control, incidents = Path(options.control), Path(options.incidents)
+    before = set(incidents.glob("*/incident.json"))
+    code = _run(command, options)
+    if options.recover and code:
+        end_guarded(control)
+    _wait_for_explanations(control, options)
+    new = sorted(set(incidents.glob("*/incident.json")) - before)
+    if new and options.trace:
+        _explain_the_rest(new, options)
+    if new and not options.quiet:
+        _tell(new)
+    if not any(control.glob("attached-*")):
+        _say("nothing was guarded: no Python process that imports torch was seen", options)
+    return code
 
 
 def environment(options: Options) -> dict[str, str]:
@@ -98,13 +133,14 @@ def _run(command: Sequence[str], options: Options) -> int:
             where="nanguard run",
             do="See whether it runs without nanguard.",
         ) from error
-    with _forwarded_signals(process):
+    with _forwarded_signals(process, Path(options.control)):
         while True:
             try:
-                code = process.wait()
+                code = wait_for(process) if options.recover else process.wait()
                 break
             except KeyboardInterrupt:
                 # A terminal tells the command, too; how it ends is its own business.
+                Path(options.control, INTERRUPTED).touch()
                 if not _in_foreground():
                     process.send_signal(signal.SIGINT)
     return 128 - code if code < 0 else code
@@ -120,8 +156,10 @@ def _in_foreground() -> bool:
 
 
 @contextlib.contextmanager
-def _forwarded_signals(process: subprocess.Popen[Any]) -> Iterator[None]:
+def _forwarded_signals(process: subprocess.Popen[Any], control: Path) -> Iterator[None]:
     def forward(number: int, _frame: Any) -> None:
+        if number in _FORWARDED:
+            (control / INTERRUPTED).touch()
         with contextlib.suppress(ProcessLookupError):
             process.send_signal(number)
 

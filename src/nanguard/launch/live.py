@@ -20,6 +20,7 @@ from nanguard.launch.handover import BadStep, Handover
 from nanguard.launch.lastgood import LastGood
 from nanguard.launch.late import Late
 from nanguard.launch.patches import Patches
+from nanguard.launch.pulse import Pulse
 from nanguard.launch.replay import ForkedReplay
 from nanguard.launch.secondrun import serve_second_run
 from nanguard.launch.terms import terms_of
@@ -84,6 +85,7 @@ class Live(Watch):
         self._pid = os.getpid()
         self._aside = False
         self._shared = False
+        self._pulse: Pulse | None = None
         self.handover = Handover(options)
         self.held: Held | None = None
         self.patches = Patches(self)
@@ -91,6 +93,9 @@ class Live(Watch):
     def open(self) -> None:
         """Takes the first moment, if this process can be forked."""
         self.handover.attached()
+        if self._options.recover:
+            self._pulse = Pulse(Path(self._options.control))
+            self._pulse.listen()
         if self._options.trace and self.handover.can_fork():
             self._timeline = Timeline(self.handover.serve)
             if self.handover.ranks == 1:
@@ -233,6 +238,8 @@ class Live(Watch):
 
     def boundary(self) -> None:
         """Marks what the next step may change, and takes a moment now and then."""
+        if self._pulse is not None:
+            self._pulse.beat(max(self.counts.values(), default=self.ordinal))
         if not self._aside:
             self._own(self._begin_step)
 
@@ -354,7 +361,16 @@ class Live(Watch):
             self._timeline.close()
         if self._bad:
             self.handover.summary(self.ordinal, len(self._bad))
+        if self._pulse is not None:
+            self._pulse.end(finite=self._is_finite())
         self.patches.take_off()
+
+    def _is_finite(self) -> bool:
+        """Returns whether what was trained is finite; yes where that cannot be told any more."""
+        try:
+            return all_finite([p for p in self.named_parameters().values() if p.requires_grad])
+        except RuntimeError:  # of a device that has failed
+            return True
 
 
 class _BadStepError(Exception):

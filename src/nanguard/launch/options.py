@@ -27,6 +27,7 @@ class Options:
         quiet: Whether only the end of a run is worth a line.
         patience: How many seconds the explanation of one incident may take.
         again: What a second run of the command is for; None for the first.
+        recover: Whether somebody is there to start the command again.
     """
 
     incidents: str
@@ -40,6 +41,7 @@ class Options:
     quiet: bool = False
     patience: float = 90.0
     again: dict[str, Any] | None = None
+    recover: bool = False
 
     def to_text(self) -> str:
         """Returns the options as the environment variable holds them."""

@@ -1,0 +1,1 @@
+"""Automatic recovery of a whole job: ``nanguard run --recover``."""
