@@ -299,6 +299,18 @@ def test_two_ranks_one_poisoned(tmp_path):
     assert done.stdout.count(" step 7 ") == 2  # counted, not by line: ranks share one pipe
 
 
+def test_rank_that_cannot_make_the_steps_before_by_itself(tmp_path):
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
+    port = str(29900 + int(time.time()) % 90)
+    done = run(tmp_path, *torchrun, "--master-port", port, SCRIPTS / "ddp_driven.py")
+    found = incidents(tmp_path)[0]
+    assert (found["step"], found["rank"]) == (6, 0), done.stderr
+    assert found["replay"]["verdict"] == "reproduced"
+    assert (found["cause"]["code"], found["origin"]["op"]) == ("exp-overflow", "aten.exp")
+    refused = [trial for trial in found["trials"] if "ten times lower" in trial["what"]]
+    assert all(trial["finite"] is None for trial in refused)
+
+
 def test_loss_terms_are_named(tmp_path):
     path = script(tmp_path, bad=-1)
     text = path.read_text().replace(

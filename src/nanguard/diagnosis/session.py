@@ -45,6 +45,7 @@ def explain(message: dict[str, Any], replayer: Replayer) -> None:
             message["target"],
             folder=str(folder),
             skipped=message.get("skipped", ()),
+            state=message.get("state"),
         ),
         seconds=message["patience"],
     )
@@ -93,6 +94,9 @@ class Explanation:
         if again.finite is None or again.finite is False:
             return self._unknown(incident, "the step was bad again only when it was not watched")
         replay["verdict"] = "not-reproduced"
+        if incident["run"]["ranks"] > 1 and incident["symptom"]["where"] != "loss":
+            why = f"what rank {incident['rank']} adds to the step is finite: another rank was bad"
+            return self._unknown(incident, why)
         incident["cause"] = {
             "code": "hardware-or-nondeterminism",
             "summary": "the same step, repeated twice from the same state, is finite: timing or "

@@ -32,6 +32,7 @@ class Task:
         table: Whether every operation of the step is reported.
         skipped: Steps before the target that the guard kept from happening.
         look_at: An operation that is to be described, whatever the origin is.
+        state: A file with the state before the target, where the steps up to it cannot be made.
         answer: The way back.
     """
 
@@ -49,6 +50,7 @@ class Task:
     table: bool = False
     skipped: tuple[int, ...] = ()
     look_at: int | None = None
+    state: str | None = None
     answer: Connection | None = None
 
 

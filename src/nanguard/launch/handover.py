@@ -17,6 +17,7 @@ import torch
 import nanguard
 from nanguard import incident as incidents
 from nanguard.errors import IncidentError
+from nanguard.launch import carried
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from nanguard.guard.policy import Decision
     from nanguard.launch.options import Options
     from nanguard.launch.timeline import Fork, Moment, Timeline
+    from nanguard.launch.watch import Watch
     from nanguard.tracer.symptom import Symptom
 
 # How many incidents of one process are explained; what comes after is only recorded.
@@ -92,8 +94,14 @@ class Handover:
         if self._base is not None:
             self.say(f"{steps} steps, {bad} of them bad; incidents in {self._options.incidents}")
 
-    def report(self, bad: BadStep, timeline: Timeline | None) -> None:
-        """Writes an incident, and wakes a moment of the past to explain it."""
+    def report(self, bad: BadStep, timeline: Timeline | None, watch: Watch | None) -> None:
+        """Writes an incident, and wakes a moment of the past to explain it.
+
+        Args:
+            bad: The bad step.
+            timeline: The moments of the past, if there are any.
+            watch: What knows the models as they were before the step; None if they are not.
+        """
         decision = bad.decision
         self.say(
             f"step {bad.step}: {bad.symptom.in_words()} -> {decision.action.value} "
@@ -112,7 +120,7 @@ class Handover:
         if timeline is not None and self._may_explain():
             moment = timeline.best(bad.ordinal, patience=self._options.patience)
         if timeline is not None and moment is not None:
-            self._wake(timeline, moment, bad)
+            self._wake(timeline, moment, bad, watch)
 
     def wants_explanation(self) -> bool:
         """Returns whether the last incident is to be explained in the process of the run."""
@@ -145,8 +153,15 @@ class Handover:
                 Path(message["control"], f"waiting-{name}").unlink()
             explain(message, fork)
 
-    def _wake(self, timeline: Timeline, moment: Moment, bad: BadStep) -> None:
+    def _wake(self, timeline: Timeline, moment: Moment, bad: BadStep, watch: Watch | None) -> None:
         assert self._folder is not None  # noqa: S101 - it was just made
+        skipped, state = bad.skipped, None
+        if self.ranks > 1:
+            # By itself a rank cannot make the steps in between: it goes past them.
+            skipped = tuple(range(moment.ordinal, bad.ordinal))
+            state = str(Path(self._options.control, f"state-{self._folder.name}.pt"))
+            if watch is None or not carried.save(watch, Path(state)):
+                return
         self._explained += 1
         message = {
             "folder": str(self._folder),
@@ -155,7 +170,8 @@ class Handover:
             "method": "second-run" if moment is timeline.first else "snapshot",
             "patience": self._options.patience,
             "control": self._options.control,
-            "skipped": bad.skipped,
+            "skipped": skipped,
+            "state": state,
         }
         self._leave_note(f"waiting-{self._folder.name}", "")
         if not timeline.wake(moment, message):

@@ -331,7 +331,7 @@ class Live(Watch):
         decision = self._policy.bad(Trouble(step, poisoned=poisoned, can_roll_back=can_roll_back))
         if self.together.mine:
             bad = BadStep(symptom, step, ordinal, decision, tuple(self._bad))
-            self.handover.report(bad, self._timeline)
+            self.handover.report(bad, self._timeline, None if poisoned else self)
         self._bad.append(ordinal)
         if optimizer is not None:
             with contextlib.suppress(AttributeError):

@@ -19,7 +19,7 @@ from nanguard.diagnosis.task import Facts, Growth, Outcome
 from nanguard.guard.held import BufferPlaces, Held
 from nanguard.guard.optimizers import learning_rate, scaled_lr
 from nanguard.guard.rng import RandomStreams
-from nanguard.launch import changes
+from nanguard.launch import carried, changes
 from nanguard.launch.reading import read_trace
 from nanguard.launch.watch import Watch, pass_over
 from nanguard.tracer.sites import here, users_frame
@@ -322,6 +322,8 @@ class ForkedReplay(Replay):
         changes.run_eagerly()
         changes.go_alone()
         changes.leave_workers()
+        if self.task.state is not None and (self.task.clip or self.task.lr_factor != 1.0):
+            self.answer(Outcome(error="a rank by itself cannot make the steps before this one"))
         super().begin()
         if self.task.source and self.ordinal == 0 and not self.made_by:
             changes.run_main(self.task.source)
@@ -331,6 +333,16 @@ class ForkedReplay(Replay):
                 changes.swapped_code(self.task.source).__enter__()
             except RuntimeError as error:
                 self.answer(Outcome(error=str(error)))
+
+    def at_boundary(self) -> None:
+        """Prepares for the step that begins; takes over the run's state if it is the one."""
+        if self.task.state is not None and self.ordinal == self.task.target:
+            with _disable_current_modes():
+                try:
+                    carried.load(self, self.task.state)
+                except (RuntimeError, OSError, ValueError) as error:
+                    self.answer(Outcome(error=f"the state of the run could not be had: {error}"))
+        super().at_boundary()
 
     def answer(self, outcome: Outcome) -> None:
         """Sends the answer, and ends the process."""
