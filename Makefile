@@ -44,7 +44,7 @@ example: dev-setup  ## Break, explain and repair one of the five systems: make e
 	@$(BIN)/python -m examples.story $(NAME)
 
 test: dev-setup browser  ## Run the tests
-	@$(BIN)/python -m pytest
+	@$(BIN)/python -m pytest -n 2 --dist loadfile
 
 test-remote: dev-setup  ## Run the tests that need a server and a cluster on this machine
 	@$(PIP) --editable '.[dev-remote]'
