@@ -13,6 +13,7 @@ from nanguard.findings import Finding, Severity
 from nanguard.settings import Settings
 
 if TYPE_CHECKING:
+    from nanguard import ops
     from nanguard.guard import Guard
     from nanguard.loader import check_loader
 
@@ -27,12 +28,15 @@ __all__ = [
     "Severity",
     "__version__",
     "check_loader",
+    "ops",
 ]
 
 _LAZY = {"Guard": "nanguard.guard", "check_loader": "nanguard.loader"}
 
 
 def __getattr__(name: str) -> Any:
+    if name == "ops":
+        return import_module("nanguard.ops")
     if name not in _LAZY:
         raise AttributeError(f"module 'nanguard' has no attribute {name!r}")
     try:

@@ -1,0 +1,284 @@
+"""Cross-entropy that looks at its labels, and logits that are masked per sample.
+
+A label out of range, or one whose class is masked for its sample, is a fault in the data. Clamping
+it into range would train on a wrong class in silence, so that is not on offer.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Literal, cast
+
+import torch
+
+from nanguard.errors import UsageError
+from nanguard.ops.bounds import check_float, wide
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from nanguard.ops.counting import Counter
+
+OnBad = Literal["raise", "ignore", "report", "nan"]
+
+
+def checked_cross_entropy(
+    logits: Tensor,
+    target: Tensor,
+    *,
+    allowed: Tensor | None = None,
+    ignore_index: int = -100,
+    label_smoothing: float = 0.0,
+    reduction: Literal["mean", "sum", "none"] = "mean",
+    on_bad: OnBad = "raise",
+    empties: Counter | None = None,
+    bad_labels: Counter | None = None,
+) -> Tensor:
+    """Returns the cross-entropy, after looking whether every label is one.
+
+    Prevents the device-side assert (on CUDA) that a label of 101 among 101 classes ends in, and the
+    infinite loss of a target whose class is masked for its sample. The mean over no targets is 0.
+    Halves are computed and returned in float32.
+
+    Args:
+        logits: Of shape (..., classes).
+        target: Class numbers, of shape (...).
+        allowed: Boolean, of the shape of the logits or broadcast to it: the classes each sample can
+            have. The others are masked, and label smoothing leaves them out.
+        ignore_index: Targets with this value do not count.
+        label_smoothing: How much of the target is spread over all allowed classes.
+        reduction: ``"mean"`` over the targets that count, ``"sum"`` or ``"none"``.
+        on_bad: What a bad label does. ``"raise"`` raises, and for that waits for the device at each
+            call. The others do not wait: ``"nan"`` makes the loss NaN, ``"ignore"`` leaves the
+            label out, ``"report"`` leaves it out and insists on a ``bad_labels`` counter.
+        empties: Counts the means of nothing.
+        bad_labels: Counts bad labels.
+    """
+    if reduction not in ("mean", "sum", "none"):
+        raise _usage(f"reduction is {reduction!r}", "Use 'mean', 'sum' or 'none'.")
+    losses, keep = label_loss(
+        logits,
+        target,
+        allowed=allowed,
+        ignore_index=ignore_index,
+        label_smoothing=label_smoothing,
+        on_bad=on_bad,
+        bad_labels=bad_labels,
+    )
+    if reduction == "none":
+        return losses
+    count = keep.sum()
+    if empties is not None:
+        empties.add(count == 0)
+    return losses.sum() if reduction == "sum" else losses.sum() / count.clamp(min=1)
+
+
+def mask_logits(
+    logits: Tensor,
+    allowed: Tensor,
+    target: Tensor | None = None,
+    *,
+    on_bad: Literal["raise", "nan"] = "raise",
+    bad_labels: Counter | None = None,
+) -> Tensor:
+    """Returns the logits with the classes masked that a sample cannot have.
+
+    Prevents the infinite loss of a wrong label map: a target that is masked, or a sample for which
+    no class is left, is refused. The mask value is finite, half of the smallest number of the type:
+    its softmax is exactly 0, where the usual -1e9 is -Inf in float16. For a loss with label
+    smoothing use ``checked_cross_entropy(..., allowed=...)``, which leaves masked classes out.
+
+    Args:
+        logits: Of shape (..., classes).
+        allowed: Boolean, of the shape of the logits or broadcast to it.
+        target: Class numbers, of shape (...); negative ones (ignored) are not looked at.
+        on_bad: ``"raise"`` raises, and for that waits for the device at each call; ``"nan"`` makes
+            the sample's logits NaN without waiting.
+        bad_labels: Counts samples with a masked target or with no class.
+    """
+    check_float(logits, "mask_logits")
+    _check_allowed(logits, allowed)
+    bad = ~allowed.any(-1)
+    if target is not None:
+        _check_shapes(logits, target)
+        reachable = (target >= 0) & (target < logits.shape[-1])
+        bad = bad | ~_permits(allowed, target.where(reachable, 0), logits.shape) & (target >= 0)
+        bad = bad | (target >= logits.shape[-1])
+    if bad_labels is not None:
+        bad_labels.add(bad)
+    if on_bad == "raise":
+        _refuse_masked(bad, target)
+    elif on_bad != "nan":
+        raise _usage(f"on_bad is {on_bad!r}", "Use 'raise' or 'nan'.")
+    masked = torch.where(allowed, logits, torch.finfo(logits.dtype).min / 2)
+    return masked if on_bad == "raise" else masked.masked_fill(bad.unsqueeze(-1), torch.nan)
+
+
+def label_loss(
+    logits: Tensor,
+    target: Tensor,
+    *,
+    mask: Tensor | None = None,
+    allowed: Tensor | None = None,
+    ignore_index: int,
+    label_smoothing: float,
+    on_bad: OnBad,
+    bad_labels: Counter | None,
+) -> tuple[Tensor, Tensor]:
+    """Returns the loss of each target, 0 for those that do not count, and which ones count."""
+    check_float(logits, "cross_entropy")
+    _check_shapes(logits, target)
+    if on_bad not in ("raise", "ignore", "report", "nan"):
+        raise _usage(f"on_bad is {on_bad!r}", "Use 'raise', 'ignore', 'report' or 'nan'.")
+    if on_bad == "report" and bad_labels is None:
+        raise _usage("on_bad is 'report' and there is no counter", "Give it bad_labels=Counter().")
+    if not 0 <= label_smoothing < 1:
+        raise _usage(f"label_smoothing is {label_smoothing}", "Use a number from 0 to below 1.")
+    counts = target != ignore_index if mask is None else (target != ignore_index) & mask
+    keep = counts & (target >= 0) & (target < logits.shape[-1])
+    index = target.where(keep, 0)
+    if allowed is not None:
+        _check_allowed(logits, allowed)
+        keep = keep & _permits(allowed, index, logits.shape)
+    bad = counts & ~keep
+    if bad_labels is not None:
+        bad_labels.add(bad)
+    if on_bad == "raise":
+        _refuse(bad, target, logits.shape[-1], masked=allowed is not None)
+    losses, _ = _CrossEntropy.apply(  # type: ignore[no-untyped-call]
+        logits, index, keep, allowed, label_smoothing
+    )
+    if on_bad == "nan":
+        losses = losses.masked_fill(bad, torch.nan)
+    return cast("Tensor", losses), keep
+
+
+class _CrossEntropy(torch.autograd.Function):
+    """The loss of each row; rows that are not kept neither give a loss nor get a gradient.
+
+    They are replaced before the softmax, because the derivative of a softmax over NaN is NaN, also
+    times zero. The derivative is made in one pass, which pays for the replacing.
+    """
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(
+        logits: Tensor, target: Tensor, keep: Tensor, allowed: Tensor | None, smoothing: float
+    ) -> tuple[Tensor, Tensor]:
+        choice = keep.unsqueeze(-1)
+        if allowed is not None:
+            choice = choice & allowed
+        dtype = wide(logits.dtype)
+        low = torch.finfo(dtype).min / 2
+        # A tensor of one element, and not a number, so that choosing also widens.
+        other = low if dtype == logits.dtype else logits.new_full((1,), low, dtype=dtype)
+        logs = torch.log_softmax(torch.where(choice, logits, other), -1)
+        loss = logs.gather(-1, target.unsqueeze(-1)).squeeze(-1).neg_()
+        if smoothing:
+            share = _share(logs, allowed)
+            spread = logs.mul(share) if allowed is None else torch.where(allowed, logs, 0) * share
+            loss = loss.mul_(1 - smoothing).sub_(spread.sum(-1), alpha=smoothing)
+        return torch.where(keep, loss, 0.0), logs
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+        logits, target, keep, allowed, smoothing = inputs
+        ctx.save_for_backward(target, keep, allowed, *output)
+        ctx.smoothing = smoothing
+        ctx.dtype = logits.dtype
+        ctx.set_materialize_grads(False)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor | None, grad_logs: Tensor | None) -> tuple[Any, ...]:
+        target, keep, allowed, loss, logs = ctx.saved_tensors
+        result = None
+        if grad is not None:
+            # Nothing of the loss: a row whose loss is NaN gets a gradient that is NaN.
+            row = torch.where(keep, grad, 0.0).add(loss.detach(), alpha=0).unsqueeze(-1)
+            result = _exp_times(logs, row)
+            result = result.scatter_add_(-1, target.unsqueeze(-1), row * (ctx.smoothing - 1))
+            if ctx.smoothing:
+                share = _share(logs, allowed) * row * ctx.smoothing
+                result = result - (share if allowed is None else torch.where(allowed, share, 0.0))
+        if grad_logs is not None:
+            # Only second derivatives come here.
+            choice = keep.unsqueeze(-1) if allowed is None else keep.unsqueeze(-1) & allowed
+            more = torch._log_softmax_backward_data(grad_logs, logs, -1, logs.dtype)
+            more = torch.where(choice, more, 0.0)
+            result = more if result is None else result + more
+        return None if result is None else result.to(ctx.dtype), None, None, None, None
+
+
+def _exp_times(logs: Tensor, row: Tensor) -> Tensor:
+    """Returns ``exp(logs) * row`` in one pass, for logarithms of at most 0.
+
+    That happens to be the derivative of an ELU there.
+    """
+    rows, is_result = row.expand_as(logs), False
+    return cast("Tensor", torch.ops.aten.elu_backward(rows, 1.0, 1.0, 1.0, is_result, logs))
+
+
+def _share(logs: Tensor, allowed: Tensor | None) -> Tensor | float:
+    """Returns what label smoothing gives to each class that can be."""
+    if allowed is None:
+        return 1 / logs.shape[-1]
+    return 1 / allowed.expand(logs.shape).sum(-1, keepdim=True).clamp(min=1)
+
+
+def _permits(allowed: Tensor, index: Tensor, shape: torch.Size) -> Tensor:
+    return allowed.expand(shape).gather(-1, index.unsqueeze(-1)).squeeze(-1)
+
+
+def _refuse(bad: Tensor, target: Tensor, classes: int, *, masked: bool) -> None:
+    """Raises for the first bad label. Waits for the device."""
+    if not bool(bad.any()):
+        return
+    place, label = _first(bad, target)
+    what = f"label {label} at {place} is not one of 0 to {classes - 1}"
+    if masked and 0 <= label < classes:
+        what = f"label {label} at {place} is a class that is masked for this sample"
+    raise _usage(
+        f"{what} ({int(bad.sum())} of {bad.numel()} labels are bad)",
+        "Mend the label map of that data. To go on without such samples: on_bad='ignore'.",
+    )
+
+
+def _refuse_masked(bad: Tensor, target: Tensor | None) -> None:
+    """Raises for the first sample whose target is masked. Waits for the device."""
+    if not bool(bad.any()):
+        return
+    place, label = _first(bad, target)
+    what = f"no class is left for the sample at {place}"
+    if target is not None:
+        what = f"the target {label} of the sample at {place} is masked or out of range"
+    raise _usage(
+        f"{what} ({int(bad.sum())} of {bad.numel()} samples are bad)",
+        "Mend the label map, or the mask of classes for that data set.",
+    )
+
+
+def _first(bad: Tensor, target: Tensor | None) -> tuple[tuple[int, ...], int]:
+    place = tuple(int(i) for i in bad.nonzero()[0])
+    return place, int(target[place]) if target is not None else -1
+
+
+def _check_shapes(logits: Tensor, target: Tensor) -> None:
+    if target.is_floating_point() or target.is_complex() or target.dtype == torch.bool:
+        raise _usage(f"the targets are {target.dtype}", "Give it class numbers: target.long().")
+    if logits.shape[:-1] != target.shape or logits.shape[-1] == 0:
+        raise _usage(
+            f"logits of shape {tuple(logits.shape)} do not fit targets of {tuple(target.shape)}",
+            "Give the logits the shape of the targets, and the classes as the last dimension.",
+        )
+
+
+def _check_allowed(logits: Tensor, allowed: Tensor) -> None:
+    if allowed.dtype != torch.bool or allowed.shape[-1:] != logits.shape[-1:]:
+        raise _usage(
+            f"the mask of classes is {allowed.dtype} of shape {tuple(allowed.shape)}",
+            f"Give it a boolean one that ends in {logits.shape[-1]} classes.",
+        )
+
+
+def _usage(what: str, do: str) -> UsageError:
+    return UsageError(what, where="nanguard.ops, labels", do=do)
