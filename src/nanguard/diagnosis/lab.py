@@ -27,11 +27,13 @@ class Trial:
         what: What was changed, in words.
         finite: Whether the step was finite then; None if it could not be tried.
         result: What came of it, in words.
+        loss: The loss of the step then, if it is known.
     """
 
     what: str
     finite: bool | None
     result: str
+    loss: float | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Returns the trial as an incident holds it."""
@@ -68,7 +70,8 @@ class Lab:
         if known is not None:
             return known
         outcome = self._run(replace(self._task, folder=None, **changes))
-        trial = Trial(what, _verdict(outcome), _in_words(outcome))
+        loss = None if outcome is None else outcome.loss
+        trial = Trial(what, _verdict(outcome), _in_words(outcome), loss)
         self.trials.append(trial)
         return trial
 

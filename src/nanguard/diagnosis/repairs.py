@@ -122,6 +122,29 @@ def bounded_divisor(case: Case) -> list[Repair]:
     return edit(case.origin.site, summary, make)
 
 
+def bounded_quotient(case: Case) -> list[Repair]:
+    """Bounds what a division by zero gave, where it is infinite and no count is divided by.
+
+    A weight such as ``1 / t`` is infinite at 0. With a bounded divisor it is finite there, but so
+    large that one sample decides the step.
+    """
+    stats, detail = case.divisor(), case.origin.detail
+    if stats is None or detail is None or stats.negatives or _is_count(case, stats):
+        return []
+    if case.op not in ("div", "true_divide") or detail.output.nans or detail.output.neg_infs:
+        return []
+    bound = ".clamp(max=100)"
+
+    def make(file: SourceFile, site: Site) -> str | None:
+        def accept(node: ast.AST) -> bool:
+            return isinstance(node, ast.BinOp) and isinstance(node.op, ast.Div)
+
+        node = file.node_at(site, accept)
+        return None if node is None else file.replaced([(node, bounded(file.text_of(node), bound))])
+
+    return edit(case.origin.site, f"bound the quotient with {bound}", make)
+
+
 def _is_count(case: Case, stats: Stats) -> bool:
     """Returns whether a divisor counts something, so that 1 is the smallest that makes sense."""
     if "int" in stats.dtype or stats.dtype == "bool":

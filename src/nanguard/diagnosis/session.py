@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import linecache
+import math
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -13,10 +14,11 @@ from nanguard.diagnosis.case import Case
 from nanguard.diagnosis.cause import all_causes
 from nanguard.diagnosis.lab import Lab
 from nanguard.diagnosis.task import Task
+from nanguard.findings import name_of
 
 if TYPE_CHECKING:
     from nanguard.diagnosis.cause import Cause, Suspicion
-    from nanguard.diagnosis.lab import Replayer
+    from nanguard.diagnosis.lab import Replayer, Trial
     from nanguard.diagnosis.repairs import Repair
     from nanguard.diagnosis.task import Outcome
     from nanguard.tracer.origin import Origin
@@ -27,6 +29,9 @@ _AROUND = 4
 _TRIED_CAUSES = 4
 _TRIED_REPAIRS = 4
 _SMALLEST_SCALAR_BATCH = 2
+# A finite loss that is so many times the usual one: the step would ruin the weights all the same.
+_FAR = 100.0
+_FAR_OFF, _BAD = 1, 2
 _LARGEST_SEARCH = 64
 
 
@@ -222,22 +227,33 @@ class Explanation:
         return sorted(ranked, key=lambda entry: -entry[0])
 
     def _fixes(self, cause: Cause, case: Case) -> list[dict[str, Any]]:
-        fixes = []
+        usual = max(map(abs, filter(math.isfinite, case.facts.losses[-20:])), default=math.inf)
+        tried = []
         for place, repair in enumerate(cause.repairs(case)):
             trial = repair.trial
             if trial is None and repair.source is not None and place < _TRIED_REPAIRS:
                 path, text = repair.source
                 trial = self._lab.try_out(repair.summary, source={path: text})
-            fixes.append(_fix(repair if trial is None else replace(repair, trial=trial)))
-        return sorted(fixes, key=lambda fix: not fix["verified"])
+            repair = repair if trial is None else replace(repair, trial=trial)
+            tried.append((_merit(trial, usual), repair))
+        tried.sort(key=lambda pair: pair[0])
+        return [_fix(repair, usual if merit == _FAR_OFF else None) for merit, repair in tried]
 
 
-def _fix(repair: Repair) -> dict[str, Any]:
+def _merit(trial: Trial | None, usual: float) -> int:
+    """Returns 0 for a good repair, more for one that left the step far off, or bad."""
+    if trial is None or not trial.finite:
+        return _BAD
+    return _FAR_OFF if trial.loss is not None and abs(trial.loss) > _FAR * usual else 0
+
+
+def _fix(repair: Repair, usual: float | None = None) -> dict[str, Any]:
     trial = repair.trial
+    far_off = "" if usual is None else f", far above the {name_of(usual)} of the steps before"
     out: dict[str, Any] = {
         "summary": repair.summary,
         "verified": bool(trial and trial.finite),
-        "how": "not tried" if trial is None else trial.result,
+        "how": "not tried" if trial is None else trial.result + far_off,
     }
     if repair.diff:
         out["diff"] = repair.diff

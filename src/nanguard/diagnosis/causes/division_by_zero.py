@@ -5,7 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from nanguard.diagnosis.cause import Cause, Suspicion
-from nanguard.diagnosis.repairs import Repair, bounded_divisor, bounded_operand, without_samples
+from nanguard.diagnosis.repairs import (
+    Repair,
+    bounded_divisor,
+    bounded_operand,
+    bounded_quotient,
+    without_samples,
+)
 
 if TYPE_CHECKING:
     from nanguard.diagnosis.case import Case
@@ -34,8 +40,8 @@ class DivisionByZero(Cause):
         )
 
     def repairs(self, case: Case) -> list[Repair]:
-        """Bounds the divisor."""
-        found = bounded_divisor(case)
+        """Bounds the divisor, or what it gave."""
+        found = bounded_divisor(case) + bounded_quotient(case)
         if case.op in ("pow", "rsqrt"):
             divisor = case.divisor()
             count = divisor is not None and divisor.whole

@@ -1,0 +1,62 @@
+"""Of two repairs that make a step finite, the one that leaves its loss as usual comes first."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+WEIGHTED = """
+import torch
+from torch import nn
+
+torch.manual_seed(0)
+model = nn.Linear(4, 4)
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+for step in range(8):
+    x, t = torch.randn(8, 4), torch.rand(8) * 0.9 + 0.1
+    if step == 6:
+        t[3] = 0.0
+    weight = (t + 1) / t.sqrt()
+    loss = (weight[:, None] * (model(x) - x) ** 2).mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+"""
+
+
+def fixes_of(folder, text):
+    (folder / "train.py").write_text(text)
+    guarded = [sys.executable, "-m", "nanguard", "run", "--incidents", "found", "--"]
+    subprocess.run(
+        [*guarded, sys.executable, "train.py"],
+        cwd=folder,
+        capture_output=True,
+        timeout=180,
+        check=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    found = json.loads((folder / "found/step-000006-rank0/incident.json").read_text())
+    assert found["cause"]["code"] == "division-by-zero"
+    return found["fixes"]
+
+
+def test_weight_without_bound_is_bounded_and_not_its_divisor(tmp_path):
+    first, *others = fixes_of(tmp_path, WEIGHTED)
+    assert "+    weight = ((t + 1) / t.sqrt()).clamp(max=100)\n" in first["diff"]
+    assert first["verified"]
+    assert "far above" not in first["how"]
+    (other,) = [fix for fix in others if "t.sqrt().clamp(min=1e-8)" in fix.get("diff", "")]
+    assert other["verified"]
+    assert "far above the " in other["how"]
+
+
+def test_divisor_comes_first_where_it_leaves_the_loss_as_usual(tmp_path):
+    text = WEIGHTED.replace("(t + 1) / t.sqrt()", "1 / (1 + (t / t).sum())").replace(
+        "weight[:, None]", "weight"
+    )
+    first, *_ = fixes_of(tmp_path, text)
+    assert first["verified"]
+    assert "(t / t.clamp(min=1e-8))" in first["diff"]
+    assert "far above" not in first["how"]
