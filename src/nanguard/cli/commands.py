@@ -464,5 +464,35 @@ def preset(
     run_preset(Choice(family, level, precision, task, form), output, force=force)
 
 
+@app.command(
+    epilog="Examples:\n\n- `nanguard report runs/night -o report.html`\n\n"
+    "- `nanguard report train.log .nanguard/incidents/20261115-151552`\n\n"
+    "- `nanguard report runs/a runs/b --png curves.png`",
+)
+def report(
+    paths: Annotated[
+        list[str],
+        typer.Argument(help="Run folders, logs, incidents, and JSON reports of nanguard check."),
+    ],
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", help="The page to write; report.html by default."),
+    ] = None,
+    png: Annotated[
+        Path | None, typer.Option(help="Write a plain picture of the curves to this file.")
+    ] = None,
+    title: Annotated[str | None, typer.Option(help="What the page is called.")] = None,
+    quiet: Annotated[bool, typer.Option("--quiet", help="Print nothing.")] = False,  # noqa: FBT002
+) -> None:
+    """Write one page about runs: curves, incidents, findings and a verdict.
+
+    The page is a single file that opens offline and asks the network for nothing. Several runs are
+    laid over each other or side by side.
+    """
+    from nanguard.cli.reporting import run_report
+
+    run_report(paths, output=output, png=png, title=title, quiet=quiet)
+
+
 def _words(given: list[str] | None) -> tuple[str, ...]:
     return tuple(word for one in given or () for word in split(one))

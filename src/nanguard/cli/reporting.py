@@ -1,0 +1,113 @@
+"""``nanguard report``: from paths to one file that can be opened anywhere."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from nanguard.cli.progress import Progress
+from nanguard.engine.scans import Meter
+from nanguard.engine.writing import write_atomically
+from nanguard.errors import UsageError
+from nanguard.report.html import page
+from nanguard.report.judged import judge
+from nanguard.sources.run import find_runs, open_run
+from nanguard.sources.scanning import Scan
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from nanguard.sources.run import Found, Run
+
+# More curves over each other tell nothing.
+_MOST_RUNS = 24
+
+
+def run_report(
+    paths: Sequence[str],
+    *,
+    output: Path | None,
+    png: Path | None,
+    title: str | None = None,
+    quiet: bool = False,
+) -> None:
+    """Writes the report of runs, and says where it is.
+
+    Args:
+        paths: Run folders, logs, incidents and reports of checks.
+        output: Where the page goes; ``report.html`` if neither it nor a picture is asked for.
+        png: Where a plain picture goes.
+        title: What the page is called.
+        quiet: Whether to print nothing.
+
+    Raises:
+        NanguardError: There is nothing to report, or it cannot be written.
+    """
+    from pathlib import Path
+
+    found = find_runs(paths)
+    if len(found) > _MOST_RUNS:
+        raise UsageError(
+            f"there are {len(found)} runs here, too many for one page.",
+            where=", ".join(map(str, paths[:5])),
+            do=f"Name up to {_MOST_RUNS} of them, or look at all of them with nanguard serve.",
+        )
+    if output is None and png is None:
+        output = Path("report.html")
+    _refuse_to_overwrite(found, [path for path in (output, png) if path is not None])
+    runs = _read(found, quiet=quiet)
+    if output is not None:
+        _write(output, page(runs, title).encode("utf-8", "backslashreplace"))
+        _say(f"{output}: {_in_words(runs)}", quiet=quiet)
+    if png is not None:
+        from nanguard.report.png import picture
+
+        _write(png, picture(runs, title))
+        _say(f"{png}: {_in_words(runs)}", quiet=quiet)
+
+
+def _read(found: Sequence[Found], *, quiet: bool) -> list[Run]:
+    size = sum(path.stat().st_size for run in found for path in run.logs if path.is_file())
+    with Progress(quiet=quiet) as progress:
+        scan = replace(Scan(), progress=Meter(size, progress.scanned))
+        runs = [open_run(one, scan) for one in found]
+    for run in runs:
+        judge(run)
+    return runs
+
+
+def _refuse_to_overwrite(found: Sequence[Found], targets: Sequence[Path]) -> None:
+    own = {path.resolve() for run in found for path in (*run.files(), *run.configs)}
+    for target in targets:
+        if target.resolve() in own:
+            raise UsageError(
+                "this is one of the files that are reported on.",
+                where=str(target),
+                do="Choose another file for the report.",
+            )
+
+
+def _write(path: Path, data: bytes) -> None:
+    try:
+        write_atomically(path, data)
+    except OSError as error:
+        raise UsageError(
+            f"the report cannot be written: {error.strerror or error}.",
+            where=str(path),
+            do="Choose another file, in a folder that exists and that this user may write to.",
+        ) from error
+
+
+def _in_words(runs: Sequence[Run]) -> str:
+    points = sum(run.points for run in runs)
+    incidents = sum(len(run.incidents) for run in runs)
+    findings = sum(len(run.findings) for run in runs)
+    parts = [(len(runs), "run"), (points, "number"), (incidents, "incident"), (findings, "finding")]
+    return ", ".join(f"{count} {word}{'' if count == 1 else 's'}" for count, word in parts)
+
+
+def _say(text: str, *, quiet: bool) -> None:
+    if not quiet:
+        sys.stdout.write(f"{text}\n")

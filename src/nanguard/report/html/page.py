@@ -1,0 +1,131 @@
+"""The page as a whole: one file that needs nothing else and asks the network for nothing."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import time
+from importlib.resources import files
+from typing import TYPE_CHECKING, Any
+
+from nanguard import __version__
+from nanguard.report.html.findings import descriptions, findings
+from nanguard.report.html.incidents import incidents
+from nanguard.report.html.markup import Html, el, join
+from nanguard.report.html.numbers import page_data
+from nanguard.report.html.timeline import timeline
+from nanguard.report.html.verdicts import verdicts
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from nanguard.sources.run.model import Run
+
+
+def asset(name: str) -> str:
+    """Returns a file that belongs to the page: ``page.js`` or ``page.css``."""
+    return (
+        files("nanguard.report.html").joinpath("assets").joinpath(name).read_text(encoding="utf-8")
+    )
+
+
+def page(runs: Sequence[Run], title: str | None = None) -> str:
+    """Returns the page about runs, whose findings are known, as one HTML text."""
+    script, style = asset("page.js"), asset("page.css")
+    policy = (
+        f"default-src 'none'; script-src {_hash(script)}; style-src {_hash(style)}; "
+        "base-uri 'none'; form-action 'none'"
+    )
+    head = el(
+        "head",
+        el("meta", charset="utf-8"),
+        el("meta", http_equiv="Content-Security-Policy", content=policy),
+        el("meta", name="viewport", content="width=device-width, initial-scale=1"),
+        el("meta", name="referrer", content="no-referrer"),
+        el("meta", name="generator", content=f"nanguard {__version__}"),
+        el("title", title or title_of(runs)),
+        Html(f"<style>{style}</style>"),
+    )
+    data = el("script", Html(embedded(page_data(runs))), type="application/json", id="data")
+    body = el("body", body_of(runs, title), data, Html(f"<script>{script}</script>"))
+    return f'<!doctype html>\n<html lang="en">{head}{body}</html>\n'
+
+
+def title_of(runs: Sequence[Run]) -> str:
+    """Returns what a page about runs is called."""
+    names = ", ".join(run.name for run in runs[:3])
+    return f"{names}{' and more' if len(runs) > 3 else ''} · nanguard report"
+
+
+def body_of(runs: Sequence[Run], title: str | None = None) -> Html:
+    """Returns everything that is seen of a page, without its numbers and its script."""
+    parts = sections(runs)
+    links = [el("a", name, href=f"#{key}") for key, (name, _) in parts.items()]
+    many = len(runs) > 1
+    points = sum(run.points for run in runs)
+    said = f"{len(runs)} runs, " if many else ""
+    made = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime())
+    return join(
+        (
+            el("a", "To the verdict", href="#verdict", cls="skip"),
+            el(
+                "header",
+                el(
+                    "div",
+                    el("h1", title or (f"{len(runs)} runs" if many else runs[0].name)),
+                    el("p", f"{said}{points:,} numbers".replace(",", "\u202f"), cls="under"),
+                ),
+                el(
+                    "button",
+                    "Dark",
+                    type="button",
+                    id="theme",
+                    aria_pressed="false",
+                    aria_label="Dark colours",
+                ),
+                cls="top",
+            ),
+            el("nav", links, aria_label="Parts of this page"),
+            el("main", [_section(key, *part) for key, part in parts.items()]),
+            el("footer", f"Written by nanguard {__version__} on {made}. ", el("span", id="behind")),
+        )
+    )
+
+
+def sections(runs: Sequence[Run]) -> dict[str, tuple[str, Html]]:
+    """Returns the parts of a page by their anchors: a title and what is below it."""
+    known: dict[str, tuple[str, Html | None]] = {
+        "verdict": ("Verdict", verdicts(runs)),
+        "curves": ("Curves", _curves(runs)),
+        "timeline": ("Timeline", timeline(runs)),
+        "incidents": ("Incidents", incidents(runs)),
+        "findings": ("Findings", findings(runs)),
+        "setting": ("Configuration and environment", descriptions(runs)),
+    }
+    return {key: (name, body) for key, (name, body) in known.items() if body is not None}
+
+
+def embedded(data: Any) -> str:
+    """Returns JSON that can stand inside of a script element."""
+    text = json.dumps(data, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
+    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+
+
+def _section(key: str, name: str, body: Html) -> Html:
+    return el("section", el("h2", name, id=key), body, aria_labelledby=key)
+
+
+def _curves(runs: Sequence[Run]) -> Html:
+    if not any(run.points for run in runs):
+        return el("p", "There is no curve to draw: no numbers were recorded.", cls="none")
+    return el(
+        "div",
+        el("noscript", el("p", "The curves need JavaScript; everything else does not.")),
+        el("div", id="charts"),
+    )
+
+
+def _hash(text: str) -> str:
+    digest = hashlib.sha256(text.encode("utf-8")).digest()
+    return f"'sha256-{base64.b64encode(digest).decode('ascii')}'"
