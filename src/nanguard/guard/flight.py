@@ -36,6 +36,8 @@ class Flight:
         lr_factor: What the scheduled learning rate is multiplied with.
         tickets: Its numbers, on their way to the host.
         suspects: The parameters whose gradients the host saw to be bad.
+        searched: Whether an optimizer evaluated the loss by itself, several times.
+        passed: Whether it is a good step that a replay goes past without making it.
         snapshot: A snapshot taken after it, good only if the step is.
     """
 
@@ -54,6 +56,8 @@ class Flight:
     lr_factor: float = 1.0
     tickets: list[Ticket] = field(default_factory=list)
     suspects: list[str] = field(default_factory=list)
+    searched: bool = False
+    passed: bool = False
     snapshot: Snapshot | None = None
 
     @property

@@ -16,13 +16,16 @@ from nanguard.guard import events
 from nanguard.guard.flight import Flight
 from nanguard.guard.incidents import examine, poison_in
 from nanguard.guard.policy import Action, Trouble
+from nanguard.guard.recorder import BadStep
 from nanguard.numerics import all_finite
 
 if TYPE_CHECKING:
     from nanguard.guard.batches import Kept
     from nanguard.guard.feed import Drawn, Feed
+    from nanguard.guard.incidents import Incident
     from nanguard.guard.judge import Reading
     from nanguard.guard.parts import Parts
+    from nanguard.guard.policy import Decision
     from nanguard.guard.unchanged import Mark
     from nanguard.guard.wayback import WayBack
 
@@ -53,6 +56,7 @@ class Flights:
         epoch: How many passes over the data are complete.
         several_steps: Whether a loop's body takes several steps, each of which needs a beginning
             of its own.
+        driven: Whether somebody else owns the loop, and tells where a batch begins and ends.
     """
 
     def __init__(self, parts: Parts) -> None:
@@ -60,6 +64,7 @@ class Flights:
         self._in_flight: deque[Flight] = deque()
         self.several_steps = len(parts.optimizers) > 1
         self._postponed = 0
+        self.driven = False
         self.way_back: WayBack
         self.feed: Feed | None = None
         self.void: Mark | None = None
@@ -75,6 +80,18 @@ class Flights:
             self.several_steps = True
             self.open = self.new(buffers=False)
         return self.open
+
+    @property
+    def watched(self) -> bool:
+        """Whether it is known where each batch begins, so that a step can be taken back to it."""
+        return self.feed is not None or self.driven
+
+    def between(self) -> None:
+        """Lets a recorder know, between two steps, that the next one is about to begin."""
+        recorder = self._parts.recorder
+        begun = self.open is not None and self.open.begun
+        if recorder is not None and not begun and not self._in_flight:
+            recorder.between(self.steps)
 
     def ahead(self, lane: int | None = None) -> int:
         """Returns how many steps, of one lane or of all, the host has not seen yet."""
@@ -97,9 +114,10 @@ class Flights:
         self.resolve(keep=keep)
         if self.void is not None:
             return
-        if self.feed is None:
+        if not self.watched:
             self.take_snapshot()
-        if self.feed is None or self.several_steps:
+            self.between()
+        if not self.watched or (self.several_steps and not self.driven):
             self.open = self.new()
 
     def resolve(self, *, keep: int) -> None:
@@ -136,7 +154,7 @@ class Flights:
             self._parts.journal.say(events.LOOP_LEFT(message + more, step=flight.step), Action.SKIP)
             self.end_void()
         elif self.open is not None and self.open.begun and self._is_unwanted(self.open):
-            self._parts.unchanged.restore(self.open.mark, streams=self.feed is not None)
+            self._parts.unchanged.restore(self.open.mark, streams=self.watched)
             self._zero_grad()
         self.open = None
 
@@ -157,7 +175,7 @@ class Flights:
         """
         if not flight.backwards:
             return not all_finite(self.way_back.recovery.finite_buffers().values())
-        return self.feed is not None or not math.isfinite(float(self._parts.gate["loss"]))
+        return self.watched or not math.isfinite(float(self._parts.gate["loss"]))
 
     def go_to(self, moment: dict[str, Any]) -> None:
         """Continues from a place in the run with the next watched loop."""
@@ -175,7 +193,8 @@ class Flights:
         Args:
             buffers: Whether to copy the buffers as they are now, for the case that it is bad.
         """
-        late = self._parts.lag > 0
+        # What a framework steps by itself, it steps also after a bad step.
+        late = self._parts.lag > 0 or self.driven
         unchanged, latch = self._parts.unchanged, self._parts.gate.latch
         if buffers:
             unchanged.hold()
@@ -229,6 +248,9 @@ class Flights:
 
     def _act(self, flight: Flight, reading: Reading) -> None:
         parts = self._parts
+        if flight.passed:
+            self._rewind(flight, streams=False)
+            return
         # What a bad batch did to the buffers is undone before they are looked at, and what a
         # scan found in them is looked at before it is undone.
         if not reading.poisoned:
@@ -246,12 +268,29 @@ class Flights:
             self._roll_back()
         self._close(flight, reading, decision.action)
         parts.journal.say(incident.finding, decision.action, decision.reason)
+        self._record(flight, incident, decision)
         if stopped:
             lost = incident.poisoned and not incident.can_roll_back
             advice = _ADVICE_IF_LOST if lost else _ADVICE
             raise NonFiniteError(incident.finding, do=f"{decision.reason}. {advice}")
 
-    def _rewind(self, bad: Flight) -> int:
+    def _record(self, flight: Flight, incident: Incident, decision: Decision) -> None:
+        if self._parts.recorder is None or not incident.reports:
+            return
+        self._parts.recorder.bad(
+            BadStep(
+                flight.step,
+                incident.symptoms,
+                decision,
+                alone=incident.alone,
+                batches=[(index, kept.give()) for index, kept in flight.batches if not kept.stale],
+                streams=flight.mark.streams,
+                watched=self.feed is not None,
+                searched=flight.searched,
+            )
+        )
+
+    def _rewind(self, bad: Flight, *, streams: bool = True) -> int:
         """Puts everything back to how it was before a bad step; returns the steps after it."""
         parts = self._parts
         gated = [flight for flight in self._in_flight if flight is not bad]
@@ -262,7 +301,7 @@ class Flights:
         self.open = None
         if self.feed is not None:
             self._give_back(self.feed, [d for flight in unfinished for d in flight.batches])
-        parts.unchanged.restore(bad.mark, streams=self.feed is not None)
+        parts.unchanged.restore(bad.mark, streams=streams and self.watched)
         parts.gate.open()
         parts.scaling.forget()
         self._zero_grad()
@@ -276,7 +315,7 @@ class Flights:
 
     def _make_void(self) -> None:
         """Lets nothing that the loop's body still does have an effect, until the next batch."""
-        if self.feed is None:
+        if not self.watched:
             self.open = self.new()
         else:
             self.void = self.new().mark

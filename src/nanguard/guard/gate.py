@@ -105,6 +105,10 @@ class Gate:
         """Closes the gate if a 0-dim bool on the device says so."""
         self.latch.masked_fill_(bad, 1.0)
 
+    def set(self, *, closed: bool) -> None:
+        """Opens or closes the gate, whatever was judged."""
+        self.latch.fill_(float(closed))
+
     def open(self) -> None:
         """Lets steps through again."""
         self.latch.zero_()

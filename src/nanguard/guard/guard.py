@@ -56,6 +56,7 @@ class Guard:
         scaler: The GradScaler, where fp16 needs one.
         ema: The moving average of the first model; the guard updates it after each step.
         run_dir: A folder for the run record and for snapshots on disk.
+        incidents: A folder for incidents: bad steps, replayed and explained.
         generators: Random generators of the loop's own, to be rewound with the others.
         on_event: Called with every event, in the training thread.
         settings: Everything else.
@@ -71,6 +72,7 @@ class Guard:
         scaler: Any = None,
         ema: Any = None,
         run_dir: str | Path | None = None,
+        incidents: str | Path | None = None,
         generators: Sequence[Stream] = (),
         on_event: Callable[[Event], None] | None = None,
         settings: Settings | None = None,
@@ -84,6 +86,7 @@ class Guard:
             scaler=scaler,
             ema=ema,
             run_dir=run_dir,
+            incidents=incidents,
             generators=generators,
             on_event=on_event,
             settings=self.settings,
@@ -95,6 +98,7 @@ class Guard:
         self._flights.way_back = WayBack(self._parts, self._recovery, self._place)
         self._stepper = Stepper(self._parts, self._flights)
         self._closed = False
+        self._flights.between()
 
     @property
     def epoch(self) -> int:
@@ -183,6 +187,9 @@ class Guard:
             return
         lane, optimizers = self._choose(optimizer)
         flight = self._flights.begin()
+        recorder = self._parts.recorder
+        if recorder is not None and recorder.judge_again(optimizers):
+            return
         if closure is not None:
             self._stepper.step_with_closure(flight, lane, optimizers[0], closure)
             return
@@ -256,6 +263,8 @@ class Guard:
         self._flights.look_at_the_end()
         self._parts.unchanged.close()
         self._recovery.close()
+        if self._parts.recorder is not None:
+            self._parts.recorder.close()
         self._parts.journal.close()
 
     def __enter__(self) -> Guard:

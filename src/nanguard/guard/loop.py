@@ -43,7 +43,16 @@ class Loop:
         feed = flights.feed = self._new_feed(loader)
         finished = False
         try:
-            while (drawn := self._next_batch(feed)) is not None:
+            while True:
+                self._between_batches(feed)
+                yield from self._replays()
+                drawn = self._draw(feed)
+                if drawn is None and flights.ahead():
+                    flights.settle()
+                    yield from self._replays()
+                    drawn = feed.next(flights.kept())
+                if drawn is None:
+                    break
                 yield drawn[0], self._give(drawn)
             finished = True
         finally:
@@ -69,24 +78,36 @@ class Loop:
             began=resume["began"] if resume else None,
         )
 
-    def _next_batch(self, feed: Feed) -> Drawn | None:
+    def _between_batches(self, feed: Feed) -> None:
         flights = self._flights
         flights.end_void()
         if flights.open is not None and flights.open.passed_over:
             self._pass_over(flights.open)
         flights.take_snapshot()
+        flights.between()
         if feed.draws is not False:
             # What the loader draws depends on what the steps before it drew, so they come first.
             flights.settle()
+
+    def _draw(self, feed: Feed) -> Drawn | None:
+        flights = self._flights
         drawn = feed.next(flights.kept())
         if feed.draws and not self._draws and self._parts.lag:
             message = "the loader draws from the run's random streams: steps are read one by one"
             self._parts.journal.say(events.LOADER_DRAWS(message, step=flights.steps))
         self._draws, self._looks = feed.draws, feed.looks
-        if drawn is None and flights.ahead():
-            flights.settle()
-            drawn = feed.next(flights.kept())
         return drawn
+
+    def _replays(self) -> Iterator[tuple[int, Any]]:
+        """Yields the batches of a bad step again, as long as there is something to find out.
+
+        Nothing that the loop's body does with them has an effect.
+        """
+        flights, recorder = self._flights, self._parts.recorder
+        while recorder is not None and (given := recorder.again()) is not None:
+            flights.open = flights.new(buffers=False)
+            yield given
+            flights.void = flights.open = None
 
     def _pass_over(self, flight: Flight) -> None:
         """Ends a batch that the body passed over, for example because it saw that it was bad.
@@ -117,6 +138,8 @@ class Loop:
     def _leave(self, feed: Feed, *, finished: bool) -> None:
         parts, flights = self._parts, self._flights
         if not finished:
+            if parts.recorder is not None:
+                parts.recorder.leave()
             flights.abandon()
             # The body may not be over, and other ranks may be somewhere else.
             if parts.ranks.world == 1 and not flights.several_steps:

@@ -23,6 +23,7 @@ from nanguard.guard.models import (
 )
 from nanguard.guard.policy import Policy
 from nanguard.guard.ranks import Ranks
+from nanguard.guard.recorder import recorder_for
 from nanguard.guard.rng import RandomStreams
 from nanguard.guard.scaling import LossScaling
 from nanguard.guard.unchanged import Unchanged
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
     from torch.optim import Optimizer
 
     from nanguard.guard.models import Models, Optimizers
+    from nanguard.guard.recorder import Recorder
     from nanguard.guard.rng import Stream
     from nanguard.guard.summary import Event
     from nanguard.recovery.state import Part
@@ -74,6 +76,7 @@ class Parts:
     keeper: Keeper
     journal: Journal
     run_dir: Path | None
+    recorder: Recorder | None = None
 
 
 def assemble(
@@ -85,6 +88,7 @@ def assemble(
     scaler: Any,
     ema: Any,
     run_dir: str | Path | None,
+    incidents: str | Path | None,
     generators: Sequence[Stream],
     on_event: Callable[[Event], None] | None,
     settings: Settings,
@@ -104,7 +108,7 @@ def assemble(
     streams = RandomStreams(devices, generators)
     lanes = [-1, *range(len(optimizers))] if len(optimizers) > 1 else [-1]
     folder = None if run_dir is None else Path(run_dir)
-    return Parts(
+    parts = Parts(
         settings=settings,
         models=models,
         optimizers=optimizers,
@@ -124,6 +128,11 @@ def assemble(
         journal=Journal(folder, first=ranks.first, on_event=on_event),
         run_dir=folder,
     )
+    parts.recorder = recorder_for(incidents, parts)
+    if parts.recorder is not None:
+        # A bad batch may be wanted again, however early the host looked.
+        parts.keeper = Keeper(trial=lag + 2 if lag else 0)
+    return parts
 
 
 def recovery_for(parts: Parts, guard: Part) -> Recovery:

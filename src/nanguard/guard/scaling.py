@@ -28,6 +28,11 @@ class LossScaling:
         self._scaler = scaler if scaler is not None and scaler.is_enabled() else None
 
     @property
+    def scaler(self) -> GradScaler | None:
+        """The scaler, if losses are scaled."""
+        return self._scaler
+
+    @property
     def active(self) -> bool:
         """Whether losses are scaled."""
         return self._scaler is not None

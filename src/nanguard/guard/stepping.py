@@ -77,8 +77,8 @@ class Stepper:
         clipping = Clipping(gradients, norm, max_norm, max_value)
         parts.gate.write("grad_norm", numerics.whole(norm))
         self._judge(flight, parts.scaling.readings(optimizers))
-        watched = self._flights.feed is not None
-        if parts.lag and watched and all(map(can_be_gated, optimizers)):
+        late = not self._replayed(flight) and parts.lag and self._flights.feed is not None
+        if late and all(map(can_be_gated, optimizers)):
             self._apply_late(flight, optimizers, clipping)
         else:
             self._apply_read(flight, optimizers, clipping)
@@ -88,6 +88,7 @@ class Stepper:
     ) -> None:
         """Lets an optimizer evaluate the loss by itself; undoes all of it if that goes wrong."""
         parts, gate = self._parts, self._parts.gate
+        flight.searched = True
         self._prepare(flight, lane, [optimizer])
         self._flights.way_back.before_update(self._flights.updates)
         attempt = ClosureStep(optimizer, _starting_anew(flight, closure))
@@ -177,14 +178,42 @@ class Stepper:
             flight.suspects = _bad_gradients(trained(parts.models, optimizers))
         else:
             self._flights.way_back.before_update(self._flights.updates)
-            clipping.apply()
-            apply_read(optimizers, parts.scaling, flight.lr_factor, overflow=reading.overflow)
+            self._make(optimizers, lambda: self._clip_and_apply(flight, optimizers, clipping))
             self._after_update(optimizers, None)
-            poisoned = self._scan(optimizers)
-            if poisoned is not None:
-                gate.write("poisoned", poisoned)
-                flight.tickets.append(gate.post(("poisoned",)))
+            self._scan_read(flight, optimizers)
         self._flights.launch(flight, keep=0)
+        if reading.closed and parts.recorder is not None:
+            parts.recorder.held_back(optimizers)
+
+    def _clip_and_apply(
+        self, flight: Flight, optimizers: Sequence[Optimizer], clipping: Clipping
+    ) -> None:
+        clipping.apply()
+        overflow = flight.read().overflow
+        apply_read(optimizers, self._parts.scaling, flight.lr_factor, overflow=overflow)
+
+    def _make(self, optimizers: Sequence[Optimizer], call: Callable[[], None]) -> None:
+        """Makes a step, under the eyes of a recorder if there is one."""
+        if self._parts.recorder is None:
+            call()
+        else:
+            self._parts.recorder.apply(optimizers, call)
+
+    def _replayed(self, flight: Flight) -> bool:
+        """Sets the verdict as it was in the run, where this process replays it."""
+        recorder = self._parts.recorder
+        held_back = None if recorder is None else recorder.verdict(flight.step)
+        if held_back is None:
+            return False
+        flight.passed = held_back and not bool(self._parts.gate.latch)
+        self._parts.gate.set(closed=held_back)
+        return True
+
+    def _scan_read(self, flight: Flight, optimizers: Sequence[Optimizer]) -> None:
+        poisoned = self._scan(optimizers)
+        if poisoned is not None:
+            self._parts.gate.write("poisoned", poisoned)
+            flight.tickets.append(self._parts.gate.post(("poisoned",)))
 
     def _after_update(self, optimizers: Sequence[Optimizer], latch: Tensor | None) -> None:
         for optimizer in optimizers:

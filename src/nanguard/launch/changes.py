@@ -24,7 +24,7 @@ from nanguard.tracer.modules import tensors_in
 from nanguard.tracer.sites import users_frame
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
     from types import FrameType, ModuleType
 
     from nanguard.launch.watch import Watch
@@ -53,6 +53,16 @@ def leave_workers() -> None:
 
     _MultiProcessingDataLoaderIter.__del__ = nothing  # type: ignore[method-assign]
     _MultiProcessingDataLoaderIter._shutdown_workers = nothing  # type: ignore[method-assign]
+
+
+def refuse_workers(refuse: Callable[[str], None]) -> None:
+    """Lets nobody take a batch from the workers of the run."""
+    from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
+
+    def refused(_self: Any) -> Any:
+        refuse("batches of a loader's workers cannot be had a second time")
+
+    _MultiProcessingDataLoaderIter._next_data = refused  # type: ignore[method-assign]
 
 
 def go_alone() -> None:
@@ -125,11 +135,18 @@ def _alike(one: CodeType, other: CodeType) -> bool:
     return (one.co_code, one.co_consts) == (other.co_code, other.co_consts)
 
 
+def _alike_but_for_inner(one: CodeType, other: CodeType) -> bool:
+    """Returns whether two pieces of code differ in nothing but the functions they define."""
+    consts = [[c for c in code.co_consts if type(c) is not CodeType] for code in (one, other)]
+    return one.co_code == other.co_code and consts[0] == consts[1]
+
+
 @contextlib.contextmanager
 def swapped_code(sources: dict[str, str]) -> Iterator[None]:
     """Gives functions of changed files their new code; those that are running keep the old one."""
     functions = [o for o in gc.get_objects() if type(o) is FunctionType]
     changed: list[tuple[FunctionType, CodeType, CodeType]] = []
+    running = _running()
     for path, text in sources.items():
         # Compared as compiled now: code that is running may look different.
         was, fresh = _codes(Path(path).read_text(encoding="utf-8"), path), _codes(text, path)
@@ -139,9 +156,11 @@ def swapped_code(sources: dict[str, str]) -> Iterator[None]:
             new = fresh.get(key)
             if old.co_filename != path or new is None or new.co_freevars != old.co_freevars:
                 continue
+            if old in running and key in was and _alike_but_for_inner(was[key], new):
+                continue  # such as the module itself: what it has defined is a function by now
             if key not in was or not _alike(was[key], new):
                 changed.append((function, old, new))
-    if not changed or {old for _, old, _ in changed} & _running():
+    if not changed or {old for _, old, _ in changed} & running:
         raise RuntimeError("the change is in code that is already running")
     try:
         for function, _, new in changed:
@@ -300,7 +319,8 @@ def run_main(sources: dict[str, str]) -> None:
     """Runs the user's program from its first line, with changed sources."""
     sys.meta_path.insert(0, _Changed(sources))
     for name, module in list(sys.modules.items()):
-        if name != "__main__" and getattr(module, "__file__", None) in sources:
+        changed = getattr(module, "__file__", None) in sources
+        if name != "__main__" and (changed or _half_loaded(name, module)):
             del sys.modules[name]
     main: Any = sys.modules["__main__"]
     path = main.__file__
@@ -313,3 +333,10 @@ def run_main(sources: dict[str, str]) -> None:
     vars(main).clear()
     vars(main).update(kept)
     exec(compile(text, path, "exec", dont_inherit=True), vars(main))  # noqa: S102 - the user's own program
+
+
+def _half_loaded(name: str, module: ModuleType) -> bool:
+    """Returns whether the program is in the middle of this module, where it first needed torch."""
+    if name.partition(".")[0] in ("torch", "nanguard"):
+        return False
+    return bool(getattr(getattr(module, "__spec__", None), "_initializing", False))

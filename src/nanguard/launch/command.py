@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import shutil
 import signal
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +16,7 @@ from nanguard.errors import IncidentError, LaunchError
 from nanguard.launch.children import end_guarded, wait_for
 from nanguard.launch.options import HOME, VARIABLE, Options
 from nanguard.launch.trust import sign
+from nanguard.launch.waiting import wait_for_explanations
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -175,28 +174,13 @@ def _forwarded_signals(process: subprocess.Popen[Any], control: Path) -> Iterato
 
 def _wait_for_explanations(control: Path, options: Options) -> None:
     """Waits until every incident that is being explained is, within reason."""
-    told = False
-    end = time.monotonic() + options.patience * 1.5
-    try:
-        while time.monotonic() < end:
-            names = _unfinished(control)
-            if not names:
-                return
-            if not told and not options.quiet and sys.stderr.isatty():
-                print(f"nanguard: explaining {', '.join(sorted(names))} ...", file=sys.stderr)  # noqa: T201
-                told = True
-            time.sleep(0.05)
-    except KeyboardInterrupt:
+
+    def tell(names: set[str]) -> None:
+        if not options.quiet and sys.stderr.isatty():
+            print(f"nanguard: explaining {', '.join(sorted(names))} ...", file=sys.stderr)  # noqa: T201
+
+    if not wait_for_explanations(control, options.patience * 1.5, tell):
         _say("interrupted; what is not explained by now stays as it is", options)
-    _end_explanations(control)
-
-
-def _end_explanations(control: Path) -> None:
-    """Ends what goes on explaining, with everything it has started."""
-    for path in control.glob("explaining-*"):
-        if _is_locked(path):
-            with contextlib.suppress(OSError, ValueError):
-                os.killpg(os.getpgid(int(path.read_text())), signal.SIGKILL)
 
 
 def _explain_the_rest(paths: list[Path], options: Options) -> None:
@@ -258,23 +242,3 @@ def _read(path: Path) -> dict[str, Any] | None:
     except IncidentError:
         return None
     return found if {"run", "replay", "step", "rank"} <= set(found) else None
-
-
-def _unfinished(control: Path) -> set[str]:
-    waiting = {path.name.removeprefix("waiting-") for path in control.glob("waiting-*")}
-    return waiting | {
-        path.name.removeprefix("explaining-")
-        for path in control.glob("explaining-*")
-        if _is_locked(path)
-    }
-
-
-def _is_locked(path: Path) -> bool:
-    try:
-        with path.open("r+") as file:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    except OSError:
-        return False
-    return False

@@ -8,7 +8,7 @@ import os
 import platform
 import sys
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
@@ -42,6 +42,8 @@ class BadStep:
         ordinal: The step as all optimizers together count.
         decision: What the guard does about it.
         skipped: Earlier steps that were not made, either.
+        why: Why it cannot be replayed; None if that is to be found out.
+        known: What else is known of it, as fields of the incident.
     """
 
     symptom: Symptom
@@ -49,6 +51,8 @@ class BadStep:
     ordinal: int
     decision: Decision
     skipped: tuple[int, ...]
+    why: str | None = None
+    known: dict[str, Any] = field(default_factory=dict)
 
 
 class Handover:
@@ -167,7 +171,7 @@ class Handover:
             "folder": str(self._folder),
             "incident": self._base,
             "target": bad.ordinal,
-            "method": "second-run" if moment is timeline.first else "snapshot",
+            "method": self._method(from_the_start=moment is timeline.first),
             "patience": self._options.patience,
             "control": self._options.control,
             "skipped": skipped,
@@ -177,6 +181,9 @@ class Handover:
         if not timeline.wake(moment, message):
             with contextlib.suppress(OSError):
                 Path(self._options.control, f"waiting-{self._folder.name}").unlink()
+
+    def _method(self, *, from_the_start: bool) -> str:
+        return "second-run" if from_the_start else "snapshot"
 
     def _may_explain(self) -> bool:
         return self._options.trace and self._explained < _EXPLAINED
@@ -202,7 +209,12 @@ class Handover:
                 "platform": platform.platform(),
                 "device": "cuda" if torch.cuda.is_initialized() else "cpu",
             },
-            "replay": {"verdict": "not-replayed", "method": None, "why": self._why_not(timeline)},
+            "replay": {
+                "verdict": "not-replayed",
+                "method": None,
+                "why": bad.why or self._why_not(timeline),
+            },
+            **bad.known,
         }
 
     def _why_not(self, timeline: Timeline | None) -> str:

@@ -33,8 +33,11 @@ if TYPE_CHECKING:
     from nanguard.diagnosis.task import Task
     from nanguard.guard.gate import Ticket
     from nanguard.guard.rng import RandomStreams
+    from nanguard.launch.following import Followed
     from nanguard.launch.live import Live
     from nanguard.launch.patches import Batches
+
+    Run = Live | Followed
 
 # What cannot be changed in a run that goes on afterwards.
 _IMPOSSIBLE = ("clip", "fresh_grads", "targets_only")
@@ -53,7 +56,7 @@ class Flight:
         streams: The random streams as they were before it.
     """
 
-    ticket: Ticket
+    ticket: Ticket | None
     optimizer: Optimizer
     step: int
     ordinal: int
@@ -64,7 +67,7 @@ class Flight:
 class InPlace:
     """Gives out a bad batch again and again, as long as there is something to try."""
 
-    def __init__(self, live: Live, flight: Flight, random: RandomStreams | None) -> None:
+    def __init__(self, live: Run, flight: Flight, random: RandomStreams | None) -> None:
         self._live = live
         self._flight = flight
         self._random = random
@@ -72,6 +75,7 @@ class InPlace:
         self._tasks: queue.Queue[Task | None] = queue.Queue()
         self._outcomes: queue.Queue[Outcome] = queue.Queue()
         self._replay: _InPlaceReplay | None = None
+        self._ended = False
         self._batches: list[Any] = []
         self._quiet = contextlib.ExitStack()
         self._rates: list[dict[str, Any]] = []
@@ -106,8 +110,21 @@ class InPlace:
             self._random.restore(self._now)
         return None
 
+    @property
+    def left(self) -> int:
+        """How many batches of this replay are still to be given out."""
+        return len(self._batches)
+
+    def end(self) -> None:
+        """Ends it before everything is tried, as the loop was left."""
+        self._end_replay()
+        self._ended = True
+        self._outcomes.put(Outcome(error="the loop was left"))
+
     def run(self, task: Task, seconds: float) -> Outcome | None:
         """Asks, from the thread that explains, for one replay."""
+        if self._ended:
+            return Outcome(error="the loop was left")
         self._tasks.put(task)
         try:
             return self._outcomes.get(timeout=seconds)
@@ -169,7 +186,7 @@ class InPlace:
 class _InPlaceReplay(Replay):
     """A replay whose step is judged and never made."""
 
-    def __init__(self, task: Task, live: Live, owner: InPlace) -> None:
+    def __init__(self, task: Task, live: Run, owner: InPlace) -> None:
         super().__init__(task, live)
         self._owner = owner
         self._live = live
@@ -217,7 +234,7 @@ def _schedulers() -> list[LRScheduler]:
     return [o for o in gc.get_objects() if issubclass(type(o), LRScheduler)]
 
 
-def _is_half_model(task: Task, live: Live) -> bool:
+def _is_half_model(task: Task, live: Run) -> bool:
     if task.precision is None:
         return False
     return any(p.dtype in (torch.float16, torch.bfloat16) for p in live.named_parameters().values())

@@ -54,8 +54,10 @@ class Pulse:
         if self._map is None or steps <= self._steps:
             return
         self._steps = steps
-        now = now_as_files_have_it()
-        struct.pack_into("<d", self._map, _HEADER + 8 * ((steps - 1) % _KEPT), now)
+        at = _HEADER + 8 * ((steps - 1) % _KEPT)
+        # Files are stamped by a clock that lags behind this one by a few milliseconds. So a
+        # step may be taken for one after a checkpoint, and none for one before it that was not.
+        struct.pack_into("<d", self._map, at, time.time())
         struct.pack_into("<Q", self._map, 0, steps)
 
     def _open(self) -> None:

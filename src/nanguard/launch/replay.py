@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import gc
 import math
 import os
 import sys
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils.data.dataloader import _SingleProcessDataLoaderIter
 
 from nanguard.diagnosis.task import Facts, Growth, Outcome
 from nanguard.guard.held import BufferPlaces, Held
@@ -34,6 +36,10 @@ if TYPE_CHECKING:
     from nanguard.diagnosis.task import Task
     from nanguard.launch.patches import Batches
     from nanguard.tracer.symptom import Symptom
+
+
+# The replay that this process has become; None in the run itself.
+current: Replay | None = None
 
 
 class Replay(Watch):
@@ -317,6 +323,8 @@ class ForkedReplay(Replay):
 
     def begin(self) -> None:
         """Goes on from the moment at which this process was forked."""
+        global current  # a guard that the script makes from now on has to know
+        current = self
         atexit.register(self._ended)
         sys.excepthook = self._failed
         changes.run_eagerly()
@@ -326,7 +334,10 @@ class ForkedReplay(Replay):
             self.answer(Outcome(error="a rank by itself cannot make the steps before this one"))
         super().begin()
         if self.task.source and self.ordinal == 0 and not self.made_by:
-            changes.run_main(self.task.source)
+            try:
+                changes.run_main(self.task.source)
+            except Exception as error:  # noqa: BLE001 - whatever the program raises ends it
+                self._failed(type(error), error, None)
             self._ended()
         elif self.task.source:
             try:
@@ -343,6 +354,16 @@ class ForkedReplay(Replay):
                 except (RuntimeError, OSError, ValueError) as error:
                     self.answer(Outcome(error=f"the state of the run could not be had: {error}"))
         super().at_boundary()
+
+    def refuse(self, why: str) -> None:
+        """Ends the process, as the step cannot be replayed."""
+        self.answer(Outcome(error=why))
+
+    def follow_loaders(self) -> None:
+        """Makes loaders that are being read tell which samples they take."""
+        for own in gc.get_objects():
+            if type(own) is _SingleProcessDataLoaderIter:
+                self._remember_choice(own)
 
     def answer(self, outcome: Outcome) -> None:
         """Sends the answer, and ends the process."""

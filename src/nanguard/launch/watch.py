@@ -105,7 +105,7 @@ class Watch(ABC):
             result = self.judged_step(optimizer, call, closure)
         finally:
             self._depth -= 1
-        self._end_step(optimizer)
+        self.end_step(optimizer)
         return result
 
     def scaler_step(self, scaler: Any, optimizer: Any, call: Callable[[], Any]) -> Any:
@@ -118,7 +118,7 @@ class Watch(ABC):
             result = self.judged_scaler_step(scaler, optimizer, call)
         finally:
             self._depth -= 1
-        self._end_step(optimizer)
+        self.end_step(optimizer)
         return result
 
     def clipped(self, parameters: list[Tensor], norm: Any) -> None:
@@ -323,7 +323,8 @@ class Watch(ABC):
         self.counts[_inner(optimizer)] -= 1
         self.ordinal -= 1
 
-    def _end_step(self, optimizer: Any) -> None:
+    def end_step(self, optimizer: Any) -> None:
+        """Counts a step that is over."""
         inner = _inner(optimizer)
         self.counts[inner] = self.counts.get(inner, 0) + 1
         self.ordinal += 1

@@ -18,6 +18,8 @@ from nanguard.findings import Edit, Fix, Kind, Severity
 from nanguard.launch.recovering.templates import filled_in, placeholders
 from nanguard.sources.config.document import read_document
 from nanguard.sources.config.edits import replace_node
+from nanguard.sources.config.keys import setting_for
+from nanguard.sources.config.leaves import Tree
 from nanguard.sources.config.run import read_project
 from nanguard.sources.config.settings import number_of
 from nanguard.sources.files import CONFIG_LIMIT, decode, read_bytes
@@ -90,7 +92,7 @@ class ConfigFile:
                 do="Write the file as the command does, for example: --config config.yaml -- "
                 "python train.py --config config.yaml",
             )
-        document = self._read()
+        document = self.read()
         for purpose, key in self.keys.items():
             node = node_at(document, key.dotted)
             if node is None or node.kind != "scalar" or node.style == "block":
@@ -103,7 +105,7 @@ class ConfigFile:
 
     def number(self, dotted: str) -> float | None:
         """Returns the number that stands at a key; None if there is none."""
-        node = node_at(self._read(), dotted)
+        node = node_at(self.read(), dotted)
         return None if node is None else number_of(node.value)
 
     def write(
@@ -117,7 +119,7 @@ class ConfigFile:
             why: What the attempt is for.
             folder: Where a copy goes that cannot stand beside the file.
         """
-        document = self._read()
+        document = self.read()
         edits, changes = [], []
         for key in (key for purpose, key in self.keys.items() if purpose in purposes):
             node = node_at(document, key.dotted)
@@ -158,7 +160,8 @@ class ConfigFile:
             return str(folder / name)
         return str(beside)
 
-    def _read(self) -> Document:
+    def read(self) -> Document:
+        """Reads the file."""
         decoded = decode(self.path, read_bytes(self.path, CONFIG_LIMIT), python=False)
         return read_document(Text(self.path, decoded.content))
 
@@ -184,11 +187,15 @@ def learning_rate_in(path: str, dotted: str | None) -> float | None:
 
 def rate_key(path: str) -> str | None:
     """Returns the key of the learning rate in a configuration; None if that cannot be told."""
-    for run in read_project([ConfigFile(path, {})._read()]):
+    document = ConfigFile(path, {}).read()
+    for run in read_project([document]):
         setting = run.stages[0].get("lr") if len(run.stages) == 1 else None
         if setting is not None and setting.number is not None:
             return setting.key
-    return None
+    roots = [root for root in document.roots if root.kind == "mapping"]
+    leaves = [leaf for root in roots for leaf in Tree(root, document).read()[0]]
+    named = [leaf for leaf in leaves if setting_for(leaf.key, leaf.sections) == "lr"]
+    return ".".join(named[0].path) if len(named) == 1 else None
 
 
 def node_at(document: Document, dotted: str) -> Node | None:

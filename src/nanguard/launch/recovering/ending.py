@@ -89,7 +89,7 @@ def read_ending(control: Path, code: int, incidents: tuple[Path, ...]) -> Ending
         control, code, stopped, raised, all(note.get("finite", True) for note in ended), steps
     )
     tried = 0 if steps is None else steps.count
-    if outcome is Outcome.STOPPED or (outcome is Outcome.NON_FINITE and tried):
+    if outcome in (Outcome.STOPPED, Outcome.NON_FINITE):
         tried = max([tried + 1, *(_ordinal(path) + 1 for path in incidents)])
     place = f"{raised['type']} {raised['file']}:{raised['line']}" if raised else ""
     return Ending(outcome, code, reason, steps, tried, place, incidents)

@@ -115,7 +115,8 @@ class Ladder:
             return End()
         if self.restarts >= self.max_restarts:
             return End(f"all {self.max_restarts} restarts are spent")
-        if ending.outcome is Outcome.NOT_BEGUN or (self.restarts == 0 and ending.tried == 0):
+        early = ending.outcome is Outcome.NON_FINITE and ending.steps is None
+        if ending.outcome is Outcome.NOT_BEGUN or (early and self.restarts == 0):
             return self._not_begun(ending, found)
         self._refusals = 0
         newest = found.good[0].key if found.good else None

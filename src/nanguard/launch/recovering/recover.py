@@ -114,6 +114,9 @@ class Recovery:
             ending = self._run(attempt)
             if ending.outcome in (Outcome.DONE, Outcome.INTERRUPTED):
                 self._ended(attempt, ending)
+                if self.ladder.restarts:
+                    number, steps = attempt.changes.attempt, counted(ending.tried, "step")
+                    self._say(f"attempt {number}: {ending.reason} after {steps}")
                 return ending.code
             try:
                 end_descendants()
