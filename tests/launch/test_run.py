@@ -325,6 +325,41 @@ def test_loss_terms_are_named(tmp_path):
     assert isinstance(found["symptom"]["terms"]["fit"], float)
 
 
+@pytest.mark.parametrize(
+    "backward",
+    [
+        "(loss / 4).backward()",
+        "loss = loss / 4\n    loss.backward()",
+        "loss /= 4\n    loss.backward()",
+    ],
+)
+def test_loss_terms_are_named_where_the_sum_is_scaled(tmp_path, backward):
+    path = script(tmp_path, bad=-1)
+    text = path.read_text().replace(
+        "    if step == -1:\n        loss = loss / (loss * 0)\n",
+        "    fit = loss\n    decay = torch.log(torch.zeros(()) + (step != 4))\n"
+        "    loss = fit + 0.1 * decay\n",
+    )
+    path.write_text(text.replace("loss.backward()", backward))
+    run(tmp_path, sys.executable, path, options=["--no-trace"])
+    (found,) = incidents(tmp_path)
+    assert set(found["symptom"]["terms"]) == {"fit", "decay"}
+    assert found["symptom"]["terms"]["decay"] == "-inf"
+
+
+def test_fixes_are_tried_where_a_module_of_the_script_needs_torch_first(tmp_path):
+    (tmp_path / "parts.py").write_text("import torch\n\ndef noise():\n    return torch.ones(())\n")
+    path = script(tmp_path, bad=5, before="import parts\n")
+    path.write_text(
+        path.read_text().replace("loss / (loss * 0)", "loss / (loss * 0 * parts.noise())")
+    )
+    run(tmp_path, sys.executable, path)
+    (found,) = incidents(tmp_path)
+    fix = next(fix for fix in found["fixes"] if fix.get("diff"))
+    assert fix["verified"], fix
+    assert fix["how"].startswith("replayed step 5:")
+
+
 def test_unusual_scripts_are_left_alone(tmp_path):
     bare = plain(tmp_path, sys.executable, "-W", "ignore", SCRIPTS / "unusual.py")
     done = run(tmp_path, sys.executable, "-W", "ignore", SCRIPTS / "unusual.py")

@@ -171,9 +171,18 @@ def swapped_code(sources: dict[str, str]) -> Iterator[None]:
             function.__code__ = old
 
 
+# Contexts that last as long as the process. One that nobody holds would end at once.
+_entered = contextlib.ExitStack()
+
+
+def for_good(context: contextlib.AbstractContextManager[None]) -> None:
+    """Enters a context for the rest of this process."""
+    _entered.enter_context(context)
+
+
 def raise_precision(dtype: torch.dtype, watch: Watch) -> None:
     """Computes everything in a wider type: parameters, buffers, optimizer state, inputs."""
-    without_autocast().__enter__()
+    for_good(without_autocast())
     for tensor in [*watch.named_parameters().values(), *watch.buffers().values()]:
         _widen(tensor, dtype)
     for optimizer in watch.optimizers():

@@ -50,6 +50,7 @@ class Replay(Watch):
         trace: The record of every operation, if that is part of the task.
         facts: What was found out so far.
         indices: Which samples of the data set are in the batch.
+        drawn: The last batches that loaders have handed out, and their indices.
         answered: Whether the step in question is over.
     """
 
@@ -62,6 +63,7 @@ class Replay(Watch):
         )
         self.facts = Facts()
         self.indices: list[int] = []
+        self.drawn: list[tuple[Any, list[int]]] = []
         self.answered = False
         self._norms: list[float] = []
         self._held: Held | None = None
@@ -97,6 +99,7 @@ class Replay(Watch):
         batch = self._watched(lambda: next(batches.own))
         if self.ordinal == self.task.target and self.task.without and not self.task.targets_only:
             batch = changes.without(batch, self.task.without)
+        self.drawn = [*self.drawn[-2:], (batch, self.indices)]
         if self.trace is not None:
             self.trace.batch = batch
         return batch
@@ -341,7 +344,7 @@ class ForkedReplay(Replay):
             self._ended()
         elif self.task.source:
             try:
-                changes.swapped_code(self.task.source).__enter__()
+                changes.for_good(changes.swapped_code(self.task.source))
             except RuntimeError as error:
                 self.answer(Outcome(error=str(error)))
 
