@@ -9,6 +9,8 @@ import torch
 
 from nanguard.tracer.modules import tensors_in
 from nanguard.tracer.origin import bad_rows, origin_of, producers, suspects
+from nanguard.tracer.path import path_of
+from nanguard.tracer.values import memory_of
 
 if TYPE_CHECKING:
     from nanguard.diagnosis.task import Outcome
@@ -32,17 +34,20 @@ def read_trace(replay: Replay, outcome: Outcome) -> None:
     assert symptom is not None  # noqa: S101
     trace.know_parameters(replay.named_parameters())
     trace.resolve()
+    _find_batch(replay, trace)
     facts = outcome.facts
     facts.batch_size = trace.batch_size
     facts.autocast = trace.autocast
     if replay.task.table:
         facts.table = trace.table()
-    made = producers(_sinks(replay, trace, symptom))
+    sinks = _sinks(replay, trace, symptom)
+    made = producers(sinks)
     if not made:
         return
     sink = {"loss": "loss", "gradient": "gradient"}.get(symptom.where, "parameter")
     first = next((r for r in trace.bad if r.index == replay.task.look_at), made[0])
     outcome.origin = origin_of(first, trace, sink=sink)
+    facts.path = path_of(first, sinks, trace)
     facts.suspects = [(record.index, record.op) for record in suspects(trace, first)][:_SUSPECTS]
     facts.samples = _samples(outcome.origin, trace)
     facts.indices = [replay.indices[row] for row in facts.samples if row < len(replay.indices)]
@@ -50,6 +55,14 @@ def read_trace(replay: Replay, outcome: Outcome) -> None:
         note = _save_batch(replay, trace, Path(replay.task.folder))
         if note is not None:
             facts.notes.append(note)
+
+
+def _find_batch(replay: Replay, trace: Trace) -> None:
+    """Finds the batch of the step: loaders that look ahead have drawn the next one already."""
+    for batch, indices in reversed(replay.drawn):
+        if any(memory_of(tensor) in trace.given for tensor in tensors_in(batch)):
+            trace.batch, replay.indices = batch, indices
+            return
 
 
 def _sinks(replay: Replay, trace: Trace, symptom: Symptom) -> list[Record]:
@@ -83,6 +96,8 @@ def _samples(origin: Origin, trace: Trace) -> list[int]:
                 rows.update(bad.nonzero().flatten().tolist())
         if 0 < len(rows) < size:
             return sorted(rows)
+        if origin.detail is not None and origin.detail.output.shape[:1] != (size,):
+            return []  # rows of the whole data set, and not of a batch
     return bad_rows(origin.detail, size)
 
 

@@ -59,6 +59,7 @@ class Trace(TorchDispatchMode):
         last_backward: How many operations there were when the last backward ended.
         batch_size: The length of the first dimension of what the model was given.
         batch: What the script was given by its loader, or else what the model was given.
+        given: Where in memory that lies which the model was given in this step.
         entered: Who wrote what the models were given in this step, and whether it was bad.
         autocast: The type that autocast computes in, if it was on.
         in_data: Whether a loader is at work.
@@ -76,6 +77,7 @@ class Trace(TorchDispatchMode):
         self.last_backward = 0
         self.batch_size: int | None = None
         self.batch: Any = None
+        self.given: set[Any] = set()
         self.entered: list[tuple[Record | None, bool]] = []
         self.autocast: str | None = None
         self.in_data = 0
@@ -117,7 +119,7 @@ class Trace(TorchDispatchMode):
         for record in self.records:
             record.writers = ()
         self._writers = {key: record for key, record in self._writers.items() if _lasts(record)}
-        self.records, self.entered, self.batch = [], [], None
+        self.records, self.entered, self.batch, self.given = [], [], None, set()
         self._by_node = {}
         self.last_backward = 0
         self.step = step
@@ -348,6 +350,7 @@ class Trace(TorchDispatchMode):
             self._know_model(module)
         with _disable_current_modes():
             for tensor in tensors_in(args):
+                self.given.add(values.memory_of(local(tensor)))
                 if tensor.dim() and self.batch_size is None and self._models:
                     self.batch_size = tensor.shape[0]
                 if is_float(tensor):
