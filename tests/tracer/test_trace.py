@@ -12,6 +12,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from nanguard.tracer.origin import bad_rows, origin_of, producers, suspects
+from nanguard.tracer.path import path_of
 from nanguard.tracer.trace import Trace
 
 INF = float("inf")
@@ -281,3 +282,34 @@ def test_table_has_every_operation():
     rows = trace.table()
     assert [row["op"] for row in rows] == ["aten.ones", "aten.mul", "aten.sub", "aten.sum"]
     assert [row["max"] for row in rows] == [1.0, 3.0, -3.0, -6.0]
+
+
+def test_path_shows_where_the_range_explodes():
+    x = torch.tensor([1.0, 60.0, 2.0])
+    with traced() as trace:
+        scaled = x * 2.0
+        large = torch.exp(scaled)  # the exp
+        loss = (large * 0.5).sum()
+    sink = trace.writer(loss)
+    rows = path_of(producers([sink])[0], [sink], trace)
+    assert [row["op"] for row in rows] == ["input", "aten.mul", "aten.exp", "aten.mul", "aten.sum"]
+    assert [row["nonfinite"] for row in rows] == [0, 0, 1, 1, 1]
+    assert (rows[1]["min"], rows[1]["max"]) == (2.0, 120.0)
+    assert rows[2]["line"] == line_of("the exp")
+    # What is finite of a bad result is told, too; of a single bad number there is nothing.
+    assert rows[2]["max"] == pytest.approx(math.exp(4.0), rel=1e-5)
+    assert rows[4]["max"] is None
+
+
+def test_path_of_many_operations_stays_short():
+    x = torch.tensor([0.0])
+    with traced() as trace:
+        y = torch.log(x)
+        for _ in range(200):
+            y = y + 1
+        loss = y.sum()
+    sink = trace.writer(loss)
+    rows = path_of(producers([sink])[0], [sink], trace)
+    assert len(rows) == 1 + 1 + 24
+    assert rows[1]["op"] == "aten.log"
+    assert rows[-1]["op"] == "aten.sum"

@@ -125,6 +125,7 @@ class Explanation:
         if closer is None or closer.origin is None or closer.origin.detail is None:
             return origin
         outcome.facts.samples = closer.facts.samples or outcome.facts.samples
+        outcome.facts.path = closer.facts.path or outcome.facts.path
         return closer.origin
 
     def _first_cause(self, outcome: Outcome, origin: Origin) -> Origin:
@@ -140,6 +141,7 @@ class Explanation:
                 earlier = self._lab.trace(look_at=index)
                 if earlier is not None and earlier.origin is not None:
                     outcome.facts.samples = earlier.facts.samples or outcome.facts.samples
+                    outcome.facts.path = earlier.facts.path or outcome.facts.path
                     return earlier.origin
         return origin
 
@@ -176,6 +178,7 @@ class Explanation:
             **_place(origin.site),
         }
         incident["samples"] = facts.samples
+        incident["path"] = facts.path
         if facts.indices:
             incident["dataset_indices"] = facts.indices
         incident["loop"] = _place(facts.backward_site)

@@ -88,6 +88,7 @@ class Facts:
         table: Every operation of the step, where it was asked for.
         notes: What else is worth knowing.
         indices: Where the samples are in the data set.
+        path: The way of the bad value, operation by operation.
     """
 
     suspects: list[tuple[int, str]] = field(default_factory=list)
@@ -110,6 +111,7 @@ class Facts:
     table: list[dict[str, Any]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     indices: list[int] = field(default_factory=list)
+    path: list[dict[str, Any]] = field(default_factory=list)
 
 
 @dataclass
