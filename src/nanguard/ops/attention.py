@@ -14,7 +14,7 @@ import torch
 from torch.nn import functional
 
 from nanguard.errors import UsageError
-from nanguard.ops.bounds import CapKind, cap, check_limit
+from nanguard.ops.bounds import CapKind, any_kept, cap, check_limit, keep
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -46,7 +46,7 @@ def masked_softmax(
     if max_score is not None:
         if mask is not None:
             # Neither cap may see what is masked out: a derivative at NaN is NaN, also times zero.
-            scores = torch.where(mask, scores, 0.0)
+            scores = keep(scores, mask)
         scores = cap(scores, max_score, cap_kind)
     if mask is None:
         return torch.softmax(scores, dim)
@@ -61,7 +61,7 @@ class _MaskedSoftmax(torch.autograd.Function):
     @staticmethod
     def forward(scores: Tensor, mask: Tensor, dim: int) -> Tensor:
         result = torch.softmax(torch.where(mask, scores, -math.inf), dim)
-        empty = mask.any(dim, keepdim=True).logical_not_() if mask.dim() else ~mask
+        empty = ~any_kept(mask, dim) if mask.dim() else ~mask
         return result.masked_fill_(empty, 0.0)
 
     @staticmethod
@@ -96,13 +96,13 @@ class AttentionMask:
                 the scores. It ends in (queries or 1, keys).
         """
         if mask.dtype == torch.bool:
-            keeps = mask.any(-1, keepdim=True)
+            keeps = any_kept(mask, -1)
             return cls(mask | ~keeps, keeps)
         if not mask.is_floating_point():
             _check_bool(mask, "attention")
         # NaN is not a way to mask; it fails this test and stays visible.
         masked = mask.detach() <= torch.finfo(mask.dtype).min
-        keeps = ~masked.all(-1, keepdim=True)
+        keeps = any_kept(~masked, -1)
         return cls(torch.where(keeps, mask, 0.0), keeps)
 
 
@@ -157,7 +157,7 @@ def attention(
     out = functional.scaled_dot_product_attention(
         query, key, value, attn_mask=bias, dropout_p=dropout_p, scale=scale
     )
-    return torch.where(seen.keeps, out, 0.0)
+    return keep(out, seen.keeps)
 
 
 def _scale(query: Tensor, key: Tensor, scale: float | None, head_dim: int | None) -> float:
@@ -218,7 +218,7 @@ def _bounded(
     if dropout_p:
         weights = torch.dropout(weights, dropout_p, train=True)
     out = weights.to(value.dtype) @ value
-    return out if seen is None else torch.where(seen.keeps, out, 0.0)
+    return out if seen is None else keep(out, seen.keeps)
 
 
 def _scores(query: Tensor, key: Tensor, scale: float) -> Tensor:

@@ -95,6 +95,28 @@ def at_least(x: Tensor, low: float) -> Tensor:
     return functional.threshold(x, low, low).add_(x.detach(), alpha=0)
 
 
+def keep(x: Tensor, mask: Tensor) -> Tensor:
+    """Returns the input where the mask is True, and 0 elsewhere, whatever the input is there.
+
+    On a CPU ``where`` is not vectorised. The derivative of a threshold is the same choice, and it
+    is: at a fifth to half of the time.
+    """
+    if x.device.type != "cpu":
+        return torch.where(mask, x, 0.0)
+    chosen = torch.ops.aten.threshold_backward(x, mask.to(x.dtype).expand_as(x), 0.0)
+    return cast("Tensor", chosen)
+
+
+def any_kept(mask: Tensor, dim: int) -> Tensor:
+    """Returns whether a boolean mask keeps anything along a dimension, which stays with size 1.
+
+    On a CPU ``any`` along a dimension takes forty times as long as a maximum of bytes.
+    """
+    if mask.device.type != "cpu" or mask.shape[dim] == 0:
+        return mask.any(dim, keepdim=True)
+    return mask.view(torch.uint8).amax(dim, keepdim=True).view(torch.bool)
+
+
 def floor_for(x: Tensor, eps: float | None, name: str, power: float = 1.0) -> float:
     """Returns the floor of an op, after looking whether it is one in the input's type.
 

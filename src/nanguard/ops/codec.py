@@ -45,16 +45,17 @@ class TokenCodec:
         """
         if ids.is_floating_point() or ids.is_complex() or ids.dtype == torch.bool:
             raise _refused(f"the ids are {ids.dtype}", "Give it whole numbers: ids.long().")
-        inside = (ids >= 0) & (ids < self.vocab_size)
         if on_bad == "raise":
-            self._refuse_ids(ids, inside)
+            self._refuse_ids(ids)
         elif on_bad == "assert":
-            torch._assert_async(inside.all(), f"a token id is not in 0 to {self.vocab_size - 1}")
+            inside = ((ids >= 0) & (ids < self.vocab_size)).all()
+            torch._assert_async(inside, f"a token id is not in 0 to {self.vocab_size - 1}")
         else:
             raise _refused(f"on_bad is {on_bad!r}", "Use 'raise' or 'assert'.")
-        wide = ids.long()
-        digits = (wide % 256, wide // 256 % 256, wide // 65536 % 256)
-        return torch.stack(digits, -1).to(torch.uint8)
+        # Every id fits into 24 bits, and a narrowing cast keeps the lowest eight.
+        small = ids.to(torch.int32)
+        digits = (small, small >> 8, small >> 16)
+        return torch.stack([digit.to(torch.uint8) for digit in digits], -1)
 
     def decode(self, pixels: Tensor, *, on_bad: Literal["raise", "mark"] = "raise") -> Tensor:
         """Returns the ids of pixels.
@@ -71,21 +72,26 @@ class TokenCodec:
                 f"pixels have shape {tuple(pixels.shape)}",
                 "Put red, green and blue last: images of shape (batch, 3, ...) need a permute.",
             )
-        values = pixels.round() if pixels.is_floating_point() else pixels
-        # NaN is in no range.
-        inside = ((values >= 0) & (values <= 255)).all(-1)
-        digits = torch.where(inside.unsqueeze(-1), values, 0).long()
-        ids = digits[..., 0] + 256 * digits[..., 1] + 65536 * digits[..., 2]
-        known = inside & (ids < self.vocab_size)
+        if on_bad not in ("raise", "mark"):
+            raise _refused(f"on_bad is {on_bad!r}", "Use 'raise' or 'mark'.")
+        digits = _digits(pixels)
+        red, green, blue = digits.unbind(-1)
+        ids = red + (green << 8) + (blue << 16)
+        known = ids < self.vocab_size
+        if pixels.dtype != torch.uint8:
+            known = known & (digits >= 0).all(-1)
         if on_bad == "raise":
             self._refuse_pixels(pixels, known)
-        elif on_bad != "mark":
-            raise _refused(f"on_bad is {on_bad!r}", "Use 'raise' or 'mark'.")
-        return ids.where(known, -1)
+            return ids.long()
+        return ids.long().where(known, -1)
 
-    def _refuse_ids(self, ids: Tensor, inside: Tensor) -> None:
-        if bool(inside.all()):
+    def _refuse_ids(self, ids: Tensor) -> None:
+        if ids.numel() == 0:
             return
+        low, high = torch.stack(ids.aminmax()).tolist()
+        if low >= 0 and high < self.vocab_size:
+            return
+        inside = (ids >= 0) & (ids < self.vocab_size)
         place, bad = _first(inside), ids[~inside]
         value = int(bad.flatten()[0])
         if value < 0:
@@ -109,6 +115,15 @@ class TokenCodec:
             f"({int((~known).sum())} of {known.numel()} pixels are bad)",
             "For images that a model made use on_bad='mark': such pixels get the id -1.",
         )
+
+
+def _digits(pixels: Tensor) -> Tensor:
+    """Returns whole numbers, -1 for what is not from 0 to 255."""
+    if pixels.dtype == torch.uint8:
+        return pixels.to(torch.int32)
+    values = pixels.round() if pixels.is_floating_point() else pixels
+    # NaN is in no range.
+    return torch.where((values >= 0) & (values <= 255), values, -1).to(torch.int32)
 
 
 def _first(good: Tensor) -> tuple[int, ...]:

@@ -228,6 +228,6 @@ def gumbel_noise(like: Tensor, *, generator: torch.Generator | None = None) -> T
     """
     check_float(like, "gumbel_noise")
     noise = torch.empty_like(like, dtype=wide(like.dtype), requires_grad=False)
-    noise.exponential_(generator=generator)
-    # An exponential variable of exactly 0 is rare, and happens.
-    return noise.clamp_(min=torch.finfo(noise.dtype).tiny).log_().neg_().to(like.dtype)
+    kind = torch.finfo(noise.dtype)
+    noise.uniform_(kind.tiny, 1 - kind.eps / 2, generator=generator)
+    return noise.log_().neg_().log_().neg_().to(like.dtype)

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 import torch
 
 from nanguard.errors import UsageError
-from nanguard.ops.bounds import check_float, wide
+from nanguard.ops.bounds import any_kept, check_float, wide
+from nanguard.ops.bounds import keep as keep_where
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -92,12 +93,12 @@ def mask_logits(
         allowed: Boolean, of the shape of the logits or broadcast to it.
         target: Class numbers, of shape (...); negative ones (ignored) are not looked at.
         on_bad: ``"raise"`` raises, and for that waits for the device at each call; ``"nan"`` makes
-            the sample's logits NaN without waiting.
+            the masked logits of the sample NaN, without waiting.
         bad_labels: Counts samples with a masked target or with no class.
     """
     check_float(logits, "mask_logits")
     _check_allowed(logits, allowed)
-    bad = ~allowed.any(-1)
+    bad = ~any_kept(allowed, -1).squeeze(-1)
     if target is not None:
         _check_shapes(logits, target)
         reachable = (target >= 0) & (target < logits.shape[-1])
@@ -109,8 +110,11 @@ def mask_logits(
         _refuse_masked(bad, target)
     elif on_bad != "nan":
         raise _usage(f"on_bad is {on_bad!r}", "Use 'raise' or 'nan'.")
-    masked = torch.where(allowed, logits, torch.finfo(logits.dtype).min / 2)
-    return masked if on_bad == "raise" else masked.masked_fill(bad.unsqueeze(-1), torch.nan)
+    low = torch.finfo(logits.dtype).min / 2
+    if on_bad == "raise":
+        return torch.where(allowed, logits, low)
+    other = logits.new_full((1,), low).masked_fill(bad.unsqueeze(-1), torch.nan)
+    return torch.where(allowed, logits, other)
 
 
 def label_loss(
@@ -165,14 +169,7 @@ class _CrossEntropy(torch.autograd.Function):
     def forward(
         logits: Tensor, target: Tensor, keep: Tensor, allowed: Tensor | None, smoothing: float
     ) -> tuple[Tensor, Tensor]:
-        choice = keep.unsqueeze(-1)
-        if allowed is not None:
-            choice = choice & allowed
-        dtype = wide(logits.dtype)
-        low = torch.finfo(dtype).min / 2
-        # A tensor of one element, and not a number, so that choosing also widens.
-        other = low if dtype == logits.dtype else logits.new_full((1,), low, dtype=dtype)
-        logs = torch.log_softmax(torch.where(choice, logits, other), -1)
+        logs = torch.log_softmax(_chosen(logits, keep.unsqueeze(-1), allowed), -1)
         loss = logs.gather(-1, target.unsqueeze(-1)).squeeze(-1).neg_()
         if smoothing:
             share = _share(logs, allowed)
@@ -207,6 +204,17 @@ class _CrossEntropy(torch.autograd.Function):
             more = torch.where(choice, more, 0.0)
             result = more if result is None else result + more
         return None if result is None else result.to(ctx.dtype), None, None, None, None
+
+
+def _chosen(logits: Tensor, rows: Tensor, allowed: Tensor | None) -> Tensor:
+    """Returns the logits that count, in float32 or wider, and something finite for the others."""
+    dtype = wide(logits.dtype)
+    if allowed is None and (dtype == logits.dtype or logits.device.type == "cpu"):
+        return keep_where(logits, rows).to(dtype)
+    low = 0.0 if allowed is None else torch.finfo(dtype).min / 2
+    # A tensor of one element, and not a number, so that choosing also widens.
+    other = low if dtype == logits.dtype else logits.new_full((1,), low, dtype=dtype)
+    return torch.where(rows if allowed is None else rows & allowed, logits, other)
 
 
 def _exp_times(logs: Tensor, row: Tensor) -> Tensor:

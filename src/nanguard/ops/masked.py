@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from nanguard.errors import UsageError
-from nanguard.ops.bounds import check_float, wide
+from nanguard.ops.bounds import check_float, keep, wide
 from nanguard.ops.labels import OnBad, label_loss
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ def masked_mean(
         empties: Counts the means of nothing.
     """
     check_float(values, "masked_mean")
-    kept = torch.where(_checked(mask, values, "masked_mean"), values, 0.0)
+    kept = keep(values, _checked(mask, values, "masked_mean"))
     mean = _mean(kept, mask, dim, keepdim=keepdim, empties=empties)
     return mean.to(values.dtype)
 
@@ -80,7 +80,7 @@ def masked_mse(
         )
     dtype = wide(prediction.dtype)
     gap = prediction.to(dtype) - target.to(dtype)
-    kept = torch.where(_checked(mask, gap, "masked_mse"), gap, 0.0)
+    kept = keep(gap, _checked(mask, gap, "masked_mse"))
     return _mean(kept.square(), mask, dim, keepdim=keepdim, empties=empties)
 
 
@@ -112,7 +112,7 @@ def masked_cross_entropy(
         empties: Counts the means of nothing.
         bad_labels: Counts labels out of range.
     """
-    losses, keep = label_loss(
+    losses, counted = label_loss(
         logits,
         target,
         mask=_checked(mask, target, "masked_cross_entropy"),
@@ -121,7 +121,7 @@ def masked_cross_entropy(
         on_bad=on_bad,
         bad_labels=bad_labels,
     )
-    return _mean(losses, keep, None, keepdim=False, empties=empties)
+    return _mean(losses, counted, None, keepdim=False, empties=empties)
 
 
 def _mean(
