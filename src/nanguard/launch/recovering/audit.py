@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from nanguard.sources.checkpoint.bisecting import read_run_in_part
 from nanguard.sources.checkpoint.reading import as_run, read_units
-from nanguard.sources.checkpoint.roles import Role
+from nanguard.sources.checkpoint.roles import Role, role_of_file
 from nanguard.sources.checkpoint.units import files_in, units_of
 from nanguard.sources.scanning import Scan
 
@@ -32,7 +32,7 @@ class Verdict(str, Enum):
 
     GOOD = "good"
     DAMAGED = "damaged"
-    POISONED = "not finite"
+    POISONED = "with bad numbers"
     UNKNOWN = "not checked"
     UNREAD = "not read"
 
@@ -148,18 +148,11 @@ class Auditor:
         return None
 
     def _run(self) -> list[Unit]:
-        """Returns the checkpoints of the run, oldest first: of several kinds the most complete."""
+        """Returns the checkpoints of the run, oldest first; of several kinds the fullest."""
         runs = units_of(self.places.files())
         if len(runs) < 2:
             return runs[0] if runs else []
-        return max(runs, key=self._weight)
-
-    def _weight(self, run: list[Unit]) -> tuple[bool, bool, int, float]:
-        # The newest may be cut off, and say nothing.
-        told = read_units([run[0], *run[-3:]], self.scan, False)  # noqa: FBT003
-        roles = {tensor.role for one in told for part in one.parts for tensor in part.tensors}
-        newest = _plain(run[-1]).written
-        return Role.WEIGHT in roles, Role.OPTIMIZER in roles, len(run), newest
+        return max(runs, key=_weight)
 
     def _unfinished(self, units: Sequence[Unit]) -> set[str]:
         """Returns the folders that lack what the others have."""
@@ -190,6 +183,14 @@ class Auditor:
             if told.verdict is Verdict.GOOD:
                 end = at + 1
         return units[:end]
+
+
+def _weight(run: list[Unit]) -> tuple[bool, bool, int, float]:
+    """Orders kinds of checkpoints: numbered ones first, and those that hold the most."""
+    aside = role_of_file(run[-1].path) not in (None, Role.WEIGHT)  # an optimizer's file beside it
+    stamps = [_stamp(unit) for unit in run]
+    largest = max(sum(size for _, size, _ in stamp) for stamp in stamps)
+    return not aside, run[0].step is not None, largest, _plain(run[-1]).written
 
 
 def counted(number: int, thing: str) -> str:
