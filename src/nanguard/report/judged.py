@@ -1,19 +1,34 @@
-"""Findings about a run: what the rules for logs say about the logs it was read from."""
+"""Findings about a run: what the rules for logs say, and where in the curves it shows."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import math
+from itertools import chain
+from typing import TYPE_CHECKING, Any
 
 from nanguard.engine.judging import in_order
 from nanguard.engine.judging import judge as judge_source
 from nanguard.engine.selection import Selection
+from nanguard.findings import name_of
+from nanguard.rules.log.judging import is_game, main_losses, main_norms
+from nanguard.rules.log.watching import spikes_of
+from nanguard.sources.run.happening import in_order as events_in_order
+from nanguard.sources.run.model import Event, EventKind
+from nanguard.sources.run.thinning import gaps_of
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from nanguard.sources.log.series import Log
     from nanguard.sources.run.model import Run
+
+_SPIKES = frozenset(("loss-spike", "grad-norm-spike"))
+_NON_FINITE = frozenset(("non-finite-loss", "non-finite-grad-norm", "hidden-nan"))
+_MOST_GAPS = 200
 
 
 def judge(run: Run, selection: Selection | None = None) -> None:
-    """Adds what rules find in the logs of a run to its findings.
+    """Adds what rules find in the logs of a run to its findings, and to what happened in it.
 
     Args:
         run: The run.
@@ -23,7 +38,54 @@ def judge(run: Run, selection: Selection | None = None) -> None:
     known = {(finding.get("code"), finding.get("message")) for finding in run.findings}
     for log in run.logs:
         found, failed = judge_source(rules, log, log.path)
-        for finding in in_order(found):
-            if (finding.code, finding.message) not in known:
-                run.findings.append(finding.to_json())
+        new = [f.to_json() for f in in_order(found) if (f.code, f.message) not in known]
+        run.findings += new
         run.problems += [entry.reason for entry in failed]
+        placed = {event.step for event in run.events}
+        shown = chain(_spikes(log, new), _non_finite(run, new), _others(new))
+        run.events += [event for event in shown if event.step not in placed]
+    run.events = events_in_order(run.events)
+
+
+def _spikes(log: Log, findings: list[dict[str, Any]]) -> Iterator[Event]:
+    """Yields every spike of the series in which a rule found one."""
+    named = {finding["where"] for finding in findings if finding["name"] in _SPIKES}
+    watched = [(one, False, is_game(log)) for one in main_losses(log)]
+    watched += [(one, True, False) for one in main_norms(log)]
+    for series, positive, bold in watched:
+        if series.name not in named:
+            continue
+        for spike in spikes_of(series, positive=positive, bold=bold):
+            if spike.point.step is not None:
+                said = f"{series.name} jumped to {name_of(spike.point.value)}; up to "
+                said += f"{name_of(spike.limit)} would be usual"
+                yield Event(EventKind.SPIKE, spike.point.step, said, severity="warning")
+
+
+def _non_finite(run: Run, findings: list[dict[str, Any]]) -> Iterator[Event]:
+    """Yields the stretches in which curves are not finite, where a rule calls that a fault."""
+    if not any(finding["name"] in _NON_FINITE for finding in findings):
+        return
+    seen: set[tuple[float, float]] = set()
+    for curve in run.curves:
+        if curve.evaluation:
+            continue
+        for gap in gaps_of(curve.values, _MOST_GAPS):
+            first, last = curve.xs[gap.start], curve.xs[gap.end - 1]
+            if (first, last) in seen:
+                continue
+            seen.add((first, last))
+            said = f"{curve.name} is {name_of(_kind(curve.values[gap.start]))}"
+            yield Event(EventKind.NON_FINITE, first, said, last, gap.count, "error")
+
+
+def _kind(value: float) -> float:
+    """Returns a value that is not finite; NaN for one that is."""
+    return math.nan if math.isfinite(value) else value
+
+
+def _others(findings: list[dict[str, Any]]) -> Iterator[Event]:
+    for finding in findings:
+        if finding["name"] not in _SPIKES | _NON_FINITE and "step" in finding:
+            said = f"{finding['name']}: {finding['message']}"
+            yield Event(EventKind.NOTE, finding["step"], said, severity=finding["severity"])

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from nanguard.sources.run.model import Curve, Run
 
 _ROUGH = 4096
+_CAUSES = 2
 GOOD, GUARDED, BAD, NOTHING = "good", "guarded", "bad", "nothing"
 LABELS = {GOOD: "Healthy", GUARDED: "Guarded", BAD: "Went bad", NOTHING: "Nothing to judge"}
 _DONE = {
@@ -41,7 +42,7 @@ class Verdict:
     Attributes:
         state: ``good``, ``guarded``, ``bad`` or ``nothing``.
         headline: A sentence.
-        facts: Pairs of a heading and a sentence.
+        facts: Pairs of a heading and what there is to say, a line for each point.
         turn: The step at which it turned; None if it did not.
     """
 
@@ -119,19 +120,25 @@ def _headline(
     at = "" if turn is None else f" at {run.axis.value if run.curves else 'step'} {_whole(turn)}"
     if EventKind.STOP in done:
         return BAD, f"The run went bad{at}, and the guard stopped it."
+    if turn is not None and (done or run.incidents):
+        again = " and the run went on" if ended else ""
+        return GUARDED, f"Bad numbers came up{at}; the guard kept them out of the weights{again}."
     if ended is False:
         return BAD, f"The run went bad{at} and did not come back."
-    if turn is not None and (done or run.incidents):
-        again = " and went on" if ended else ""
-        return GUARDED, f"The run met bad numbers{at}; the guard held them back{again}."
     if turn is not None:
-        return BAD, f"The run went bad{at}."
+        return BAD, f"The run went bad{at}{', and its numbers came back later' if ended else ''}."
+    return _without_turn(run, ended=ended)
+
+
+def _without_turn(run: Run, *, ended: bool | None) -> tuple[str, str]:
     severe = [f for f in run.findings if f.get("severity") in ("error", "warning")]
     if severe:
         what = "one thing" if len(severe) == 1 else f"{len(severe)} things"
         return GUARDED, f"The run stayed finite; there {_is(severe)} {what} to look at."
     if ended is None:
         return NOTHING, "There is no curve in this run to judge."
+    if not run.logs:
+        return NOTHING, "No rule had a log to look at."
     return GOOD, "Every number that was recorded is finite, and no rule found a fault."
 
 
@@ -145,7 +152,12 @@ def _worst_finding(run: Run, turn: float | None) -> dict[str, Any] | None:
     for finding in errors or placed:
         return finding
     event = next((e for e in run.events if e.step == turn and turn is not None), None)
-    return None if event is None else {"message": f"Step {_whole(turn)}: {event.text}"}
+    if event is None:
+        return None
+    said = event.text
+    if event.incident is not None:
+        said = words.symptom(branch(run.incidents[event.incident], "symptom"))
+    return {"message": f"At step {_whole(turn)} {said}."}
 
 
 def _moved(run: Run, turn: float) -> str:
@@ -161,12 +173,15 @@ def _moved(run: Run, turn: float) -> str:
 
 
 def _why(run: Run) -> str:
-    told = []
-    for incident in run.incidents[:3]:
+    told: list[str] = []
+    seen: set[tuple[str, object, object]] = set()
+    for incident in run.incidents:
         cause, origin = branch(incident, "cause"), branch(incident, "origin")
         code = text(cause, "code")
-        if code in ("", "unknown"):
+        key = (code, origin.get("file"), whole(origin, "line"))
+        if code in ("", "unknown") or key in seen or len(seen) >= _CAUSES:
             continue
+        seen.add(key)
         file, line = origin.get("file"), whole(origin, "line")
         place = f" at {PurePath(file).name}:{line}" if isinstance(file, str) and line else ""
         op = f" ({text(origin, 'op')})" if text(origin, "op") else ""
@@ -174,8 +189,8 @@ def _why(run: Run) -> str:
         told.append(f"{code}{place}{op}: {text(cause, 'summary', 300)}; {sure}.")
         verified = [f for f in entries(incident, "fixes") if f.get("verified") is True]
         if verified:
-            told.append(f"A fix was tried and held: {text(verified[0], 'summary', 300)}.")
-    return " ".join(told)
+            told[-1] += f" A fix was tried and held: {text(verified[0], 'summary', 300)}."
+    return "\n".join(told)
 
 
 def _guard(run: Run, done: dict[EventKind, int]) -> str:

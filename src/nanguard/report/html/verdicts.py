@@ -18,9 +18,13 @@ def verdicts(runs: Sequence[Run]) -> Html:
     return el("div", [_card(run, place) for place, run in enumerate(runs)], cls="verdicts")
 
 
+def _lines(said: str) -> list[Html]:
+    return [el("p", line) for line in said.split("\n")]
+
+
 def _card(run: Run, place: int) -> Html:
     verdict = verdict_of(run)
-    facts = [el("div", el("dt", title), el("dd", said)) for title, said in verdict.facts]
+    facts = [el("div", el("dt", title), el("dd", _lines(said))) for title, said in verdict.facts]
     return el(
         "article",
         el(

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from typing import TYPE_CHECKING, Any
 
 from nanguard.findings import name_of
 from nanguard.sources.log.records import loads
 from nanguard.sources.run.model import Event, EventKind
-import itertools
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -35,6 +35,7 @@ _PANELS = {
     Role.ACCURACY: Panel.ACCURACY,
 }
 _ORDER = list(Panel)
+_MOST_STEP = 2**53
 
 
 def open_runs(paths: Sequence[str | Path], scan: Scan | None = None) -> list[Run]:
@@ -51,6 +52,9 @@ def open_run(found: Found, scan: Scan | None = None) -> Run:
     run = Run(found.name, str(found.path))
     _attempt(run, lambda: _read_logs(run, found, scan or Scan()))
     _read_incidents(run, found)
+    if not run.curves:
+        run.curves = _curves_of_incidents(run.incidents)
+        run.axis = Axis.STEP if run.curves else run.axis
     events = happening.events_of_incidents(run.incidents)
     events += _attempt(run, lambda: _told(run, happening.read_events, found.events)) or []
     events += _attempt(run, lambda: _told(run, happening.read_lineage, found.lineage)) or []
@@ -105,6 +109,25 @@ def _read_incidents(run: Run, found: Found) -> None:
         except IncidentError as error:
             run.problems.append(_words(error))
     run.incidents.sort(key=lambda incident: (_number(incident, "step"), _number(incident, "rank")))
+
+
+def _curves_of_incidents(incidents: Sequence[dict[str, Any]]) -> list[Curve]:
+    """Returns the losses that replays went through, where there is no log."""
+    known: dict[int, float] = {}
+    for incident in incidents:
+        step, before = incident.get("step"), incident.get("losses_before")
+        symptom = incident.get("symptom")
+        loss = _as_float(symptom.get("loss")) if isinstance(symptom, dict) else None
+        losses = [_as_float(value) for value in before[-100:]] if isinstance(before, list) else []
+        if not isinstance(step, int) or not 0 <= step < _MOST_STEP or (not losses and loss is None):
+            continue
+        placed = enumerate([*losses, loss], step - len(losses))
+        known |= {place: value for place, value in placed if value is not None and place >= 0}
+    steps = sorted(known)
+    if not steps:
+        return []
+    xs, values = array("q", steps), array("d", [known[step] for step in steps])
+    return [Curve("loss (from replays)", Panel.LOSS, xs, values)]
 
 
 def _in_order_of_steps(run: Run) -> list[Event]:
@@ -196,6 +219,17 @@ def _words(error: OSError | NanguardError) -> str:
     if isinstance(error, NanguardError):
         return f"{Path(error.where).name}: {error.what}"
     return f"{Path(error.filename or '').name}: it cannot be read ({error.strerror or error})"
+
+
+def _as_float(value: Any) -> float | None:
+    if isinstance(value, str) and value not in ("nan", "inf", "-inf"):
+        return None
+    if isinstance(value, bool) or not isinstance(value, (int, float, str)):
+        return None
+    try:
+        return float(value)
+    except OverflowError:
+        return None
 
 
 def _number(incident: dict[str, Any], key: str) -> int:

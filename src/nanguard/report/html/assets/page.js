@@ -157,7 +157,8 @@
 
   function tickWords(value, step) {
     const size = Math.abs(value);
-    if (size !== 0 && (size < 1e-3 || size >= 1e5)) {
+    if (size === 0) return "0";
+    if (size < 1e-3 || size >= 1e5) {
       return value.toExponential(2).replace(/\.?0+e/, "e").replace("e+", "e");
     }
     const digits = step >= 1 ? 0 : Math.min(6, Math.ceil(-Math.log10(step)));
