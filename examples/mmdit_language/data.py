@@ -142,7 +142,7 @@ def _clause(rng, topic):
 
 def _pick(rng, choices):
     """Returns one of the choices, the first ones most often."""
-    return choices[min(rng.geometric(0.4), len(choices)) - 1]
+    return choices[min(rng.geometric(0.5), len(choices)) - 1]
 
 
 def _word_vectors(tokens, vocabulary, dim):

@@ -14,10 +14,10 @@ from torch.nn import functional as F
 
 # name: (width, depth, heads, text_length, latent_count, latent_dim)
 SIZES = {
-    "tiny": (64, 2, 2, 16, 4, 16),
+    "tiny": (128, 2, 4, 16, 4, 16),
     "small": (256, 6, 8, 32, 4, 32),
     "full": (1024, 12, 16, 128, 8, 64),
-    "report": (1536, 10, 16, 128, 8, 64),
+    "report": (1368, 13, 19, 128, 8, 64),
 }
 
 

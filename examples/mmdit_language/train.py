@@ -10,8 +10,8 @@ import math
 import sys
 from pathlib import Path
 
-import checkpoints
 import data
+import saving
 import torch
 from losses import bounded, corrupt, latent_error, masked_cross_entropy
 from model import SIZES, MMDiT
@@ -120,7 +120,7 @@ def main(words=None):
     try:
         run = Run(read(args.config, args.set), args.out)
         if args.resume:
-            checkpoints.load(args.resume, run.parts, run.shape)
+            saving.load(args.resume, run.parts, run.shape)
     except ConfigError as error:
         print(f"train.py: {error}", file=sys.stderr)
         return 2
@@ -183,7 +183,7 @@ def _look_after(run, last, log):
     config, step = run.config, run.step
     if step % config["training.save_steps"] == 0 or step == last:
         keep = config["training.save_total_limit"]
-        checkpoints.save(run.out / "checkpoints", step, run.parts, run.shape, keep)
+        saving.save(run.out / "checkpoints", step, run.parts, run.shape, keep)
     if step % config["training.eval_steps"] == 0 or step == last:
         _tell(log, {"step": step, **run.evaluate()})
 
@@ -191,9 +191,8 @@ def _look_after(run, last, log):
 def _tell(log, values):
     """Prints one line and writes it to the log."""
     numbers = {k: v.item() if isinstance(v, torch.Tensor) else v for k, v in values.items()}
-    line = json.dumps(
-        {k: float(f"{v:.6g}") if isinstance(v, float) else v for k, v in numbers.items()}
-    )
+    short = {k: float(f"{v:.6g}") if isinstance(v, float) else v for k, v in numbers.items()}
+    line = json.dumps(short)
     print(line)
     log.write(line + "\n")
     log.flush()
