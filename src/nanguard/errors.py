@@ -44,12 +44,14 @@ class MissingDependencyError(NanguardError, ImportError):
     """Something that has to be installed first."""
 
     @classmethod
-    def of(cls, what: str, error: ModuleNotFoundError) -> MissingDependencyError:
+    def of(
+        cls, what: str, error: ModuleNotFoundError, *, extra: str = "torch"
+    ) -> MissingDependencyError:
         """Returns the error for a part of nanguard whose import failed."""
         return cls(
             f"{what} needs {error.name}, which is not installed.",
             where=what,
-            do="Install it: pip install 'nanguard[torch]'",
+            do=f"Install it: pip install 'nanguard[{extra}]'",
         )
 
 

@@ -139,7 +139,7 @@ class Guard:
             term = torch.as_tensor(value, device=self._parts.devices[0])
             check_loss(term, self._parts.devices, f"guard.loss({name}=...)", needs_grad=False)
             if flight is not None:
-                flight.sum(self._parts.gate, f"term.{name}", term)
+                flight.sum(self._parts.gate, f"term.{name}", self._share(term))
             total = term if total is None else total + term
         if total is None:
             raise UsageError(
@@ -160,10 +160,17 @@ class Guard:
             return
         check_loss(loss, self._parts.devices, "guard.backward(loss)")
         flight = self._flights.begin()
-        flight.sum(self._parts.gate, "loss", loss)
+        flight.sum(self._parts.gate, "loss", self._share(loss))
         flight.backwards += 1
-        scaled = self._parts.scaling.scale(loss)
-        scaled.backward(self._stepper.seed(flight, scaled), **options)
+        self._go_back(loss, self._stepper.seed(flight, loss), options)
+
+    def _share(self, loss: Tensor) -> Tensor:
+        """Returns what a loss adds to the loss of its step."""
+        return loss
+
+    def _go_back(self, loss: Tensor, seed: Tensor | None, options: dict[str, Any]) -> None:
+        """Runs the backward pass."""
+        self._parts.scaling.scale(loss).backward(seed, **options)
 
     def step(
         self,
@@ -248,7 +255,8 @@ class Guard:
         """
         self._flights.accept_good()
         moment = self._place.moment(self._flights.first_unsettled())
-        return {"moment": moment, "learned": self._place.learned()}
+        shapes = self._place.shapes()
+        return {"moment": moment, "learned": self._place.learned(), "shapes": shapes}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continues from what ``state_dict`` returned, with the next watched loop."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from nanguard.errors import SnapshotError, UsageError
+from nanguard.guard.models import trained
 from nanguard.recovery.portable import from_portable, portable
 
 if TYPE_CHECKING:
@@ -33,6 +34,7 @@ class Place:
         self.refuse_inside_loop("guard.load_state_dict(state)")
         ranks, rank = state.get("ranks", []), self._parts.ranks.rank
         moment = from_portable(ranks[rank] if rank < len(ranks) else state["moment"])
+        self._refuse_other_model(state.get("shapes"))
         _check(moment, state["learned"])
         self._learn(state["learned"])
         self._parts.unchanged.load(moment["mark"])
@@ -46,6 +48,23 @@ class Place:
                 where=where,
                 do="Load it before the loop, then go on from guard.epoch.",
             )
+
+    def shapes(self) -> dict[str, list[int]]:
+        """Returns the shapes of the trained parameters, by which a model is known."""
+        found = trained(self._parts.models, self._parts.optimizers)
+        return {name: list(parameter.shape) for name, parameter in found.items()}
+
+    def _refuse_other_model(self, shapes: dict[str, list[int]] | None) -> None:
+        mine = self.shapes()
+        if shapes is None or shapes == mine:
+            return
+        name = next(n for n in [*mine, *shapes] if mine.get(n) != shapes.get(n))
+        raise SnapshotError(
+            f"the saved state is of another model: parameter {name} has shape "
+            f"{shapes.get(name, 'none')} there and {mine.get(name, 'none')} here.",
+            where="guard.load_state_dict(state)",
+            do="Resume with the model that the checkpoint was made with, or begin anew.",
+        )
 
     def moment(self, before: Flight | None) -> dict[str, Any]:
         """Returns the place before a step, or the place now."""

@@ -68,6 +68,35 @@ class LossScaling:
         ]
         return {"scale": scale.clone(), "overflow": torch.stack(found).amax()}
 
+    def unscaled(self, loss: Tensor) -> Tensor:
+        """Returns a loss as it was before it was scaled."""
+        if self._scaler is None or self._scaler._scale is None:
+            return loss
+        return loss / self._scaler._scale
+
+    def seen(
+        self, optimizers: Sequence[Optimizer], norm: Tensor
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """Returns a gradient norm without its scale, and the readings that go with it.
+
+        Gradients that somebody else has unscaled already are told by what that has found out.
+        """
+        if self._scaler is None or self._scaler._scale is None:
+            return norm, {}
+        scale = self._scaler._scale
+        overflow = (~torch.isfinite(norm)).to(scale)
+        if all(self._found_inf(optimizer) for optimizer in optimizers):
+            return norm, self.readings(optimizers)
+        return norm / scale, {"scale": scale.clone(), "overflow": overflow}
+
+    def overflow(self, optimizers: Sequence[Optimizer]) -> None:
+        """Makes a scaler skip the step that it is about to take by itself."""
+        if self._scaler is None:
+            return
+        for optimizer in optimizers:
+            first = next(p for group in optimizer.param_groups for p in group["params"])
+            first.grad = torch.full_like(first, float("inf"))
+
     def update(self) -> None:
         """Lets the scaler grow or back off."""
         if self._scaler is not None:

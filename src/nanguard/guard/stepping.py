@@ -113,6 +113,44 @@ class Stepper:
             self._after_update([optimizer], None)
         self._flights.launch(flight, keep=0)
 
+    def judge(self, flight: Flight, lane: int, optimizers: Sequence[Optimizer]) -> bool:
+        """Judges a step that somebody else will make; returns whether it may be made.
+
+        Args:
+            flight: The step.
+            lane: Which optimizers it steps.
+            optimizers: These optimizers; their gradients are complete.
+        """
+        parts = self._parts
+        self._prepare(flight, lane, optimizers)
+        self._usual_backwards = flight.backwards
+        norm = numerics.Gradients(parameters_of(optimizers)).norm(out=parts.gate["grad_norm"])
+        norm, scaling = parts.scaling.seen(optimizers, numerics.whole(norm))
+        parts.gate.write("grad_norm", norm)
+        self._judge(flight, scaling)
+        self._replayed(flight)
+        flight.tickets = [parts.gate.post(self._numbers(flight))]
+        if not flight.read().closed:
+            return True
+        flight.suspects = _bad_gradients(trained(parts.models, optimizers))
+        return False
+
+    def give_up(self, flight: Flight, optimizers: Sequence[Optimizer]) -> None:
+        """Ends a bad step that somebody else would have made."""
+        self._flights.launch(flight, keep=0)
+        if self._parts.recorder is not None:
+            self._parts.recorder.held_back(optimizers)
+
+    def take(
+        self, flight: Flight, optimizers: Sequence[Optimizer], call: Callable[[], None]
+    ) -> None:
+        """Lets somebody else make a good step."""
+        self._flights.way_back.before_update(self._flights.updates)
+        self._make(optimizers, call)
+        self._parts.unchanged.update_average(None, optimizers)
+        self._scan_read(flight, optimizers)
+        self._flights.launch(flight, keep=0)
+
     def _prepare(self, flight: Flight, lane: int, optimizers: Sequence[Optimizer]) -> None:
         flight.lane = lane
         rate = learning_rate(optimizers)

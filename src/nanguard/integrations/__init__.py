@@ -1,0 +1,1 @@
+"""Guards for the loops of other frameworks. Each module needs its framework installed."""
