@@ -79,10 +79,16 @@ class Story:
         return [Cause(**one) for one in self.told["causes"]]
 
     def command(
-        self, out: str, sets: Mapping[str, Any] | None = None, *, config: str = "", steps: int = 0
+        self,
+        out: str,
+        sets: Mapping[str, Any] | None = None,
+        *,
+        config: str = "",
+        steps: int = 0,
+        train: Sequence[str] = (),
     ) -> list[str]:
         """Returns the command that trains."""
-        words = [_program(word) for word in self.told["train"]]
+        words = [_program(word) for word in train or self.told["train"]]
         words += ["--config", config or self.told["config"], "--out", out]
         words += ["--steps", str(steps)] if steps else []
         for key, value in (sets or {}).items():

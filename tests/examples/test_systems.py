@@ -48,22 +48,28 @@ class Told:
     def _cause(self, cause):
         sets, steps = {**self.tiny, **cause.set}, cause.steps or 0
         out, config = f"cause-{cause.name}", cause.config
+        # Where the main run has several ranks, one is enough for most causes, and quicker.
+        train = self.story.told.get("alone", ())
         ended = None
         wrong = []
         if cause.expect is not None:
-            words = self.story.command(out, sets, config=config, steps=steps)
+            words = self.story.command(out, sets, config=config, steps=steps, train=train)
             self.story.guarded(words, f"incidents-{cause.name}")
             found = self.story.incident(f"incidents-{cause.name}")
             wrong += self.story.missing(cause.expect, found)
         elif any(one["path"].startswith("OUT/") for one in cause.check):
-            self.story.run(self.story.command(out, sets, config=config, steps=steps))
+            self.story.run(self.story.command(out, sets, config=config, steps=steps, train=train))
         for one in cause.check:
             path = one["path"].replace("OUT/", f"{out}/")
             named = {finding["name"] for finding in self.story.findings(path)}
             wrong += [] if one["rule"] in named else [f"{path}: {one['rule']} not in {named}"]
         if cause.repair is not None:
             words = self.story.command(
-                f"{out}-repaired", {**sets, **cause.repair}, config=config, steps=steps
+                f"{out}-repaired",
+                {**sets, **cause.repair},
+                config=config,
+                steps=steps,
+                train=train,
             )
             ended = self.story.run(words)
         return wrong, ended, self.story.curve(f"{out}-repaired")[1]
