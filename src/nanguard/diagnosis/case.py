@@ -110,6 +110,13 @@ class Case:
         stats = self.input(name)
         return stats if stats is not None and stats.zeros else None
 
+    def by_number_zero(self) -> bool:
+        """Returns whether a tensor is divided by a plain number that is 0."""
+        detail = self.origin.detail
+        number = None if detail is None else detail.scalars.get("other")
+        divides = self.op in ("div", "true_divide", "floor_divide")
+        return divides and isinstance(number, (int, float)) and number == 0
+
     def ancestors(self, name: str, within: int = 24) -> list[Ancestor]:
         """Returns the operations an input came from, the nearest first."""
         return [a for a in self.origin.ancestors.get(name, []) if a.distance <= within]

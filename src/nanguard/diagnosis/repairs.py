@@ -122,6 +122,21 @@ def bounded_divisor(case: Case) -> list[Repair]:
     return edit(case.origin.site, summary, make)
 
 
+def positive_number(case: Case) -> list[Repair]:
+    """Keeps a plain number that is divided by at 1 or above."""
+
+    def make(file: SourceFile, site: Site) -> str | None:
+        def accept(node: ast.AST) -> bool:
+            return isinstance(node, ast.BinOp) and isinstance(node.op, ast.Div)
+
+        divisor = _divisor_of(file.node_at(site, accept))
+        if divisor is None:
+            return None
+        return file.replaced([(divisor, f"max({file.text_of(divisor)}, 1)")])
+
+    return edit(case.origin.site, "divide by 1 where the count is 0: max(..., 1)", make)
+
+
 def bounded_quotient(case: Case) -> list[Repair]:
     """Bounds what a division by zero gave, where it is infinite and no count is divided by.
 

@@ -10,6 +10,7 @@ from nanguard.diagnosis.repairs import (
     bounded_divisor,
     bounded_operand,
     bounded_quotient,
+    positive_number,
     without_samples,
 )
 
@@ -29,6 +30,8 @@ class DivisionByZero(Cause):
 
     def suspect(self, case: Case) -> Suspicion | None:
         """Returns whether the divisor is zero where the result is bad."""
+        if case.by_number_zero() and case.phase not in ("backward", "init"):
+            return Suspicion(0.85, f"{case.op} by the number 0, which the script has computed")
         divisor = case.divisor()
         if divisor is None or case.phase in ("backward", "init"):
             return None
@@ -41,6 +44,8 @@ class DivisionByZero(Cause):
 
     def repairs(self, case: Case) -> list[Repair]:
         """Bounds the divisor, or what it gave."""
+        if case.by_number_zero():
+            return positive_number(case)
         found = bounded_divisor(case) + bounded_quotient(case)
         if case.op in ("pow", "rsqrt"):
             divisor = case.divisor()

@@ -62,6 +62,17 @@ class ClipBeforeUnscale(CodeRule):
             "    scaler.update()\n",
             line=6,
         ),
+        Fails(
+            "import torch\n\n\ndef step(model, opt, scaler):\n"
+            "    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)\n"
+            "    scaler.unscale_(opt)\n    scaler.step(opt)\n    scaler.update()\n",
+            line=5,
+        ),
+        Passes(
+            "import torch\n\n\ndef step(model, opt, scaler):\n    scaler.unscale_(opt)\n"
+            "    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)\n"
+            "    scaler.step(opt)\n    scaler.update()\n"
+        ),
         Passes(
             "import torch\n\n\ndef step(model, loss, opt, scaler):\n"
             "    scaler.scale(loss).backward()\n    scaler.unscale_(opt)\n"
@@ -79,13 +90,16 @@ class ClipBeforeUnscale(CodeRule):
     def check(self, code: Code) -> Iterator[Finding]:
         """Yields what is wrong with a file."""
         training = Training.of(code)
-        if not training.clips or not any(is_scaled(b) for b in training.backwards):
+        if not training.clips:
+            return
+        looks = _clipped_scaled if training.backwards else _unscaled_late
+        if training.backwards and not any(is_scaled(b) for b in training.backwards):
             return
         seen: set[ast.AST] = set()
         for function in code.functions:
             if training.callers(function):
                 continue
-            for clip, step in _clipped_scaled(code, training, function):
+            for clip, step in looks(code, training, function):
                 if clip.node is None or clip.node in seen:
                     continue
                 seen.add(clip.node)
@@ -119,6 +133,21 @@ def _clipped_scaled(
                 continue
             steps = (e for e in events[place:] if _is_scalers(e, "step"))
             yield event, next(steps, None)
+
+
+def _unscaled_late(
+    code: Code, training: Training, function: Function
+) -> Iterator[tuple[Value, Value | None]]:
+    """The calls that clip before anything is unscaled, where backward is called in other files."""
+    events = [e for e in code.events(function) if id(e) not in training.callees]
+    for place, event in enumerate(events):
+        if _is_scalers(event, "unscale"):
+            return
+        if named(event) not in CLIPS or unscales_itself(event) or event.node is None:
+            continue
+        late = [e.node for e in events[place:] if _is_scalers(e, "unscale") and e.node is not None]
+        if any(not exclude(code, event.node, node) for node in late):
+            yield event, None
 
 
 def _is_scalers(event: Value, *names: str) -> bool:
