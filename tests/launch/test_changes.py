@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import subprocess
 import sys
 
 import pytest
@@ -58,3 +59,25 @@ def test_autocast_comes_back():
         assert (x @ x).dtype == torch.float32
     with torch.autocast("cpu", dtype=torch.bfloat16):
         assert (x @ x).dtype == torch.bfloat16
+
+
+def test_files_can_be_loaded_in_a_wider_type(tmp_path):
+    """torch makes its tables of types when it first loads a file; by then float16 is float32."""
+    code = """
+import sys, types, torch
+from nanguard.launch.changes import raise_precision
+torch.save({"x": torch.ones(2), "y": torch.ones(2).half()}, sys.argv[1])
+torch.storage._dtype_to_storage_type_map.cache_clear()
+torch.storage._storage_type_to_dtype_map.cache_clear()
+watch = types.SimpleNamespace(named_parameters=dict, buffers=dict, optimizers=list)
+raise_precision(torch.float32, watch)
+assert torch.float16 is torch.float32
+print({name: str(x.dtype) for name, x in torch.load(sys.argv[1], weights_only=True).items()})
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path / "x.pt")],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.stdout == "{'x': 'torch.float32', 'y': 'torch.float16'}\n", done.stderr

@@ -20,7 +20,7 @@ from torch import nn
 from torch.nn.modules.module import register_module_forward_pre_hook
 
 from nanguard.numerics import is_float
-from nanguard.tracer.modules import tensors_in
+from nanguard.tracer.modules import keywords, tensors_in
 from nanguard.tracer.sites import users_frame
 
 if TYPE_CHECKING:
@@ -194,6 +194,7 @@ def raise_precision(dtype: torch.dtype, watch: Watch) -> None:
     def to_wide(self: Any, *_args: Any, **_kwargs: Any) -> Any:
         return self.to(dtype)
 
+    _remember_storages()
     torch.Tensor.half = torch.Tensor.bfloat16 = to_wide  # type: ignore[method-assign]
     nn.Module.half = nn.Module.bfloat16 = to_wide  # type: ignore[method-assign]
     torch.float16 = torch.half = torch.bfloat16 = dtype
@@ -211,12 +212,22 @@ def raise_precision(dtype: torch.dtype, watch: Watch) -> None:
 
     torch.amp.GradScaler._unscale_grads_ = unscale_any  # type: ignore[method-assign,assignment]
 
+    def widened(value: Any) -> Any:
+        narrower = isinstance(value, torch.Tensor) and value.dtype in narrow
+        return value.to(dtype) if narrower else value
+
     def widen_inputs(_module: nn.Module, args: Any) -> Any:
-        return tuple(
-            a.to(dtype) if isinstance(a, torch.Tensor) and a.dtype in narrow else a for a in args
-        )
+        named = keywords(sys._getframe(1))
+        named.update({name: widened(value) for name, value in named.items()})
+        return tuple(map(widened, args))
 
     register_module_forward_pre_hook(widen_inputs)
+
+
+def _remember_storages() -> None:
+    """Lets torch make its tables of types while they have their names: it loads files by them."""
+    for table in ("_dtype_to_storage_type_map", "_storage_type_to_dtype_map"):
+        getattr(torch.storage, table, dict)()
 
 
 def _widen(tensor: torch.Tensor, dtype: torch.dtype) -> None:
@@ -253,7 +264,8 @@ def replace_samples(samples: Sequence[int], *, targets_only: bool) -> None:
 
     def before(_module: nn.Module, args: Any) -> None:
         nonlocal done
-        given = [tensor for tensor in tensors_in(args) if tensor.dim()]
+        named = keywords(sys._getframe(1)).values()
+        given = [tensor for tensor in tensors_in([*args, *named]) if tensor.dim()]
         if done or not given:
             return
         done = True

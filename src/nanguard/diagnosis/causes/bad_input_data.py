@@ -32,7 +32,8 @@ class BadInputData(Cause):
         if case.phase != "data":
             return None
         detail = case.origin.detail
-        if case.origin.op != "input" and bare(case.origin.op) not in _WRITES:
+        written = case.origin.op == "input" or bare(case.origin.op) in _WRITES
+        if not written or _narrowed(case):
             # It was made of good data on the way in; that has a cause of its own.
             return Suspicion(0.3, f"{case.origin.op} made a bad value while data was prepared")
         if detail is None:
@@ -53,3 +54,8 @@ class BadInputData(Cause):
     def repairs(self, case: Case) -> list[Repair]:
         """Leaves the samples out."""
         return without_samples(case, "drop or repair the data, or mask it out of the loss")
+
+
+def _narrowed(case: Case) -> bool:
+    """Returns whether good data became bad when it was cast to a 16-bit type."""
+    return case.is_half and bool(case.inputs) and not any(s.nonfinite for s in case.inputs)
