@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import sys
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
@@ -117,7 +118,7 @@ class ModuleStack:
 
     def _enter(self, module: nn.Module, args: Any) -> None:
         if not self._stack:
-            self._on_root(module, args)
+            self._on_root(module, (*args, *keywords(sys._getframe(1)).values()))
         self._stack.append(module)
 
     def _leave(self, module: nn.Module, args: Any, output: Any) -> None:
@@ -128,6 +129,15 @@ class ModuleStack:
         # A module whose call failed half-way has left others above it.
         while self._stack and self._stack.pop() is not module:
             pass
+
+
+def keywords(call: FrameType) -> dict[str, Any]:
+    """Returns what a module is given by name, from the frame that calls a hook for all modules.
+
+    Such hooks are told of the other arguments only. The dict is the one that is handed on.
+    """
+    found = call.f_locals.get("kwargs")
+    return found if type(found) is dict else {}
 
 
 def _is_criterion(args: Any, output: Any) -> bool:
