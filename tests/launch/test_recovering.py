@@ -184,6 +184,8 @@ def test_checkpoints_are_found_where_the_command_writes(tmp_path, monkeypatch):
     for step in (1, 2, 3):
         save(tmp_path / f"runs/new/best_{step}.pt")
         save(tmp_path / f".venv/step_{step}.pt", extra=extra)
+    save(tmp_path / "found/step-000001-rank0/batch.pt", extra={"more": torch.ones(999)})
+    (tmp_path / "found/step-000001-rank0/incident.json").write_text("{}")
     found = Auditor(Places.of(None, ["t.py", "--save-dir", "runs"], 1000.0)).look(5)
     assert [one.path for one in found.all] == ["runs/new/step_1.pt", "runs/new/step_2.pt"]
     assert found.looked_at.startswith("runs, . (files written since the start")

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from nanguard.incident import NAME as INCIDENT
 from nanguard.launch.recovering.templates import is_option
 from nanguard.sources.checkpoint.recognition import recognises
 from nanguard.sources.checkpoint.units import HEAD, files_in
@@ -48,7 +49,10 @@ class Places:
         return cls(named, since, folders)
 
     def files(self) -> list[Path]:
-        """Returns the files of checkpoints."""
+        """Returns the files of checkpoints; what incidents keep of a batch is none."""
+        return [path for path in self._files() if not (path.parent / INCIDENT).exists()]
+
+    def _files(self) -> list[Path]:
         if self.named is None:
             return [path for path in _written(self.folders, self.since) if _recognised(path)]
         if Path(self.named).is_dir():
