@@ -368,6 +368,18 @@ def test_data_is_passed_over_from_the_checkpoint_to_behind_the_bad_step():
     assert positions.skip_from(20) == 14  # as much again beyond it
 
 
+@pytest.mark.parametrize(
+    ("step", "position"), [(20, 20), (21, 21), (25, 20), (3, 20), (None, 20), (19, 20)]
+)
+def test_count_of_a_checkpoint_is_believed_where_it_fits(step, position):
+    """An epoch is no step, and by the clock the last steps before a file may be missing."""
+    positions = Positions(first=0.0, began=0.0)
+    ending = Ending(Outcome.KILLED, 137, "", Steps(1, 25, tuple(map(float, range(1, 26)))), 25)
+    checkpoint = Judged("c/x.pt", step, (("c/x.pt", 1, 20_500_000_000),))
+    positions.attempt_ended(ending, [checkpoint])
+    assert positions.of(checkpoint) == position
+
+
 # The record, and processes.
 
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import importlib.util
 import math
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
-from nanguard.errors import UsageError
+from nanguard.errors import MissingDependencyError, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -110,6 +111,9 @@ def run_asked(
         from nanguard.launch.command import run_command
 
         return run_command(command, incidents=incidents, **guarding)
+    if importlib.util.find_spec("numpy") is None:  # before the run, and not when it has ended
+        missing = ModuleNotFoundError(name="numpy")
+        raise MissingDependencyError.of("nanguard run --recover", missing)
     from nanguard.launch.recovering.recover import recover_command
 
     return recover_command(command, asked.wishes(), incidents=incidents, **guarding)

@@ -16,6 +16,10 @@ if TYPE_CHECKING:
     from nanguard.launch.recovering.ending import Ending
 
 
+# Steps that the clock of a file system may take for later than a file.
+_UNSURE = 4
+
+
 @dataclass(slots=True)
 class Positions:
     """The positions of a run's checkpoints.
@@ -24,12 +28,14 @@ class Positions:
         first: When the first attempt began.
         began: When the current attempt began.
         start: Where in the data it began.
+        counted_from: The step that its script began to count with; None if that is not known.
         bad_until: How far the data is to be passed over.
     """
 
     first: float
     began: float
     start: int = 0
+    counted_from: int | None = 0
     bad_until: int = 0
     _known: dict[tuple[str, Stamp], int] = field(default_factory=dict)
 
@@ -40,7 +46,18 @@ class Positions:
                 continue
             done = 0 if ending.steps is None else ending.steps.until(one.written)
             if done is not None:
-                self._known[one.key] = self.start + done
+                self._known[one.key] = self.start + self._exact(done, one.step)
+
+    def _exact(self, done: int, step: int | None) -> int:
+        """Returns how many steps were done before a checkpoint, by its own count where that fits.
+
+        By the clock, the last ones before it may be missing. What a checkpoint counts may be
+        epochs, so its count is only taken if it tells almost the same.
+        """
+        if step is None or self.counted_from is None:
+            return done
+        told = step - self.counted_from
+        return told if done <= told <= done + _UNSURE else done
 
     def end_of(self, ending: Ending) -> int:
         """Returns the position behind the last step that an attempt has tried."""
@@ -72,6 +89,7 @@ class Positions:
             self._known = {checkpoint.key: 0}
             self.bad_until = 0
         self.start = (position or 0) + skip
+        self.counted_from = 0 if checkpoint is None else checkpoint.step
 
     def lost(self, ending: Ending, position: int | None) -> int | None:
         """Returns how many steps of an attempt are lost by going back to a position."""

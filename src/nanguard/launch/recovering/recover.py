@@ -58,7 +58,8 @@ def recover_command(
     since = now_as_files_have_it()
     auditor = Auditor(Places.of(wishes.checkpoints, command, since))
     ladder = Ladder(wishes.max_restarts, wishes.lr_cut, teller.means)
-    positions = Positions(first=since, began=since)
+    counted_from = 0 if teller.resumes_from() is None else None
+    positions = Positions(first=since, began=since, counted_from=counted_from)
     adopt_orphans()
     recovery = Recovery(
         teller, auditor, ladder, positions, incidents, wishes.backoff, quiet, guarding
