@@ -13,7 +13,7 @@ from nanguard import __version__
 from nanguard.report.html.findings import descriptions, findings
 from nanguard.report.html.incidents import incidents
 from nanguard.report.html.markup import Html, el, join
-from nanguard.report.html.numbers import page_data
+from nanguard.report.html.numbers import BUDGET, page_data
 from nanguard.report.html.timeline import timeline
 from nanguard.report.html.verdicts import verdicts
 
@@ -30,8 +30,14 @@ def asset(name: str) -> str:
     )
 
 
-def page(runs: Sequence[Run], title: str | None = None) -> str:
-    """Returns the page about runs, whose findings are known, as one HTML text."""
+def page(runs: Sequence[Run], title: str | None = None, budget: int = BUDGET) -> str:
+    """Returns the page about runs, whose findings are known, as one HTML text.
+
+    Args:
+        runs: The runs.
+        title: What the page is called.
+        budget: How many bytes of numbers it may hold, before they are packed.
+    """
     script, style = asset("page.js"), asset("page.css")
     policy = (
         f"default-src 'none'; script-src {_hash(script)}; style-src {_hash(style)}; "
@@ -47,7 +53,7 @@ def page(runs: Sequence[Run], title: str | None = None) -> str:
         el("title", title or title_of(runs)),
         Html(f"<style>{style}</style>"),
     )
-    data = el("script", Html(embedded(page_data(runs))), type="application/json", id="data")
+    data = el("script", Html(embedded(page_data(runs, budget))), type="application/json", id="data")
     body = el("body", body_of(runs, title), data, Html(f"<script>{script}</script>"))
     return f'<!doctype html>\n<html lang="en">{head}{body}</html>\n'
 

@@ -1005,7 +1005,7 @@
       return;
     }
     const at = axisName() === "epoch" ? state.cursor : Math.round(state.cursor);
-    const time = state.runs.length === 1 ? timeAt(state.runs[0], state.cursor) : "";
+    const time = state.runs.length === 1 ? timeAt(state.runs[0], at) : "";
     where.textContent = `${capital(axisName())} ${whole(at)}${time ? ` · ${time} UTC` : ""}`;
   }
 
