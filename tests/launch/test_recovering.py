@@ -330,6 +330,35 @@ def test_where_nothing_can_be_changed_older_ones_are_tried_and_then_no_more():
     assert "give --lr-arg or --skip-arg" in decision.why
 
 
+def test_checkpoint_that_leads_to_bad_steps_only_is_left_behind():
+    """Finite weights can be as broken; it goes back by one, by two more, by four more."""
+    ladder = Ladder(9, 0.5, Means(lr=True))
+    every = found(*range(1, 12))
+    hopeless = Ending(Outcome.STOPPED, 3, "", Steps(1, 9, ()), 10, bad=tuple(range(10)))
+    told = [ladder.after(ended(Outcome.STOPPED), every)]
+    told += [ladder.after(hopeless, without_aside(ladder, every)) for _ in range(3)]
+    assert [one.checkpoint.step for one in told] == [11, 10, 8, 4]
+    assert [one.factor for one in told] == [0.5] * 4  # it says nothing about the learning rate
+    few = Ladder(9, 0.5, Means(lr=True))
+    few.after(ended(Outcome.STOPPED), found(1))
+    assert few.after(hopeless, found(1)).why.startswith("no step was good from any")
+
+
+@pytest.mark.parametrize(
+    ("bad", "tried", "since", "hopeless"),
+    [
+        ((), 26, 25, False),
+        ((25,), 26, 25, False),
+        ((3, 20, 21, 24, 25), 26, 20, False),
+        ((0, 1, 2, 5), 6, 0, True),
+        ((0,), 1, 0, False),
+    ],
+)
+def test_trouble_begins_with_the_first_of_the_last_bad_steps(bad, tried, since, hopeless):
+    ending = Ending(Outcome.STOPPED, 3, "", None, tried, bad=bad)
+    assert (ending.bad_since, ending.hopeless) == (since, hopeless)
+
+
 @pytest.mark.parametrize(
     ("audited", "own_bad", "restarted"),
     [
@@ -359,6 +388,11 @@ def test_data_is_passed_over_from_the_checkpoint_to_behind_the_bad_step():
     positions.attempt_ended(first, [checkpoint])
     assert positions.of(checkpoint) == 20
     assert positions.lost(first, 20) == 6
+    late = Judged("c/25.pt", 25, (("c/25.pt", 1, 25_500_000_000),))
+    positions.attempt_ended(first, [late])
+    assert positions.after_trouble(first, [checkpoint, late]) == []
+    trouble = Ending(Outcome.STOPPED, 3, "", first.steps, 26, bad=(22, 23, 24, 25))
+    assert positions.after_trouble(trouble, [checkpoint, late]) == [late]
     positions.pass_over(first, 20, 0)
     assert positions.skip_from(20) == 6
     positions.begin(checkpoint, 20, 6)

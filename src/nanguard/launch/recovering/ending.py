@@ -30,6 +30,10 @@ _WANTED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 # What a shell adds to the number of a signal that ended a command.
 _BY_SIGNAL = 128
 _LONGEST = 1 << 16
+# Bad steps that are no further apart than this are one trouble.
+_APART = 3
+# Bad steps that are not the fault of one batch.
+_MANY = 3
 
 
 class Outcome(str, Enum):
@@ -56,6 +60,7 @@ class Ending:
         tried: How many steps it has tried, the last one included that was not made.
         raised: The exception that ended it: type, file and line; empty if none did.
         incidents: The folders of its incidents.
+        bad: The steps that were bad, in their order.
     """
 
     outcome: Outcome
@@ -65,11 +70,27 @@ class Ending:
     tried: int = 0
     raised: str = ""
     incidents: tuple[Path, ...] = ()
+    bad: tuple[int, ...] = ()
 
     @property
     def over_numbers(self) -> bool:
         """Whether numbers that are not finite ended it."""
         return self.outcome in (Outcome.STOPPED, Outcome.NON_FINITE)
+
+    @property
+    def bad_since(self) -> int:
+        """The step from which on hardly any was good: what was saved after it is no good state."""
+        since = max(0, self.tried - 1)
+        for step in reversed(self.bad):
+            if step < since - _APART:
+                break
+            since = min(since, step)
+        return since
+
+    @property
+    def hopeless(self) -> bool:
+        """Whether it met nothing but bad steps: what it began with is no good state."""
+        return self.over_numbers and self.bad_since == 0 and len(self.bad) >= _MANY
 
 
 def read_ending(control: Path, code: int, incidents: tuple[Path, ...]) -> Ending:
@@ -89,10 +110,11 @@ def read_ending(control: Path, code: int, incidents: tuple[Path, ...]) -> Ending
         control, code, stopped, raised, all(note.get("finite", True) for note in ended), steps
     )
     tried = 0 if steps is None else steps.count
+    bad = sorted({step for path in incidents for step in _bad_steps(path)})
     if outcome in (Outcome.STOPPED, Outcome.NON_FINITE):
-        tried = max([tried + 1, *(_ordinal(path) + 1 for path in incidents)])
+        tried = max([tried + 1, *(step + 1 for step in bad)])
     place = f"{raised['type']} {raised['file']}:{raised['line']}" if raised else ""
-    return Ending(outcome, code, reason, steps, tried, place, incidents)
+    return Ending(outcome, code, reason, steps, tried, place, incidents, tuple(bad))
 
 
 def _judged(
@@ -169,10 +191,14 @@ def _text(path: Path) -> str:
         return ""
 
 
-def _ordinal(folder: Path) -> int:
+def _bad_steps(folder: Path) -> list[int]:
+    """Returns the step of an incident, and those before it that were bad."""
     try:
         run = incident.read(folder).get("run")
     except IncidentError:
-        return -1
-    ordinal = run.get("ordinal") if isinstance(run, dict) else None
-    return ordinal if isinstance(ordinal, int) else -1
+        return []
+    if not isinstance(run, dict):
+        return []
+    skipped = run.get("skipped")
+    found = [run.get("ordinal"), *(skipped if isinstance(skipped, list) else [])]
+    return [step for step in found if isinstance(step, int)]

@@ -10,10 +10,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from nanguard.launch.recovering.audit import Audited, Verdict
 from nanguard.launch.recovering.ending import Outcome
 
 if TYPE_CHECKING:
-    from nanguard.launch.recovering.audit import Audited, Judged, Stamp
+    from nanguard.launch.recovering.audit import Judged, Stamp
     from nanguard.launch.recovering.ending import Ending
 
 USAGE = 2
@@ -94,6 +95,7 @@ class Ladder:
     factor: float = 1.0
     aside: set[tuple[str, Stamp]] = field(default_factory=set)
     _stuck: int = 0
+    _condemned: int = 0
     _refusals: int = 0
     _seed: int = 0
     _used: tuple[str, Stamp] | None = None
@@ -102,7 +104,7 @@ class Ladder:
     @property
     def wanted(self) -> int:
         """How many good checkpoints the next decision may need to know."""
-        return self._stuck + 2
+        return self._stuck + 2 + (1 << self._condemned)
 
     def after(self, ending: Ending, found: Audited) -> Restart | End:
         """Returns what to do next.
@@ -119,6 +121,8 @@ class Ladder:
         if ending.outcome is Outcome.NOT_BEGUN or (early and self.restarts == 0):
             return self._not_begun(ending, found)
         self._refusals = 0
+        if ending.hopeless and self._used is not None:
+            return self._further_back(found)
         newest = found.good[0].key if found.good else None
         moved = self.restarts == 0 or newest != self._used
         self._stuck = 0 if moved else self._stuck + 1
@@ -144,6 +148,21 @@ class Ladder:
             self.factor *= self.lr_cut ** (level + 1)
             self._seed += 1
         return self._from(found, back, level, changed=changed)
+
+    def _further_back(self, found: Audited) -> Restart | End:
+        """Leaves a checkpoint behind that is finite and leads to bad steps only.
+
+        Those next to it are likely to be the same, so each time twice as many are left out.
+        """
+        assert self._used is not None  # noqa: S101 - it was looked at
+        self.aside.add(self._used)
+        self._condemned += 1
+        self._stuck = 0
+        rest = tuple(one for one in found.all if one.key != self._used)
+        if not any(one.verdict is Verdict.GOOD for one in rest):
+            return End("no step was good from any of its checkpoints on")
+        back = (1 << (self._condemned - 1)) - 1
+        return self._from(Audited(rest, found.looked_at), back, 0, changed=False)
 
     def _not_begun(self, ending: Ending, found: Audited) -> Restart | End:
         """Decides about an attempt that came to no step."""

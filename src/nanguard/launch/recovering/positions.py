@@ -63,6 +63,13 @@ class Positions:
         """Returns the position behind the last step that an attempt has tried."""
         return self.start + ending.tried
 
+    def after_trouble(self, ending: Ending, checkpoints: Sequence[Judged]) -> list[Judged]:
+        """Returns the checkpoints that were written after the last trouble of a run had begun."""
+        if not ending.over_numbers:
+            return []
+        since = self.start + ending.bad_since
+        return [one for one in checkpoints if self._known.get(one.key, 0) > since]
+
     def of(self, checkpoint: Judged | None, good: Sequence[Judged] = ()) -> int | None:
         """Returns the position of a checkpoint; None if it is not known.
 

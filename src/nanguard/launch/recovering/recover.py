@@ -151,8 +151,7 @@ class Recovery:
         """Returns the next attempt; None if there is none."""
         if not attempt.changes.checkpoint:
             self.ladder.own_bad = self._own_is_bad()
-        found = self.auditor.look(self.ladder.wanted, self.ladder.aside)
-        self.positions.attempt_ended(ending, found.all)
+        found = self._audited(ending)
         decision = self.ladder.after(ending, found)
         if isinstance(decision, Restart) and not self.teller.can_name(decision.checkpoint):
             decision = End(f"nothing says which step {decision.checkpoint} is of, for {{step}}")
@@ -161,6 +160,27 @@ class Recovery:
             self._diagnose(ending, decision.why)
             return None
         return self._restart(attempt, ending, found, decision)
+
+    def _audited(self, ending: Ending) -> Audited:
+        """Returns the checkpoints that may be resumed from."""
+        aside = self.ladder.aside
+        found = self.auditor.look(self.ladder.wanted, aside)
+        self.positions.attempt_ended(ending, found.all)
+        late = {one.key for one in self.positions.after_trouble(ending, found.all)}
+        if ending.hopeless and self.ladder.restarts == 0:
+            late |= self._own_and_later(found)
+        aside |= late
+        return self.auditor.look(self.ladder.wanted, aside) if late else found
+
+    def _own_and_later(self, found: Audited) -> set[tuple[str, Any]]:
+        """Returns the checkpoint that the command itself resumes from, and those after it."""
+        own = self.teller.resumes_from()
+        judged = None if own is None else self.auditor.judge(own)
+        keys = [one.key for one in found.all]
+        if judged is None:
+            return set()
+        same = [at for at, one in enumerate(found.all) if one.stamp == judged.stamp]
+        return {judged.key, *(keys[same[0] :] if same else ())}
 
     def _restart(
         self, attempt: _Attempt, ending: Ending, found: Audited, decision: Restart
