@@ -177,7 +177,7 @@ def lightning(asked: Asked) -> Ended:
     callback = LightningCallback(settings=SETTINGS, **asked.options)
     trainer = LightningTrainer(
         accelerator="cpu",
-        devices="auto" if torch.distributed.is_initialized() else 1,
+        devices=2 if torch.distributed.is_initialized() else 1,
         strategy="ddp" if torch.distributed.is_initialized() else "auto",
         max_epochs=asked.stop_after or asked.epochs,
         accumulate_grad_batches=asked.accumulate,

@@ -63,6 +63,25 @@ def _find_batch(replay: Replay, trace: Trace) -> None:
         if any(memory_of(tensor) in trace.given for tensor in tensors_in(batch)):
             trace.batch, replay.indices = batch, indices
             return
+    for batch, indices in reversed(replay.drawn):
+        # Some frameworks copy what they hand on.
+        if _has_same_values(batch, trace.arguments):
+            trace.batch, replay.indices = batch, indices
+            return
+
+
+def _has_same_values(batch: Any, arguments: Any) -> bool:
+    """Returns whether a tensor of a batch, and not one of constants, is among some arguments."""
+    given = [tensor for tensor in tensors_in(arguments) if tensor.dim()]
+    return any(
+        tensor.shape == other.shape
+        and tensor.dtype == other.dtype
+        and torch.equal(tensor.nan_to_num(), other.nan_to_num())
+        and not torch.equal(tensor, tensor.reshape(-1)[:1].expand_as(tensor))
+        for tensor in tensors_in(batch)
+        for other in given
+        if tensor.dim()
+    )
 
 
 def _sinks(replay: Replay, trace: Trace, symptom: Symptom) -> list[Record]:

@@ -60,6 +60,7 @@ class Trace(TorchDispatchMode):
         batch_size: The length of the first dimension of what the model was given.
         batch: What the script was given by its loader, or else what the model was given.
         given: Where in memory that lies which the model was given in this step.
+        arguments: What the first model was given in this step.
         entered: Who wrote what the models were given in this step, and whether it was bad.
         autocast: The type that autocast computes in, if it was on.
         in_data: Whether a loader is at work.
@@ -78,6 +79,7 @@ class Trace(TorchDispatchMode):
         self.batch_size: int | None = None
         self.batch: Any = None
         self.given: set[Any] = set()
+        self.arguments: Any = ()
         self.entered: list[tuple[Record | None, bool]] = []
         self.autocast: str | None = None
         self.in_data = 0
@@ -120,6 +122,7 @@ class Trace(TorchDispatchMode):
             record.writers = ()
         self._writers = {key: record for key, record in self._writers.items() if _lasts(record)}
         self.records, self.entered, self.batch, self.given = [], [], None, set()
+        self.arguments = ()
         self._by_node = {}
         self.last_backward = 0
         self.step = step
@@ -346,6 +349,7 @@ class Trace(TorchDispatchMode):
             self.autocast = autocast_type()
         if self.batch is None:
             self.batch = args
+        self.arguments = self.arguments or args
         if not any(module is known for known in self._models):
             self._know_model(module)
         with _disable_current_modes():
