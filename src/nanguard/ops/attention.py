@@ -124,7 +124,8 @@ def attention(
     Prevents the NaN of a fully masked row, forward and backward, without looking at the scores: the
     row is opened to all keys for ``F.scaled_dot_product_attention`` and its result is replaced by
     zeros, with no gradient. Without a mask this *is* ``F.scaled_dot_product_attention``. NaN in a
-    key or a value stays visible even if it is masked out.
+    key or a value stays visible even if it is masked out. One thing torch's kernels hide: a query
+    with an Inf that makes all of its scores -Inf passes for a masked one, and gets zeros.
 
     Args:
         query: Of shape (..., queries, head_dim).

@@ -204,7 +204,7 @@ def safe_std(
     """
     eps = floor_for(x, eps, "safe_std", power=0.5)
     dims = range(x.dim()) if dim is None else (dim,) if isinstance(dim, int) else dim
-    count = math.prod(x.shape[d] for d in dims)
+    count = math.prod([x.shape[d] for d in dims])
     if count == 0:
         raise UsageError(
             f"there are no values in a tensor of shape {tuple(x.shape)}",
