@@ -217,7 +217,7 @@ def test_damaged_files_are_said(tmp_path):
     run = read(tmp_path)
     assert run.events[-1].kind is EventKind.LR_RESTORED
     assert run.problems[0].startswith("incident.json: incident.json is not complete JSON")
-    assert run.problems[1] == "2 lines of events.jsonl are no whole JSON objects"
+    assert run.problems[1] == "2 lines of events.jsonl could not be read: no whole JSON object"
 
 
 def test_terms_of_changing_shape(tmp_path):
@@ -273,3 +273,12 @@ def test_links_in_a_circle_and_pipes(tmp_path):
     (tmp_path / "a" / "back").symlink_to(tmp_path)
     os.mkfifo(tmp_path / "a" / "pipe.log")
     assert [run.name for run in find_below(tmp_path)] == ["a"]
+
+
+@pytest.mark.parametrize("steps", [5, 3000, 9000])
+def test_clock_of_a_long_run_goes_forward(tmp_path, steps):
+    write_record(tmp_path, steps=steps, bad=range(0))
+    run = read(tmp_path)
+    assert run.problems == []
+    assert run.clock.seconds == steps - 1
+    assert list(run.clock.steps) == sorted(set(run.clock.steps))

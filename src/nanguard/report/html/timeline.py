@@ -40,27 +40,29 @@ def _of_run(run: Run, place: int, *, named: bool) -> Html:
     title = el("h3", run.name) if named else None
     if not run.events:
         return el("div", title, el("p", "Nothing is recorded as having happened.", cls="none"))
-    rows = [_row(event, place) for event in run.events[:_MOST]]
+    timed = any(event.time is not None for event in run.events)
+    rows = [_row(event, place, timed=timed) for event in run.events[:_MOST]]
     more = len(run.events) - _MOST
     rest = rows[_OPEN:]
     return el(
         "div",
         title,
-        _table(rows[:_OPEN]),
-        el("details", el("summary", f"{len(run.events) - _OPEN} more"), _table(rest))
+        _table(rows[:_OPEN], timed=timed),
+        el("details", el("summary", f"{len(run.events) - _OPEN} more"), _table(rest, timed=timed))
         if rest
         else None,
         el("p", f"{more} more are in the charts only.", cls="none") if more > 0 else None,
     )
 
 
-def _table(rows: Sequence[Html]) -> Html:
-    head = el("tr", *(el("th", name, scope="col") for name in ("Step", "What", "Words", "Time")))
+def _table(rows: Sequence[Html], *, timed: bool) -> Html:
+    names = ["Step", "What", "Words", *(["Time (UTC)"] if timed else [])]
+    head = el("tr", *(el("th", name, scope="col") for name in names))
     body = el("table", el("thead", head), el("tbody", rows), cls="events")
     return el("div", body, cls="wide", tabindex="0", role="region", aria_label="Events")
 
 
-def _row(event: Event, place: int) -> Html:
+def _row(event: Event, place: int, *, timed: bool) -> Html:
     step = step_words(event.step)
     if event.last != event.step:
         step += f" to {step_words(event.last)}"
@@ -71,4 +73,5 @@ def _row(event: Event, place: int) -> Html:
     if event.incident is not None:
         kind = el("a", name, href=f"#{incident_id(place, event.incident)}", cls="kind incident")
     when = "" if event.time is None else time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(event.time))
-    return el("tr", el("td", step, cls="number"), el("td", kind), el("td", said), el("td", when))
+    cells = [el("td", step, cls="number"), el("td", kind), el("td", said)]
+    return el("tr", cells, el("td", when) if timed else None)

@@ -56,7 +56,7 @@ def read_events(path: Path) -> tuple[list[Event], list[str]]:
             continue
         events.append(_event(record))
     if broken:
-        problems.append(f"{broken} lines of {path.name} are no whole JSON objects")
+        problems.append(_torn(broken, path))
     return events, problems
 
 
@@ -72,7 +72,12 @@ def read_lineage(path: Path) -> tuple[list[Event], list[str]]:
             broken += 1
             continue
         events.append(_restart(record))
-    return events, [f"{broken} lines of {path.name} are no whole JSON objects"] if broken else []
+    return events, [_torn(broken, path)] if broken else []
+
+
+def _torn(lines: int, path: Path) -> str:
+    what = "one line" if lines == 1 else f"{lines} lines"
+    return f"{what} of {path.name} could not be read: no whole JSON object"
 
 
 def events_of_incidents(incidents: Sequence[dict[str, Any]]) -> list[Event]:

@@ -158,7 +158,7 @@
   function tickWords(value, step) {
     const size = Math.abs(value);
     if (size === 0) return "0";
-    if (size < 1e-3 || size >= 1e5) {
+    if (step < 1e-3 || size >= 1e5) {
       return value.toExponential(2).replace(/\.?0+e/, "e").replace("e+", "e");
     }
     const digits = step >= 1 ? 0 : Math.min(6, Math.ceil(-Math.log10(step)));
@@ -539,7 +539,8 @@
             ctx.font = `11px ${colour("font")}`;
             ctx.textAlign = "center";
             ctx.textBaseline = "top";
-            ctx.fillText(gapWords(gap), (left + right) / 2, TOP + 8);
+            const whose = this.group.length > 1 ? `${state.runs[curve.run].name}: ` : "";
+            ctx.fillText(`${whose}${gapWords(gap)}`, (left + right) / 2, TOP + 8, right - left);
           }
           reached = right;
         }
@@ -882,8 +883,10 @@
       this.box = make("div", { class: "strip", role: "group", "aria-label": "What happened" });
       this.lanes = [];
       for (const kind of Object.keys(KINDS)) {
-        const events = group.flatMap((run) => run.events.filter((e) => e.kind === kind && e.step !== null));
-        if (!events.length) continue;
+        const of = (runs) => runs.flatMap((run) => run.events.filter((e) => e.kind === kind && e.step !== null));
+        // The lanes of all runs, so that charts side by side stand at the same height.
+        if (!of(state.runs).length) continue;
+        const events = of(group);
         events.sort((a, b) => a.step - b.step);
         const row = make("div", { class: "lane" });
         const marks = make("div", { class: "marks" });
@@ -908,11 +911,11 @@
         const known = groups.map((g) => `${Math.round(g.x)}:${g.events.length}`).join(" ");
         if (known === lane.known) continue;
         lane.known = known;
-        lane.marks.replaceChildren(...groups.map((group) => this.mark(lane, group)));
+        lane.marks.replaceChildren(...groups.flatMap((group) => this.mark(lane, group, width)));
       }
     }
 
-    mark(lane, group) {
+    mark(lane, group, width) {
       const first = group.events[0];
       const many = group.events.reduce((sum, event) => sum + event.count, 0);
       const name = state.runs.length > 1 ? `${state.runs[first.run].name}, ` : "";
@@ -923,10 +926,16 @@
       const element = button(KINDS[lane.kind][0], label, () => this.choose(lane, group), {
         class: `marker ${lane.kind}`,
       });
-      if (many > 1) element.append(make("small", { "aria-hidden": "true" }, many > 999 ? "…" : String(many)));
+      if (many > 1) element.append(make("small", { "aria-hidden": "true" }, many > 999 ? `${Math.floor(many / 1000)}k` : String(many)));
       if (state.runs.length > 1) element.style.color = `var(--c${first.run % 8})`;
       element.style.left = `${group.x}px`;
-      return element;
+      const [low, high] = state.view;
+      const until = ((Math.min(Math.max(...group.events.map((e) => e.last)), high) - low) / (high - low)) * width;
+      if (until - group.x < NARROW) return [element];
+      const bar = make("span", { class: `reach ${lane.kind}`, "aria-hidden": "true" });
+      bar.style.left = `${group.x + NARROW}px`;
+      bar.style.width = `${Math.max(0, until - group.x - NARROW)}px`;
+      return [bar, element];
     }
 
     choose(lane, group) {
@@ -1084,11 +1093,12 @@
     build();
     const drawn = state.runs.reduce((sum, run) => sum + run.curves.reduce((s, c) => s + c.lows.length, 0), 0);
     const points = state.runs.reduce((sum, run) => sum + run.curves.reduce((s, c) => s + c.points, 0), 0);
+    const exact = state.runs.every((run) => run.curves.every((curve) => curve.largest <= 1));
     const behind = document.getElementById("behind");
     if (behind && points) {
       behind.textContent =
         `${whole(points)} numbers stand behind the curves` +
-        (drawn < points ? `, kept as ${whole(drawn)} ranges.` : ", all of them in this file.");
+        (exact ? ", all of them in this file." : `, kept as ${whole(drawn)} ranges.`);
     }
     document.documentElement.dataset.ready = "true";
   }
