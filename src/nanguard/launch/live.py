@@ -240,6 +240,9 @@ class Live(Watch):
         """Marks what the next step may change, and takes a moment now and then."""
         if self._pulse is not None:
             self._pulse.beat(max(self.counts.values(), default=self.ordinal))
+            if self.ordinal == 1:
+                groups = [group for one in self.optimizers() for group in one.param_groups]
+                self._pulse.rate(max((group.get("lr", 0.0) for group in groups), default=0.0))
         if not self._aside:
             self._own(self._begin_step)
 

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 STEPS = "steps-"
 ENDED = "ended-"
 RAISED = "raised-"
+RATE = "rate-"
 # The steps whose times are kept; the file grows only as far as it is written to.
 _KEPT = 1 << 17
 _HEADER = 8
@@ -68,6 +69,11 @@ class Pulse:
             with path.open("w+b") as file:
                 file.truncate(_HEADER + 8 * _KEPT)
                 self._map = mmap.mmap(file.fileno(), 0)
+
+    def rate(self, lr: Any) -> None:
+        """Notes the learning rate that this process has made its first step with."""
+        with contextlib.suppress(TypeError, ValueError, RuntimeError):
+            self._leave(RATE, {"lr": float(lr)})
 
     def listen(self) -> None:
         """Hears of the exception that ends this process, if one does."""

@@ -13,7 +13,7 @@ from typing import Any
 from nanguard import incident
 from nanguard.errors import IncidentError
 from nanguard.launch.command import INTERRUPTED
-from nanguard.launch.pulse import ENDED, RAISED, STEPS, Steps, read_steps
+from nanguard.launch.pulse import ENDED, RAISED, RATE, STEPS, Steps, read_steps
 
 _WORDS = re.compile(
     r"(?<![a-z])(?:nans?|infs?|infinit[ey]|non[-_ ]?finite|(?:is|are|not)[-_ ]?finite|is_?nan"
@@ -61,6 +61,7 @@ class Ending:
         raised: The exception that ended it: type, file and line; empty if none did.
         incidents: The folders of its incidents.
         bad: The steps that were bad, in their order.
+        rate: The learning rate of its first step; None if it is not known.
     """
 
     outcome: Outcome
@@ -71,6 +72,7 @@ class Ending:
     raised: str = ""
     incidents: tuple[Path, ...] = ()
     bad: tuple[int, ...] = ()
+    rate: float | None = None
 
     @property
     def over_numbers(self) -> bool:
@@ -89,8 +91,8 @@ class Ending:
 
     @property
     def hopeless(self) -> bool:
-        """Whether it met nothing but bad steps: what it began with is no good state."""
-        return self.over_numbers and self.bad_since == 0 and len(self.bad) >= _MANY
+        """Whether it met hardly anything but bad steps: what it began with is no good state."""
+        return self.over_numbers and self.bad_since <= _APART and len(self.bad) >= _MANY
 
 
 def read_ending(control: Path, code: int, incidents: tuple[Path, ...]) -> Ending:
@@ -114,7 +116,9 @@ def read_ending(control: Path, code: int, incidents: tuple[Path, ...]) -> Ending
     if outcome in (Outcome.STOPPED, Outcome.NON_FINITE):
         tried = max([tried + 1, *(step + 1 for step in bad)])
     place = f"{raised['type']} {raised['file']}:{raised['line']}" if raised else ""
-    return Ending(outcome, code, reason, steps, tried, place, incidents, tuple(bad))
+    rates = [_notes(path).get("lr") for path in control.glob(f"{RATE}*")]
+    rate = max((rate for rate in rates if isinstance(rate, float)), default=None)
+    return Ending(outcome, code, reason, steps, tried, place, incidents, tuple(bad), rate)
 
 
 def _judged(

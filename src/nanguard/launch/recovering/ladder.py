@@ -10,11 +10,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from nanguard.launch.recovering.audit import Audited, Verdict
 from nanguard.launch.recovering.ending import Outcome
 
 if TYPE_CHECKING:
-    from nanguard.launch.recovering.audit import Judged, Stamp
+    from nanguard.launch.recovering.audit import Audited, Judged, Stamp
     from nanguard.launch.recovering.ending import Ending
 
 USAGE = 2
@@ -104,7 +103,7 @@ class Ladder:
     @property
     def wanted(self) -> int:
         """How many good checkpoints the next decision may need to know."""
-        return self._stuck + 2 + (1 << self._condemned)
+        return self._stuck + 2
 
     def after(self, ending: Ending, found: Audited) -> Restart | End:
         """Returns what to do next.
@@ -121,8 +120,9 @@ class Ladder:
         if ending.outcome is Outcome.NOT_BEGUN or (early and self.restarts == 0):
             return self._not_begun(ending, found)
         self._refusals = 0
-        if ending.hopeless and self._used is not None:
-            return self._further_back(found)
+        hopeless = ending.hopeless and self._used is not None
+        if hopeless and not found.good:
+            return End("no step was good from any of its checkpoints on")
         newest = found.good[0].key if found.good else None
         moved = self.restarts == 0 or newest != self._used
         self._stuck = 0 if moved else self._stuck + 1
@@ -130,7 +130,20 @@ class Ladder:
         self._raised = ending.raised
         if same and ending.outcome is Outcome.FAILED:
             return End(f"{ending.reason}, for the second time: a restart does not help")
+        if hopeless:  # which says nothing about the learning rate, or the data
+            return self._from(found, 0, 0, changed=False)
         return self._again(ending, found)
+
+    def leave_behind(self, found: Audited) -> set[tuple[str, Stamp]]:
+        """Returns what a checkpoint that is finite and leads to bad steps only speaks against.
+
+        Nobody knows how long that has been so: half of the older ones, then three quarters of
+        what is left, and so on.
+        """
+        keys = [one.key for one in found.all if one.key != self._used]
+        self._condemned += 1
+        left = max(1, len(keys) >> self._condemned)
+        return {*keys[left:], *(() if self._used is None else (self._used,))}
 
     def _again(self, ending: Ending, found: Audited) -> Restart | End:
         # One that failed without a reason may have been unlucky once.
@@ -148,21 +161,6 @@ class Ladder:
             self.factor *= self.lr_cut ** (level + 1)
             self._seed += 1
         return self._from(found, back, level, changed=changed)
-
-    def _further_back(self, found: Audited) -> Restart | End:
-        """Leaves a checkpoint behind that is finite and leads to bad steps only.
-
-        Those next to it are likely to be the same, so each time twice as many are left out.
-        """
-        assert self._used is not None  # noqa: S101 - it was looked at
-        self.aside.add(self._used)
-        self._condemned += 1
-        self._stuck = 0
-        rest = tuple(one for one in found.all if one.key != self._used)
-        if not any(one.verdict is Verdict.GOOD for one in rest):
-            return End("no step was good from any of its checkpoints on")
-        back = (1 << (self._condemned - 1)) - 1
-        return self._from(Audited(rest, found.looked_at), back, 0, changed=False)
 
     def _not_begun(self, ending: Ending, found: Audited) -> Restart | End:
         """Decides about an attempt that came to no step."""

@@ -113,6 +113,7 @@ class Recovery:
         attempt = _Attempt(Changes(1), list(self.teller.command))
         while True:
             ending = self._run(attempt)
+            self._tell_of_rate(attempt.changes, ending)
             if ending.outcome in (Outcome.DONE, Outcome.INTERRUPTED):
                 self._ended(attempt, ending)
                 if self.ladder.restarts:
@@ -157,7 +158,7 @@ class Recovery:
             decision = End(f"nothing says which step {decision.checkpoint} is of, for {{step}}")
         if isinstance(decision, End):
             self._ended(attempt, ending, found, decision.why)
-            self._diagnose(ending, decision.why)
+            self._diagnose(ending, found, decision.why)
             return None
         return self._restart(attempt, ending, found, decision)
 
@@ -167,8 +168,9 @@ class Recovery:
         found = self.auditor.look(self.ladder.wanted, aside)
         self.positions.attempt_ended(ending, found.all)
         late = {one.key for one in self.positions.after_trouble(ending, found.all)}
-        if ending.hopeless and self.ladder.restarts == 0:
-            late |= self._own_and_later(found)
+        if ending.hopeless:
+            first = self.ladder.restarts == 0
+            late |= self._own_and_later(found) if first else self.ladder.leave_behind(found)
         aside |= late
         return self.auditor.look(self.ladder.wanted, aside) if late else found
 
@@ -255,16 +257,28 @@ class Recovery:
         except NanguardError as error:
             self._say(str(error))
 
-    def _diagnose(self, ending: Ending, why: str) -> None:
+    def _diagnose(self, ending: Ending, found: Audited, why: str) -> None:
         """Says why no further attempt is made, and what is known of the trouble."""
-        found = self.auditor.look(1)
         self._say(f"not started again: {why}")
         last = "" if not found.good else f"; the last good one is {found.good[0].in_words()}"
+        if self.ladder.aside:
+            last += f"; {counted(len(self.ladder.aside), 'other')} left behind"
         self._say(f"  {found.in_words()}{last}")
         causes = [told for folder in ending.incidents if (told := _cause(folder))]
         if causes:
             self._say(f"  the last incident: {causes[-1]}")
         self._say(f"  what was tried: {self.incidents / lineage.NAME}")
+
+    def _tell_of_rate(self, changes: Changes, ending: Ending) -> None:
+        """Says so if the command has not taken the learning rate it was told."""
+        # A lower one may be that of a warm-up.
+        if changes.lr is None or ending.rate is None or ending.rate <= changes.lr * 1.001:
+            return
+        self._say(
+            f"attempt {changes.attempt} was told the learning rate {changes.lr:g} and began with "
+            f"{ending.rate:g}: the checkpoint brings its own, in the optimizer or in the schedule "
+            "(base_lrs); set it after loading"
+        )
 
     def _wait(self) -> None:
         """Waits before a restart, each time twice as long."""
