@@ -174,7 +174,7 @@ def lightning(asked: Asked) -> Ended:
     build()
     torch.manual_seed(0)
     module = Module()
-    callback = LightningCallback(settings=SETTINGS, **asked.options)
+    callback = LightningCallback(**{"settings": SETTINGS, **asked.options})
     trainer = LightningTrainer(
         accelerator="cpu",
         devices=2 if torch.distributed.is_initialized() else 1,
@@ -220,7 +220,7 @@ class InOrder(Trainer):
 
 def trained(asked: Asked, **arguments: Any) -> Ended:
     model, optimizer, scheduler = build()
-    callback = TrainerCallback(settings=SETTINGS, **asked.options)
+    callback = TrainerCallback(**{"settings": SETTINGS, **asked.options})
     arguments = {
         "logging_strategy": "steps",
         "logging_steps": 4,
@@ -269,9 +269,14 @@ FORMS: dict[str, Callable[[Asked], Ended]] = {
 
 def run(form: str, asked: Asked) -> Ended:
     """Trains in one form, in a process in which others may have been before."""
+    reset()
+    return FORMS[form](asked)
+
+
+def reset() -> None:
+    """Makes Accelerate forget how it was used before."""
     AcceleratorState._reset_state(reset_partial_state=not torch.distributed.is_initialized())
     GradientState._reset_state()
-    return FORMS[form](asked)
 
 
 @contextlib.contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -34,7 +35,7 @@ class Tiny(nn.Module):
 
 def line_of(code: str) -> int:
     """Returns the line of this file that holds some code."""
-    lines = open(__file__).read().splitlines()
+    lines = Path(__file__).read_text().splitlines()
     return next(number for number, line in enumerate(lines, 1) if code in line)
 
 

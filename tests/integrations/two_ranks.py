@@ -63,7 +63,9 @@ def told(form: str, asked: Asked) -> dict[str, Any]:
     return {
         "digest": digest(ended),
         "lr": ended.scheduler.get_last_lr(),
-        "events": [(e.finding.step, e.finding.name, e.finding.rank, e.action.value) for e in events],
+        "events": [
+            (e.finding.step, e.finding.name, e.finding.rank, e.action.value) for e in events
+        ],
     }
 
 

@@ -121,10 +121,14 @@ class NanguardCallback(TrainerCallback):
 
         @functools.wraps(train)
         def training_step(model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
-            driven.begin_batch(inputs)
-            loss = train(model, inputs, *args, **kwargs)
-            if accelerator.sync_gradients:
-                driven.judge()
+            try:
+                driven.begin_batch(inputs)
+                loss = train(model, inputs, *args, **kwargs)
+                if accelerator.sync_gradients:
+                    driven.judge()
+            except BaseException:
+                self.close()
+                raise
             return torch.where(torch.isfinite(loss), loss, torch.zeros_like(loss))
 
         @functools.wraps(back)
