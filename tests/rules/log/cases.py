@@ -454,6 +454,18 @@ def grows_from_the_start(rng):
     )
 
 
+@case("bounded.log", ("diverging-loss", 3, 2))
+def bounds_keep_a_lost_loss_finite(rng):
+    losses = [3.4, 3.2, *(3.5e12 * (1 + 0.1 * rng.gauss(0, 1)) for _ in range(22))]
+    return "".join(f"step={i} loss={v:.4f} lr=0.2\n" for i, v in enumerate(losses))
+
+
+@case("units.log")
+def first_entry_is_one_batch_of_many(rng):
+    losses = [0.02, *(15000 * v for v in falling(rng, 40))]
+    return "".join(f"step={i} loss={v:.4f} lr=0.001\n" for i, v in enumerate(losses))
+
+
 @case("cyclic.log")
 def warm_restarts(rng):
     rows = []

@@ -22,6 +22,8 @@ _LONG = 20_000
 # and by how much each. Rewards that grow make a loss grow too, but they level off.
 _BLOCKS, _GROWING, _GROWTH = 16, 4, 1.3
 _SLOWING = 0.7
+# How far above its beginning a loss is lost, where bounds keep it finite, and for how many entries.
+_LOST, _LONG_ENOUGH = 1e6, 5
 # How far such a loss has to pass where it began: one that had fallen before, and one that had not.
 _BEYOND, _FAR_BEYOND = 10.0, 100.0
 
@@ -29,10 +31,25 @@ _BEYOND, _FAR_BEYOND = 10.0, 100.0
 def drift_of(series: MetricSeries) -> tuple[Point, str] | None:
     """Returns where a loss that diverges and does not come back began to rise, and how far."""
     for run in runs_of(series):
-        found = _drift_in(series, run)
+        found = _lost_in(series, run) or _drift_in(series, run)
         if found is not None:
             return found
     return None
+
+
+def _lost_in(series: MetricSeries, run: range) -> tuple[Point, str] | None:
+    """Returns where a loss left for good, in its first entries, all it ever was."""
+    values = series.values
+    began = values[run.start]
+    first = run.stop
+    while first > run.start and values[first - 1] > _LOST * began:
+        first -= 1
+    stays = run.stop - first
+    if not 0.0 < began < math.inf or stays < max(_LONG_ENOUGH, len(run) // 2):
+        return None
+    now = median(values[first : run.stop])
+    message = f"the loss stands at {name_of(now)}, {now / began:.3g} times where it began"
+    return series[first], message
 
 
 def _drift_in(series: MetricSeries, run: range) -> tuple[Point, str] | None:
