@@ -36,9 +36,12 @@ def scale_of(series: MetricSeries, log: Log | None = None) -> tuple[Point, str] 
     for run in runs_of(series):
         calm = _calm(beside or series, range(len(beside)) if beside else run)
         watches = (ScaleWatch(calm=calm), ScaleWatch(calm=calm, factor=_FAR, patient=True))
-        highest = 0.0
+        highest, before, same = 0.0, 0.0, 0
         for index in _held(series, run, beside):
             scale = series.values[index]
+            same, before = (same + 1 if scale == before else 0), scale
+            if same > calm:
+                continue  # it is settled, and one more entry tells the watches nothing
             for watch in watches:
                 message = watch.accept(scale)
                 if message:
