@@ -462,7 +462,7 @@ def bounds_keep_a_lost_loss_finite(rng):
 
 @case("units.log")
 def first_entry_is_one_batch_of_many(rng):
-    losses = [0.02, *(15000 * v for v in falling(rng, 40))]
+    losses = [0.02, *(1500 * v for v in falling(rng, 40))]
     return "".join(f"step={i} loss={v:.4f} lr=0.001\n" for i, v in enumerate(losses))
 
 
