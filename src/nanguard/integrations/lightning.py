@@ -16,7 +16,7 @@ try:
         from lightning.pytorch import Callback
     except ModuleNotFoundError:
         # The same framework under its older name.
-        from pytorch_lightning import Callback
+        from pytorch_lightning import Callback  # type: ignore[assignment]
     from torch.optim.lr_scheduler import ReduceLROnPlateau
 
     from nanguard.guard.driven import Driven

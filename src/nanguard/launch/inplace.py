@@ -27,6 +27,7 @@ from nanguard.launch.replay import Replay
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from typing import TypeAlias
 
     from torch.optim import Optimizer
 
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
     from nanguard.launch.live import Live
     from nanguard.launch.patches import Batches
 
-    Run = Live | Followed
+    Run: TypeAlias = Live | Followed
 
 # What cannot be changed in a run that goes on afterwards.
 _IMPOSSIBLE = ("clip", "fresh_grads", "targets_only")
@@ -48,7 +49,7 @@ class Flight:
     """A step that the host has not seen yet.
 
     Attributes:
-        ticket: Its numbers, on their way from the device.
+        ticket: Its numbers, on their way from the device; None if they are known.
         optimizer: Whose step it is.
         step: The step as this optimizer counts.
         ordinal: The step as all optimizers together count.

@@ -139,6 +139,7 @@ class Late:
     def _resolve(self, keep: int) -> None:
         while len(self._flights) > keep:
             flight = self._flights.popleft()
+            assert flight.ticket is not None  # noqa: S101 - steps of this kind have one
             numbers = flight.ticket.read()
             if numbers["latch"] or numbers.get("poisoned"):
                 self._meet(flight, numbers)
