@@ -1,13 +1,12 @@
 """Radio maps of random cities: buildings, one transmitter, and the strength of its signal.
 
-The strength falls with the distance, and behind walls with the length of the way through them. A map
-holds it in decibels, scaled to [-1, 1]; -1 is the noise floor.
+The strength falls with the distance, and behind walls with the length of the way through them. A
+map holds it in decibels, scaled to [-1, 1]; -1 is the noise floor.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -15,6 +14,8 @@ import torch
 from torch.utils.data import Dataset
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from settings import Data
 
 FLOOR_DB = -110.0
@@ -75,14 +76,16 @@ def load_maps(settings: Data, seed: int, folder: Path) -> RadioMaps:
 def held_out(settings: Data, count: int = 4) -> Sample:
     """Returns a batch of maps of cities that are never trained on."""
     maps = RadioMaps(*make_cities(replace(settings, cities=count), seed=987_654))
-    return Sample(*(torch.stack(part) for part in zip(*(maps[i] for i in range(count)))))
+    parts = zip(*(maps[i] for i in range(count)), strict=True)
+    return Sample(*(torch.stack(part) for part in parts))
 
 
 def make_cities(settings: Data, seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Returns signal strength, buildings and distance of every city."""
     rng = np.random.default_rng(seed)
-    cities = [_city(settings.image_size, settings.wall_loss_db, rng) for _ in range(settings.cities)]
-    radio, buildings, distance = (np.stack(part).astype(np.float32) for part in zip(*cities))
+    size, loss = settings.image_size, settings.wall_loss_db
+    cities = [_city(size, loss, rng) for _ in range(settings.cities)]
+    radio, buildings, distance = (np.stack(p).astype(np.float32) for p in zip(*cities, strict=True))
     return radio, buildings, distance
 
 
@@ -106,9 +109,7 @@ def _city(
     return 1 - 2 * strength / FLOOR_DB, walls, np.log1p(far) / np.log1p(size) * 2 - 1
 
 
-def _way_through_walls(
-    walls: np.ndarray, transmitter: np.ndarray, far: np.ndarray
-) -> np.ndarray:
+def _way_through_walls(walls: np.ndarray, transmitter: np.ndarray, far: np.ndarray) -> np.ndarray:
     """Returns how many pixels of wall lie between the transmitter and each pixel."""
     size = len(walls)
     pixels = np.stack(np.mgrid[:size, :size]).astype(np.float32)
@@ -179,6 +180,6 @@ def _read(path: Path) -> tuple[np.ndarray, np.ndarray, np.ndarray] | None:
 def _write(path: Path, *parts: np.ndarray) -> tuple[np.ndarray, ...]:
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name("partial-" + path.name)
-    np.savez(partial, **dict(zip(("radio", "buildings", "distance"), parts)))
+    np.savez(partial, **dict(zip(("radio", "buildings", "distance"), parts, strict=True)))
     partial.replace(path)
     return parts

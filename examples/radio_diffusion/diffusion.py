@@ -6,6 +6,7 @@ t = 0, pure noise at t = 1. The network predicts C and the noise; both errors ar
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -13,8 +14,12 @@ import torch
 from torch.nn import functional as F
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from settings import Model
     from torch import nn
+
+    Weigh = Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
 
 
 class BadTensor(Exception):
@@ -68,6 +73,7 @@ def losses(
     street: torch.Tensor,
     settings: Model,
     *,
+    weigh: Weigh | None = None,
     check: bool = False,
 ) -> Losses:
     """Returns the loss of a batch.
@@ -78,6 +84,7 @@ def losses(
         condition: Buildings and distance.
         street: The share of each latent that lies outside of buildings: only it counts.
         settings: The diffusion.
+        weigh: Returns the two weights of diffusion times; those of the settings if not given.
         check: Whether every tensor is looked at on the way.
 
     Raises:
@@ -88,11 +95,12 @@ def losses(
     if check:
         check_finite(latents=x0, condition=condition, street=street, t=t, noise=noise, noisy=x)
     c, predicted = network(x, t, condition)
-    target, bound = -x0, settings.prediction_bound
-    if bound is not None:
-        c, predicted = c.clamp(-bound, bound), predicted.clamp(-bound, bound)
-        target = target.clamp(-bound, bound)
-    weight_c, weight_noise = loss_weights(t, settings.loss_weight_eps, settings.loss_weight_max)
+    c, predicted, target = (bounded(one, settings.prediction_bound) for one in (c, predicted, -x0))
+    if weigh is None:
+        eps, most = settings.loss_weight_eps, settings.loss_weight_max
+        weight_c, weight_noise = loss_weights(t, eps, most)
+    else:
+        weight_c, weight_noise = weigh(t)
     if check:
         check_finite(c=c, predicted=predicted, weight_c=weight_c, weight_noise=weight_noise)
     error_c = weight_c.view(-1, 1, 1, 1) * (c - target) ** 2
@@ -100,8 +108,7 @@ def losses(
     simple = ((error_c + error_noise) * street).mean()
     vlb = torch.zeros_like(simple)
     if settings.loss_vlb_weight:
-        times = t.view(-1, 1, 1, 1)
-        again = x - c * times - times.sqrt() * predicted
+        again = rebuilt(x, c, predicted, t)
         vlb = settings.loss_vlb_weight * ((again - x0).abs() * street).mean()
     watched = {
         "t_min": t.min(),
@@ -110,6 +117,17 @@ def losses(
         "prediction_max": torch.maximum(c.detach().abs().max(), predicted.detach().abs().max()),
     }
     return Losses(simple, vlb, simple + vlb, watched)
+
+
+def bounded(x: torch.Tensor, most: float | None) -> torch.Tensor:
+    """Returns a tensor with nothing beyond a bound in it; None is no bound."""
+    return x if most is None else x.clamp(-most, most)
+
+
+def rebuilt(x: torch.Tensor, c: torch.Tensor, noise: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
+    """Returns the latents at t = 0 that predictions at times t lead to."""
+    t = t.view(-1, 1, 1, 1)
+    return x - c * t - t.sqrt() * noise
 
 
 def check_finite(**tensors: torch.Tensor) -> None:
@@ -138,7 +156,7 @@ def draw_maps(
     generator = torch.Generator().manual_seed(seed)
     x = torch.randn(shape, generator=generator).to(condition.device)
     times = torch.linspace(1, 0, steps + 1).tolist()
-    for now, then in zip(times, times[1:]):
+    for now, then in itertools.pairwise(times):
         c, noise = network(x, x.new_full((len(x),), now), condition)
         x = x - (now - then) * c - (now**0.5 - then**0.5) * noise
     return x

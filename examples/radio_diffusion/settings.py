@@ -1,14 +1,17 @@
-"""The settings of a run: read from a YAML file, changed by --set, checked before anything starts."""
+"""The settings of a run: read from YAML, changed by --set, checked before anything starts."""
 
 from __future__ import annotations
 
 import difflib
+import re
 import types
 from dataclasses import MISSING, dataclass, fields, is_dataclass
-from pathlib import Path
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import yaml
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 # What a size stands for, unless a file or --set says otherwise.
 SIZES: dict[str, dict[str, Any]] = {
@@ -120,6 +123,7 @@ class Settings:
     mixed_precision: Literal["no", "fp16", "bf16"] = "no"
 
 
+_NUMBER = re.compile(r"[-+]?[0-9.]+[eE][-+]?[0-9]+")
 # What is at least 1, and what is above 0 if it is set.
 _COUNTS = (
     "model.width", "model.blocks", "model.timesteps", "model.sampling_timesteps",
@@ -184,11 +188,12 @@ def _split(change: str) -> tuple[str, Any]:
     if not equals or not key:
         raise SettingsError(f"--set {change}: write it as key=value, e.g. trainer.lr=1.0e-5")
     try:
-        return key, float(text) if "e" in text.lower() else yaml.safe_load(text)
-    except ValueError:
-        return key, text  # a word with an e in it
+        value = yaml.safe_load(text)
     except yaml.YAMLError as error:
         raise SettingsError(f"--set {change}: {text!r} is no value") from error
+    # On a command line nobody writes 1.0e-5 for 1e-5, as YAML 1.1 wants it.
+    is_number = isinstance(value, str) and _NUMBER.fullmatch(value)
+    return key, float(value) if is_number else value
 
 
 def _put(values: dict[str, Any], key: str, value: Any, *, replace: bool) -> None:

@@ -1,7 +1,7 @@
 """A linear VAE of the maps' patches.
 
-The best linear VAE is known in closed form: probabilistic PCA. So it is computed from the data once,
-and kept beside the run, instead of being trained.
+The best linear VAE is known in closed form: probabilistic PCA. So it is computed from the data
+once, and kept beside the run, instead of being trained.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class LinearVae(nn.Module):
         self.register_buffer("decoder", torch.zeros(channels, 1, PATCH, PATCH))
         self.register_buffer("mean", torch.zeros(1, 1, PATCH, PATCH))
         self.register_buffer("log_variance", torch.zeros(channels))
-        self.register_buffer("scale", torch.ones(()))
+        self.register_buffer("scale", torch.ones(1, channels, 1, 1))
 
     def encode(self, radio: torch.Tensor, generator: torch.Generator | None = None) -> torch.Tensor:
         """Returns latents drawn from the posterior, scaled to spread 1."""
@@ -44,7 +44,7 @@ class LinearVae(nn.Module):
 
     def decode(self, latents: torch.Tensor) -> torch.Tensor:
         """Returns maps."""
-        height, width = latents.shape[-2] , latents.shape[-1]
+        height, width = latents.shape[-2], latents.shape[-1]
         patches = F.conv_transpose2d(latents / self.scale, self.decoder, stride=PATCH)
         return patches + self.mean.repeat(1, 1, height, width)
 
@@ -52,11 +52,12 @@ class LinearVae(nn.Module):
         """Sets what latents are multiplied by.
 
         Args:
-            factor: The factor, or ``auto`` for one that gives the latents of a batch spread 1.
+            factor: The factor, or ``auto`` for one per channel that gives a batch spread 1.
             first: The maps of that batch.
         """
         if factor == "auto":
-            self.scale.copy_(1.0 / self.posterior_mean(first).std())
+            spread = self.posterior_mean(first).std(dim=(0, 2, 3), keepdim=True)
+            self.scale.copy_(1.0 / spread)
         else:
             self.scale.fill_(float(factor))
 

@@ -51,7 +51,9 @@ def load(path: Path, parts: dict[str, Any]) -> int:
         for name, part in parts.items():
             part.load_state_dict(state[name])
     except (RuntimeError, ValueError, KeyError, TypeError) as error:
-        raise CheckpointError(f"{path} is a checkpoint of another model: {_short(error)}") from error
+        raise CheckpointError(
+            f"{path} is a checkpoint of another model: {_short(error)}"
+        ) from error
     return int(state["step"])
 
 
