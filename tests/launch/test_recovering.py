@@ -351,7 +351,8 @@ def test_checkpoint_that_leads_to_bad_steps_only_is_left_behind():
     [
         ((), 26, 25, False),
         ((25,), 26, 25, False),
-        ((3, 20, 21, 24, 25), 26, 20, False),
+        ((3, 40, 45, 60, 61), 62, 40, False),
+        ((3, 4, 5), 30, 29, False),
         ((0, 1, 2, 5), 6, 0, True),
         ((0,), 1, 0, False),
     ],

@@ -31,7 +31,9 @@ _WANTED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 _BY_SIGNAL = 128
 _LONGEST = 1 << 16
 # Bad steps that are no further apart than this are one trouble.
-_APART = 3
+_APART = 20
+# Good steps that do not speak for what an attempt has begun with.
+_FEW = 3
 # Bad steps that are not the fault of one batch.
 _MANY = 3
 
@@ -81,7 +83,7 @@ class Ending:
 
     @property
     def bad_since(self) -> int:
-        """The step from which on hardly any was good: what was saved after it is no good state."""
+        """The step with which the trouble began that ended it: what was saved after it is bad."""
         since = max(0, self.tried - 1)
         for step in reversed(self.bad):
             if step < since - _APART:
@@ -92,7 +94,7 @@ class Ending:
     @property
     def hopeless(self) -> bool:
         """Whether it met hardly anything but bad steps: what it began with is no good state."""
-        return self.over_numbers and self.bad_since <= _APART and len(self.bad) >= _MANY
+        return self.over_numbers and self.bad_since <= _FEW and len(self.bad) >= _MANY
 
 
 def read_ending(control: Path, code: int, incidents: tuple[Path, ...]) -> Ending:
