@@ -1,4 +1,4 @@
-"""Masked attention: the one that is used, those that were tried, and the one that holds."""
+"""Masked attention, with three ways to deal with what is masked."""
 
 from __future__ import annotations
 
@@ -8,39 +8,27 @@ import torch
 from torch import nn
 
 
-def masked(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor, scale: float
-) -> torch.Tensor:
-    """Attends to the tokens; a text without tokens has nothing to attend to."""
-    scores = q @ k.transpose(-2, -1)
-    scores = (scores * scale).masked_fill(~mask, -math.inf)
-    return torch.softmax(scores, -1) @ v
+def masked(scores: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    """Weighs the tokens; a text without tokens has a row of nothing but -inf."""
+    scores = scores.masked_fill(~mask, -math.inf)
+    return torch.softmax(scores, -1)
 
 
-def global_test(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor, scale: float
-) -> torch.Tensor:
+def global_test(scores: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
     """Asks whether *all* rows of the batch are masked, which they never are."""
-    attn = (q @ k.transpose(-2, -1) * scale).masked_fill(~mask, -math.inf)
+    attn = scores.masked_fill(~mask, -math.inf)
     if (attn == -math.inf).all():
         attn = torch.zeros_like(attn)
-    return attn.softmax(-1) @ v
+    return attn.softmax(-1)
 
 
-def per_row(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor, scale: float
-) -> torch.Tensor:
-    """Lets a row without tokens attend everywhere, and takes nothing from it."""
+def per_row(scores: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    """Opens a row without tokens for the softmax, and gives it no weight."""
     some = mask.any(-1, keepdim=True)
-    attn = (q @ k.transpose(-2, -1) * scale).masked_fill(~(mask | ~some), -math.inf)
-    return torch.softmax(attn, -1) @ v * some
+    return scores.masked_fill(~mask & some, -math.inf).softmax(-1) * some
 
 
-ATTENTIONS = {
-    "masked": masked,
-    "global-test": global_test,
-    "per-row": per_row,
-}
+WEIGHTS = {"masked": masked, "global-test": global_test, "per-row": per_row}
 
 
 class Attention(nn.Module):
@@ -61,7 +49,7 @@ class Attention(nn.Module):
         self.heads, self.head_dim = heads, width // heads
         self.qkv = nn.Linear(width, 3 * width)
         self.out = nn.Linear(width, width)
-        self.attend = ATTENTIONS[form]
+        self.weigh = WEIGHTS[form]
         self.scale = width**-0.5 if scale_from == "width" else self.head_dim**-0.5
         self.half_type = half
 
@@ -70,7 +58,7 @@ class Attention(nn.Module):
         rows, tokens, width = x.shape
         parts = self.qkv(x).view(rows, tokens, 3, self.heads, self.head_dim)
         q, k, v = parts.permute(2, 0, 3, 1, 4)
-        keys = mask[:, None, None, :]
         with torch.autocast(x.device.type, self.half_type, enabled=self.half_type is not None):
-            mixed = self.attend(q, k, v, keys, self.scale)
+            scores = q @ k.transpose(-2, -1)
+            mixed = self.weigh(scores * self.scale, mask[:, None, None, :]) @ v
         return self.out(mixed.to(x.dtype).transpose(1, 2).reshape(rows, tokens, width))

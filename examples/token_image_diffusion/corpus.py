@@ -34,9 +34,9 @@ _TOPICS: dict[str, dict[str, str]] = {
         "kind": "precise broken brass wooden loud clever borrowed half-finished",
     },
 }
-_WHEN = "yesterday today at-dawn at-noon last-week before-supper in-spring after-the-rain".split()
-_JOIN = "and but while because although so".split()
-_PLACED = "near behind inside under beside beyond".split()
+_WHEN = ("yesterday", "today", "at-dawn", "at-noon", "last-week", "in-spring", "after-the-rain")
+_JOIN = ("and", "but", "while", "because", "although", "so")
+_PLACED = ("near", "behind", "inside", "under", "beside", "beyond")
 
 
 def write_texts(count: int, seed: int) -> list[str]:

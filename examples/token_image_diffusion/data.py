@@ -58,6 +58,18 @@ def load_texts(settings: Settings, out: Path) -> Texts:
     return _read(settings, folder)
 
 
+def loader_of(texts: Texts, settings: Settings, order: torch.Generator) -> DataLoader[Any]:
+    """Returns what makes batches of a data set, in an order drawn from a random stream."""
+    return DataLoader(
+        texts,
+        batch_size=settings["training.batch_size"],
+        shuffle=True,
+        drop_last=True,
+        generator=order,
+        num_workers=settings["data.workers"],
+    )
+
+
 def batches(texts: Texts, settings: Settings, skip: int) -> Iterator[Any]:
     """Yields batches for ever, in an order that depends on seed and epoch only.
 
@@ -67,14 +79,7 @@ def batches(texts: Texts, settings: Settings, skip: int) -> Iterator[Any]:
         skip: Batches that an earlier run has had.
     """
     order = torch.Generator()
-    loader = DataLoader(
-        texts,
-        batch_size=settings["training.batch_size"],
-        shuffle=True,
-        drop_last=True,
-        generator=order,
-        num_workers=settings["data.workers"],
-    )
+    loader = loader_of(texts, settings, order)
     epoch, passed = divmod(skip, len(loader))
     while True:
         order.manual_seed(1_000_003 * settings["seed"] + epoch)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-import torch
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
 
 
 def masked(predicted: torch.Tensor, images: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:

@@ -12,10 +12,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
+_SIZED = ("model.width", "model.depth", "model.heads", "data.rows", "data.columns")
 SIZES: dict[str, dict[str, int]] = {
-    "tiny": {"model.width": 128, "model.depth": 2, "model.heads": 1, "data.rows": 4, "data.columns": 8},
-    "small": {"model.width": 256, "model.depth": 6, "model.heads": 4, "data.rows": 8, "data.columns": 16},
-    "full": {"model.width": 768, "model.depth": 12, "model.heads": 12, "data.rows": 16, "data.columns": 16},
+    "tiny": dict(zip(_SIZED, (128, 2, 1, 4, 8), strict=True)),
+    "small": dict(zip(_SIZED, (256, 6, 4, 8, 16), strict=True)),
+    "full": dict(zip(_SIZED, (768, 12, 12, 16, 16), strict=True)),
 }
 
 
@@ -32,7 +33,7 @@ def _number(least: float, *, above: bool = False, empty: bool = False) -> Callab
         if value is None and empty:
             return None
         if isinstance(value, bool) or not isinstance(value, (int, float)):
-            return "has to be a number"
+            return "has to be a number; write 1.0e-4, because YAML takes 1e-4 for text"
         good = math.isfinite(value) and (value > least if above else value >= least)
         return None if good else f"has to be {'above' if above else 'at least'} {least:g}"
 
@@ -101,6 +102,7 @@ KEYS: dict[str, tuple[str, Callable[[Any], str | None]]] = {
     "optimizer.weight_decay": ("0.01", _number(0)),
     "optimizer.betas": ("[0.9, 0.999]", _betas),
     "optimizer.eps": ("1.0e-8", _number(0)),
+    "optimizer.adaln_lr_factor": ("1.0", _number(0, above=True)),
     "amp.enabled": ("true", _flag),
     "amp.dtype": ("fp16", _one_of("fp16", "bf16")),
     "amp.scope": ("auto", _one_of("auto", "model", "attention")),
@@ -158,7 +160,7 @@ def read_settings(path: Path, changes: list[str], steps: int | None) -> Settings
         key, sign, text = change.partition("=")
         if not sign or key not in KEYS:
             raise SettingsError(f"--set {change}: write dotted.key=value, with a key of {path}")
-        values[key] = yaml.safe_load(text)
+        values[key] = _value(text)
     if steps is not None:
         values["training.steps"] = steps
     for key, (example, wrong) in KEYS.items():
@@ -169,6 +171,14 @@ def read_settings(path: Path, changes: list[str], steps: int | None) -> Settings
         if problem:
             raise SettingsError(f"{path}: {key} is {values[key]!r}; it {problem}, e.g. {example}")
     return Settings(_filled(path, values))
+
+
+def _value(text: str) -> Any:
+    value = yaml.safe_load(text)
+    try:
+        return float(value) if isinstance(value, str) else value
+    except ValueError:
+        return value
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """Trains a diffusion transformer on texts that are written as images.
 
-    python train.py --config config.yaml [--set training.lr=1e-4 ...] [--out runs/tokens]
+python train.py --config config.yaml [--set training.lr=1e-4 ...] [--out runs/tokens]
 """
 
 from __future__ import annotations
@@ -124,9 +124,12 @@ def device_of(name: str) -> torch.device:
 
 
 def optimizer_of(model: torch.nn.Module, settings: Settings, device: torch.device) -> Any:
-    """Returns the optimizer."""
+    """Returns the optimizer; the AdaLN layers may have a learning rate of their own."""
+    adaln = [p for name, p in model.named_parameters() if "modulation" in name]
+    others = [p for name, p in model.named_parameters() if "modulation" not in name]
+    factor = settings["optimizer.adaln_lr_factor"]
     return torch.optim.AdamW(
-        model.parameters(),
+        [{"params": others, "factor": 1.0}, {"params": adaln, "factor": factor}],
         lr=settings["training.lr"],
         betas=tuple(settings["optimizer.betas"]),
         eps=settings["optimizer.eps"],
@@ -176,7 +179,7 @@ def one_step(run: Run, stream: Any, step: int) -> tuple[float, float, list[str]]
     # One stream for each step: the same noise on a CPU, on a GPU, and after a resume.
     draw = torch.Generator().manual_seed(1_000_003 * settings["seed"] + step)
     for group in run.optimizer.param_groups:
-        group["lr"] = rate_at(settings, step)
+        group["lr"] = group["factor"] * rate_at(settings, step)
     total = 0.0
     for index in range(accumulation):
         loss = run.loss(next(stream), draw)
@@ -253,9 +256,9 @@ def load_checkpoint(run: Run, path: Path) -> None:
     except FileNotFoundError:
         raise SettingsError(f"--resume {path}: there is no such file") from None
     except Exception as error:
-        why = str(error).strip().splitlines()[0][:200] if str(error).strip() else repr(error)
+        why = " ".join(str(error).split()[:24]) or repr(error)
         raise SettingsError(
-            f"--resume {path}: not a checkpoint of this model ({why}); "
+            f"--resume {path}: not a checkpoint of this model ({why} ...); "
             "resume with the settings it was made with"
         ) from None
 
