@@ -38,19 +38,18 @@ class Attention(nn.Module):
         q_text, k_text, v_text = self._heads(self.text_qkv(text))
         q_latent, k_latent, v_latent = self._heads(self.latent_qkv(latent))
         queries = torch.cat([q_text, q_latent], dim=2)
-        if self.form == "fused":
-            mask = F.pad(keep, (0, latent.shape[1]), value=True)[:, None, None, :]
-            keys, values = torch.cat([k_text, k_latent], 2), torch.cat([v_text, v_latent], 2)
-            mixed = F.scaled_dot_product_attention(queries, keys, values, attn_mask=mask)
-        else:
-            mixed = self._one_by_one(queries, (k_text, v_text), (k_latent, v_latent), keep)
+        mixed = self.mix(queries, (k_text, v_text), (k_latent, v_latent), keep)
         mixed = mixed.transpose(1, 2).flatten(2)
         return self.text_out(mixed[:, : text.shape[1]]), self.latent_out(mixed[:, text.shape[1] :])
 
-    def _one_by_one(self, queries, text, latent, keep):
-        """Scores the streams one by one; their exponentials share one denominator."""
-        scale = queries.shape[-1] ** -0.5
-        top, bottom = 0.0, 0.0
+    def mix(self, queries, text, latent, keep):
+        """Returns the values of both streams, weighed by one softmax over the keys of both."""
+        if self.form == "fused":
+            keys, values = (torch.cat(pair, dim=2) for pair in zip(text, latent, strict=True))
+            mask = F.pad(keep, (0, latent[0].shape[2]), value=True)[:, None, None, :]
+            return F.scaled_dot_product_attention(queries, keys, values, attn_mask=mask)
+        # The streams are scored one by one; their exponentials share one denominator.
+        top, bottom, scale = 0.0, 0.0, queries.shape[-1] ** -0.5
         for (keys, values), kept in ((text, keep), (latent, None)):
             scores = (queries @ keys.transpose(-2, -1)).float() * scale
             weights = scores.exp()
@@ -70,9 +69,9 @@ class Attention(nn.Module):
 class Block(nn.Module):
     """One block: joint attention, then a feed-forward layer for each stream."""
 
-    def __init__(self, width, heads, *, form, qk_norm):
+    def __init__(self, width, heads, attention):
         super().__init__()
-        self.attention = Attention(width, heads, form=form, qk_norm=qk_norm)
+        self.attention = attention(width, heads)
         self.norm = nn.LayerNorm(width, elementwise_affine=False)
         self.text_modulation = nn.Linear(width, 6 * width)
         self.latent_modulation = nn.Linear(width, 6 * width)
@@ -96,7 +95,7 @@ class MMDiT(nn.Module):
     """Denoises the latents and fills in the masked words, from one another."""
 
     def __init__(
-        self, vocabulary, width, depth, heads, text_length, latent_count, latent_dim, **how
+        self, vocabulary, width, depth, heads, text_length, latent_count, latent_dim, attention
     ):
         super().__init__()
         self.width = width
@@ -106,7 +105,7 @@ class MMDiT(nn.Module):
         self.latent_places = nn.Parameter(torch.zeros(latent_count, width))
         self.time = nn.Sequential(nn.Linear(width, width), nn.SiLU(), nn.Linear(width, width))
         self.pooled = nn.Linear(width, width)
-        self.blocks = nn.ModuleList(Block(width, heads, **how) for _ in range(depth))
+        self.blocks = nn.ModuleList(Block(width, heads, attention) for _ in range(depth))
         self.norm = nn.LayerNorm(width, elementwise_affine=False)
         self.last_modulation = nn.Linear(width, 4 * width)
         self.text_head = nn.Linear(width, vocabulary)

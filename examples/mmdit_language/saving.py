@@ -32,9 +32,14 @@ def load(path, run, shape):
     """Puts a run back to where a checkpoint left it; returns the step."""
     try:
         state = torch.load(path, map_location="cpu", weights_only=True)
-    except (OSError, RuntimeError, EOFError, pickle.UnpicklingError) as error:
-        first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise ConfigError(f"{path}: cannot be loaded: {first}; resume from another one") from None
+    except pickle.UnpicklingError:
+        why = "it is no checkpoint, or one that needs code of its own to be run"
+        raise ConfigError(f"{path}: cannot be loaded: {why}; resume from another one") from None
+    except (OSError, RuntimeError, EOFError) as error:
+        why = next(iter(str(error).strip().splitlines()), type(error).__name__)
+        raise ConfigError(f"{path}: cannot be loaded: {why}; resume from another one") from None
+    if not isinstance(state, dict):
+        raise ConfigError(f"{path}: is no checkpoint of this run: it holds no dict")
     missing = [name for name in (*run, "step", "shape", "rng") if name not in state]
     if missing:
         raise ConfigError(f"{path}: is no checkpoint of this run: {missing[0]} is not in it")

@@ -14,7 +14,7 @@ import data
 import saving
 import torch
 from losses import bounded, corrupt, latent_error, masked_cross_entropy
-from model import SIZES, MMDiT
+from model import SIZES, Attention, MMDiT
 from settings import ConfigError, arguments, read
 from torch.utils.data import DataLoader
 
@@ -31,15 +31,19 @@ class Run:
         self.shape["vocabulary"] = len(data.words())
         torch.manual_seed(config["seed"])
         self.train, self.held_out = _corpus(config, self.shape, out)
-        form = {"form": config["model.attention"], "qk_norm": config["model.qk_norm"]}
-        self.model = MMDiT(**self.shape, **form).to(self.device)
+        self.model = MMDiT(**self.shape, attention=self.attention).to(self.device)
         self.optimizer = torch.optim.AdamW(
             self.model.parameters(),
             lr=config["training.learning_rate"],
             weight_decay=config["training.weight_decay"],
-            fused=self.device.type == "cuda",
+            fused=True,
         )
-        self.scheduler = torch.optim.lr_scheduler.LambdaLR(self.optimizer, self._rate)
+        self.scheduler = self.schedule()
+
+    def attention(self, width, heads):
+        """Returns the attention of one block."""
+        form, qk_norm = (self.config[f"model.{name}"] for name in ("attention", "qk_norm"))
+        return Attention(width, heads, form=form, qk_norm=qk_norm)
 
     @property
     def parts(self):
@@ -51,27 +55,45 @@ class Run:
         """The number of steps so far: as many as the schedule has made."""
         return self.scheduler.last_epoch
 
-    def _rate(self, step):
-        """Linear warm-up, then a cosine down to the lowest rate."""
+    def schedule(self):
+        """Returns a linear warm-up, then a cosine down to the lowest rate."""
         warmup, steps = (self.config[f"training.{name}"] for name in ("warmup_steps", "max_steps"))
-        if step < warmup:
-            return (step + 1) / warmup
         lowest = self.config["training.min_lr"] / self.config["training.learning_rate"]
-        done = min((step - warmup) / max(steps - warmup, 1), 1.0)
-        return lowest + (1 - lowest) * 0.5 * (1 + math.cos(math.pi * done))
+
+        def factor(step):
+            if step < warmup:
+                return (step + 1) / warmup
+            done = min((step - warmup) / max(steps - warmup, 1), 1.0)
+            return lowest + (1 - lowest) * 0.5 * (1 + math.cos(math.pi * done))
+
+        return torch.optim.lr_scheduler.LambdaLR(self.optimizer, factor)
+
+    def keep_rate(self):
+        """Goes on at the rate of the config; a checkpoint brings the one it was trained at."""
+        rate, schedule = self.config["training.learning_rate"], self.scheduler
+        schedule.base_lrs = [rate] * len(schedule.base_lrs)
+        for group, factor in zip(self.optimizer.param_groups, schedule.lr_lambdas, strict=True):
+            group |= {"initial_lr": rate, "lr": rate * factor(self.step)}
 
     def batches(self):
         """Yields batches without end, from where the run has come to."""
-        size = self.config["training.batch_size"]
         made = self.step * self.config["training.gradient_accumulation_steps"]
-        epoch, passed = divmod(made, len(self.train) // size)
+        epoch, passed = divmod(made, len(self.loader(0)))
         while True:
-            order = torch.Generator().manual_seed(self.config["seed"] + epoch)
-            loader = DataLoader(self.train, size, shuffle=True, drop_last=True, generator=order)
-            for index, batch in enumerate(loader):
+            for index, batch in enumerate(self.loader(epoch)):
                 if index >= passed:
-                    yield {name: value.to(self.device) for name, value in batch.items()}
+                    yield self.moved(batch)
             epoch, passed = epoch + 1, 0
+
+    def loader(self, epoch):
+        """Returns the batches of one epoch, in its order."""
+        size = self.config["training.batch_size"]
+        order = torch.Generator().manual_seed(self.config["seed"] + epoch)
+        return DataLoader(self.train, size, shuffle=True, drop_last=True, generator=order)
+
+    def moved(self, batch):
+        """Returns a batch on the device."""
+        return {name: value.to(self.device) for name, value in batch.items()}
 
     def terms(self, batch):
         """Returns the two terms of the loss: masked words, and latents."""
@@ -121,6 +143,7 @@ def main(words=None):
         run = Run(read(args.config, args.set), args.out)
         if args.resume:
             saving.load(args.resume, run.parts, run.shape)
+            run.keep_rate()
     except ConfigError as error:
         print(f"train.py: {error}", file=sys.stderr)
         return 2
@@ -211,6 +234,11 @@ def _device(name):
 def _corpus(config, shape, out):
     sizes = {name: shape[name] for name in ("text_length", "latent_count", "latent_dim")}
     named = {name: config[f"data.{name}"] for name in ("documents", "blank_lines")}
+    if named["blank_lines"] > named["documents"]:
+        raise ConfigError(
+            f"data.blank_lines is {named['blank_lines']}, but data.documents only "
+            f"{named['documents']}; lower the first"
+        )
     train, held_out = data.load(out, seed=config["seed"], **named, **sizes)
     for part in (train, held_out):
         part.latents *= config["data.latent_scale"]
