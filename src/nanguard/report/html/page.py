@@ -22,12 +22,15 @@ if TYPE_CHECKING:
 
     from nanguard.sources.run.model import Run
 
+# Joined in this order into one script.
+_SCRIPTS = ("words.js", "numbers.js", "drawing.js", "chart.js", "strip.js", "page.js")
+
 
 def asset(name: str) -> str:
-    """Returns a file that belongs to the page: ``page.js`` or ``page.css``."""
-    return (
-        files("nanguard.report.html").joinpath("assets").joinpath(name).read_text(encoding="utf-8")
-    )
+    """Returns what belongs to the page: ``page.js``, the whole script, or ``page.css``."""
+    if name != "page.js":
+        return _asset(name)
+    return f'(() => {{\n"use strict";\n\n{"".join(map(_asset, _SCRIPTS))}}})();\n'
 
 
 def page(runs: Sequence[Run], title: str | None = None, budget: int = BUDGET) -> str:
@@ -116,6 +119,11 @@ def embedded(data: Any) -> str:
     """Returns JSON that can stand inside of a script element."""
     text = json.dumps(data, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+
+
+def _asset(name: str) -> str:
+    folder = files("nanguard.report.html").joinpath("assets")
+    return folder.joinpath(name).read_text(encoding="utf-8")
 
 
 def _section(key: str, name: str, body: Html) -> Html:

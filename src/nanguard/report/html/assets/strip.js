@@ -1,0 +1,86 @@
+// What happened, as marks on the same axis as the curves.
+
+class Strip {
+  constructor(group) {
+    this.group = group;
+    this.box = make("div", { class: "strip", role: "group", "aria-label": "What happened" });
+    this.lanes = [];
+    for (const kind of Object.keys(KINDS)) {
+      const of = (runs) => runs.flatMap((run) => run.events.filter((e) => e.kind === kind && e.step !== null));
+      // The lanes of all runs, so that charts side by side stand at the same height.
+      if (!of(state.runs).length) continue;
+      const events = of(group);
+      events.sort((a, b) => a.step - b.step);
+      const row = make("div", { class: "lane" });
+      const marks = make("div", { class: "marks" });
+      row.append(make("span", { class: "lane-name" }, KINDS[kind][1]), marks);
+      this.box.append(row);
+      this.lanes.push({ kind, events, marks, known: "" });
+    }
+  }
+
+  draw() {
+    for (const lane of this.lanes) {
+      const width = lane.marks.clientWidth;
+      const [low, high] = state.view;
+      const groups = [];
+      for (const event of lane.events) {
+        if (event.last < low || event.step > high) continue;
+        const x = ((Math.max(event.step, low) - low) / (high - low)) * width;
+        const last = groups[groups.length - 1];
+        if (last && x - last.x < NARROW) last.events.push(event);
+        else groups.push({ x, events: [event] });
+      }
+      const known = groups.map((g) => `${Math.round(g.x)}:${g.events.length}`).join(" ");
+      if (known === lane.known) continue;
+      lane.known = known;
+      lane.marks.replaceChildren(...groups.flatMap((group) => this.mark(lane, group, width)));
+    }
+  }
+
+  mark(lane, group, width) {
+    const first = group.events[0];
+    const many = group.events.reduce((sum, event) => sum + event.count, 0);
+    const name = state.runs.length > 1 ? `${state.runs[first.run].name}, ` : "";
+    const label =
+      many === 1
+        ? `${name}step ${whole(first.step)}: ${first.text}`
+        : `${name}${whole(many)} ${KINDS[lane.kind][1]} from step ${whole(first.step)} on: ${first.text}`;
+    const element = button(KINDS[lane.kind][0], label, () => this.choose(lane, group), {
+      class: `marker ${lane.kind}`,
+    });
+    if (many > 1) element.append(make("small", { "aria-hidden": "true" }, many > 999 ? `${Math.floor(many / 1000)}k` : String(many)));
+    if (state.runs.length > 1) element.style.color = `var(--c${first.run % 8})`;
+    element.style.left = `${group.x}px`;
+    const [low, high] = state.view;
+    const until = ((Math.min(Math.max(...group.events.map((e) => e.last)), high) - low) / (high - low)) * width;
+    if (until - group.x < NARROW) return [element];
+    const bar = make("span", { class: `reach ${lane.kind}`, "aria-hidden": "true" });
+    bar.style.left = `${group.x + NARROW}px`;
+    bar.style.width = `${Math.max(0, until - group.x - NARROW)}px`;
+    return [bar, element];
+  }
+
+  choose(lane, group) {
+    const first = group.events[0];
+    if (first.incident !== null) {
+      open(`incident-${first.run}-${first.incident}`);
+      return;
+    }
+    const last = group.events[group.events.length - 1];
+    point(first.step);
+    if (last.last > first.step) {
+      const some = Math.max(2, (last.last - first.step) * 0.5);
+      look(first.step - some, last.last + some);
+    }
+  }
+}
+
+function open(id) {
+  const target = document.getElementById(id);
+  if (!target) return;
+  history.replaceState(null, "", `#${id}`);
+  target.focus({ preventScroll: true });
+  const calm = window.matchMedia("(prefers-reduced-motion: reduce)").matches;
+  target.scrollIntoView({ behavior: calm ? "auto" : "smooth", block: "start" });
+}
