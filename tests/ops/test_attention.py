@@ -135,11 +135,17 @@ def test_causal_beside_left_padding_has_empty_rows():
     torch.testing.assert_close(ops.attention(*inputs, keys, is_causal=True, max_score=99.0), out)
 
 
-def test_a_mask_looked_at_once_gives_the_same():
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("additive", [False, True])
+def test_a_mask_looked_at_once_gives_the_same(causal, additive):
     inputs, mask = qkv(), torch.rand(2, 1, 5, 5) > 0.5
-    mask[0, 0, 0] = False
+    mask[0, 0, 3] = False
+    if additive:
+        mask = torch.zeros(mask.shape).masked_fill(~mask, -math.inf)
     seen = ops.AttentionMask.of(mask)
-    assert torch.equal(ops.attention(*inputs, seen), ops.attention(*inputs, mask))
+    out = ops.attention(*inputs, seen, is_causal=causal)
+    assert not out[0, :, 3].any()
+    assert torch.equal(out, ops.attention(*inputs, mask, is_causal=causal))
 
 
 @pytest.mark.parametrize("which", [0, 1, 2])

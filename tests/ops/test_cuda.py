@@ -21,7 +21,7 @@ def everything(x: torch.Tensor, mask: torch.Tensor, target: torch.Tensor, counte
     seen = ops.attention(heads, heads, heads, mask.view(4, 2, 1, 64)[..., :8])
     bounded = ops.attention(heads, heads, heads, mask[:1, :8].view(1, 1, 8), max_score=5.0)
     steps = torch.zeros(4, dtype=torch.int64, device=x.device)
-    noisy = ops.add_noise(x, x.detach(), steps, ops.linear_schedule(10, device=x.device))
+    noisy = ops.add_noise(x, x.detach(), steps, torch.ones(10, device=x.device))
     loss = ops.masked_cross_entropy(
         noisy, target, mask[:, 0], on_bad="report", bad_labels=counter, empties=counter
     )
@@ -29,7 +29,9 @@ def everything(x: torch.Tensor, mask: torch.Tensor, target: torch.Tensor, counte
     loss = loss + ops.masked_mse(ops.soft_cap(x, 2.0), x.detach(), mask)
     loss = loss + ops.safe_norm(x, -1).sum() + ops.safe_std(x, -1).sum() + ops.rms_norm(x).sum()
     loss = loss + ops.masked_softmax(x, mask).square().sum() + ops.gumbel_noise(x).sum()
-    loss = loss + ops.safe_div(1.0, x).sum() + ops.mask_logits(x, ~mask, on_bad="nan").sum() * 0.0
+    loss = (
+        loss + ops.safe_div(1.0, x).sum() + ops.mask_logits(x, mask, on_bad="nan").softmax(-1).sum()
+    )
     return loss + seen.sum() + bounded.sum()
 
 

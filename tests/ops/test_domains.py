@@ -85,6 +85,14 @@ def test_norm_of_zeros_second_derivative():
     assert torch.isfinite(penalty(lambda s: ops.safe_norm(s, -1))).all()
 
 
+def test_a_norm_below_its_floor_has_no_gradient():
+    x = torch.tensor([[1e-8, 1e-8], [3.0, 4.0]], requires_grad=True)
+    norm = ops.safe_norm(x, -1)
+    norm.sum().backward()
+    assert norm.tolist() == pytest.approx([1e-6, 5.0])
+    assert x.grad.tolist() == [[0.0, 0.0], pytest.approx([0.6, 0.8])]
+
+
 @pytest.mark.parametrize("dtype", HALVES)
 def test_norms_of_halves_come_in_float32_and_do_not_overflow(dtype):
     x = torch.full((2, 1024), 3000.0, dtype=dtype, requires_grad=True)

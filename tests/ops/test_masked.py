@@ -60,6 +60,36 @@ def test_what_is_masked_out_has_no_effect_and_gets_no_gradient(name, bad):
     assert not slopes[1][1][~SOME].any()
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_masked_nan_gets_no_gradient_in_a_compiled_loss_and_with_many_classes():
+    """Vectorised kernels and their tails have to choose alike."""
+    compiled = torch.compile(
+        lambda x, target, mask: ops.masked_cross_entropy(x, target, mask, label_smoothing=0.1),
+        backend="aot_eager",
+        fullgraph=True,
+    )
+    x = torch.randn(4, 101)
+    x[1:3] = torch.tensor([[math.nan], [math.inf]])
+    x.requires_grad_()
+    mask = torch.tensor([True, False, False, True])
+    for loss in (compiled, ops.masked_cross_entropy):
+        (slope,) = torch.autograd.grad(loss(x, torch.arange(4), mask), x, torch.tensor(2.0))
+        assert not slope[1:3].any()
+        assert torch.isfinite(slope).all()
+        assert slope[[0, 3]].any(-1).all()
+
+
+@pytest.mark.parametrize("name", ["mse", "cross-entropy"])
+def test_a_masked_nan_reaches_no_second_derivative(name):
+    x = torch.randn(2, 3, 4)
+    x[~SOME] = math.nan
+    x.requires_grad_()
+    (slope,) = torch.autograd.grad(loss_of(name, x, SOME), x, create_graph=True)
+    (second,) = torch.autograd.grad(slope.square().sum(), x)
+    assert torch.isfinite(second).all()
+    assert second[SOME].any()
+
+
 @every_loss
 def test_what_is_kept_stays_visible_in_the_gradient_too(name):
     x = torch.zeros(2, 3, 4)

@@ -12,7 +12,7 @@ import torch
 
 from nanguard.errors import UsageError
 from nanguard.ops.bounds import any_kept, check_float, wide
-from nanguard.ops.bounds import keep as keep_where
+from nanguard.ops.bounds import keep as chosen
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -159,8 +159,8 @@ def label_loss(
 class _CrossEntropy(torch.autograd.Function):
     """The loss of each row; rows that are not kept neither give a loss nor get a gradient.
 
-    They are replaced before the softmax, because the derivative of a softmax over NaN is NaN, also
-    times zero. The derivative is made in one pass, which pays for the replacing.
+    That holds if they are NaN, too, where torch's own derivative is ``0 * nan``: here each value of
+    a gradient is chosen, and none is a product with a NaN. It is made in one pass besides.
     """
 
     generate_vmap_rule = True
@@ -169,7 +169,7 @@ class _CrossEntropy(torch.autograd.Function):
     def forward(
         logits: Tensor, target: Tensor, keep: Tensor, allowed: Tensor | None, smoothing: float
     ) -> tuple[Tensor, Tensor]:
-        logs = torch.log_softmax(_chosen(logits, keep.unsqueeze(-1), allowed), -1)
+        logs = _log_softmax(logits, keep.unsqueeze(-1), allowed)
         loss = logs.gather(-1, target.unsqueeze(-1)).squeeze(-1).neg_()
         if smoothing:
             share = _share(logs, allowed)
@@ -206,21 +206,24 @@ class _CrossEntropy(torch.autograd.Function):
         return None if result is None else result.to(ctx.dtype), None, None, None, None
 
 
-def _chosen(logits: Tensor, rows: Tensor, allowed: Tensor | None) -> Tensor:
-    """Returns the logits that count, in float32 or wider, and something finite for the others."""
+def _log_softmax(logits: Tensor, rows: Tensor, allowed: Tensor | None) -> Tensor:
+    """Returns the log-probabilities of the classes that can be, in float32 or wider."""
     dtype = wide(logits.dtype)
-    if allowed is None and (dtype == logits.dtype or logits.device.type == "cpu"):
-        return keep_where(logits, rows).to(dtype)
-    low = 0.0 if allowed is None else torch.finfo(dtype).min / 2
-    # A tensor of one element, and not a number, so that choosing also widens.
-    other = low if dtype == logits.dtype else logits.new_full((1,), low, dtype=dtype)
-    return torch.where(rows if allowed is None else rows & allowed, logits, other)
+    if logits.device.type == "cpu":
+        # The vectorised exponential below does not choose at NaN.
+        logits = chosen(logits, rows)
+    if allowed is not None:
+        low = torch.finfo(dtype).min / 2
+        # A tensor of one element, and not a number, so that choosing also widens.
+        other = low if dtype == logits.dtype else logits.new_full((1,), low, dtype=dtype)
+        logits = torch.where(allowed, logits, other)
+    return torch.log_softmax(logits, -1, dtype=dtype)
 
 
 def _exp_times(logs: Tensor, row: Tensor) -> Tensor:
-    """Returns ``exp(logs) * row`` in one pass, for logarithms of at most 0.
+    """Returns ``exp(logs) * row`` in one pass, for logarithms of at most 0, and ``row`` at NaN on a GPU.
 
-    That happens to be the derivative of an ELU there.
+    That happens to be the derivative of an ELU: a slope of ``exp`` up to 0, and of 1 otherwise.
     """
     rows, is_result = row.expand_as(logs), False
     return cast("Tensor", torch.ops.aten.elu_backward(rows, 1.0, 1.0, 1.0, is_result, logs))
