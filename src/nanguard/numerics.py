@@ -120,23 +120,25 @@ class Gradients:
         self._groups = _grouped(grads)
 
     @torch.no_grad()
-    def norm(self, out: Tensor | None = None) -> Tensor:
+    def norm(self, out: Tensor | None = None, *, wide: bool = False) -> Tensor:
         """Returns the global norm; on sharded gradients a sharded tensor, see ``whole``.
 
         Args:
             out: Where to put it, if it is of that type and on that device.
+            wide: Whether to compute it in float64, for gradients that are scaled up.
         """
         groups = self._groups
         if self._sparse:
             grads = [grad for p in self._parameters if (grad := p.grad) is not None]
             groups = _grouped([_dense(grad) for grad in grads])
-        norms = [norm for group in groups for norm in torch._foreach_norm(group, 2.0)]
+        options = {"dtype": torch.float64} if wide else {}
+        norms = [norm for group in groups for norm in torch._foreach_norm(group, 2.0, **options)]
         if not norms:
             device = local(self._parameters[0]).device
             return torch.zeros((), dtype=torch.float32, device=device)
         if len(groups) > 1:
-            dtype = reduce(torch.promote_types, {norm.dtype for norm in norms})
-            norms = [norm.to(norms[0].device, dtype) for norm in norms]
+            widest = reduce(torch.promote_types, {norm.dtype for norm in norms})
+            norms = [norm.to(norms[0].device, widest) for norm in norms]
         stacked = torch.stack(norms)
         if out is not None and _takes(out, stacked):
             return cast("Tensor", torch.linalg.vector_norm(stacked, 2.0, out=out))

@@ -110,7 +110,7 @@ class Driven:
             loss: The loss, as backward will be called on it.
             scaled: Whether a GradScaler has multiplied it already.
         """
-        self._end_void()
+        self._end_void(in_batch=True)
         check_loss(loss, self._parts.devices, "the loss of the training step")
         flight = self._flights.begin()
         value = self._parts.scaling.unscaled(loss.detach()) if scaled else loss.detach()
@@ -228,13 +228,22 @@ class Driven:
         self._stepper.take(flight, optimizers, make)
         return made[0] if made else result
 
-    def _end_void(self) -> None:
-        if self.bad:
-            self.bad = False
-            self._parts.scaling.forget()
+    def _end_void(self, *, in_batch: bool = False) -> None:
+        """Ends what comes after a bad step.
+
+        Buffers and random streams went back when it was judged. What the framework did since is
+        to step its schedules, and its scaler, or to begin with another step for the same batch.
+        """
+        if not self.bad:
+            return
+        self.bad = False
+        self._parts.scaling.forget()
+        void, self._flights.void = self._flights.void, None
+        if void is not None:
+            self._parts.unchanged.restore_schedules(void, scale=not in_batch)
+        if not in_batch:
             for optimizer in self._parts.optimizers:
                 optimizer.zero_grad(set_to_none=True)
-            self._flights.end_void()
 
 
 def _checked(settings: Settings | None) -> Settings:

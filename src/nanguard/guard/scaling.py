@@ -74,20 +74,22 @@ class LossScaling:
             return loss
         return loss / self._scaler._scale
 
-    def seen(
-        self, optimizers: Sequence[Optimizer], norm: Tensor
-    ) -> tuple[Tensor, dict[str, Tensor]]:
-        """Returns a gradient norm without its scale, and the readings that go with it.
+    def seen(self, optimizers: Sequence[Optimizer], norm: Tensor) -> dict[str, Tensor]:
+        """Returns the readings of a step that somebody else makes.
 
-        Gradients that somebody else has unscaled already are told by what that has found out.
+        Where its gradients are not unscaled yet, ``factor`` is what their norm is too large by.
+
+        Args:
+            optimizers: Whose step it is.
+            norm: The norm of their gradients as they are.
         """
         if self._scaler is None or self._scaler._scale is None:
-            return norm, {}
+            return {}
+        if all(self._found_inf(optimizer) for optimizer in optimizers):
+            return self.readings(optimizers)
         scale = self._scaler._scale
         overflow = (~torch.isfinite(norm)).to(scale)
-        if all(self._found_inf(optimizer) for optimizer in optimizers):
-            return norm, self.readings(optimizers)
-        return norm / scale, {"scale": scale.clone(), "overflow": overflow}
+        return {"scale": scale.clone(), "overflow": overflow, "factor": scale}
 
     def overflow(self, optimizers: Sequence[Optimizer]) -> None:
         """Makes a scaler skip the step that it is about to take by itself."""

@@ -124,9 +124,10 @@ class Stepper:
         parts = self._parts
         self._prepare(flight, lane, optimizers)
         self._usual_backwards = flight.backwards
-        norm = numerics.Gradients(parameters_of(optimizers)).norm(out=parts.gate["grad_norm"])
-        norm, scaling = parts.scaling.seen(optimizers, numerics.whole(norm))
-        parts.gate.write("grad_norm", norm)
+        gradients = numerics.Gradients(parameters_of(optimizers))
+        norm = numerics.whole(gradients.norm(wide=parts.scaling.active))
+        scaling = parts.scaling.seen(optimizers, norm)
+        parts.gate.write("grad_norm", norm / scaling.pop("factor", 1.0))
         self._judge(flight, scaling)
         self._replayed(flight)
         flight.tickets = [parts.gate.post(self._numbers(flight))]

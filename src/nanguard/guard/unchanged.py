@@ -121,6 +121,18 @@ class Unchanged:
         if self._average is not None:
             self._average.set_counters(mark.counters)
 
+    def restore_schedules(self, mark: Mark, *, scale: bool) -> None:
+        """Puts back what a framework moves after a step, whether that was made or not.
+
+        Args:
+            mark: How it was before.
+            scale: Whether the loss scale goes back, too; a loss in use may depend on it.
+        """
+        if scale:
+            for held, shape in zip(self._held[1:], mark.shapes[1:], strict=True):
+                held.restore(shape)
+        self._restore_host(mark, streams=False)
+
     def load(self, saved: dict[str, Any]) -> None:
         """Puts back what a mark of another process remembers."""
         self._restore_host(Mark(**saved))
