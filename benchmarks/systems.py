@@ -23,11 +23,11 @@ from examples.story import NAMES, Ended, Story, fall
 _TAIL = 1500
 
 
-def measure(name: str, size: str) -> dict[str, Any]:
+def measure(name: str, size: str, more: dict[str, str]) -> dict[str, Any]:
     """Tells the story of one system at a size; returns its figures."""
     with tempfile.TemporaryDirectory() as scratch:
         story = Story.of(name, Path(scratch, name))
-        sets = dict(story.told.get(size) or {})
+        sets = {**(story.told.get(size) or {}), **more}
         row: dict[str, Any] = {"system": name, "size": size, "set": sets}
         row["plain"] = _timed(story, story.command("plain", sets), "plain")
         began = time.perf_counter()
@@ -85,6 +85,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("names", nargs="*", default=NAMES)
     parser.add_argument("--size", default="tiny", help="a key of story.yaml: tiny or full")
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE")
     parser.add_argument("--output", "-o", type=Path)
     args = parser.parse_args()
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU"
@@ -95,7 +96,8 @@ def main() -> None:
         "systems": [],
     }
     for name in args.names:
-        result["systems"].append(measure(name, args.size))
+        more = dict(one.split("=", 1) for one in args.set)
+        result["systems"].append(measure(name, args.size, more))
         print(json.dumps(result["systems"][-1], indent=1))
         if args.output:
             args.output.write_text(json.dumps(result, indent=1) + "\n")
