@@ -1,6 +1,6 @@
 """Sequences with a motif: each class has a short pattern that occurs once, somewhere in noise.
 
-    python data.py --config config.yaml --out runs/last
+python data.py --config config.yaml --out runs/last
 """
 
 from __future__ import annotations
@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from torch.utils.data import DataLoader, TensorDataset
-
 from settings import Settings, arguments, read, stop
+from torch.utils.data import DataLoader, TensorDataset
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -69,7 +68,9 @@ def scan(loader: DataLoader[Any], classes: int) -> None:
             stop(f"the loader yields NaN or Inf (sample {at + int(rows.nonzero()[0])} of the scan)")
         if not 0 <= int(label.min()) <= int(label.max()) < classes:
             worst = int(label.max()) if int(label.max()) >= classes else int(label.min())
-            stop(f"the loader yields label {worst}; there are {classes} classes, 0 to {classes - 1}")
+            stop(
+                f"the loader yields label {worst}; there are {classes} classes, 0 to {classes - 1}"
+            )
         at += len(label)
 
 

@@ -10,9 +10,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import nn
-
 from records import Meter
+from torch import nn
 
 if TYPE_CHECKING:
     from accelerate import Accelerator

@@ -7,7 +7,6 @@ import math
 from typing import TYPE_CHECKING, Any
 
 import torch
-
 from settings import Settings, stop
 
 if TYPE_CHECKING:
@@ -80,7 +79,7 @@ class Records:
             for name, value in {**named, **_gpu()}.items():
                 self.board.add_scalar(name, value, epoch)
 
-    def save(self, epoch: int, model: nn.Module, optimizer: Any, scheduler: Any, loss: float) -> None:
+    def save(self, epoch: int, loss: float, model: nn.Module, optimizer: Any, plan: Any) -> None:
         """Writes a checkpoint, and keeps the last ones and the best one."""
         if not self.accelerator.is_main_process:
             return
@@ -90,7 +89,7 @@ class Records:
             "epoch": epoch,
             "model": model.state_dict(),
             "optimizer": optimizer.state_dict(),
-            "scheduler": scheduler.state_dict(),
+            "scheduler": plan.state_dict(),
         }
         _write(folder / f"epoch_{epoch:04d}.pt", state)
         # A limit that NaN fails: a checkpoint without a loss is never the best one.
@@ -126,7 +125,7 @@ def load_checkpoint(path: Path, model: nn.Module, optimizer: Any, scheduler: Any
     except (RuntimeError, KeyError, ValueError, TypeError, EOFError) as error:
         first = " ".join(str(error).split())[:150]
         stop(f"{path} is no checkpoint of this model: {first}")
-    except Exception as error:  # noqa: BLE001 - whatever a damaged file makes a loader raise
+    except Exception as error:
         stop(f"{path} cannot be loaded safely: {' '.join(str(error).split())[:150]}")
 
 

@@ -117,7 +117,9 @@ def arguments(about: str) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=about)
     parser.add_argument("--config", default="config.yaml", help="the configuration, YAML")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", dest="sets")
-    parser.add_argument("--out", type=Path, default=Path("runs/last"), help="log, checkpoints, data")
+    parser.add_argument(
+        "--out", type=Path, default=Path("runs/last"), help="log, checkpoints, data"
+    )
     parser.add_argument("--resume", type=Path, help="a checkpoint to go on from")
     parser.add_argument("--steps", type=int, default=0, help="stop after so many steps")
     for name in OPTIONS:
@@ -200,6 +202,5 @@ def _judge(values: dict[str, Any], name: str) -> None:
 
 
 def _words(types: tuple[type, ...]) -> str:
-    return {str: "a text", int: "a whole number", bool: "true or false"}.get(types[0], "") or (
-        "a number"
-    ) if types != NUMBER else "a number"
+    names = {(str,): "a text", (int,): "a whole number", (bool,): "true or false"}
+    return names.get(types, "a number")

@@ -7,21 +7,19 @@
 
 from __future__ import annotations
 
-import math
 from contextlib import nullcontext
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
+import harmful
 import torch
 from accelerate import Accelerator, DataLoaderConfiguration, InitProcessGroupKwargs
-from torch import Tensor, nn
-from torch.optim import lr_scheduler
-
-import harmful
 from data import loaders, scan
 from model import Classifier
 from records import Meter, Records, load_checkpoint
 from settings import Settings, arguments, read
+from torch import Tensor, nn
+from torch.optim import lr_scheduler
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
@@ -115,14 +113,16 @@ def train_epoch(
             with autocast(accelerator, settings):
                 logits = model(features, length)
                 loss = criterion(logits, label)
-            meter.add(float(loss.detach()))
             accelerator.backward(loss)
+            bad = ~torch.isfinite(loss.detach())
             if accelerator.sync_gradients and limit:
-                accelerator.clip_grad_norm_(model.parameters(), limit)
+                norm = accelerator.clip_grad_norm_(model.parameters(), limit)
+                bad |= ~torch.isfinite(norm)
             # Every rank has called backward by now, so none of them waits if the step is left out.
-            if together and any_rank(accelerator, ~torch.isfinite(loss.detach())):
+            if together and any_rank(accelerator, bad):
                 meter.skipped += 1
             else:
+                meter.add(float(loss.detach()))
                 optimizer.step()
             optimizer.zero_grad()
             made += int(accelerator.sync_gradients)
@@ -179,7 +179,8 @@ def main() -> None:
         val_loss, val_acc = validate(accelerator, model, val_loader, settings)
         records.epoch(epoch + 1, epochs, meter, val_loss, val_acc)
         if (epoch + 1) % settings["training.save_every_epochs"] == 0:
-            records.save(epoch + 1, accelerator.unwrap_model(model), optimizer, scheduler, val_loss)
+            bare = accelerator.unwrap_model(model)
+            records.save(epoch + 1, val_loss, bare, optimizer, scheduler)
         left -= made
         if args.steps and left <= 0:
             break
