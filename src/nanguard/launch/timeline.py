@@ -18,6 +18,7 @@ import shutil
 import signal
 import tempfile
 import time
+import warnings
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
@@ -277,7 +278,10 @@ def _fork_away() -> bool:
 def _fork() -> int:
     # Python gives every forked process another seed, and a copy must not have one.
     state = random.getstate()
-    pid = os.fork()
+    with warnings.catch_warnings():
+        # Threads do not survive a fork, which is known here; a copy has a time limit.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        pid = os.fork()
     if pid == 0:
         random.setstate(state)
     return pid

@@ -1,0 +1,228 @@
+"""Bad steps of a guard become incidents, and explaining them does not touch the run."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from nanguard import Guard, NonFiniteError, Settings, incident
+from nanguard.launch.guarded import GuardHandover
+from tests.training import NAN, differences, seed_all
+
+QUIET = Settings(snapshot_every=0, spikes="off")
+
+
+class Logs(nn.Module):
+    """A model that takes the logarithm of what it is given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm = nn.Linear(4, 8), nn.BatchNorm1d(8)
+        self.drop, self.last = nn.Dropout(0.1), nn.Linear(8, 1)
+
+    def forward(self, x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        out = self.last(self.drop(self.norm(self.first(x)))).squeeze(-1)
+        return (out * torch.log(w)).mean() + out.square().mean()
+
+
+LINE = next(
+    number
+    for number, line in enumerate(Path(__file__).read_text().splitlines(), 1)
+    if "torch.log(w)).mean()" in line
+)
+
+
+def data(*bad: int, device: str = "cpu", count: int = 10) -> TensorDataset:
+    generator = torch.Generator().manual_seed(1)
+    x, w = torch.randn(count * 4, 4, generator=generator), torch.full((count * 4,), 0.5)
+    for batch in bad:
+        w[4 * batch + 2] = 0.0
+    return TensorDataset(x.to(device), w.to(device))
+
+
+class Run:
+    """A run under a guard, and all that two of them are compared by."""
+
+    def __init__(self, device: str = "cpu", **options: Any) -> None:
+        seed_all(0)
+        self.model = Logs().to(device)
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-2, fused=True)
+        self.scheduler = torch.optim.lr_scheduler.StepLR(self.optimizer, 3)
+        self.device = device
+        self.guard = Guard(
+            self.model,
+            self.optimizer,
+            scheduler=self.scheduler,
+            **{"settings": QUIET, **options},
+        )
+
+    def fit(self, given: TensorDataset, *, accumulate: int = 1, **loader: Any) -> Run:
+        with self.guard:
+            for index, (x, w) in self.guard.enumerate(DataLoader(given, 4, **loader)):
+                self.guard.backward(self.model(x, w) / accumulate)
+                if (index + 1) % accumulate == 0:
+                    self.guard.step(max_norm=1.0)
+        return self
+
+    def everything(self) -> dict[str, Any]:
+        return {
+            "model": self.model.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "scheduler": self.scheduler.state_dict(),
+            "torch": torch.get_rng_state(),
+            "cuda": torch.cuda.get_rng_state() if self.device == "cuda" else None,
+        }
+
+
+def check(folder: Path, step: int, method: str) -> dict[str, Any]:
+    found = incident.read(folder / f"step-{step:06d}-rank0")
+    assert (found["symptom"]["where"], found["symptom"]["kind"]) == ("loss", "inf")
+    assert (found["origin"]["op"], found["origin"]["line"]) == ("aten.log", LINE)
+    assert found["cause"]["code"] == "log-or-sqrt-domain"
+    assert found["samples"] == [2]
+    assert found["fixes"][0]["verified"]
+    assert found["replay"]["verdict"] == "reproduced"
+    assert found["replay"]["method"] == method
+    return found
+
+
+def test_a_copy_of_the_process_explains_a_bad_step(tmp_path: Path):
+    run = Run(incidents=tmp_path).fit(data(4))
+    found = check(tmp_path, 4, "snapshot")
+    assert found["dataset_indices"] == [18]
+    assert found["action"]["taken"] == "skip"
+    assert differences(run.everything(), Run().fit(data(4)).everything()) == []
+
+
+def test_a_loader_with_workers(tmp_path: Path):
+    Run(incidents=tmp_path).fit(data(3, count=5), num_workers=1)
+    check(tmp_path, 3, "snapshot")
+
+
+@pytest.mark.parametrize(("lag", "accumulate"), [(0, 1), (2, 1), (0, 2)])
+def test_the_loop_itself_explains_a_bad_step(
+    lag: int, accumulate: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Where a process cannot be copied, its batches are given out again."""
+    monkeypatch.setattr(GuardHandover, "can_fork", lambda _: False)
+    backward = torch.autograd.backward
+    settings = Settings(snapshot_every=0, spikes="off", lag=lag)
+    run = Run(incidents=tmp_path, settings=settings)
+    ended = run.fit(data(4, 9), accumulate=accumulate).everything()
+    clean = Run(settings=settings).fit(data(4, 9), accumulate=accumulate).everything()
+    assert differences(ended, clean) == []
+    for batch in (4, 9):
+        check(tmp_path, batch // accumulate, "iterator")
+    assert torch.autograd.backward is backward
+
+
+def test_a_loop_that_is_left_while_it_explains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(GuardHandover, "can_fork", lambda _: False)
+    backward = torch.autograd.backward
+    run = Run(incidents=tmp_path)
+    for bodies, (x, w) in enumerate(run.guard.watch(DataLoader(data(1), 4))):
+        run.guard.backward(run.model(x, w))
+        run.guard.step()
+        if bodies == 2:
+            break
+    run.guard.close()
+    assert torch.autograd.backward is backward
+    assert incident.read(tmp_path / "step-000001-rank0")["symptom"]["kind"] == "inf"
+    assert run.guard.steps == 2
+
+
+def test_a_run_that_is_stopped_is_explained(tmp_path: Path):
+    run = Run(incidents=tmp_path, settings=Settings(on_bad="stop"))
+    with pytest.raises(NonFiniteError):
+        run.fit(data(2))
+    assert check(tmp_path, 2, "snapshot")["action"]["taken"] == "stop"
+
+
+def test_a_loop_without_watch(tmp_path: Path):
+    run = Run(incidents=tmp_path)
+    with run.guard:
+        for x, w in DataLoader(data(3), 4):
+            run.guard.backward(run.model(x, w))
+            run.guard.step()
+    check(tmp_path, 3, "snapshot")
+
+
+def test_a_resumed_run_counts_on(tmp_path: Path):
+    first = Run().fit(data(count=4))
+    run = Run(incidents=tmp_path)
+    run.model.load_state_dict(first.model.state_dict())
+    run.guard.load_state_dict(first.guard.state_dict())
+    run.fit(data(3, count=5))
+    check(tmp_path, 7, "snapshot")
+
+
+def test_two_optimizers_that_step_as_one(tmp_path: Path):
+    seed_all(0)
+    models = [Logs(), Logs()]
+    optimizers = [torch.optim.SGD(model.parameters(), lr=0.01) for model in models]
+    with Guard(models, optimizers, incidents=tmp_path, settings=QUIET) as guard:
+        for x, w in guard.watch(DataLoader(data(2), 4)):
+            guard.backward(models[0](x, torch.ones_like(w)) + models[1](x, w))
+            guard.step()
+    found = incident.read(tmp_path / "step-000002-rank0")
+    assert (found["origin"]["line"], found["step"]) == (LINE, 2)
+    assert found["cause"]["code"] == "log-or-sqrt-domain"
+
+
+def test_what_is_not_replayed_says_why(tmp_path: Path):
+    model = nn.Linear(2, 1)
+    optimizer = torch.optim.LBFGS(model.parameters())
+    with Guard(model, optimizer, incidents=tmp_path, settings=QUIET) as guard:
+        for x in guard.watch([torch.ones(3, 2), torch.full((3, 2), NAN)]):
+
+            def closure(x: torch.Tensor = x) -> torch.Tensor:
+                optimizer.zero_grad()
+                loss = model(x).square().mean()
+                guard.backward(loss)
+                return loss
+
+            guard.step(closure=closure)
+    found = incident.read(tmp_path / "step-000001-rank0")
+    assert found["replay"]["verdict"] == "not-replayed"
+    assert "evaluates the loss itself" in found["replay"]["why"]
+    assert "cause" not in found
+
+
+SCRIPT = """
+import sys
+sys.path.insert(0, {root!r})
+from tests.guard.test_incidents import Run, data
+Run().fit(data(4))
+"""
+
+
+def test_under_the_launcher_the_guard_decides_and_the_launcher_records(tmp_path: Path):
+    script = tmp_path / "train.py"
+    script.write_text(SCRIPT.format(root=str(Path(__file__).parents[2])))
+    command = [sys.executable, "-m", "nanguard", "run", "--incidents", str(tmp_path / "found")]
+    command += ["--", sys.executable, str(script)]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    found = check(tmp_path / "found", 4, "snapshot")
+    assert found["action"]["taken"] == "skip"
+    assert "log-or-sqrt-domain" in done.stderr
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device here")
+@pytest.mark.parametrize("lag", [0, 2])
+def test_on_cuda_the_loop_itself_explains(lag: int, tmp_path: Path):
+    settings = Settings(snapshot_every=0, spikes="off", lag=lag)
+    run = Run("cuda", incidents=tmp_path, settings=settings)
+    ended = run.fit(data(4, 7, device="cuda")).everything()
+    clean = Run("cuda", settings=settings).fit(data(4, 7, device="cuda")).everything()
+    assert differences(ended, clean) == []
+    check(tmp_path, 4, "iterator")
+    check(tmp_path, 7, "iterator")
