@@ -14,10 +14,10 @@ from html.parser import HTMLParser
 
 import pytest
 
-from nanguard.report.html import asset, page, page_data
+from nanguard.report.html import asset, embedded, page, page_data
 from nanguard.report.html.markup import Html, el, shown
 from nanguard.report.judged import judge
-from nanguard.sources.run import Curve, Panel, Run, open_runs
+from nanguard.sources.run import Curve, Event, EventKind, Panel, Run, open_runs
 from tests.report.html.hostile import write_hostile
 from tests.sources.run.runs import write_incident, write_record
 
@@ -218,3 +218,18 @@ def test_numbers_of_the_page_are_those_of_the_run(budget, stride):
         beside = next(n for n, x in enumerate(places) if x == 101 * stride)
         assert counts[beside] == 1
         assert lows[beside] == values[101]
+
+
+def test_numbers_cannot_end_their_script():
+    assert "<" not in embedded({"name": "</script><!--<script>"})
+
+
+def test_around_an_event_every_point_is_in_the_page():
+    values = array("f", [float(n % 89) for n in range(50_000)])
+    run = Run("r", "r", curves=[Curve("loss", Panel.LOSS, range(50_000), values)])
+    run.events = [Event(EventKind.ROLLBACK, 20_000, "rolled back")]
+    data = page_data([run], 40_000)
+    places, lows, _, counts = columns(data, data["runs"][0]["curves"][0])
+    near = [n for n, x in enumerate(places) if 19_900 < x < 20_100]
+    assert [counts[n] for n in near] == [1] * 199
+    assert [lows[n] for n in near] == list(values[19_901:20_100])
