@@ -221,9 +221,10 @@ def _log_softmax(logits: Tensor, rows: Tensor, allowed: Tensor | None) -> Tensor
 
 
 def _exp_times(logs: Tensor, row: Tensor) -> Tensor:
-    """Returns ``exp(logs) * row`` in one pass, for logarithms of at most 0, and ``row`` at NaN on a GPU.
+    """Returns ``exp(logs) * row`` in one pass, for logarithms of at most 0.
 
-    That happens to be the derivative of an ELU: a slope of ``exp`` up to 0, and of 1 otherwise.
+    That happens to be the derivative of an ELU: a slope of ``exp`` up to 0, and of 1 otherwise. On
+    a GPU, NaN is "otherwise", so that a row of zeros stays one.
     """
     rows, is_result = row.expand_as(logs), False
     return cast("Tensor", torch.ops.aten.elu_backward(rows, 1.0, 1.0, 1.0, is_result, logs))
