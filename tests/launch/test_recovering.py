@@ -301,7 +301,9 @@ def test_kill_changes_nothing_however_often():
     for _ in range(4):
         decision = ladder.after(ended(Outcome.KILLED), found(1, 2))
         assert decision == Restart(judged(2), changed=False, level=0, factor=1.0, seed=0)
-    assert ladder.after(ended(Outcome.KILLED), found(1, 2)) == End("all 4 restarts are spent")
+    assert ladder.after(ended(Outcome.KILLED), found(1, 2)) == End(
+        "4 restarts spent, and no more are allowed"
+    )
 
 
 def test_failure_is_given_one_chance_and_then_taken_for_numbers():

@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from nanguard.launch.recovering.audit import counted
 from nanguard.launch.recovering.ending import Outcome
 
 if TYPE_CHECKING:
@@ -115,7 +116,7 @@ class Ladder:
         if ending.outcome in (Outcome.DONE, Outcome.INTERRUPTED):
             return End()
         if self.restarts >= self.max_restarts:
-            return End(f"all {self.max_restarts} restarts are spent")
+            return End(f"{counted(self.max_restarts, 'restart')} spent, and no more are allowed")
         early = ending.outcome is Outcome.NON_FINITE and ending.steps is None
         if ending.outcome is Outcome.NOT_BEGUN or (early and self.restarts == 0):
             return self._not_begun(ending, found)
