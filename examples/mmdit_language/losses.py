@@ -28,7 +28,8 @@ def masked_cross_entropy(logits, tokens, masked, form):
     chosen = nll.view_as(tokens) * masked
     if form == "safe":
         return chosen.sum() / masked.sum().clamp(min=1)
-    return chosen.sum() / masked.sum()
+    summed = chosen.sum()
+    return summed / masked.sum()
 
 
 def latent_error(predicted, latents, form):

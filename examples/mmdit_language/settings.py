@@ -122,6 +122,7 @@ def _flat(tree, above=""):
 def _value(text):
     """Returns a value of the command line; YAML reads 1e-4 as text, people mean a number."""
     try:
-        return float(text) if "e" in text.lower() else yaml.safe_load(text)
+        value = yaml.safe_load(text)
+        return float(value) if isinstance(value, str) else value
     except (ValueError, yaml.YAMLError):
         return text
