@@ -221,6 +221,25 @@ def test_a_log_of_nothing_but_skipped_steps_is_no_number(tmp_path: Path):
     assert log["nanguard_skipped"] == 4
 
 
+def test_replays_do_not_touch_checkpoints(tmp_path: Path):
+    """Safetensors are written by compiled code, past everything that Python could see."""
+    code = (
+        "import sys, torch\n"
+        "from pathlib import Path\n"
+        "from safetensors.torch import save_file\n"
+        "from nanguard.launch.sandbox import Shadow\n"
+        "save_file({'a': torch.zeros(3)}, 'model.safetensors')\n"
+        "before = Path('model.safetensors').read_bytes()\n"
+        "Path('away').mkdir()\n"
+        "Shadow(Path('away').resolve()).put_on()\n"
+        "save_file({'a': torch.ones(3)}, 'model.safetensors')\n"
+        "import os\n"
+        "os._exit(open(os.open('model.safetensors', 0), 'rb').read() != before)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True)
+    assert done.returncode == 0, done.stderr.decode()
+
+
 def test_a_log_that_hides_the_loss_is_noticed(tmp_path: Path):
     forms.run("trainer", asked := Asked(tmp_path, samples(2)))
     ended: Ended = forms.trained(asked, logging_nan_inf_filter=True)

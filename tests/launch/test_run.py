@@ -260,13 +260,16 @@ def test_script_with_a_guard_of_its_own(tmp_path):
         "for step, x in guard.enumerate([torch.randn(4, 2) for _ in range(8)]):\n"
         "    loss = model(x).square().mean() * (float('nan') if step == 3 else 1.0)\n"
         "    guard.backward(loss)\n    guard.step()\nguard.close()\n"
-        "print(guard.summary().skips, model.weight.sum().item())\n"
+        "print(guard.summary().skipped, model.weight.sum().item())\n"
     )
     bare = plain(tmp_path, sys.executable, path)
     done = run(tmp_path, sys.executable, path)
     assert done.stdout == bare.stdout
+    assert done.stdout.startswith("1 ")
     assert "has a Guard of its own" in done.stderr
-    assert incidents(tmp_path) == []
+    (found,) = incidents(tmp_path)
+    assert (found["step"], found["action"]["taken"]) == (3, "skip")
+    assert (found["origin"]["op"], found["origin"]["line"]) == ("aten.mul", 9)
 
 
 def test_loop_without_optimizer_says_so(tmp_path):

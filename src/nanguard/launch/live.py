@@ -110,7 +110,7 @@ class Live(Watch):
         """Leaves the run to a guard of its own."""
         if not self._aside:
             self._aside = True
-            self.handover.say("the script has a Guard of its own, which is left to do its work")
+            self.handover.say("the script has a Guard of its own, which decides about its steps")
 
     # The script must run, whatever is wrong with us.
 

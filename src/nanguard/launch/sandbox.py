@@ -16,6 +16,7 @@ import shutil
 import socket
 import stat
 import subprocess
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -95,6 +96,11 @@ class Shadow:
         shutil.rmtree = self._ignored  # type: ignore[assignment]
         torch.save = self._through_shadow(torch.save, writes=True)
         torch.load = self._through_shadow(torch.load, writes=False)  # noqa: TID251 - the user's own
+        safetensors: Any = sys.modules.get("safetensors.torch")
+        if safetensors is not None:
+            # Written by compiled code, which opens its files by itself.
+            written = self._through_shadow(safetensors.serialize_file, writes=True)
+            safetensors.serialize_file = written
         os.system = subprocess.Popen.__init__ = _refuse("start another program")  # type: ignore[method-assign]
         socket.socket.connect = _refuse("connect to another machine")  # type: ignore[method-assign]
         queue.Queue.put = _put_or_drop  # type: ignore[method-assign]
