@@ -62,7 +62,11 @@ def _figures(story: Story, ended: Ended, out: str, seconds: float) -> dict[str, 
         "first not finite": bad[0] if bad else None,
         "not finite": len(bad),
         "ends at": None if math.isnan(share) else round(share, 4),
-        "said": [line for line in ended.output.splitlines() if "param" in line.lower()][:3],
+        "said": [
+            line
+            for line in ended.output.splitlines()
+            if "M parameters" in line or "nanguard" in line
+        ][:6],
     }
     if ended.code not in (0, 3) or not losses:
         figures["tail"] = ended.output[-_TAIL:]

@@ -81,6 +81,8 @@ class Explanation:
             incident["symptom"] = {**outcome.symptom.to_json(), "noticed": incident["symptom"]}
         incident["step"] = outcome.step
         if outcome.origin is None:
+            if outcome.facts.notes:
+                incident["notes"] = outcome.facts.notes
             return self._unknown(incident, "the trace shows no operation that made the bad value")
         origin = self._with_detail(outcome, outcome.origin)
         origin = self._first_cause(outcome, origin)
