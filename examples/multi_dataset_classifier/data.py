@@ -9,6 +9,7 @@ Classes are long-tailed, as they are in such collections: the last one of each h
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 from typing import TYPE_CHECKING, Any
@@ -97,19 +98,33 @@ class Pictures(Dataset[Any]):
         self.label = torch.tensor([record["label"] for record in self.records])
         ids = {key: index for index, key in enumerate(_class_names(settings))}
         self.pattern = torch.tensor([ids[record["class_name"]] for record in self.records])
-        side = settings["model.image_size"]
-        random = torch.Generator().manual_seed(11)
-        self.patterns = torch.randn(len(ids), 3, side, side, generator=random)
-        self.noise = torch.randn(NOISES, 3, side, side, generator=random)
+        self.patterns, self.noise = _patterns(len(ids), settings["model.image_size"])
 
     def __len__(self) -> int:
         return len(self.records)
 
-    def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    def __getitem__(self, index: int) -> Any:
         """Returns one picture with its data set and label."""
-        noise = self.noise[int(self.image[index]) * 7919 % NOISES]
+        return tuple(part[0] for part in self.__getitems__([index]))
+
+    def __getitems__(self, indices: list[int]) -> Any:
+        """Returns a whole batch at once, which is what the loader asks for."""
+        index = torch.tensor(indices)
+        noise = self.noise[self.image[index] * 7919 % NOISES]
         picture = self.patterns[self.pattern[index]] + NOISE * noise
         return picture, self.dataset[index], self.label[index]
+
+
+@functools.lru_cache(1)
+def _patterns(classes: int, side: int) -> tuple[torch.Tensor, torch.Tensor]:
+    random = torch.Generator().manual_seed(11)
+    shape = (3, side, side)
+    patterns = torch.randn(classes, *shape, generator=random)
+    return patterns, torch.randn(NOISES, *shape, generator=random)
+
+
+def _as_it_is(batch: Any) -> Any:
+    return batch
 
 
 def _class_names(settings: Settings) -> list[str]:
@@ -166,14 +181,17 @@ def loaders(settings: Settings, out: Path) -> tuple[DataLoader[Any], dict[str, D
         stop("there is no training data left; raise data.fraction")
     if settings["data.on_bad_label"] == "refuse":
         confirm_labels(train, settings)
-    order = torch.Generator().manual_seed(settings["seed"])
     size = min(settings["training.batch_size"], len(train))
     evaluation = {}
     for name, path in zip(settings.datasets, paths["val"], strict=True):
         pictures = Pictures([path], settings)
         if len(pictures):
-            evaluation[name] = DataLoader(pictures, 256)
-    return DataLoader(train, size, shuffle=True, generator=order, drop_last=True), evaluation
+            evaluation[name] = DataLoader(pictures, 256, collate_fn=_as_it_is)
+    order = torch.Generator().manual_seed(settings["seed"])
+    training = DataLoader(
+        train, size, shuffle=True, generator=order, drop_last=True, collate_fn=_as_it_is
+    )
+    return training, evaluation
 
 
 if __name__ == "__main__":
