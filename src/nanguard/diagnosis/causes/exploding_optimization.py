@@ -28,8 +28,8 @@ class ExplodingOptimization(Cause):
     )
 
     def suspect(self, case: Case) -> Suspicion | None:
-        """Returns whether large finite numbers became infinite in float32."""
-        if case.is_half or case.phase in ("data", "init"):
+        """Returns whether large finite numbers became infinite in a type with a wide range."""
+        if case.precision == "float16" or case.phase in ("data", "init"):
             return None
         large = case.largest_input()
         growth = case.facts.growth
@@ -49,7 +49,8 @@ class ExplodingOptimization(Cause):
         strength = (0.75 if grown else 0.7) if large >= _HUGE else 0.4
         return Suspicion(
             strength * (0.6 if singular else 1.0),
-            f"{case.origin.kernel} overflows float32: its inputs have grown to {name_of(large)}",
+            f"{case.origin.kernel} overflows {case.precision}: its inputs have grown to "
+            f"{name_of(large)}",
             evidence,
         )
 

@@ -30,8 +30,8 @@ class HalfPrecisionOverflow(Cause):
     def suspect(self, case: Case) -> Suspicion | None:
         """Returns whether finite numbers became infinite in a 16-bit type."""
         detail = case.origin.detail
-        if detail is None or not case.is_half:
-            return None
+        if detail is None or case.precision != "float16":
+            return None  # bfloat16 has the range of float32
         constant = self._constant(case)
         if constant is not None:
             return Suspicion(0.93, f"{constant} does not fit into float16, it becomes -inf there")

@@ -1,0 +1,42 @@
+"""bfloat16 has the range of float32: what overflows in it has exploded, and is not too wide."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+SCRIPT = """
+import torch
+from torch import nn
+
+torch.manual_seed(0)
+model = nn.Sequential(*[nn.Linear(8, 8) for _ in range(6)])
+optimizer = torch.optim.SGD(model.parameters(), lr=30.0)
+for step in range(20):
+    x = torch.randn(16, 8)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        out = model(x)
+    loss = (out.float() - x).abs().mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+"""
+
+
+def test_overflow_in_bfloat16_is_an_explosion(tmp_path):
+    (tmp_path / "train.py").write_text(SCRIPT)
+    command = [sys.executable, "-m", "nanguard", "run", "--incidents", "found", "--"]
+    subprocess.run(
+        [*command, sys.executable, "train.py"],
+        cwd=tmp_path,
+        capture_output=True,
+        check=False,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    first = min(tmp_path.glob("found/*/incident.json"))
+    incident = json.loads(first.read_text())
+    assert incident["cause"]["code"] == "exploding-optimization", incident["cause"]
+    assert "65504" not in json.dumps(incident)
+    assert any(fix["verified"] for fix in incident["fixes"])
