@@ -49,15 +49,15 @@ class Attention(nn.Module):
             mask = F.pad(keep, (0, latent[0].shape[2]), value=True)[:, None, None, :]
             return F.scaled_dot_product_attention(queries, keys, values, attn_mask=mask)
         # The streams are scored one by one; their exponentials share one denominator.
-        top, bottom, scale = 0.0, 0.0, queries.shape[-1] ** -0.5
+        weighed, total, scale = [], 0.0, queries.shape[-1] ** -0.5
         for (keys, values), kept in ((text, keep), (latent, None)):
             scores = (queries @ keys.transpose(-2, -1)).float() * scale
             weights = scores.exp()
             if kept is not None:
                 weights = weights * kept[:, None, None, :]
-            bottom = bottom + weights.sum(dim=-1, keepdim=True)
-            top = top + weights @ values.float()
-        return (top / bottom).to(queries.dtype)
+            total = total + weights.sum(dim=-1, keepdim=True)
+            weighed.append((weights, values))
+        return sum((weights / total).to(values.dtype) @ values for weights, values in weighed)
 
     def _heads(self, joined):
         q, k, v = joined.unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
