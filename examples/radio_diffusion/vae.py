@@ -30,11 +30,11 @@ class LinearVae(nn.Module):
         self.register_buffer("log_variance", torch.zeros(channels))
         self.register_buffer("scale", torch.ones(1, channels, 1, 1))
 
-    def encode(self, radio: torch.Tensor, generator: torch.Generator | None = None) -> torch.Tensor:
+    def encode(self, radio: torch.Tensor) -> torch.Tensor:
         """Returns latents drawn from the posterior, scaled to spread 1."""
         mean = self.posterior_mean(radio)
         spread = torch.exp(0.5 * self.log_variance).view(1, -1, 1, 1)
-        noise = torch.randn(mean.shape, generator=generator, device=mean.device)
+        noise = torch.randn(mean.shape, device=mean.device)
         return (mean + spread * noise) * self.scale
 
     def posterior_mean(self, radio: torch.Tensor) -> torch.Tensor:
