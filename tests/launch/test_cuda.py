@@ -108,3 +108,14 @@ def test_a_traced_step_keeps_no_tensor_alive():
 
     peak(None)
     assert peak(Trace()) <= 1.3 * peak(None)
+
+
+def test_a_bad_loss_counts_where_the_script_cleans_its_gradients(tmp_path):
+    path = tmp_path / "train.py"
+    clean = "    for p in model.parameters():\n        p.grad.nan_to_num_(0.0, 0.0, 0.0)\n"
+    script = BY_HAND.replace("BAD", "6").replace(
+        "    optimizer.step()", clean + "    optimizer.step()"
+    )
+    path.write_text(script)
+    run(tmp_path, sys.executable, path)
+    assert [found["step"] for found in incidents(tmp_path)] == [6]

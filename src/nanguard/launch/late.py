@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -19,6 +20,7 @@ from nanguard.tracer.symptom import Symptom
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from torch import Tensor
     from torch.optim import Optimizer
 
     from nanguard.launch.live import Live
@@ -93,16 +95,12 @@ class Late:
         """Makes a step that is a no-op on the device if it, or one before it, is bad."""
         live, gate = self._live, self._gate
         assert gate is not None  # noqa: S101 - can_take has made it
-        losses = [loss for loss in live.losses if loss.numel() == 1]
-        total = losses[0].float() if losses else torch.zeros((), device=gate.latch.device)
-        for loss in losses[1:]:
-            total = total + loss.float()
-        gate.write("loss", total)
         norm = live.clipped_norm
         if norm is None:
             norm = Gradients(parameters_of([optimizer])).norm(out=gate["grad_norm"])
         gate.write("grad_norm", norm)
-        gate.judge(math.inf, math.inf)
+        gate.write("loss", self._loss(gate))
+        gate.judge(sys.float_info.max, math.inf)
         with torch.enable_grad(), gated([optimizer], gate.latch), live.cut_rate(optimizer):
             result = call()
         names: tuple[str, ...] = _NUMBERS
@@ -124,6 +122,17 @@ class Late:
         )
         self._resolve(_LAG)
         return result
+
+    def _loss(self, gate: Gate) -> Tensor:
+        """Returns the loss of the step that is being made."""
+        losses = [loss.float() for loss in self._live.losses if loss.numel() == 1]
+        if not losses:
+            return torch.zeros((), device=gate.latch.device)
+        if len(losses) == 1:
+            return losses[0]
+        # A script may throw a bad batch away by itself, and go on to another one.
+        fine = torch.isfinite(losses[-1]) & torch.isfinite(gate["grad_norm"])
+        return torch.where(fine, losses[-1], torch.stack(losses).sum())
 
     def look(self) -> None:
         """Looks at every step that is still in flight."""
