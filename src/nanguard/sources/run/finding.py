@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 LINEAGE = "lineage.jsonl"
 REPORT_SCHEMA = b'"nanguard.report/'
 MOST_RUNS = 2000
-_DEEPEST = 6
-_MOST_FILES = 5000
+DEEPEST = 6
+MOST_FILES = 5000
 _MOST_INCIDENTS = 200
 _CONFIGS = (".yaml", ".yml", ".json", ".toml")
-_PASSED = frozenset((".git", ".venv", "venv", "node_modules", "__pycache__", "site-packages"))
+PASSED = frozenset((".git", ".venv", "venv", "node_modules", "__pycache__", "site-packages"))
 # Where one run is written down in several forms, the first of these tells most.
 _BEST = (Form.EVENTS, Form.WANDB)
 
@@ -106,8 +106,8 @@ def find_below(folder: Path) -> Iterator[Found]:
     for place, folders, files in os.walk(folder, topdown=True):
         here = Path(place)
         deep = len(here.relative_to(folder).parts)
-        folders[:] = sorted(name for name in folders if name not in _PASSED and deep < _DEEPEST)
-        yield from _runs_in(here, sorted(files)[:_MOST_FILES], folders)
+        folders[:] = sorted(name for name in folders if name not in PASSED and deep < DEEPEST)
+        yield from runs_in(here, sorted(files)[:MOST_FILES], folders)
 
 
 def _found(path: Path) -> Iterator[Found]:
@@ -137,7 +137,7 @@ def _of_file(path: Path) -> Found:
     if path.suffix == ".json" and REPORT_SCHEMA in head[:4096]:
         return Found(path, path.name, reports=[path])
     if path.name in (METRICS, EVENTS) and _is_record(path, head):
-        return next(_runs_in(path.parent, _names(path.parent), []))
+        return next(runs_in(path.parent, _names(path.parent), []))
     if form_of(path, head) is None and not _may_be_empty_log(path, head):
         raise SourceError(
             "this is no log, no incident and no report.",
@@ -157,8 +157,14 @@ def _may_be_empty_log(path: Path, head: bytes) -> bool:
     return path.suffix.lower() in endings and b"\0" not in head[:1024]
 
 
-def _runs_in(folder: Path, files: list[str], folders: list[str]) -> Iterator[Found]:
-    """Yields the runs of one folder; takes from ``folders`` what belongs to them."""
+def runs_in(folder: Path, files: list[str], folders: list[str]) -> Iterator[Found]:
+    """Yields the runs of one folder; takes from ``folders`` what belongs to them.
+
+    Args:
+        folder: The folder.
+        files: The names of its files, in order.
+        folders: The names of its folders.
+    """
     run = Found(folder, folder.name or str(folder))
     run.incidents = _take_incidents(folder, files, folders)
     logs: dict[Path, Form] = {}

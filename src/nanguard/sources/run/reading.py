@@ -47,10 +47,20 @@ def open_runs(paths: Sequence[str | Path], scan: Scan | None = None) -> list[Run
     return [open_run(found, scan) for found in find_runs(paths)]
 
 
-def open_run(found: Found, scan: Scan | None = None) -> Run:
-    """Reads one run; what cannot be read is among its ``problems``."""
+def open_run(
+    found: Found,
+    scan: Scan | None = None,
+    read: Callable[[Run, Found, Scan], None] | None = None,
+) -> Run:
+    """Reads one run; what cannot be read is among its ``problems``.
+
+    Args:
+        found: Its files.
+        scan: How they are read.
+        read: Reads the logs into the run, where that is not to be done from their beginnings.
+    """
     run = Run(found.name, str(found.path))
-    _attempt(run, lambda: _read_logs(run, found, scan or Scan()))
+    _attempt(run, lambda: (read or read_logs)(run, found, scan or Scan()))
     _read_incidents(run, found)
     if not run.curves:
         run.curves = _curves_of_incidents(run.incidents)
@@ -88,7 +98,12 @@ def curves_of(logs: Sequence[Log]) -> tuple[list[Curve], Axis]:
     return curves, axis
 
 
-def _read_logs(run: Run, found: Found, scan: Scan) -> None:
+def read_logs(run: Run, found: Found, scan: Scan) -> None:
+    """Reads the logs of a run from their beginnings.
+
+    Raises:
+        OSError: One cannot be read.
+    """
     paths = [*found.logs, *([found.events] if found.events and found.logs else [])]
     run.logs = list(open_sources(paths, scan))
     run.problems += [_words(log.problem) for log in run.logs if log.problem is not None]
