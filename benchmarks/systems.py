@@ -23,15 +23,16 @@ from examples.story import NAMES, Ended, Story, fall
 _TAIL = 1500
 
 
-def measure(name: str, size: str, more: dict[str, str]) -> dict[str, Any]:
+def measure(name: str, size: str, more: dict[str, str], broken: dict[str, str]) -> dict[str, Any]:
     """Tells the story of one system at a size; returns its figures."""
     with tempfile.TemporaryDirectory() as scratch:
         story = Story.of(name, Path(scratch, name))
         sets = {**(story.told.get(size) or {}), **more}
-        row: dict[str, Any] = {"system": name, "size": size, "set": sets}
-        row["plain"] = _timed(story, story.command("plain", sets), "plain")
+        row: dict[str, Any] = {"system": name, "size": size, "set": sets, "broken by": broken}
+        broken = {**sets, **broken}
+        row["plain"] = _timed(story, story.command("plain", broken), "plain")
         began = time.perf_counter()
-        ended = story.guarded(story.command("guarded", sets), "incidents")
+        ended = story.guarded(story.command("guarded", broken), "incidents")
         row["guarded"] = _figures(story, ended, "guarded", time.perf_counter() - began)
         row["incident"] = _said(story.incident("incidents"))
         row["not as expected"] = story.missing(
@@ -90,6 +91,13 @@ def main() -> None:
     parser.add_argument("names", nargs="*", default=NAMES)
     parser.add_argument("--size", default="tiny", help="a key of story.yaml: tiny or full")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE")
+    parser.add_argument(
+        "--broken-set",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="for the runs that break only: what breaks a small model may break a large one at once",
+    )
     parser.add_argument("--output", "-o", type=Path)
     args = parser.parse_args()
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU"
@@ -100,8 +108,10 @@ def main() -> None:
         "systems": [],
     }
     for name in args.names:
-        more = dict(one.split("=", 1) for one in args.set)
-        result["systems"].append(measure(name, args.size, more))
+        more, broken = (
+            dict(one.split("=", 1) for one in given) for given in (args.set, args.broken_set)
+        )
+        result["systems"].append(measure(name, args.size, more, broken))
         print(json.dumps(result["systems"][-1], indent=1))
         if args.output:
             args.output.write_text(json.dumps(result, indent=1) + "\n")
