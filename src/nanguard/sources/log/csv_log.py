@@ -64,7 +64,7 @@ def read_csv(path: Path, scan: Scan) -> Log:
         loose: dict[tuple[object, ...], Rows] = {}
         reader = csv.reader(lines, delimiter=separator)
         for count, (number, cells) in enumerate(_rows(reader), 1):
-            add_loose(loose, number + 1, _line(columns, cells))
+            add_loose(loose, number + 1, row_of(columns, cells))
             if count % _ROWS == 0:
                 gathering.add(list(loose.values()))
                 loose = {}
@@ -104,7 +104,8 @@ def _rows(reader: Iterator[list[str]]) -> Iterator[tuple[int, list[str]]]:
         yield number, cells
 
 
-def _line(columns: list[Metric | None], cells: list[str]) -> Line:
+def row_of(columns: list[Metric | None], cells: list[str]) -> Line:
+    """Returns what a row says."""
     line = Line()
     # A header that stands in the middle of the file, after a restart, holds no numbers.
     for metric, cell in zip(columns, cells, strict=False):

@@ -77,10 +77,15 @@ class _Cutter:
         if "\0" in text:
             text = text.replace("\0", "")
         if "\x1b" in text:
-            text = _COLOURS.sub("", text)
+            text = without_colours(text)
         if "\r" in text:
             text = text.replace("\r\n", "\n").removesuffix("\r").replace("\r", "\n" + SAME_LINE)
         return Stretch(first, SAME_LINE + text if began_inside else text, ended)
+
+
+def without_colours(text: str) -> str:
+    """Returns a text without the sequences that colour it on a terminal."""
+    return _COLOURS.sub("", text)
 
 
 def stretches(path: Path, progress: Callable[[str, int], None]) -> Iterator[Stretch]:
