@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 METRICS = "metrics.jsonl"
 EVENTS = "events.jsonl"
 HISTORY = "training_history.csv"
+# The folder in which trackers keep the same numbers in their own forms.
+TRACKERS = "trackers"
 _QUEUE = 100_000
 _FLUSH_SECONDS = 0.25
 

@@ -57,6 +57,8 @@ class Guard:
         ema: The moving average of the first model; the guard updates it after each step.
         run_dir: A folder for the run record and for snapshots on disk.
         incidents: A folder for incidents: bad steps, replayed and explained.
+        trackers: Where else the run is written to: ``tensorboard``, ``wandb``, ``trackio``,
+            ``mlflow``; by default what the environment variable ``NANGUARD_TRACK`` names.
         generators: Random generators of the loop's own, to be rewound with the others.
         on_event: Called with every event, in the training thread.
         settings: Everything else.
@@ -73,6 +75,7 @@ class Guard:
         ema: Any = None,
         run_dir: str | Path | None = None,
         incidents: str | Path | None = None,
+        trackers: Sequence[str] | None = None,
         generators: Sequence[Stream] = (),
         on_event: Callable[[Event], None] | None = None,
         settings: Settings | None = None,
@@ -87,6 +90,7 @@ class Guard:
             ema=ema,
             run_dir=run_dir,
             incidents=incidents,
+            trackers=trackers,
             generators=generators,
             on_event=on_event,
             settings=self.settings,

@@ -1,4 +1,4 @@
-"""Says what happens, once, everywhere it belongs: log, run record, summary, the user's callback."""
+"""Says what happens, once, everywhere it belongs: log, record, trackers, summary, callback."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from nanguard.guard import events
 from nanguard.guard.policy import Action
 from nanguard.guard.summary import Event, Summary
 from nanguard.record import RunRecord
+from nanguard.trackers.tracker import incident_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 
     from nanguard.findings import Finding, Kind
     from nanguard.guard.judge import Reading
+    from nanguard.trackers import Trackers
 
 log = logging.getLogger("nanguard")
 
@@ -35,6 +37,7 @@ class Journal:
     Attributes:
         summary: The counts so far.
         record: The run folder; None without one, and on all ranks but the first.
+        trackers: Where else the run is written to; None for nowhere.
         losses: The sum and the number of the losses of this epoch's applied steps.
     """
 
@@ -43,6 +46,7 @@ class Journal:
     ) -> None:
         self.summary = Summary()
         self.record: RunRecord | None = None
+        self.trackers: Trackers | None = None
         self._first = first
         self._on_event = on_event
         self._from_threads: queue.SimpleQueue[Finding] = queue.SimpleQueue()
@@ -58,6 +62,8 @@ class Journal:
             log.log(_LEVELS[finding.severity], "%s", event)
         if self.record is not None:
             self.record.event(event.to_json())
+        if self.trackers is not None:
+            self.trackers.event(event.to_json())
         if self._on_event is not None:
             self._on_event(event)
         return event
@@ -86,7 +92,7 @@ class Journal:
         if action is Action.STEP:
             self.losses[0] += reading.loss
             self.losses[1] += 1
-        if self.record is None:
+        if self.record is None and self.trackers is None:
             return
         line: dict[str, Any] = {
             "step": step,
@@ -100,7 +106,15 @@ class Journal:
             "action": action.value,
             "time": round(time.time(), 3),
         }
-        self.record.metric(line)
+        if self.record is not None:
+            self.record.metric(line)
+        if self.trackers is not None:
+            self.trackers.metric(line)
+
+    def incident(self, step: int, folder: Path) -> None:
+        """Tells the trackers where an incident was written."""
+        if self.trackers is not None:
+            self.trackers.event(incident_line(step, folder))
 
     def take_losses(self) -> list[float]:
         """Returns the sum and the number of the losses of applied steps, and starts anew."""
@@ -114,6 +128,8 @@ class Journal:
 
     def close(self) -> None:
         """Writes what is left."""
+        if self.trackers is not None:
+            self.trackers.close()
         self.hear_threads()
         if self.record is not None:
             self.record.close()

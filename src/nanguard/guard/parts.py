@@ -27,6 +27,7 @@ from nanguard.guard.recorder import recorder_for
 from nanguard.guard.rng import RandomStreams
 from nanguard.guard.scaling import LossScaling
 from nanguard.guard.unchanged import Unchanged
+from nanguard.record import TRACKERS
 from nanguard.recovery.manager import GUARD, Recovery
 from nanguard.recovery.state import (
     BUFFERS,
@@ -36,6 +37,7 @@ from nanguard.recovery.state import (
     SchedulerPart,
     TrainingState,
 )
+from nanguard.trackers import trackers_for
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -89,6 +91,7 @@ def assemble(
     ema: Any,
     run_dir: str | Path | None,
     incidents: str | Path | None,
+    trackers: Sequence[str] | None,
     generators: Sequence[Stream],
     on_event: Callable[[Event], None] | None,
     settings: Settings,
@@ -128,6 +131,13 @@ def assemble(
         journal=Journal(folder, first=ranks.first, on_event=on_event),
         run_dir=folder,
     )
+    if ranks.first:
+        parts.journal.trackers = trackers_for(
+            trackers,
+            None if folder is None else folder / TRACKERS,
+            where="Guard(trackers=...)",
+            on_failure=parts.journal.failure(events.TRACKER_FAILED),
+        )
     parts.recorder = recorder_for(incidents, parts)
     if parts.recorder is not None:
         # A bad batch may be wanted again, however early the host looked.

@@ -249,6 +249,7 @@ class GuardHandover(Handover):
         super().report(bad, timeline, watch)
         if self._folder is not None:
             self._written.append(self._folder)
+            self._parts.journal.incident(bad.step, self._folder)
             return
         message = f"the incident of step {bad.step} could not be written to "
         message += self._options.incidents

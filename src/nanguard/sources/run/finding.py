@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from nanguard import incident as incidents
 from nanguard.errors import SourceError
-from nanguard.record import EVENTS, HISTORY, METRICS
+from nanguard.record import EVENTS, HISTORY, METRICS, TRACKERS
 from nanguard.sources.log.reading import HEAD
 from nanguard.sources.log.recognition import Form, form_of
 
@@ -182,6 +182,9 @@ def runs_in(folder: Path, files: list[str], folders: list[str]) -> Iterator[Foun
     run.lineage = folder / LINEAGE if LINEAGE in files else None
     if METRICS in files:
         run.logs, run.left_out = [folder / METRICS], list(logs)
+        if TRACKERS in folders:
+            # The same numbers once more.
+            folders.remove(TRACKERS)
         yield _described(run, files)
         return
     yield from _of_logs(run, logs, files)
