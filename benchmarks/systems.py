@@ -96,7 +96,7 @@ def main() -> None:
         action="append",
         default=[],
         metavar="KEY=VALUE",
-        help="for the runs that break only: what breaks a small model may break a large one at once",
+        help="for the runs that break only, where a large model needs less to break",
     )
     parser.add_argument("--output", "-o", type=Path)
     args = parser.parse_args()

@@ -67,7 +67,7 @@ class _SoftCap(torch.autograd.Function):
 
     @staticmethod
     def forward(x: Tensor, limit: float) -> Tensor:
-        return (x / limit).tanh_().mul_(limit).add_(x, alpha=0)
+        return with_bad((x / limit).tanh_().mul_(limit), x)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, float], output: Tensor) -> None:
@@ -83,16 +83,26 @@ class _SoftCap(torch.autograd.Function):
 def between(x: Tensor, low: float, high: float) -> Tensor:
     """Returns finite values bounded to a range, and NaN for all others.
 
-    ``hardtanh`` is ``clamp`` with a derivative in one kernel instead of four. Adding nothing of the
-    input brings Inf back as NaN, and passes the gradient on as it is.
+    ``hardtanh`` is ``clamp`` with a derivative in one kernel instead of four.
     """
     check_float(x, "nanguard.ops")
-    return functional.hardtanh(x, low, high).add_(x.detach(), alpha=0)
+    return with_bad(functional.hardtanh(x, low, high), x)
 
 
 def at_least(x: Tensor, low: float) -> Tensor:
     """Returns finite values that are at least a floor, and NaN for -Inf, Inf and NaN."""
-    return functional.threshold(x, low, low).add_(x.detach(), alpha=0)
+    return with_bad(functional.threshold(x, low, low), x)
+
+
+def with_bad(bounded: Tensor, x: Tensor) -> Tensor:
+    """Returns bounded values, in place where that can be, with NaN where the input was not finite.
+
+    Adding nothing of the input does so in one kernel, and passes the gradient on as it is. A
+    compiler that fuses kernels takes it for nothing at all, and there a choice costs nothing.
+    """
+    if torch.compiler.is_compiling():
+        return torch.where(torch.isfinite(x), bounded, math.nan)
+    return bounded.add_(x.detach(), alpha=0)
 
 
 def keep(x: Tensor, mask: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 import torch
 
 from nanguard.errors import UsageError
-from nanguard.ops.bounds import any_kept, check_float, wide
+from nanguard.ops.bounds import any_kept, check_float, wide, with_bad
 from nanguard.ops.bounds import keep as chosen
 
 if TYPE_CHECKING:
@@ -191,7 +191,7 @@ class _CrossEntropy(torch.autograd.Function):
         result = None
         if grad is not None:
             # Nothing of the loss: a row whose loss is NaN gets a gradient that is NaN.
-            row = torch.where(keep, grad, 0.0).add(loss.detach(), alpha=0).unsqueeze(-1)
+            row = with_bad(torch.where(keep, grad, 0.0), loss).unsqueeze(-1)
             result = _exp_times(logs, row)
             result = result.scatter_add_(-1, target.unsqueeze(-1), row * (ctx.smoothing - 1))
             if ctx.smoothing:
