@@ -179,7 +179,9 @@ class Follower:
         if self._terms is not None:
             self._terms.feed(lines)
         if self._decoder is None:
-            self._decoder = codecs.getincrementaldecoder(_encoding(lines))("replace")
+            marked = lines.startswith(codecs.BOM_UTF8)
+            encoding = "utf-8-sig" if marked else "utf-8"
+            self._decoder = codecs.getincrementaldecoder(encoding)("replace")
         text = self._decoder.decode(lines)
         for part in stretches_of(text):
             yield Stretch(self._line + part.first, part.text, part.ended)
@@ -214,7 +216,9 @@ class LiveRun:
         if found.events and found.logs:
             others.append(found.events)
         run.logs += open_sources(others, scan)
-        run.problems += [f"{Path(l.path).name}: {l.problem.what}" for l in run.logs if l.problem]
+        run.problems += [
+            f"{Path(log.path).name}: {log.problem.what}" for log in run.logs if log.problem
+        ]
         history = list(open_sources([found.history], scan)) if found.history else []
         run.curves, run.axis = curves_of([*run.logs, *history])
 
@@ -231,10 +235,6 @@ def is_followed(path: Path) -> bool:
             head = file.read(HEAD)
     except OSError:
         return False
-    return (form_of(path, head) or Form.TEXT) is Form.TEXT
-
-
-def _encoding(head: bytes) -> str:
-    if head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
-        return "utf-16"
-    return "utf-8-sig" if head.startswith(codecs.BOM_UTF8) else "utf-8"
+    # In UTF-16 a line cannot be told from the bytes of its end.
+    wide = head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
+    return not wide and (form_of(path, head) or Form.TEXT) is Form.TEXT
