@@ -494,5 +494,40 @@ def report(
     run_report(paths, output=output, png=png, title=title, quiet=quiet)
 
 
+@app.command(
+    epilog="Examples:\n\n- `nanguard serve runs`\n\n- `nanguard serve runs --port 0 --open`\n\n"
+    "- `nanguard serve runs --host 0.0.0.0`",
+)
+def serve(
+    path: Annotated[Path, typer.Argument(help="A folder with runs below it.")],
+    host: Annotated[
+        str, typer.Option(help="The address to listen on; others than this machine need a token.")
+    ] = "127.0.0.1",
+    port: Annotated[
+        int, typer.Option(min=0, max=65535, help="The port; 0 for any that is free.")
+    ] = 6116,
+    token: Annotated[
+        str | None,
+        typer.Option(
+            envvar="NANGUARD_TOKEN",
+            help="What has to be known to look; made up and printed where it is needed.",
+        ),
+    ] = None,
+    allow_host: Annotated[
+        list[str] | None,
+        typer.Option(help="Another name by which this machine is asked. May be repeated."),
+    ] = None,
+    open_browser: Annotated[bool, typer.Option("--open", help="Open a browser.")] = False,  # noqa: FBT002
+) -> None:
+    """Show all runs below a folder, live, in a browser.
+
+    An overview of all runs, and a page for each that updates as its files grow. Nothing is
+    written. Ctrl-C ends it.
+    """
+    from nanguard.cli.serving import run_serve
+
+    run_serve(path, host=host, port=port, token=token, names=allow_host or (), browser=open_browser)
+
+
 def _words(given: list[str] | None) -> tuple[str, ...]:
     return tuple(word for one in given or () for word in split(one))

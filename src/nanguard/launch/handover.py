@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import importlib
 import os
 import platform
 import sys
@@ -155,6 +156,8 @@ class Handover:
             file.flush()
             with contextlib.suppress(OSError):
                 Path(message["control"], f"waiting-{name}").unlink()
+            if message["method"] == "second-run":
+                _import_what_optimizers_need()
             explain(message, fork)
 
     def _wake(self, timeline: Timeline, moment: Moment, bad: BadStep, watch: Watch | None) -> None:
@@ -230,6 +233,12 @@ class Handover:
     def _leave_note(self, name: str, text: str) -> None:
         with contextlib.suppress(OSError):
             Path(self._options.control, name).write_text(text)
+
+
+def _import_what_optimizers_need() -> None:
+    """Imports once what every replay from the first line would import, for seconds each time."""
+    with contextlib.suppress(Exception):
+        importlib.import_module("torch._dynamo")
 
 
 def _number(variable: str, otherwise: int) -> int:
