@@ -94,6 +94,13 @@ def run(
         bool, typer.Option("--no-trace", help="Protect the run, and explain nothing.")
     ] = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="Print nothing of our own.")] = False,  # noqa: FBT002
+    track: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="TRACKER",
+            help="Also write to tensorboard, wandb, trackio or mlflow; may be given several times.",
+        ),
+    ] = None,
     recover: Annotated[  # noqa: FBT002
         bool,
         typer.Option(
@@ -208,7 +215,13 @@ def run(
     """
     from nanguard.cli.running import Asked, run_asked
 
-    guarding = {"on_bad": on_bad.value, "max_bad": max_bad, "trace": not no_trace, "quiet": quiet}
+    guarding = {
+        "on_bad": on_bad.value,
+        "max_bad": max_bad,
+        "trace": not no_trace,
+        "quiet": quiet,
+        "track": tuple(track or ()),
+    }
     asked = Asked(
         checkpoints=checkpoints,
         arguments={"resume": resume_arg, "lr": lr_arg, "skip": skip_arg, "seed": seed_arg},
@@ -492,6 +505,68 @@ def report(
     from nanguard.cli.reporting import run_report
 
     run_report(paths, output=output, png=png, title=title, quiet=quiet)
+
+
+@app.command(
+    epilog="Examples:\n\n- `nanguard watch runs/7`\n\n- `nanguard watch train.log --wait --bell`"
+    "\n\n- `nanguard watch runs/7 --until-alarm && echo quiet`\n\n"
+    "- `nanguard watch train.log --on-alarm 'notify-send \"$NANGUARD_MESSAGE\"'`",
+)
+def watch(
+    paths: Annotated[list[str], typer.Argument(help="Logs that are being written, run folders.")],
+    on_alarm: Annotated[
+        str | None,
+        typer.Option(
+            metavar="COMMAND",
+            help="Run this on an alarm, which is in $NANGUARD_MESSAGE, $NANGUARD_ALARM, "
+            "$NANGUARD_STEP, $NANGUARD_VALUE and $NANGUARD_PATH.",
+        ),
+    ] = None,
+    cool_down: Annotated[
+        float, typer.Option(min=0, help="Seconds before the same kind of alarm runs it again.")
+    ] = 300.0,
+    bell: Annotated[bool, typer.Option("--bell", help="Ring on an alarm.")] = False,  # noqa: FBT002
+    until_alarm: Annotated[  # noqa: FBT002
+        bool,
+        typer.Option("--until-alarm", help="End with 1 on an alarm, with 0 when the run ends."),
+    ] = False,
+    once: Annotated[  # noqa: FBT002
+        bool, typer.Option("--once", help="Read what is there, tell it, and end.")
+    ] = False,
+    wait: Annotated[  # noqa: FBT002
+        bool, typer.Option("--wait", help="Wait for what is not there yet.")
+    ] = False,
+    plain: Annotated[  # noqa: FBT002
+        bool, typer.Option("--plain", help="Print lines, also on a terminal.")
+    ] = False,
+    every: Annotated[
+        float, typer.Option(min=0.1, help="Seconds between two plain lines about a run.")
+    ] = 10.0,
+    steps: Annotated[
+        int | None, typer.Option(min=1, help="How many steps there will be, if no line says it.")
+    ] = None,
+    stall: Annotated[
+        float | None,
+        typer.Option(
+            min=0,
+            help="Seconds without a new line that are an alarm; 0 for never. Learned by default.",
+        ),
+    ] = None,
+    pid: Annotated[
+        int | None, typer.Option(min=1, help="The process whose end is the end of the run.")
+    ] = None,
+) -> None:
+    """Watch runs in the terminal: progress, curves, events, and an alarm when something turns.
+
+    Files are followed as they grow, are replaced or emptied; several may be given. Where there is
+    no terminal, plain lines are printed. Keys: q quits, l changes the scale, tab the run.
+    """
+    from nanguard.cli.following import Asked, run_watch
+    from nanguard.terminal.session import Wanted
+
+    wanted = Wanted(tuple(paths), wait=wait, once=once, total=steps, stall=stall, pid=pid)
+    asked = Asked(on_alarm, cool_down, bell, until_alarm, plain, every)
+    raise typer.Exit(run_watch(wanted, asked))
 
 
 @app.command(

@@ -1,0 +1,152 @@
+"""Reads new lines of a log: what they add to its series, in words, and as events of the guard."""
+
+from __future__ import annotations
+
+import csv
+import re
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from nanguard.record import EVENTS
+from nanguard.sources.log.csv_log import columns_of, row_of
+from nanguard.sources.log.events import is_events
+from nanguard.sources.log.gathering import Gathering, Rows
+from nanguard.sources.log.grammar import LONGEST
+from nanguard.sources.log.lines import Stretch, without_colours
+from nanguard.sources.log.records import loads
+from nanguard.sources.log.series import Log
+from nanguard.sources.log.text import TextReader, add_loose
+from nanguard.sources.log.wandb import MAGIC
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from nanguard.sources.log.names import Metric
+
+# How much of the end of new lines is searched for how many steps there will be.
+_LAST = 2000
+_TOTALS = (
+    re.compile(r"(?i)\b(?:step|iter(?:ation)?|update)s?\W{0,4}\d{1,12}\s*(?:/|of)\s*(\d{1,12})"),
+    re.compile(r"(?i)\b(?:total|max|num)[_ ](?:train(?:ing)?[_ ])?steps\W{1,4}(\d{1,12})\b"),
+    re.compile(r"\|\s*\d{1,12}/(\d{1,12})\s*\["),
+)
+_ENDED = re.compile(
+    r"(?i)\b(?:training|run|finetuning|fine-tuning)\b.{0,20}\b(?:complete[d]?|finished|done|ended)\b"
+    r"|\bfinished training\b|\breached max_(?:steps|epochs)\b|`Trainer\.fit` stopped"
+)
+
+
+@dataclass(slots=True)
+class News:
+    """What new lines say.
+
+    Attributes:
+        log: Numbers and notes.
+        events: Events of the guard, as it wrote them.
+        total: How many steps there will be, where a line says it.
+        ended: Whether a line says that the run has ended.
+        lines: How many lines there were.
+    """
+
+    log: Log
+    events: list[dict[str, Any]] = field(default_factory=list)
+    total: int | None = None
+    ended: bool = False
+    lines: int = 0
+
+
+class Unreadable(ValueError):  # noqa: N818 - it says what is so, and is told as it is
+    """A file that is no text."""
+
+
+class _Draining(Gathering):
+    """Gathers, and gives away what it has, so that a log of any length needs little memory."""
+
+    def take(self) -> Log:
+        taken, self.log = self.log, Log(self.log.path, sparse=self.log.sparse)
+        self._series = {}
+        return taken
+
+
+class LineReader:
+    """Reads one file, some lines at a time.
+
+    Raises:
+        Unreadable: It is no text.
+    """
+
+    def __init__(self, path: Path, head: bytes) -> None:
+        if is_events(path.name, head):
+            raise Unreadable("it is an event file of TensorBoard; watch reads text, JSON and CSV")
+        if head.startswith(MAGIC):
+            raise Unreadable("it is a binary run of W&B; watch reads text, JSON and CSV")
+        self._gathering = _Draining(str(path))
+        self._text = TextReader(self._gathering)
+        self._line = 1
+        self._events = path.name == EVENTS or _is_record(head)
+        first = head.split(b"\n", 1)[0].decode("utf-8-sig", "replace").rstrip("\r")
+        self._columns = columns_of(first[:LONGEST])
+        self._gathering.log.sparse = self._columns is not None
+
+    def read(self, data: bytes, *, ended: bool = True) -> News:
+        """Returns what lines say.
+
+        Args:
+            data: The lines.
+            ended: Whether the last one has ended.
+        """
+        text = _decoded(data)
+        lines = text.count("\n") + 1
+        news = News(Log(""), lines=lines)
+        if self._events:
+            found = [loads(line) for line in text.split("\n")]
+            news.events = [record for record in found if isinstance(record, dict)]
+        elif self._columns is not None:
+            self._read_rows(text, *self._columns)
+        else:
+            self._text.read(Stretch(self._line, text, ended))
+        self._line += lines
+        news.log = self._gathering.take()
+        last = text[-_LAST:]
+        news.total = _total(last)
+        news.ended = bool(_ENDED.search(last))
+        return news
+
+    def _read_rows(self, text: str, separator: str, columns: list[Metric | None]) -> None:
+        loose: dict[tuple[object, ...], Rows] = {}
+        rows = csv.reader(text.split("\n"), delimiter=separator)
+        number = self._line
+        while True:
+            try:
+                cells = next(rows)
+            except StopIteration:
+                break
+            except csv.Error:
+                continue
+            number += 1
+            add_loose(loose, number, row_of(columns, cells))
+        self._gathering.add(list(loose.values()))
+
+
+def _decoded(data: bytes) -> str:
+    text = data.decode("utf-8", "replace")
+    if "\0" in text:
+        text = text.replace("\0", "")
+    if "\x1b" in text:
+        text = without_colours(text)
+    if "\r" in text:
+        text = text.replace("\r\n", "\n").replace("\r", "\n")
+    return text.removeprefix("\ufeff").removesuffix("\n")
+
+
+def _is_record(head: bytes) -> bool:
+    first = loads(head.split(b"\n", 1)[0].decode("utf-8", "replace"))
+    return isinstance(first, dict) and str(first.get("code", "")).startswith("RUN")
+
+
+def _total(text: str) -> int | None:
+    for pattern in _TOTALS:
+        found = pattern.findall(text)
+        if found:
+            return int(found[-1])
+    return None
