@@ -17,6 +17,8 @@ from nanguard.launch.children import end_guarded, wait_for
 from nanguard.launch.options import HOME, VARIABLE, Options
 from nanguard.launch.trust import sign
 from nanguard.launch.waiting import wait_for_explanations
+from nanguard.record import TRACKERS
+from nanguard.trackers import TRACK, TRACK_DIR, check_names
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -38,6 +40,7 @@ def run_command(
     trace: bool = True,
     quiet: bool = False,
     control: Path | None = None,
+    track: Sequence[str] = (),
 ) -> int:
     """Runs a command under the guard; returns the exit code of ``nanguard run``.
 
@@ -50,8 +53,10 @@ def run_command(
         quiet: Whether to say nothing.
         control: An empty folder for what the processes tell, of whoever is going to read it and
             to start the command again; None if nobody is.
+        track: Where else the run is written to, such as ``tensorboard``.
     """
     must_be_there(command)
+    chosen = check_names(track, "nanguard run --track")
     with contextlib.ExitStack() as stack:
         place = control or Path(
             stack.enter_context(tempfile.TemporaryDirectory(prefix="nanguard-run-"))
@@ -67,6 +72,7 @@ def run_command(
             trace=trace,
             quiet=quiet,
             recover=control is not None,
+            track=chosen,
         )
         code = _run_and_tell(command, options)
         return STOPPED if any(place.glob("stopped-*")) else code
@@ -115,8 +121,13 @@ def environment(options: Options) -> dict[str, str]:
     home = Path(__file__).resolve().parents[1]
     boot = str(Path(__file__).resolve().parent / "boot")
     path = os.environ.get("PYTHONPATH")
+    inherited = dict(os.environ)
+    if options.track:
+        inherited[TRACK] = ",".join(options.track)
+    if TRACK in inherited:
+        inherited.setdefault(TRACK_DIR, str(Path(options.incidents) / TRACKERS))
     return {
-        **os.environ,
+        **inherited,
         VARIABLE: options.to_text(),
         HOME: str(home),
         "PYTHONPATH": boot if not path else os.pathsep.join([boot, path]),

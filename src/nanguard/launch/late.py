@@ -153,7 +153,8 @@ class Late:
             if numbers["latch"] or numbers.get("poisoned"):
                 self._meet(flight, numbers)
                 return
-            self._live.good()
+            told = {"loss": numbers["loss"], "grad_norm": numbers["grad_norm"]}
+            self._live.good(flight.optimizer, flight.step, **told)
 
     def _meet(self, flight: Flight, numbers: dict[str, float]) -> None:
         gate, live = self._gate, self._live

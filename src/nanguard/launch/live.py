@@ -26,6 +26,7 @@ from nanguard.launch.secondrun import serve_second_run
 from nanguard.launch.terms import terms_of
 from nanguard.launch.timeline import Timeline, serve_here
 from nanguard.launch.together import Together
+from nanguard.launch.tracked import Tracked
 from nanguard.launch.watch import Watch, is_good, pass_over
 from nanguard.numerics import all_finite
 from nanguard.settings import Settings
@@ -86,6 +87,8 @@ class Live(Watch):
         self._aside = False
         self._shared = False
         self._pulse: Pulse | None = None
+        self._tracked: Tracked | None = None
+        self._closed = False
         self.handover = Handover(options)
         self.held: Held | None = None
         self.patches = Patches(self)
@@ -96,6 +99,8 @@ class Live(Watch):
         if self._options.recover:
             self._pulse = Pulse(Path(self._options.control))
             self._pulse.listen()
+        if self.handover.rank == 0:
+            self._tracked = Tracked(self)
         if self._options.trace and self.handover.can_fork():
             self._timeline = Timeline(self.handover.serve)
             if self.handover.ranks == 1:
@@ -189,6 +194,8 @@ class Live(Watch):
                 "no torch optimizer was made: steps are watched, but the update is the script's "
                 "own and cannot be held back"
             )
+        if self._tracked is not None and all(map(is_good, self.losses)):
+            self._tracked.good(None)
         self.end_manual_step()
 
     def judged_step(self, optimizer: Optimizer, call: Callable[..., Any], closure: Any) -> Any:
@@ -228,6 +235,11 @@ class Live(Watch):
         self._look_after(optimizer)
         return result
 
+    @property
+    def lr_factor(self) -> float:
+        """What the ladder multiplies the learning rate with."""
+        return self._policy.lr_factor
+
     def cut_rate(self, optimizer: Optimizer) -> contextlib.AbstractContextManager[None]:
         """Returns a context in which the learning rate is what the ladder has made of it."""
         return scaled_lr([optimizer], self._policy.lr_factor)
@@ -262,8 +274,16 @@ class Live(Watch):
         """Deals with a step whose verdict came from the device."""
         self._meet(symptom, optimizer, step=step, ordinal=ordinal)
 
-    def good(self) -> None:
-        """Counts a good step."""
+    def good(self, optimizer: Any, step: int | None = None, **numbers: float) -> None:
+        """Counts a good step.
+
+        Args:
+            optimizer: Whose step it is.
+            step: Its number; None for the step that is being made.
+            numbers: Its loss and gradient norm, if the device has told them late.
+        """
+        if self._tracked is not None:
+            self._tracked.good(optimizer, step, numbers)
         self._policy.good()
         if self._last_good is not None:
             self._last_good.after_good_step()
@@ -301,7 +321,7 @@ class Live(Watch):
             before.restore()
             self._meet(symptom, optimizer)
         else:
-            self.good()
+            self.good(optimizer)
         return result
 
     def _look_after(self, optimizer: Optimizer) -> None:
@@ -310,7 +330,7 @@ class Live(Watch):
         if symptom is not None:
             self._meet(symptom, optimizer)
         else:
-            self.good()
+            self.good(optimizer)
 
     def _meet(
         self,
@@ -335,6 +355,8 @@ class Live(Watch):
         if self.together.mine:
             bad = BadStep(symptom, step, ordinal, decision, tuple(self._bad))
             self.handover.report(bad, self._timeline, None if poisoned else self)
+        if self._tracked is not None:
+            self._tracked.bad(optimizer, step, symptom, decision)
         self._bad.append(ordinal)
         if optimizer is not None:
             with contextlib.suppress(AttributeError):
@@ -357,8 +379,9 @@ class Live(Watch):
 
     def close(self) -> None:
         """Ends the guard, and says what it met."""
-        if os.getpid() != self._pid:
+        if os.getpid() != self._pid or self._closed:
             return
+        self._closed = True
         self._late.close()
         if self._timeline is not None:
             self._timeline.close()
@@ -366,6 +389,8 @@ class Live(Watch):
             self.handover.summary(self.ordinal, len(self._bad))
         if self._pulse is not None:
             self._pulse.end(finite=self._is_finite())
+        if self._tracked is not None:
+            self._tracked.close()
         self.patches.take_off()
 
     def _is_finite(self) -> bool:

@@ -28,6 +28,7 @@ class Options:
         patience: How many seconds the explanation of one incident may take.
         again: What a second run of the command is for; None for the first.
         recover: Whether somebody is there to start the command again.
+        track: Where else the run is written to.
     """
 
     incidents: str
@@ -42,6 +43,7 @@ class Options:
     patience: float = 90.0
     again: dict[str, Any] | None = None
     recover: bool = False
+    track: tuple[str, ...] = ()
 
     def to_text(self) -> str:
         """Returns the options as the environment variable holds them."""
@@ -55,6 +57,7 @@ def from_environment() -> Options | None:
         return None
     try:
         values = json.loads(text)
-        return Options(**{**values, "command": tuple(values["command"])})
+        tuples = {name: tuple(values[name]) for name in ("command", "track")}
+        return Options(**{**values, **tuples})
     except (ValueError, TypeError, KeyError):
         return None

@@ -26,6 +26,7 @@ from nanguard.launch.reading import read_trace
 from nanguard.launch.watch import Watch, pass_over
 from nanguard.tracer.sites import here, users_frame
 from nanguard.tracer.trace import Trace
+from nanguard.trackers import be_silent
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -328,6 +329,7 @@ class ForkedReplay(Replay):
         """Goes on from the moment at which this process was forked."""
         global current  # a guard that the script makes from now on has to know
         current = self
+        be_silent()
         atexit.register(self._ended)
         sys.excepthook = self._failed
         changes.run_eagerly()

@@ -57,6 +57,8 @@ class Watch(ABC):
         self.backwards = 0
         # The norm of all gradients since the last backward, where the script has computed it.
         self.clipped_norm: Tensor | None = None
+        # The norm of the gradients of this step, where it was looked at.
+        self.grad_norm: float | None = None
         self._depth = 0
         self._unscaled: Tensor | None = None
         self._scaler: Any = None
@@ -166,6 +168,11 @@ class Watch(ABC):
         """Returns the optimizers that are alive."""
         return [o for made in self.made_by if (o := made.optimizer()) is not None]
 
+    def place_of(self, optimizer: Any) -> int:
+        """Returns which of the script's optimizers one is; 0 for the first."""
+        known, inner = self.optimizers(), _inner(optimizer)
+        return next((place for place, other in enumerate(known) if other is inner), 0)
+
     def models(self) -> list[nn.Module]:
         """Returns the models that are trained: those that hold what an optimizer moves."""
         if self._models is None:
@@ -243,6 +250,7 @@ class Watch(ABC):
             return None
         known = self.clipped_norm
         norm = float(whole(Gradients(parameters).norm() if known is None else known))
+        self.grad_norm = norm
         if math.isfinite(norm):
             return None
         grads: dict[int, Any] = {id(p): p.grad for p in parameters}
@@ -335,6 +343,7 @@ class Watch(ABC):
         """Forgets what belonged to the step that is over."""
         self.losses = []
         self.terms = {}
+        self.grad_norm = None
         self._unscaled = None
         self._scaler = None
 

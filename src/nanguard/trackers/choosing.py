@@ -33,6 +33,15 @@ _KNOWN = {
     "mlflow": ("MLflow", "mlflow"),
 }
 
+# Whether this process only replays what another one has done.
+_replays = False
+
+
+def be_silent() -> None:
+    """Lets nothing in this process track anything, as it replays what was tracked already."""
+    global _replays
+    _replays = True
+
 
 def check_names(names: Sequence[str], where: str) -> tuple[str, ...]:
     """Returns the names of trackers, each of which is known and installed.
@@ -85,6 +94,8 @@ def trackers_for(
         UsageError: A name is unknown.
         MissingDependencyError: A package is not installed.
     """
+    if _replays:
+        return None
     if names is None:
         names = [name for name in os.environ.get(TRACK, "").split(",") if name]
         where = TRACK if names else where

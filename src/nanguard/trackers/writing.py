@@ -131,6 +131,8 @@ class Writer:
         if self._thread.is_alive():
             self.lost += self._items.qsize()
             self._fail(f"it has not answered for {_END_SECONDS:.0f} s")
+        if self.lost:
+            self._on_failure(f"{self.lost} lines to {self.tracker.name}")
 
     def _begin(self) -> None:
         try:
