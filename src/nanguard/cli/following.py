@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import sys
+from contextlib import suppress
 from dataclasses import dataclass
 
 from nanguard.errors import UsageError
+from nanguard.report.fields import literal
 from nanguard.terminal.command import OnAlarm
 from nanguard.terminal.session import Session, Wanted
 from nanguard.terminal.view import View
@@ -43,7 +45,7 @@ def run_watch(wanted: Wanted, asked: Asked) -> int:
     far = [path for path in wanted.paths if "://" in path or path == "-"]
     if far:
         raise UsageError(
-            f"{far[0]} cannot be watched.",
+            f"{literal(far[0])} cannot be watched.",
             where="nanguard watch",
             do="Give a log or a folder of this machine.",
         )
@@ -73,7 +75,7 @@ def _watch(watching: Watching, wanted: Wanted, *, in_view: bool) -> None:
         from nanguard.terminal.screen import Screen
 
         encoding = (sys.stdout.encoding or "").lower().replace("-", "")
-        with Screen() as screen:
+        with Screen() as screen, suppress(KeyboardInterrupt):
             watching.in_view(screen, View(plain=not encoding.startswith("utf")))
         watching.print_news([], last=True)
     else:

@@ -64,8 +64,10 @@ class Judge:
         self.role = role
         self.game = self.sparse = self.scaled = False
         self.bad = 0
+        # Bad numbers since the last calm, and good ones since the last bad one.
+        self._in_all = 0
         self._told_bad = False
-        self._good = _CALM
+        self._good = 0
         self._since_spike = _WAKE
         self._spikes = SpikeWindow(
             size=_SETTINGS.spike_window,
@@ -83,12 +85,13 @@ class Judge:
         if self.role is Role.SCALE:
             yield from self._look_at_scales(values, steps)
             return
-        calm = self.bad == 0 and math.isfinite(sum(values))
-        if calm:
-            self._good = min(_CALM, self._good + len(values))
-            if max(values) <= self._spikes.limits().warn:
-                yield from self._teach(values, steps)
-                return
+        if (
+            not self._in_all
+            and math.isfinite(sum(values))
+            and max(values) <= self._spikes.limits().warn
+        ):
+            yield from self._teach(values, steps)
+            return
         for index, value in enumerate(values):
             step = steps[index] if steps else None
             if math.isfinite(value):
@@ -105,13 +108,14 @@ class Judge:
             yield from self._drifts(values[index], steps[index] if steps else None)
 
     def _good_one(self, value: float, step: int | None) -> Iterator[Told]:
-        if self.bad:
+        self.bad = 0
+        self._good += 1
+        if self._in_all and self._good >= _CALM:
             if self._told_bad:
-                count = "one value" if self.bad == 1 else f"{self.bad} values"
-                said = f"{self.name} is finite again after {count} that {_were(self.bad)} not"
+                count = "one value" if self._in_all == 1 else f"{self._in_all} values"
+                said = f"{self.name} is finite again after {count} that {_were(self._in_all)} not"
                 yield Told("finite-again", said, step, value, alarm=False)
-            self.bad, self._good = 0, 0
-        self._good = min(_CALM, self._good + 1)
+            self._in_all, self._told_bad = 0, False
         limits = self._spikes.limits()
         self._since_spike = min(_WAKE, self._since_spike + 1)
         if not value <= limits.warn:
@@ -136,14 +140,16 @@ class Judge:
 
     def _bad_one(self, value: float, step: int | None) -> Iterator[Told]:
         self.bad += 1
+        self._in_all += 1
+        self._good = 0
         # A number that is good for a moment in between does not make it a new fault.
-        again = self._told_bad and (self.bad > 1 or self._good < _CALM)
+        again = self._told_bad
         patience = _HOLES if self.sparse and math.isnan(value) else 1
         if self.role is Role.GRAD_NORM:
             kind = "non-finite-grad-norm"
             if self.scaled and self.bad < _OVERFLOWS:
                 said = f"{self.name} is {name_of(value)}: the loss scale was too high"
-                yield Told("overflow", said, step, value, alarm=False, again=self.bad > 1)
+                yield Told("overflow", said, step, value, alarm=False, again=self._in_all > 1)
                 return
         else:
             kind = "non-finite-loss"

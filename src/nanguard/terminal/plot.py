@@ -17,6 +17,8 @@ _DOTS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))
 _LABEL = 8
 # From this ratio of its ends on, a curve is drawn on a log scale.
 _WIDE = 10.0
+# One column in so many may be a peak, if it is so many times as high as the others.
+_FEW, _PEAK = 32, 4.0
 BAD = "bold red"
 _CROSS = "\u00d7"
 
@@ -30,12 +32,14 @@ class Scale:
         high: The value at the top.
         log: Whether it is logarithmic.
         flat: Whether all values are the same.
+        most: The highest value; above the top where a few peaks would flatten everything else.
     """
 
     low: float
     high: float
     log: bool
     flat: bool = False
+    most: float = -math.inf
 
     @classmethod
     def of(cls, buckets: list[Bucket], *, log: bool | None) -> Scale:
@@ -43,16 +47,20 @@ class Scale:
 
         Args:
             buckets: The curve.
-            log: Whether it is to be logarithmic; None to choose.
+            log: Whether it is to be logarithmic; None to choose that, and whether a few peaks are
+                left out.
         """
         filled = [bucket for bucket in buckets if not bucket.empty]
         low = min((bucket.low for bucket in filled), default=0.0)
         high = max((bucket.high for bucket in filled), default=1.0)
+        most = high
+        if log is None:
+            high = _without_peaks([bucket.high for bucket in filled], low, high)
         chosen = low > 0.0 and (high / low > _WIDE if log is None else log)
         if high - low <= 1e-9 * max(abs(low), abs(high), 1e-300):
             room = 0.1 * abs(high) or 1.0
             return cls(low - room, high + room, log=False, flat=True)
-        return cls(low, high, chosen)
+        return cls(low, high, chosen, most=most)
 
     def height(self, value: float) -> float:
         """Returns where a value stands, from 0 at the bottom to 1 at the top."""
@@ -70,6 +78,15 @@ class Scale:
         return self.low * (1.0 - height) + self.high * height
 
 
+def _without_peaks(highs: list[float], low: float, high: float) -> float:
+    """Returns a top for a curve that a few peaks would flatten; what stands above it is marked."""
+    if len(highs) < _FEW:
+        return high
+    usual = sorted(highs)[-1 - max(1, len(highs) // _FEW)]
+    reach = _PEAK * (usual / 2 - low / 2)
+    return max((one for one in highs if one / 2 - low / 2 <= reach), default=high)
+
+
 class _Canvas:
     """A grid of dots, two by four in a character."""
 
@@ -78,6 +95,7 @@ class _Canvas:
         self.cells = [[0] * width for _ in range(height)]
         self.bad: set[int] = set()
         self.marked: set[int] = set()
+        self.peaks: set[int] = set()
 
     def column(self, x: int, one: float, other: float) -> None:
         """Draws from one height to another."""
@@ -97,9 +115,13 @@ class _Canvas:
 
     def row(self, number: int, style: str, *, plain: bool) -> Text:
         """Returns one row of characters."""
-        return _in_runs(
+        cells = [
             self._cell(x, bits, style, plain=plain) for x, bits in enumerate(self.cells[number])
-        )
+        ]
+        if number == 0:
+            for x in self.peaks:
+                cells[x] = ("^" if plain else "▲", "yellow")
+        return _in_runs(cells)
 
     def _cell(self, x: int, bits: int, style: str, *, plain: bool) -> tuple[str, str]:
         if bits:
@@ -130,8 +152,8 @@ def _in_runs(cells: Iterable[tuple[str, str]]) -> Text:
 
 def draw(
     trace: Trace, width: int, height: int, *, log: bool | None, style: str, plain: bool = False
-) -> tuple[list[Text], bool]:
-    """Returns a curve with its axes, and whether its scale is logarithmic.
+) -> tuple[list[Text], Scale]:
+    """Returns a curve with its axes, and its scale.
 
     Args:
         trace: The curve.
@@ -147,11 +169,11 @@ def draw(
     _fill(canvas, buckets, scale)
     rows: list[Text] = []
     for number in range(canvas.height):
-        rows.append(Text(_label(scale, number, canvas.height).rjust(_LABEL), "dim"))
+        rows.append(Text().append(_label(scale, number, canvas.height).rjust(_LABEL), "dim"))
         rows[-1].append("|" if plain else "┤" if rows[-1].plain.strip() else "│", "dim")
         rows[-1].append_text(canvas.row(number, style, plain=plain))
     rows.append(_axis(trace, canvas.width, canvas.marked, plain=plain))
-    return rows, scale.log
+    return rows, scale
 
 
 def _fill(canvas: _Canvas, buckets: list[Bucket], scale: Scale) -> None:
@@ -167,11 +189,15 @@ def _fill(canvas: _Canvas, buckets: list[Bucket], scale: Scale) -> None:
             half = reach / 2
             canvas.bad.update(range(max(0, int(x - half)) // 2, min(x // 2, canvas.width - 1) + 1))
             continue
-        low, high = scale.height(bucket.low), scale.height(bucket.high)
+        if bucket.high > scale.high:
+            canvas.peaks.add(x // 2)
+        low, high = min(1.0, scale.height(bucket.low)), min(1.0, scale.height(bucket.high))
         canvas.column(x, low, high)
         if last is not None and not bucket.begins:
             canvas.line(last[0], *_ends(last[1:], x, (low, high)))
         last = None if bucket.bad else (x, low, high)
+    # A curve that ends or begins within a character is not to look as if it went through.
+    canvas.bad -= {x for row in canvas.cells for x, bits in enumerate(row) if bits}
 
 
 def _ends(
@@ -197,7 +223,7 @@ def _label(scale: Scale, number: int, height: int) -> str:
 
 
 def _axis(trace: Trace, width: int, marked: set[int], *, plain: bool) -> Text:
-    text = Text(" " * _LABEL + ("+" if plain else "└"), "dim")
+    text = Text().append(" " * _LABEL + ("+" if plain else "└"), "dim")
     first = "" if trace.first is None else f"{trace.first:,}".replace(",", " ")
     last = "" if trace.last is None else f"{trace.last:,}".replace(",", " ")
     line = ["-" if plain else "─"] * width

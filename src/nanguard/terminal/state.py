@@ -46,6 +46,8 @@ class Happening:
         last: The last step of the row.
         value: The number it is about.
         old: Whether it stood in the log before the watch began.
+        about: The series it is about, if it is about one.
+        seen: When it came last.
     """
 
     kind: str
@@ -57,6 +59,8 @@ class Happening:
     last: int | None = None
     value: float | None = None
     old: bool = False
+    about: str = ""
+    seen: float = 0.0
 
 
 @dataclass(slots=True)
@@ -120,9 +124,9 @@ class RunState:
         for series in news.log.series:
             told += self._take_series(series, sparse=news.log.sparse, old=old)
         for note in news.log.notes:
-            said = Told("log-says", f"the log says: {note.said}", note.step)
+            said = Told("log-says", f"the log says: {note.said}", note.step, again=True)
             told += self._tell([said], old=old)
-        told += self._tell([self._event(event) for event in news.events], old=old)
+        told += self._tell([_told_by_guard(event) for event in news.events], old=old)
         if self.total is not None and self.step is not None and self.step > self.total:
             self.total = self.total if self._fixed_total else None
         if not old and self.step is not None and news.log.series:
@@ -182,24 +186,16 @@ class RunState:
         key = (series.metric.key, series.label, series.rank)
         return key in self._judged and series.role in _JUDGED
 
-    def _event(self, record: dict[str, Any]) -> Told:
-        step, action = record.get("step"), str(record.get("action", ""))
-        said = str(record.get("message") or record.get("name") or "an event")
-        done = f" ({action})" if action in _ACTIONS else ""
-        bad = record.get("severity") in ("error", "warning") or action in _ACTIONS
-        name = literal(str(record.get("name") or "event"), 40)
-        whole = step if isinstance(step, int) and 0 <= step < 2**53 else None
-        return Told(f"guard:{name}", f"guard: {said}{done}", whole, alarm=bad)
-
     def _tell(
         self, told: Iterator[Told] | Sequence[Told], *, old: bool, of: Channel | None = None
     ) -> list[Happening]:
         new: list[Happening] = []
         for one in told:
-            text = literal(one.text, _TEXT)
-            last = self._last_of(one.kind, of) if one.again else None
+            about = of.judge.name if of else ""
+            last = self._last_of(one.kind, about) if one.again else None
             if last is not None:
                 last.count, last.last, last.value = last.count + 1, one.step, one.value
+                last.seen = time.time()
                 if not one.alarm or last.alarm:
                     continue
                 last.alarm = True  # what began as a warning
@@ -207,18 +203,27 @@ class RunState:
                 new.append(last)
                 continue
             happening = Happening(
-                one.kind, text, one.step, one.alarm, time.time(), value=one.value, old=old
+                one.kind,
+                literal(one.text, _TEXT),
+                one.step,
+                one.alarm,
+                time.time(),
+                value=one.value,
+                old=old,
+                about=about,
+                seen=time.time(),
             )
             self.alarms += one.alarm and not old
             self.happenings.append(happening)
             new.append(happening)
         return new
 
-    def _last_of(self, kind: str, of: Channel | None) -> Happening | None:
-        name = of.judge.name if of else ""
+    def _last_of(self, kind: str, about: str) -> Happening | None:
+        """Returns what something goes on with; None if that was long ago."""
         for happening in reversed(self.happenings):
-            if happening.kind == kind and happening.text.startswith(name):
-                return happening
+            if happening.kind == kind and happening.about == about:
+                recent = bool(about) or time.time() - happening.seen < _FRESH
+                return happening if recent else None
         return None
 
     def main(self, role: Role) -> Channel | None:
@@ -269,3 +274,13 @@ def _note_last(channel: Channel, values: Sequence[float], steps: list[int] | Non
     if low < channel.lowest:
         channel.lowest = low
         channel.lowest_step = steps[list(values).index(low)] if steps else None
+
+
+def _told_by_guard(record: dict[str, Any]) -> Told:
+    step, action = record.get("step"), str(record.get("action", ""))
+    said = str(record.get("message") or record.get("name") or "an event")
+    done = f" ({action})" if action in _ACTIONS else ""
+    bad = record.get("severity") in ("error", "warning") or action in _ACTIONS
+    name = literal(str(record.get("name") or "event"), 40)
+    whole = step if isinstance(step, int) and 0 <= step < 2**53 else None
+    return Told(f"guard:{name}", f"guard: {said}{done}", whole, alarm=bad, again=True)

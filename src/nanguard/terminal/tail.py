@@ -162,9 +162,13 @@ class Tail:
                 self.problem = "it was deleted"
                 piece.news.append("deleted")
             return
-        if (found.st_dev, found.st_ino) != self._identity:
+        if (found.st_dev, found.st_ino) == self._identity:
+            return
+        if piece.text or self._left:
+            # First all of the old file: it may have grown until it was moved.
+            piece.text, piece.more = piece.text or self.rest() + b"\n", True
+        else:
             was_there = not self._gone
-            piece.text += self.rest()
             self.close()
             if self._open(piece):
                 piece.news[-1] = "rotated" if was_there else "opened"

@@ -51,7 +51,8 @@ class View:
         if len(session.runs) > 1:
             lines += self._list(session, width, max(2, min(_LISTED, height // 5)))
         lines += [
-            Text(f" waiting for {path}: {why}", "yellow") for path, why in session.missing.items()
+            Text(f" waiting for {literal(path)}: {why}", "yellow")
+            for path, why in session.missing.items()
         ]
         if run is not None:
             lines.append(self._progress(run, width))
@@ -67,7 +68,7 @@ class View:
         clock = time.strftime("%H:%M:%S ")
         state, style = words.state_of(run) if run else ("waiting", words.WAITING)
         name = run.state.name if run else ""
-        left = Text(" nanguard watch  ", "bold")
+        left = Text().append(" nanguard watch  ", "bold")
         dot = "* " if self.plain else "● "
         room = width - len(left) - len(clock) - 4
         right = Text(dot + state, style)
@@ -86,7 +87,7 @@ class View:
         for place, run in list(enumerate(session.runs))[first : first + most]:
             state, style = words.state_of(run)
             mark = "> " if place == chosen else "  "
-            name = Text(mark + run.state.name, "bold" if place == chosen else "")
+            name = Text().append(mark + run.state.name, "bold" if place == chosen else "")
             name.truncate(max(10, width * 2 // 5), overflow="ellipsis", pad=True)
             where, share, _ = words.progress(run.state)
             done = "" if share is None else f" {share:.0%}"
@@ -102,7 +103,7 @@ class View:
 
     def _progress(self, run: Watched, width: int) -> Text:
         where, share, speed = words.progress(run.state)
-        text = Text(f" {where}  ", "bold")
+        text = Text().append(f" {where}  ", "bold")
         if share is not None:
             size = max(0, min(40, width - len(text) - len(speed) - 12))
             done = round(share * size)
@@ -131,14 +132,16 @@ class View:
         if channel is None:
             said = "no loss in this log yet"
             return self._box(Text("loss"), [Text(said, "dim")], width, height)
-        rows, log = draw(
+        rows, scale = draw(
             channel.trace, width - 4, height - 2, log=self.log, style="cyan", plain=self.plain
         )
         title = _named(channel, channel.series.name)
         if channel.lowest < float("inf"):
             at = "" if channel.lowest_step is None else f" at {words.spaced(channel.lowest_step)}"
             title.append(f"  lowest {name_of(channel.lowest)}{at}", "dim")
-        title.append("  log" if log else "", "dim")
+        if scale.most > scale.high:
+            title.append(f"  {'^' if self.plain else '▲'} up to {brief(scale.most)}", "yellow")
+        title.append("  log" if scale.log else "", "dim")
         for other in self._others(run, channel):
             title.append(f"  {other.judge.name} {name_of(other.last)}", "magenta")
         return self._box(title, rows, width, height)
@@ -173,21 +176,26 @@ class View:
 
     def _foot(self, session: Session, width: int) -> Text:
         keys = _KEYS + ("  tab next run" if len(session.runs) > 1 else "")
-        return _apart(Text(" " + "   ".join(self.gpus), "green"), Text(keys + " ", "dim"), width)
+        return _apart(
+            Text().append(" " + "   ".join(self.gpus), "green"), Text(keys + " ", "dim"), width
+        )
 
     def _box(self, title: Text, rows: Sequence[Text], width: int, height: int) -> list[Text]:
         """Returns lines in a frame; as many rows as it holds."""
         corners, across, down = ("+" * 4, "-", "|") if self.plain else ("╭╮╰╯", "─", "│")
         title = title.copy()
         title.truncate(width - 6, overflow="ellipsis")
-        top = Text(f"{corners[0]}{across} ", "bright_black").append_text(title).append(" ")
+        top = Text().append(f"{corners[0]}{across} ", "bright_black").append_text(title).append(" ")
         top.append(across * (width - top.cell_len - 1) + corners[1], "bright_black")
         lines = [top]
         for number in range(height - 2):
             row = rows[number].copy() if number < len(rows) else Text()
             row.truncate(width - 4, overflow="ellipsis", pad=True)
             lines.append(
-                Text(f"{down} ", "bright_black").append_text(row).append(f" {down}", "bright_black")
+                Text()
+                .append(f"{down} ", "bright_black")
+                .append_text(row)
+                .append(f" {down}", "bright_black")
             )
         lines.append(Text(corners[2] + across * (width - 2) + corners[3], "bright_black"))
         return lines
@@ -204,7 +212,7 @@ def _told(one: Happening, width: int) -> Text:
     if one.kind in ("finite-again", "opened", "long"):
         style = "green"
     clock = time.strftime("%H:%M:%S  ", time.localtime(one.clock)) if not one.old else "before    "
-    text = Text(clock, "dim").append(words.happening(one), style)
+    text = Text().append(clock, "dim").append(words.happening(one), style)
     text.truncate(width - 4, overflow="ellipsis")
     return text
 

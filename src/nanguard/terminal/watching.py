@@ -146,6 +146,9 @@ class Watching:
 
 def _status(run: Watched) -> str:
     state, _ = words.state_of(run)
+    if run.wanted.once:
+        alarms = run.state.alarms
+        state = f"{alarms} alarm{'' if alarms == 1 else 's'}" if alarms else "no alarm"
     where, share, speed = words.progress(run.state)
     done = "" if share is None else f"{share:.1%}"
     parts = [run.state.name, where, done, *words.numbers(run.state), speed, state]
