@@ -76,6 +76,11 @@ class Handover:
         """How many ranks there are."""
         return _number("WORLD_SIZE", 1)
 
+    @property
+    def written(self) -> Path | None:
+        """The folder of the last incident; None if it could not be written."""
+        return self._folder
+
     def can_fork(self) -> bool:
         """Returns whether a copy of this process could go on by itself."""
         return sys.platform == "linux" and not _sees_cuda()
