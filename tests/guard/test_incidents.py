@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import subprocess
 import sys
 from pathlib import Path
@@ -30,6 +31,11 @@ class Logs(nn.Module):
     def forward(self, x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
         out = self.last(self.drop(self.norm(self.first(x)))).squeeze(-1)
         return (out * torch.log(w)).mean() + out.square().mean()
+
+    def divided(self, x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        """Divides by it instead, in the type that autocast computes in."""
+        out = self.last(self.drop(self.norm(self.first(x)))).squeeze(-1)
+        return (out / w.to(out.dtype)).square().mean()
 
 
 LINE = next(
@@ -121,6 +127,19 @@ def test_the_loop_itself_explains_a_bad_step(
     for batch in (4, 9):
         check(tmp_path, batch // accumulate, "iterator")
     assert torch.autograd.backward is backward
+
+
+def test_explaining_leaves_mixed_precision_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """A step is tried in float32, too; an autocast that lasts must come back from that."""
+    monkeypatch.setattr(GuardHandover, "can_fork", lambda _: False)
+    cast, ended = torch.autocast("cpu", torch.bfloat16), []
+    for incidents in (tmp_path, None):
+        run = Run(incidents=incidents)
+        run.model.forward = cast(functools.partial(Logs.divided, run.model))
+        ended.append(run.fit(data(4)).everything())
+    assert differences(*ended) == []
+    trials = incident.read(tmp_path / "step-000004-rank0")["trials"]
+    assert any("float32" in trial["what"] for trial in trials)
 
 
 def test_a_loop_that_is_left_while_it_explains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -226,3 +245,14 @@ def test_on_cuda_the_loop_itself_explains(lag: int, tmp_path: Path):
     assert differences(ended, clean) == []
     check(tmp_path, 4, "iterator")
     check(tmp_path, 7, "iterator")
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device here")
+def test_a_batch_that_is_bad_on_the_device_is_no_fault_of_the_model(tmp_path: Path):
+    given = data(device="cuda")
+    given.tensors[0][4 * 3 + 1, 2] = NAN
+    Run("cuda", incidents=tmp_path).fit(given)
+    found = incident.read(tmp_path / "step-000003-rank0")
+    assert (found["origin"]["op"], found["cause"]["code"]) == ("input", "bad-input-data")
+    assert found["samples"] == [1]

@@ -241,8 +241,11 @@ def _widen(tensor: torch.Tensor, dtype: torch.dtype) -> None:
 def without_autocast() -> Iterator[None]:
     """Makes every autocast inside do nothing."""
     enter = torch.autocast.__enter__
+    # One that is entered for every call, as Accelerate's is, goes on after this.
+    were: dict[int, tuple[Any, bool]] = {}
 
     def disabled(self: Any) -> Any:
+        were.setdefault(id(self), (self, self._enabled))
         self._enabled = False
         return enter(self)  # type: ignore[no-untyped-call]
 
@@ -251,6 +254,8 @@ def without_autocast() -> Iterator[None]:
         yield
     finally:
         torch.autocast.__enter__ = enter  # type: ignore[method-assign]
+        for autocast, enabled in were.values():
+            autocast._enabled = enabled
 
 
 def replace_samples(samples: Sequence[int], *, targets_only: bool) -> None:

@@ -80,6 +80,8 @@ class Trace(TorchDispatchMode):
         self.batch: Any = None
         self.given: set[Any] = set()
         self.arguments: Any = ()
+        # What lay on a device before anyone saw it written, until it is known whether it is bad.
+        self._unread: list[tuple[Record, Tensor]] = []
         self.entered: list[tuple[Record | None, bool]] = []
         self.autocast: str | None = None
         self.in_data = 0
@@ -122,7 +124,7 @@ class Trace(TorchDispatchMode):
             record.writers = ()
         self._writers = {key: record for key, record in self._writers.items() if _lasts(record)}
         self.records, self.entered, self.batch, self.given = [], [], None, set()
-        self.arguments = ()
+        self.arguments, self._unread = (), []
         self._by_node = {}
         self.last_backward = 0
         self.step = step
@@ -145,6 +147,10 @@ class Trace(TorchDispatchMode):
         highs = values.read_all([record.high for record in late])
         for record, low, high in zip(late, lows, highs, strict=True):
             record.low, record.high = min(low, key=values.as_low), max(high, key=values.as_high)
+        for record, held in self._unread:
+            if record.bad:
+                _look_closely(record, held)
+        for record in late:
             if record.bad:
                 record.bad_writers = tuple(writer for writer in record.writers if writer.bad)
                 self._judge(record)
@@ -297,16 +303,14 @@ class Trace(TorchDispatchMode):
         record = Record(self._count, kind, self.step, "data", None, name=name)
         if is_float(held) and held.numel():
             record.low, record.high = values.extremes_of(held)
-            if record.bad:
+            late = isinstance(record.low, torch.Tensor)
+            if record.bad or late:
                 frame, _ = users_frame_of_op(sys._getframe(1))
                 record.place = None if frame is None else place_of(frame)
-                # A bare number that was written into a tensor comes as a tensor without a size.
-                record.literal = held.dim() == 0
-                kinds = values.kinds_in(held)
-                record.intended = record.literal and "nan" not in kinds
-                mask, rows = where_bad(held)
-                output = stats_of(held, "value")
-                record.detail = Detail([], {}, kinds, output, rows, int(mask.sum()))
+            if record.bad:
+                _look_closely(record, held)
+            elif late and kind == "input":
+                self._unread.append((record, held))
         self._writers[key] = record
         return record
 
@@ -372,6 +376,16 @@ class Trace(TorchDispatchMode):
             # Who filled a parameter with good values is nobody's business any more.
             if writer is not None and not _lasts(writer):
                 del self._writers[key]
+
+
+def _look_closely(record: Record, held: Tensor) -> None:
+    """Describes a tensor that was bad before anyone saw it written."""
+    # A bare number that was written into a tensor comes as a tensor without a size.
+    record.literal = held.dim() == 0
+    kinds = values.kinds_in(held)
+    record.intended = record.literal and "nan" not in kinds
+    mask, rows = where_bad(held)
+    record.detail = Detail([], {}, kinds, stats_of(held, "value"), rows, int(mask.sum()))
 
 
 def _carry(record: Record, before: Record) -> None:
