@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from settings import Settings
 
 # How much of the corpus a fault touches.
-_SHARE = 0.01
+_SHARE = 0.02
 
 
 @dataclass(frozen=True)

@@ -47,7 +47,8 @@ def exact_match(
         if settings["diffusion.prediction"] == "eps":
             clean = clean_from_noise(noisy, clean, alpha)
         nearest = known[torch.cdist(clean.flatten(0, 1), colours).argmin(-1)].view_as(ids)
-        found[f"exact@{time}"] = float((to_ids(clean) == ids)[mask].float().mean())
-        found[f"nearest@{time}"] = float((nearest == ids)[mask].float().mean())
+        good = clean.isfinite().all(-1)  # a NaN has a nearest colour, too
+        found[f"exact@{time}"] = float((good & (to_ids(clean) == ids))[mask].float().mean())
+        found[f"nearest@{time}"] = float((good & (nearest == ids))[mask].float().mean())
     model.train()
     return found

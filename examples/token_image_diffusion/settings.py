@@ -89,15 +89,15 @@ KEYS: dict[str, tuple[str, Callable[[Any], str | None]]] = {
     "diffusion.prediction": ("x0", _one_of("x0", "eps")),
     "loss.form": ("masked", _one_of("masked", "bytes", "safe")),
     "training.steps": ("800", _count(1)),
-    "training.batch_size": ("8", _count(1)),
+    "training.batch_size": ("4", _count(1)),
     "training.gradient_accumulation_steps": ("2", _count(1)),
     "training.accumulation_divisor": ("steps", _one_of("steps", "index")),
     "training.lr": ("1.0e-5", _number(0, above=True)),
-    "training.warmup_steps": ("30", _count(0)),
+    "training.warmup_steps": ("40", _count(0)),
     "training.max_grad_norm": ("1.0", _number(0)),
     "training.clip_order": ("after-unscale", _one_of("after-unscale", "before-unscale")),
     "training.bad_gradients": ("keep", _one_of("keep", "zero")),
-    "training.stop_after_nan": ("10", _count(1)),
+    "training.stop_after_nan": ("5", _count(1)),
     "optimizer.name": ("adamw", _one_of("adamw")),
     "optimizer.weight_decay": ("0.01", _number(0)),
     "optimizer.betas": ("[0.9, 0.999]", _betas),
@@ -160,7 +160,7 @@ def read_settings(path: Path, changes: list[str], steps: int | None) -> Settings
         key, sign, text = change.partition("=")
         if not sign or key not in KEYS:
             raise SettingsError(f"--set {change}: write dotted.key=value, with a key of {path}")
-        values[key] = _value(text)
+        values[key] = _value(change, text)
     if steps is not None:
         values["training.steps"] = steps
     for key, (example, wrong) in KEYS.items():
@@ -173,8 +173,11 @@ def read_settings(path: Path, changes: list[str], steps: int | None) -> Settings
     return Settings(_filled(path, values))
 
 
-def _value(text: str) -> Any:
-    value = yaml.safe_load(text)
+def _value(change: str, text: str) -> Any:
+    try:
+        value = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise SettingsError(f"--set {change}: {text!r} is not a YAML value") from error
     try:
         return float(value) if isinstance(value, str) else value
     except ValueError:
