@@ -150,7 +150,7 @@ def _alarms(summary: Summary, where: str) -> list[Html] | Html:
     if bad:
         parts.append(el("a", f"{few(bad)} not finite", href=f"{where}#curves"))
     if not parts:
-        return el("span", "none", cls="none")
+        return el("span", "no alarm", cls="none")
     return el("ul", [el("li", part) for part in parts], cls="alarms")
 
 

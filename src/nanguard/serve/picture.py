@@ -50,7 +50,10 @@ def picture(spark: Spark, name: str) -> Html:
         _path(band, "band", step + 0.2),
         _path(_line(spark, finite, place, step), "line", 1.4),
     )
-    return Html(f'<svg class="spark" role="img" viewBox="0 0 {_WIDE} {_HIGH}">{join(parts)}</svg>')
+    return Html(
+        f'<svg class="spark" role="img" viewBox="0 0 {_WIDE} {_HIGH}"'
+        f' preserveAspectRatio="none">{join(parts)}</svg>'
+    )
 
 
 def _path(way: str, cls: str, width: float) -> Html:
