@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sys
 import threading
 import time
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from starlette.applications import Starlette
@@ -123,7 +125,8 @@ class Site:
             index = self._index
             if index.version != seen or known is None:
                 after, seen, entries = seen, index.version, index.newest_first()
-                rows = [(e.key, row(e, index)) for e in entries if e.version > after]
+                new = [entry for entry in entries if entry.version > after]
+                rows = await beside(partial(_rows, new, index))
                 now = {entry.key for entry in entries}
                 told: dict[str, Any] = {"version": seen, "rows": rows, "status": status(index)}
                 told |= {"keys": sorted(now), "problems": problems(index)}
@@ -188,6 +191,10 @@ async def beside(work: Callable[[], T]) -> T:
     return await done
 
 
+def _rows(entries: list[Entry], index: Index) -> list[tuple[str, str]]:
+    return [(entry.key, row(entry, index)) for entry in entries]
+
+
 def _state(entry: Entry) -> dict[str, Any]:
     summary = entry.summary
     return {
@@ -211,5 +218,6 @@ async def _not_found(request: Request, error: Exception) -> Response:
 
 
 async def _failed(request: Request, error: Exception) -> Response:
+    sys.stderr.write(f"nanguard: {request.url.path}: {type(error).__name__}: {error}\n")
     said = f"This page could not be made ({type(error).__name__}). Please report this."
     return HTMLResponse(said_page("It failed", said), 500)

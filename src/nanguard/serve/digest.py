@@ -125,6 +125,10 @@ class Digest:
             problems.append(_words(error))
         yield self._told(found, problems, whole=True)
 
+    def fail(self, problem: str, found: Found) -> None:
+        """Takes note of why a run could not be read."""
+        self.summary = Summary(problem=problem, changed=changed_at(found), whole=True)
+
     def _read_log(self, found: Found, path: Path, problems: list[str]) -> Iterator[None]:
         if path not in self._followers and not is_followed(path):
             if self._is_new(path):

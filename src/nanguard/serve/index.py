@@ -109,8 +109,8 @@ class Index:
             if now >= search:
                 wait = _SEARCH if self._search() else min(_SEARCH_LATE, wait * 1.5)
                 # A large tree must not keep a processor busy.
-                wait = max(wait, 30 * (time.monotonic() - now))
-                search = time.monotonic() + (SOON if self._watched() else wait)
+                least = 20 * (time.monotonic() - now)
+                search = time.monotonic() + max(SOON if self._watched() else wait, least)
             for entry in self._due():
                 if self._stopping.is_set():
                     return
@@ -151,9 +151,8 @@ class Index:
         # Also for a while after the last change: a last line may turn out to be whole.
         if not same or entry.wait <= 4 * SOON:
             entry.mark = mark
-            for _ in entry.digest.read(entry.found):
-                if self._stopping.is_set():
-                    return
+            if not self._read(entry):
+                return
         entry.wait = min(_LATE, entry.wait * 2) if same else SOON
         entry.due = time.monotonic() + max(entry.wait, 20 * (time.monotonic() - began))
         told = (entry.summary.state, entry.summary.points)
@@ -161,6 +160,16 @@ class Index:
             entry.told = told
             self.version += 1
             entry.version = self.version
+
+    def _read(self, entry: Entry) -> bool:
+        """Reads what has changed; returns whether there was time for it."""
+        try:
+            for _ in entry.digest.read(entry.found):
+                if self._stopping.is_set():
+                    return False
+        except Exception as error:  # noqa: BLE001 - one strange file must not stop all others
+            entry.digest.fail(f"it could not be read ({type(error).__name__})", entry.found)
+        return True
 
 
 def mark_of(found: Found) -> Mark:

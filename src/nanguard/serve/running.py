@@ -76,6 +76,7 @@ def serve(root: Path, options: Options) -> None:
     config = uvicorn.Config(
         gate,
         log_config=None,
+        log_level="critical",
         access_log=False,
         lifespan="off",
         server_header=False,
