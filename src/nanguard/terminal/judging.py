@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 _SETTINGS = Settings()
 # A window learns slowly: of many numbers that come at once, so many tell as much as all.
-_TAUGHT = 64
+_TAUGHT, _AT_ONCE = 64, 1024
 # Numbers after which a spike is a new one, and good ones after which bad ones are over.
 _WAKE = 20
 _CALM = 3
@@ -85,6 +85,15 @@ class Judge:
         if self.role is Role.SCALE:
             yield from self._look_at_scales(values, steps)
             return
+        at = 0
+        while at < len(values):
+            # A window that has no opinion yet is not to be taught past the first that counts.
+            room = self._spikes.warmup - len(self._spikes)
+            end = at + (room if room > 0 else _AT_ONCE)
+            yield from self._look_at(values[at:end], steps[at:end] if steps else None)
+            at = end
+
+    def _look_at(self, values: Sequence[float], steps: Sequence[int] | None) -> Iterator[Told]:
         if (
             not self._in_all
             and math.isfinite(sum(values))

@@ -242,4 +242,6 @@ def brief(value: float) -> str:
         return f"{value:g}"
     if 1e4 <= size < 1e7:
         return f"{value:.0f}"
-    return f"{value:.4g}" if 1e-3 <= size < 1e4 else f"{value:.1e}"
+    if 1e-3 <= size < 1e4:
+        return f"{value:.4g}"
+    return min(f"{value:.1e}", f"{value:.0e}", key=lambda text: (len(text) > _LABEL, -len(text)))

@@ -59,6 +59,18 @@ class Unreadable(ValueError):  # noqa: N818 - it says what is so, and is told as
     """A file that is no text."""
 
 
+def refuse_binary(name: str, head: bytes) -> None:
+    """Stops at a file that is no text.
+
+    Raises:
+        Unreadable: It is none.
+    """
+    kind = "an event file of TensorBoard" if is_events(name, head) else ""
+    kind = "a binary run of W&B" if head.startswith(MAGIC) else kind
+    if kind:
+        raise Unreadable(f"it is {kind}; watch reads text, JSON lines and CSV")
+
+
 class _Draining(Gathering):
     """Gathers, and gives away what it has, so that a log of any length needs little memory."""
 
@@ -76,10 +88,7 @@ class LineReader:
     """
 
     def __init__(self, path: Path, head: bytes) -> None:
-        if is_events(path.name, head):
-            raise Unreadable("it is an event file of TensorBoard; watch reads text, JSON and CSV")
-        if head.startswith(MAGIC):
-            raise Unreadable("it is a binary run of W&B; watch reads text, JSON and CSV")
+        refuse_binary(path.name, head)
         self._gathering = _Draining(str(path))
         self._text = TextReader(self._gathering)
         self._line = 1

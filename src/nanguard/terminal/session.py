@@ -14,9 +14,9 @@ from nanguard.errors import SourceError, UsageError
 from nanguard.record import EVENTS, METRICS
 from nanguard.report.fields import literal
 from nanguard.sources.run import find_runs
-from nanguard.terminal.reading import LineReader, Unreadable
+from nanguard.terminal.reading import LineReader, Unreadable, refuse_binary
 from nanguard.terminal.state import RunState
-from nanguard.terminal.tail import Tail
+from nanguard.terminal.tail import HEAD, Tail
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -173,7 +173,8 @@ class Watched:
         now = time.monotonic()
         if self.state.grown is not None and not self.reading:
             self._gaps.append(now - self.state.grown)
-        self.state.grown = now
+        age = time.time() - max(one.tail.written for one in self.files) if self.reading else 0.0
+        self.state.grown = now - max(0.0, age)
         self.stalled = False
 
     def _still_bad(self) -> list[Happening]:
@@ -259,7 +260,7 @@ class Session:
             try:
                 for place, files in _runs_at(path):
                     self._add(place, files)
-            except (OSError, SourceError) as error:
+            except (OSError, SourceError, Unreadable) as error:
                 if not any(run.path == path for run in self.runs):
                     self.missing[given] = _why(error)
         took = time.monotonic() - began
@@ -282,10 +283,11 @@ class Session:
 def _runs_at(path: Path) -> Iterator[tuple[Path, list[Path]]]:
     """Yields the runs of a path, those first that were written to last."""
     if not path.is_dir():
-        with path.open("rb") if path.is_file() else _no_file(path):
-            beside = path.with_name(EVENTS)
-            own = path.name == METRICS and beside.is_file()
-            yield path, [path, beside] if own else [path]
+        with path.open("rb") if path.is_file() else _no_file(path) as file:
+            refuse_binary(path.name, file.read(HEAD))
+        beside = path.with_name(EVENTS)
+        own = path.name == METRICS and beside.is_file()
+        yield path, [path, beside] if own else [path]
         return
     found = [run for run in find_runs([path]) if run.has_numbers]
     if not found:
@@ -309,9 +311,11 @@ def _name(place: Path, given: Sequence[str]) -> str:
     return str(place)
 
 
-def _why(error: OSError | SourceError) -> str:
+def _why(error: OSError | SourceError | Unreadable) -> str:
     if isinstance(error, SourceError):
         return error.what.rstrip(".")
+    if isinstance(error, Unreadable):
+        return str(error)
     if isinstance(error, FileNotFoundError):
         return "there is no such file or folder"
     return f"it cannot be read ({error.strerror or error})"

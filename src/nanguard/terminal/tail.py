@@ -44,12 +44,14 @@ class Tail:
         skipped: Bytes at the beginning that were passed over.
         offset: The place up to which it was read.
         size: How large it was at the last look.
+        written: When it was last written to.
     """
 
     def __init__(self, path: Path, backlog: int = BACKLOG) -> None:
         self.path = path
         self.problem = ""
         self.skipped = self.offset = self.size = 0
+        self.written = 0.0
         self._backlog = backlog
         self._descriptor: int | None = None
         self._identity = (0, 0)
@@ -115,7 +117,8 @@ class Tail:
     def _read(self, piece: Piece) -> None:
         if self._descriptor is None:
             return
-        self.size = os.fstat(self._descriptor).st_size
+        found = os.fstat(self._descriptor)
+        self.size, self.written = found.st_size, found.st_mtime
         if self.size < self.offset or (self.size > self.offset and not self._same()):
             self._begin(0)
             piece.news.append("truncated")

@@ -73,9 +73,7 @@ class View:
         room = width - len(left) - len(clock) - 4
         right = Text(dot + state, style)
         right.truncate(max(12, room - min(len(name), room // 2)), overflow="ellipsis")
-        shown = Text(name)
-        shown.truncate(max(0, room - len(right)), overflow="ellipsis")
-        left.append_text(shown).append("  ")
+        left.append(_end_of(name, room - len(right))).append("  ")
         left.append_text(right)
         return _apart(left, Text(clock, "dim"), width)
 
@@ -159,10 +157,11 @@ class View:
         for place, (channel, name) in enumerate(shown):
             own = left // (len(shown) - place)
             left -= own
-            rows, _ = draw(
+            rows, scale = draw(
                 channel.trace, own - 4, height - 2, log=None, style="blue", plain=self.plain
             )
-            boxes.append(self._box(_named(channel, name), rows, own, height))
+            title = _named(channel, name).append("  log" if scale.log else "", "dim")
+            boxes.append(self._box(title, rows, own, height))
         return [_joined(row) for row in zip(*boxes, strict=True)]
 
     def _events(self, run: Watched, width: int, height: int) -> list[Text]:
@@ -215,6 +214,11 @@ def _told(one: Happening, width: int) -> Text:
     text = Text().append(clock, "dim").append(words.happening(one), style)
     text.truncate(width - 4, overflow="ellipsis")
     return text
+
+
+def _end_of(name: str, room: int) -> str:
+    """Returns the end of a path, which tells more than its beginning."""
+    return name if len(name) <= room else f"...{name[len(name) - room + 3 :]}" if room > 3 else ""
 
 
 def _apart(left: Text, right: Text, width: int) -> Text:
