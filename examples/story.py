@@ -261,7 +261,9 @@ def draw(story: Story, bad: Sequence[float]) -> None:
         ("repaired", "repaired", "#1f6f54"),
     ):
         steps, losses = story.curve(out)
-        axes.plot(steps, losses, color=colour, label=label, linewidth=1.4)
+        # A line of one point cannot be seen.
+        few = "o" if sum(map(math.isfinite, losses)) < 3 else None
+        axes.plot(steps, losses, color=colour, label=label, linewidth=1.4, marker=few)
     if bad:
         axes.axvspan(bad[0], max(bad[-1], bad[0] + 1), color="#c0392b", alpha=0.12, lw=0)
         axes.axvline(bad[0], color="#c0392b", linewidth=0.8, linestyle=":")
