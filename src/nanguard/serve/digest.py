@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,7 +16,6 @@ from nanguard.sources.log.names import Role
 from nanguard.sources.run import EventKind, Panel, open_run
 from nanguard.sources.run.following import Change, Follower, is_followed
 from nanguard.sources.run.happening import read_events
-from nanguard.sources.run.record import clock_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 # How much of a log is read before what was found is let go of.
 _AT_ONCE = 32 << 20
 _MOST_SPARKS = 24
+_EDGE = 1 << 14
+_TIME = re.compile(rb'"time":(\d{1,11}(?:\.\d{1,9})?)')
 # A run whose files have not changed for this long has ended, unless it writes more seldom.
 _QUIET = 60.0
 _RANKS = {Role.LOSS: 1, Role.GRAD_NORM: 2}
@@ -200,8 +202,7 @@ class Digest:
                 told.stopped = any(event.kind is EventKind.STOP for event in events)
             metrics = next((path for path in found.logs if path.name == METRICS), None)
             if metrics is not None and not told.pace:
-                clock = clock_of(metrics)
-                told.pace = (clock.seconds or 0.0) / max(1, told.points)
+                told.pace = _seconds(metrics) / max(1, told.points)
         except OSError as error:
             told.problem = told.problem or _words(error)
 
@@ -215,6 +216,15 @@ def changed_at(found: Found) -> float:
         except OSError:
             continue
     return max(times, default=0.0)
+
+
+def _seconds(metrics: Path) -> float:
+    """Returns the time from the first to the last line of the guard's metrics."""
+    with metrics.open("rb") as file:
+        first = _TIME.findall(file.read(_EDGE))
+        file.seek(max(0, metrics.stat().st_size - _EDGE))
+        last = _TIME.findall(file.read(_EDGE))
+    return max(0.0, float(last[-1]) - float(first[0])) if first and last else 0.0
 
 
 def _words(error: OSError | NanguardError) -> str:

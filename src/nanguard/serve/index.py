@@ -42,6 +42,7 @@ class Entry:
         due: When it is looked at again.
         wait: How long after that.
         told: The state and the number of points that the last version told.
+        html: The row of a version in the overview, and which.
     """
 
     key: str
@@ -52,6 +53,7 @@ class Entry:
     due: float = 0.0
     wait: float = SOON
     told: tuple[str, int] = ("", 0)
+    html: tuple[int, str] = (-1, "")
 
     @property
     def summary(self) -> Summary:
@@ -109,7 +111,7 @@ class Index:
             if now >= search:
                 wait = _SEARCH if self._search() else min(_SEARCH_LATE, wait * 1.5)
                 # A large tree must not keep a processor busy.
-                least = 20 * (time.monotonic() - now)
+                least = 50 * (time.monotonic() - now)
                 search = time.monotonic() + max(SOON if self._watched() else wait, least)
             for entry in self._due():
                 if self._stopping.is_set():
@@ -146,11 +148,12 @@ class Index:
 
     def _refresh(self, entry: Entry) -> None:
         began = time.monotonic()
-        mark = mark_of(self.folder.confined(entry.found))
+        mark = mark_of(entry.found)
         same = mark == entry.mark
         # Also for a while after the last change: a last line may turn out to be whole.
         if not same or entry.wait <= 4 * SOON:
             entry.mark = mark
+            self.folder.confined(entry.found)
             if not self._read(entry):
                 return
         entry.wait = min(_LATE, entry.wait * 2) if same else SOON

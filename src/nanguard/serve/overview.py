@@ -60,7 +60,14 @@ def overview(index: Index) -> Html:
 
 
 def row(entry: Entry, index: Index) -> Html:
-    """Returns the row of a run."""
+    """Returns the row of a run; it is made once for each version."""
+    version = entry.version
+    if entry.html[0] != version:
+        entry.html = (version, _row(entry, index))
+    return Html(entry.html[1])
+
+
+def _row(entry: Entry, index: Index) -> Html:
     summary, found = entry.summary, entry.found
     place = found.path.relative_to(index.folder.root)
     where = f"/run/{entry.key}"

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 _WIDE, _HIGH = 180, 36
 _EDGE = 2.0
+_THIN = 1.0
 # From this ratio on a curve is drawn on a logarithmic scale.
 _FAR = 1000.0
 
@@ -41,8 +42,10 @@ def picture(spark: Spark, name: str) -> Html:
         f"M{(at + 0.5) * step:.1f} 0V{_HIGH}" for at, hole in enumerate(spark.holes) if hole
     )
     band = "".join(
-        f"M{(at + 0.5) * step:.1f} {place(spark.highs[at]):.1f}V{place(spark.lows[at]) + 0.1:.1f}"
+        f"M{(at + 0.5) * step:.1f} {place(spark.highs[at]):.1f}V{place(spark.lows[at]):.1f}"
         for at in finite
+        # A band that is narrower than the line would not be seen.
+        if place(spark.lows[at]) - place(spark.highs[at]) > _THIN
     )
     parts = (
         el("title", said),

@@ -111,7 +111,10 @@ def clock_of(path: Path) -> Clock:
             if offset is not None and offset > file.tell():
                 file.seek(offset)
                 file.readline(_LINE)
-            record = loads(file.readline(_LINE).decode("utf-8", "replace"))
+            line = file.readline(_LINE)
+            if not line:
+                break
+            record = loads(line.decode("utf-8", "replace"))
             step = record.get("step") if isinstance(record, dict) else None
             when = _float(record.get("time")) if isinstance(record, dict) else None
             if isinstance(step, int) and 0 <= step < 2**62 and when is not None and 0 < when < 1e11:
