@@ -71,7 +71,7 @@ def test_rate_of_the_config_counts_when_it_is_resumed(whole, tmp_path):
         (
             {"training.learning_rate": "fast"},
             None,
-            "training.learning_rate is 'fast', not a number",
+            "learning_rate is 'fast', not a number",
         ),
         ({"training.lr": 1}, None, "training.lr is no setting of this run"),
         ({"training.batch_size": 900}, None, "training.batch_size is 900, but there are only 180"),
