@@ -12,6 +12,9 @@ from nanguard.sources.log.names import Role
 from nanguard.terminal.judging import Judge, Told
 from nanguard.terminal.reading import LineReader, Unreadable
 from nanguard.terminal.state import RunState
+from tests.labelled import labelled
+
+LOGS = Path(__file__).parents[1] / "logs"
 
 
 def told_about(values: list[float], role: Role = Role.LOSS, chunk: int = 7, **marks: bool):
@@ -145,3 +148,50 @@ def test_a_restart_is_told_and_not_joined() -> None:
 def test_binary_runs_are_refused_by_name() -> None:
     with pytest.raises(Unreadable, match="W&B"):
         LineReader(Path("run.wandb"), b":W&B\0\0\0\0")
+
+
+def test_two_runs_in_one_file_are_a_restart_and_epochs_are_none() -> None:
+    run_twice = "".join(f"step {n} loss 2.0\n" for n in range(100)) * 2
+    state = fed(run_twice)
+    assert [(one.kind, one.step) for one in state.happenings] == [("restart", 0)]
+    epochs = "".join(f"epoch {e} step {n}/50 loss 2.0\n" for e in range(4) for n in range(50))
+    state = fed(epochs)
+    assert list(state.happenings) == []
+    assert not state.reached_total()
+
+
+def alarms_of(path: Path) -> set[str]:
+    data = path.read_bytes()
+    state = RunState("a")
+    state.take(LineReader(path, data[:65536]).read(data), old=False)
+    return {one.kind for one in state.happenings if one.alarm}
+
+
+# Too short to tell while it goes on; and a game, in which a loss may rise.
+TOO_EARLY = {"open/exp9/training_history.csv", "own/sac_critic.jsonl"}
+KINDS = {
+    "non-finite-loss",
+    "non-finite-grad-norm",
+    "loss-spike",
+    "grad-norm-spike",
+    "diverging-loss",
+    "falling-loss-scale",
+}
+
+
+def test_logs_of_all_kinds_raise_the_alarms_they_should_and_no_others() -> None:
+    seen = 0
+    for case in labelled(LOGS):
+        path = LOGS / case["path"]
+        if path.is_dir() or path.suffix == ".json":
+            continue
+        expected = {one["rule"] for one in case["expected"]}
+        allowed = expected | {
+            one["rule"] if isinstance(one, dict) else one for one in case["tolerated"]
+        }
+        found = alarms_of(path)
+        assert found <= allowed, case["path"]
+        if case["path"] not in TOO_EARLY:
+            assert expected & KINDS <= found, case["path"]
+        seen += 1
+    assert seen > 40

@@ -8,9 +8,10 @@ import time
 from typing import TYPE_CHECKING
 
 from nanguard.terminal.plot import Scale, brief, draw
-from nanguard.terminal.session import Session, Wanted
+from nanguard.terminal.session import Session
 from nanguard.terminal.trace import Trace
 from nanguard.terminal.view import View
+from nanguard.terminal.watched import Wanted
 from nanguard.terminal.watching import Watching
 
 if TYPE_CHECKING:

@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 
 PROGRAM = (
     "import nanguard.terminal.watching as w; w.EVERY = 0.1\n"
-    "import nanguard.terminal.session as s; s._SEARCH = 0.2; s._QUIET = 0.5\n"
+    "import nanguard.terminal.session as s; s._SEARCH = 0.2\n"
+    "import nanguard.terminal.watched as r; r._QUIET = 0.5\n"
     "from nanguard.cli import main; main()"
 )
 GOOD = "step {n}/1000 loss {loss:.4f} grad_norm 0.5 lr 1e-4\n"

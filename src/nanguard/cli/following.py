@@ -6,13 +6,17 @@ import os
 import sys
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from nanguard.errors import UsageError
 from nanguard.report.fields import literal
 from nanguard.terminal.command import OnAlarm
-from nanguard.terminal.session import Session, Wanted
+from nanguard.terminal.session import Session
 from nanguard.terminal.view import View
 from nanguard.terminal.watching import Watching
+
+if TYPE_CHECKING:
+    from nanguard.terminal.watched import Wanted
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from nanguard.terminal.state import Happening
+    from nanguard.terminal.channels import Happening
 
 # Seconds a command may take.
 LIMIT = 60.0

@@ -24,6 +24,10 @@ _CALM = 3
 _OVERFLOWS = 4
 # NaN in a row before it is more than a hole in a table.
 _HOLES = 3
+# Values in a block of a loss that is seldom written, and how often the first of them it may grow.
+_SHORT, _GROWTH = 8, 3.0
+# A scale of 1 scales nothing: a scaler that fell to it from here has found no level.
+_ONCE = 256.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,13 +60,14 @@ class Judge:
         game: Whether the loss is one of several that play against each other.
         sparse: Whether NaN may stand for what was not measured.
         scaled: Whether a loss scale is at work, so that some norms overflow.
+        held_out: Whether it was measured on held-out data, of which only NaN and Inf tell.
         bad: How many numbers in a row were not finite up to now.
     """
 
     def __init__(self, name: str, role: Role) -> None:
         self.name = name
         self.role = role
-        self.game = self.sparse = self.scaled = False
+        self.game = self.sparse = self.scaled = self.held_out = False
         self.bad = 0
         # Bad numbers since the last calm, and good ones since the last bad one.
         self._in_all = 0
@@ -76,8 +81,11 @@ class Judge:
             act=_SETTINGS.spike_act,
             positive=role is Role.GRAD_NORM,
         )
-        self._drift = DriftWatch(block=_SETTINGS.spike_window // 2)
+        # The long one for every step, the short one for a loss that is written once an epoch.
+        blocks = (_SETTINGS.spike_window // 2, _SHORT)
+        self._drifts = [DriftWatch(block=block, growth=_GROWTH) for block in blocks]
         self._scale = ScaleWatch()
+        self._highest = 0.0
         self._last = math.nan
 
     def look(self, values: Sequence[float], steps: Sequence[int] | None) -> Iterator[Told]:
@@ -114,7 +122,7 @@ class Judge:
         stride = -(-len(values) // _TAUGHT)
         for index in range(0, len(values), stride):
             self._spikes.accept(values[index])
-            yield from self._drifts(values[index], steps[index] if steps else None)
+            yield from self._see_drift(values[index], steps[index] if steps else None)
 
     def _good_one(self, value: float, step: int | None) -> Iterator[Told]:
         self.bad = 0
@@ -125,6 +133,8 @@ class Judge:
                 said = f"{self.name} is finite again after {count} that {_were(self._in_all)} not"
                 yield Told("finite-again", said, step, value, alarm=False)
             self._in_all, self._told_bad = 0, False
+        if self.held_out:
+            return
         limits = self._spikes.limits()
         self._since_spike = min(_WAKE, self._since_spike + 1)
         if not value <= limits.warn:
@@ -136,7 +146,7 @@ class Judge:
                 yield self._spike(value, step, usual, bold=bold, again=again)
         if value <= limits.act:
             self._spikes.accept(value)
-            yield from self._drifts(value, step)
+            yield from self._see_drift(value, step)
         else:
             self._spikes.reject(value)
 
@@ -167,11 +177,23 @@ class Judge:
         self._told_bad = True
         yield Told(kind, f"{self.name} is {name_of(value)}", step, value, again=again)
 
-    def _drifts(self, value: float, step: int | None) -> Iterator[Told]:
-        if self.role is Role.LOSS and not self.game:
-            said = self._drift.accept(value)
+    def _see_drift(self, value: float, step: int | None) -> Iterator[Told]:
+        if self.role is not Role.LOSS or self.game or self.held_out:
+            return
+        for watch in self._drifts:
+            said = watch.accept(value)
             if said:
                 yield Told("diverging-loss", said, step, value)
+
+    def hold(self, count: int, first: float) -> None:
+        """Takes the last loss scale for that of so many steps, where only its falls are written.
+
+        Args:
+            count: How many steps.
+            first: The scale to take if there was none before.
+        """
+        for _ in range(min(count, self._scale.calm)):
+            self._scale.accept(first if math.isnan(self._last) else self._last)
 
     def _look_at_scales(
         self, values: Sequence[float], steps: Sequence[int] | None
@@ -180,8 +202,12 @@ class Judge:
             values = values[: self._scale.calm]
         for index, value in enumerate(values):
             said = self._scale.accept(value)
+            if not said and 0.0 < value <= 1.0 and self._highest >= _ONCE:
+                said = f"the loss scale fell from {name_of(self._highest)} to {name_of(value)}"
             if said:
                 yield Told("falling-loss-scale", said, steps[index] if steps else None, value)
+                self._highest = 0.0
+            self._highest = max(self._highest, value) if math.isfinite(value) else self._highest
         self._last = values[-1]
 
 

@@ -26,12 +26,13 @@ if TYPE_CHECKING:
 # How much of the end of new lines is searched for how many steps there will be.
 _LAST = 2000
 _TOTALS = (
-    re.compile(r"(?i)\b(?:step|iter(?:ation)?|update)s?\W{0,4}\d{1,12}\s*(?:/|of)\s*(\d{1,12})"),
-    re.compile(r"(?i)\b(?:total|max|num)[_ ](?:train(?:ing)?[_ ])?steps\W{1,4}(\d{1,12})\b"),
-    re.compile(r"\|\s*\d{1,12}/(\d{1,12})\s*\["),
+    re.compile(r"(?i)\b(?:step|iter(?:ation)?|update)s?\W{0,4}(\d{1,12})\s*(?:/|of)\s*(\d{1,12})"),
+    re.compile(r"(?i)\b(?:total|max|num)[_ ](?:train(?:ing)?[_ ])?steps\W{1,4}()(\d{1,12})\b"),
+    re.compile(r"\|\s*(\d{1,12})/(\d{1,12})\s*\["),
 )
 _ENDED = re.compile(
-    r"(?i)\b(?:training|run|finetuning|fine-tuning)\b.{0,20}\b(?:complete[d]?|finished|done|ended)\b"
+    r"(?i)\b(?:training|run|fine-?tuning)\b(?:(?!epoch|step|batch|iter).){0,20}"
+    r"\b(?:completed?|finished|done|ended)\b"
     r"|\bfinished training\b|\breached max_(?:steps|epochs)\b|`Trainer\.fit` stopped"
 )
 
@@ -44,6 +45,7 @@ class News:
         log: Numbers and notes.
         events: Events of the guard, as it wrote them.
         total: How many steps there will be, where a line says it.
+        done: How many of them were made, as a progress bar says it.
         ended: Whether a line says that the run has ended.
         lines: How many lines there were.
     """
@@ -51,6 +53,7 @@ class News:
     log: Log
     events: list[dict[str, Any]] = field(default_factory=list)
     total: int | None = None
+    done: int | None = None
     ended: bool = False
     lines: int = 0
 
@@ -117,7 +120,7 @@ class LineReader:
         self._line += lines
         news.log = self._gathering.take()
         last = text[-_LAST:]
-        news.total = _total(last)
+        news.done, news.total = _progress(last)
         news.ended = bool(_ENDED.search(last))
         return news
 
@@ -153,9 +156,11 @@ def _is_record(head: bytes) -> bool:
     return isinstance(first, dict) and str(first.get("code", "")).startswith("RUN")
 
 
-def _total(text: str) -> int | None:
+def _progress(text: str) -> tuple[int | None, int | None]:
+    """Returns how many steps were made and how many there will be, as far as a text says it."""
     for pattern in _TOTALS:
         found = pattern.findall(text)
         if found:
-            return int(found[-1])
-    return None
+            done, total = found[-1]
+            return int(done) if done else None, int(total)
+    return None, None

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections import deque
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from nanguard.report.fields import literal
 from nanguard.rules.log.judging import is_game, main_losses, main_norms
 from nanguard.sources.log.names import Role
 from nanguard.sources.log.series import Log, MetricSeries
+from nanguard.terminal.channels import Channel, Happening
 from nanguard.terminal.judging import Judge, Told
-from nanguard.terminal.trace import Trace
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -27,54 +25,12 @@ _PACE = 60.0
 _TEXT = 300
 # Seconds for which an alarm stands in the line of state after it was raised.
 _FRESH = 60.0
+# So many times as many losses make a scale one that is written now and then.
+_OFTEN = 2
+_MOST_RESTARTS = 5
 _JUDGED = (Role.LOSS, Role.GRAD_NORM, Role.SCALE)
 # What the guard does about a step; anything else is only told.
 _ACTIONS = frozenset(("skip", "cut-lr", "rollback", "stop"))
-
-
-@dataclass(slots=True)
-class Happening:
-    """Something that happened in a run.
-
-    Attributes:
-        kind: The name of what it is.
-        text: The same in words, safe to be shown.
-        step: Its step, if one is known.
-        alarm: Whether it was an alarm.
-        clock: When it was seen.
-        count: How often it came in a row.
-        last: The last step of the row.
-        value: The number it is about.
-        old: Whether it stood in the log before the watch began.
-        about: The series it is about, if it is about one.
-        seen: When it came last.
-    """
-
-    kind: str
-    text: str
-    step: int | None
-    alarm: bool
-    clock: float
-    count: int = 1
-    last: int | None = None
-    value: float | None = None
-    old: bool = False
-    about: str = ""
-    seen: float = 0.0
-
-
-@dataclass(slots=True)
-class Channel:
-    """One series: its curve, its last number, and who judges it."""
-
-    series: MetricSeries
-    judge: Judge
-    trace: Trace = field(default_factory=Trace)
-    last: float = 0.0
-    step: int | None = None
-    lowest: float = float("inf")
-    lowest_step: int | None = None
-    count: int = 0
 
 
 class RunState:
@@ -106,6 +62,7 @@ class RunState:
         self.grown: float | None = None
         self.alarms = 0
         self._meta = Log(name)
+        self._restarts = 0
         self._pace: deque[tuple[float, int]] = deque(maxlen=600)
         self._judged: set[tuple[str, str, int | None]] = set()
 
@@ -121,6 +78,8 @@ class RunState:
         if news.total and not self._fixed_total:
             self.total = news.total
         told: list[Happening] = []
+        if self._counted_by_bar:
+            self.step = news.done if news.done is not None else self.step
         for series in news.log.series:
             told += self._take_series(series, sparse=news.log.sparse, old=old)
         for note in news.log.notes:
@@ -132,6 +91,20 @@ class RunState:
         if not old and self.step is not None and news.log.series:
             self._pace.append((time.monotonic(), self.step))
         return told
+
+    @property
+    def _counted_by_bar(self) -> bool:
+        """Whether no number of the log has a step, so that a progress bar has to tell it."""
+        return all(channel.step is None for channel in self.channels.values())
+
+    def reached_total(self) -> bool:
+        """Returns whether the last step was made.
+
+        A log that names epochs may count the steps of each of them.
+        """
+        if self.total is None or self.step is None or self._counted_by_bar:
+            return False
+        return self.step >= self.total and (self.epoch is None or self._fixed_total)
 
     def tell(
         self, kind: str, text: str, *, alarm: bool = False, old: bool = False
@@ -147,19 +120,51 @@ class RunState:
         steps = list(series.steps) if len(series.steps) == count else None
         if len(series.epochs) == count and not series.metric.evaluation:
             self.epoch = series.epochs[-1]
-        told: list[Happening] = []
-        begins = bool(steps and channel.step is not None and steps[0] < channel.step / 2)
-        if begins and steps and self.step is not None and steps[0] < self.step / 2:
-            said = f"after step {self.step} the log goes on with step {steps[0]}"
-            told += self._tell([Told("restart", said, steps[0], alarm=False)], old=old)
-        channel.trace.extend(series.values, steps, begins=begins)
-        _note_last(channel, series.values, steps)
+        told = self._extend(channel, series.values, steps, channel.restarts(series), old=old)
         if steps and not series.metric.evaluation:
             self.step = steps[-1]
         if self._is_judged(channel):
             channel.judge.sparse = sparse
+            self._hold_scale(channel, series)
             told += self._tell(channel.judge.look(series.values, steps), old=old, of=channel)
         return told
+
+    def _extend(
+        self,
+        channel: Channel,
+        values: Sequence[float],
+        steps: list[int] | None,
+        restarts: list[int],
+        *,
+        old: bool,
+    ) -> list[Happening]:
+        """Adds numbers to a series; returns what is to be told about restarts in them."""
+        told: list[Happening] = []
+        # More of them are epochs that count their batches from the start.
+        restarts = restarts if len(restarts) <= _MOST_RESTARTS else []
+        cuts = [at for at in restarts if at]
+        for begin, end in zip([0, *cuts], [*cuts, len(values)], strict=True):
+            begins = begin in restarts
+            if begins and steps and channel is self.main(Role.LOSS):
+                told += self._tell_restart(channel.step, steps[begin], old=old)
+            channel.extend(values[begin:end], steps[begin:end] if steps else None, begins=begins)
+        return told
+
+    def _tell_restart(self, before: int | None, after: int, *, old: bool) -> list[Happening]:
+        self._restarts += 1
+        if self._restarts > _MOST_RESTARTS:
+            return []
+        said = f"after step {before} the log goes on with step {after}"
+        return self._tell([Told("restart", said, after, alarm=False)], old=old)
+
+    def _hold_scale(self, channel: Channel, series: MetricSeries) -> None:
+        """Tells a loss scale that is only written when it falls how long it held."""
+        loss = self.main(Role.LOSS)
+        if series.role is not Role.SCALE or loss is None:
+            return
+        made, channel.losses = loss.count - channel.losses, loss.count
+        if made > _OFTEN * len(series):
+            channel.judge.hold(made, series.values[0])
 
     def _channel(self, series: MetricSeries) -> Channel | None:
         key = (series.metric.key, series.label, series.rank)
@@ -168,6 +173,7 @@ class RunState:
             meta = MetricSeries(series.metric, series.label, series.rank)
             rank = "" if series.rank is None else f" of rank {series.rank}"
             judge = Judge(literal(f"{series.name}{rank}", 80), series.role)
+            judge.held_out = series.metric.evaluation
             channel = self.channels[key] = Channel(meta, judge)
             self._meta.series.append(meta)
             self._choose()
@@ -175,7 +181,9 @@ class RunState:
 
     def _choose(self) -> None:
         """Finds out anew which series are judged; a series that is new may change that."""
+        held_out = [one for one in self._meta.of(Role.LOSS) if one.metric.evaluation]
         chosen = [*main_losses(self._meta), *main_norms(self._meta), *self._meta.of(Role.SCALE)]
+        chosen += held_out
         game, scaled = is_game(self._meta), bool(self._meta.of(Role.SCALE))
         self._judged = {(s.metric.key, s.label, s.rank) for s in chosen}
         for channel in self.channels.values():
@@ -261,19 +269,6 @@ class RunState:
             ),
             "",
         )
-
-
-def _note_last(channel: Channel, values: Sequence[float], steps: list[int] | None) -> None:
-    channel.count += len(values)
-    channel.last = values[-1]
-    channel.step = steps[-1] if steps else channel.step
-    if math.isfinite(sum(values)):
-        low = min(values)
-    else:
-        low = min((value for value in values if math.isfinite(value)), default=math.inf)
-    if low < channel.lowest:
-        channel.lowest = low
-        channel.lowest_step = steps[list(values).index(low)] if steps else None
 
 
 def _told_by_guard(record: dict[str, Any]) -> Told:

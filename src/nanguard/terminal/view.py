@@ -17,8 +17,9 @@ from nanguard.terminal.plot import BAD, brief, draw
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from nanguard.terminal.session import Session, Watched
-    from nanguard.terminal.state import Channel, Happening
+    from nanguard.terminal.channels import Channel, Happening
+    from nanguard.terminal.session import Session
+    from nanguard.terminal.watched import Watched
 
 _SMALL = ((Role.GRAD_NORM, "gradient norm"), (Role.RATE, "learning rate"), (Role.SCALE, "scale"))
 _LISTED = 8

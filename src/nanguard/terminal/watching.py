@@ -11,11 +11,12 @@ from nanguard.terminal import words
 from nanguard.terminal.gpu import Gpus
 
 if TYPE_CHECKING:
+    from nanguard.terminal.channels import Happening
     from nanguard.terminal.command import OnAlarm
     from nanguard.terminal.screen import Screen
-    from nanguard.terminal.session import Session, Watched
-    from nanguard.terminal.state import Happening
+    from nanguard.terminal.session import Session
     from nanguard.terminal.view import View
+    from nanguard.terminal.watched import Watched
 
 # Seconds between two looks at the files, which are also two frames; less is too much for ssh.
 EVERY = 0.5

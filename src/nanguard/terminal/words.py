@@ -9,8 +9,9 @@ from nanguard.sources.log.names import Role
 from nanguard.terminal.plot import brief
 
 if TYPE_CHECKING:
-    from nanguard.terminal.session import Watched
-    from nanguard.terminal.state import Happening, RunState
+    from nanguard.terminal.channels import Happening
+    from nanguard.terminal.state import RunState
+    from nanguard.terminal.watched import Watched
 
 GOOD, BAD, WAITING = "green", "bold red", "yellow"
 
