@@ -88,7 +88,6 @@ class Live(Watch):
         self._shared = False
         self._pulse: Pulse | None = None
         self._tracked: Tracked | None = None
-        self._closed = False
         self.handover = Handover(options)
         self.held: Held | None = None
         self.patches = Patches(self)
@@ -377,11 +376,14 @@ class Live(Watch):
         self.patches.watcher = replay
         replay.begin()
 
+    def look(self) -> None:
+        """Looks at the steps that the device has not told about yet."""
+        self._late.close()
+
     def close(self) -> None:
         """Ends the guard, and says what it met."""
-        if os.getpid() != self._pid or self._closed:
+        if os.getpid() != self._pid:
             return
-        self._closed = True
         self._late.close()
         if self._timeline is not None:
             self._timeline.close()

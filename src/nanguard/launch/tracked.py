@@ -86,12 +86,16 @@ class Tracked:
         live = self._live
         if optimizer is None:
             return {"step": live.ordinal if step is None else step}
-        rate = learning_rate([optimizer])
-        return {
-            "step": live.number_of(optimizer) if step is None else step,
+        now = live.number_of(optimizer)
+        line: dict[str, Any] = {
+            "step": now if step is None else step,
             "optimizer": live.place_of(optimizer),
-            "lr": None if rate is None else rate * live.lr_factor,
         }
+        rate = learning_rate([optimizer])
+        # Of a step that the device tells about late, the rate is not known any more.
+        if rate is not None and line["step"] == now:
+            line["lr"] = rate * live.lr_factor
+        return line
 
     def _norm(self) -> float | None:
         """Returns the norm of the gradients, where somebody has computed it."""
@@ -114,7 +118,7 @@ class Tracked:
                 None,
                 where=TRACK,
                 on_failure=lambda what: say(f"could not write {what}"),
-                at_exit=self._live.close,
+                at_exit=self._live.look,
             )
         except NanguardError as error:
             say(f"the run is not tracked: {error.what} {error.do}")

@@ -63,8 +63,8 @@ def check_names(names: Sequence[str], where: str) -> tuple[str, ...]:
                 do=f"Give one of {', '.join(_KNOWN)}.",
             )
         package = _KNOWN[name][1]
-        # A package that is imported already may have no spec any more.
-        if package not in sys.modules and importlib.util.find_spec(package) is None:
+        # A package that is imported already need not be looked for.
+        if sys.modules.get(package) is None and importlib.util.find_spec(package) is None:
             missing = ModuleNotFoundError(name=package)
             raise MissingDependencyError.of(f"the tracker {name}", missing, extra="trackers")
     return tuple(dict.fromkeys(given))

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import atexit
+import concurrent.futures.thread  # noqa: F401 - its own end is registered before ours, so that it comes after
 import os
 import queue
 import threading
 import time
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from nanguard.trackers.tracker import Counting, Step, event_of
@@ -30,7 +32,7 @@ class Trackers:
     Args:
         trackers: Who writes.
         on_failure: Told once for each tracker that fails, from its thread.
-        at_exit: Called when the interpreter ends, before the libraries end their runs.
+        at_exit: Called when the main thread has ended, before the libraries end their runs.
     """
 
     def __init__(
@@ -40,11 +42,13 @@ class Trackers:
         on_failure: Callable[[str], None],
         at_exit: Callable[[], None] | None = None,
     ) -> None:
-        self._writers = [Writer(tracker, on_failure, self._at_exit) for tracker in trackers]
+        self._writers = [Writer(tracker, on_failure) for tracker in trackers]
         self._before_exit = at_exit
         self._counting = Counting()
         self._pid = os.getpid()
         self._open = True
+        _unfinished.add(self)
+        _finish_at_exit()
 
     @property
     def lost(self) -> dict[str, int]:
@@ -66,7 +70,7 @@ class Trackers:
         if not self._is_mine():
             return
         self._open = False
-        atexit.unregister(self._at_exit)
+        _unfinished.discard(self)
         end = time.monotonic() + _END_SECONDS
         for writer in self._writers:
             writer.end()
@@ -81,7 +85,8 @@ class Trackers:
         for writer in self._writers:
             writer.put(item)
 
-    def _at_exit(self) -> None:
+    def at_exit(self) -> None:
+        """Does what ``close`` does, as nobody else has."""
         if self._before_exit is not None and self._is_mine():
             self._before_exit()
         self.close()
@@ -95,13 +100,10 @@ class Writer:
         lost: How many lines could not be written.
     """
 
-    def __init__(
-        self, tracker: Tracker, on_failure: Callable[[str], None], at_exit: Callable[[], None]
-    ) -> None:
+    def __init__(self, tracker: Tracker, on_failure: Callable[[str], None]) -> None:
         self.tracker = tracker
         self.lost = 0
         self._on_failure = on_failure
-        self._at_exit = at_exit
         self._failed = False
         self._items: queue.Queue[Step | Event | None] = queue.Queue(_QUEUE)
         self._thread: threading.Thread | None = None
@@ -150,8 +152,6 @@ class Writer:
             self._fail(error)
             self._drain()
             return
-        # Registered after the library's own, it is called before it.
-        atexit.register(self._at_exit)
         ended = False
         while not ended:
             ended = self._write_batch()
@@ -191,3 +191,22 @@ class Writer:
             self._failed = True
             said = why if isinstance(why, str) else f"{type(why).__name__}: {why}"
             self._on_failure(f"to {self.tracker.name} ({said[:500]})")
+
+
+_unfinished: set[Trackers] = set()
+
+
+@cache
+def _finish_at_exit() -> None:
+    """Has what is unfinished at the end of the process finished, once for all.
+
+    It has to be before the libraries end what they have begun, and before Python refuses to
+    start anything: such hooks are those of the threads, which only Python itself uses so far.
+    """
+    register = getattr(threading, "_register_atexit", atexit.register)
+    register(_finish_all)
+
+
+def _finish_all() -> None:
+    for trackers in list(_unfinished):
+        trackers.at_exit()
