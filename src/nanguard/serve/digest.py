@@ -127,6 +127,11 @@ class Digest:
             problems.append(_words(error))
         yield self._told(found, problems, whole=True)
 
+    @property
+    def waiting(self) -> bool:
+        """Whether a last line without an end may turn out to be whole."""
+        return any(follower.waiting for follower in self._followers.values())
+
     def fail(self, problem: str, found: Found) -> None:
         """Takes note of why a run could not be read."""
         self.summary = Summary(problem=problem, changed=changed_at(found), whole=True)

@@ -22,9 +22,13 @@ Mark = tuple[tuple[str, int, int, int], ...]
 SOON = 1.0
 # The longest time between two looks at a run that does not change.
 _LATE = 15.0
+# Seconds after which a run is not expected to change soon.
+_QUIET = 600.0
 # Seconds between two searches for new runs, while there are some and when there are none.
 _SEARCH = 3.0
 _SEARCH_LATE = 15.0
+# Seconds after which a run is not expected to change soon.
+_QUIET = 600.0
 # Seconds after which nobody looks at a run any more.
 _LOOKED = 5.0
 
@@ -150,13 +154,13 @@ class Index:
         began = time.monotonic()
         mark = mark_of(entry.found)
         same = mark == entry.mark
-        # Also for a while after the last change: a last line may turn out to be whole.
-        if not same or entry.wait <= 4 * SOON:
+        if not same or entry.digest.waiting:
             entry.mark = mark
             self.folder.confined(entry.found)
             if not self._read(entry):
                 return
-        entry.wait = min(_LATE, entry.wait * 2) if same else SOON
+        quiet = time.time() - entry.summary.changed > _QUIET
+        entry.wait = _LATE if quiet else min(_LATE, entry.wait * 2) if same else SOON
         entry.due = time.monotonic() + max(entry.wait, 20 * (time.monotonic() - began))
         told = (entry.summary.state, entry.summary.points)
         if not same or told != entry.told:

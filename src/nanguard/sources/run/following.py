@@ -73,6 +73,11 @@ class Follower:
         terms = [] if self._terms is None else self._terms.series.values()
         return Log(held.path, [*held.series, *terms], list(held.notes), held.problem)
 
+    @property
+    def waiting(self) -> bool:
+        """Whether there is a last line whose end is waited for."""
+        return bool(self._pending)
+
     def read(self, limit: int = 1 << 40) -> Change:
         """Reads what was appended, up to about so many bytes.
 
