@@ -177,7 +177,7 @@ def train(run: SafeRun, *, resume: bool) -> None:
                     break
         save_checkpoint(run)
         finish(run, log, first, last)
-        tell(log, f"texts without a token, met in the loss: {run.empty.value()}")
+        tell(log, f"batches without a token, met in the loss: {run.empty.value()}")
 
 
 if __name__ == "__main__":
