@@ -110,7 +110,7 @@ class Writer:
 
     def put(self, item: Step | Event) -> None:
         """Adds an item; never waits."""
-        if self._thread is None:
+        if self._thread is None and not self._failed:
             self._begin()
         try:
             self._items.put_nowait(item)
@@ -127,11 +127,11 @@ class Writer:
 
     def wait(self, seconds: float) -> None:
         """Waits for the thread to end."""
-        if self._thread is None:
-            return
-        self._thread.join(max(seconds, 0.0))
-        if self._thread.is_alive():
+        if self._thread is not None:
+            self._thread.join(max(seconds, 0.0))
+        if self._thread is None or self._thread.is_alive():
             self.lost += self._items.qsize()
+        if self._thread is not None and self._thread.is_alive():
             self._fail(f"it has not answered for {_END_SECONDS:.0f} s")
         if self.lost:
             self._on_failure(f"{self.lost} lines to {self.tracker.name}")
@@ -142,8 +142,13 @@ class Writer:
         except Exception as error:  # noqa: BLE001 - a library's own, and no reason to stop
             self._fail(error)
         name = f"nanguard-{self.tracker.name}"
-        self._thread = threading.Thread(target=self._work, name=name, daemon=True)
-        self._thread.start()
+        thread = threading.Thread(target=self._work, name=name, daemon=True)
+        try:
+            thread.start()
+        except RuntimeError as error:  # the interpreter is ending, or there are too many
+            self._fail(error)
+            return
+        self._thread = thread
 
     def _work(self) -> None:
         try:
