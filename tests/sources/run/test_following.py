@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from nanguard.report.judged import judge
 from nanguard.sources.run import find_below, open_run
 from nanguard.sources.run import following as followed
 from nanguard.sources.run.following import Change, Follower, LiveRun
@@ -125,6 +126,8 @@ def test_reading_in_parts_and_letting_go(log):
 
 def test_live_run_is_the_run_that_is_read_at_once(tmp_path):
     folder = write_record(tmp_path / "run")
+    event = {"code": "RUN001", "name": "non-finite-loss", "step": 40, "message": "the loss is nan"}
+    (folder / "events.jsonl").write_text(json.dumps(event) + "\n")
     (found,) = find_below(folder)
     live = LiveRun(found)
     live.read()
@@ -139,6 +142,10 @@ def test_live_run_is_the_run_that_is_read_at_once(tmp_path):
     assert grown.events == fresh.events
     assert grown.problems == fresh.problems
     assert grown.clock == fresh.clock
+    assert [log.notes for log in grown.logs] == [log.notes for log in fresh.logs]
+    for run in (grown, fresh):
+        judge(run)
+    assert grown.findings == fresh.findings != []
     assert math.isnan(grown.main().values[-1])
 
 

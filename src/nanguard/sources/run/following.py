@@ -97,7 +97,7 @@ class Follower:
             self._inode = now.st_ino
             size = now.st_size - self._offset
             if size <= 0:
-                return Change.ANEW if anew else self._wait()
+                return Change.ANEW if anew else self._wait(now.st_mtime)
             file.seek(self._offset)
             self._take(self._blocks(file.read, min(size, limit)), min(size, limit))
             self.behind = size > limit
@@ -134,9 +134,11 @@ class Follower:
         start = self._offset - len(self._mark)
         return os.pread(handle, len(self._mark), start) != self._mark
 
-    def _wait(self) -> Change:
+    def _wait(self, changed: float) -> Change:
         """Takes the last line for whole once nothing has followed for a while."""
-        if not self._pending or time.monotonic() - self._grown < _SETTLED:
+        # By both clocks: that of the file may be another machine's.
+        waited = max(time.monotonic() - self._grown, time.time() - changed)
+        if not self._pending or waited < _SETTLED:
             return Change.SAME
         self._settled = True
         self._take(iter((b"\n",)), 1)
@@ -213,14 +215,23 @@ class LiveRun:
         followed = [path for path in found.logs if path not in others]
         self._followers = {path: self._followers[path] for path in followed}
         for path, follower in self._followers.items():
-            if follower.read() is Change.GONE:
+            change = follower.read()
+            if follower.waiting:
+                follower.read()
+            if change is Change.GONE:
                 run.problems.append(f"{path.name}: the file is gone; what was read before is shown")
             run.logs.append(follower.log)
             if path.name == METRICS and path.exists():
                 run.clock = clock_of(path)
         if found.events and found.logs:
             others.append(found.events)
-        run.logs += open_sources(others, scan)
+        for log in open_sources(others, scan):
+            # What the guard noted belongs to its metrics: rules look at both together.
+            if log.path == str(found.events) and run.logs and not log.series:
+                run.logs[0].notes += log.notes
+                run.logs[0].problem = run.logs[0].problem or log.problem
+            else:
+                run.logs.append(log)
         run.problems += [
             f"{Path(log.path).name}: {log.problem.what}" for log in run.logs if log.problem
         ]
