@@ -414,6 +414,24 @@ def test_signals_leave_the_terminal_as_it_was(
     assert "Traceback" not in screen.said
 
 
+def test_a_view_that_is_stopped_gives_the_terminal_back_and_takes_it_again(
+    tmp_path: Path, terminal: Callable[..., Terminal]
+) -> None:
+    path = tmp_path / "train.log"
+    path.write_text(good(0, 20))
+    screen = terminal(80, 24, path)
+    screen.wait_for("q quit")
+    screen.process.send_signal(signal.SIGTSTP)
+    screen.wait_for("\x1b[?1049l")
+    assert termios.tcgetattr(screen.other) == screen.before
+    screen.said = ""
+    screen.process.send_signal(signal.SIGCONT)
+    screen.wait_for("q quit")
+    assert "\x1b[?1049h" in screen.said
+    screen.press(b"q")
+    assert screen.end() == 0
+
+
 def test_the_bell_rings_once_for_an_alarm_and_not_for_what_a_log_holds(
     tmp_path: Path, terminal: Callable[..., Terminal]
 ) -> None:

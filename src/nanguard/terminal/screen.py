@@ -7,6 +7,7 @@ import select
 import signal
 import sys
 import time
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
@@ -57,7 +58,8 @@ class Screen:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._leave()
+        with suppress(OSError):  # a terminal that is gone needs nothing back
+            self._leave()
         for number, handler in self._handlers.items():
             signal.signal(number, handler)
 

@@ -147,10 +147,11 @@ class Watching:
 
 def _status(run: Watched) -> str:
     state, _ = words.state_of(run)
-    if run.wanted.once:
-        alarms = run.state.alarms
-        state = f"{alarms} alarm{'' if alarms == 1 else 's'}" if alarms else "no alarm"
     where, share, speed = words.progress(run.state)
+    if run.wanted.once:
+        # What was read at once tells nothing about the speed of the run.
+        alarms, speed = run.state.alarms, ""
+        state = f"{alarms} alarm{'' if alarms == 1 else 's'}" if alarms else "no alarm"
     done = "" if share is None else f"{share:.1%}"
     parts = [run.state.name, where, done, *words.numbers(run.state), speed, state]
     return "  ".join(part for part in parts if part)
