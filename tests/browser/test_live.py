@@ -142,6 +142,15 @@ def test_overview_follows_and_filters(look, root):
     assert page.url.endswith("#incident-0-0")
 
 
+def test_colours_are_kept_from_page_to_page(look):
+    page = look()
+    page.get_by_role("button", name="Dark colours").click()
+    row(page, "lost").get_by_role("link").first.click()
+    page.wait_for_selector("#live[data-state]")
+    ground = "getComputedStyle(document.body).backgroundColor"
+    assert page.evaluate(ground) == "rgb(20, 23, 27)"
+
+
 def test_hostile_run_does_nothing(look):
     page = look()
     page.get_by_role("link", name="<b onmouseover").first.click()

@@ -259,6 +259,12 @@ def test_says_why_it_cannot_start(tmp_path):
     assert "no such address" in failure(tmp_path, host="no.such.name.invalid")
 
 
+def test_says_what_has_to_be_installed(tmp_path, monkeypatch):
+    monkeypatch.delitem(sys.modules, "nanguard.serve.running", raising=False)
+    monkeypatch.setitem(sys.modules, "uvicorn", None)
+    assert "pip install 'nanguard[serve]'" in failure(tmp_path)
+
+
 def test_port_in_use(tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from nanguard.serve.desk import Open
     from nanguard.serve.index import Index
 
-_OWN = ("overview.js", "live.js", "serve.css")
+_OWN = ("colours.js", "overview.js", "live.js", "serve.css")
 TYPES = {"js": "text/javascript", "css": "text/css"}
 
 
@@ -83,6 +83,8 @@ def _page(title: str, body: Html, scripts: tuple[str, ...], extra: Html | None) 
             el("link", rel="stylesheet", href=f"/assets/{name}")
             for name in ("page.css", "serve.css")
         ],
+        # Before anything is drawn, so that no light page flashes up.
+        el("script", src="/assets/colours.js"),
         [el("script", src=f"/assets/{name}", defer=True) for name in scripts],
     )
     return f'<!doctype html>\n<html lang="en">{head}{el("body", body)}</html>\n'

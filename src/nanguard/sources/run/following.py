@@ -23,6 +23,7 @@ from nanguard.sources.run.record import Terms, clock_of
 if TYPE_CHECKING:
     from array import array
     from collections.abc import Callable, Iterator
+    from typing import BinaryIO
 
     from nanguard.sources.log.series import MetricSeries
     from nanguard.sources.run.finding import Found
@@ -91,7 +92,7 @@ class Follower:
             return Change.GONE
         with file:
             now = os.fstat(file.fileno())
-            anew = self._was_replaced(file.fileno(), now)
+            anew = self._was_replaced(file, now)
             if anew:
                 self._begin(now.st_ino)
             self._inode = now.st_ino
@@ -124,15 +125,15 @@ class Follower:
         self._reader = TextReader(self._gathering)
         self._terms = Terms() if self._wants_terms else None
 
-    def _was_replaced(self, handle: int, now: os.stat_result) -> bool:
+    def _was_replaced(self, file: BinaryIO, now: os.stat_result) -> bool:
         if not self._offset:
             return False
         if now.st_ino != self._inode or now.st_size < self._offset:
             return True
         if self._settled and now.st_size > self._offset:
             return True
-        start = self._offset - len(self._mark)
-        return os.pread(handle, len(self._mark), start) != self._mark
+        file.seek(self._offset - len(self._mark))
+        return file.read(len(self._mark)) != self._mark
 
     def _wait(self, changed: float) -> Change:
         """Takes the last line for whole once nothing has followed for a while."""
