@@ -25,7 +25,10 @@ from nanguard import incident as incidents
 from nanguard.findings import name_of
 from nanguard.guard import Guard
 from nanguard.launch.command import run_command
+from nanguard.report.html import page
+from nanguard.report.judged import judge
 from nanguard.report.page import incident_page
+from nanguard.sources.run import find_runs, open_run
 from nanguard.testing import inject
 
 if TYPE_CHECKING:
@@ -237,12 +240,24 @@ def run_demo(*, run_dir: Path | None, steps: int, quiet: bool) -> bool:
     stage.say(f"run record: {folder}")
     identical = _fingerprint(guarded) == _fingerprint(clean)
     stage.verdict(_verdict(guarded, identical=identical))
-    explained = _explain_a_script(folder, stage)
+    explained = _explain_a_script(folder / "script", stage)
+    stage.verdict(f"report: {_write_report(folder)}")
     return identical and explained
+
+
+def _write_report(folder: Path) -> Path:
+    """Writes one page about the guarded run and the script's."""
+    runs = [open_run(one) for one in find_runs([str(folder)])]
+    for run in runs:
+        judge(run)
+    path = folder / "report.html"
+    path.write_text(page(runs, "nanguard demo"), encoding="utf-8", errors="backslashreplace")
+    return path
 
 
 def _explain_a_script(folder: Path, stage: Stage) -> bool:
     """Runs a script that knows nothing of nanguard, and shows why one of its steps went bad."""
+    folder.mkdir(parents=True, exist_ok=True)
     script = folder / "train.py"
     shutil.copy(demo_train.__file__, script)
     stage.say("\n[bold]And why? A script that knows nothing of nanguard, with a fault in it:[/]")
