@@ -126,6 +126,13 @@ def test_text_json_and_tables_give_the_same_numbers() -> None:
     assert fed(text).total == 40
 
 
+def test_the_step_is_that_of_the_last_line_and_a_scale_in_the_same_lines_is_known() -> None:
+    text = "".join(f"step {n} loss 2.0 grad_norm 1.0 scale 1024\n" for n in range(30))
+    state = fed(text + "step 30 loss 2.0 grad_norm inf\n")
+    assert state.step == 30
+    assert [(one.kind, one.alarm) for one in state.happenings] == [("overflow", False)]
+
+
 def test_holes_in_a_table_are_no_alarm_and_a_column_of_them_is() -> None:
     head = "step,loss,lr\n"
     holes = "".join(f"{n},{'nan' if n % 2 else 2.0},0.1\n" for n in range(40))

@@ -167,7 +167,7 @@ class Judge:
         if self.role is Role.GRAD_NORM:
             kind = "non-finite-grad-norm"
             if self.scaled and self.bad < _OVERFLOWS:
-                said = f"{self.name} is {name_of(value)}: the loss scale was too high"
+                said = f"{self.name} is {name_of(value)}: the loss scale may be too high"
                 yield Told("overflow", said, step, value, alarm=False, again=self._in_all > 1)
                 return
         else:

@@ -230,8 +230,12 @@ def _axis(trace: Trace, width: int, marked: set[int], *, plain: bool) -> Text:
     if len(first) + len(last) + 4 < width:
         line[: len(first)] = first
         line[width - len(last) :] = last
-    cross = "x" if plain else _CROSS
-    cells = ((cross, BAD) if x in marked else (char, "dim") for x, char in enumerate(line))
+    cross, dash = ("x", "-") if plain else (_CROSS, "─")
+    # A step that is written there keeps its digits, in the colour of the mark.
+    cells = (
+        (cross if char == dash else char, BAD) if x in marked else (char, "dim")
+        for x, char in enumerate(line)
+    )
     return text.append_text(_in_runs(cells))
 
 

@@ -81,7 +81,10 @@ class RunState:
         if self._counted_by_bar:
             self.step = news.done if news.done is not None else self.step
         for series in news.log.series:
+            self._channel(series)  # which series there are decides how each of them is judged
+        for series in news.log.series:
             told += self._take_series(series, sparse=news.log.sparse, old=old)
+        self.step = _last_step(news.log, self.step)
         for note in news.log.notes:
             said = Told("log-says", f"the log says: {note.said}", note.step, again=True)
             told += self._tell([said], old=old)
@@ -121,8 +124,6 @@ class RunState:
         if len(series.epochs) == count and not series.metric.evaluation:
             self.epoch = series.epochs[-1]
         told = self._extend(channel, series.values, steps, channel.restarts(series), old=old)
-        if steps and not series.metric.evaluation:
-            self.step = steps[-1]
         if self._is_judged(channel):
             channel.judge.sparse = sparse
             self._hold_scale(channel, series)
@@ -279,3 +280,13 @@ def _told_by_guard(record: dict[str, Any]) -> Told:
     name = literal(str(record.get("name") or "event"), 40)
     whole = step if isinstance(step, int) and 0 <= step < 2**53 else None
     return Told(f"guard:{name}", f"guard: {said}{done}", whole, alarm=bad, again=True)
+
+
+def _last_step(log: Log, before: int | None) -> int | None:
+    """Returns the step of the last line of training."""
+    places = [
+        (series.lines[len(series) - 1], series.steps[len(series) - 1])
+        for series in log.series
+        if len(series) == len(series.lines) == len(series.steps) and not series.metric.evaluation
+    ]
+    return max(places)[1] if places else before
