@@ -63,7 +63,11 @@ format: dev-setup  ## Bring the code into shape
 bench: dev-setup  ## Measure what this machine can measure
 	@$(BIN)/python -m benchmarks.guard_overhead
 
-docs: $(VENV)/.docs-ready  ## Build the documentation into site/
+docs/report.png: $(wildcard src/nanguard/report/html/*.py src/nanguard/report/html/assets/*)
+	@echo "making the picture of the demo's report ..."
+	@$(BIN)/python docs/picture.py $@ && touch $@
+
+docs: $(VENV)/.docs-ready browser docs/report.png  ## Build the documentation into site/
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 	@echo "open site/index.html"
 
