@@ -1,4 +1,4 @@
-"""Good data that a cast to float16 made infinite is an overflow, and no bad data."""
+"""Infinite inputs: those that a cast to float16 made, and those that somebody wrote."""
 
 from __future__ import annotations
 
@@ -26,18 +26,47 @@ for step in range(4):
 """
 
 
-def test_cast_to_float16(tmp_path):
-    (tmp_path / "train.py").write_text(CAST)
+WRITTEN = """
+import torch
+from torch import nn
+
+torch.manual_seed(0)
+model = nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+for step in range(6):
+    x = torch.randn(8, 4)
+    if step == 4:
+        x[3] = float("inf")
+    loss = model(x).square().mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+"""
+
+
+def found_in(folder, script, step):
+    """Runs a script under the guard; returns its incident."""
+    (folder / "train.py").write_text(script)
     guarded = [sys.executable, "-m", "nanguard", "run", "--incidents", "found", "--"]
     subprocess.run(
         [*guarded, sys.executable, "train.py"],
-        cwd=tmp_path,
+        cwd=folder,
         capture_output=True,
         timeout=180,
         check=True,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
     )
-    found = json.loads((tmp_path / "found/step-000002-rank0/incident.json").read_text())
+    return json.loads((folder / f"found/step-{step:06d}-rank0/incident.json").read_text())
+
+
+def test_infinity_that_was_written_into_the_data(tmp_path):
+    found = found_in(tmp_path, WRITTEN, 4)
+    assert found["cause"]["code"] == "bad-input-data"
+    assert found["samples"] == [3]
+
+
+def test_cast_to_float16(tmp_path):
+    found = found_in(tmp_path, CAST, 2)
     assert found["cause"]["code"] == "half-precision-overflow"
     assert found["origin"]["code"].strip() == "x = x.half()"
     (fix,) = [fix for fix in found["fixes"] if fix["summary"].startswith("compute")]

@@ -34,6 +34,8 @@ class BadInitialization(Cause):
             name = case.origin.parameter or "a parameter"
             return Suspicion(0.95, f"{name} holds memory that was never filled")
         for stats in case.inputs:
+            if any(other.nonfinite for other in case.inputs if other is not stats):
+                continue  # whatever it began with, it met something worse
             known = case.origin.sources.get(stats.name, set())
             divisor = case.divisor()
             singular = divisor is stats if divisor is not None else bool(stats.at_fault)

@@ -12,6 +12,11 @@ if TYPE_CHECKING:
     from nanguard.diagnosis.case import Case
     from nanguard.diagnosis.lab import Trial
 
+# What multiplies its input by weights; no mask is meant to get there.
+_LAYERS = (
+    "addmm", "mm", "addmv", "mv", "linear", "convolution", "native_layer_norm", "native_batch_norm",
+    "_native_batch_norm_legit", "native_group_norm",
+)  # fmt: skip
 _WRITES = ("fill", "index_put", "copy", "masked_fill", "full", "_to_copy", "lift_fresh")
 
 
@@ -29,6 +34,8 @@ class BadInputData(Cause):
 
     def suspect(self, case: Case) -> Suspicion | None:
         """Returns whether the bad value came from outside, or was written as such."""
+        if case.phase == "forward":
+            return _given_to_a_layer(case)
         if case.phase != "data":
             return None
         detail = case.origin.detail
@@ -54,6 +61,20 @@ class BadInputData(Cause):
     def repairs(self, case: Case) -> list[Repair]:
         """Leaves the samples out."""
         return without_samples(case, "drop or repair the data, or mask it out of the loss")
+
+
+def _given_to_a_layer(case: Case) -> Suspicion | None:
+    """Returns whether an infinity that somebody wrote into the data has reached a layer."""
+    if case.op not in _LAYERS:
+        return None
+    for stats in case.inputs:
+        if stats.nonfinite:
+            return Suspicion(
+                0.8,
+                f"{case.op} is given {stats.nonfinite} of {stats.count} values that are not finite",
+                [{"what": f"input {stats.name} of {case.origin.op}", **stats.to_json()}],
+            )
+    return None
 
 
 def _narrowed(case: Case) -> bool:
