@@ -12,6 +12,8 @@ import torch
 from torch import nn
 
 from nanguard import Guard, Settings
+from nanguard.cli.commands import app
+from nanguard.diagnosis.cause import all_causes
 from nanguard.guard import events
 
 ROOT = Path(__file__).parents[1]
@@ -99,3 +101,19 @@ def test_the_readme_shows_the_two_commands_and_what_ci_runs():
     assert "make demo" in readme
     assert "make test" in readme
     assert "make test" in (ROOT / ".ci/run").read_text()
+
+
+@pytest.mark.parametrize("cause", all_causes(), ids=lambda cause: cause.code)
+def test_every_cause_has_a_page(cause):
+    page = (ROOT / "docs/causes" / f"{cause.code}.md").read_text(encoding="utf-8")
+    headings = re.findall(r"^#+ .*$", page, flags=re.MULTILINE)
+    assert headings == [f"# {cause.code}", "## Symptom", "## Evidence", "## Fix"]
+    assert f"[{cause.code}]({cause.code}.md)" in (ROOT / "docs/causes/index.md").read_text()
+
+
+def test_pages_name_commands_that_there_are():
+    known = {command.name or command.callback.__name__ for command in app.registered_commands}
+    for page in [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("examples/*/*.md")]:
+        blocks = re.findall(r"```bash\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
+        named = re.findall(r"^nanguard ([a-z]+)", "\n".join(blocks), flags=re.MULTILINE)
+        assert set(named) <= known, page.name
