@@ -97,7 +97,9 @@ class Story:
 
     def run(self, words: Sequence[str], *, show: bool = False, seconds: float = 900.0) -> Ended:
         """Runs a command in the system's folder."""
-        environment = {**os.environ, "PYTHONUNBUFFERED": "1", "NO_COLOR": "1"}
+        # The systems are small, and run beside each other: threads would only wait for threads.
+        threads = {"OMP_NUM_THREADS": "1"}
+        environment = {**threads, **os.environ, "PYTHONUNBUFFERED": "1", "NO_COLOR": "1"}
         process = subprocess.Popen(
             list(words),
             cwd=self.folder,
