@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: help setup dev-setup browser demo example test test-remote lint format bench docs docs-rules clean
+.PHONY: help setup dev-setup browser demo example test test-examples test-remote lint format bench docs docs-rules clean
 
 help:  ## List the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -45,6 +45,9 @@ example: dev-setup  ## Break, explain and repair one of the five systems: make e
 
 test: dev-setup browser  ## Run the tests
 	@$(BIN)/python -m pytest -n 2 --dist loadfile
+
+test-examples: dev-setup  ## Bring about every cause of the five systems, about ten minutes
+	@NANGUARD_EXAMPLES=all $(BIN)/python -m pytest tests/examples
 
 test-remote: dev-setup  ## Run the tests that need a server and a cluster on this machine
 	@$(PIP) --editable '.[dev-remote]'

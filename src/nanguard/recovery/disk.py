@@ -105,6 +105,8 @@ class DiskSnapshots:
             SnapshotError: If there are snapshots, but none that can be used. A run that began
                 anew without a word would be worse.
         """
+        # What is still being written may be the newest.
+        self.close()
         first: SnapshotError | None = None
         for path in reversed(finished(self.folder)):
             try:
