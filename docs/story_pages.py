@@ -20,7 +20,5 @@ def on_files(files: Files, *, config: Any) -> Files:
         files.append(File.generated(config, f"stories/{folder.name}.md", content=text))
         if (folder / "curves.png").exists():
             picture = str(folder / "curves.png")
-            files.append(
-                File.generated(config, f"stories/{folder.name}.png", abs_src_path=picture)
-            )
+            files.append(File.generated(config, f"stories/{folder.name}.png", abs_src_path=picture))
     return files
