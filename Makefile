@@ -44,7 +44,9 @@ example: dev-setup  ## Break, explain and repair one of the five systems: make e
 	@$(BIN)/python -m examples.story $(NAME)
 
 test: dev-setup browser  ## Run the tests
-	@$(BIN)/python -m pytest -n 2 --dist loadfile
+	@$(BIN)/python -m pytest -n 2 --dist loadfile --ignore tests/guard --ignore tests/recovery
+	@# Ranks and disks are held to an order of events that a busy machine may change.
+	@$(BIN)/python -m pytest tests/guard tests/recovery
 
 test-examples: dev-setup  ## Bring about every cause of the five systems, about ten minutes
 	@NANGUARD_EXAMPLES=all $(BIN)/python -m pytest tests/examples
