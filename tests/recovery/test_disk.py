@@ -199,7 +199,7 @@ def spoil_everything(state: Any) -> None:
 def test_a_state_that_does_not_fit_is_passed_over_and_changes_nothing(spoil: Any, tmp_path: Path):
     """Whole by its checksums, but made by someone else."""
     run = Run()
-    guard = run.make_guard(run_dir=tmp_path, snapshot_every=2, disk_every=2)
+    guard = run.make_guard(run_dir=tmp_path, snapshot_every=4, disk_every=4)
     for batch in guard.watch(batches(4)):
         guard.backward(run.loss(batch))
         guard.step()
@@ -209,14 +209,14 @@ def test_a_state_that_does_not_fit_is_passed_over_and_changes_nothing(spoil: Any
     spoil(state)
     made.write(state, update=9, step=9)
     fresh = Run()
-    guard = fresh.make_guard(run_dir=tmp_path, snapshot_every=2, disk_every=2)
+    guard = fresh.make_guard(run_dir=tmp_path, snapshot_every=4, disk_every=4)
     assert guard.resume()
     assert guard.updates == 4
-    for path in finished(tmp_path / "snapshots")[:2]:
+    for path in finished(tmp_path / "snapshots")[:-1]:
         damage_missing(path)
     fresh = Run()
     before = copy.deepcopy(fresh.everything())
-    guard = fresh.make_guard(run_dir=tmp_path, snapshot_every=2, disk_every=2)
+    guard = fresh.make_guard(run_dir=tmp_path, snapshot_every=4, disk_every=4)
     with pytest.raises(SnapshotError):
         guard.resume()
     assert differences(fresh.everything(), before) == []
@@ -243,8 +243,9 @@ def test_a_state_that_cannot_be_written_is_said_and_ends_nothing(tmp_path: Path)
         guard.backward(torch.nn.functional.cross_entropy(model(x), y))
         guard.step()
     guard.close()
-    message = guard.summary().events[0].finding.message
-    assert "scheduler-0/function is of type function" in message
+    said = [event.finding.message for event in guard.summary().events]
+    # On a slow disk there is also a snapshot that came while another was being written.
+    assert any("scheduler-0/function is of type function" in message for message in said)
     assert guard.summary().applied == 6
 
 
