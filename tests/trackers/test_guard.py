@@ -214,6 +214,7 @@ def test_a_failing_tracker_is_told_once_and_counted(tmp_path: Path) -> None:
 
 def test_random_numbers_and_threads_are_as_they_were(tmp_path: Path) -> None:
     pytest.importorskip("tensorboard")
+    before = set(threading.enumerate())
     random.seed(3)
     plain = train(tmp_path / "a", [])
     after = random.random()
@@ -221,7 +222,8 @@ def test_random_numbers_and_threads_are_as_they_were(tmp_path: Path) -> None:
     tracked = train(tmp_path / "b", ["tensorboard"])
     assert random.random() == after
     assert plain.summary().counts() == tracked.summary().counts()
-    assert not [t for t in threading.enumerate() if t.name.startswith("nanguard-")]
+    new = set(threading.enumerate()) - before
+    assert not [thread for thread in new if thread.name.startswith("nanguard-")]
 
 
 def test_incident_is_named(tmp_path: Path) -> None:
