@@ -182,8 +182,8 @@ class Stage:
             self._console.print(what)
 
     def verdict(self, text: str) -> None:
-        """Prints what the story comes to."""
-        self._console.print(text)
+        """Prints what the story comes to, in a pipe as one line."""
+        self._console.print(text, soft_wrap=not self._console.is_terminal)
 
     def event(self, event: Event) -> None:
         """Prints what happened and what the guard did."""
@@ -237,11 +237,11 @@ def run_demo(*, run_dir: Path | None, steps: int, quiet: bool) -> bool:
     stage.say()
     stage.say(_table(guarded, broken, clean))
     stage.say(f"\n{str(summary).splitlines()[0]}")
-    stage.say(f"run record: {folder}")
+    stage.say(f"run record: {escape(str(folder))}")
     identical = _fingerprint(guarded) == _fingerprint(clean)
     stage.verdict(_verdict(guarded, identical=identical))
     explained = _explain_a_script(folder / "script", stage)
-    stage.verdict(f"report: {_write_report(folder)}")
+    stage.verdict(f"report: {escape(str(_write_report(folder)))}")
     return identical and explained
 
 

@@ -7,19 +7,20 @@ from pathlib import Path
 
 import pytest
 
-from nanguard.cli import commands
 from nanguard.cli.checking import Asked
 from nanguard.cli.checkwords import ENGINES, FAIL_ON, FLAGS, FORMATS, VALUES, asked_by
+from nanguard.cli.choices import CheckFormat, Engine, FailOn
+from nanguard.cli.commands.before import check
 
 
 def test_both_know_the_same_options():
-    parameters = inspect.signature(commands.check).parameters
+    parameters = inspect.signature(check).parameters
     quick = {*FLAGS.values(), *VALUES.values(), "paths"}
     assert set(parameters) == quick
     assert set(Asked.__dataclass_fields__) == quick
-    assert tuple(form.value for form in commands.CheckFormat) == FORMATS
-    assert tuple(level.value for level in commands.FailOn) == FAIL_ON
-    assert tuple(engine.value for engine in commands.Engine) == ENGINES
+    assert tuple(form.value for form in CheckFormat) == FORMATS
+    assert tuple(level.value for level in FailOn) == FAIL_ON
+    assert tuple(engine.value for engine in Engine) == ENGINES
 
 
 def test_plain_words_are_understood():

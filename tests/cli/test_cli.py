@@ -58,10 +58,11 @@ def test_the_demo_fails_if_the_guard_lets_a_step_through(tmp_path: Path):
 def test_quiet_prints_the_verdict_only_and_the_record_has_a_default_place(tmp_path: Path):
     done = call("demo", "--steps", "120", "--quiet", cwd=tmp_path)
     assert done.returncode == 0
-    first, second = done.stdout.splitlines()
-    assert first.startswith("identical: all")
-    assert second == "explained: division-by-zero at train.py:22, with a fix that was tried"
-    assert len(list((tmp_path / ".nanguard/demo").iterdir())) == 1
+    identical, explained, report = done.stdout.splitlines()
+    assert identical.startswith("identical: all")
+    assert explained == "explained: division-by-zero at train.py:22, with a fix that was tried"
+    (folder,) = (tmp_path / ".nanguard/demo").iterdir()
+    assert report == f"report: {(folder / 'report.html').relative_to(tmp_path)}"
 
 
 def test_version_and_help():

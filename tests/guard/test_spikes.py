@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nanguard.guard.spikes import DriftWatch, ScaleWatch, SpikeWindow
+from nanguard.guard.drift import DriftWatch, ScaleWatch
+from nanguard.guard.spikes import SpikeWindow
 from nanguard.settings import Settings
 
 if TYPE_CHECKING:

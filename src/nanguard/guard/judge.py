@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from nanguard.findings import name_of
 from nanguard.guard import events
-from nanguard.guard.spikes import LARGEST, OPEN, DriftWatch, Limits, ScaleWatch, SpikeWindow
+from nanguard.guard.drift import DriftWatch, ScaleWatch
+from nanguard.guard.spikes import LARGEST, OPEN, Limits, SpikeWindow
 
 if TYPE_CHECKING:
     from nanguard.findings import Finding

@@ -129,6 +129,8 @@ class NanguardCallback(TrainerCallback):
             except BaseException:
                 self.close()
                 raise
+            # The Trainer only adds it to the mean it logs, from which the skipped steps are taken
+            # out again; one NaN there would stay in every mean to come.
             return torch.where(torch.isfinite(loss), loss, torch.zeros_like(loss))
 
         @functools.wraps(back)

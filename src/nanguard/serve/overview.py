@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from nanguard import __version__
 from nanguard.findings import name_of
-from nanguard.report.html.markup import Html, el, join
+from nanguard.report.html.markup import Html, el, join, theme_button
 from nanguard.report.html.places import step_words
 from nanguard.serve.picture import few, picture
 
@@ -36,14 +36,7 @@ def overview(index: Index) -> Html:
                     el("h1", index.folder.root.name or str(index.folder.root)),
                     el("p", str(index.folder.root), cls="under mono"),
                 ),
-                el(
-                    "button",
-                    "Dark",
-                    type="button",
-                    id="theme",
-                    aria_pressed="false",
-                    aria_label="Dark colours",
-                ),
+                theme_button(),
                 cls="top",
             ),
             el(

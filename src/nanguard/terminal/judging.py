@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from nanguard.findings import name_of
-from nanguard.guard.spikes import DriftWatch, ScaleWatch, SpikeWindow
+from nanguard.guard.drift import DriftWatch, ScaleWatch
+from nanguard.guard.spikes import SpikeWindow
 from nanguard.settings import Settings
 from nanguard.sources.log.names import Role
 

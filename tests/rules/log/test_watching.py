@@ -9,7 +9,7 @@ from array import array
 
 import pytest
 
-from nanguard.guard.spikes import DriftWatch, ScaleWatch
+from nanguard.guard.drift import DriftWatch, ScaleWatch
 from nanguard.rules.catalogue import rules_for
 from nanguard.rules.log import watching
 from nanguard.rules.log.drifting import drift_of

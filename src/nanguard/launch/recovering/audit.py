@@ -11,6 +11,7 @@ from nanguard.sources.checkpoint.bisecting import read_run_in_part
 from nanguard.sources.checkpoint.reading import as_run, read_units
 from nanguard.sources.checkpoint.roles import Role, role_of_file
 from nanguard.sources.checkpoint.units import files_in, units_of
+from nanguard.sources.checkpoint.watching import looks_of
 from nanguard.sources.scanning import Scan
 
 if TYPE_CHECKING:
@@ -188,7 +189,7 @@ class Auditor:
 def _weight(run: list[Unit]) -> tuple[bool, bool, int, float]:
     """Orders kinds of checkpoints: numbered ones first, and those that hold the most."""
     aside = role_of_file(run[-1].path) not in (None, Role.WEIGHT)  # an optimizer's file beside it
-    stamps = [_stamp(unit) for unit in run]
+    stamps = [looks_of(unit) for unit in run]
     largest = max(sum(size for _, size, _ in stamp) for stamp in stamps)
     return not aside, run[0].step is not None, largest, _plain(run[-1]).written
 
@@ -213,15 +214,4 @@ def _as_judged(read: Checkpoint, plain: Judged) -> Judged:
 
 def _plain(unit: Unit) -> Judged:
     """Returns a checkpoint of which only the names of its files are known."""
-    return Judged(str(unit.path), unit.step, _stamp(unit))
-
-
-def _stamp(unit: Unit) -> Stamp:
-    found = []
-    for file in unit.files:
-        try:
-            about = file.stat()
-        except OSError:
-            continue
-        found.append((str(file), about.st_size, about.st_mtime_ns))
-    return tuple(found)
+    return Judged(str(unit.path), unit.step, looks_of(unit))

@@ -58,6 +58,18 @@ def join(parts: Iterable[Any]) -> Html:
     return Html("".join(_flat(parts)))
 
 
+def theme_button() -> Html:
+    """Returns the button that changes between light and dark."""
+    return el(
+        "button",
+        "Dark",
+        type="button",
+        id="theme",
+        aria_pressed="false",
+        aria_label="Dark colours",
+    )
+
+
 def _attribute(name: str, value: Any) -> str:
     if value is None or value is False:
         return ""

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from nanguard import __version__
 from nanguard.report.html.findings import descriptions, findings
 from nanguard.report.html.incidents import incidents
-from nanguard.report.html.markup import Html, el, join
+from nanguard.report.html.markup import Html, el, join, theme_button
 from nanguard.report.html.numbers import BUDGET, page_data
 from nanguard.report.html.timeline import timeline
 from nanguard.report.html.verdicts import verdicts
@@ -85,14 +85,7 @@ def body_of(runs: Sequence[Run], title: str | None = None) -> Html:
                     el("h1", title or (f"{len(runs)} runs" if many else runs[0].name)),
                     el("p", f"{said}{points:,} numbers".replace(",", "\u202f"), cls="under"),
                 ),
-                el(
-                    "button",
-                    "Dark",
-                    type="button",
-                    id="theme",
-                    aria_pressed="false",
-                    aria_label="Dark colours",
-                ),
+                theme_button(),
                 cls="top",
             ),
             el("nav", links, aria_label="Parts of this page"),

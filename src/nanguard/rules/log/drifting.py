@@ -8,7 +8,7 @@ from statistics import fmean, median
 from typing import TYPE_CHECKING
 
 from nanguard.findings import name_of
-from nanguard.guard.spikes import DriftWatch
+from nanguard.guard.drift import DriftWatch
 from nanguard.rules.log.judging import runs_of
 from nanguard.settings import Settings
 

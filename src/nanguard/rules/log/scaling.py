@@ -6,7 +6,7 @@ from bisect import bisect_right
 from typing import TYPE_CHECKING
 
 from nanguard.findings import name_of
-from nanguard.guard.spikes import ScaleWatch
+from nanguard.guard.drift import ScaleWatch
 from nanguard.rules.log.judging import main_losses, runs_of
 from nanguard.sources.log.series import Column
 

@@ -70,7 +70,7 @@ class Watcher:
 
     def _followed(self, unit: Unit) -> Checkpoint | None:
         """Returns a checkpoint if it is time to tell of it."""
-        looks = _looks(unit)
+        looks = looks_of(unit)
         seen = self._seen.get(unit.path)
         if seen is None or seen.looks != looks:
             self._seen[unit.path] = _Seen(looks)
@@ -86,7 +86,8 @@ class Watcher:
         return seen.read
 
 
-def _looks(unit: Unit) -> Looks:
+def looks_of(unit: Unit) -> Looks:
+    """Returns what changes when a checkpoint is written: names, sizes and times of its files."""
     found = []
     for file in unit.files:
         try:
