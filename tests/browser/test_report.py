@@ -160,6 +160,40 @@ def test_buttons_and_wheel_zoom(visit, night):
     assert float(plot(view).get_attribute("aria-valuemax")) < 119
 
 
+def test_time_since_the_beginning_instead_of_steps(visit, tmp_path):
+    folder = tmp_path / "slower"
+    folder.mkdir()
+    # The second half of the steps takes nine times as long as the first.
+    times = [1.7e9 + (n if n < 60 else 60 + 9 * (n - 60)) for n in range(121)]
+    with (folder / "train.jsonl").open("w") as file:
+        for n, when in enumerate(times):
+            loss = math.nan if n == 60 else 2 - n / 100
+            line = {"step": n, "loss": loss, "timestamp": when}
+            file.write(json.dumps(line) + "\n")
+    view = visit(written(folder / "report.html", folder / "train.jsonl"))
+    frame(view)
+    assert ink(view, "Loss", 0.5, "--bad") > 2
+    time = view.get_by_role("button", name="Time since the run began instead of steps")
+    assert time.get_attribute("aria-pressed") == "false"
+    time.click()
+    frame(view)
+    assert time.get_attribute("aria-pressed") == "true"
+    assert seen(view) == "Time 0s to 10m 00s"
+    assert ink(view, "Loss", 0.5, "--bad") == 0
+    assert ink(view, "Loss", 0.1, "--bad") > 2
+    box = box_of(plot(view))
+    view.mouse.move(box["x"] + LEFT + (box["width"] - LEFT - RIGHT) * 0.1, box["y"] + 60)
+    frame(view)
+    assert seen(view) == "Time 1m 00s · 2023-11-14 22:14:20 UTC"
+    time.click()
+    frame(view)
+    assert seen(view) == "Step 0 to 120"
+
+
+def test_no_time_is_offered_where_none_is_known(visit, long):
+    assert visit(long).locator("#by-time").count() == 0
+
+
 def test_keyboard_moves_the_cursor_zooms_and_changes_the_scale(visit, night):
     view = visit(night)
     plot(view).focus()

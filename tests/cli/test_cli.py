@@ -48,18 +48,12 @@ def test_the_demo_proves_its_claim_and_keeps_a_record(tmp_path: Path):
     assert len((tmp_path / "run/metrics.jsonl").read_text().splitlines()) == 160
 
 
-def test_the_demo_fails_if_the_guard_lets_a_step_through(tmp_path: Path):
+def test_the_quiet_demo_fails_if_the_guard_lets_a_step_through(tmp_path: Path):
     spoil = "import nanguard.guard.gate as g\ng.Gate.judge = lambda self, *a, **k: None"
-    done = call("demo", "--steps", "160", "--quiet", cwd=tmp_path, code=spoil)
+    done = call("demo", "--steps", "120", "--quiet", cwd=tmp_path, code=spoil)
     assert done.returncode == 1
-    assert done.stdout.startswith("different:")
-
-
-def test_quiet_prints_the_verdict_only_and_the_record_has_a_default_place(tmp_path: Path):
-    done = call("demo", "--steps", "120", "--quiet", cwd=tmp_path)
-    assert done.returncode == 0
-    identical, explained, report = done.stdout.splitlines()
-    assert identical.startswith("identical: all")
+    different, explained, report = done.stdout.splitlines()
+    assert different.startswith("different: the guarded run is not")
     assert explained == "explained: division-by-zero at train.py:22, with a fix that was tried"
     (folder,) = (tmp_path / ".nanguard/demo").iterdir()
     assert report == f"report: {(folder / 'report.html').relative_to(tmp_path)}"

@@ -10,8 +10,8 @@ import pytest
 import yaml
 from examples.story import ENOUGH, HOME, NAMES, Story, fall
 
-# All of them take ten minutes on two cores (`make test-examples`); a few of each stand for them.
-_MOST = None if os.environ.get("NANGUARD_EXAMPLES") == "all" else 3
+# All of them take ten minutes on two cores (`make test-examples`); one of each stands for them.
+_MOST = None if os.environ.get("NANGUARD_EXAMPLES") == "all" else 1
 
 
 def causes_of(name):

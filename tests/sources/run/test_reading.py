@@ -179,6 +179,30 @@ def test_clock_that_goes_back(tmp_path):
     (tmp_path / "metrics.jsonl").write_text(text.replace('"time":1700000090', '"time":1600000090'))
     run = read(tmp_path)
     assert run.problems == ["the clock goes back at step 90; times after it may be wrong"]
+    assert not run.clock.steady
+
+
+@pytest.mark.parametrize(
+    ("record", "known"),
+    [
+        ({"step": 0, "time": 1.7e9}, True),
+        ({"_step": 0, "_timestamp": 1.7e9}, True),
+        ({"global_step": 0, "wall_time": 1.7e9}, True),
+        # The time that a step took, and a time of day.
+        ({"step": 0, "time": 0.31}, False),
+        ({"step": 0, "time": "12:30:01"}, False),
+    ],
+)
+def test_clock_of_a_log_that_others_wrote(tmp_path, record, known):
+    path = tmp_path / "train.jsonl"
+    lines = [{**record, "loss": 2.0, next(iter(record)): n} for n in range(20)]
+    for n, line in enumerate(lines):
+        key = list(record)[1]
+        line[key] = record[key] + n if isinstance(record[key], float) else record[key]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    run = read(path)
+    assert run.clock.steady is known
+    assert (run.clock.seconds == 19) is known
 
 
 @pytest.mark.parametrize("content", ["", "\n", "hello\n"])

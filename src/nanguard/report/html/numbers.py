@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from nanguard.sources.run.model import EventKind, Panel
+from nanguard.sources.run.model import Axis, EventKind, Panel
 from nanguard.sources.run.thinning import restarts_of, thin
 
 if TYPE_CHECKING:
@@ -83,6 +83,7 @@ def page_data(runs: Sequence[Run], budget: int = BUDGET) -> dict[str, Any]:
             "curves": [_curve(curve, run, next(rooms), blob) for curve in curves],
             "events": [_event(event) for event in run.events],
             "clock": _clock(run),
+            "timed": run.axis is Axis.STEP and run.clock.steady,
         }
         for run, curves in zip(runs, shown, strict=True)
     ]
@@ -167,5 +168,5 @@ def _event(event: Event) -> list[Any]:
 
 def _clock(run: Run) -> list[list[float]]:
     count = len(run.clock.steps)
-    places = range(0, count, max(1, count // _CLOCK))
+    places = [*range(0, count - 1, max(1, count // _CLOCK)), count - 1] if count else []
     return [[run.clock.steps[at], run.clock.times[at]] for at in places]

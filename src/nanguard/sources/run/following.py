@@ -17,8 +17,8 @@ from nanguard.sources.log.reading import HEAD, open_sources
 from nanguard.sources.log.recognition import Form, form_of
 from nanguard.sources.log.series import Column, Log
 from nanguard.sources.log.text import TextReader
-from nanguard.sources.run.reading import curves_of, open_run
-from nanguard.sources.run.record import Terms, clock_of
+from nanguard.sources.run.reading import curves_of, first_clock, open_run
+from nanguard.sources.run.record import Terms
 
 if TYPE_CHECKING:
     from array import array
@@ -222,8 +222,6 @@ class LiveRun:
             if change is Change.GONE:
                 run.problems.append(f"{path.name}: the file is gone; what was read before is shown")
             run.logs.append(follower.log)
-            if path.name == METRICS and path.exists():
-                run.clock = clock_of(path)
         if found.events and found.logs:
             others.append(found.events)
         for log in open_sources(others, scan):
@@ -238,6 +236,7 @@ class LiveRun:
         ]
         history = list(open_sources([found.history], scan)) if found.history else []
         run.curves, run.axis = curves_of([*run.logs, *history])
+        run.clock = first_clock(found.logs)
 
     def _follows(self, path: Path) -> bool:
         if path not in self._followers and is_followed(path):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import Enum
+from itertools import islice
+from operator import le, lt
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -121,6 +123,13 @@ class Clock:
         if len(self.times) < 2 or self.times[-1] < self.times[0]:
             return None
         return self.times[-1] - self.times[0]
+
+    @property
+    def steady(self) -> bool:
+        """Whether each step has one time: there are two at least, and both only ever grow."""
+        steps, times = self.steps, self.times
+        grows = all(map(lt, steps, islice(steps, 1, None)))
+        return len(steps) > 1 and grows and all(map(le, times, islice(times, 1, None)))
 
     def set_back(self) -> list[int]:
         """Returns the steps before which the clock was set back."""

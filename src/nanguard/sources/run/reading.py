@@ -16,7 +16,7 @@ from nanguard.sources.log.reading import open_sources
 from nanguard.sources.run import happening
 from nanguard.sources.run.describing import configuration_of, environment_of, findings_of
 from nanguard.sources.run.finding import find_runs
-from nanguard.sources.run.model import Axis, Curve, Panel, Run
+from nanguard.sources.run.model import Axis, Clock, Curve, Panel, Run
 from nanguard.sources.run.record import Terms, clock_of
 from nanguard.sources.run.thinning import restarts_of
 from nanguard.sources.scanning import Scan
@@ -112,9 +112,19 @@ def read_logs(run: Run, found: Found, scan: Scan) -> None:
         for log in run.logs:
             if log.path == str(metrics):
                 log.series += Terms().read(metrics)
-        run.clock = clock_of(metrics)
+    run.clock = first_clock(found.logs)
     history = list(open_sources([found.history], scan)) if found.history else []
     run.curves, run.axis = curves_of([*run.logs, *history])
+
+
+def first_clock(logs: Sequence[Path]) -> Clock:
+    """Returns the clock of the first log that has one.
+
+    Raises:
+        OSError: One cannot be read.
+    """
+    clocks = (clock_of(path) for path in logs if path.is_file())
+    return next((clock for clock in clocks if len(clock.steps)), Clock())
 
 
 def _read_incidents(run: Run, found: Found) -> None:

@@ -1,4 +1,4 @@
-"""What only the guard's own record holds: loss terms, and when each step was made."""
+"""What records hold beside their metrics: loss terms, and when each step was made."""
 
 from __future__ import annotations
 
@@ -21,6 +21,10 @@ _MOST_TERMS = 32
 # How many lines are asked for the time.
 _ASKED = 2000
 _LINE = 1 << 16
+_STEPS = ("step", "global_step", "_step", "iteration")
+_TIMES = ("time", "timestamp", "_timestamp", "wall_time")
+# Seconds since 1970, in a year with four digits; less is the time that a step took.
+_MOMENT = (1e8, 1e11)
 _NAMES = re.compile(
     rb'"terms":\{("(?:[^"\\]){1,80}":[^,{}]{1,40}(?:,"(?:[^"\\]){1,80}":[^,{}]{1,40})*)\}'
 )
@@ -99,7 +103,7 @@ class Terms:
 
 
 def clock_of(path: Path) -> Clock:
-    """Returns when some of the steps in ``metrics.jsonl`` were made.
+    """Returns when some of the steps in a log of JSON lines were made; nothing for other logs.
 
     Raises:
         OSError: It cannot be read.
@@ -114,13 +118,22 @@ def clock_of(path: Path) -> Clock:
             line = file.readline(_LINE)
             if not line:
                 break
+            if not steps and not line.lstrip().startswith(b"{"):
+                break
             record = loads(line.decode("utf-8", "replace"))
-            step = record.get("step") if isinstance(record, dict) else None
-            when = _float(record.get("time")) if isinstance(record, dict) else None
-            if isinstance(step, int) and 0 <= step < 2**62 and when is not None and 0 < when < 1e11:
-                steps.append(step)
-                times.append(when)
+            if isinstance(record, dict) and (moment := _moment(record)) is not None:
+                steps.append(moment[0])
+                times.append(moment[1])
     return Clock(steps, times)
+
+
+def _moment(record: dict[str, Any]) -> tuple[int, float] | None:
+    """Returns the step and the time of a record; None if one of them is not there."""
+    step = next((record[key] for key in _STEPS if key in record), None)
+    when = _float(next((record[key] for key in _TIMES if key in record), None))
+    if not isinstance(step, int) or not 0 <= step < 2**62 or when is None:
+        return None
+    return (step, when) if _MOMENT[0] < when < _MOMENT[1] else None
 
 
 def _offsets(size: int) -> Iterator[int | None]:

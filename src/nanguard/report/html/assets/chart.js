@@ -115,7 +115,7 @@ class Chart extends Drawing {
     this.plot.setAttribute("aria-valuemin", String(state.view[0]));
     this.plot.setAttribute("aria-valuemax", String(state.view[1]));
     this.plot.setAttribute("aria-valuenow", String(at));
-    this.plot.setAttribute("aria-valuetext", `${axisName()} ${whole(at)}: ${told.join(", ") || "no cursor"}`);
+    this.plot.setAttribute("aria-valuetext", `${axisName()} ${placeWords(at)}: ${told.join(", ") || "no cursor"}`);
     if (this.table.open) this.fillTable();
   }
 
@@ -254,7 +254,7 @@ function summary(curve, from, to, closed) {
   }
   if (!count && !bad) return null;
   return [
-    `${whole(from)} to ${whole(to)}`,
+    `${placeWords(from)} to ${placeWords(to)}`,
     count ? short(low) : "",
     count ? short(high) : "",
     whole(count),

@@ -123,12 +123,12 @@ class Drawing {
     ctx.textAlign = "center";
     ctx.textBaseline = "top";
     const most = Math.max(2, Math.floor((this.width - LEFT) / 110));
-    const [places] = ticks(state.view[0], state.view[1], most, axisName() !== "epoch");
+    const [places, apart] = axisTicks(state.view[0], state.view[1], most);
     for (const place of places) {
       const x = this.x(place);
       if (x > this.width - RIGHT + 1) continue;
       ctx.fillRect(Math.round(x), this.height - BOTTOM, 1, 4);
-      const words = whole(place);
+      const words = placeWords(place, apart);
       const half = ctx.measureText(words).width / 2;
       ctx.fillText(words, Math.min(x, this.width - half - 1), this.height - BOTTOM + 7);
     }
@@ -181,8 +181,8 @@ class Drawing {
     const drawn = new Set();
     for (const run of this.group) {
       for (const event of run.events) {
-        if (event.step === null || event.kind === "note" || event.kind === "overflow") continue;
-        const x = Math.round(this.x(event.step)) + 0.5;
+        if (event.x === null || event.kind === "note" || event.kind === "overflow") continue;
+        const x = Math.round(this.x(event.x)) + 0.5;
         if (x < LEFT || x > this.width || drawn.has(`${x}`)) continue;
         drawn.add(`${x}`);
         ctx.strokeStyle = colour(`k-${event.kind}`) || colour("quiet");

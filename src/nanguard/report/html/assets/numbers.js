@@ -49,7 +49,8 @@ function curveOf(told, bytes, run, place) {
     ...told,
     run,
     key: `${run}/${told.panel}/${told.name}/${place}`,
-    xs,
+    steps: xs,
+    badSteps: told.gaps,
     lows,
     highs: told.highs ? column(bytes, told.highs) : lows,
     counts: told.counts ? column(bytes, told.counts) : null,
@@ -65,11 +66,41 @@ async function decode(data) {
     axis: run.axis,
     leftOut: run.left_out,
     clock: run.clock,
+    timed: run.timed,
     curves: run.curves.map((curve, at) => curveOf(curve, bytes, place, at)),
     events: run.events.map(([kind, step, last, count, text, incident]) => ({
       kind, step, last, count, text, incident, run: place,
     })),
   }));
+}
+
+// Puts everything at its step, or at the seconds since its run began.
+function place(runs, byTime) {
+  for (const run of runs) {
+    const at = byTime ? (step) => secondsAt(run, step) : (step) => step;
+    for (const curve of run.curves) {
+      curve.xs = byTime ? Float64Array.from(curve.steps, at) : curve.steps;
+      curve.gaps = curve.badSteps.map(([first, last, ...counts]) => [at(first), at(last), ...counts]);
+    }
+    for (const event of run.events) {
+      event.x = event.step === null ? null : at(event.step);
+      event.until = event.last === null ? null : at(event.last);
+    }
+  }
+}
+
+// Between two entries of the clock, steps are taken to be equally long; beyond it, too.
+function secondsAt(run, step) {
+  const clock = run.clock;
+  let a = 0;
+  let b = clock.length - 1;
+  while (b - a > 1) {
+    const middle = (a + b) >> 1;
+    if (clock[middle][0] <= step) a = middle;
+    else b = middle;
+  }
+  const [[from, began], [to, ended]] = [clock[a], clock[b]];
+  return began + ((step - from) / (to - from)) * (ended - began) - clock[0][1];
 }
 
 function extent(runs) {
@@ -92,8 +123,8 @@ function extent(runs) {
       }
     }
     for (const event of run.events) {
-      take(event.step);
-      take(event.last);
+      take(event.x);
+      take(event.until);
     }
   }
   if (low > high) return [0, 1];
@@ -143,7 +174,7 @@ function valueAt(curve, x, perPixel) {
   }
   const gap = gapAt(curve, x, perPixel);
   if (gap && (best < 0 || Math.abs(curve.xs[best] - x) > perPixel / 2 || gap[0] <= x)) {
-    const many = gap[1] > gap[0] ? ` (${whole(gap[0])} to ${whole(gap[1])})` : "";
+    const many = gap[1] > gap[0] ? ` (${placeWords(gap[0])} to ${placeWords(gap[1])})` : "";
     return { words: `${gapWords(gap)}${many}`, bad: true };
   }
   if (best < 0) return { words: "", bad: false };

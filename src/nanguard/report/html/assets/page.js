@@ -30,13 +30,14 @@ const state = {
   log: new Map(),
   hidden: new Set(),
   side: false,
+  byTime: false,
   charts: [],
   strips: [],
 };
 
 function look(low, high) {
   const [first, last] = state.full;
-  const least = Math.max((last - first) * 1e-7, axisName() === "epoch" ? 1e-3 : 2);
+  const least = Math.max((last - first) * 1e-7, leastView());
   let wide = Math.min(Math.max(high - low, least), last - first);
   if (!Number.isFinite(wide)) wide = last - first;
   let start = Math.min(Math.max((low + high - wide) / 2, first), last - wide);
@@ -44,6 +45,9 @@ function look(low, high) {
   state.view = [start, start + wide];
   redraw();
 }
+
+// No less of the axis is ever shown: two steps, or a thousandth of an epoch or a second.
+const leastView = () => (axisName() === "step" || axisName() === "entry" ? 2 : 1e-3);
 
 function zoom(factor, around) {
   const [low, high] = state.view;
@@ -80,12 +84,13 @@ function sayWhere() {
   if (!where) return;
   const [low, high] = state.view;
   if (state.cursor === null) {
-    where.textContent = `${capital(axisName())} ${whole(Math.round(low * 100) / 100)} to ${whole(Math.round(high * 100) / 100)}`;
+    where.textContent = `${capital(axisName())} ${placeWords(low)} to ${placeWords(high)}`;
     return;
   }
-  const at = axisName() === "epoch" ? state.cursor : Math.round(state.cursor);
+  const fine = state.byTime || axisName() === "epoch";
+  const at = fine ? state.cursor : Math.round(state.cursor);
   const time = state.runs.length === 1 ? timeAt(state.runs[0], at) : "";
-  where.textContent = `${capital(axisName())} ${whole(at)}${time ? ` · ${time} UTC` : ""}`;
+  where.textContent = `${capital(axisName())} ${placeWords(at)}${time ? ` · ${time} UTC` : ""}`;
 }
 
 function toolbar() {
@@ -110,6 +115,17 @@ function toolbar() {
         state.side = !state.side;
         build();
       }, { "aria-pressed": String(state.side), id: "side" }),
+    );
+  }
+  if (timed()) {
+    bar.append(
+      button("Time", "Time since the run began instead of steps", () => {
+        state.byTime = !state.byTime;
+        state.cursor = null;
+        spread();
+        state.view = [...state.full];
+        build();
+      }, { "aria-pressed": String(state.byTime), id: "by-time" }),
     );
   }
   bar.append(make("output", { id: "where" }));
@@ -153,11 +169,21 @@ function build() {
   redraw();
 }
 
+// Whether the time of every step is known.
+const timed = () => state.runs.every((run) => run.timed);
+
+function spread() {
+  place(state.runs, state.byTime);
+  state.full = extent(state.runs);
+}
+
 async function show(data) {
   const zoomed = state.view && (state.view[0] !== state.full[0] || state.view[1] !== state.full[1]);
   state.runs = await decode(data);
-  state.full = extent(state.runs);
-  if (!zoomed) state.view = [...state.full];
+  const byTime = state.byTime;
+  state.byTime &&= timed();
+  spread();
+  if (!zoomed || byTime !== state.byTime) state.view = [...state.full];
   build();
   const drawn = state.runs.reduce((sum, run) => sum + run.curves.reduce((s, c) => s + c.lows.length, 0), 0);
   const points = state.runs.reduce((sum, run) => sum + run.curves.reduce((s, c) => s + c.points, 0), 0);

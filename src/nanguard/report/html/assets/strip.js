@@ -6,11 +6,11 @@ class Strip {
     this.box = make("div", { class: "strip", role: "group", "aria-label": "What happened" });
     this.lanes = [];
     for (const kind of Object.keys(KINDS)) {
-      const of = (runs) => runs.flatMap((run) => run.events.filter((e) => e.kind === kind && e.step !== null));
+      const of = (runs) => runs.flatMap((run) => run.events.filter((e) => e.kind === kind && e.x !== null));
       // The lanes of all runs, so that charts side by side stand at the same height.
       if (!of(state.runs).length) continue;
       const events = of(group);
-      events.sort((a, b) => a.step - b.step);
+      events.sort((a, b) => a.x - b.x);
       const row = make("div", { class: "lane" });
       const marks = make("div", { class: "marks" });
       row.append(make("span", { class: "lane-name" }, KINDS[kind][1]), marks);
@@ -25,8 +25,8 @@ class Strip {
       const [low, high] = state.view;
       const groups = [];
       for (const event of lane.events) {
-        if (event.last < low || event.step > high) continue;
-        const x = ((Math.max(event.step, low) - low) / (high - low)) * width;
+        if (event.until < low || event.x > high) continue;
+        const x = ((Math.max(event.x, low) - low) / (high - low)) * width;
         const last = groups[groups.length - 1];
         if (last && x - last.x < NARROW) last.events.push(event);
         else groups.push({ x, events: [event] });
@@ -53,7 +53,7 @@ class Strip {
     if (state.runs.length > 1) element.style.color = `var(--c${first.run % 8})`;
     element.style.left = `${group.x}px`;
     const [low, high] = state.view;
-    const until = ((Math.min(Math.max(...group.events.map((e) => e.last)), high) - low) / (high - low)) * width;
+    const until = ((Math.min(Math.max(...group.events.map((e) => e.until)), high) - low) / (high - low)) * width;
     if (until - group.x < NARROW) return [element];
     const bar = make("span", { class: `reach ${lane.kind}`, "aria-hidden": "true" });
     bar.style.left = `${group.x + NARROW}px`;
@@ -68,10 +68,10 @@ class Strip {
       return;
     }
     const last = group.events[group.events.length - 1];
-    point(first.step);
-    if (last.last > first.step) {
-      const some = Math.max(2, (last.last - first.step) * 0.5);
-      look(first.step - some, last.last + some);
+    point(first.x);
+    if (last.until > first.x) {
+      const some = Math.max(leastView(), (last.until - first.x) * 0.5);
+      look(first.x - some, last.until + some);
     }
   }
 }

@@ -43,6 +43,37 @@ function ticks(low, high, wanted, integer) {
   return [out, step];
 }
 
+// Ticks of the axis that all charts share.
+function axisTicks(low, high, wanted) {
+  if (!state.byTime) return ticks(low, high, wanted, axisName() !== "epoch");
+  const raw = (high - low) / Math.max(1, wanted);
+  const day = 86400;
+  const usual = [1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10800, 21600, 43200, day];
+  const step = raw < 1 ? niceStep(high - low, wanted)
+    : usual.find((s) => raw <= s) ?? day * niceStep((high - low) / day, wanted);
+  const out = [];
+  for (let at = Math.ceil(low / step - 1e-9) * step; at <= high + step * 1e-9 && out.length <= 100; at += step) out.push(at);
+  return [out, step];
+}
+
+// A place on that axis, as precise as what is in view.
+function placeWords(x, apart = 0) {
+  if (!state.byTime) return whole(x);
+  const unit = state.view[1] - state.view[0] < 60 ? 0.001 : 1;
+  let left = Math.round(Math.abs(x) / unit) * unit;
+  const sign = x < 0 && left ? "−" : "";
+  const padded = (count) => (out.length && count < 10 ? `0${whole(count)}` : whole(count));
+  const out = [];
+  for (const [size, name] of [[86400, "d"], [3600, "h"], [60, "m"]]) {
+    const count = Math.floor(left / size);
+    left -= count * size;
+    if (count || out.length) out.push(`${padded(count)}${name}`);
+  }
+  // Between ticks that are minutes apart, there are no seconds to tell.
+  if (!out.length || apart < 60) out.push(`${padded(left)}s`);
+  return sign + out.join(" ");
+}
+
 function logTicks(low, high) {
   const out = [];
   const first = Math.floor(low);
@@ -62,7 +93,8 @@ function logTicks(low, high) {
 
 function timeAt(run, x) {
   let found = null;
-  for (const [step, time] of run.clock) if (step <= x) found = time;
+  if (state.byTime) found = run.clock[0][1] + x;
+  else for (const [step, time] of run.clock) if (step <= x) found = time;
   if (found === null) return "";
   return new Date(found * 1000).toISOString().slice(0, 19).replace("T", " ");
 }
@@ -97,5 +129,5 @@ function dashOf(curve, among) {
   return DASHES[own.indexOf(curve) % DASHES.length];
 }
 
-const axisName = () => (state.runs[0] ? state.runs[0].axis : "step");
+const axisName = () => (state.byTime ? "time" : state.runs[0] ? state.runs[0].axis : "step");
 const capital = (word) => word[0].toUpperCase() + word.slice(1);
