@@ -3,7 +3,9 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+# What is imported is compiled then; all of it at once would take longer than the rest.
+PIP := $(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check \
+	--constraint constraints.txt
 
 .PHONY: help setup dev-setup browser demo example test test-examples test-remote lint format bench docs docs-rules clean
 
@@ -44,7 +46,7 @@ example: dev-setup  ## Break, explain and repair one of the five systems: make e
 	@$(BIN)/python -m examples.story $(NAME)
 
 test: dev-setup browser  ## Run the tests
-	@$(BIN)/python -m pytest -n 2 --dist loadfile --ignore tests/guard --ignore tests/recovery
+	@$(BIN)/python -m pytest -n 3 --dist loadfile --ignore tests/guard --ignore tests/recovery
 	@# Ranks and disks are held to an order of events that a busy machine may change.
 	@$(BIN)/python -m pytest tests/guard tests/recovery
 

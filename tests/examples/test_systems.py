@@ -11,7 +11,10 @@ import yaml
 from examples.story import ENOUGH, HOME, NAMES, Story, fall
 
 # All of them take ten minutes on two cores (`make test-examples`); one of each stands for them.
-_MOST = None if os.environ.get("NANGUARD_EXAMPLES") == "all" else 1
+_ALL = os.environ.get("NANGUARD_EXAMPLES") == "all"
+_MOST = None if _ALL else 1
+# Beside other tests, one run at a time.
+_AT_ONCE = 2 if _ALL else 1
 
 
 def causes_of(name):
@@ -24,7 +27,7 @@ _CAUSES = [(name, cause) for name in NAMES for cause in causes_of(name)]
 
 
 class Told:
-    """What came of every run of a system at its tiny size, two runs at a time."""
+    """What came of every run of a system at its tiny size."""
 
     def __init__(self, story: Story) -> None:
         self.story = story
@@ -33,7 +36,7 @@ class Told:
         jobs = [self._plain, self._main, self._repaired, self._guarded]
         few = story.causes[:_MOST]
         causes = [(lambda cause=cause: self._cause(cause)) for cause in few]
-        with ThreadPoolExecutor(2) as pool:
+        with ThreadPoolExecutor(_AT_ONCE) as pool:
             done = list(pool.map(lambda job: job(), [*jobs, *causes]))
         self.plain, self.main, self.end, self.guarded = done[:4]
         self.causes = dict(zip((cause.name for cause in few), done[4:], strict=True))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -16,10 +15,8 @@ _WITHOUT_FIX = {"swav_prototypes"}
 
 @pytest.fixture(scope="module")
 def incidents():
-    """The first incident of every case, two cases at a time."""
-    with ThreadPoolExecutor(2) as pool:
-        found = list(pool.map(first_incident, _OPEN))
-    return {case.name: incident for case, incident in zip(_OPEN, found, strict=True)}
+    """The first incident of every case."""
+    return {case.name: first_incident(case) for case in _OPEN}
 
 
 @pytest.mark.parametrize("case", _FAILING, ids=lambda case: case.name)
