@@ -3,9 +3,9 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-# What is imported is compiled then; all of it at once would take longer than the rest.
-PIP := $(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check \
-	--constraint constraints.txt
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+# The tests start a thousand processes: what one has compiled the next need not compile again.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help setup dev-setup browser demo example test test-examples test-remote lint format bench docs docs-rules clean
 
