@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from nanguard.diagnosis.edits import SourceFile, argument, called_name
+from nanguard.tracer.sites import is_installed
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -280,7 +281,11 @@ def replaced_text(site: Site | None, summary: str, pattern: str, new: str) -> li
 
 
 def clipped_gradients(case: Case) -> list[Repair]:
-    """Clips gradients after backward."""
+    """Clips gradients after backward; where a framework calls it, by the framework's setting."""
+    site = case.facts.backward_site
+    if site is not None and is_installed(site.file):
+        tried = case.lab.try_out("gradients clipped to norm 1 in every step", clip=1.0)
+        return [Repair("clip the gradients to norm 1 in the framework's settings", trial=tried)]
     model = case.facts.model_name or "model"
 
     def make(file: SourceFile, site: Site) -> str | None:
@@ -288,7 +293,7 @@ def clipped_gradients(case: Case) -> list[Repair]:
             site.line, f"torch.nn.utils.clip_grad_norm_({model}.parameters(), 1.0)"
         )
 
-    return edit(case.facts.backward_site, "clip the gradients after backward", make)
+    return edit(site, "clip the gradients after backward", make)
 
 
 def without_samples(case: Case, what: str) -> list[Repair]:

@@ -27,8 +27,6 @@ _QUIET = 600.0
 # Seconds between two searches for new runs, while there are some and when there are none.
 _SEARCH = 3.0
 _SEARCH_LATE = 15.0
-# Seconds after which a run is not expected to change soon.
-_QUIET = 600.0
 # Seconds after which nobody looks at a run any more.
 _LOOKED = 5.0
 

@@ -57,7 +57,12 @@ def _is_users(filename: str) -> bool:
         return filename in ("<stdin>", "<string>")
     if filename.startswith((_OWN, _TORCH)):
         return False
-    return not filename.startswith(_STDLIB) or filename.startswith(_SITE)
+    return not filename.startswith(_STDLIB) or is_installed(filename)
+
+
+def is_installed(filename: str) -> bool:
+    """Returns whether a file belongs to an installed package, which nobody edits."""
+    return filename.startswith(_SITE)
 
 
 def users_frame(frame: FrameType | None) -> FrameType | None:
@@ -82,8 +87,21 @@ def site_of(place: Place) -> Site:
 
 
 def here() -> Site | None:
-    """Returns the place in the user's code that the caller was called from."""
-    frame = users_frame(sys._getframe(1))
+    """Returns the place in the user's code that the caller was called from.
+
+    Packages that only hand a call on are passed over, as ``accelerator.backward(loss)`` does with
+    ``loss.backward()``: their functions are called like what they call.
+    """
+    nearest = frame = users_frame(sys._getframe(1))
+    while (
+        nearest is not None
+        and frame is not None
+        and is_installed(frame.f_code.co_filename)
+        and frame.f_code.co_name == nearest.f_code.co_name
+    ):
+        frame = users_frame(frame.f_back)
+    if frame is None or is_installed(frame.f_code.co_filename):
+        frame = nearest
     return None if frame is None else site_of(place_of(frame))
 
 
