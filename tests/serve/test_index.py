@@ -5,22 +5,28 @@ from __future__ import annotations
 import json
 import math
 import os
+import shutil
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
+from nanguard.serve import digest as digests
 from nanguard.serve.digest import Digest
 from nanguard.serve.folder import Folder
 from nanguard.serve.index import Index
 from nanguard.sources.run import following as followed
+from nanguard.sources.run import open_run
+from tests.nobody import as_nobody, open_folder
 from tests.sources.run.runs import write_incident, write_record
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from nanguard.serve.digest import Summary
     from nanguard.sources.run import Found
+
+
+LOGS = Path(__file__).parents[1] / "logs"
 
 
 def summary(digest: Digest, found: Found) -> Summary:
@@ -88,6 +94,55 @@ def test_other_formats_are_read_again(tmp_path):
         file.write("2,2\n")
     told = summary(digest, found)
     assert (told.points, told.main.spark.last, told.main.step) == (3, 2.0, 2)
+
+
+def test_files_of_one_run_are_read_together(tmp_path, monkeypatch):
+    (events,) = (LOGS / "open" / "tb_ok").iterdir()
+    for n in range(3):
+        shutil.copy(events, tmp_path / f"{events.name}.{n}")
+    found = only(tmp_path)
+    assert len(found.logs) == 3
+    opened = []
+    monkeypatch.setattr(digests, "open_run", lambda run: opened.append(run) or open_run(run))
+    digest = Digest()
+    assert summary(digest, found).points > 0
+    assert len(opened) == 1
+    summary(digest, found)
+    assert len(opened) == 1
+
+
+def test_log_of_others_that_writes_seldom_is_running(tmp_path):
+    log = tmp_path / "train.log"
+    digest = Digest()
+    now = time.time()
+    for number, when in enumerate((now - 700, now - 400, now - 100)):
+        with log.open("a") as file:
+            file.write(f"step {number} loss 2.0\n")
+        os.utime(log, (when, when))
+        told = summary(digest, only(tmp_path))
+    assert told.pace == pytest.approx(300, abs=1)
+    assert told.state == "running"
+
+
+def test_page_of_an_earlier_server_gets_every_row(tmp_path):
+    write_record(tmp_path / "run")
+    first = Index(tmp_path)
+    first._search()
+    second = Index(tmp_path)
+    second._search()
+    (entry,) = second.entries.values()
+    assert entry.version >= first.version
+
+
+def test_folder_of_others_does_not_end_the_index():
+    with open_folder() as folder:
+        write_record(folder / "mine")
+        (folder / "theirs").mkdir(mode=0o700)
+        with as_nobody():
+            index = Index(folder)
+            index._search()
+            assert [entry.found.name for entry in index.entries.values()] == ["mine"]
+            assert "theirs" in index.folder.problems[0]
 
 
 def test_folder_notices_what_comes_and_goes(tmp_path):

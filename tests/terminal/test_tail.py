@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import os
-import tempfile
 import threading
 import time
-from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nanguard.terminal import tail as tails
 from nanguard.terminal.tail import Tail
+from tests.nobody import as_nobody, open_folder
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from pathlib import Path
 
 
 def all_of(tail: Tail) -> tuple[bytes, list[str]]:
@@ -89,7 +87,7 @@ def test_a_deleted_file_is_followed_when_it_returns(tmp_path: Path) -> None:
     # Another file keeps the number of the old one from being given again.
     (tmp_path / "other").touch()
     path.write_bytes(b"two\n")
-    assert all_of(tail) == (b"two\n", ["opened"])
+    assert all_of(tail) == (b"two\n", ["returned"])
     assert tail.problem == ""
 
 
@@ -111,23 +109,9 @@ def test_only_the_end_of_a_long_file_is_read(tmp_path: Path) -> None:
     assert tail.skipped == 11_000 - 100
 
 
-@contextmanager
-def as_nobody() -> Iterator[None]:
-    """Gives up the rights of root, to whom nothing is forbidden."""
-    if os.geteuid() != 0:
-        yield
-        return
-    os.seteuid(65534)
-    try:
-        yield
-    finally:
-        os.seteuid(0)
-
-
 def test_what_may_not_be_read_is_said_and_read_once_it_may() -> None:
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "a.log"
-        path.parent.chmod(0o755)
+    with open_folder() as folder:
+        path = folder / "a.log"
         path.write_bytes(b"one\n")
         path.chmod(0)
         tail = Tail(path)
@@ -172,3 +156,24 @@ def test_nothing_is_lost_while_a_thread_writes_and_rotates(tmp_path: Path) -> No
     seen += all_of(tail)[0]
     thread.join()
     assert [int(n) for n in seen.split()] == list(range(2000))
+
+
+def test_what_is_old_and_what_came_since_are_never_one_piece(tmp_path: Path) -> None:
+    path = tmp_path / "a.log"
+    path.write_bytes(b"old\n" * 400_000)
+    tail = Tail(path)
+    pieces = [tail.look()]
+    with path.open("ab") as file:
+        file.write(b"new\n")
+    while pieces[-1].more:
+        pieces.append(tail.look())
+    assert pieces[-1].text == b"new\n"
+    assert {line for piece in pieces[:-1] for line in piece.text.split()} == {b"old"}
+
+
+def test_a_file_that_comes_later_is_new_from_its_beginning(tmp_path: Path) -> None:
+    tail = Tail(tmp_path / "a.log")
+    assert all_of(tail) == (b"", [])
+    (tmp_path / "a.log").write_bytes(b"one\n")
+    assert all_of(tail) == (b"one\n", ["opened"])
+    assert tail.old == 0

@@ -205,6 +205,20 @@ def test_the_end_of_the_process_is_the_end_of_the_run(
     assert watch.end() == 0
 
 
+def test_last_line_without_an_end_is_an_alarm_when_the_process_has_ended(
+    tmp_path: Path, watching: Callable[..., Lines]
+) -> None:
+    path = tmp_path / "train.log"
+    path.write_text(good(0, 100))
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as job:
+        watch = watching(path, "--pid", job.pid, "--until-alarm")
+        watch.wait_for("step 99")
+        add(path, GOOD.format(n=100, loss=float("nan")).rstrip("\n"))
+        job.kill()
+    assert watch.end() == 1
+    assert "ALARM" in watch.said
+
+
 def test_a_log_that_stops_to_grow_is_an_alarm(
     tmp_path: Path, watching: Callable[..., Lines]
 ) -> None:

@@ -134,7 +134,8 @@ def _abandon(pool: ProcessPoolExecutor) -> None:
     """Ends the processes of a check that is broken off."""
     for process in list((pool._processes or {}).values()):
         process.terminate()
-    pool.shutdown(wait=False, cancel_futures=True)
+    # Its thread is waited for: Python, ending at the same moment, would trip over a closed pipe.
+    pool.shutdown(cancel_futures=True)
 
 
 def _batch(files: Batch, selection: Selection) -> list[FileOutcome]:

@@ -11,7 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from starlette.applications import Starlette
-from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, StreamingResponse
+from starlette.responses import HTMLResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from nanguard.serve.desk import Desk, version_of
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
 
     from starlette.requests import Request
-    from starlette.responses import Response
 
     from nanguard.serve.index import Entry, Index
 
@@ -78,9 +77,9 @@ class Site:
     async def _run_data(self, request: Request) -> Response:
         entry = await self._entry(request.path_params["key"])
         if entry is None:
-            return JSONResponse({"gone": _GONE}, 404)
+            return _json({"gone": _GONE}, 404)
         held = await beside(lambda: self._desk.read(entry))
-        return JSONResponse({**held.payload, **_state(entry)})
+        return _json({**held.payload, **_state(entry)})
 
     async def _entry(self, key: str) -> Entry | None:
         """Returns a run; right after the start, the folder is still being searched."""
@@ -205,12 +204,21 @@ def _state(entry: Entry) -> dict[str, Any]:
     }
 
 
+def _json(data: Any, status: int = 200) -> Response:
+    # In ASCII: a name that is no Unicode could not be sent otherwise.
+    return Response(_dumped(data), status, media_type="application/json")
+
+
 def _message(event: str, data: Any) -> str:
-    return f"event: {event}\ndata: {json.dumps(data, separators=(',', ':'))}\n\n"
+    return f"event: {event}\ndata: {_dumped(data)}\n\n"
+
+
+def _dumped(data: Any) -> str:
+    return json.dumps(data, allow_nan=False, separators=(",", ":"))
 
 
 def _whole(text: str | None) -> int:
-    return int(text) if text and text.isdecimal() and len(text) < 12 else 0
+    return int(text) if text and text.isdecimal() and len(text) < 18 else 0
 
 
 async def _not_found(request: Request, error: Exception) -> Response:

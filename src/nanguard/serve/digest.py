@@ -5,8 +5,10 @@ from __future__ import annotations
 import math
 import re
 import time
+from collections import deque
 from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import median
 from typing import TYPE_CHECKING
 
 from nanguard.errors import NanguardError
@@ -30,6 +32,10 @@ _EDGE = 1 << 14
 _TIME = re.compile(rb'"time":(\d{1,11}(?:\.\d{1,9})?)')
 # A run whose files have not changed for this long has ended, unless it writes more seldom.
 _QUIET = 60.0
+# How many pauses between two changes are remembered.
+_PAUSES = 8
+# A longer pause between two changes was no pace, but a run that was started again.
+_LONGEST = 1800.0
 _RANKS = {Role.LOSS: 1, Role.GRAD_NORM: 2}
 _PANELS = {Panel.LOSS: 0, Panel.TERMS: 1, Panel.GRAD_NORM: 2}
 
@@ -65,7 +71,8 @@ class Summary:
         incidents: How many incidents it has.
         problem: What could not be read.
         changed: When its files changed last, in seconds since 1970.
-        pace: How many seconds lie between two of its lines; 0 if that is not known.
+        pace: How many seconds lie between two of its lines, or between two changes that were
+            seen; 0 if neither is known.
         whole: Whether all of it was read.
     """
 
@@ -115,13 +122,18 @@ class Digest:
         self._followers: dict[Path, Follower] = {}
         self._lines: dict[tuple[Path, str], Line] = {}
         self._seen: dict[Path, tuple[int, int, int]] = {}
+        self._pauses: deque[float] = deque(maxlen=_PAUSES)
 
     def read(self, found: Found) -> Iterator[Summary]:
         """Reads what has changed; yields the summary after each large piece of it."""
         problems: list[str] = []
         try:
+            others = [path for path in found.logs if not self._follows(path)]
+            if [path for path in others if self._is_new(path)]:
+                self._lines = {}
+                self._add_run(open_run(found))
             for path in found.logs:
-                for _ in self._read_log(found, path, problems):
+                for _ in self._read_log(path, problems) if path not in others else ():
                     yield self._told(found, problems, whole=False)
         except (OSError, NanguardError) as error:
             problems.append(_words(error))
@@ -136,14 +148,13 @@ class Digest:
         """Takes note of why a run could not be read."""
         self.summary = Summary(problem=problem, changed=changed_at(found), whole=True)
 
-    def _read_log(self, found: Found, path: Path, problems: list[str]) -> Iterator[None]:
-        if path not in self._followers and not is_followed(path):
-            if self._is_new(path):
-                self._lines = {}
-                self._add_run(open_run(found))
-            return
-        follower = self._followers.setdefault(path, Follower(path))
-        again = True
+    def _follows(self, path: Path) -> bool:
+        if path not in self._followers and is_followed(path):
+            self._followers[path] = Follower(path)
+        return path in self._followers
+
+    def _read_log(self, path: Path, problems: list[str]) -> Iterator[None]:
+        follower, again = self._followers[path], True
         while again:
             change = follower.read(_AT_ONCE)
             if change is Change.GONE:
@@ -193,7 +204,10 @@ class Digest:
             known, key=lambda one: (one.rank, one.evaluation, -one.spark.points), default=None
         )
         told.changed = changed_at(found)
-        told.errors, told.stopped, told.pace = old.errors, old.stopped, old.pace
+        told.errors, told.stopped = old.errors, old.stopped
+        if 0 < old.changed < told.changed:
+            self._pauses.append(min(_LONGEST, told.changed - old.changed))
+        told.pace = median(self._pauses) if self._pauses else old.pace
         if whole:
             self._tell_events(found, told)
         self.summary = told

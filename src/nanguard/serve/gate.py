@@ -5,11 +5,11 @@ from __future__ import annotations
 import hmac
 import ipaddress
 import socket
-from http.cookies import CookieError, SimpleCookie
 from typing import TYPE_CHECKING
 from urllib.parse import parse_qsl, urlencode
 
 from starlette.datastructures import MutableHeaders
+from starlette.requests import cookie_parser
 from starlette.responses import PlainTextResponse, RedirectResponse
 
 if TYPE_CHECKING:
@@ -130,11 +130,8 @@ def _asked(scope: Scope) -> str:
 
 
 def _cookie(scope: Scope) -> str:
-    try:
-        morsel = SimpleCookie(_header(scope, b"cookie")).get(_cookie_name(scope))
-    except CookieError:
-        return ""
-    return "" if morsel is None else morsel.value
+    # Forgiving, because other servers on this machine may have set cookies of any shape.
+    return cookie_parser(_header(scope, b"cookie")).get(_cookie_name(scope), "")
 
 
 def _cookie_name(scope: Scope) -> str:

@@ -68,14 +68,15 @@ class Index:
 
     Attributes:
         folder: The folder.
-        version: Grows with each change.
+        version: Grows with each change, and from one server to the next: a page that was open
+            before asks for what is new since then.
         searched: Whether the folder was searched at least once.
         entries: The runs by their keys; replaced, never changed, when there are others.
     """
 
     def __init__(self, root: Path) -> None:
         self.folder = Folder(root)
-        self.version = 0
+        self.version = time.time_ns() // 1_000_000
         self.searched = False
         self.entries: dict[str, Entry] = {}
         self._looked: dict[str, float] = {}
@@ -111,7 +112,7 @@ class Index:
         while not self._stopping.is_set():
             now = time.monotonic()
             if now >= search:
-                wait = _SEARCH if self._search() else min(_SEARCH_LATE, wait * 1.5)
+                wait = _SEARCH if self._search_safely() else min(_SEARCH_LATE, wait * 1.5)
                 # A large tree must not keep a processor busy.
                 least = 50 * (time.monotonic() - now)
                 search = time.monotonic() + max(SOON if self._watched() else wait, least)
@@ -121,11 +122,19 @@ class Index:
                 self._refresh(entry)
             self._stopping.wait(0.5 if self._watched() else SOON)
 
+    def _search_safely(self) -> bool:
+        """Looks for runs; a file that goes away meanwhile must not end the looking."""
+        try:
+            return self._search()
+        except OSError as error:
+            self.folder.problems.append(f"{error.filename}: {error.strerror or error}")
+            return False
+
     def _search(self) -> bool:
         """Looks for runs that came or went; returns whether there were any."""
         found = self.folder.runs()
-        old = self.entries
-        new = {key: old.get(key) or Entry(key, run) for key, run in found.items()}
+        old, version = self.entries, self.version + 1
+        new = {key: old.get(key) or Entry(key, run, version=version) for key, run in found.items()}
         changed = new.keys() != old.keys() or not self.searched
         for key, entry in new.items():
             if entry.found is not found[key]:
@@ -133,8 +142,9 @@ class Index:
             if not entry.summary.changed:
                 entry.summary.changed = changed_at(entry.found)
         if changed:
-            self.version += 1
+            # Whoever sees the version must find what it stands for.
             self.entries = new
+            self.version = version
         self.searched = True
         return changed
 
@@ -163,8 +173,8 @@ class Index:
         told = (entry.summary.state, entry.summary.points)
         if not same or told != entry.told:
             entry.told = told
+            entry.version = self.version + 1
             self.version += 1
-            entry.version = self.version
 
     def _read(self, entry: Entry) -> bool:
         """Reads what has changed; returns whether there was time for it."""

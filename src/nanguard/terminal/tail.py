@@ -26,7 +26,8 @@ class Piece:
 
     Attributes:
         text: Whole lines.
-        news: What became of the file: ``opened``, ``truncated``, ``rotated``, ``deleted``.
+        news: What became of the file: ``opened``, ``truncated``, ``rotated``, ``deleted``,
+            ``returned``.
         more: Whether there is more to be read at once.
     """
 
@@ -41,6 +42,7 @@ class Tail:
     Attributes:
         path: The file.
         problem: Why it cannot be read at the moment; nothing if it can.
+        old: How large it was when the watch began; 0 if it came later, or was written anew.
         skipped: Bytes at the beginning that were passed over.
         offset: The place up to which it was read.
         size: How large it was at the last look.
@@ -50,7 +52,7 @@ class Tail:
     def __init__(self, path: Path, backlog: int = BACKLOG) -> None:
         self.path = path
         self.problem = ""
-        self.skipped = self.offset = self.size = 0
+        self.old = self.skipped = self.offset = self.size = 0
         self.written = 0.0
         self._backlog = backlog
         self._descriptor: int | None = None
@@ -59,6 +61,7 @@ class Tail:
         self._dropping = False
         self._print = b""
         self._gone = False
+        self._came_late = False
 
     def look(self) -> Piece:
         """Returns what is new; what is wrong with the file is in ``problem``."""
@@ -94,7 +97,7 @@ class Tail:
             # A pipe without a writer would hold the program up for good.
             descriptor = os.open(self.path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
         except FileNotFoundError:
-            self.problem = "there is no such file"
+            self.problem, self._came_late = "there is no such file", True
             return False
         self._descriptor = descriptor
         found = os.fstat(descriptor)
@@ -104,7 +107,9 @@ class Tail:
             return False
         self.problem, self._gone = "", False
         self._identity = (found.st_dev, found.st_ino)
+        self.old = 0 if self._came_late else found.st_size
         self._begin(max(0, found.st_size - self._backlog))
+        self._came_late = True
         piece.news.append("opened")
         return True
 
@@ -121,8 +126,11 @@ class Tail:
         self.size, self.written = found.st_size, found.st_mtime
         if self.size < self.offset or (self.size > self.offset and not self._same()):
             self._begin(0)
+            self.old = 0
             piece.news.append("truncated")
-        data = os.pread(self._descriptor, CHUNK, self.offset)
+        # What is old and what is new are never read as one piece.
+        end = self.old if self.offset < self.old else self.size
+        data = os.pread(self._descriptor, min(CHUNK, end - self.offset), self.offset)
         if not data:
             return
         self.offset += len(data)
@@ -174,5 +182,5 @@ class Tail:
             was_there = not self._gone
             self.close()
             if self._open(piece):
-                piece.news[-1] = "rotated" if was_there else "opened"
+                piece.news[-1] = "rotated" if was_there else "returned"
                 piece.more = True

@@ -209,7 +209,7 @@ def _named(channel: Channel, name: str) -> Text:
 
 def _told(one: Happening, width: int) -> Text:
     style = BAD if one.alarm and not one.old else "red" if one.alarm else "yellow"
-    if one.kind in ("finite-again", "opened", "long"):
+    if one.kind in ("finite-again", "returned", "long"):
         style = "green"
     clock = time.strftime("%H:%M:%S  ", time.localtime(one.clock)) if not one.old else "before    "
     text = Text().append(clock, "dim").append(words.happening(one), style)

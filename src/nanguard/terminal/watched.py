@@ -56,7 +56,6 @@ class Followed:
 
     tail: Tail
     reader: LineReader | None = None
-    old: int = -1  # bytes that were there when the watch began
 
 
 @dataclass(slots=True)
@@ -139,7 +138,7 @@ class Watched:
                 told += self._tell_news(one, news)
             done += len(piece.text)
             if piece.text and one.reader is not None:
-                old = one.tail.offset <= one.old and not self.wanted.once
+                old = one.tail.offset <= one.tail.old and not self.wanted.once
                 told += self.state.take(one.reader.read(piece.text), old=old)
             if not piece.more or done > _BUDGET:
                 return piece.more, told, done > 0
@@ -153,12 +152,10 @@ class Watched:
         except Unreadable as error:
             one.reader, one.tail.problem = None, str(error)
             return self.state.tell("unreadable", f"{name}: {error}")
-        if one.old < 0:
-            one.old = one.tail.size or one.tail.path.stat().st_size
+        if news == "opened":
             if not one.tail.skipped:
                 return []
             return self.state.tell("long", f"only the last 64 MiB of {name} are read")
-        one.old = 0
         said = {"truncated": "was emptied", "rotated": "was replaced"}.get(news, "is there again")
         return self.state.tell(news, f"{name} {said}; what is new in it is read from its beginning")
 

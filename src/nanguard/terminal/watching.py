@@ -51,8 +51,7 @@ class Watching:
         self._look()
         while self.session.reading:
             self._look()
-        for run, told in self.session.finish():
-            self._react(run, told)
+        self._last_words()
 
     def in_view(self, screen: Screen, view: View) -> None:
         """Shows runs until a key, Ctrl-C or, if asked for, an alarm or the end."""
@@ -65,14 +64,18 @@ class Watching:
                     if self.bell:
                         screen.bell()
             view.gpus = gpus.told()
+            over = self._is_over()
+            if over:
+                self._last_words()
             screen.show(view.frame(self.session, *screen.size()))
-            following = not self._is_over() and self._keys(screen.wait(self._pause()), view)
+            following = not over and self._keys(screen.wait(self._pause()), view)
 
     def in_lines(self) -> None:
         """Prints lines until Ctrl-C or, if asked for, an alarm or the end."""
         while True:
             self.print_news(self._look())
             if self._is_over():
+                self.print_news(self._last_words())
                 return
             time.sleep(self._pause())
 
@@ -126,6 +129,13 @@ class Watching:
             return True
         asked = self.until_alarm or self.session.wanted.pid is not None
         return asked and self.session.ended()
+
+    def _last_words(self) -> list[tuple[Watched, Happening]]:
+        """Reads what came between the last look and the end, and lines that have no end."""
+        news, last = self._look(), self.session.finish()
+        for run, told in last:
+            self._react(run, told)
+        return news + last
 
     def _pause(self) -> float:
         if self.session.reading:

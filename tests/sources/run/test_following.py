@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from nanguard.report.judged import judge
+from nanguard.sources.log import lines
 from nanguard.sources.run import find_below, open_run
 from nanguard.sources.run import following as followed
 from nanguard.sources.run.following import Change, Follower, LiveRun
@@ -102,7 +103,7 @@ def test_deleted_file_keeps_what_was_read(log):
 
 
 def test_line_without_end_is_passed_over(log, monkeypatch):
-    monkeypatch.setattr(followed, "_LONGEST", 1000)
+    monkeypatch.setattr(lines, "_BLOCK", 1000)
     monkeypatch.setattr(followed, "_BLOCK", 300)
     follower = Follower(log)
     with log.open("a") as file:
@@ -110,6 +111,22 @@ def test_line_without_end_is_passed_over(log, monkeypatch):
     follower.read()
     assert losses(follower) == [4.0, 3.0, 2.5]
     assert list(follower.log.series[0].lines) == [1, 2, 4]
+
+
+def test_progress_bar_is_followed_before_its_line_ends(tmp_path):
+    path = tmp_path / "train.log"
+    shown = [f"step {n} loss {n}.5 {'.' * 100}" for n in range(14_000)]
+    path.write_text("\r".join(shown[:7000]) + "\r")
+    follower = Follower(path)
+    follower.read()
+    # The last one may still be at half of a line's end.
+    assert losses(follower) == [n + 0.5 for n in range(6999)]
+    with path.open("a") as file:
+        file.write("\r".join(shown[7000:]) + "\nstep 14000 loss 1.5\n")
+    follower.read()
+    assert losses(follower) == [*(n + 0.5 for n in range(14_000)), 1.5]
+    (read,) = open_run(next(find_below(tmp_path))).logs
+    assert list(follower.log.series[0].lines) == list(read.series[0].lines)
 
 
 def test_reading_in_parts_and_letting_go(log):

@@ -10,6 +10,7 @@ import pytest
 
 from nanguard.errors import SourceError
 from nanguard.sources.run import Axis, EventKind, Panel, find_below, find_runs, open_runs
+from tests.nobody import as_nobody, open_folder
 from tests.sources.run.runs import write_incident, write_record
 
 
@@ -58,16 +59,14 @@ def test_record_of_the_guard(tmp_path):
     assert run.problems == []
 
 
-@pytest.mark.parametrize(
-    "secret", ["token: hf_abcdefghijklmnop", 'WANDB_API_KEY = "0123456789abcdef"']
-)
-def test_secrets_in_configurations_are_hidden(tmp_path, secret):
+def test_secrets_are_hidden(tmp_path):
     write_record(tmp_path)
-    (tmp_path / "train_config.yaml").write_text(f"pad_token: '<pad>'\nmax_tokens: 512\n{secret}\n")
-    shown = read(tmp_path).configuration["train_config.yaml"]
-    assert "(hidden)" in shown
-    assert secret.split()[-1].strip('"') not in shown
-    assert "pad_token: '<pad>'\nmax_tokens: 512\n" in shown
+    (tmp_path / "train_config.yaml").write_text("lr: 0.1\nwandb: {api_key: 0123456789}\n")
+    command = ["python", "train.py", "--api-key", "hunter2", "--lr", "0.1"]
+    write_incident(tmp_path / "incidents", 40, run={"command": command})
+    run = read(tmp_path)
+    assert run.configuration["train_config.yaml"] == "lr: 0.1\nwandb: {api_key: (hidden)}\n"
+    assert run.environment["command"] == "python train.py --api-key (hidden) --lr 0.1"
 
 
 def test_text_log_by_name(tmp_path):
@@ -283,13 +282,23 @@ def test_what_is_no_run(tmp_path, name, message):
     assert caught.value.where == str(tmp_path / name)
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
-def test_no_permission(tmp_path):
-    path = tmp_path / "train.log"
-    path.write_text("step 1 loss 2.0\n")
-    path.chmod(0)
-    with pytest.raises(SourceError, match=r"it cannot be read \(Permission denied\)"):
-        find_runs([path])
+def test_no_permission():
+    with open_folder() as folder:
+        path = folder / "train.log"
+        path.write_text("step 1 loss 2.0\n")
+        path.chmod(0)
+        said = r"it cannot be read \(Permission denied\)"
+        with as_nobody(), pytest.raises(SourceError, match=said):
+            find_runs([path])
+
+
+@pytest.mark.parametrize("name", ["theirs", "incidents"])
+def test_folder_of_others_does_not_hide_the_rest(name):
+    with open_folder() as folder:
+        write_record(folder / "mine")
+        (folder / name).mkdir(mode=0o700)
+        with as_nobody():
+            assert [run.name for run in find_runs([folder])] == ["mine"]
 
 
 def test_links_in_a_circle_and_pipes(tmp_path):
@@ -306,3 +315,23 @@ def test_clock_of_a_long_run_goes_forward(tmp_path, steps):
     assert run.problems == []
     assert run.clock.seconds == steps - 1
     assert list(run.clock.steps) == sorted(set(run.clock.steps))
+
+
+def test_clock_with_an_evaluation_at_the_same_step(tmp_path):
+    path = tmp_path / "train.jsonl"
+    with path.open("w") as file:
+        for n in range(12_000):
+            told = {"step": n // 2, ("loss", "eval_loss")[n % 2]: 1.0, "time": 1.7e9 + n}
+            file.write(json.dumps(told) + "\n")
+    clock = read(path).clock
+    assert clock.steady
+    assert clock.steps[-1] == 5999
+
+
+def test_clock_of_many_short_lines_reaches_the_end(tmp_path):
+    path = tmp_path / "train.jsonl"
+    path.write_text(
+        "".join(f'{{"step":{n},"loss":1,"time":{1_700_000_000 + n}}}\n' for n in range(9500))
+    )
+    assert path.stat().st_size < 400_000 + 30_000
+    assert read(path).clock.steps[-1] == 9499

@@ -92,6 +92,16 @@ def test_around_what_happened_every_point_is_kept():
     assert len(thinned.starts) < 2600
 
 
+@pytest.mark.parametrize("apart", [50, 500, 2000])
+def test_much_that_happened_is_kept_with_fewer_points_around_it(apart):
+    values = array("f", [float(n % 97) for n in range(400_000)])
+    focus = range(1000, 1000 + 100 * apart, apart)
+    thinned = thin(values, most=4000, focus=focus)
+    alone = {s for s, count in zip(thinned.starts, thinned.counts, strict=True) if count == 1}
+    assert all({place - 8, place, place + 8} <= alone for place in focus)
+    assert len(thinned.starts) <= 3 * 4000
+
+
 def test_more_gaps_than_can_be_told_are_told_together():
     values = array("f", [NAN if n % 2 else float(n) for n in range(20_000)])
     gaps = gaps_of(values, most=10)

@@ -114,7 +114,7 @@ def _rooms(lengths: Sequence[int], budget: int) -> list[int]:
 def _curve(curve: Curve, run: Run, room: int, blob: Blob) -> dict[str, Any]:
     restarts = restarts_of(curve.xs) or []
     values = curve.values[: len(curve)]
-    focus = [] if restarts else _focus(curve, run.events)
+    focus = _focus(curve, run.events, restarts)
     thinned = thin(values, most=room, restarts=restarts, focus=focus)
     told: dict[str, Any] = {
         "name": curve.name[:_TEXT],
@@ -132,10 +132,17 @@ def _curve(curve: Curve, run: Run, room: int, blob: Blob) -> dict[str, Any]:
     return told | _places(curve, thinned, blob)
 
 
-def _focus(curve: Curve, events: Sequence[Event]) -> list[int]:
+def _focus(curve: Curve, events: Sequence[Event], restarts: Sequence[int]) -> list[int]:
+    """Returns the points at which something happened; each time, where steps begin anew."""
     kinds = (EventKind.OVERFLOW, EventKind.NOTE, EventKind.LR_RESTORED)
     steps = [e.step for e in events if e.step is not None and e.kind not in kinds]
-    return [bisect_left(curve.xs, step) for step in steps[:200]]
+    stretches = list(pairwise((0, *restarts, len(curve))))
+    return [
+        bisect_left(curve.xs, step, start, end)
+        for step in steps[:200]
+        for start, end in stretches
+        if curve.xs[start] <= step <= curve.xs[end - 1]
+    ]
 
 
 def _gaps(curve: Curve, thinned: Thinned) -> list[list[float]]:

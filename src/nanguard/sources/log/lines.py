@@ -36,10 +36,16 @@ class Stretch:
     ended: bool = True
 
 
-class _Cutter:
-    """Cuts decoded text into stretches."""
+class Cutter:
+    """Cuts decoded text into stretches.
 
-    def __init__(self) -> None:
+    Args:
+        eager: Whether a piece that a carriage return has ended is told at once, as a progress bar
+            that is looked at wants it; else only when there is too much of it.
+    """
+
+    def __init__(self, *, eager: bool = False) -> None:
+        self._eager = eager
         self._left = ""
         self._line = 1
         self._inside = False
@@ -54,21 +60,29 @@ class _Cutter:
             text, self._dropping = text[end:], False
         text = self._left + text
         end = text.rfind("\n")
-        if end < 0 and len(text) > _BLOCK:
-            end = text.rfind("\r", 0, -1)
-            if end < 0:
-                self._dropping, self._left = True, ""
-                yield self._stretch(text[:LONGEST], inside_after=True)
-                return
-            yield self._stretch(text[:end], inside_after=True)
+        endless = end < 0 and len(text) > _BLOCK
+        # The last one may be half of a line's end.
+        turn = text.rfind("\r", end + 1, -1) if endless or self._eager else -1
+        if turn >= 0:
+            yield self._stretch(text[:turn], inside_after=True)
+        elif endless:
+            self._dropping, self._left = True, ""
+            yield self._stretch(text[:LONGEST], inside_after=True)
+            return
         elif end >= 0:
             yield self._stretch(text[:end], inside_after=False)
-        self._left = text[end + 1 :]
+        self._left = text[max(end, turn) + 1 :]
+
+    @property
+    def waiting(self) -> bool:
+        """Whether there is a line that has no end yet."""
+        return bool(self._left)
 
     def rest(self) -> Iterator[Stretch]:
         """Yields the line that had no end."""
-        if self._left:
-            yield self._stretch(self._left, inside_after=True, ended=False)
+        left, self._left = self._left, ""
+        if left:
+            yield self._stretch(left, inside_after=True, ended=False)
 
     def _stretch(self, text: str, *, inside_after: bool, ended: bool = True) -> Stretch:
         first, began_inside = self._line, self._inside
@@ -97,29 +111,32 @@ def stretches(path: Path, progress: Callable[[str, int], None]) -> Iterator[Stre
     with path.open("rb") as file:
         # What is written while it is read belongs to the next look.
         left = os.fstat(file.fileno()).st_size
-        cutter, decoder = _Cutter(), None
+        cutter, decoder = Cutter(), None
         while left > 0:
             block = file.read(min(_BLOCK, left))
             if not block:
                 break
             left -= len(block)
             progress(str(path), len(block))
-            decoder = decoder or codecs.getincrementaldecoder(_encoding(block))("replace")
+            decoder = decoder or decoder_of(block)
             yield from cutter.cut(decoder.decode(block))
         yield from cutter.rest()
 
 
 def stretches_of(text: str) -> Iterator[Stretch]:
     """Yields the lines of a text."""
-    cutter = _Cutter()
+    cutter = Cutter()
     yield from cutter.cut(text)
     yield from cutter.rest()
 
 
-def _encoding(head: bytes) -> str:
+def decoder_of(head: bytes) -> codecs.IncrementalDecoder:
+    """Returns what decodes a log that begins so."""
     if head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
-        return "utf-16"
-    return "utf-8-sig" if head.startswith(codecs.BOM_UTF8) else "utf-8"
+        encoding = "utf-16"
+    else:
+        encoding = "utf-8-sig" if head.startswith(codecs.BOM_UTF8) else "utf-8"
+    return codecs.getincrementaldecoder(encoding)("replace")
 
 
 def read_exactly(file: BinaryIO, count: int) -> bytes | None:

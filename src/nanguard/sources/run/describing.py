@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import re
 import shlex
 from typing import TYPE_CHECKING, Any
 
 from nanguard.errors import SourceError
 from nanguard.sources.files import decode, read_bytes
 from nanguard.sources.log.records import loads
+from nanguard.sources.run.secrets import hidden
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -17,11 +17,6 @@ if TYPE_CHECKING:
 _LARGEST_CONFIG = 128 << 10
 _LARGEST_REPORT = 64 << 20
 _MOST_FINDINGS = 2000
-_SECRET = re.compile(
-    r"(?im)^(?P<key>[^\n:=]{0,80}(?:api[_-]?key|secret|passw(?:or)?d|credential|access[_-]?key|token)"
-    r"[\"']?\s*[:=]\s*)(?P<value>[\"']?[\w\-+/=.]{12,}[\"']?)"
-)
-_HIDDEN = "(hidden)"
 
 
 def configuration_of(paths: Sequence[Path]) -> dict[str, str]:
@@ -34,7 +29,7 @@ def configuration_of(paths: Sequence[Path]) -> dict[str, str]:
         except SourceError as error:
             out[path.name] = f"# not shown: {error.what}"
             continue
-        out[path.name] = _SECRET.sub(rf"\g<key>{_HIDDEN}", content)
+        out[path.name] = hidden(content)
     return out
 
 
@@ -47,7 +42,7 @@ def environment_of(incidents: Sequence[dict[str, Any]]) -> dict[str, str]:
             continue
         command = run.get("command")
         if isinstance(command, list) and command:
-            out["command"] = shlex.join(map(str, command[:100]))
+            out["command"] = hidden(shlex.join(map(str, command[:100])))
         for key in ("folder", "python", "torch", "nanguard", "platform", "device", "ranks"):
             if isinstance(run.get(key), (str, int)):
                 out[key] = str(run[key])

@@ -226,11 +226,13 @@ def _take_incidents(folder: Path, files: list[str], folders: list[str]) -> list[
     found: list[Path] = []
     for name in list(folders):
         below = folder / name
-        if (below / incidents.NAME).is_file():
+        # Says no, and raises nothing, where this user may not look.
+        if os.path.isfile(below / incidents.NAME):  # noqa: PTH113
             found.append(below)
             folders.remove(name)
         elif name in ("incidents", ".nanguard"):
-            found += sorted(path.parent for path in below.rglob(incidents.NAME))
+            inside = os.walk(below)
+            found += sorted(Path(place) for place, _, names in inside if incidents.NAME in names)
             folders.remove(name)
     return found[:_MOST_INCIDENTS]
 

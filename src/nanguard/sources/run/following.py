@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from nanguard.record import METRICS
 from nanguard.sources.log.gathering import Gathering
-from nanguard.sources.log.lines import Stretch, stretches_of
+from nanguard.sources.log.lines import Cutter, decoder_of
 from nanguard.sources.log.reading import HEAD, open_sources
 from nanguard.sources.log.recognition import Form, form_of
 from nanguard.sources.log.series import Column, Log
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from typing import BinaryIO
 
+    from nanguard.sources.log.lines import Stretch
     from nanguard.sources.log.series import MetricSeries
     from nanguard.sources.run.finding import Found
     from nanguard.sources.run.model import Run
@@ -33,12 +34,11 @@ if TYPE_CHECKING:
 _BLOCK = 2 << 20
 # From here on the engine for large files pays, where it is installed.
 _BULK = 4 << 20
-# A line longer than this is no line of a log; it is passed over.
-_LONGEST = 1 << 20
 # The last bytes that were read: if they are others, the file was written anew.
 _MARK = 64
-# Seconds after which a last line without an end is taken for whole.
-_SETTLED = 3.0
+# Seconds after which a last line without an end is taken for whole. A script whose output is
+# buffered writes half a line at the end of every block, and goes on with it much sooner.
+_SETTLED = 30.0
 
 
 class Change(str, Enum):
@@ -77,7 +77,7 @@ class Follower:
     @property
     def waiting(self) -> bool:
         """Whether there is a last line whose end is waited for."""
-        return bool(self._pending)
+        return self._cutter.waiting
 
     def read(self, limit: int = 1 << 40) -> Change:
         """Reads what was appended, up to about so many bytes.
@@ -115,10 +115,10 @@ class Follower:
                 yield series, values, steps
 
     def _begin(self, inode: int) -> None:
-        self._inode, self._offset, self._line = inode, 0, 0
+        self._inode, self._offset = inode, 0
         self._mark = b""
-        self._pending = bytearray()
-        self._dropping = self._settled = False
+        self._cutter = Cutter(eager=True)
+        self._settled = False
         self._grown = time.monotonic()
         self._decoder: codecs.IncrementalDecoder | None = None
         self._gathering = Gathering(str(self.path))
@@ -139,7 +139,7 @@ class Follower:
         """Takes the last line for whole once nothing has followed for a while."""
         # By both clocks: that of the file may be another machine's.
         waited = max(time.monotonic() - self._grown, time.time() - changed)
-        if not self._pending or waited < _SETTLED:
+        if not self.waiting or waited < _SETTLED:
             return Change.SAME
         self._settled = True
         self._take(iter((b"\n",)), 1)
@@ -153,7 +153,7 @@ class Follower:
             yield block
 
     def _take(self, blocks: Iterator[bytes], size: int) -> None:
-        stretches = (stretch for block in blocks for stretch in self._cut(block))
+        stretches = self._stretches(blocks)
         if size >= _BULK:
             from nanguard.sources.log.bulk import bulk_reader
 
@@ -164,36 +164,14 @@ class Follower:
         for stretch in stretches:
             self._reader.read(stretch)
 
-    def _cut(self, block: bytes) -> Iterator[Stretch]:
+    def _stretches(self, blocks: Iterator[bytes]) -> Iterator[Stretch]:
         """Yields the whole lines there are now."""
-        end = block.rfind(b"\n") + 1
-        if self._dropping:
-            start = block.find(b"\n") + 1
-            if not start:
-                return
-            block, end, self._dropping = block[start:], end - start, False
-            self._line += 1
-        if not end:
-            self._pending += block
-            if len(self._pending) > _LONGEST:
-                self._pending.clear()
-                self._dropping = True
-            return
-        lines = bytes(self._pending) + block[:end]
-        self._pending = bytearray(block[end:])
-        yield from self._decoded(lines)
-
-    def _decoded(self, lines: bytes) -> Iterator[Stretch]:
-        if self._terms is not None:
-            self._terms.feed(lines)
-        if self._decoder is None:
-            marked = lines.startswith(codecs.BOM_UTF8)
-            encoding = "utf-8-sig" if marked else "utf-8"
-            self._decoder = codecs.getincrementaldecoder(encoding)("replace")
-        text = self._decoder.decode(lines)
-        for part in stretches_of(text):
-            yield Stretch(self._line + part.first, part.text, part.ended)
-        self._line += text.count("\n")
+        for block in blocks:
+            self._decoder = self._decoder or decoder_of(block)
+            for stretch in self._cutter.cut(self._decoder.decode(block)):
+                if self._terms is not None:
+                    self._terms.feed(stretch.text.encode())
+                yield stretch
 
 
 class LiveRun:

@@ -121,7 +121,9 @@ def clock_of(path: Path) -> Clock:
             if not steps and not line.lstrip().startswith(b"{"):
                 break
             record = loads(line.decode("utf-8", "replace"))
-            if isinstance(record, dict) and (moment := _moment(record)) is not None:
+            moment = _moment(record) if isinstance(record, dict) else None
+            # What was measured at a step after it was made has the same step, and a later time.
+            if moment is not None and (not steps or moment[0] != steps[-1]):
                 steps.append(moment[0])
                 times.append(moment[1])
     return Clock(steps, times)
@@ -139,7 +141,7 @@ def _moment(record: dict[str, Any]) -> tuple[int, float] | None:
 def _offsets(size: int) -> Iterator[int | None]:
     """Yields places to look at; None for the line that follows."""
     if size <= _ASKED * 200:
-        yield from (None for _ in range(_ASKED * 4))
+        yield from (None for _ in range(size))
         return
     yield None
     for part in range(1, _ASKED):

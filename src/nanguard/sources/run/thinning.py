@@ -22,8 +22,9 @@ if TYPE_CHECKING:
 
 # Gaps beyond this are told together with their neighbours.
 MOST_GAPS = 4000
-# Points on each side of something that happened that are kept one by one.
+# Points on each side of something that happened that are kept one by one, if much happened fewer.
 AROUND = 256
+_LEAST_AROUND = 8
 # More places than this at which steps fall back are disorder, and no restarts.
 MOST_RESTARTS = 64
 _CHUNK = 4096
@@ -195,13 +196,13 @@ def _windows(
 ) -> list[tuple[int, int]]:
     """Returns stretches in which every point is kept; together they are not too long."""
     places = sorted({*focus, *(g.start for g in gaps[:64]), *(g.end for g in gaps[:64])})
-    room = max(1, most // (2 * AROUND + 1))
+    around = min(AROUND, max(_LEAST_AROUND, most // (2 * len(places) or 1)))
     windows: list[tuple[int, int]] = []
-    for place in places:
-        start, end = max(0, place - AROUND), min(length, place + AROUND + 1)
+    for place in places[: max(1, most // (2 * around))]:
+        start, end = max(0, place - around), min(length, place + around + 1)
         if windows and start <= windows[-1][1]:
             windows[-1] = (windows[-1][0], max(end, windows[-1][1]))
-        elif len(windows) < room:
+        else:
             windows.append((start, end))
     return windows
 
