@@ -23,7 +23,15 @@ if TYPE_CHECKING:
     from nanguard.sources.run.model import Run
 
 # Joined in this order into one script.
-_SCRIPTS = ("words.js", "numbers.js", "drawing.js", "chart.js", "strip.js", "page.js")
+_SCRIPTS = (
+    "words.js",
+    "numbers.js",
+    "drawing.js",
+    "chart.js",
+    "strip.js",
+    "toolbar.js",
+    "page.js",
+)
 
 
 def asset(name: str) -> str:

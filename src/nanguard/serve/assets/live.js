@@ -38,7 +38,9 @@
     if (!now || now === document.body || !main.contains(now)) return null;
     const kind = now.className ? `${now.tagName}.${now.className.split(" ")[0]}` : now.tagName;
     const place = [...main.querySelectorAll(kind)].indexOf(now);
-    return () => main.querySelectorAll(kind)[place]?.focus({ preventScroll: true });
+    return () => {
+      if (document.activeElement !== now) main.querySelectorAll(kind)[place]?.focus({ preventScroll: true });
+    };
   }
 
   function put(id, [title, html]) {
@@ -91,22 +93,29 @@
   async function refresh() {
     if (busy || newest === version) return;
     busy = true;
+    const asked = newest;
+    let shown = false;
     try {
       const answer = await fetch(`/run/${key}/data`);
       const told = await answer.json();
       if (told.gone) {
         state = told;
       } else {
+        // Nothing moves while somebody drags in a chart.
+        await window.nanguard.free();
         const back = placeOfFocus();
         arrange(told.sections);
-        await window.nanguard.show(told.page);
         if (back) back();
+        await window.nanguard.show(told.page);
         const under = document.querySelector(".top .under");
         if (under) under.textContent = `${String(told.points).replace(/\B(?=(\d{3})+$)/g, "\u202f")} numbers`;
         version = told.version;
-        // What came while it was drawn is told by the next message.
-        newest = version;
-        state = told;
+        // What was announced meanwhile is still to be asked for.
+        if (newest === asked) {
+          newest = version;
+          state = told;
+        }
+        shown = true;
         document.documentElement.dataset.version = version;
       }
     } catch {
@@ -114,6 +123,7 @@
     } finally {
       busy = false;
       say();
+      if (shown) refresh();
     }
   }
 

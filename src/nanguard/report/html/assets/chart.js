@@ -1,11 +1,12 @@
 // One chart: its elements, what it tells, and how it answers to pointer and keys.
 
 class Chart extends Drawing {
-  constructor(panel, curves, group) {
+  constructor(panel, group, column) {
     super();
     this.panel = panel;
-    this.curves = curves;
-    this.group = group;
+    this.column = column;
+    this.id = state.side ? `${panel} ${column}` : panel;
+    this.take(group);
     this.canvas = make("canvas", { "aria-hidden": "true" });
     this.plot = make(
       "div",
@@ -24,8 +25,11 @@ class Chart extends Drawing {
     });
     this.legend = make("ul", { class: "legend" });
     this.note = make("p", { class: "behind" });
-    this.table = make("details", { class: "data", ontoggle: () => this.fillTable() });
-    this.table.append(make("summary", {}, `${panel} as a table`));
+    this.table = make("details", { class: "data", ontoggle: () => this.toggleTable() });
+    const words = `${panel} as a table`;
+    this.rows = make("div", { class: "wide", tabindex: "0", role: "region", "aria-label": words });
+    this.table.append(make("summary", {}, words), this.rows);
+    this.table.open = state.tables.has(this.id);
     this.figure = make(
       "figure",
       { class: "chart" },
@@ -36,6 +40,18 @@ class Chart extends Drawing {
     );
     this.fillLegend();
     this.listen();
+  }
+
+  take(group) {
+    this.group = group;
+    this.curves = curvesOf(group, this.panel);
+    this.told = null;
+  }
+
+  toggleTable() {
+    if (this.table.open) state.tables.add(this.id);
+    else state.tables.delete(this.id);
+    this.fillTable();
   }
 
   toggleLog() {
@@ -120,15 +136,16 @@ class Chart extends Drawing {
   }
 
   fillTable() {
-    if (!this.table.open) return;
+    const told = JSON.stringify([state.view, state.byTime, this.shown().map((curve) => curve.key)]);
+    if (!this.table.open || this.told === told) return;
+    this.told = told;
     const rows = [];
     const [low, high] = state.view;
     const parts = 16;
+    const edge = (part) => (part === parts ? high : low + ((high - low) * part) / parts);
     for (const curve of this.shown()) {
       for (let part = 0; part < parts; part++) {
-        const from = low + ((high - low) * part) / parts;
-        const to = low + ((high - low) * (part + 1)) / parts;
-        const row = summary(curve, from, to, part === parts - 1);
+        const row = summary(curve, edge(part), edge(part + 1));
         if (row) rows.push([curve.name, ...row]);
       }
     }
@@ -142,10 +159,7 @@ class Chart extends Drawing {
       row.forEach((cell, i) => tr.append(make("td", { class: i ? "number" : "" }, cell)));
       body.append(tr);
     }
-    const table = make("table", {}, make("thead", {}, head), body);
-    const box = make("div", { class: "wide", tabindex: "0", role: "region", "aria-label": `${this.panel} as a table` }, table);
-    this.table.querySelector(".wide")?.remove();
-    this.table.append(box);
+    this.rows.replaceChildren(make("table", {}, make("thead", {}, head), body));
   }
 
   listen() {
@@ -154,6 +168,7 @@ class Chart extends Drawing {
     const plot = this.plot;
     plot.addEventListener("pointerdown", (event) => {
       if (event.button !== 0) return;
+      hold();
       from = event.offsetX;
       moved = event.shiftKey ? [...state.view] : null;
       plot.setPointerCapture(event.pointerId);
@@ -236,13 +251,16 @@ class Chart extends Drawing {
   }
 }
 
-function summary(curve, from, to, closed) {
+// What lies between two places of the view; the end of the view belongs to its last part.
+function summary(curve, from, to) {
+  const [first, last] = state.view;
+  const within = (x) => x >= from && (x < to || (x === last && to === last));
   let low = Infinity;
   let high = -Infinity;
   let count = 0;
   for (const [a, b] of curve.segments) {
     for (let i = Math.max(a, after(curve.xs, from, a, b) - 1); i < b && curve.xs[i] <= to; i++) {
-      if (curve.xs[i] < from || (curve.xs[i] === to && !closed)) continue;
+      if (!within(curve.xs[i])) continue;
       low = Math.min(low, curve.lows[i]);
       high = Math.max(high, curve.highs[i]);
       count += curve.counts ? curve.counts[i] : 1;
@@ -250,7 +268,9 @@ function summary(curve, from, to, closed) {
   }
   let bad = 0;
   for (const gap of curve.gaps) {
-    if (gap[0] >= from && (gap[0] < to || closed)) bad += gap[2] + gap[3] + gap[4];
+    // A gap counts where it begins, or where the view does.
+    const seen = gap[1] >= first && gap[0] <= last;
+    if (seen && within(Math.max(gap[0], first))) bad += gap[2] + gap[3] + gap[4];
   }
   if (!count && !bad) return null;
   return [

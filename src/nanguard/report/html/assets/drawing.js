@@ -10,19 +10,20 @@ class Drawing {
     return this.curves.filter((curve) => !state.hidden.has(curve.key));
   }
 
-  // Numbers that span many sizes are unreadable on a plain scale.
+  // Numbers that span many sizes are unreadable on a plain scale; charts side by side have the same.
   wantsLog() {
-    if (this.auto !== undefined) return this.auto;
+    if (this.panel === "Learning rate") return false;
+    if (state.wide.has(this.panel)) return state.wide.get(this.panel);
     let low = Infinity;
     let high = -Infinity;
-    for (const curve of this.curves) {
+    for (const curve of curvesOf(state.runs, this.panel)) {
       for (let i = 0; i < curve.lows.length; i++) {
         if (curve.lows[i] < low) low = curve.lows[i];
         if (curve.highs[i] > high) high = curve.highs[i];
       }
     }
-    this.auto = low > 0 && high / low > 1000 && this.panel !== "Learning rate";
-    return this.auto;
+    state.wide.set(this.panel, low > 0 && high / low > 1000);
+    return state.wide.get(this.panel);
   }
 
   x(at) {
@@ -49,9 +50,10 @@ class Drawing {
       for (const curve of chart.shown()) {
         for (const [a, b] of visible(curve, state.view)) {
           for (let i = a; i < b; i++) {
-            const l = curve.lows[i];
             const h = curve.highs[i];
-            if (log ? l > 0 && l < low : l < low) low = l;
+            // Of a range that reaches down to 0, a logarithmic scale shows the upper end.
+            const l = log && !(curve.lows[i] > 0) ? h : curve.lows[i];
+            if (l < low && (!log || l > 0)) low = l;
             if (h > high) high = h;
           }
         }
@@ -59,7 +61,7 @@ class Drawing {
     }
     if (log) {
       if (!(high > 0)) return [-1, 1];
-      low = Math.log10(Math.min(low, high));
+      low = Math.log10(low);
       high = Math.log10(high);
     }
     if (low > high) return [0, 1];
@@ -72,7 +74,7 @@ class Drawing {
   }
 
   draw() {
-    const ratio = window.devicePixelRatio || 1;
+    const ratio = "printing" in document.documentElement.dataset ? 3 : window.devicePixelRatio || 1;
     this.width = this.plot.clientWidth;
     this.height = this.plot.clientHeight;
     if (!this.width) return;
@@ -109,7 +111,7 @@ class Drawing {
     ctx.lineWidth = 1;
     ctx.textAlign = "right";
     ctx.textBaseline = "middle";
-    const wanted = Math.max(2, Math.floor(this.height / 42));
+    const wanted = Math.max(2, Math.floor(this.height / 36));
     const [values, step] = log ? [logTicks(low, high), 0] : ticks(low, high, wanted, false);
     ctx.beginPath();
     for (const value of values) {
@@ -122,7 +124,7 @@ class Drawing {
     ctx.stroke();
     ctx.textAlign = "center";
     ctx.textBaseline = "top";
-    const most = Math.max(2, Math.floor((this.width - LEFT) / 110));
+    const most = Math.max(2, Math.floor((this.width - LEFT - RIGHT) / 90));
     const [places, apart] = axisTicks(state.view[0], state.view[1], most);
     for (const place of places) {
       const x = this.x(place);
@@ -209,67 +211,73 @@ class Drawing {
     ctx.setLineDash([]);
   }
 
+  // A range that reaches from 0 or below to above it begins, on a logarithmic scale, at the foot of
+  // the plot; one without anything above 0 has no place there.
   drawSegment(ctx, curve, a, b, log) {
-    const { xs, lows, highs, counts, broken } = curve;
+    const { xs, lows, highs, broken } = curve;
+    const bottom = this.height - BOTTOM;
+    const y = (value) => (log && !(value > 0) ? bottom : this.y(value));
+    const middle = (i) => (y(lows[i]) + y(highs[i])) / 2;
     const wide = b - a > 1 && this.x(xs[b - 1]) - this.x(xs[a]) > 9 * (b - a);
-    const middle = (i) =>
-      lows[i] === highs[i] ? lows[i] : log ? Math.sqrt(lows[i] * highs[i]) : (lows[i] + highs[i]) / 2;
     let pixel = null;
     let low = 0;
     let high = 0;
     let last = 0;
     let joined = 0;
-    let begun = false;
-    const flush = () => {
+    const flush = (ends) => {
       if (pixel === null) return;
       if (high !== low) {
-        ctx.lineTo(pixel, this.y(low));
-        ctx.lineTo(pixel, this.y(high));
+        ctx.lineTo(pixel, y(low));
+        ctx.lineTo(pixel, y(high));
       }
-      ctx.lineTo(pixel, this.y(last));
-      if (joined === 1 && high === low) ctx.rect(pixel - 1.2, this.y(last) - 1.2, 2.4, 2.4);
+      ctx.lineTo(pixel, last);
+      // A point that nothing is joined to would not be seen.
+      if (ends && joined === 1 && high === low) ctx.rect(pixel - 1.2, last - 1.2, 2.4, 2.4);
       pixel = null;
     };
     ctx.beginPath();
     for (let i = a; i < b; i++) {
-      if (log && !(lows[i] > 0)) {
-        flush();
-        begun = false;
+      if (broken[i]) {
+        flush(true);
+        joined = 0;
+      }
+      if (log && !(highs[i] > 0)) {
+        flush(true);
+        joined = 0;
         continue;
       }
       const x = wide ? this.x(xs[i]) : Math.round(this.x(xs[i]));
-      if (broken[i] || !begun) {
-        flush();
-        begun = true;
-        joined = 0;
-        ctx.moveTo(x, this.y(middle(i)));
-      }
       if (x !== pixel) {
-        flush();
+        flush(false);
         pixel = x;
         low = lows[i];
         high = highs[i];
+        if (joined) ctx.lineTo(x, middle(i));
+        else ctx.moveTo(x, middle(i));
         joined++;
-        ctx.lineTo(x, this.y(middle(i)));
       } else {
         if (lows[i] < low) low = lows[i];
         if (highs[i] > high) high = highs[i];
       }
       last = middle(i);
     }
-    flush();
+    flush(true);
     ctx.stroke();
-    if (!wide) return;
+    if (wide) this.drawPoints(ctx, curve, a, b, y);
+  }
+
+  // Where there is room, points are dots, and ranges are as wide as what they stand for.
+  drawPoints(ctx, { xs, lows, highs, counts, broken }, a, b, y) {
     for (let i = a; i < b; i++) {
-      if (log && !(lows[i] > 0)) continue;
+      const x = this.x(xs[i]);
       if (counts && counts[i] > 1) {
-        const end = i + 1 < b && !broken[i + 1] ? this.x(xs[i + 1]) : this.x(xs[i]) + 4;
+        const end = i + 1 < b && !broken[i + 1] ? this.x(xs[i + 1]) : x + 4;
         ctx.globalAlpha = 0.25;
-        ctx.fillRect(this.x(xs[i]), this.y(highs[i]), end - this.x(xs[i]), this.y(lows[i]) - this.y(highs[i]));
+        ctx.fillRect(x, y(highs[i]), end - x, y(lows[i]) - y(highs[i]));
         ctx.globalAlpha = 1;
-      } else {
+      } else if (!this.isLog || lows[i] > 0) {
         ctx.beginPath();
-        ctx.arc(this.x(xs[i]), this.y(lows[i]), 2.2, 0, 7);
+        ctx.arc(x, this.y(lows[i]), 2.2, 0, 7);
         ctx.fill();
       }
     }

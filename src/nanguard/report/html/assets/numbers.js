@@ -23,7 +23,8 @@ function column(bytes, [offset, count, type]) {
   return new Kind(out.buffer);
 }
 
-function curveOf(told, bytes, run, place) {
+// The key stays the same while curves come and go: nth tells apart those of the same name.
+function curveOf(told, bytes, run, nth) {
   const lows = column(bytes, told.lows);
   const count = lows.length;
   let xs;
@@ -48,7 +49,7 @@ function curveOf(told, bytes, run, place) {
   return {
     ...told,
     run,
-    key: `${run}/${told.panel}/${told.name}/${place}`,
+    key: JSON.stringify([run, told.panel, told.name, nth]),
     steps: xs,
     badSteps: told.gaps,
     lows,
@@ -67,7 +68,10 @@ async function decode(data) {
     leftOut: run.left_out,
     clock: run.clock,
     timed: run.timed,
-    curves: run.curves.map((curve, at) => curveOf(curve, bytes, place, at)),
+    curves: run.curves.map((curve, at, all) => {
+      const alike = (other) => other.panel === curve.panel && other.name === curve.name;
+      return curveOf(curve, bytes, place, all.slice(0, at).filter(alike).length);
+    }),
     events: run.events.map(([kind, step, last, count, text, incident]) => ({
       kind, step, last, count, text, incident, run: place,
     })),

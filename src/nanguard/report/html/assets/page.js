@@ -8,7 +8,7 @@ const KINDS = {
   spike: ["▲", "spikes"],
   skip: ["✕", "skips"],
   "lr-cut": ["▼", "LR cuts"],
-  "lr-restored": ["△", "LR restored"],
+  "lr-restored": ["△", "LR back"],
   rollback: ["↶", "rollbacks"],
   restart: ["↻", "restarts"],
   stop: ["■", "stops"],
@@ -28,9 +28,12 @@ const state = {
   view: null,
   cursor: null,
   log: new Map(),
+  wide: new Map(),
   hidden: new Set(),
+  tables: new Set(),
   side: false,
   byTime: false,
+  layout: "",
   charts: [],
   strips: [],
 };
@@ -73,101 +76,78 @@ function redraw() {
   waiting = true;
   requestAnimationFrame(() => {
     waiting = false;
-    for (const chart of state.charts) chart.draw();
-    for (const strip of state.strips) strip.draw();
-    sayWhere();
+    draw();
   });
 }
 
-function sayWhere() {
-  const where = document.getElementById("where");
-  if (!where) return;
-  const [low, high] = state.view;
-  if (state.cursor === null) {
-    where.textContent = `${capital(axisName())} ${placeWords(low)} to ${placeWords(high)}`;
-    return;
-  }
-  const fine = state.byTime || axisName() === "epoch";
-  const at = fine ? state.cursor : Math.round(state.cursor);
-  const time = state.runs.length === 1 ? timeAt(state.runs[0], at) : "";
-  where.textContent = `${capital(axisName())} ${placeWords(at)}${time ? ` · ${time} UTC` : ""}`;
+function draw() {
+  for (const one of [...state.charts, ...state.strips]) one.draw();
+  tellBar();
 }
 
-function toolbar() {
-  const middle = () => state.cursor ?? (state.view[0] + state.view[1]) / 2;
-  const bar = make("div", { class: "toolbar", role: "toolbar", "aria-label": "Zoom" });
-  bar.append(
-    button("+", "Zoom in", () => zoom(0.5, middle())),
-    button("−", "Zoom out", () => zoom(2, middle())),
-    button("←", "To the left", () => pan(-0.3)),
-    button("→", "To the right", () => pan(0.3)),
-    button("All", "Show all steps", () => look(...state.full)),
-    button("Log scale", "Logarithmic scale in all charts", (event) => {
-      const on = event.currentTarget.getAttribute("aria-pressed") !== "true";
-      event.currentTarget.setAttribute("aria-pressed", String(on));
-      for (const panel of PANELS) state.log.set(panel, on);
-      redraw();
-    }, { "aria-pressed": "false", id: "log-all" }),
-  );
-  if (state.runs.length > 1) {
-    bar.append(
-      button("Side by side", "Runs side by side", () => {
-        state.side = !state.side;
-        build();
-      }, { "aria-pressed": String(state.side), id: "side" }),
-    );
-  }
-  if (timed()) {
-    bar.append(
-      button("Time", "Time since the run began instead of steps", () => {
-        state.byTime = !state.byTime;
-        state.cursor = null;
-        spread();
-        state.view = [...state.full];
-        build();
-      }, { "aria-pressed": String(state.byTime), id: "by-time" }),
-    );
-  }
-  bar.append(make("output", { id: "where" }));
-  return bar;
+const curvesOf = (runs, panel) => runs.flatMap((run) => run.curves.filter((curve) => curve.panel === panel));
+
+// Everything that decides which elements there are; numbers alone change what they show.
+function layoutOf() {
+  const told = (run) => [run.name, run.leftOut, run.curves.map((curve) => [curve.key, curve.evaluation])];
+  return JSON.stringify([state.side, timed(), kindsOf(state.runs), state.runs.map(told)]);
 }
 
 function build() {
   const place = document.getElementById("charts");
   if (!place) return;
   const groups = state.side ? state.runs.map((run) => [run]) : [state.runs];
+  const layout = layoutOf();
+  if (layout === state.layout && place.hasChildNodes()) {
+    for (const one of [...state.charts, ...state.strips]) one.take(groups[one.column]);
+    redraw();
+    return;
+  }
+  state.layout = layout;
   state.charts = [];
   state.strips = [];
   const columns = make("div", { class: state.side ? "columns side" : "columns" });
-  for (const group of groups) {
-    const box = make("div", { class: "column" });
-    if (state.side) box.append(make("p", { class: "of-run" }, group[0].name));
-    const strip = new Strip(group);
-    if (strip.lanes.length) {
-      box.append(strip.box);
-      state.strips.push(strip);
-    }
-    for (const panel of PANELS) {
-      const curves = group.flatMap((run) => run.curves.filter((curve) => curve.panel === panel));
-      if (!curves.length) continue;
-      const chart = new Chart(panel, curves, group);
-      state.charts.push(chart);
-      box.append(chart.figure);
-    }
-    const left = group.reduce((sum, run) => sum + run.leftOut, 0);
-    if (left) box.append(make("p", { class: "none" }, `${left} more curves are not shown.`));
-    columns.append(box);
-  }
+  groups.forEach((group, column) => columns.append(columnOf(group, column)));
   const hint = make(
     "p",
     { class: "hint" },
     "Drag to zoom, shift-drag to move, double-click for all. With a chart chosen: wheel, + and − zoom, ← and → move the cursor, L changes the scale.",
   );
-  place.replaceChildren(toolbar(), hint, columns);
-  const watcher = new ResizeObserver(redraw);
+  keepFocus(place, () => {
+    place.replaceChildren(toolbar(), hint, columns);
+    draw();
+  });
+  watcher.disconnect();
   watcher.observe(columns);
-  redraw();
 }
+
+// The charts of one run, or of all.
+function columnOf(group, column) {
+  const box = make("div", { class: "column" });
+  if (state.side) box.append(make("p", { class: "of-run" }, group[0].name));
+  const strip = new Strip(group, column);
+  if (strip.lanes.length) {
+    box.append(strip.box);
+    state.strips.push(strip);
+  }
+  for (const panel of PANELS) {
+    if (curvesOf(group, panel).length) {
+      const chart = new Chart(panel, group, column);
+      state.charts.push(chart);
+      box.append(chart.figure);
+    } else if (curvesOf(state.runs, panel).length) {
+      // The same charts of other runs stay beside each other.
+      box.append(make("p", { class: "chart none" }, `${panel}: no numbers`));
+    }
+  }
+  const left = group.reduce((sum, run) => sum + run.leftOut, 0);
+  if (left) box.append(make("p", { class: "none" }, `${left} more curves are not shown.`));
+  else if (state.runs.some((run) => run.leftOut)) box.append(make("span"));
+  box.style.setProperty("--rows", String(box.childElementCount));
+  return box;
+}
+
+const watcher = new ResizeObserver(redraw);
 
 // Whether the time of every step is known.
 const timed = () => state.runs.every((run) => run.timed);
@@ -177,9 +157,29 @@ function spread() {
   state.full = extent(state.runs);
 }
 
+// What is drawn must not change under a pointer that is down in a chart.
+let letGo = null;
+let free = Promise.resolve();
+function hold() {
+  if (!letGo) free = new Promise((done) => (letGo = done));
+}
+for (const end of ["pointerup", "pointercancel", "blur"]) {
+  window.addEventListener(end, () => {
+    letGo?.();
+    letGo = null;
+  });
+}
+
+let asked = 0;
 async function show(data) {
+  const own = ++asked;
+  const runs = await decode(data);
+  await free;
+  // Newer numbers came meanwhile.
+  if (own !== asked) return;
   const zoomed = state.view && (state.view[0] !== state.full[0] || state.view[1] !== state.full[1]);
-  state.runs = await decode(data);
+  state.runs = runs;
+  state.wide.clear();
   const byTime = state.byTime;
   state.byTime &&= timed();
   spread();
@@ -192,7 +192,7 @@ async function show(data) {
   if (behind && points) {
     behind.textContent =
       `${whole(points)} numbers stand behind the curves` +
-      (exact ? ", all of them in this file." : `, kept as ${whole(drawn)} ranges.`);
+      (exact ? ", all of them in this page." : `, kept as ${whole(drawn)} ranges.`);
   }
   document.documentElement.dataset.ready = "true";
 }
@@ -213,18 +213,24 @@ function themes() {
     });
   }
   window.matchMedia("(prefers-color-scheme: dark)").addEventListener("change", tell);
+  // Paper has the light colours and its own width, and nothing to click on.
+  const brief = (one) => one.querySelectorAll("tr").length <= 200;
+  let opened = [];
   window.addEventListener("beforeprint", () => {
     root.dataset.printing = "true";
-    for (const chart of state.charts) chart.draw();
+    opened = [...document.querySelectorAll("main details:not([open], .data)")].filter(brief);
+    for (const one of opened) one.open = true;
+    draw();
   });
   window.addEventListener("afterprint", () => {
     delete root.dataset.printing;
+    for (const one of opened) one.open = false;
     redraw();
   });
   tell();
 }
 
-window.nanguard = { show };
+window.nanguard = { show, free: () => free };
 themes();
 const embedded = document.getElementById("data");
 if (embedded && document.getElementById("charts")) {

@@ -1,21 +1,26 @@
 // What happened, as marks on the same axis as the curves.
 
 class Strip {
-  constructor(group) {
-    this.group = group;
+  constructor(group, column) {
+    this.column = column;
     this.box = make("div", { class: "strip", role: "group", "aria-label": "What happened" });
     this.lanes = [];
-    for (const kind of Object.keys(KINDS)) {
-      const of = (runs) => runs.flatMap((run) => run.events.filter((e) => e.kind === kind && e.x !== null));
-      // The lanes of all runs, so that charts side by side stand at the same height.
-      if (!of(state.runs).length) continue;
-      const events = of(group);
-      events.sort((a, b) => a.x - b.x);
+    // The lanes of all runs, so that charts side by side stand at the same height.
+    for (const kind of kindsOf(state.runs)) {
       const row = make("div", { class: "lane" });
       const marks = make("div", { class: "marks" });
       row.append(make("span", { class: "lane-name" }, KINDS[kind][1]), marks);
       this.box.append(row);
-      this.lanes.push({ kind, events, marks, known: "" });
+      this.lanes.push({ kind, marks });
+    }
+    this.take(group);
+  }
+
+  take(group) {
+    for (const lane of this.lanes) {
+      lane.events = group.flatMap((run) => run.events.filter((e) => e.kind === lane.kind && e.x !== null));
+      lane.events.sort((a, b) => a.x - b.x);
+      lane.known = null;
     }
   }
 
@@ -34,7 +39,8 @@ class Strip {
       const known = groups.map((g) => `${Math.round(g.x)}:${g.events.length}`).join(" ");
       if (known === lane.known) continue;
       lane.known = known;
-      lane.marks.replaceChildren(...groups.flatMap((group) => this.mark(lane, group, width)));
+      const marks = groups.flatMap((group) => this.mark(lane, group, width));
+      keepFocus(lane.marks, () => lane.marks.replaceChildren(...marks));
     }
   }
 
@@ -74,6 +80,12 @@ class Strip {
       look(first.x - some, last.until + some);
     }
   }
+}
+
+// The kinds of what has happened somewhere on the axis, in their order.
+function kindsOf(runs) {
+  const kinds = new Set(runs.flatMap((run) => run.events.map((e) => (e.x === null ? null : e.kind))));
+  return Object.keys(KINDS).filter((kind) => kinds.has(kind));
 }
 
 function open(id) {

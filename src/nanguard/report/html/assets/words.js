@@ -114,6 +114,17 @@ function button(text, label, act, extra = {}) {
   return make("button", { type: "button", "aria-label": label, title: label, onclick: act, ...extra }, text);
 }
 
+// Changes a part of the page; what stands for the element with the focus afterwards has it again.
+function keepFocus(place, change) {
+  const now = document.activeElement;
+  const name = (one) => `${one.tagName} ${one.getAttribute("aria-label") || one.title || one.textContent}`;
+  const alike = (of) => [...place.querySelectorAll(now.tagName)].filter((one) => name(one) === of);
+  const own = place.contains(now) ? name(now) : null;
+  const nth = own === null ? 0 : alike(own).indexOf(now);
+  change();
+  if (own !== null && !place.contains(now)) alike(own)[nth]?.focus({ preventScroll: true });
+}
+
 const styles = () => getComputedStyle(document.documentElement);
 function colour(name) {
   return styles().getPropertyValue(`--${name}`).trim();
