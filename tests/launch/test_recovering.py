@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from nanguard.errors import UsageError
-from nanguard.launch.children import adopt_orphans, descendants, end_descendants
+from nanguard.launch.children import adopt_orphans, descendants, end_descendants, wait_for
 from nanguard.launch.pulse import Pulse, Steps, read_steps
 from nanguard.launch.recovering import lineage
 from nanguard.launch.recovering.audit import Audited, Auditor, Judged, Verdict
@@ -255,6 +255,14 @@ def test_steps_are_told_apart_by_when_a_file_was_written(tmp_path):
     assert read_steps(tmp_path / "steps-9") is None
 
 
+def test_full_disk_is_met_before_steps_are_counted(tmp_path):
+    """A page of a file that has no place on the disk yet would end the process."""
+    Pulse(tmp_path).beat(1)
+    (path,) = tmp_path.iterdir()
+    told = path.stat()
+    assert told.st_blocks * 512 >= told.st_size > 1 << 20
+
+
 # Decisions.
 
 
@@ -463,3 +471,21 @@ def test_everything_below_a_process_is_ended():
     assert callable(adopt_orphans)
     assert callable(end_descendants)
     assert isinstance(descendants(), list)
+
+
+def test_process_whose_name_ends_inside_a_character():
+    """The system cuts names after 15 bytes."""
+    name = "\\303\\244" * 7 + "\\303"
+    code = f"printf '{name}' > /proc/$$/comm; echo named; read end"
+    child = subprocess.Popen(
+        ["sh", "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    with child:
+        assert child.stdout.readline() == "named\n"
+        assert child.pid in descendants()
+        child.communicate("end")
+
+
+def test_command_is_waited_for_where_python_knows_no_waitid(monkeypatch):
+    monkeypatch.delattr(os, "waitid")
+    assert wait_for(subprocess.Popen([sys.executable, "-c", "raise SystemExit(5)"])) == 5

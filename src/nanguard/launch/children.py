@@ -34,7 +34,8 @@ def adopt_orphans() -> None:
 
 def wait_for(process: subprocess.Popen[Any]) -> int:
     """Waits until a command ends, and buries adopted children meanwhile; returns its code."""
-    while process.poll() is None:
+    # Where Python cannot wait for whichever ends first, nothing was adopted either.
+    while hasattr(os, "waitid") and process.poll() is None:
         ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT)
         if ended is not None and ended.si_pid != process.pid:
             with contextlib.suppress(ChildProcessError):
@@ -115,12 +116,12 @@ def _lives(pid: int) -> bool:
 def _status(pid: int) -> int | None:
     """Returns the parent of a process; None if there is no such process, or it is over."""
     try:
-        content = Path(f"/proc/{pid}/stat").read_text()
+        content = Path(f"/proc/{pid}/stat").read_bytes()
     except OSError:
         return None
-    # The name of the program stands in brackets and may hold anything.
-    state, parent = content.rpartition(")")[2].split()[:2]
-    return None if state in "ZX" else int(parent)
+    # The name of the program stands in brackets and may hold anything, half a character too.
+    state, parent = content.rpartition(b")")[2].split()[:2]
+    return None if state in b"ZX" else int(parent)
 
 
 def _belongs(pid: int, control: Path) -> bool:

@@ -105,9 +105,9 @@ def _run_and_tell(command: Sequence[str], options: Options) -> int:
     code = _run(command, options)
     if options.recover and code:
         end_guarded(control)
-    _wait_for_explanations(control, options)
+    waited = _wait_for_explanations(control, options)
     new = sorted(set(incidents.glob("*/incident.json")) - before)
-    if new and options.trace:
+    if new and waited and options.trace:
         _explain_the_rest(new, options)
     if new and not options.quiet:
         _tell(new)
@@ -183,15 +183,23 @@ def _forwarded_signals(process: subprocess.Popen[Any], control: Path) -> Iterato
             signal.signal(number, handler)
 
 
-def _wait_for_explanations(control: Path, options: Options) -> None:
-    """Waits until every incident that is being explained is, within reason."""
+def _wait_for_explanations(control: Path, options: Options) -> bool:
+    """Waits until every incident that is being explained is; returns False if interrupted."""
 
     def tell(names: set[str]) -> None:
         if not options.quiet and sys.stderr.isatty():
             print(f"nanguard: explaining {', '.join(sorted(names))} ...", file=sys.stderr)  # noqa: T201
 
-    if not wait_for_explanations(control, options.patience * 1.5, tell):
-        _say("interrupted; what is not explained by now stays as it is", options)
+    waited = wait_for_explanations(control, options.patience * 1.5, tell)
+    if not waited:
+        _interrupted(options)
+    return waited
+
+
+def _interrupted(options: Options) -> None:
+    """Leaves word that the user wants an end, so that nothing is started again."""
+    Path(options.control, INTERRUPTED).touch()
+    _say("interrupted; what is not explained by now stays as it is", options)
 
 
 def _explain_the_rest(paths: list[Path], options: Options) -> None:
@@ -209,8 +217,10 @@ def _explain_the_rest(paths: list[Path], options: Options) -> None:
         _say(say + f"nanguard replay --explain {_short(first.parent)}", options)
         return
     _say("running the command once more to find out why ...", options)
-    with contextlib.suppress(KeyboardInterrupt):
+    try:
         again.explain(first.parent, seconds=options.patience)
+    except KeyboardInterrupt:
+        _interrupted(options)
 
 
 def _tell(paths: list[Path]) -> None:

@@ -27,7 +27,7 @@ STEPS = "steps-"
 ENDED = "ended-"
 RAISED = "raised-"
 RATE = "rate-"
-# The steps whose times are kept; the file grows only as far as it is written to.
+# The steps whose times are kept.
 _KEPT = 1 << 17
 _HEADER = 8
 # The clock that file systems stamp files with, which ticks a few milliseconds behind the finer one.
@@ -67,7 +67,9 @@ class Pulse:
         with contextlib.suppress(OSError, ValueError):
             path = self.control / f"{STEPS}{self._pid}"
             with path.open("w+b") as file:
-                file.truncate(_HEADER + 8 * _KEPT)
+                # A hole that a full disk cannot fill would end the process when it is written to.
+                file.write(bytes(_HEADER + 8 * _KEPT))
+                file.flush()
                 self._map = mmap.mmap(file.fileno(), 0)
 
     def rate(self, lr: Any) -> None:
