@@ -202,6 +202,19 @@ def test_one_bad_rank(ranks: tuple[Path, Any], form: str):
     assert found["samples"] == [3]
 
 
+@pytest.mark.ranks
+def test_ranks_do_not_draw_the_same_after_a_resume(ranks: tuple[Path, Any]):
+    first, second = (answer["streams"] for answer in ranks[1])
+    assert first["alone"] != second["alone"]
+    assert [first["together"], second["together"]] == [first["saved"], second["saved"]]
+    assert first["saved"] != second["saved"]
+
+
+@pytest.mark.ranks
+def test_the_main_process_may_save_by_itself(ranks: tuple[Path, Any]):
+    assert [answer["saved"] for answer in ranks[1]] == [True, True]
+
+
 def test_the_trainers_log_leaves_out_what_was_skipped(tmp_path: Path):
     data = samples(8)
     run = forms.run("trainer", Asked(tmp_path, spoil(data, {2: "nan-input", 5: "inf-loss"})))

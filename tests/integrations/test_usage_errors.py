@@ -42,6 +42,36 @@ def test_accelerate_has_not_prepared_the_optimizer():
     assert "accelerator.prepare" in caught.value.do
 
 
+def two_models(accelerator: Accelerator, make_schedule: Any) -> tuple[list[Any], ...]:
+    models = [Tiny(), Tiny()]
+    optimizers = [torch.optim.SGD(model.parameters(), lr=1.0) for model in models]
+    schedules = [make_schedule(optimizer) for optimizer in optimizers]
+    prepared = accelerator.prepare(*models, *optimizers, *schedules)
+    return list(prepared[:2]), list(prepared[2:4]), list(prepared[4:])
+
+
+def test_schedules_of_several_optimizers_follow_their_own():
+    accelerator = Accelerator(cpu=True)
+    models, optimizers, schedules = two_models(
+        accelerator, lambda optimizer: torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
+    )
+    (batch,) = forms.loader_of(samples(1))
+    with guard_for(accelerator, models, optimizers, scheduler=schedules) as guard:
+        for _ in range(2):
+            guard.backward(models[0](**batch)["loss"])
+            guard.step(optimizers[0])
+    assert [schedule.get_last_lr() for schedule in schedules] == [[0.25], [1.0]]
+
+
+def test_accelerate_has_wrapped_a_schedule_that_follows_a_metric():
+    accelerator = Accelerator(cpu=True)
+    models, optimizers, schedules = two_models(
+        accelerator, torch.optim.lr_scheduler.ReduceLROnPlateau
+    )
+    with pytest.raises(UsageError, match="ReduceLROnPlateau follows a metric"):
+        guard_for(accelerator, models, optimizers, scheduler=schedules)
+
+
 class WithoutOptimizer(forms.Module):
     def configure_optimizers(self) -> None:
         return None

@@ -17,9 +17,12 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from accelerate import Accelerator
 from torch.nn.parallel import DistributedDataParallel
 
 from nanguard import Guard
+from nanguard.guard.driven import Driven
+from nanguard.integrations.accelerate import guard_for
 from tests.integrations import forms
 from tests.integrations.forms import Asked, Ended
 from tests.integrations.tiny import SIZE, samples, spoil, without
@@ -69,6 +72,38 @@ def told(form: str, asked: Asked) -> dict[str, Any]:
     }
 
 
+def streams() -> dict[str, Any]:
+    """Returns what a rank draws after it has gone on from the state of the first one."""
+    rank = dist.get_rank()
+    model, optimizer, _ = forms.build()
+    wrapped = DistributedDataParallel(model)
+    drawn = {}
+    for name, make in {"alone": Guard, "together": Driven}.items():
+        torch.manual_seed(rank)
+        made = make(wrapped, optimizer)
+        torch.manual_seed(rank)
+        told = [made.state_dict()]
+        drawn["saved"] = float(torch.rand(()))
+        dist.broadcast_object_list(told, 0)
+        made.load_state_dict(told[0])
+        drawn[name] = float(torch.rand(()))
+        made.close()
+    return drawn
+
+
+def saved_by_the_first_rank(folder: Path) -> bool:
+    """Returns whether the main process can save by itself, as many scripts do."""
+    accelerator = Accelerator(cpu=True)
+    model, optimizer, _ = forms.build()
+    wrapped, prepared = accelerator.prepare(model, optimizer)
+    with guard_for(accelerator, wrapped, prepared):
+        if accelerator.is_main_process:
+            accelerator.save_state(str(folder / "alone"))
+        accelerator.wait_for_everyone()
+        accelerator.load_state(str(folder / "alone"))
+    return True
+
+
 def main(out: Path) -> None:
     faulthandler.dump_traceback_later(SECONDS, exit=True)
     dist.init_process_group("gloo")
@@ -84,6 +119,8 @@ def main(out: Path) -> None:
             "bad": told(form, Asked(folder, bad, options=options)),
             "clean": told(form, Asked(folder, clean)),
         }
+    answer["streams"] = streams()
+    answer["saved"] = saved_by_the_first_rank(out)
     everyone: list[Any] = [None, None]
     dist.all_gather_object(everyone, answer)
     if dist.get_rank() == 0:

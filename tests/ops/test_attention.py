@@ -66,6 +66,18 @@ def test_softmax_along_another_dimension_and_without_a_mask():
     assert torch.equal(ops.masked_softmax(scores), scores.softmax(-1))
 
 
+@pytest.mark.parametrize("dim", [0, 1, 2, -1, -2, -3])
+@pytest.mark.parametrize("shape", [(), (4,), (3, 4), (1, 4), (3, 1), (2, 3, 4)])
+def test_masks_with_fewer_dimensions_than_the_scores(dim, shape):
+    torch.manual_seed(0)
+    scores = torch.randn(2, 3, 4)
+    mask = torch.rand(shape) > 0.6
+    whole = mask.expand_as(scores)
+    ours = ops.masked_softmax(scores, mask, dim)
+    plain = torch.softmax(torch.where(whole, scores, -torch.inf), dim)
+    assert torch.equal(ours, torch.where(whole.any(dim, keepdim=True), plain, 0.0))
+
+
 def test_a_mask_of_numbers_is_refused():
     with pytest.raises(UsageError, match=r"the mask is torch.float32"):
         ops.masked_softmax(torch.ones(3), torch.ones(3))

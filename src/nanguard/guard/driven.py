@@ -161,8 +161,16 @@ class Driven:
             self._end_void()
             self._flights.take_snapshot()
 
+    def state_dict(self) -> dict[str, Any]:
+        """Returns the guard's state with the places of all ranks, which have to call it together.
+
+        For a framework that saves what the first rank returns, and no random streams of its own.
+        """
+        state = self.guard.state_dict()
+        return {**state, "ranks": self._parts.ranks.gather(state["moment"])}
+
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continues from what ``guard.state_dict()`` returned."""
+        """Continues from what ``state_dict`` returned."""
         self.guard.load_state_dict(state)
         # Where in the data the run goes on, the framework knows by itself.
         self._flights.resume, self._flights.open = None, None

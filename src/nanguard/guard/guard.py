@@ -260,7 +260,8 @@ class Guard:
         self._flights.accept_good()
         moment = self._place.moment(self._flights.first_unsettled())
         shapes = self._place.shapes()
-        return {"moment": moment, "learned": self._place.learned(), "shapes": shapes}
+        learned, rank = self._place.learned(), self._parts.ranks.rank
+        return {"moment": moment, "rank": rank, "learned": learned, "shapes": shapes}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continues from what ``state_dict`` returned, with the next watched loop."""

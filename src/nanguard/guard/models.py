@@ -61,9 +61,21 @@ def check_finite(parameters: Mapping[str, Tensor]) -> None:
             )
 
 
+def inner_scheduler(scheduler: Any) -> Any:
+    """Returns the scheduler inside of a framework's wrapper, or the scheduler itself."""
+    return getattr(scheduler, "scheduler", scheduler)
+
+
+def scheduled(scheduler: Any) -> Any:
+    """Returns the optimizer that a scheduler moves; None if it does not say it."""
+    owner = getattr(inner_scheduler(scheduler), "optimizer", None)
+    return getattr(owner, "optimizer", owner)
+
+
 def refuse_plateau(schedulers: Sequence[Any]) -> None:
     """Refuses a scheduler that follows a metric where schedulers are stepped without one."""
-    if any(isinstance(scheduler, ReduceLROnPlateau) for scheduler in schedulers):
+    inner = [inner_scheduler(scheduler) for scheduler in schedulers]
+    if any(isinstance(scheduler, ReduceLROnPlateau) for scheduler in inner):
         raise UsageError(
             "ReduceLROnPlateau follows a metric and cannot be stepped with every update.",
             where="Guard(scheduler=...)",

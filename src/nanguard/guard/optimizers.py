@@ -112,7 +112,9 @@ def scaled_lr(optimizers: Sequence[Optimizer], factor: float) -> Iterator[None]:
     if factor == 1.0:
         yield
         return
-    groups = [group for optimizer in optimizers for group in optimizer.param_groups]
+    # Some optimizers find their own rate, and have None there.
+    every = (group for optimizer in optimizers for group in optimizer.param_groups)
+    groups = [group for group in every if group["lr"] is not None]
     before = [group["lr"] for group in groups]
     for group in groups:
         group["lr"] = group["lr"] * factor

@@ -34,6 +34,10 @@ class Place:
         self.refuse_inside_loop("guard.load_state_dict(state)")
         ranks, rank = state.get("ranks", []), self._parts.ranks.rank
         moment = from_portable(ranks[rank] if rank < len(ranks) else state["moment"])
+        if rank >= len(ranks) and state.get("rank", rank) != rank:
+            # With the random streams of another rank, both would draw the same from now on.
+            mark = {**moment["mark"], "streams": self._parts.streams.capture()}
+            moment = {**moment, "mark": mark}
         self._refuse_other_model(state.get("shapes"))
         _check(moment, state["learned"])
         self._learn(state["learned"])

@@ -49,7 +49,8 @@ def guard_for(
 ) -> Guard:
     """Returns a guard for what an accelerator has prepared.
 
-    ``accelerator.save_state`` and ``load_state`` cover the guard, too.
+    ``accelerator.save_state`` and ``load_state`` cover the guard, too; the random streams of each
+    rank are those that the accelerator saves.
 
     Args:
         accelerator: The accelerator.
@@ -71,7 +72,7 @@ def guard_for(
         settings=settings,
         **options,
     )
-    guard.accelerator, guard.wrappers = accelerator, given
+    guard.accelerator = accelerator
     accelerator.register_for_checkpointing(guard)
     return guard
 
@@ -81,21 +82,14 @@ class AcceleratedGuard(Guard):
 
     Attributes:
         accelerator: The accelerator.
-        wrappers: The optimizers as the loop knows them.
     """
 
     accelerator: Accelerator
-    wrappers: list[Any]
 
     def step(self, optimizer: Optimizer | None = None, **options: Any) -> None:
         """Steps as ``Guard.step`` does, once the gradients of all accumulated batches are there."""
         if self.accelerator.sync_gradients:
             super().step(None if optimizer is None else _inner(optimizer), **options)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Returns the state of all ranks, as the accelerator saves that of the first one only."""
-        state = super().state_dict()
-        return {**state, "ranks": self._parts.ranks.gather(state["moment"])}
 
     def _share(self, loss: Tensor) -> Tensor:
         steps = self.accelerator.gradient_accumulation_steps

@@ -103,11 +103,13 @@ class NanguardCallback(Callback):
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the guard's state, for the trainer's checkpoint."""
-        return {} if self.guard is None else {"guard": self.guard.state_dict()}
+        return {} if self._driven is None else {"guard": self._driven.state_dict()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Keeps the guard's state until there is a guard."""
+        """Continues from a checkpoint; before the fit, its state is kept until there is a guard."""
         self._saved = state_dict.get("guard")
+        if self._driven is not None and self._saved is not None:
+            self._driven.load_state_dict(self._saved)
 
     @property
     def _running(self) -> Driven:

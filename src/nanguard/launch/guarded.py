@@ -222,8 +222,8 @@ class GuardHandover(Handover):
     """Writes incidents for a guard, which does the talking."""
 
     def __init__(self, options: Options, parts: Parts) -> None:
-        super().__init__(options)
         self._parts = parts
+        super().__init__(options)
         self._written: list[Path] = []
 
     @property

@@ -62,19 +62,23 @@ class Handover:
     def __init__(self, options: Options) -> None:
         self._options = options
         self._explained = 0
+        self._ranks_at_first = self.ranks
         self._began = time.monotonic()
         self._base: dict[str, Any] | None = None
         self._folder: Path | None = None
 
     @property
     def rank(self) -> int:
-        """The rank of this process."""
-        return _number("RANK", 0)
+        """The rank of this process, as far as it is known by now."""
+        if _is_together():
+            return torch.distributed.get_rank()
+        # Launchers that start ranks by themselves may name the local one only.
+        return _number("RANK", _number("LOCAL_RANK", 0) + _number("NODE_RANK", 0))
 
     @property
     def ranks(self) -> int:
-        """How many ranks there are."""
-        return _number("WORLD_SIZE", 1)
+        """How many ranks there are, as far as it is known by now."""
+        return torch.distributed.get_world_size() if _is_together() else _number("WORLD_SIZE", 1)
 
     @property
     def written(self) -> Path | None:
@@ -129,6 +133,9 @@ class Handover:
         moment = None
         if timeline is not None and self._may_explain():
             moment = timeline.best(bad.ordinal, patience=self._options.patience)
+            if self.ranks > self._ranks_at_first and moment is timeline.first:
+                # It would start the other ranks once more.
+                moment = None
         if timeline is not None and moment is not None:
             self._wake(timeline, moment, bad, watch)
 
@@ -244,6 +251,10 @@ def _import_what_optimizers_need() -> None:
     """Imports once what every replay from the first line would import, for seconds each time."""
     with contextlib.suppress(Exception):
         importlib.import_module("torch._dynamo")
+
+
+def _is_together() -> bool:
+    return torch.distributed.is_available() and torch.distributed.is_initialized()
 
 
 def _number(variable: str, otherwise: int) -> int:

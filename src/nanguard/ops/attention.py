@@ -61,7 +61,9 @@ class _MaskedSoftmax(torch.autograd.Function):
     @staticmethod
     def forward(scores: Tensor, mask: Tensor, dim: int) -> Tensor:
         result = torch.softmax(torch.where(mask, scores, -math.inf), dim)
-        empty = ~any_kept(mask, dim) if mask.dim() else ~mask
+        # Counted from the end, a dimension is the same in a mask that has fewer of them.
+        last = dim if dim < 0 else dim - scores.dim()
+        empty = ~any_kept(mask, last) if -last <= mask.dim() else ~mask
         return result.masked_fill_(empty, 0.0)
 
     @staticmethod
