@@ -14,10 +14,11 @@ if TYPE_CHECKING:
 
 
 def tensorboard(folder: Path) -> tuple[dict[str, dict[int, float]], list[tuple[int, str]]]:
-    """Returns the scalars by tag and step, and the texts with their steps."""
+    """Returns the scalars by tag and step of the one run, and the texts with their steps."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    events = EventAccumulator(str(folder), size_guidance={"scalars": 0, "tensors": 0})
+    (run,) = {file.parent for file in folder.rglob("*tfevents*")}
+    events = EventAccumulator(str(run), size_guidance={"scalars": 0, "tensors": 0})
     events.Reload()
     scalars = {
         tag: {point.step: point.value for point in events.Scalars(tag)}

@@ -13,6 +13,8 @@ import pytest
 
 from nanguard import Guard, NonFiniteError, Settings
 from nanguard.errors import MissingDependencyError, UsageError
+from nanguard.trackers.to_tensorboard import TensorBoard
+from nanguard.trackers.tracker import Place, Step
 from tests.trackers import reading
 from tests.training import INF, Run, batches, poisoned
 
@@ -56,6 +58,18 @@ def test_tensorboard(tmp_path: Path) -> None:
     assert "cut-lr" in texts[1][1]
     assert "learning rate now x 0.5" in texts[1][1]
     assert math.isfinite(scalars["nanguard/grad_norm"][BAD - 1])
+
+
+def test_tensorboard_shows_each_process_as_a_run_of_its_own(tmp_path: Path) -> None:
+    """Attempts of one recovery count their steps from 0, each of them."""
+    pytest.importorskip("tensorboard")
+    for name, value in (("first", 1.0), ("second", 2.0)):
+        tracker = TensorBoard(Place(tmp_path, name))
+        tracker.start()
+        tracker.step(Step(0, {"nanguard/loss": value}, {}))
+        tracker.finish()
+    for name, value in (("first", 1.0), ("second", 2.0)):
+        assert reading.tensorboard(tmp_path / name)[0] == {"nanguard/loss": {0: value}}
 
 
 def test_wandb_offline_run_of_our_own(tmp_path: Path) -> None:
@@ -166,6 +180,17 @@ def test_package_that_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "wandb", None)
     with pytest.raises(MissingDependencyError, match=r"nanguard\[trackers\]"):
         train(None, ["wandb"])
+
+
+def test_package_that_is_installed_and_broken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "trackio.py").write_text("raise TypeError('Descriptors cannot be created')")
+    monkeypatch.syspath_prepend(tmp_path)
+    for name in [name for name in sys.modules if name.split(".")[0] == "trackio"]:
+        monkeypatch.delitem(sys.modules, name)
+    with pytest.raises(MissingDependencyError, match="cannot be imported: TypeError: Descriptors"):
+        train(None, ["trackio"])
 
 
 def test_only_the_first_rank_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -92,7 +92,7 @@ def trackers_for(
 
     Raises:
         UsageError: A name is unknown.
-        MissingDependencyError: A package is not installed.
+        MissingDependencyError: A package is not installed, or cannot be imported.
     """
     if _replays:
         return None
@@ -123,6 +123,13 @@ def _made(name: str, place: Place) -> Tracker:
         except ModuleNotFoundError as error:
             raise MissingDependencyError.of(
                 f"the tracker {name}", error, extra="trackers"
+            ) from error
+        except Exception as error:
+            raise MissingDependencyError(
+                f"the tracker {name} is installed, but cannot be imported: "
+                f"{type(error).__name__}: {error}",
+                where=f"the tracker {name}",
+                do=f"See whether it works by itself: python -c 'import {_KNOWN[name][1]}'",
             ) from error
     return kind(Place(place.folder / name, place.name))
 

@@ -14,7 +14,10 @@ _PROTO = "tensorboard.compat.proto."
 
 
 class TensorBoard(Tracker):
-    """Writes an event file of its own: two writers in one file would garble it."""
+    """Writes an event file of its own: two writers in one file would garble it.
+
+    It lies in a folder of its own, too: TensorBoard takes all files of a folder for one run.
+    """
 
     name: ClassVar[str] = "tensorboard"
     modules: ClassVar[tuple[str, ...]] = (
@@ -29,10 +32,11 @@ class TensorBoard(Tracker):
 
     def start(self) -> None:
         """Opens the file."""
-        self.place.folder.mkdir(parents=True, exist_ok=True)
+        folder = self.place.folder / self.place.name
+        folder.mkdir(parents=True, exist_ok=True)
         writer = importlib.import_module(_WRITER)
         # The queue of the writer is there for bursts; one that is full makes only us wait.
-        self._writer = writer.EventFileWriter(str(self.place.folder), filename_suffix=".nanguard")
+        self._writer = writer.EventFileWriter(str(folder), filename_suffix=".nanguard")
 
     def step(self, step: Step) -> None:
         """Writes a step; a NaN is written as NaN."""
