@@ -15,7 +15,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from nanguard import Guard, Settings
 from nanguard.guard.batches import Keeper, arrays_in
 from nanguard.guard.held import FixedPlaces, Held
-from nanguard.guard.optimizers import can_be_gated
+from nanguard.guard.optimizers import can_be_gated, scaled_lr
 from nanguard.testing import inject
 from tests.training import (
     INF,
@@ -509,3 +509,12 @@ def test_evaluation_is_not_spoilt():
     with inject(model, "nan", into="input", step=0) as injection:
         assert bool(torch.isfinite(model(batches(1)[0][0])).all())
     assert injection.fired == 0
+
+
+def test_rate_that_an_optimizer_finds_by_itself_is_left_alone():
+    one, other = (nn.Parameter(torch.ones(2)) for _ in range(2))
+    optimizer = torch.optim.SGD([{"params": [one], "lr": 0.5}, {"params": [other]}], lr=1.0)
+    optimizer.param_groups[1]["lr"] = None
+    with scaled_lr([optimizer], 0.5):
+        assert [group["lr"] for group in optimizer.param_groups] == [0.25, None]
+    assert [group["lr"] for group in optimizer.param_groups] == [0.5, None]

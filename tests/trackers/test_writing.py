@@ -78,6 +78,22 @@ class Failing(Kept):
         super().step(step)
 
 
+class Batching(Kept):
+    """Writes several lines at once, and fails at it."""
+
+    name: ClassVar[str] = "batching"
+
+    def step(self, step: Step) -> None:
+        self.held += 1
+        if self.held == 4:
+            self.flush()
+
+    def flush(self) -> None:
+        held, self.held = self.held, 0
+        if held:
+            raise ConnectionError("no route to host")
+
+
 def line(step: int, loss: float = 1.0, **more: Any) -> dict[str, Any]:
     return {"step": step, "loss": loss, "action": "step", **more}
 
@@ -146,6 +162,14 @@ def test_one_that_fails_goes_on_and_is_told_once(tmp_path: Path) -> None:
     assert failing.told == [0, 2, 4, "finished"]
     assert told == ["to failing (ConnectionError: no route to host)", "3 lines to failing"]
     assert trackers.lost == {"failing": 3}
+
+
+def test_lines_that_are_lost_together_are_counted_one_by_one(tmp_path: Path) -> None:
+    trackers = Trackers([Batching(tmp_path)], on_failure=lambda _told: None)
+    for step in range(10):
+        trackers.metric(line(step))
+    trackers.close()
+    assert trackers.lost == {"batching": 10}
 
 
 def test_a_copy_of_the_process_writes_nothing(

@@ -69,6 +69,7 @@ class MLflow(Tracker):
             metric(_NOT_IN_KEYS.sub("_", name), value, now, step.step)
             for name, value in step.numbers.items()
         ]
+        self.held += 1
         if len(self._batch) >= _BATCH:
             self.flush()
 
@@ -82,7 +83,7 @@ class MLflow(Tracker):
 
     def flush(self) -> None:
         """Writes the steps that were held back."""
-        batch, self._batch = self._batch, []
+        batch, self._batch, self.held = self._batch, [], 0
         for start in range(0, len(batch), _BATCH):
             self._write(batch[start : start + _BATCH])
         if len(self._bad) > self._told_bad:

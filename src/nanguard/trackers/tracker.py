@@ -165,6 +165,7 @@ class Tracker(ABC):
     Attributes:
         name: How users call it.
         modules: What has to be imported for it, in the training thread.
+        held: How many lines are held back to be written together.
     """
 
     name: ClassVar[str]
@@ -172,6 +173,7 @@ class Tracker(ABC):
 
     def __init__(self, place: Place) -> None:
         self.place = place
+        self.held = 0
 
     def adopt(self) -> None:  # noqa: B027 - not every library knows an active run
         """Notes the run that the user has started; called in the thread that trains."""

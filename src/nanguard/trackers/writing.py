@@ -185,10 +185,12 @@ class Writer:
             self.lost += 1
 
     def _try(self, call: Callable[..., None], *args: Any) -> None:
+        held = self.tracker.held
         try:
             call(*args)
         except Exception as error:  # noqa: BLE001 - a library's own, and no reason to stop
-            self.lost += 1
+            # The line itself, and with it what was held back.
+            self.lost += max(1, held - self.tracker.held + len(args))
             self._fail(error)
 
     def _fail(self, why: Exception | str) -> None:
