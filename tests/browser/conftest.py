@@ -7,6 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from tests.browser.views import written
+from tests.sources.run.runs import write_incident, write_record
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
@@ -50,3 +53,12 @@ def visit(chromium: Any) -> Iterator[Callable[..., Any]]:
     for context in contexts:
         context.close()
     assert complaints == []
+
+
+@pytest.fixture(scope="session")
+def night(tmp_path_factory) -> Path:
+    """A guarded run with an incident."""
+    folder = write_record(tmp_path_factory.mktemp("runs") / "night")
+    write_incident(folder / "incidents", 40)
+    (folder / "config.yaml").write_text("training:\n  lr: 1e-4\n")
+    return written(folder / "report.html", folder)

@@ -27,6 +27,7 @@ def root(tmp_path_factory) -> Path:
     night = write_record(root / "night")
     write_incident(night / "incidents", 40)
     write_record(root / "growing", 50, bad=range(0))
+    write_record(root / "slow", 30, bad=range(0))
     write_record(root / "lost", bad=range(100, 120))
     write_hostile(root)
     return root
@@ -116,6 +117,27 @@ def test_run_page_follows_the_file(look, root):
     page.wait_for_selector("#live[data-state=lost]")
     assert page.locator("#live").text_content().startswith("The files are gone")
     assert page.locator(".chart").count() > 0
+
+
+def test_what_is_announced_while_numbers_come_is_asked_for(look, root):
+    page = look()
+    row(page, "slow").get_by_role("link").first.click()
+    page.wait_for_selector("#live[data-state=running]")
+    held = []
+
+    def hold(route: Any) -> None:
+        answer = route.fetch()
+        if not held:
+            held.append(route)
+            append(root / "slow", 31, 0.25)
+            # The line is announced while the answer without it is still under way.
+            time.sleep(1.5)
+        route.fulfill(response=answer)
+
+    page.route("**/data", hold)
+    append(root / "slow", 30, 0.5)
+    said(page, "main", "step 31, is 0.25")
+    assert held
 
 
 def test_overview_follows_and_filters(look, root):

@@ -4,37 +4,16 @@ from __future__ import annotations
 
 import json
 import math
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
-from nanguard.report.html import page
-from nanguard.report.judged import judge
-from nanguard.sources.run import open_runs
+from tests.browser.views import LEFT, RIGHT, box_of, frame, ink, plot, seen, written
 from tests.report.html.hostile import write_hostile
-from tests.sources.run.runs import write_incident, write_record
+from tests.sources.run.runs import write_record
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-LEFT, RIGHT = 62, 10
-
-
-def written(target: Path, *paths: Path, **options: Any) -> Path:
-    runs = open_runs(paths)
-    for run in runs:
-        judge(run)
-    target.write_text(page(runs, **options), encoding="utf-8")
-    return target
-
-
-@pytest.fixture(scope="module")
-def night(tmp_path_factory) -> Path:
-    """A guarded run with an incident."""
-    folder = write_record(tmp_path_factory.mktemp("runs") / "night")
-    write_incident(folder / "incidents", 40)
-    (folder / "config.yaml").write_text("training:\n  lr: 1e-4\n")
-    return written(folder / "report.html", folder)
 
 
 @pytest.fixture(scope="module")
@@ -46,50 +25,6 @@ def long(tmp_path_factory) -> Path:
             loss = 700.0 if n == 33_333 else math.nan if n == 70_000 else 2 + math.sin(n / 9000)
             file.write(f'{{"step":{n},"loss":{json.dumps(loss)},"lr":1e-4}}\n')
     return written(folder / "report.html", folder / "train.jsonl", budget=200_000)
-
-
-def plot(view: Any, panel: str = "Loss") -> Any:
-    return view.locator(f'.plot[aria-label^="{panel}:"]')
-
-
-def box_of(chart: Any) -> dict[str, float]:
-    """Returns where a chart is in the window, once it is."""
-    chart.scroll_into_view_if_needed()
-    return chart.bounding_box()
-
-
-def seen(view: Any) -> str:
-    return view.locator("#where").text_content()
-
-
-def frame(view: Any) -> None:
-    """Waits until what was asked for is drawn."""
-    view.evaluate("() => new Promise(r => requestAnimationFrame(() => requestAnimationFrame(r)))")
-
-
-def ink(view: Any, panel: str, x: float, colour: str) -> int:
-    """Counts pixels of a colour in a column of a chart, given as a part of its width."""
-    script = """([canvas, x, name, left, right]) => {
-      const ratio = canvas.width / canvas.clientWidth;
-      const at = Math.round((left + (canvas.clientWidth - left - right) * x) * ratio);
-      const copy = document.createElement('canvas');
-      [copy.width, copy.height] = [3, canvas.height];
-      const probe = copy.getContext('2d', { willReadFrequently: true });
-      probe.drawImage(canvas, 1 - at, 0);
-      const data = probe.getImageData(0, 0, 3, canvas.height).data;
-      probe.clearRect(0, 0, 3, canvas.height);
-      probe.fillStyle = getComputedStyle(document.documentElement).getPropertyValue(name);
-      probe.fillRect(0, 0, 1, 1);
-      const [r, g, b] = probe.getImageData(0, 0, 1, 1).data;
-      let count = 0;
-      for (let i = 0; i < data.length; i += 4) {
-        const far = Math.abs(data[i] - r) + Math.abs(data[i + 1] - g) + Math.abs(data[i + 2] - b);
-        if (data[i + 3] > 100 && far < 60) count++;
-      }
-      return count;
-    }"""
-    canvas = plot(view, panel).locator("canvas").element_handle()
-    return view.evaluate(script, [canvas, x, colour, LEFT, RIGHT])
 
 
 def test_curves_are_drawn_and_gaps_are_marked(visit, night):
@@ -294,6 +229,29 @@ def test_long_run_keeps_extremes_and_shows_detail(visit, long):
     assert note.endswith("1 not finite")
 
 
+def test_log_scale_shows_ranges_that_reach_down_to_zero(visit, tmp_path):
+    with (tmp_path / "train.jsonl").open("w") as file:
+        for n in range(30_000):
+            some = 2.0 if n // 120 % 2 else 200.0
+            loss = 7e5 if n == 10_000 else 0.0 if n % 3 else some
+            file.write(f'{{"step":{n},"loss":{loss}}}\n')
+    view = visit(written(tmp_path / "report.html", tmp_path / "train.jsonl", budget=20_000))
+    view.get_by_role("button", name="Logarithmic scale in all charts").click()
+    frame(view)
+    low, spike = (ink(view, "Loss", x, "--c0") for x in (0.2, 10_000 / 29_999))
+    assert 0 < low < spike - 100
+    note = view.locator(".behind").first.text_content()
+    assert note.endswith("; values of 0 and below have no place on this scale")
+    # So it is where each range has room, and where all of them reach down to 0.
+    plot(view).focus()
+    for _ in range(8):
+        view.keyboard.press("+")
+    frame(view)
+    assert "kept as ranges" in view.locator(".behind").first.text_content()
+    assert ink(view, "Loss", 0.35, "--c0") > 0
+    assert ink(view, "Loss", 0.75, "--c0") > 0
+
+
 def test_hostile_strings_do_nothing(visit, tmp_path):
     view = visit(written(tmp_path / "report.html", write_hostile(tmp_path)))
     frame(view)
@@ -308,8 +266,12 @@ def test_hostile_strings_do_nothing(visit, tmp_path):
 
 
 def test_runs_over_each_other_and_side_by_side(visit, tmp_path):
-    folders = [write_record(tmp_path / name) for name in ("first", "second")]
-    view = visit(written(tmp_path / "report.html", *folders))
+    (tmp_path / "second").mkdir()
+    other = tmp_path / "second" / "train.jsonl"
+    lines = [{"step": n, "loss": 9e4 if n == 7 else 2.5, "grad_norm": 0.5} for n in range(120)]
+    other.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    folder = write_record(tmp_path / "first")
+    view = visit(written(tmp_path / "report.html", folder, tmp_path / "second"))
     frame(view)
     assert view.locator(".chart").count() == 5
     names = view.locator(".chart").nth(2).locator(".name").all_text_contents()
@@ -320,21 +282,17 @@ def test_runs_over_each_other_and_side_by_side(visit, tmp_path):
     assert view.locator(".chart").count() == 10
     boxes = [box.bounding_box() for box in view.locator(".column").all()]
     assert boxes[0]["y"] == boxes[1]["y"]
+    # Those of one panel are beside each other, with the same scale.
+    for panel in ("Loss", "Gradient norm"):
+        tops = {chart.bounding_box()["y"] for chart in plot(view, panel).all()}
+        assert len(tops) == 1
+    logs = view.get_by_role("button", name="Loss: logarithmic scale").all()
+    assert [log.get_attribute("aria-pressed") for log in logs] == ["true", "true"]
     plot(view).nth(0).focus()
     view.keyboard.press("+")
     frame(view)
     limits = {chart.get_attribute("aria-valuemax") for chart in view.locator(".plot").all()}
     assert len(limits) == 1
-
-
-def test_newer_numbers_keep_the_zoom(visit, night):
-    view = visit(night)
-    view.get_by_role("button", name="Zoom in").click()
-    frame(view)
-    data = "JSON.parse(document.getElementById('data').textContent)"
-    view.evaluate(f"window.nanguard.show({data})")
-    frame(view)
-    assert seen(view) == "Step 29.75 to 89.25"
 
 
 @pytest.mark.parametrize("content", ["", '{"step": 1, "loss": NaN}\n', '{"step": 3, "loss": 2}\n'])
@@ -355,15 +313,3 @@ def test_accessible_and_within_the_window(visit, night, width, dark):
     found = axe.Axe().run(view).response["violations"]
     severe = [v for v in found if v["impact"] in ("serious", "critical")]
     assert [(v["id"], v["nodes"][0]["html"][:200]) for v in severe] == []
-
-
-def test_prints_in_light_colours(visit, night):
-    view = visit(night, dark=True)
-    view.emulate_media(media="print")
-    view.evaluate("window.dispatchEvent(new Event('beforeprint'))")
-    assert not view.locator("nav").is_visible()
-    assert (
-        view.evaluate("getComputedStyle(document.documentElement).getPropertyValue('--text')")
-        == "#1d2127"
-    )
-    assert len(view.pdf()) > 20_000

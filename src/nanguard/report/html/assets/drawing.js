@@ -74,15 +74,15 @@ class Drawing {
   }
 
   draw() {
-    const ratio = "printing" in document.documentElement.dataset ? 3 : window.devicePixelRatio || 1;
+    const ratio = "printing" in document.documentElement.dataset ? 2 : window.devicePixelRatio || 1;
     this.width = this.plot.clientWidth;
     this.height = this.plot.clientHeight;
     if (!this.width) return;
+    // Either also clears it.
     this.canvas.width = Math.round(this.width * ratio);
     this.canvas.height = Math.round(this.height * ratio);
     const ctx = this.canvas.getContext("2d");
     ctx.setTransform(ratio, 0, 0, ratio, 0, 0);
-    ctx.clearRect(0, 0, this.width, this.height);
     const [low, high] = this.domain();
     const log = this.isLog;
     const inner = this.height - TOP - BOTTOM;
