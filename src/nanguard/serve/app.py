@@ -153,7 +153,7 @@ class Site:
                 yield ": still here\n\n"
                 sent = time.monotonic()
             # A run that takes long to read is not read all the time.
-            await self._pause(max(_LOOK, 2 * self._desk.cost(key)))
+            await self._pause(max(_LOOK, self._desk.cost(key)))
 
     async def _pause(self, seconds: float) -> None:
         try:

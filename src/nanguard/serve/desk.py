@@ -34,7 +34,7 @@ class Open:
         version: Names the state in which it was read last.
         run: The run, with findings.
         payload: What its page shows.
-        spent: Seconds that the last reading took.
+        spent: Seconds that it takes to read it again.
         lock: Held while it is read.
     """
 
@@ -60,7 +60,7 @@ class Desk:
         with held.lock:
             version = version_of(entry)
             if held.version != version or held.run is None:
-                began = time.monotonic()
+                began, first = time.monotonic(), held.run is None
                 held.live.found = self._index.folder.confined(entry.found)
                 run = held.live.read()
                 judge(run)
@@ -71,7 +71,7 @@ class Desk:
                     "points": run.points,
                 }
                 held.run, held.version = run, version
-                held.spent = time.monotonic() - began
+                held.spent = 0.0 if first else time.monotonic() - began
         self._let_go()
         return held
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from bisect import bisect_right
+from itertools import groupby
 from typing import TYPE_CHECKING
 
 from nanguard.findings import name_of
 from nanguard.guard.drift import ScaleWatch
 from nanguard.rules.log.judging import main_losses, runs_of
-from nanguard.sources.log.series import Column
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -37,7 +37,7 @@ def scale_of(series: MetricSeries, log: Log | None = None) -> tuple[Point, str] 
         calm = _calm(beside or series, range(len(beside)) if beside else run)
         watches = (ScaleWatch(calm=calm), ScaleWatch(calm=calm, factor=_FAR, patient=True))
         highest, before, same = 0.0, 0.0, 0
-        for index in _held(series, run, beside):
+        for index in _held(series, run, beside) if beside else _moving(series, run, calm + 2):
             scale = series.values[index]
             same, before = (same + 1 if scale == before else 0), scale
             if same > calm:
@@ -69,10 +69,19 @@ def _beside(series: MetricSeries, log: Log | None) -> MetricSeries | None:
     return max(longer, key=len, default=None)
 
 
-def _held(series: MetricSeries, run: range, beside: MetricSeries | None) -> Iterator[int]:
+def _moving(series: MetricSeries, run: range, most: int) -> Iterator[int]:
+    """Yields the first entries of each stretch in which the scale stays the same."""
+    at = run.start
+    for _, stretch in groupby(series.values[run.start : run.stop]):
+        count = sum(1 for _ in stretch)
+        yield from range(at, at + min(count, most))
+        at += count
+
+
+def _held(series: MetricSeries, run: range, beside: MetricSeries) -> Iterator[int]:
     """Yields which scale held on each line of the log, that before its first fall included."""
-    lines = beside.lines if beside else Column()
-    at = bisect_right(lines, series.lines[run.start]) if beside and run.start else 0
+    lines = beside.lines
+    at = bisect_right(lines, series.lines[run.start]) if run.start else 0
     for index in run:
         while at < len(lines) and lines[at] <= series.lines[index]:
             if lines[at] < series.lines[index]:
