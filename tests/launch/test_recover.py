@@ -16,6 +16,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from nanguard.launch.command import run_command
+from nanguard.launch.recovering.ending import Outcome, read_ending
+
 SCRIPTS = Path(__file__).parent / "scripts"
 SCRIPT = SCRIPTS / "resumable.py"
 RESUME = ("--resume-arg", "--resume {checkpoint}")
@@ -187,6 +190,24 @@ def test_without_a_checkpoint_it_begins_anew(tmp_path):
     assert (second["checkpoint"], second["changes"]) == (None, {"lr": 0.03})
     assert starts(tmp_path) == [0, 0]
     assert "restart 1 of 3 as at first, learning rate 0.03" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("script", "outcome", "bad", "tried", "rate"),
+    [
+        ("two_optimizers.py", Outcome.STOPPED, (3, 6), 7, 0.1),
+        ("guarded_resumed.py", Outcome.NON_FINITE, (5, 9), 10, 0.1),
+    ],
+)
+def test_steps_are_counted_in_one_way(tmp_path, script, outcome, bad, tried, rate):
+    """Whatever an incident counts: two optimizers as one, or from the beginning of a long run."""
+    control = tmp_path / "control"
+    control.mkdir()
+    guarding = {"incidents": tmp_path / "found", "max_bad": 1, "trace": False, "quiet": True}
+    command = [sys.executable, str(SCRIPTS / script)]
+    ending = read_ending(control, run_command(command, control=control, **guarding), ())
+    assert (ending.outcome, ending.bad, ending.tried) == (outcome, bad, tried)
+    assert ending.rate == rate
 
 
 # When it is left alone.

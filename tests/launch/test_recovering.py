@@ -240,6 +240,21 @@ def test_ending_is_told_by_what_was_left(tmp_path, monkeypatch, code, steps, not
     assert ending.tried == steps + (outcome in (Outcome.STOPPED, Outcome.NON_FINITE))
 
 
+def test_bad_steps_are_those_that_were_noted(tmp_path, monkeypatch):
+    """Incidents count otherwise: over all optimizers, or as a guard in the script does."""
+    control = control_of(tmp_path, stopped_7="6 bad steps", bad_8="3\n4\nhalf a li")
+    monkeypatch.setattr(os, "getpid", lambda: 7)
+    pulse = Pulse(control)
+    for step in range(6):
+        pulse.bad(step) if step in (2, 4, 5) else None
+        pulse.beat(step + 1)
+    ending = read_ending(control, 3, ())
+    # The last round was counted before its second optimizer met a bad step.
+    assert (ending.bad, ending.tried, ending.bad_since) == ((2, 3, 4, 5), 6, 2)
+    (control / "bad-8").write_text("".join(f"{step}\n" for step in range(100_000)))
+    assert read_ending(control, 3, ()).bad[-1] == 99_999
+
+
 def test_steps_are_told_apart_by_when_a_file_was_written(tmp_path):
     pulse = Pulse(tmp_path)
     for step in (1, 2, 2, 4):

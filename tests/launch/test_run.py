@@ -68,10 +68,16 @@ def incidents(folder):
     return [json.loads(path.read_text()) for path in sorted(folder.glob("found/*/incident.json"))]
 
 
-def test_healthy_script_is_the_same_and_silent(tmp_path):
-    path = script(tmp_path)
-    bare, done = plain(tmp_path, sys.executable, path), run(tmp_path, sys.executable, path)
-    assert done.stdout == bare.stdout
+@pytest.fixture(scope="module")
+def healthy(tmp_path_factory):
+    """Returns what the healthy script prints where nothing guards it."""
+    folder = tmp_path_factory.mktemp("healthy")
+    return plain(folder, sys.executable, script(folder)).stdout
+
+
+def test_healthy_script_is_the_same_and_silent(tmp_path, healthy):
+    done = run(tmp_path, sys.executable, script(tmp_path))
+    assert done.stdout == healthy
     assert (done.returncode, done.stderr) == (0, "")
     assert not (tmp_path / "found").exists()
 
@@ -372,16 +378,44 @@ def test_unusual_scripts_are_left_alone(tmp_path):
     assert incidents(tmp_path) == []
 
 
-def test_a_guard_that_fails_stands_aside(tmp_path):
+@pytest.mark.parametrize("part", ["verdict", "good"])
+def test_a_guard_that_fails_stands_aside(tmp_path, healthy, part):
+    """Before a step is made, or after: then it is not made again."""
     before = (
         "import torch\nfrom nanguard.launch.live import Live\n"
-        "def broken(*_): raise KeyError('ours')\nLive.verdict = broken\n"
+        f"def broken(*_, **__): raise KeyError('ours')\nLive.{part} = broken\n"
     )
-    path = script(tmp_path, before=before)
+    done = run(tmp_path, sys.executable, script(tmp_path, before=before))
+    assert (done.returncode, done.stdout) == (0, healthy)
+    assert done.stderr.count("not guarded any more: KeyError('ours')") == 1
+
+
+def test_what_the_scripts_own_step_raises_is_raised(tmp_path):
+    path = tmp_path / "train.py"
+    path.write_text(
+        "import torch\nw = torch.nn.Linear(2, 1)\n"
+        "class Refuses(torch.optim.SGD):\n    def step(self, closure=None):\n"
+        "        raise ValueError('own')\n"
+        "optimizer = Refuses(w.parameters(), lr=0.1)\nw(torch.ones(1, 2)).sum().backward()\n"
+        "try:\n    optimizer.step()\nexcept ValueError as error:\n    print(error)\n"
+    )
     done = run(tmp_path, sys.executable, path)
-    assert done.returncode == 0
-    assert done.stdout == plain(tmp_path, sys.executable, script(tmp_path)).stdout
-    assert "not guarded any more: KeyError('ours')" in done.stderr
+    assert (done.returncode, done.stdout, done.stderr) == (0, "own\n", "")
+
+
+@pytest.mark.parametrize("optimizer", [True, False])
+def test_tracker_that_is_broken_does_not_end_the_run(tmp_path, healthy, optimizer):
+    (tmp_path / "tensorboard").mkdir()
+    broken = "raise TypeError('Descriptors cannot be created directly')\n"
+    (tmp_path / "tensorboard" / "__init__.py").write_text(broken)
+    path = script(tmp_path)
+    if not optimizer:
+        made = path.read_text().replace("torch.optim.AdamW(model.parameters(), lr=1e-2)", "model")
+        path.write_text(made.replace("    optimizer.step()\n", ""))
+    done = run(tmp_path, sys.executable, path, options=["--track", "tensorboard", "--no-trace"])
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("the run is not tracked: the tracker tensorboard is installed") == 1
+    assert not optimizer or done.stdout == healthy
 
 
 def test_incident_that_cannot_be_written_does_not_end_the_run(tmp_path):

@@ -22,7 +22,7 @@ from nanguard import incident as incidents
 from nanguard.errors import IncidentError, UsageError
 from nanguard.guard import events
 from nanguard.guard.policy import Action
-from nanguard.launch import changes
+from nanguard.launch import changes, live
 from nanguard.launch import replay as replays
 from nanguard.launch.following import Followed, Several, bad_samples
 from nanguard.launch.handover import BadStep, Handover
@@ -124,14 +124,18 @@ class Recording:
             replay.scaler_step(scaler, one, call)
 
     def held_back(self, optimizers: Sequence[Optimizer]) -> None:
-        """Counts a step that was not made, where it is replayed."""
+        """Counts a step that was not made, where it is replayed and where it was tried."""
         if self._replay is not None:
             self._replay.end_step(self._several.as_one(optimizers))
+        elif live.current is not None:
+            live.current.heard_of_held_back(optimizers)
 
     def bad(self, bad: Told) -> None:
         """Writes an incident and has it explained."""
         if self._replay is not None or os.getpid() != self._pid:
             return
+        if live.current is not None:
+            live.current.heard_of_bad()
         why = self._why_not(bad)
         seen = bad.symptoms
         symptom = Symptom(

@@ -172,6 +172,6 @@ class Late:
         where = "parameter" if numbers.get("poisoned") else "loss" if bad_loss else "gradient"
         symptom = Symptom(where, kind, numbers["loss"], numbers["grad_norm"])
         self._again = deque(pair for other in behind for pair in other.drawn)
-        live.meet_late(symptom, flight.optimizer, flight.step, flight.ordinal)
+        live.meet(symptom, flight.optimizer, step=flight.step, ordinal=flight.ordinal)
         if flight.drawn and live.handover.wants_explanation():
             self._in_place = InPlace(live, flight, self._streams)

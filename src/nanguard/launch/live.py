@@ -11,11 +11,11 @@ import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from nanguard.guard.held import BufferPlaces, Held
-from nanguard.guard.optimizers import scaled_lr
+from nanguard.guard.optimizers import learning_rate, scaled_lr
 from nanguard.guard.policy import Action, Policy, Trouble
+from nanguard.launch import replay as replays
+from nanguard.launch.closures import step_with_closure
 from nanguard.launch.handover import BadStep, Handover
 from nanguard.launch.lastgood import LastGood
 from nanguard.launch.late import Late
@@ -32,7 +32,7 @@ from nanguard.numerics import all_finite
 from nanguard.settings import Settings
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from types import FrameType
 
     from torch import Tensor
@@ -43,6 +43,8 @@ if TYPE_CHECKING:
     from nanguard.tracer.symptom import Symptom
 
 STOPPED = 3
+# What guards this process; None if nothing does.
+current: Live | None = None
 # Steps after which parameters are looked at each time, and between two looks from then on.
 _CAREFUL = 16
 # Steps between two looks at whether the model lies in shared memory.
@@ -55,7 +57,8 @@ def begin(options: Options) -> None:
         return
     # A fork beside threads is what moments are; they have a time limit.
     warnings.filterwarnings("ignore", "This process .* is multi-threaded", DeprecationWarning)
-    live = Live(options)
+    global current  # a guard that the script makes has to know
+    current = live = Live(options)
     live.patches.put_on()
     if options.again is None:
         live.open()
@@ -135,20 +138,27 @@ class Live(Watch):
 
     def _guarded(self, call: Callable[..., Any], step: Callable[[Callable[..., Any]], Any]) -> Any:
         """Makes a step under the guard; without it, if the guard fails before the step is made."""
-        begun = False
+        begun, result, own = False, None, None
 
         def made(*args: Any) -> Any:
-            nonlocal begun
+            nonlocal begun, result, own
             begun = True
-            return call(*args)
+            try:
+                result = call(*args)
+            except BaseException as error:
+                own = error
+                raise
+            return result
 
         try:
             return step(made)
         except Exception as error:  # whatever it is, it is ours: the script's own is raised again
-            if begun or self.patches.watcher is not self:
+            if error is own or self.patches.watcher is not self:
                 raise
             self._give_up(error)
-            return call()
+            return result if begun else call()
+        finally:
+            own = None  # it holds this frame, and with it whatever the step held
 
     def _own(self, look: Callable[[], None]) -> None:
         """Does something of our own; gives up guarding if it fails."""
@@ -160,8 +170,9 @@ class Live(Watch):
             self._give_up(error)
 
     def _give_up(self, error: Exception) -> None:
-        self._aside = True
-        self.handover.say(f"this process is not guarded any more: {error!r}")
+        if not self._aside:
+            self._aside = True
+            self.handover.say(f"this process is not guarded any more: {error!r}")
 
     # The step.
 
@@ -182,12 +193,14 @@ class Live(Watch):
             return
         self.terms = terms_of(losses[0], sys._getframe(2))
         if not self.made_by:
-            self._meet(self.bad_loss(), None)
+            self.meet(self.bad_loss(), None)
 
     def after_backward(self) -> None:
         """Counts a step where there is no optimizer that would."""
-        if self.made_by or self._aside:
-            return
+        if not self.made_by and not self._aside:
+            self._own(self._step_by_hand)
+
+    def _step_by_hand(self) -> None:
         if self.ordinal == 0:
             self.handover.say(
                 "no torch optimizer was made: steps are watched, but the update is the script's "
@@ -207,15 +220,15 @@ class Live(Watch):
             return self._late.step(optimizer, call)
         self._late.look()
         if closure is not None:
-            return self._step_with_closure(optimizer, call, closure)
+            return step_with_closure(self, optimizer, call, closure)
         symptom = self.together.agree(*self.verdict(optimizer), self.ordinal)
         if symptom is not None:
             symptom.scaled_by_hand = self._scaler is not None
-            self._meet(symptom, optimizer)
+            self.meet(symptom, optimizer)
             return None
         with self.cut_rate(optimizer):
             result = call()
-        self._look_after(optimizer)
+        self.look_after(optimizer)
         return result
 
     def judged_scaler_step(self, scaler: Any, optimizer: Any, call: Callable[[], Any]) -> Any:
@@ -227,11 +240,11 @@ class Live(Watch):
         if symptom is not None:
             pass_over(scaler, optimizer)
             symptom.scale = scaler.get_scale()
-            self._meet(symptom, optimizer)
+            self.meet(symptom, optimizer)
             return None
         with self.cut_rate(optimizer):
             result = call()
-        self._look_after(optimizer)
+        self.look_after(optimizer)
         return result
 
     @property
@@ -249,13 +262,30 @@ class Live(Watch):
 
     def boundary(self) -> None:
         """Marks what the next step may change, and takes a moment now and then."""
-        if self._pulse is not None:
-            self._pulse.beat(max(self.counts.values(), default=self.ordinal))
+        if self._pulse is not None and replays.current is None:
+            self._pulse.beat(self._tried)
             if self.ordinal == 1:
-                groups = [group for one in self.optimizers() for group in one.param_groups]
-                self._pulse.rate(max((group.get("lr", 0.0) for group in groups), default=0.0))
+                self._pulse.rate(learning_rate(self.optimizers()))
         if not self._aside:
             self._own(self._begin_step)
+
+    @property
+    def _tried(self) -> int:
+        """How many steps are over: those of the optimizer that has made most of them."""
+        return max(self.counts.values(), default=self.ordinal)
+
+    def heard_of_bad(self) -> None:
+        """Notes a bad step that the script's own guard has met."""
+        if self._pulse is not None:
+            self._pulse.bad(self._tried)
+
+    def heard_of_held_back(self, optimizers: Sequence[Optimizer]) -> None:
+        """Counts a step that the script's own guard has held back: no optimizer tells of it."""
+        self.ordinal += 1
+        for optimizer in optimizers:
+            self.add_step(optimizer)
+        if self._pulse is not None:
+            self._pulse.beat(self._tried)
 
     def _begin_step(self) -> None:
         if self.held is None:
@@ -268,10 +298,6 @@ class Live(Watch):
                 self._shared = any(p.is_shared() for p in self.named_parameters().values())
             if not self._shared:
                 self._go_on(self._timeline.take_if_due(self.ordinal))
-
-    def meet_late(self, symptom: Symptom, optimizer: Any, step: int, ordinal: int) -> None:
-        """Deals with a step whose verdict came from the device."""
-        self._meet(symptom, optimizer, step=step, ordinal=ordinal)
 
     def good(self, optimizer: Any, step: int | None = None, **numbers: float) -> None:
         """Counts a good step.
@@ -287,51 +313,16 @@ class Live(Watch):
         if self._last_good is not None:
             self._last_good.after_good_step()
 
-    def _step_with_closure(
-        self, optimizer: Optimizer, call: Callable[..., Any], closure: Any
-    ) -> Any:
-        if isinstance(optimizer, torch.optim.LBFGS):
-            return self._search(optimizer, call)
-
-        def judged() -> Any:
-            loss = closure()
-            symptom = self.together.agree(*self.verdict(optimizer), self.ordinal)
-            if symptom is not None:
-                raise _BadStepError(symptom)
-            return loss
-
-        # Other optimizers evaluate the closure once, before they change anything.
-        try:
-            with self.cut_rate(optimizer):
-                result = call(judged)
-        except _BadStepError as bad:
-            self._meet(bad.symptom, optimizer)
-            return None
-        self._look_after(optimizer)
-        return result
-
-    def _search(self, optimizer: Optimizer, call: Callable[..., Any]) -> Any:
-        """Lets an optimizer move between evaluations; puts back all of it if that goes wrong."""
-        before = LastGood(self)
-        before.take()
-        result = call()
-        symptom = self.bad_end_loss() or self.bad_state(optimizer)
-        if symptom is not None:
-            before.restore()
-            self._meet(symptom, optimizer)
-        else:
-            self.good(optimizer)
-        return result
-
-    def _look_after(self, optimizer: Optimizer) -> None:
+    def look_after(self, optimizer: Optimizer) -> None:
+        """Looks at what a step has made of the run, now and then; counts it."""
         due = self.ordinal < _CAREFUL or self.ordinal % _CAREFUL == 0
         symptom = (self.bad_state(optimizer) if due else None) or self.bad_buffers()
         if symptom is not None:
-            self._meet(symptom, optimizer)
+            self.meet(symptom, optimizer)
         else:
             self.good(optimizer)
 
-    def _meet(
+    def meet(
         self,
         symptom: Symptom | None,
         optimizer: Any,
@@ -339,12 +330,23 @@ class Live(Watch):
         step: int | None = None,
         ordinal: int | None = None,
     ) -> None:
-        """Deals with a bad step."""
+        """Deals with a bad step.
+
+        Args:
+            symptom: What is wrong with it; None for nothing.
+            optimizer: Whose step it is; None in a script that has none.
+            step: Its number; None for the step that is being made.
+            ordinal: The same, as all optimizers together count.
+        """
         if symptom is None:
             return
         if step is None:
             step = self.ordinal if optimizer is None else self.number_of(optimizer)
         ordinal = self.ordinal if ordinal is None else ordinal
+        if self._pulse is not None:
+            leads = optimizer is None or self.number_of(optimizer) == self._tried
+            # The last step of the one that leads belongs to the same round.
+            self._pulse.bad(step if leads else self._tried - 1)
         if self.held is not None:
             self.held.restore(self.held.shape)
         trained = [p for p in self.named_parameters().values() if p.requires_grad]
@@ -401,14 +403,6 @@ class Live(Watch):
             return all_finite([p for p in self.named_parameters().values() if p.requires_grad])
         except RuntimeError:  # of a device that has failed
             return True
-
-
-class _BadStepError(Exception):
-    """Leaves an optimizer's step before it has changed anything."""
-
-    def __init__(self, symptom: Symptom) -> None:
-        super().__init__()
-        self.symptom = symptom
 
 
 def _called_by_a_guard() -> bool:

@@ -17,22 +17,25 @@ import sys
 import time
 from bisect import bisect_right
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from pathlib import Path
     from types import TracebackType
 
 STEPS = "steps-"
 ENDED = "ended-"
 RAISED = "raised-"
 RATE = "rate-"
+BAD = "bad-"
 # The steps whose times are kept.
 _KEPT = 1 << 17
 _HEADER = 8
 # The clock that file systems stamp files with, which ticks a few milliseconds behind the finer one.
 _COARSE = 5
 _LONGEST = 2000
+# Bytes of the numbers of bad steps that are read, from the last one back.
+_MOST = 1 << 16
 
 
 class Pulse:
@@ -72,10 +75,15 @@ class Pulse:
                 file.flush()
                 self._map = mmap.mmap(file.fileno(), 0)
 
-    def rate(self, lr: Any) -> None:
-        """Notes the learning rate that this process has made its first step with."""
-        with contextlib.suppress(TypeError, ValueError, RuntimeError):
-            self._leave(RATE, {"lr": float(lr)})
+    def bad(self, step: int) -> None:
+        """Notes a bad step, counted from 0 as by ``beat``."""
+        with contextlib.suppress(OSError), self._note(BAD).open("a") as file:
+            file.write(f"{step}\n")
+
+    def rate(self, lr: float | None) -> None:
+        """Notes the learning rate that this process has made its first step with, if it has one."""
+        if lr is not None:
+            self._leave(RATE, {"lr": lr})
 
     def listen(self) -> None:
         """Hears of the exception that ends this process, if one does."""
@@ -96,7 +104,10 @@ class Pulse:
 
     def _leave(self, name: str, told: dict[str, Any]) -> None:
         with contextlib.suppress(OSError):
-            Path(self.control, f"{name}{os.getpid()}").write_text(json.dumps(told))
+            self._note(name).write_text(json.dumps(told))
+
+    def _note(self, name: str) -> Path:
+        return self.control / f"{name}{os.getpid()}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +143,18 @@ def read_steps(path: Path) -> Steps | None:
     except (OSError, ValueError, struct.error):
         return None
     return Steps(pid, count, tuple(ring[at % _KEPT] for at in range(count - kept, count)))
+
+
+def read_bad(path: Path) -> list[int]:
+    """Reads the bad steps that a process has noted; of very many the last ones."""
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, path.stat().st_size - _MOST))
+            whole = file.tell() == 0
+            lines = file.read(_MOST).split(b"\n")
+    except OSError:
+        return []
+    return [int(line) for line in lines[0 if whole else 1 :] if line.isdigit()]
 
 
 def now_as_files_have_it() -> float:

@@ -326,6 +326,10 @@ class Watch(ABC):
         kept["made_by"] = list(self.made_by)
         return kept
 
+    def add_step(self, optimizer: Any) -> None:
+        """Counts a step of an optimizer."""
+        self.counts[_inner(optimizer)] = self.number_of(optimizer) + 1
+
     def take_back(self, optimizer: Any) -> None:
         """Counts a step less."""
         self.counts[_inner(optimizer)] -= 1
@@ -333,8 +337,7 @@ class Watch(ABC):
 
     def end_step(self, optimizer: Any) -> None:
         """Counts a step that is over."""
-        inner = _inner(optimizer)
-        self.counts[inner] = self.counts.get(inner, 0) + 1
+        self.add_step(optimizer)
         self.ordinal += 1
         self.forget_step()
         self.boundary()

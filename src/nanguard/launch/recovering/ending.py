@@ -10,10 +10,8 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
-from nanguard import incident
-from nanguard.errors import IncidentError
 from nanguard.launch.command import INTERRUPTED
-from nanguard.launch.pulse import ENDED, RAISED, RATE, STEPS, Steps, read_steps
+from nanguard.launch.pulse import BAD, ENDED, RAISED, RATE, STEPS, Steps, read_bad, read_steps
 
 _WORDS = re.compile(
     r"(?<![a-z])(?:nans?|infs?|infinit[ey]|non[-_ ]?finite|(?:is|are|not)[-_ ]?finite|is_?nan"
@@ -62,7 +60,7 @@ class Ending:
         tried: How many steps it has tried, the last one included that was not made.
         raised: The exception that ended it: type, file and line; empty if none did.
         incidents: The folders of its incidents.
-        bad: The steps that were bad, in their order.
+        bad: The steps that were bad, in their order, counted from 0 like those it has tried.
         rate: The learning rate of its first step; None if it is not known.
     """
 
@@ -114,9 +112,12 @@ def read_ending(control: Path, code: int, incidents: tuple[Path, ...]) -> Ending
         control, code, stopped, raised, all(note.get("finite", True) for note in ended), steps
     )
     tried = 0 if steps is None else steps.count
-    bad = sorted({step for path in incidents for step in _bad_steps(path)})
-    if outcome in (Outcome.STOPPED, Outcome.NON_FINITE):
-        tried = max([tried + 1, *(step + 1 for step in bad)])
+    # Of several ranks, the one that has met a bad step may be the only one to tell.
+    bad = sorted({step for path in control.glob(f"{BAD}*") for step in read_bad(path)})
+    if outcome is Outcome.STOPPED and bad:
+        tried = max(tried, bad[-1] + 1)
+    elif outcome in (Outcome.STOPPED, Outcome.NON_FINITE):
+        tried += 1
     place = f"{raised['type']} {raised['file']}:{raised['line']}" if raised else ""
     rates = [_notes(path).get("lr") for path in control.glob(f"{RATE}*")]
     rate = max((rate for rate in rates if isinstance(rate, float)), default=None)
@@ -195,16 +196,3 @@ def _text(path: Path) -> str:
             return file.read(_LONGEST)
     except OSError:
         return ""
-
-
-def _bad_steps(folder: Path) -> list[int]:
-    """Returns the step of an incident, and those before it that were bad."""
-    try:
-        run = incident.read(folder).get("run")
-    except IncidentError:
-        return []
-    if not isinstance(run, dict):
-        return []
-    skipped = run.get("skipped")
-    found = [run.get("ordinal"), *(skipped if isinstance(skipped, list) else [])]
-    return [step for step in found if isinstance(step, int)]
