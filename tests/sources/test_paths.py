@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from nanguard.sources.paths import Search
+from tests.nobody import as_nobody, open_folder
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -90,14 +91,14 @@ def test_what_is_no_file_is_not_waited_for(tmp_path: Path):
     assert [m.reason for m in search.missed] == ["it is not a regular file"]
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
-def test_a_folder_that_cannot_be_read_is_named(tmp_path: Path):
-    make(tmp_path, "a.py", "closed/b.py")
-    (tmp_path / "closed").chmod(0)
-    search = Search()
-    assert len(list(search.files([str(tmp_path)]))) == 1
-    assert search.missed[0].reason == "it cannot be read: Permission denied"
-    (tmp_path / "closed").chmod(0o700)
+def test_a_folder_that_cannot_be_read_is_named():
+    with open_folder() as folder:
+        make(folder, "a.py", "closed/b.py")
+        (folder / "closed").chmod(0)
+        search = Search()
+        with as_nobody():
+            assert len(list(search.files([str(folder)]))) == 1
+        assert search.missed[0].reason == "it cannot be read: Permission denied"
 
 
 def test_a_repaired_copy_is_left_out_unless_it_is_named(tmp_path: Path):
