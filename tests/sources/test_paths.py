@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-import pytest
-
 from nanguard.sources.paths import Search
 from tests.nobody import as_nobody, open_folder
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    import pytest
 
 
 def make(folder: Path, *names: str) -> None:
