@@ -78,7 +78,7 @@ class Drawing {
     this.width = this.plot.clientWidth;
     this.height = this.plot.clientHeight;
     if (!this.width) return;
-    // Either also clears it.
+    // This clears it as well; clearRect would paint white over the frame on paper.
     this.canvas.width = Math.round(this.width * ratio);
     this.canvas.height = Math.round(this.height * ratio);
     const ctx = this.canvas.getContext("2d");

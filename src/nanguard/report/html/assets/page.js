@@ -183,7 +183,9 @@ async function show(data) {
   const byTime = state.byTime;
   state.byTime &&= timed();
   spread();
-  if (!zoomed || byTime !== state.byTime) state.view = [...state.full];
+  // A file that was written anew may end before what was zoomed to.
+  const away = zoomed && (state.view[0] >= state.full[1] || state.view[1] <= state.full[0]);
+  if (!zoomed || away || byTime !== state.byTime) state.view = [...state.full];
   build();
   const drawn = state.runs.reduce((sum, run) => sum + run.curves.reduce((s, c) => s + c.lows.length, 0), 0);
   const points = state.runs.reduce((sum, run) => sum + run.curves.reduce((s, c) => s + c.points, 0), 0);
