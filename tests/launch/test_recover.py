@@ -265,6 +265,59 @@ def test_checkpoint_that_cannot_be_loaded_gives_way_to_an_older_one(tmp_path):
     assert [line["step"] for line in lineage(tmp_path)] == [None, 4, 2]
 
 
+def test_checkpoint_of_no_known_step_is_named(tmp_path):
+    save(tmp_path / "ckpt/last.pt")
+    dies = "import os; os.kill(os.getpid(), 9)"
+    options = ["--resume-arg", "--milestone {step}", "--checkpoints", "ckpt"]
+    done = recover(tmp_path, sys.executable, "-c", dies, options=options)
+    assert done.returncode == 137
+    assert "nothing says which step ckpt/last.pt is of, for {step}" in done.stderr
+
+
+KILLED_ONCE = """
+import os, pathlib, sys
+text = pathlib.Path(sys.argv[1]).read_text()
+print(text)
+if "null" in text:
+    pathlib.Path("c.yaml").write_text(sys.argv[2] + chr(10))
+    os.kill(os.getpid(), 9)
+"""
+
+
+@pytest.mark.parametrize(
+    ("new", "code"), [("from: null # changed meanwhile", 0), ("nothing: 1", 137), ("[", 137)]
+)
+def test_configuration_is_read_when_the_attempt_begins(tmp_path, new, code):
+    """If it cannot be used any more, that is said; the exit code is not the one of a bad option."""
+    save(tmp_path / "ckpt/model-2.pt")
+    (tmp_path / "c.yaml").write_text("from: null\n")
+    options = ["--checkpoints", "ckpt", "--config", "c.yaml", "--resume-key", "from"]
+    process = [sys.executable, "-c", KILLED_ONCE, "c.yaml", new]
+    done = recover(tmp_path, *process, options=options)
+    assert done.returncode == code, done.stderr
+    first, second = lineage(tmp_path)
+    assert first["then"] == "restart"
+    if code:
+        assert "not started again: " in done.stderr
+        assert "Traceback" not in done.stderr
+        assert (second["outcome"], second["steps"]) == ("not-begun", 0)
+    else:
+        assert "from: ckpt/model-2.pt # changed meanwhile" in done.stdout
+
+
+def test_configuration_is_written_after_the_wait(tmp_path):
+    save(tmp_path / "ckpt/model-2.pt")
+    (tmp_path / "c.yaml").write_text("from: null\n")
+    options = ["--checkpoints", "ckpt", "--config", "c.yaml", "--resume-key", "from"]
+    command = [sys.executable, "-c", KILLED_ONCE, "c.yaml", "from: null"]
+    process = start(tmp_path, *command, options=[*options, "--backoff", "60"])
+    wait_for(tmp_path / "found/lineage.jsonl", process)
+    time.sleep(0.3)
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=20)
+    assert not (tmp_path / "c_attempt2.yaml").exists()
+
+
 SLEEPER = "import time; open('begun', 'w'); time.sleep(60)"
 
 

@@ -116,6 +116,19 @@ def test_configuration_of_an_attempt(tmp_path, monkeypatch, name, text, expected
     assert config.into(["t.py", f"--config={name}"], copy) == ["t.py", f"--config={copy}"]
 
 
+def test_recoveries_with_one_configuration_do_not_share_copies(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("c.yaml").write_text("from: null\n")
+    config = ConfigFile("c.yaml", {"resume": Key.of("from", "--resume-key", "checkpoint")})
+    copies = {
+        checkpoint: config.write(Changes(2, checkpoint).values(), {"resume"}, "x", tmp_path)
+        for checkpoint in ("a.pt", "b.pt", "c.pt")
+    }
+    assert [*copies.values()] == ["c_attempt2.yaml", "c_attempt2-2.yaml", "c_attempt2-3.yaml"]
+    for checkpoint, copy in copies.items():
+        assert Path(copy).read_text() == f"from: {checkpoint}\n"
+
+
 def test_path_that_yaml_would_misread_is_quoted(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("c.yaml").write_text("from: null\n")

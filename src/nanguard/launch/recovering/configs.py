@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import json
 import math
 import re
@@ -12,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 from nanguard.engine.edits import apply, whole_diff
 from nanguard.engine.history import keep
 from nanguard.engine.outcome import Change, Repair
-from nanguard.engine.writing import write_atomically
 from nanguard.errors import SourceError, UsageError
 from nanguard.findings import Edit, Fix, Kind, Severity
 from nanguard.launch.recovering.templates import filled_in, placeholders
@@ -118,6 +119,10 @@ class ConfigFile:
             purposes: Which keys are set; the others stay as they are.
             why: What the attempt is for.
             folder: Where a copy goes that cannot stand beside the file.
+
+        Raises:
+            SourceError: The file, or a key of it, is not there any more.
+            OSError: The copy cannot be written.
         """
         document = self.read()
         edits, changes = [], []
@@ -148,17 +153,15 @@ class ConfigFile:
     ) -> str:
         data = decode(self.path, read_bytes(self.path, CONFIG_LIMIT), python=False).encode(repaired)
         own = Path(self.path)
-        name = f"{own.stem}_attempt{attempt}{own.suffix}"
-        beside = own.parent / name
-        diff = whole_diff(self.path, str(beside), document.text.content, repaired)
-        repair = Repair(self.path, str(beside), changes, diff, written=True)
-        keep(Path.cwd() / ".nanguard" / "configs", repair, data)
+        name = f"{own.stem}_attempt{attempt}"
         try:
-            write_atomically(beside, data)
+            copy = _written(own.parent, name, own.suffix, data)
         except OSError:  # a folder that is only read from
-            write_atomically(folder / name, data)
-            return str(folder / name)
-        return str(beside)
+            copy = _written(folder, name, own.suffix, data)
+        diff = whole_diff(self.path, copy, document.text.content, repaired)
+        repair = Repair(self.path, copy, changes, diff, written=True)
+        keep(Path.cwd() / ".nanguard" / "configs", repair, data)
+        return copy
 
     def read(self) -> Document:
         """Reads the file."""
@@ -215,6 +218,16 @@ def _edit(node: Node, value: str, kind: str) -> Edit:
         return replace_node(node, whole, kind)
     text = value if kind == "yaml" and _PLAIN.fullmatch(value) else json.dumps(value)
     return Edit(node.start, node.end, f" {text}" if node.start == node.end else text)
+
+
+def _written(folder: Path, name: str, suffix: str, data: bytes) -> str:
+    """Writes a new file; if there is one of that name, its own gets a number at its end."""
+    for number in itertools.count(1):
+        path = folder / f"{name}{'' if number == 1 else f'-{number}'}{suffix}"
+        with contextlib.suppress(FileExistsError), path.open("xb") as file:
+            file.write(data)
+            break
+    return str(path)
 
 
 def _names(word: str, path: str) -> bool:

@@ -6,12 +6,12 @@ import shutil
 import sys
 import tempfile
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nanguard import incident
-from nanguard.errors import IncidentError, NanguardError
+from nanguard.errors import IncidentError, NanguardError, SourceError
 from nanguard.launch.children import adopt_orphans, end_descendants
 from nanguard.launch.command import must_be_there, run_command
 from nanguard.launch.pulse import now_as_files_have_it
@@ -122,13 +122,13 @@ class Recovery:
                 return ending.code
             try:
                 end_descendants()
-                following = self._next(attempt, ending)
-                if following is None:
-                    return ending.code
-                self._wait()
+                changes = self._next(attempt, ending)
+                following = None if changes is None else self._after_waiting(changes, ending)
             except KeyboardInterrupt:
                 self._say("interrupted between two attempts; the command is not started again")
                 return INTERRUPTED
+            if following is None:
+                return ending.code
             attempt = following
 
     def _run(self, attempt: _Attempt) -> Ending:
@@ -148,14 +148,29 @@ class Recovery:
         finally:
             shutil.rmtree(control, ignore_errors=True)
 
-    def _next(self, attempt: _Attempt, ending: Ending) -> _Attempt | None:
-        """Returns the next attempt; None if there is none."""
+    def _after_waiting(self, changes: Changes, before: Ending) -> _Attempt | None:
+        """Returns the next attempt, its configuration written; None if that cannot be."""
+        self._wait()
+        why = f"attempt {changes.attempt - 1} ended: {before.reason}"
+        try:
+            command, config = self.teller.command_for(changes, why, self.incidents)
+        except (SourceError, OSError) as error:  # somebody has changed it since the start
+            told = error.what if isinstance(error, SourceError) else str(error)
+            none = replace(before, outcome=Outcome.NOT_BEGUN, reason=told, tried=0, incidents=())
+            self._ended(_Attempt(changes, list(self.teller.command)), none, then=told)
+            self._say(f"not started again: {error}")
+            return None
+        return _Attempt(changes, command, config)
+
+    def _next(self, attempt: _Attempt, ending: Ending) -> Changes | None:
+        """Returns what the next attempt is told; None if there is none."""
         if not attempt.changes.checkpoint:
             self.ladder.own_bad = self._own_is_bad()
         found = self._audited(ending)
         decision = self.ladder.after(ending, found)
         if isinstance(decision, Restart) and not self.teller.can_name(decision.checkpoint):
-            decision = End(f"nothing says which step {decision.checkpoint} is of, for {{step}}")
+            unknown = "" if decision.checkpoint is None else decision.checkpoint.path
+            decision = End(f"nothing says which step {unknown} is of, for {{step}}")
         if isinstance(decision, End):
             self._ended(attempt, ending, found, decision.why)
             self._diagnose(ending, found, decision.why)
@@ -186,7 +201,7 @@ class Recovery:
 
     def _restart(
         self, attempt: _Attempt, ending: Ending, found: Audited, decision: Restart
-    ) -> _Attempt:
+    ) -> Changes:
         position = self.positions.of(decision.checkpoint, found.good)
         lost = self.positions.lost(ending, position)
         if decision.changed:
@@ -199,9 +214,7 @@ class Recovery:
             f"{ending.reason}; {found.in_words()}; {restart} {changes.in_words()}"
             + (f"; {counted(lost, 'step')} lost" if lost is not None else "")
         )
-        why = f"attempt {attempt.changes.attempt} ended: {ending.reason}"
-        command, config = self.teller.command_for(changes, why, self.incidents)
-        return _Attempt(changes, command, config)
+        return changes
 
     def _changes(self, attempt: _Attempt, decision: Restart, position: int | None) -> Changes:
         means, checkpoint = self.teller.means, decision.checkpoint

@@ -191,6 +191,10 @@ class Teller:
             changes: What it is told.
             why: What the attempt is for.
             folder: Where a configuration goes that cannot stand beside its original.
+
+        Raises:
+            SourceError: The configuration, or a key of it, is not there any more.
+            OSError: It cannot be written.
         """
         values, purposes = changes.values(), changes.purposes()
         words, copy = list(self.command), None
