@@ -77,7 +77,12 @@ def _row(entry: Entry, index: Index) -> Html:
         el("td", picture(main.spark, main.name) if main else el("span", "no curve", cls="none")),
         el("td", _badges(summary)),
         el("td", step, cls="number", data_label="step"),
-        el("td", loss, cls="number bad" if bad else "number", data_label=main.name if main else ""),
+        el(
+            "td",
+            loss,
+            cls="number bad" if bad else "number",
+            data_label=main.name if main else "loss",
+        ),
         el("td", _alarms(summary, where)),
         el("td", el("time", data_time=f"{summary.changed:.0f}"), cls="when"),
         id=f"run-{entry.key}",
