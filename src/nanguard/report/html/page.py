@@ -80,8 +80,8 @@ def body_of(runs: Sequence[Run], title: str | None = None) -> Html:
     parts = sections(runs)
     links = [el("a", name, href=f"#{key}") for key, (name, _) in parts.items()]
     many = len(runs) > 1
-    points = sum(run.points for run in runs)
-    said = f"{len(runs)} runs, " if many else ""
+    points = f"{sum(run.points for run in runs):,}".replace(",", "\u202f")
+    said = f"{len(runs)} runs, " if many and title else ""
     made = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime())
     return join(
         (
@@ -91,7 +91,7 @@ def body_of(runs: Sequence[Run], title: str | None = None) -> Html:
                 el(
                     "div",
                     el("h1", title or (f"{len(runs)} runs" if many else runs[0].name)),
-                    el("p", f"{said}{points:,} numbers".replace(",", "\u202f"), cls="under"),
+                    el("p", f"{said}{points} numbers", cls="under"),
                 ),
                 theme_button(),
                 cls="top",
