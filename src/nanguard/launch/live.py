@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 from nanguard.guard.held import BufferPlaces, Held
 from nanguard.guard.optimizers import learning_rate, scaled_lr
 from nanguard.guard.policy import Action, Policy, Trouble
-from nanguard.launch import replay as replays
 from nanguard.launch.closures import step_with_closure
 from nanguard.launch.handover import BadStep, Handover
 from nanguard.launch.lastgood import LastGood
@@ -262,7 +261,7 @@ class Live(Watch):
 
     def boundary(self) -> None:
         """Marks what the next step may change, and takes a moment now and then."""
-        if self._pulse is not None and replays.current is None:
+        if self._pulse is not None:
             self._pulse.beat(self._tried)
             if self.ordinal == 1:
                 self._pulse.rate(learning_rate(self.optimizers()))
