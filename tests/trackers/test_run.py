@@ -159,3 +159,13 @@ def test_unknown_tracker_ends_before_the_command_starts(tmp_path: Path) -> None:
     assert done.returncode == 2
     assert "no tracker called 'tensorbord'" in done.stderr
     assert not mark.exists()
+
+
+@pytest.mark.ranks
+def test_ranks_that_a_script_starts_by_itself(tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard")
+    track("spawned.py", tmp_path, "tensorboard")
+    scalars, _ = reading.tensorboard(tmp_path / "incidents/trackers/tensorboard")
+    assert sorted(scalars["nanguard/loss"]) == list(range(6))
+    (incident,) = (tmp_path / "incidents").glob("step-*")
+    assert incident.name == "step-000003-rank1"

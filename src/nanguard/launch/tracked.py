@@ -112,6 +112,10 @@ class Tracked:
 
     def _begin(self) -> None:
         say = self._live.handover.say
+        # Ranks that were started by the script know of each other by now, and not before.
+        self._wanted = self._live.handover.rank == 0
+        if not self._wanted:
+            return
         try:
             self._trackers = trackers_for(
                 None,
