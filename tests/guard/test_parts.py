@@ -518,3 +518,25 @@ def test_rate_that_an_optimizer_finds_by_itself_is_left_alone():
     with scaled_lr([optimizer], 0.5):
         assert [group["lr"] for group in optimizer.param_groups] == [0.25, None]
     assert [group["lr"] for group in optimizer.param_groups] == [0.5, None]
+
+
+class Lookahead(torch.optim.Optimizer):
+    """Keeps another optimizer inside."""
+
+    def __init__(self, inner: torch.optim.Optimizer) -> None:
+        super().__init__(inner.param_groups, inner.defaults)
+        self.optimizer, self.param_groups = inner, inner.param_groups
+
+    def step(self, closure: Any = None) -> Any:
+        return self.optimizer.step(closure)
+
+
+def test_schedule_of_an_optimizer_with_another_one_inside_is_stepped():
+    model = nn.Linear(2, 1)
+    optimizer = Lookahead(torch.optim.SGD(model.parameters(), lr=1.0))
+    schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
+    with Guard(model, optimizer, scheduler=schedule) as guard:
+        for _ in range(3):
+            guard.backward(model(torch.ones(4, 2)).square().mean())
+            guard.step()
+    assert schedule.get_last_lr() == [0.125]

@@ -66,10 +66,12 @@ def inner_scheduler(scheduler: Any) -> Any:
     return getattr(scheduler, "scheduler", scheduler)
 
 
-def scheduled(scheduler: Any) -> Any:
-    """Returns the optimizer that a scheduler moves; None if it does not say it."""
+def moves(scheduler: Any, optimizers: Sequence[Any]) -> bool:
+    """Returns whether a scheduler moves one of the optimizers, or does not say whose it is."""
     owner = getattr(inner_scheduler(scheduler), "optimizer", None)
-    return getattr(owner, "optimizer", owner)
+    # What a framework has wrapped is known by what is inside of it.
+    owners = (owner, getattr(owner, "optimizer", owner))
+    return owner is None or any(own is optimizer for own in owners for optimizer in optimizers)
 
 
 def refuse_plateau(schedulers: Sequence[Any]) -> None:

@@ -10,7 +10,7 @@ import torch
 from nanguard import numerics
 from nanguard.errors import UsageError
 from nanguard.guard.applying import Clipping, ClosureStep, apply_gated, apply_read
-from nanguard.guard.models import scheduled, trained
+from nanguard.guard.models import moves, trained
 from nanguard.guard.optimizers import (
     can_be_gated,
     learning_rate,
@@ -259,8 +259,7 @@ class Stepper:
             optimizer.zero_grad(set_to_none=True)
         if self._parts.scheduler_every == "step":
             for scheduler in self._parts.schedulers:
-                owner = scheduled(scheduler)
-                if owner is None or any(owner is optimizer for optimizer in optimizers):
+                if moves(scheduler, optimizers):
                     scheduler.step()
         self._parts.unchanged.update_average(latch, optimizers)
 
