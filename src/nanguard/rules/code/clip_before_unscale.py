@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import ast
+import re
 from typing import TYPE_CHECKING, ClassVar
 
 from nanguard.findings import Edit, Finding, Fix, Severity
 from nanguard.rules.code_rule import CodeRule
 from nanguard.rules.rule import Fails, Passes
-from nanguard.sources.python.reach import exclude
+from nanguard.sources.python.reach import after, conditions_of, exclude
 from nanguard.sources.python.training import (
     CLIPS,
     Training,
@@ -25,6 +26,11 @@ if TYPE_CHECKING:
     from nanguard.sources.python.code import Code
     from nanguard.sources.python.scopes import Function
     from nanguard.sources.python.values import Value
+
+    _Done = tuple[Value, ast.AST]
+
+# What a condition asks that holds where there is a scaler and it is in use.
+_SCALER = re.compile(r"[\w.]*scaler(\.is_enabled\(\))?", re.IGNORECASE)
 
 
 class ClipBeforeUnscale(CodeRule):
@@ -85,6 +91,13 @@ class ClipBeforeUnscale(CodeRule):
             "    else:\n        loss.backward()\n"
             "        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)\n        opt.step()\n"
         ),
+        Passes(
+            "import torch\n\n\ndef step(model, opt, scaler):\n    if scaler is None:\n"
+            "        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)\n"
+            "        opt.step()\n        return\n    scaler.unscale_(opt)\n"
+            "    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)\n"
+            "    scaler.step(opt)\n    scaler.update()\n"
+        ),
     )
 
     def check(self, code: Code) -> Iterator[Finding]:
@@ -114,24 +127,21 @@ def _clipped_scaled(
     code: Code, training: Training, function: Function
 ) -> Iterator[tuple[Value, Value | None]]:
     """The calls that clip scaled gradients, with the scaler's step that follows."""
-    events = [e for e in code.events(function) if id(e) not in training.callees]
-    if not any(is_backward(e) for e in events):
+    done = _done(code, training, function)
+    scaled: _Done | None = None
+    if not any(is_backward(event) for event, _ in done):
         # Backward is called elsewhere: what is stepped by a scaler was scaled.
-        scaled: Value | None = next((e for e in events if _is_scalers(e, "step")), None)
-    else:
-        scaled = None
-    for place, event in enumerate(events):
+        scaled = next((d for d in done if _is_scalers(d[0], "step")), None)
+    for place, (event, site) in enumerate(done):
         if is_backward(event):
             if is_scaled(event):
-                scaled = event
+                scaled = event, site
         elif _is_scalers(event, "unscale", "update") or is_step(event):
             scaled = None
         elif scaled is not None and named(event) in CLIPS and not unscales_itself(event):
-            if scaled.node is None or event.node is None:
+            if _has_no_scaler(code, event) or _are_apart(code, scaled, (event, site)):
                 continue
-            if scaled.scope is event.scope and exclude(code, scaled.node, event.node):
-                continue
-            steps = (e for e in events[place:] if _is_scalers(e, "step"))
+            steps = (e for e, _ in done[place:] if _is_scalers(e, "step"))
             yield event, next(steps, None)
 
 
@@ -139,15 +149,49 @@ def _unscaled_late(
     code: Code, training: Training, function: Function
 ) -> Iterator[tuple[Value, Value | None]]:
     """The calls that clip before anything is unscaled, where backward is called in other files."""
-    events = [e for e in code.events(function) if id(e) not in training.callees]
-    for place, event in enumerate(events):
+    done = _done(code, training, function)
+    for place, (event, site) in enumerate(done):
         if _is_scalers(event, "unscale"):
             return
-        if named(event) not in CLIPS or unscales_itself(event) or event.node is None:
+        if named(event) not in CLIPS or unscales_itself(event):
             continue
-        late = [e.node for e in events[place:] if _is_scalers(e, "unscale") and e.node is not None]
-        if any(not exclude(code, event.node, node) for node in late):
+        late = [d for d in done[place:] if _is_scalers(d[0], "unscale")]
+        if any(not _are_apart(code, (event, site), other) for other in late):
             yield event, None
+
+
+def _done(code: Code, training: Training, function: Function) -> list[_Done]:
+    """What a function does in order, each with where: for what a call does, that is the call."""
+    done: list[_Done] = []
+    site: ast.AST | None = None
+    # A call comes after all that happens in it.
+    for event in reversed(list(code.events(function))):
+        if event.scope is function:
+            site = event.node
+        if id(event) not in training.callees and event.node is not None:
+            done.append((event, site or event.node))
+    return done[::-1]
+
+
+def _are_apart(code: Code, one: _Done, other: _Done) -> bool:
+    """Whether two operations never happen in the same pass through a function."""
+    (first, here), (second, there) = one, other
+    if first.scope is second.scope and first.node is not None and second.node is not None:
+        here, there = first.node, second.node
+        if exclude(code, here, there):
+            return True
+    return not (_reaches(code, here, there) or _reaches(code, there, here))
+
+
+def _reaches(code: Code, one: ast.AST, other: ast.AST) -> bool:
+    """Whether the statement of another node runs after that of one, or is the same."""
+    around = {code.statement_of(other), *code.ancestors(other)}
+    return code.statement_of(one) in around or any(s in around for s in after(code, one))
+
+
+def _has_no_scaler(code: Code, event: Value) -> bool:
+    conditions = conditions_of(code, event.node) if event.node is not None else ()
+    return any(not holds and _SCALER.fullmatch(text) for text, holds in conditions)
 
 
 def _is_scalers(event: Value, *names: str) -> bool:
