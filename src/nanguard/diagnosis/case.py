@@ -12,8 +12,9 @@ if TYPE_CHECKING:
     from nanguard.tracer.records import Stats
     from nanguard.tracer.symptom import Symptom
 
-HALF_MAX = 65504.0
-_HALF = ("float16", "bfloat16")
+# The largest number of each 16-bit type.
+LARGEST = {"float16": 65504.0, "bfloat16": 3.3895313892515355e38}
+CASTS = ("_to_copy", "copy")
 # Operations that are not defined everywhere, and the argument that this is about.
 LOGS = ("log", "log2", "log10", "log1p", "xlogy", "xlog1py", "logit", "lgamma", "digamma")
 ROOTS = ("sqrt", "pow", "rsqrt", "float_power")
@@ -82,7 +83,7 @@ class Case:
         """The narrowest type at the origin."""
         detail = self.origin.detail
         types = [] if detail is None else [detail.output.dtype, *(s.dtype for s in detail.inputs)]
-        return next((t for t in types if t in _HALF), types[0] if types else "float32")
+        return next((t for t in types if t in LARGEST), types[0] if types else "float32")
 
     def input(self, name: str) -> Stats | None:
         """Returns an input by the name the operation has for it."""
@@ -92,6 +93,11 @@ class Case:
         """Returns the largest absolute value that went in."""
         values = [abs(v) for s in self.inputs for v in (s.low, s.high) if not math.isnan(v)]
         return max(values, default=0.0)
+
+    @property
+    def from_parameters(self) -> bool:
+        """Whether a parameter had a part in what went in."""
+        return any("parameter" in kinds for kinds in self.origin.sources.values())
 
     def divisor(self) -> Stats | None:
         """Returns the tensor that is divided by, if it holds a zero."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from nanguard.diagnosis.case import DIVISIONS, EXPONENTIALS, STATISTICS
+from nanguard.diagnosis.case import CASTS, DIVISIONS, EXPONENTIALS, LARGEST, STATISTICS
 from nanguard.diagnosis.cause import Cause, Suspicion
 from nanguard.diagnosis.repairs import Repair, clipped_gradients
 from nanguard.findings import name_of
@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from nanguard.diagnosis.lab import Trial
 
 _HUGE = 1e9
+# The extremes of the wide types: no number grows to just these.
+_EXTREMES = (LARGEST["bfloat16"], 3.4028234663852886e38)
 
 
 class ExplodingOptimization(Cause):
@@ -30,6 +32,8 @@ class ExplodingOptimization(Cause):
     def suspect(self, case: Case) -> Suspicion | None:
         """Returns whether large finite numbers became infinite in a type with a wide range."""
         if case.precision == "float16" or case.phase in ("data", "init"):
+            return None
+        if _is_mask(case):
             return None
         large = case.largest_input()
         growth = case.facts.growth
@@ -71,3 +75,10 @@ class ExplodingOptimization(Cause):
                 Repair(f"lower the learning rate ({rate}) by a factor of ten", trial=lower)
             )
         return found
+
+
+def _is_mask(case: Case) -> bool:
+    """Returns whether large numbers were written, as in a mask, and did not come by training."""
+    if not case.inputs or case.from_parameters:
+        return False
+    return case.op in CASTS or case.largest_input() in _EXTREMES
