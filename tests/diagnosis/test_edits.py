@@ -80,6 +80,25 @@ def test_line_is_added_after_the_whole_statement(file):
 @pytest.mark.parametrize(
     ("before", "after"),
     [
+        ("a(); b(); c()", "a(); b()\nclip()\nc()"),
+        ("b();  c()  # why", "b()\nclip()\nc()  # why"),
+        ("a(); b()  # why; why", "a(); b()  # why; why\nclip()"),
+        ("if x: a(); b(); c()", "if x: a(); b(); clip(); c()"),
+        ("for x in y:\n  ä(); b(\n  ); c()", "for x in y:\n  ä(); b(\n  )\n  clip()\n  c()"),
+    ],
+)
+def test_line_is_added_between_two_statements_of_one_line(tmp_path, before, after):
+    path = tmp_path / "one.py"
+    path.write_text(before + "\n", encoding="utf-8")
+    line = next(n for n, text in enumerate(before.splitlines(), 1) if "b(" in text)
+    new = SourceFile.open(str(path)).inserted_after(line, "clip()", "b")
+    assert new == after + "\n"
+    ast.parse(new)
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
         ("f(x)", "f(x, eps=1e-4)"),
         ("f()", "f(eps=1e-4)"),
         ("f(x, eps=0.0)", "f(x, eps=1e-4)"),

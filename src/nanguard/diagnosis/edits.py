@@ -6,13 +6,15 @@ import ast
 import difflib
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from nanguard.tracer.sites import Site
 
+# What computes something: ``x /= n`` does, too.
+Expression: TypeAlias = ast.expr | ast.AugAssign
 _Node = TypeVar("_Node", bound=ast.AST)
 _LIMIT = 4 << 20
 
@@ -40,11 +42,11 @@ class SourceFile:
         """Returns the text of a node."""
         return ast.get_source_segment(self.text, node) or ""
 
-    def node_at(self, site: Site, accept: Callable[[ast.AST], bool]) -> ast.expr | None:
+    def node_at(self, site: Site, accept: Callable[[ast.AST], bool]) -> Expression | None:
         """Returns the expression at a place: exactly there, or else the first on that line."""
-        found: list[ast.expr] = []
+        found: list[Expression] = []
         for node in ast.walk(self.tree):
-            if not isinstance(node, ast.expr) or not accept(node):
+            if not isinstance(node, (ast.expr, ast.AugAssign)) or not accept(node):
                 continue
             if site.span is not None and _span(node) == site.span:
                 return node
@@ -73,23 +75,55 @@ class SourceFile:
             lines[line - 1 : end_line] = [before + new.encode() + after]
         return b"".join(lines).decode()
 
-    def inserted_after(self, line: int, new: str) -> str:
-        """Returns the text with a line added after the statement on a line, indented like it."""
-        statement = next(
-            (
-                node
-                for node in ast.walk(self.tree)
-                if isinstance(node, ast.stmt)
-                and node.lineno <= line <= (node.end_lineno or 0)
-                and not hasattr(node, "body")
-            ),
-            None,
-        )
-        end = line if statement is None else (statement.end_lineno or line)
-        lines = self.text.splitlines(keepends=True)
-        indent = re.match(r"\s*", lines[(statement.lineno if statement else line) - 1])
-        lines.insert(end, f"{indent.group() if indent else ''}{new}\n")
-        return "".join(lines)
+    def inserted_after(self, line: int, new: str, called: str = "") -> str:
+        """Returns the text with a line added after the statement on a line, indented like it.
+
+        Args:
+            line: The line.
+            new: The statement to add.
+            called: What the statement calls, where several stand on one line.
+        """
+        statement = self._statement_on(line, called)
+        lines = list(self._lines)
+        if statement is None:
+            start, end, column = line, line, len(lines[line - 1])
+        else:
+            start, end, _, column = _span(statement)
+        indent = re.match(rb"\s*", lines[start - 1])
+        margin = indent.group() if indent else b""
+        before, after = lines[end - 1][:column], lines[end - 1][column:]
+        following = re.match(rb"\s*;\s*(?=[^\s#])", after)
+        if self._shares_line_with_header(start):
+            lines[end - 1] = before + b"; " + new.encode() + after
+        elif following is None:
+            lines.insert(end, margin + new.encode() + b"\n")
+        else:
+            rest = after[following.end() :]
+            lines[end - 1] = before + b"\n" + margin + new.encode() + b"\n" + margin + rest
+        return b"".join(lines).decode()
+
+    def _statement_on(self, line: int, called: str) -> ast.stmt | None:
+        """Returns the statement on a line that calls something, or else the first one there."""
+        found = [
+            node
+            for node in ast.walk(self.tree)
+            if isinstance(node, ast.stmt)
+            and node.lineno <= line <= (node.end_lineno or 0)
+            and not hasattr(node, "body")
+        ]
+        calling = [n for n in found if any(called_name(inner) == called for inner in ast.walk(n))]
+        return next(iter(calling if called and calling else found), None)
+
+    def _shares_line_with_header(self, line: int) -> bool:
+        """Returns whether a statement stands on the line of its ``if`` or ``for``."""
+        for node in ast.walk(self.tree):
+            blocks = [getattr(node, name, None) for name in ("body", "orelse", "finalbody")]
+            for block in blocks:
+                if not isinstance(block, list) or not block or block[0].lineno != line:
+                    continue
+                if self._lines[line - 1][: block[0].col_offset].strip():
+                    return True
+        return False
 
     def diff(self, new: str) -> str:
         """Returns the change as a unified diff."""

@@ -19,7 +19,9 @@ if TYPE_CHECKING:
     from nanguard.tracer.records import Stats
     from nanguard.tracer.sites import Site
 
-_INFINITY = re.compile(r"inf", re.IGNORECASE)
+_DIVIDING = ("div", "div_", "divide", "divide_", "true_divide", "true_divide_")
+# Quotients beyond this are no weights that somebody meant, or no numbers of a 16-bit type.
+_LARGEST, _LARGEST_HALF = 1e9, 1e4
 
 
 @dataclass(slots=True)
@@ -106,10 +108,9 @@ def bounded_divisor(case: Case) -> list[Repair]:
 
     def make(file: SourceFile, site: Site) -> str | None:
         def accept(node: ast.AST) -> bool:
-            if isinstance(node, ast.BinOp):
-                negative = isinstance(node.op, ast.Pow) and isinstance(node.right, ast.UnaryOp)
-                return isinstance(node.op, ast.Div) or negative
-            return called_name(node) in ("div", "true_divide", "reciprocal", "rsqrt", "pow")
+            if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Pow):
+                return isinstance(node.right, ast.UnaryOp)
+            return _divides(node) or called_name(node) in ("reciprocal", "rsqrt", "pow")
 
         node = file.node_at(site, accept)
         divisor = _divisor_of(node)
@@ -124,32 +125,43 @@ def bounded_divisor(case: Case) -> list[Repair]:
 
 
 def positive_number(case: Case) -> list[Repair]:
-    """Keeps a plain number that is divided by at 1 or above."""
+    """Keeps a plain number that is divided by away from zero.
+
+    A whole number counts something, so that 1 is the smallest that makes sense. Any other, such as
+    a temperature, may be far below 1 in good steps.
+    """
+    number = case.origin.detail.scalars.get("other") if case.origin.detail else None
+    small = "1e-4" if case.is_half else "1e-8"
+    whole = isinstance(number, int)
+    least = "1" if whole else small
+    summary = f"keep the divisor away from zero with max(..., {least})"
+    if whole:
+        summary = "divide by 1 where the count is 0: max(..., 1)"
 
     def make(file: SourceFile, site: Site) -> str | None:
-        def accept(node: ast.AST) -> bool:
-            return isinstance(node, ast.BinOp) and isinstance(node.op, ast.Div)
-
-        divisor = _divisor_of(file.node_at(site, accept))
+        divisor = _divisor_of(file.node_at(site, _divides))
         if divisor is None:
             return None
-        return file.replaced([(divisor, f"max({file.text_of(divisor)}, 1)")])
+        return file.replaced([(divisor, f"max({file.text_of(divisor)}, {least})")])
 
-    return edit(case.origin.site, "divide by 1 where the count is 0: max(..., 1)", make)
+    return edit(case.origin.site, summary, make)
 
 
 def bounded_quotient(case: Case) -> list[Repair]:
     """Bounds what a division by zero gave, where it is infinite and no count is divided by.
 
     A weight such as ``1 / t`` is infinite at 0. With a bounded divisor it is finite there, but so
-    large that one sample decides the step.
+    large that one sample decides the step. The bound is above all other quotients of the step:
+    these are good and stay as they are.
     """
     stats, detail = case.divisor(), case.origin.detail
     if stats is None or detail is None or stats.negatives or _is_count(case, stats):
         return []
     if case.op not in ("div", "true_divide") or detail.output.nans or detail.output.neg_infs:
         return []
-    bound = ".clamp(max=100)"
+    if not 0 <= detail.output.high < (_LARGEST_HALF if case.is_half else _LARGEST):
+        return []  # nothing says how large a good quotient is
+    bound = f".clamp(max={_power_above(detail.output.high)})"
 
     def make(file: SourceFile, site: Site) -> str | None:
         def accept(node: ast.AST) -> bool:
@@ -159,6 +171,14 @@ def bounded_quotient(case: Case) -> list[Repair]:
         return None if node is None else file.replaced([(node, bounded(file.text_of(node), bound))])
 
     return edit(case.origin.site, f"bound the quotient with {bound}", make)
+
+
+def _power_above(value: float) -> int:
+    """Returns a power of ten above a number, at least 100."""
+    bound = 100
+    while bound <= value:
+        bound *= 10
+    return bound
 
 
 def _is_count(case: Case, stats: Stats) -> bool:
@@ -171,11 +191,20 @@ def _is_count(case: Case, stats: Stats) -> bool:
     return stats.whole and stats.low >= 0 and sums and not made & spread
 
 
+def _divides(node: ast.AST) -> bool:
+    """Returns whether something is divided: ``a / b``, ``a /= b``, ``a.div(b)``."""
+    if isinstance(node, (ast.BinOp, ast.AugAssign)):
+        return isinstance(node.op, ast.Div)
+    return called_name(node) in _DIVIDING
+
+
 def _divisor_of(node: ast.AST | None) -> ast.expr | None:
+    if isinstance(node, ast.AugAssign):
+        return node.value
     if isinstance(node, ast.BinOp):
         return node.right if isinstance(node.op, ast.Div) else node.left
     if isinstance(node, ast.Call):
-        if called_name(node) in ("div", "true_divide"):
+        if called_name(node) in _DIVIDING:
             rest = node.args[-1:] or [k.value for k in node.keywords if k.arg == "other"]
             return rest[0] if rest else None
         return argument(node)
@@ -290,7 +319,7 @@ def clipped_gradients(case: Case) -> list[Repair]:
 
     def make(file: SourceFile, site: Site) -> str | None:
         return file.inserted_after(
-            site.line, f"torch.nn.utils.clip_grad_norm_({model}.parameters(), 1.0)"
+            site.line, f"torch.nn.utils.clip_grad_norm_({model}.parameters(), 1.0)", "backward"
         )
 
     return edit(site, "clip the gradients after backward", make)
