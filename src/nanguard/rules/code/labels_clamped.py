@@ -17,6 +17,7 @@ from nanguard.sources.python.class_indices import (
     upper_bound,
 )
 from nanguard.sources.python.roles import root
+from nanguard.sources.python.values import SHAPE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -26,6 +27,15 @@ if TYPE_CHECKING:
 
 _LABELS = re.compile(r"label|target|class|cls|lbl|tgt")
 _LABEL = re.compile(r"label|class|lbl|^y$|^cls$")
+# Operations that make a class of a measurement: an angle, a depth or a sample is scaled, then cut.
+_SCALES = frozenset(["mul", "div", "floordiv"])
+_CUTS = frozenset(["round", "floor", "ceil", "trunc", "bucketize", "searchsorted", "digitize"])
+# Nobody takes these of a label.
+_CURVES = frozenset(["log", "log1p", "log2", "log10", "exp", "sqrt", "sigmoid", "tanh", "atan2"])
+_ARITHMETIC = _SCALES | _CUTS | _CURVES | frozenset(["add", "sub", "neg", "abs", "sign"])
+# What is picked out of something is where a value begins: the index is another matter.
+_PICKS = frozenset(["getitem", "gather", "index", "index_select", "take", "join"])
+_PASSES = (SHAPE - _PICKS) | frozenset(["long", "int", "astype", "clamp"])
 _FIX = Fix(
     "check the range where the data is read, and raise with the value and the record; give values "
     "that mean nothing the ignore_index"
@@ -80,6 +90,11 @@ class LabelsClamped(CodeRule):
             "import torch\n\n\ndef sample(image, x, y):\n    h, w = image.shape[-2:]\n"
             "    return image[..., y.clamp(0, h - 1), x.clamp(0, w - 1)]\n"
         ),
+        Passes(
+            "import torch.nn.functional as F\n\n\ndef loss(logits, depth, bins):\n"
+            "    target = (depth * bins).long().clamp(0, bins - 1)\n"
+            "    return F.cross_entropy(logits, target)\n"
+        ),
     )
 
     def check(self, code: Code) -> Iterator[Finding]:
@@ -96,6 +111,9 @@ class LabelsClamped(CodeRule):
 
 
 def _is_clamp(code: Code, value: Value, used: set[int]) -> bool:
+    parts = value.inputs if value.op in ("min", "minimum") else value.inputs[:1]
+    if any(_is_quantised(part) for part in parts if not _is_bound(part)):
+        return False
     labels = next((part for part in value.inputs if part.has("labels")), None)
     if labels is None:
         return _is_class(code, value, used) or _becomes_label(code, value)
@@ -138,7 +156,38 @@ def _becomes_label(code: Code, value: Value) -> bool:
     if value.op not in ("min", "minimum", "clamp", "numpy.clamp", "clamp_max"):
         return False
     bounds = value.inputs if value.op in ("min", "minimum") else (upper_bound(value),)
-    return any(b is not None and b.core.op == "sub" and is_last_class(b) for b in bounds)
+    return any(b is not None and _is_bound(b) for b in bounds)
+
+
+def _is_bound(value: Value) -> bool:
+    return value.core.op == "sub" and is_last_class(value)
+
+
+def _is_quantised(value: Value) -> bool:
+    """Whether classes are made here, from a measurement, and are not the labels of the data."""
+    steps = [*_arithmetic(value)]
+    ops = {step.op.removeprefix("numpy.") for step in steps}
+    if ops & _CURVES:
+        return True
+    scaled = any(s.op in _SCALES and not any(p.has("mask") for p in s.inputs) for s in steps)
+    from_labels = any(
+        s.has("labels") and s.op.removeprefix("numpy.") not in _ARITHMETIC | _PASSES for s in steps
+    )
+    return (scaled or bool(ops & _CUTS)) and not from_labels
+
+
+def _arithmetic(value: Value, limit: int = 32) -> Iterator[Value]:
+    """The arithmetic a value was made by, with what it begins with."""
+    queue = [value]
+    while queue and limit:
+        limit -= 1
+        step = queue.pop(0)
+        yield step
+        op = step.op.removeprefix("numpy.")
+        if op in _ARITHMETIC:
+            queue += step.inputs
+        elif op in _PASSES:
+            queue += step.inputs[:1]
 
 
 def _is_capped(value: Value, used: set[int]) -> bool:
@@ -150,7 +199,7 @@ def _is_capped(value: Value, used: set[int]) -> bool:
         index, written, base = value.inputs
     tests = index.core.inputs if index.core.op == "and" else (index,)
     above = any(t.core.op == "compare" and t.core.name in ("Gt", "GtE") for t in tests)
-    if not base.has("labels") or not above:
+    if not base.has("labels") or not above or _is_quantised(base):
         return False
     number = written.number()
     if number is not None and number < 0:
