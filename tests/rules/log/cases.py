@@ -466,6 +466,34 @@ def first_entry_is_one_batch_of_many(rng):
     return "".join(f"step={i} loss={v:.4f} lr=0.001\n" for i, v in enumerate(losses))
 
 
+@case("grpo.jsonl")
+def a_policy_begins_as_its_own_reference(rng):
+    losses = [1.49e-08, *(0.05 * (1 - math.exp(-i / 30)) for i in range(1, 200))]
+    return "".join(
+        json.dumps({"step": i, "loss": v * (1 + 0.1 * rng.gauss(0, 1)), "learning_rate": 1e-6})
+        + "\n"
+        for i, v in enumerate(losses, 1)
+    )
+
+
+@case("distill.jsonl")
+def a_student_begins_as_its_teacher(rng):
+    losses = [0.0, 2e-9, 4e-8, 1e-7, 3e-6, *(0.2 + 0.01 * rng.gauss(0, 1) for _ in range(20))]
+    return "".join(json.dumps({"step": i, "loss": v}) + "\n" for i, v in enumerate(losses, 1))
+
+
+@case("runaway.jsonl", ("diverging-loss", None, None), tolerated="loss-spike")
+def a_policy_leaves_its_reference_for_good(rng):
+    losses = [0.0, *(0.01 * 1.03**i * (1 + 0.02 * rng.gauss(0, 1)) for i in range(200))]
+    return "".join(json.dumps({"step": i, "loss": v}) + "\n" for i, v in enumerate(losses, 1))
+
+
+@case("lost.log", ("diverging-loss", 2, 1))
+def the_second_step_is_lost(rng):
+    losses = [3.4, *(3.5e12 * (1 + 0.1 * rng.gauss(0, 1)) for _ in range(22))]
+    return "".join(f"step={i} loss={v:.4f} lr=0.2\n" for i, v in enumerate(losses))
+
+
 @case("cyclic.log")
 def warm_restarts(rng):
     rows = []

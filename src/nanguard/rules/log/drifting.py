@@ -13,6 +13,8 @@ from nanguard.rules.log.judging import runs_of
 from nanguard.settings import Settings
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from nanguard.sources.log.series import MetricSeries, Point
 
 _SETTINGS = Settings()
@@ -24,6 +26,12 @@ _BLOCKS, _GROWING, _GROWTH = 16, 4, 1.3
 _SLOWING = 0.7
 # How far above its beginning a loss is lost, where bounds keep it finite, and for how many entries.
 _LOST, _LONG_ENOUGH = 1e6, 5
+# How many entries are its beginning, and below which size everything is far above it: a policy
+# compared with itself, or a model with its own copy, has a loss of about zero.
+_BEGINNING, _SIZE = 9, 0.01
+# How many times its beginning a loss that never fell may grow; up to this size, if it began at
+# about zero, which its first entry tells.
+_GROWN, _GROWN_SIZE, _ABOUT_ZERO = 3.0, 1.0, 0.01
 # How far such a loss has to pass where it began: one that had fallen before, and one that had not.
 _BEYOND, _FAR_BEYOND = 10.0, 100.0
 
@@ -40,22 +48,30 @@ def drift_of(series: MetricSeries) -> tuple[Point, str] | None:
 def _lost_in(series: MetricSeries, run: range) -> tuple[Point, str] | None:
     """Returns where a loss left for good, in its first entries, all it ever was."""
     values = series.values
-    began = values[run.start]
+    began = _beginning(values[run.start : run.start + _BEGINNING])
+    if began < _SIZE:
+        return None
     first = run.stop
     while first > run.start and values[first - 1] > _LOST * began:
         first -= 1
-    stays = run.stop - first
-    if not 0.0 < began < math.inf or stays < max(_LONG_ENOUGH, len(run) // 2):
+    if run.stop - first < max(_LONG_ENOUGH, len(run) // 2):
         return None
     now = median(values[first : run.stop])
     message = f"the loss stands at {name_of(now)}, {now / began:.3g} times where it began"
     return series[first], message
 
 
+def _beginning(values: Sequence[float]) -> float:
+    """Returns where a loss began: the middle of its first entries, less those already lost."""
+    sizes = [v for v in values if 0.0 <= v < math.inf]
+    lost = _LOST * max(min(sizes, default=0.0), _SIZE)
+    return median([v for v in sizes if v <= lost] or [0.0])
+
+
 def _drift_in(series: MetricSeries, run: range) -> tuple[Point, str] | None:
     sample = run[:: max(1, len(run) // _LONG)]
     block = max(1, min(_SETTINGS.spike_window // 2, len(sample) // 16))
-    watch = DriftWatch(block=block, growth=3.0)
+    watch = DriftWatch(block=block, growth=_growth(series, run, sample[:block]))
     told: tuple[Point, str] | None = None
     for index in sample:
         message = watch.accept(series.values[index])
@@ -64,6 +80,16 @@ def _drift_in(series: MetricSeries, run: range) -> tuple[Point, str] | None:
         elif told and watch.recovered:
             told = None
     return told
+
+
+def _growth(series: MetricSeries, run: range, block: range) -> float:
+    """Returns how many times its first median a loss that never fell may grow."""
+    values = series.values
+    first, began = values[run.start], _beginning(values[run.start : run.start + _BEGINNING])
+    if not 0.0 <= first <= _ABOUT_ZERO * max(began, _SIZE):
+        return _GROWN
+    start = median(values[index] for index in block)
+    return max(_GROWN, _GROWN_SIZE / start) if start > 0.0 else _GROWN
 
 
 def explosion_of(series: MetricSeries) -> tuple[Point, str] | None:
