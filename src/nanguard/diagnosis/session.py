@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import linecache
-import math
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +13,7 @@ from nanguard.diagnosis.case import Case
 from nanguard.diagnosis.cause import all_causes
 from nanguard.diagnosis.lab import Lab
 from nanguard.diagnosis.task import Task
+from nanguard.diagnosis.usual import Usual
 from nanguard.findings import name_of
 
 if TYPE_CHECKING:
@@ -29,9 +29,8 @@ _AROUND = 4
 _TRIED_CAUSES = 4
 _TRIED_REPAIRS = 4
 _SMALLEST_SCALAR_BATCH = 2
-# A finite loss that is so many times the usual one: the step would ruin the weights all the same.
-_FAR = 100.0
-_FAR_OFF, _BAD = 1, 2
+# What a report calls proven begins at 0.9: a cause that nothing showed stays below.
+_UNPROVEN = 0.89
 _LARGEST_SEARCH = 64
 
 
@@ -205,6 +204,9 @@ class Explanation:
         incident["fixes"] = self._fixes(cause, case)
         if any(fix["verified"] and fix.get("diff") for fix in incident["fixes"]):
             confidence = max(confidence, 0.95)
+        finite = [trial for trial in self._lab.trials if trial.finite]
+        if finite and not any(map(Usual(case.facts.losses).allows, finite)):
+            confidence = min(confidence, _UNPROVEN)
         incident["cause"] = {
             "code": cause.code,
             "summary": suspicion.summary,
@@ -219,46 +221,47 @@ class Explanation:
         found = [(cause, cause.suspect(case)) for cause in all_causes()]
         suspected = [(cause, suspicion) for cause, suspicion in found if suspicion is not None]
         suspected.sort(key=lambda pair: -pair[1].strength)
+        usual = Usual(case.facts.losses)
         ranked = []
         for place, (cause, suspicion) in enumerate(suspected):
             trials = cause.trials(case) if place < _TRIED_CAUSES else []
             confidence = suspicion.strength
-            verdicts = [trial.finite for trial in trials if trial.finite is not None]
-            if any(verdicts):
+            if any(map(usual.allows, trials)):
                 confidence += (1 - confidence) * 0.7
-            elif verdicts:
+            elif any(trial.finite is False for trial in trials):
                 confidence *= 0.5
             ranked.append((confidence, cause, suspicion))
         return sorted(ranked, key=lambda entry: -entry[0])
 
     def _fixes(self, cause: Cause, case: Case) -> list[dict[str, Any]]:
-        usual = max(map(abs, filter(math.isfinite, case.facts.losses[-20:])), default=math.inf)
+        usual = Usual(case.facts.losses)
         tried = []
         for place, repair in enumerate(cause.repairs(case)):
             trial = repair.trial
             if trial is None and repair.source is not None and place < _TRIED_REPAIRS:
                 path, text = repair.source
                 trial = self._lab.try_out(repair.summary, source={path: text})
-            repair = repair if trial is None else replace(repair, trial=trial)
-            tried.append((_merit(trial, usual), repair))
-        tried.sort(key=lambda pair: pair[0])
-        return [_fix(repair, usual if merit == _FAR_OFF else None) for merit, repair in tried]
+            tried.append(repair if trial is None else replace(repair, trial=trial))
+        tried.sort(key=lambda repair: _demerit(repair.trial, usual))
+        return [_fix(repair, usual) for repair in tried]
 
 
-def _merit(trial: Trial | None, usual: float) -> int:
+def _demerit(trial: Trial | None, usual: Usual) -> int:
     """Returns 0 for a good repair, more for one that left the step far off, or bad."""
-    if trial is None or not trial.finite:
-        return _BAD
-    return _FAR_OFF if trial.loss is not None and abs(trial.loss) > _FAR * usual else 0
+    if usual.allows(trial):
+        return 0
+    return 1 if trial is not None and trial.finite else 2
 
 
-def _fix(repair: Repair, usual: float | None = None) -> dict[str, Any]:
+def _fix(repair: Repair, usual: Usual) -> dict[str, Any]:
     trial = repair.trial
-    far_off = "" if usual is None else f", far above the {name_of(usual)} of the steps before"
+    how = "not tried" if trial is None else trial.result
+    if trial is not None and usual.is_far_from(trial):
+        how += f", far above the {name_of(usual.loss)} of the steps before"
     out: dict[str, Any] = {
         "summary": repair.summary,
-        "verified": bool(trial and trial.finite),
-        "how": "not tried" if trial is None else trial.result + far_off,
+        "verified": usual.allows(trial),
+        "how": how,
     }
     if repair.diff:
         out["diff"] = repair.diff
