@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mkdocs.structure.files import File, Files
 
+if TYPE_CHECKING:
+    from mkdocs.structure.pages import Page
+
 _EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
+# How a page in stories/ links to a system, so that the link works in the repository, too.
+_LINK = re.compile(r"\(\.\./\.\./examples/(\w+)/README\.md\)")
 
 
 def on_files(files: Files, *, config: Any) -> Files:
@@ -22,3 +28,9 @@ def on_files(files: Files, *, config: Any) -> Files:
             picture = str(folder / "curves.png")
             files.append(File.generated(config, f"stories/{folder.name}.png", abs_src_path=picture))
     return files
+
+
+def on_page_markdown(markdown: str, *, page: Page, config: Any, files: Files) -> str:
+    """Points links to a system in the repository to its page here."""
+    del config, files
+    return _LINK.sub(r"(\1.md)", markdown) if page.file.src_uri.startswith("stories/") else markdown

@@ -478,7 +478,7 @@ def a_policy_begins_as_its_own_reference(rng):
 
 @case("distill.jsonl")
 def a_student_begins_as_its_teacher(rng):
-    losses = [0.0, 2e-9, 4e-8, 1e-7, 3e-6, *(0.2 + 0.01 * rng.gauss(0, 1) for _ in range(20))]
+    losses = [2e-9, 4e-8, 1e-7, 3e-6, *(0.2 + 0.01 * rng.gauss(0, 1) for _ in range(20))]
     return "".join(json.dumps({"step": i, "loss": v}) + "\n" for i, v in enumerate(losses, 1))
 
 
