@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from nanguard.tracer.kinds import LAYERS, nothing_left
 from nanguard.tracer.modules import LOSS
 from nanguard.tracer.sites import Site, site_of
 from nanguard.tracer.trace import UNFILLED
@@ -59,6 +60,7 @@ class Origin:
         detail: The numbers.
         ancestors: What each input was made of, by the input's name.
         sources: What kinds of things each input depends on: ``parameter``, ``data``, ``random``.
+        came_with_data: Inputs whose bad values were there before a model had a part in them.
         literals: Lines on which the user wrote an infinity that is among the inputs.
         parameter: The parameter's name, if it is one that was bad from the start.
         intended: Whether the bad value is an infinity that somebody meant.
@@ -74,6 +76,7 @@ class Origin:
     detail: Detail | None
     ancestors: dict[str, list[Ancestor]] = field(default_factory=dict)
     sources: dict[str, set[str]] = field(default_factory=dict)
+    came_with_data: set[str] = field(default_factory=set)
     literals: list[Site] = field(default_factory=list)
     parameter: str | None = None
     intended: bool = False
@@ -97,11 +100,27 @@ def producers(sinks: Iterable[Record]) -> list[Record]:
         elif record.intended:
             meant.append(record)
         else:
-            found.append(record)
+            found.append(_emptied(record) or record)
     if not found and meant:
         # Infinities that somebody meant got where nobody wanted them.
         found = [record for record in meant if _narrows(record)] or meant
     return sorted(found, key=lambda record: record.index)
+
+
+def _emptied(record: Record) -> Record | None:
+    """Returns the reduction that had only meant infinities left and gave a layer one of them."""
+    if record.op not in LAYERS or record.phase == "backward":
+        return None
+    todo, seen = list(record.bad_writers), set()
+    while todo:
+        current = todo.pop()
+        asked = current.detail.scalars.get("reduce") if current.detail else None
+        if current.bad_writers and nothing_left(current.op, asked, _low(current), _high(current)):
+            return current
+        if id(current) not in seen:
+            seen.add(id(current))
+            todo += current.bad_writers
+    return None
 
 
 def _narrows(record: Record) -> bool:
@@ -155,6 +174,8 @@ def origin_of(record: Record, trace: Trace, *, sink: str) -> Origin:
             ancestors, sources, literals = _ancestry(writer)
             origin.ancestors.setdefault(stats.name, []).extend(ancestors)
             origin.sources.setdefault(stats.name, set()).update(sources)
+            if stats.nonfinite and _came_with_data(writer, trace):
+                origin.came_with_data.add(stats.name)
             origin.literals += [site for site in literals if site not in origin.literals]
     return origin
 
@@ -196,6 +217,25 @@ def _feeds_model(record: Record, trace: Trace) -> bool:
         if id(current) not in seen:
             seen.add(id(current))
             todo += current.bad_writers
+    return False
+
+
+def _came_with_data(record: Record, trace: Trace) -> bool:
+    """Returns whether bad values were written into data, and not by or behind a model."""
+    todo, seen = [record], set()
+    while todo:
+        current = todo.pop()
+        if id(current) in seen:
+            continue
+        seen.add(id(current))
+        # A bare number is not where an infinity was written, but what was written there.
+        before = [w for w in current.bad_writers if not (w.is_source and w.literal)]
+        todo += before
+        if before or "parameter" in _ancestry(current)[1]:
+            continue
+        given = current.inside is None and _feeds_model(current, trace)
+        if current.op == "input" or current.phase == "data" or given:
+            return True
     return False
 
 

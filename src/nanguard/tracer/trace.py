@@ -61,7 +61,8 @@ class Trace(TorchDispatchMode):
         batch: What the script was given by its loader, or else what the model was given.
         given: Where in memory that lies which the model was given in this step.
         arguments: What the first model was given in this step.
-        entered: Who wrote what the models were given in this step, and whether it was bad.
+        entered: Who wrote what the models were given in this step, and whether it was bad; on a
+            device, whether it may have been.
         autocast: The type that autocast computes in, if it was on.
         in_data: Whether a loader is at work.
         in_optimizer: Whether an optimizer is.
@@ -363,7 +364,8 @@ class Trace(TorchDispatchMode):
                     self.batch_size = tensor.shape[0]
                 if is_float(tensor):
                     low, high = values.extremes_of(tensor)
-                    bad = values.is_nonfinite(low) or values.is_nonfinite(high)
+                    late = isinstance(low, torch.Tensor)
+                    bad = late or values.is_nonfinite(low) or values.is_nonfinite(high)
                     self.entered.append((self.writer(tensor), bad))
 
     def _know_model(self, module: nn.Module) -> None:

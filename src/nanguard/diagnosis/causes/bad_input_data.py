@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 from nanguard.diagnosis.case import bare
 from nanguard.diagnosis.cause import Cause, Suspicion
 from nanguard.diagnosis.repairs import Repair, without_samples
+from nanguard.tracer.kinds import LAYERS
 
 if TYPE_CHECKING:
     from nanguard.diagnosis.case import Case
     from nanguard.diagnosis.lab import Trial
+    from nanguard.tracer.records import Stats
 
-# What multiplies its input by weights; no mask is meant to get there.
-_LAYERS = (
-    "addmm", "mm", "addmv", "mv", "linear", "convolution", "native_layer_norm", "native_batch_norm",
-    "_native_batch_norm_legit", "native_group_norm",
-)  # fmt: skip
 _WRITES = ("fill", "index_put", "copy", "masked_fill", "full", "_to_copy", "lift_fresh")
 
 
@@ -65,16 +63,25 @@ class BadInputData(Cause):
 
 def _given_to_a_layer(case: Case) -> Suspicion | None:
     """Returns whether an infinity that somebody wrote into the data has reached a layer."""
-    if case.op not in _LAYERS:
+    if case.origin.op not in LAYERS:
         return None
     for stats in case.inputs:
-        if stats.nonfinite:
+        written = stats.name in case.origin.came_with_data and not _is_added_mask(case, stats)
+        if stats.nonfinite and written:
             return Suspicion(
                 0.8,
                 f"{case.op} is given {stats.nonfinite} of {stats.count} values that are not finite",
                 [{"what": f"input {stats.name} of {case.origin.op}", **stats.to_json()}],
             )
     return None
+
+
+def _is_added_mask(case: Case, stats: Stats) -> bool:
+    """Returns whether infinities are those of a mask that was added: they are meant to be there."""
+    if stats.neg_infs < stats.nonfinite:
+        return False
+    near = case.ancestors(stats.name)
+    return any(bare(ancestor.op) == "add" and ancestor.low == -math.inf for ancestor in near)
 
 
 def _narrowed(case: Case) -> bool:

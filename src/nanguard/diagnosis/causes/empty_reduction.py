@@ -1,13 +1,15 @@
-"""The mean of nothing."""
+"""The mean or the maximum of nothing."""
 
 from __future__ import annotations
 
 import ast
+import math
 from typing import TYPE_CHECKING
 
 from nanguard.diagnosis.cause import Cause, Suspicion
 from nanguard.diagnosis.edits import argument, called_name
 from nanguard.diagnosis.repairs import Repair, edit, set_keyword, without_samples
+from nanguard.tracer.kinds import EXTREMES, nothing_left
 
 if TYPE_CHECKING:
     from nanguard.diagnosis.case import Case
@@ -15,22 +17,29 @@ if TYPE_CHECKING:
     from nanguard.tracer.sites import Site
 
 _MEANS = ("mean", "nanmean", "median", "std", "var", "mse_loss", "l1_loss", "smooth_l1_loss")
+_CHOICES = ("amax", "amin", "scatter_reduce", "index_reduce", "segment_reduce")
 _IGNORING = ("nll_loss_forward", "nll_loss2d_forward")
 
 
 class EmptyReduction(Cause):
-    """A mean over zero elements."""
+    """A mean over zero elements, or a maximum over what is masked."""
 
     code = "empty-reduction"
-    meaning = "a mean over zero elements; all labels ignored"
+    meaning = "a mean over zero elements; all labels ignored; a maximum with nothing left"
     why = (
         "A selection was empty for this batch, or every label was one that the loss ignores. The "
         "mean of nothing is 0/0. Divide the sum by the count, bounded below by 1, or skip the term."
+        " The maximum of a row in which everything is masked, or of a segment without members, is "
+        "the -inf it began with. Give such rows a value of their own."
     )
 
     def suspect(self, case: Case) -> Suspicion | None:
         """Returns whether there was nothing to reduce."""
-        if case.phase == "backward" or case.origin.intended:
+        if case.phase == "backward":
+            return None
+        if case.origin.op in EXTREMES or case.op == "segment_reduce":
+            return _nothing_left(case)
+        if case.origin.intended:
             return None
         empty = [stats for stats in case.inputs if stats.count == 0]
         if empty:
@@ -71,7 +80,9 @@ class EmptyReduction(Cause):
             new = changed[start : len(changed) - (len(file.text) - start - len(before))]
             return changed.replace(new, f"({new} / (({target}) != {index}).sum().clamp(min=1))")
 
-        if case.op in _IGNORING:
+        if case.origin.op in EXTREMES or case.op == "segment_reduce":
+            found = _own_value(case)
+        elif case.op in _IGNORING:
             found = edit(
                 case.origin.site,
                 "divide the sum by the number of labels, at least 1",
@@ -82,3 +93,43 @@ class EmptyReduction(Cause):
                 case.origin.site, "divide the sum by the count, at least 1, not by nothing", mean
             )
         return found + without_samples(case, "leave out batches in which nothing is selected")
+
+
+def _nothing_left(case: Case) -> Suspicion | None:
+    """Returns whether an infinity is what a maximum or minimum of nothing is."""
+    detail = case.origin.detail
+    if detail is None or (not case.origin.intended and any(s.nonfinite for s in case.inputs)):
+        return None
+    out = detail.output
+    low, high = -math.inf if out.neg_infs else out.low, math.inf if out.infs else out.high
+    asked = detail.scalars.get("reduce")
+    segments = case.op == "segment_reduce" and math.isinf(low + high)
+    if out.nans or not (segments or nothing_left(case.origin.op, asked, low, high)):
+        return None
+    return Suspicion(
+        0.9,
+        f"{case.op} had nothing to choose from for {out.nonfinite} of {out.count} results: a row "
+        "that is masked whole, or a segment without members",
+        [
+            {"what": f"input {s.name} of {case.origin.op}", **s.to_json()}
+            for s in case.inputs
+            if "float" in s.dtype
+        ],
+    )
+
+
+def _own_value(case: Case) -> list[Repair]:
+    """Gives results for which there was nothing to choose from the value 0."""
+    detail = case.origin.detail
+    which = "posinf" if detail is not None and detail.output.infs else "neginf"
+
+    def make(file: SourceFile, site: Site) -> str | None:
+        call = file.node_at(site, lambda node: called_name(node) in _CHOICES)
+        if not isinstance(call, ast.Call):
+            return None
+        # NaN is to be seen as before.
+        return file.replaced(
+            [(call, f'{file.text_of(call)}.nan_to_num(nan=float("nan"), {which}=0.0)')]
+        )
+
+    return edit(case.origin.site, "take 0 where there is nothing to choose from", make)
