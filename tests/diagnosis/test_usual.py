@@ -54,7 +54,9 @@ def test_usual_is_what_was_before_a_divergence(losses, usual):
         ([2.0, 1.0, 3.0], -250.0, False),
         ([17.0, 33536.0, 2.9e24], 23.0, True),
         ([17.0, 33536.0, 2.9e24], 88060.0, False),
-        ([0.001, 5.0, 0.001, 5.0, 0.001], 6.0, True),
+        ([0.1, 50.0, 0.1, 50.0, 0.1], 60.0, True),
+        ([-0.003, 0.001, -0.005], 4.0, True),
+        ([-0.003, 0.001, -0.005], 40.0, False),
         ([], 1e30, True),
         ([0.0, 0.0], 3.0, True),
         ([2.0, 1.0, 3.0], None, True),
@@ -110,3 +112,17 @@ def test_fix_that_leaves_the_step_absurd_proves_nothing(tmp_path):
     assert "far above the " in fix["how"]
     assert found["cause"]["code"] == "division-by-zero"
     assert found["cause"]["confidence"] < 0.9
+
+
+def test_exponent_is_bounded_more_closely_where_one_element_decides_the_step(tmp_path):
+    text = REGRESSION.replace("lr=5.0", "lr=1e-3").replace(
+        "((model(x) - x.sum(1, keepdim=True)) ** 2).mean()",
+        "(model(x) + 300.0 * (step == 4) * (x == x.max()).any(1, keepdim=True)).exp().mean()",
+    )
+    found = incident_of(tmp_path, text)
+    assert found["cause"]["code"] == "exp-overflow"
+    first, second, *_ = found["fixes"]
+    assert first["verified"]
+    assert ".clamp(max=5).exp()" in first["diff"]
+    assert not second["verified"]
+    assert ".clamp(max=20).exp()" in second["diff"]

@@ -57,6 +57,16 @@ class SourceFile:
             found = inside or found
         return min(found, key=_length) if found else None
 
+    def scope_of(self, line: int) -> ast.AST:
+        """Returns the innermost function around a line, or the whole file."""
+        around = [
+            node
+            for node in ast.walk(self.tree)
+            if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
+            and node.lineno <= line <= (node.end_lineno or 0)
+        ]
+        return max(around, key=lambda node: node.lineno, default=self.tree)
+
     def nodes_on(self, line: int, kind: type[_Node]) -> list[_Node]:
         """Returns the nodes of a kind that begin on a line."""
         return [

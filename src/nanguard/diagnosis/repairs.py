@@ -33,12 +33,14 @@ class Repair:
         source: The changed file, as (path, text); None if the change is not one of text.
         diff: The change, for the reader.
         trial: What came of trying it, if that was done already.
+        exact: Whether it computes the same as before, wherever that was finite.
     """
 
     summary: str
     source: tuple[str, str] | None = None
     diff: str | None = None
     trial: Trial | None = None
+    exact: bool = False
 
 
 def edit(

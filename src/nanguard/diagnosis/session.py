@@ -18,7 +18,7 @@ from nanguard.findings import name_of
 
 if TYPE_CHECKING:
     from nanguard.diagnosis.cause import Cause, Suspicion
-    from nanguard.diagnosis.lab import Replayer, Trial
+    from nanguard.diagnosis.lab import Replayer
     from nanguard.diagnosis.repairs import Repair
     from nanguard.diagnosis.task import Outcome
     from nanguard.tracer.origin import Origin
@@ -204,8 +204,7 @@ class Explanation:
         incident["fixes"] = self._fixes(cause, case)
         if any(fix["verified"] and fix.get("diff") for fix in incident["fixes"]):
             confidence = max(confidence, 0.95)
-        finite = [trial for trial in self._lab.trials if trial.finite]
-        if finite and not any(map(Usual(case.facts.losses).allows, finite)):
+        elif self._only_far_off(case):
             confidence = min(confidence, _UNPROVEN)
         incident["cause"] = {
             "code": cause.code,
@@ -216,6 +215,11 @@ class Explanation:
             {"code": other.code, "summary": why.summary, "confidence": round(how, 2)}
             for how, other, why in others[:3]
         ]
+
+    def _only_far_off(self, case: Case) -> bool:
+        """Returns whether trials made the step finite, and none of them a good one."""
+        finite = [trial for trial in self._lab.trials if trial.finite]
+        return bool(finite) and not any(map(Usual(case.facts.losses).allows, finite))
 
     def _ranked(self, case: Case) -> list[tuple[float, Cause, Suspicion]]:
         found = [(cause, cause.suspect(case)) for cause in all_causes()]
@@ -242,25 +246,25 @@ class Explanation:
                 path, text = repair.source
                 trial = self._lab.try_out(repair.summary, source={path: text})
             tried.append(repair if trial is None else replace(repair, trial=trial))
-        tried.sort(key=lambda repair: _demerit(repair.trial, usual))
+        tried.sort(key=lambda repair: _demerit(repair, usual))
         return [_fix(repair, usual) for repair in tried]
 
 
-def _demerit(trial: Trial | None, usual: Usual) -> int:
+def _demerit(repair: Repair, usual: Usual) -> int:
     """Returns 0 for a good repair, more for one that left the step far off, or bad."""
-    if usual.allows(trial):
+    if usual.allows(repair.trial, exact=repair.exact):
         return 0
-    return 1 if trial is not None and trial.finite else 2
+    return 1 if repair.trial is not None and repair.trial.finite else 2
 
 
 def _fix(repair: Repair, usual: Usual) -> dict[str, Any]:
     trial = repair.trial
     how = "not tried" if trial is None else trial.result
-    if trial is not None and usual.is_far_from(trial):
+    if trial is not None and usual.is_far_from(trial, exact=repair.exact):
         how += f", far above the {name_of(usual.loss)} of the steps before"
     out: dict[str, Any] = {
         "summary": repair.summary,
-        "verified": usual.allows(trial),
+        "verified": usual.allows(trial, exact=repair.exact),
         "how": how,
     }
     if repair.diff:

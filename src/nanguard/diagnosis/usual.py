@@ -16,6 +16,10 @@ _LAST = 20
 _FAR = 100.0
 # The largest loss of good steps may be exceeded by so much: losses of several kinds take turns.
 _ABOVE_LARGEST = 10.0
+# A loss below this ruins nothing: one that is a mean of signed numbers is usually about 0.
+_HARMLESS = 10.0
+# One outlier may make the true loss that much larger.
+_MORE_IF_EXACT = 100.0
 
 
 class Usual:
@@ -31,12 +35,19 @@ class Usual:
         while len(calm) > 1 and calm[-1] > _FAR * median(calm[:-1]):
             calm.pop()
         self.loss = median(calm) if calm else math.inf
-        self._limit = max(_FAR * self.loss, _ABOVE_LARGEST * max(calm, default=math.inf))
+        largest = max(calm, default=math.inf)
+        self._limit = max(_FAR * self.loss, _ABOVE_LARGEST * largest, _HARMLESS)
 
-    def is_far_from(self, trial: Trial) -> bool:
-        """Returns whether a step that is finite has a loss far above what is usual."""
-        return bool(trial.finite) and trial.loss is not None and abs(trial.loss) > self._limit
+    def is_far_from(self, trial: Trial, *, exact: bool = False) -> bool:
+        """Returns whether a step that is finite has a loss far above what is usual.
 
-    def allows(self, trial: Trial | None) -> bool:
+        Args:
+            trial: What was tried.
+            exact: Whether the change computes the same, so that the loss was that large before.
+        """
+        limit = self._limit * (_MORE_IF_EXACT if exact else 1.0)
+        return bool(trial.finite) and trial.loss is not None and abs(trial.loss) > limit
+
+    def allows(self, trial: Trial | None, *, exact: bool = False) -> bool:
         """Returns whether a trial made the step a good one: finite, and not far off."""
-        return trial is not None and bool(trial.finite) and not self.is_far_from(trial)
+        return trial is not None and bool(trial.finite) and not self.is_far_from(trial, exact=exact)

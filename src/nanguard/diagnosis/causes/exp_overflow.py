@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 from nanguard.diagnosis.case import EXPONENTIALS
 from nanguard.diagnosis.cause import Cause, Suspicion
 from nanguard.diagnosis.repairs import Repair, bounded_operand, without_samples
+from nanguard.diagnosis.rewrites import shifted_exp
+from nanguard.diagnosis.usual import Usual
 from nanguard.findings import name_of
 
 if TYPE_CHECKING:
     from nanguard.diagnosis.case import Case
+
+# Bounds for an exponent: the first that is above those that gave something finite is taken.
+_BOUNDS, _BOUNDS_HALF = (20, 40, 80), (10,)
+_CLOSE_BOUND = 5
 
 
 class ExpOverflow(Cause):
@@ -37,8 +44,30 @@ class ExpOverflow(Cause):
         )
 
     def repairs(self, case: Case) -> list[Repair]:
-        """Bounds the exponent."""
-        bound = ".clamp(max=10)" if case.is_half else ".clamp(max=20)"
-        return bounded_operand(
-            case, EXPONENTIALS, bound, f"bound the exponent with {bound}"
-        ) + without_samples(case, "look at the samples for which this happens")
+        """Subtracts the maximum where that changes nothing, or bounds the exponent."""
+        same = shifted_exp(case) if case.op == "exp" else []
+        return (
+            same
+            + self._bounded(case)
+            + without_samples(case, "look at the samples for which this happens")
+        )
+
+    def _bounded(self, case: Case) -> list[Repair]:
+        """Bounds the exponent, and more closely where one element still decides the step."""
+        detail = case.origin.detail
+        good = math.log(detail.output.high) if detail and detail.output.high > 0 else 0.0
+        usual = Usual(case.facts.losses)
+        found: list[Repair] = []
+        bounds = _BOUNDS_HALF if case.is_half else _BOUNDS
+        wide = next((bound for bound in bounds if bound > good), bounds[0])
+        for bound in (wide, _CLOSE_BOUND) if good < _CLOSE_BOUND else (wide,):
+            call = f".clamp(max={bound})"
+            made = bounded_operand(case, EXPONENTIALS, call, f"bound the exponent with {call}")
+            for repair in made:
+                if repair.source is not None:
+                    path, text = repair.source
+                    repair.trial = case.lab.try_out(repair.summary, source={path: text})
+            found += made
+            if not any(r.trial is not None and usual.is_far_from(r.trial) for r in made):
+                break
+        return found

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from nanguard.diagnosis.case import ARCS, LOGS, ROOTS
 from nanguard.diagnosis.cause import Cause, Suspicion
 from nanguard.diagnosis.repairs import Repair, bounded_operand, without_samples
+from nanguard.diagnosis.rewrites import log_softmax
 from nanguard.findings import name_of
 
 if TYPE_CHECKING:
@@ -55,7 +56,8 @@ class LogOrSqrtDomain(Cause):
         return stats if outside else None
 
     def repairs(self, case: Case) -> list[Repair]:
-        """Bounds the argument."""
+        """Takes the form that cannot leave the domain, or bounds the argument."""
+        same = log_softmax(case) if case.op == "log" else []
         small = "1e-6" if case.is_half else "1e-8"
         bound = f".clamp(min={small})"
         if case.op == "log1p":
@@ -63,6 +65,5 @@ class LogOrSqrtDomain(Cause):
         elif case.op in ARCS:
             bound = ".clamp(-1 + 1e-6, 1 - 1e-6)"
         names = (case.op, "pow") if case.op in ROOTS else (case.op, "log")
-        return bounded_operand(
-            case, names, bound, f"keep the argument in its domain with {bound}"
-        ) + without_samples(case, "look at the samples for which this happens")
+        cut = bounded_operand(case, names, bound, f"keep the argument in its domain with {bound}")
+        return same + cut + without_samples(case, "look at the samples for which this happens")
