@@ -123,6 +123,6 @@ def test_exponent_is_bounded_more_closely_where_one_element_decides_the_step(tmp
     assert found["cause"]["code"] == "exp-overflow"
     first, second, *_ = found["fixes"]
     assert first["verified"]
-    assert ".clamp(max=5).exp()" in first["diff"]
+    assert ".clamp(max=5)" in first["diff"]
     assert not second["verified"]
-    assert ".clamp(max=20).exp()" in second["diff"]
+    assert ".clamp(max=20)" in second["diff"]
