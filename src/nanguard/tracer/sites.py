@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import linecache
 import os
 import sys
@@ -10,13 +11,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 if TYPE_CHECKING:
     from types import CodeType, FrameType
 
 _OWN = str(Path(__file__).resolve().parents[1]) + os.sep
-_TORCH = str(Path(torch.__file__).resolve().parent) + os.sep
+# Found without importing it: sites are also looked at where there is no torch.
+_SPEC = importlib.util.find_spec("torch")
+_TORCH = str(Path(_SPEC.origin or "").resolve().parent) + os.sep if _SPEC else "\0"
 _STDLIB = sysconfig.get_paths()["stdlib"] + os.sep
 _SITE = tuple({sysconfig.get_paths()["purelib"], sysconfig.get_paths()["platlib"]})
 _known: dict[str, bool] = {}
