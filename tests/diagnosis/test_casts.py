@@ -14,10 +14,10 @@ from torch import nn
 torch.manual_seed(0)
 torch.save(torch.ones(4, 4), "scale.pt")
 model = nn.Linear(4, 1)
-optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+optimizer = torch.optim.SGD(model.parameters(), lr=1e-12)
 scale = torch.load("scale.pt", weights_only=True).mean()
 for step in range(4):
-    x = torch.randn(8, 4) * scale * (1e6 if step == 2 else 1.0)
+    x = torch.rand(8, 4) * scale * (2e5 if step == 2 else 5e4)
     x = x.half()
     loss = model(x.float()).square().mean()
     optimizer.zero_grad()
