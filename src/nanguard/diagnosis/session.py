@@ -201,8 +201,9 @@ class Explanation:
             return
         (confidence, cause, suspicion), *others = ranked
         incident["evidence"] = suspicion.evidence
-        incident["fixes"] = self._fixes(cause, case)
-        if any(fix["verified"] and fix.get("diff") for fix in incident["fixes"]):
+        usual, repairs = Usual(case.facts.losses), self._repairs(cause, case)
+        incident["fixes"] = [_fix(repair, usual) for repair in repairs]
+        if any(repair.diff and not _demerit(repair, usual) for repair in repairs):
             confidence = max(confidence, 0.95)
         elif self._only_far_off(case):
             confidence = min(confidence, _UNPROVEN)
@@ -237,7 +238,8 @@ class Explanation:
             ranked.append((confidence, cause, suspicion))
         return sorted(ranked, key=lambda entry: -entry[0])
 
-    def _fixes(self, cause: Cause, case: Case) -> list[dict[str, Any]]:
+    def _repairs(self, cause: Cause, case: Case) -> list[Repair]:
+        """Returns the repairs of a cause, tried as far as there is time, the best ones first."""
         usual = Usual(case.facts.losses)
         tried = []
         for place, repair in enumerate(cause.repairs(case)):
@@ -246,8 +248,7 @@ class Explanation:
                 path, text = repair.source
                 trial = self._lab.try_out(repair.summary, source={path: text})
             tried.append(repair if trial is None else replace(repair, trial=trial))
-        tried.sort(key=lambda repair: _demerit(repair, usual))
-        return [_fix(repair, usual) for repair in tried]
+        return sorted(tried, key=lambda repair: _demerit(repair, usual))
 
 
 def _demerit(repair: Repair, usual: Usual) -> int:
@@ -264,7 +265,7 @@ def _fix(repair: Repair, usual: Usual) -> dict[str, Any]:
         how += f", far above the {name_of(usual.loss)} of the steps before"
     out: dict[str, Any] = {
         "summary": repair.summary,
-        "verified": usual.allows(trial, exact=repair.exact),
+        "verified": trial is not None and bool(trial.finite),
         "how": how,
     }
     if repair.diff:
