@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
+
+from tests.diagnosis.running import found_in
 
 SCRIPT = """
 import torch
@@ -26,17 +25,7 @@ for step in range(20):
 
 
 def test_overflow_in_bfloat16_is_an_explosion(tmp_path):
-    (tmp_path / "train.py").write_text(SCRIPT)
-    command = [sys.executable, "-m", "nanguard", "run", "--incidents", "found", "--"]
-    subprocess.run(
-        [*command, sys.executable, "train.py"],
-        cwd=tmp_path,
-        capture_output=True,
-        check=False,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )
-    first = min(tmp_path.glob("found/*/incident.json"))
-    incident = json.loads(first.read_text())
+    incident = found_in(tmp_path, SCRIPT)
     assert incident["cause"]["code"] == "exploding-optimization", incident["cause"]
     assert "65504" not in json.dumps(incident)
     assert any(fix["verified"] for fix in incident["fixes"])

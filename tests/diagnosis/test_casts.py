@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
+from tests.diagnosis.running import found_in
 
 CAST = """
 import torch
@@ -42,21 +39,6 @@ for step in range(6):
     loss.backward()
     optimizer.step()
 """
-
-
-def found_in(folder, script, step):
-    """Runs a script under the guard; returns its incident."""
-    (folder / "train.py").write_text(script)
-    guarded = [sys.executable, "-m", "nanguard", "run", "--incidents", "found", "--"]
-    subprocess.run(
-        [*guarded, sys.executable, "train.py"],
-        cwd=folder,
-        capture_output=True,
-        timeout=180,
-        check=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )
-    return json.loads((folder / f"found/step-{step:06d}-rank0/incident.json").read_text())
 
 
 def test_infinity_that_was_written_into_the_data(tmp_path):

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
-
 import pytest
+
+from tests.diagnosis.running import found_in
 
 HEAD = """
 import torch
@@ -45,24 +42,14 @@ WEIGHTS = """\
     loss = (weight * model(x).square().sum(-1)).mean()"""
 
 
-def fixes_of(folder, body):
-    (folder / "train.py").write_text(HEAD + body + TAIL)
-    guarded = [sys.executable, "-m", "nanguard", "run", "--incidents", "found", "--"]
-    subprocess.run(
-        [*guarded, sys.executable, "train.py"],
-        cwd=folder,
-        capture_output=True,
-        timeout=180,
-        check=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )
-    found = json.loads((folder / "found/step-000006-rank0/incident.json").read_text())
+def divided(folder, body):
+    found = found_in(folder, HEAD + body + TAIL, 6)
     assert found["cause"]["code"] == "division-by-zero"
     return found
 
 
 def test_number_that_is_no_count_may_stay_below_1(tmp_path):
-    found = fixes_of(tmp_path, TEMPERATURE)
+    found = divided(tmp_path, TEMPERATURE)
     (fix,) = found["fixes"]
     assert "model(x) / max(temperature, 1e-8), y)\n" in fix["diff"]
     assert "count" not in fix["summary"]
@@ -77,13 +64,13 @@ def test_number_that_is_no_count_may_stay_below_1(tmp_path):
     ],
 )
 def test_count_in_every_spelling(tmp_path, body, line):
-    found = fixes_of(tmp_path, body)
+    found = divided(tmp_path, body)
     first, *_ = found["fixes"]
     assert line in first["diff"]
     assert first["verified"]
 
 
 def test_bound_of_a_weight_is_above_those_that_are_good(tmp_path):
-    first, *_ = fixes_of(tmp_path, WEIGHTS)["fixes"]
+    first, *_ = divided(tmp_path, WEIGHTS)["fixes"]
     assert "(torch.ones(8) / t).clamp(max=1000)\n" in first["diff"]
     assert first["verified"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.diagnosis.test_casts import found_in
+from tests.diagnosis.running import found_in
 
 SCRIPT = """
 import torch

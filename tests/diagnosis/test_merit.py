@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
+from tests.diagnosis.running import found_in
 
 WEIGHTED = """
 import torch
@@ -27,17 +24,7 @@ for step in range(8):
 
 
 def fixes_of(folder, text):
-    (folder / "train.py").write_text(text)
-    guarded = [sys.executable, "-m", "nanguard", "run", "--incidents", "found", "--"]
-    subprocess.run(
-        [*guarded, sys.executable, "train.py"],
-        cwd=folder,
-        capture_output=True,
-        timeout=180,
-        check=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )
-    found = json.loads((folder / "found/step-000006-rank0/incident.json").read_text())
+    found = found_in(folder, text, 6)
     assert found["cause"]["code"] == "division-by-zero"
     return found["fixes"]
 

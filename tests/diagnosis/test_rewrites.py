@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
-
 import pytest
 
 from nanguard.diagnosis.case import Case
@@ -14,6 +9,7 @@ from nanguard.diagnosis.rewrites import log_softmax, shifted_exp
 from nanguard.diagnosis.task import Outcome
 from nanguard.tracer.origin import Origin
 from nanguard.tracer.sites import Site
+from tests.diagnosis.running import found_in
 
 TRAINING = """
 import torch
@@ -117,17 +113,7 @@ def test_exp_over_its_sum(tmp_path, body, new):
     ],
 )
 def test_comes_before_a_bound(tmp_path, body, line, second):
-    (tmp_path / "train.py").write_text(TRAINING.replace("BODY", body))
-    guarded = [sys.executable, "-m", "nanguard", "run", "--incidents", "found", "--"]
-    subprocess.run(
-        [*guarded, sys.executable, "train.py"],
-        cwd=tmp_path,
-        capture_output=True,
-        timeout=180,
-        check=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )
-    found = json.loads((tmp_path / "found/step-000002-rank0/incident.json").read_text())
+    found = found_in(tmp_path, TRAINING.replace("BODY", body), 2)
     first, then, *_ = found["fixes"]
     assert line in first["diff"]
     assert first["verified"]

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import math
-import os
-import subprocess
-import sys
 
 import pytest
 
 from nanguard.diagnosis.lab import Trial
 from nanguard.diagnosis.usual import Usual
+from tests.diagnosis.running import found_in
 
 REGRESSION = """
 import torch
@@ -76,23 +73,8 @@ def test_trial_that_was_bad_or_not_made_is_neither_good_nor_far():
     assert not usual.allows(None)
 
 
-def incident_of(folder, text):
-    (folder / "train.py").write_text(text)
-    guarded = [sys.executable, "-m", "nanguard", "run", "--incidents", "found", "--"]
-    subprocess.run(
-        [*guarded, sys.executable, "train.py"],
-        cwd=folder,
-        capture_output=True,
-        timeout=180,
-        check=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )
-    first = min((folder / "found").glob("*/incident.json"))
-    return json.loads(first.read_text())
-
-
 def test_divergence_is_repaired_by_what_brings_the_loss_back(tmp_path):
-    found = incident_of(tmp_path, REGRESSION)
+    found = found_in(tmp_path, REGRESSION)
     assert found["cause"]["code"] == "exploding-optimization"
     assert found["cause"]["confidence"] >= 0.95
     clip, lower = found["fixes"]
@@ -105,7 +87,7 @@ def test_fix_that_leaves_the_step_absurd_proves_nothing(tmp_path):
     text = REGRESSION.replace("lr=5.0", "lr=1e-3").replace(
         "(model(x) -", "(model(x) / (0.6 - min(step, 6) * 0.1 if step < 6 else 0.0) -"
     )
-    found = incident_of(tmp_path, text)
+    found = found_in(tmp_path, text)
     (fix,) = found["fixes"]
     assert "far above the " in fix["how"]
     assert found["cause"]["code"] == "division-by-zero"
@@ -117,7 +99,7 @@ def test_exponent_is_bounded_more_closely_where_one_element_decides_the_step(tmp
         "((model(x) - x.sum(1, keepdim=True)) ** 2).mean()",
         "(model(x) + 300.0 * (step == 4) * (x == x.max()).any(1, keepdim=True)).exp().mean()",
     )
-    found = incident_of(tmp_path, text)
+    found = found_in(tmp_path, text)
     assert found["cause"]["code"] == "exp-overflow"
     first, second, *_ = found["fixes"]
     assert first["verified"]
