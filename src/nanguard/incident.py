@@ -88,6 +88,19 @@ def read(path: Path) -> dict[str, Any]:
     return _checked(incident, file)
 
 
+def in_a_line(incident: dict[str, Any]) -> str | None:
+    """Returns what was found out about an incident, in a line; None if nothing was."""
+    cause, origin = incident.get("cause") or {}, incident.get("origin") or {}
+    if not cause:
+        return None
+    place = ""
+    if origin.get("line"):
+        place = f" at {os.path.basename(str(origin['file']))}:{origin['line']} ({origin.get('op')})"  # noqa: PTH119
+    ranks = (incident.get("run") or {}).get("ranks", 1)
+    rank = f" on rank {incident['rank']}" if ranks > 1 else ""
+    return f"step {incident['step']}{rank}: {cause.get('code')}{place}: {cause.get('summary')}"
+
+
 def _checked(incident: Any, file: Path) -> dict[str, Any]:
     schema = incident.get("schema") if isinstance(incident, dict) else None
     if not isinstance(schema, str) or schema.rpartition("/")[0] != SCHEMA.rpartition("/")[0]:

@@ -49,7 +49,6 @@ def explain(message: dict[str, Any], replayer: Replayer) -> None:
             message["target"],
             folder=str(folder),
             skipped=message.get("skipped", ()),
-            state=message.get("state"),
         ),
         seconds=message["patience"],
     )
@@ -71,6 +70,8 @@ class Explanation:
         replay = incident["replay"] = {"verdict": "not-replayed", "method": self._method}
         if outcome is None or outcome.error is not None:
             replay["why"] = "no answer within the time" if outcome is None else outcome.error
+            if outcome is not None and outcome.differs:
+                replay["verdict"] = "not-reproduced"
             return self._unknown(incident, "the step could not be replayed")
         if outcome.symptom is None:
             return self._not_reproduced(incident, replay)

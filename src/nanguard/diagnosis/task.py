@@ -32,7 +32,6 @@ class Task:
         table: Whether every operation of the step is reported.
         skipped: Steps before the target that the guard kept from happening.
         look_at: An operation that is to be described, whatever the origin is.
-        state: A file with the state before the target, where the steps up to it cannot be made.
         answer: The way back.
     """
 
@@ -50,7 +49,6 @@ class Task:
     table: bool = False
     skipped: tuple[int, ...] = ()
     look_at: int | None = None
-    state: str | None = None
     answer: Connection | None = None
 
 
@@ -126,6 +124,7 @@ class Outcome:
         origin: Where the bad value came from, if it was traced.
         facts: What else was found out.
         error: Why the replay did not come to the step.
+        differs: Whether it came to another loss than the run did.
     """
 
     ordinal: int = -1
@@ -135,6 +134,7 @@ class Outcome:
     origin: Origin | None = None
     facts: Facts = field(default_factory=Facts)
     error: str | None = None
+    differs: bool = False
 
     @property
     def finite(self) -> bool:

@@ -10,7 +10,7 @@ import torch
 from nanguard.guard.held import BufferPlaces, Held
 from nanguard.guard.optimizers import parameters_of
 from nanguard.launch.patches import Patches
-from nanguard.launch.watch import Made, Watch
+from nanguard.replay.watch import Made, Watch
 from nanguard.numerics import is_float, local
 from nanguard.tracer.modules import tensors_in
 

@@ -13,7 +13,7 @@ from nanguard.numerics import all_finite
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from nanguard.launch.watch import Watch
+    from nanguard.replay.watch import Watch
 
 # Good steps between two copies.
 _EVERY = 100

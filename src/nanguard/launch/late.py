@@ -1,30 +1,43 @@
-"""Steps on CUDA: judged and held back on the device, looked at by the host a little later."""
+"""Steps on CUDA: judged and held back on the device, looked at by the host a little later.
+
+When the host learns of a bad step, the device has ignored the steps behind it. They are made again
+then, one after the other, from what they began with, so that the run goes on as if only the bad one
+had been left out.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import math
 import sys
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from nanguard.guard.gate import Gate
-from nanguard.guard.optimizers import can_be_gated, gated, parameters_of
-from nanguard.guard.rng import RandomStreams
-from nanguard.launch.inplace import Flight, InPlace
+from nanguard.guard.optimizers import (
+    can_be_gated,
+    gated,
+    hyperparameters,
+    parameters_of,
+    set_hyperparameters,
+)
 from nanguard.numerics import Gradients, non_finite
+from nanguard.replay.inplace import InPlace
 from nanguard.tracer.symptom import Symptom
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from torch import Tensor
     from torch.optim import Optimizer
 
+    from nanguard.guard.gate import Ticket
     from nanguard.launch.live import Live
-    from nanguard.launch.patches import Batches
+    from nanguard.replay.start import Start
+    from nanguard.replay.watch import Watch
 
 # Steps the host may be behind the device, and steps between two scans of the parameters.
 _LAG = 2
@@ -33,11 +46,24 @@ _NUMBERS = ("latch", "loss", "grad_norm")
 
 
 @dataclass
-class _Body:
-    """What belongs to the step that is being built."""
+class Flight:
+    """A step that the host has not seen yet.
 
-    drawn: list[tuple[Batches, Any]] = field(default_factory=list)
-    streams: dict[str, Any] | None = None
+    Attributes:
+        ticket: Its numbers, on their way from the device.
+        optimizer: Whose step it is.
+        step: The step as this optimizer counts.
+        ordinal: The step as all optimizers together count.
+        starts: What its passes began with.
+        rates: The hyperparameters it was made with.
+    """
+
+    ticket: Ticket
+    optimizer: Optimizer
+    step: int
+    ordinal: int
+    starts: list[Start]
+    rates: list[dict[str, Any]]
 
 
 class Late:
@@ -46,11 +72,7 @@ class Late:
     def __init__(self, live: Live) -> None:
         self._live = live
         self._gate: Gate | None = None
-        self._streams: RandomStreams | None = None
         self._flights: deque[Flight] = deque()
-        self._body = _Body()
-        self._again: deque[tuple[Batches, Any]] = deque()
-        self._in_place: InPlace | None = None
 
     def can_take(self, optimizer: Optimizer) -> bool:
         """Returns whether an optimizer's own kernel can be held back on the device."""
@@ -61,46 +83,14 @@ class Late:
             return False  # the ranks agree on the host, and replay nothing in the run itself
         if self._gate is None:
             self._gate = Gate(first.device)
-            self._streams = RandomStreams([first.device])
         return True
-
-    def begin_step(self) -> None:
-        """Begins a new step."""
-        streams = None if self._streams is None else self._streams.capture()
-        self._body = _Body(streams=streams)
-
-    def drew(self, batches: Batches, batch: Any) -> None:
-        """Notes a batch that the script was given."""
-        if self._gate is not None:
-            if not self._body.drawn and self._streams is not None:
-                # Whatever a loader draws from the streams is drawn before the batch is used.
-                self._body.streams = self._streams.capture()
-            self._body.drawn.append((batches, batch))
-
-    def next_batch(self, batches: Batches) -> tuple[Any] | None:
-        """Returns a batch that is to be given out again, in a tuple; None if there is none."""
-        if self._in_place is not None and self._in_place.owns(batches):
-            batch = self._in_place.next_batch()
-            if batch is not None:
-                return batch
-            self._in_place = None
-        if self._again and self._again[0][0] is batches:
-            _, batch = self._again.popleft()
-            self.drew(batches, batch)
-            return (batch,)
-        return None
 
     @torch.no_grad()
     def step(self, optimizer: Optimizer, call: Callable[..., Any]) -> Any:
         """Makes a step that is a no-op on the device if it, or one before it, is bad."""
         live, gate = self._live, self._gate
         assert gate is not None  # noqa: S101 - can_take has made it
-        norm = live.clipped_norm
-        if norm is None:
-            norm = Gradients(parameters_of([optimizer])).norm(out=gate["grad_norm"])
-        gate.write("grad_norm", norm)
-        gate.write("loss", self._loss(gate))
-        gate.judge(sys.float_info.max, math.inf)
+        self._judge(live, optimizer)
         with torch.enable_grad(), gated([optimizer], gate.latch), live.cut_rate(optimizer):
             result = call()
         names: tuple[str, ...] = _NUMBERS
@@ -109,23 +99,29 @@ class Late:
             names = (*_NUMBERS, "poisoned")
         if live.held is not None:
             live.held.restore_if(gate.latch)
-        body = self._body
+        starts = list(live.starts.ended)
+        number = live.number_of(optimizer)
+        rates = hyperparameters([optimizer])
         self._flights.append(
-            Flight(
-                gate.post(names),
-                optimizer,
-                live.number_of(optimizer),
-                live.ordinal,
-                body.drawn,
-                body.streams,
-            )
+            Flight(gate.post(names), optimizer, number, live.ordinal, starts, rates)
         )
         self._resolve(_LAG)
         return result
 
-    def _loss(self, gate: Gate) -> Tensor:
+    def _judge(self, watch: Watch, optimizer: Optimizer) -> None:
+        """Closes the gate if a step is bad."""
+        gate = self._gate
+        assert gate is not None  # noqa: S101
+        norm = watch.clipped_norm
+        if norm is None:
+            norm = Gradients(parameters_of([optimizer])).norm(out=gate["grad_norm"])
+        gate.write("grad_norm", norm)
+        gate.write("loss", self._loss(gate, watch))
+        gate.judge(sys.float_info.max, math.inf)
+
+    def _loss(self, gate: Gate, watch: Watch) -> Tensor:
         """Returns the loss of the step that is being made."""
-        losses = [loss.float() for loss in self._live.losses if loss.numel() == 1]
+        losses = [loss.float() for loss in watch.losses if loss.numel() == 1]
         if not losses:
             return torch.zeros((), device=gate.latch.device)
         if len(losses) == 1:
@@ -148,7 +144,6 @@ class Late:
     def _resolve(self, keep: int) -> None:
         while len(self._flights) > keep:
             flight = self._flights.popleft()
-            assert flight.ticket is not None  # noqa: S101 - steps of this kind have one
             numbers = flight.ticket.read()
             if numbers["latch"] or numbers.get("poisoned"):
                 self._meet(flight, numbers)
@@ -161,17 +156,68 @@ class Late:
         assert gate is not None  # noqa: S101
         behind = list(self._flights)
         self._flights.clear()
-        for other in behind:
-            # It did not happen, and its batch will come again.
-            if other.drawn:
-                live.take_back(other.optimizer)
         gate.open()
         bad_loss = not math.isfinite(numbers["loss"])
         value = numbers["loss"] if bad_loss else numbers["grad_norm"]
         kind = "nan" if math.isnan(value) else "inf"
         where = "parameter" if numbers.get("poisoned") else "loss" if bad_loss else "gradient"
         symptom = Symptom(where, kind, numbers["loss"], numbers["grad_norm"])
-        self._again = deque(pair for other in behind for pair in other.drawn)
-        live.meet(symptom, flight.optimizer, step=flight.step, ordinal=flight.ordinal)
-        if flight.drawn and live.handover.wants_explanation():
-            self._in_place = InPlace(live, flight, self._streams)
+        live.meet(
+            symptom,
+            flight.optimizer,
+            step=flight.step,
+            ordinal=flight.ordinal,
+            starts=flight.starts,
+        )
+        self._make_again(behind)
+
+    def _make_again(self, behind: list[Flight]) -> None:
+        """Makes the steps that the device has ignored since a bad one, as they would have been."""
+        live, lost = self._live, 0
+        for place, flight in enumerate(behind):
+            replayer = InPlace(
+                live,
+                live.patches,
+                live.starts,
+                flight.starts,
+                step=flight.step,
+                ordinal=flight.ordinal,
+            )
+            numbers = None
+            if live.starts.is_on and not lost:
+                # The one right behind was computed with the weights that it is made with now.
+                with changed_rates(flight):
+                    numbers = replayer.make(self._applied, exactly=place == 0)
+            if numbers is None:
+                lost += 1
+            elif numbers["latch"]:
+                self._flights.extendleft(reversed(behind[place + 1 :]))
+                self._meet(flight, numbers)
+                return
+            else:
+                told = {"loss": numbers["loss"], "grad_norm": numbers["grad_norm"]}
+                live.good(flight.optimizer, flight.step, **told)
+        if lost:
+            live.writer.say(f"{lost} steps after it were not made either: the device was ahead")
+
+    def _applied(
+        self, replay: Watch, optimizer: Optimizer, call: Callable[..., Any]
+    ) -> dict[str, float]:
+        """Judges a step on the device and makes it; returns its numbers."""
+        self._judge(replay, optimizer)
+        assert self._gate is not None  # noqa: S101
+        with torch.enable_grad(), gated([optimizer], self._gate.latch):
+            with self._live.cut_rate(optimizer):
+                call()
+        return self._gate.post(_NUMBERS).read()
+
+
+@contextlib.contextmanager
+def changed_rates(flight: Flight) -> Iterator[None]:
+    """Gives an optimizer the learning rates that a step was to be made with."""
+    now = hyperparameters([flight.optimizer])
+    set_hyperparameters([flight.optimizer], flight.rates)
+    try:
+        yield
+    finally:
+        set_hyperparameters([flight.optimizer], now)

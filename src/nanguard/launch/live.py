@@ -4,65 +4,63 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import math
 import multiprocessing
 import os
 import sys
-import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from nanguard.guard.held import BufferPlaces, Held
 from nanguard.guard.optimizers import learning_rate, scaled_lr
-from nanguard.guard.policy import Action, Policy, Trouble
+from nanguard.guard.policy import Action, Decision, Policy, Trouble
 from nanguard.launch.closures import step_with_closure
-from nanguard.launch.handover import BadStep, Handover
+from nanguard.launch.incident_writer import BadStep, IncidentWriter
 from nanguard.launch.lastgood import LastGood
 from nanguard.launch.late import Late
-from nanguard.launch.patches import Patches
 from nanguard.launch.pulse import Pulse
-from nanguard.launch.replay import ForkedReplay
-from nanguard.launch.secondrun import serve_second_run
-from nanguard.launch.terms import terms_of
-from nanguard.launch.timeline import Timeline, serve_here
+from nanguard.launch.second_run import become_replay
 from nanguard.launch.together import Together
 from nanguard.launch.tracked import Tracked
-from nanguard.launch.watch import Watch, is_good, pass_over
 from nanguard.numerics import all_finite
+from nanguard.replay.inplace import InPlace, scalars_in
+from nanguard.replay.patches import Patches
+from nanguard.replay.start import Starts
+from nanguard.replay.terms import terms_of
+from nanguard.replay.watch import Watch, is_good, pass_over
 from nanguard.settings import Settings
+from nanguard.tracer.symptom import Symptom
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-    from types import FrameType
+    from types import FrameType, TracebackType
 
     from torch import Tensor
     from torch.optim import Optimizer
 
     from nanguard.launch.options import Options
-    from nanguard.launch.patches import Batches
-    from nanguard.tracer.symptom import Symptom
+    from nanguard.replay.start import Start
 
 STOPPED = 3
 # What guards this process; None if nothing does.
 current: Live | None = None
 # Steps after which parameters are looked at each time, and between two looks from then on.
 _CAREFUL = 16
-# Steps between two looks at whether the model lies in shared memory.
-_LOOK_AGAIN = 64
 
 
 def begin(options: Options) -> None:
     """Guards this process from now on, unless it only starts others."""
     if _is_launcher() or multiprocessing.current_process().daemon:
         return
-    # A fork beside threads is what moments are; they have a time limit.
-    warnings.filterwarnings("ignore", "This process .* is multi-threaded", DeprecationWarning)
     global current  # a guard that the script makes has to know
     current = live = Live(options)
     live.patches.put_on()
     if options.again is None:
         live.open()
     else:
-        live.run_again(options.again)
+        become_replay(live, options)
 
 
 class Live(Watch):
@@ -70,7 +68,8 @@ class Live(Watch):
 
     Attributes:
         patches: What makes torch tell us things.
-        handover: Writes incidents.
+        writer: Writes incidents.
+        starts: What its steps began with.
         held: The buffers as they were before the step.
         together: What the ranks know of each other.
     """
@@ -80,43 +79,51 @@ class Live(Watch):
         self._options = options
         self._settings = Settings(on_bad=options.on_bad, max_bad=options.max_bad)  # type: ignore[arg-type]
         self._policy = Policy(self._settings)
-        self._timeline: Timeline | None = None
         self._late = Late(self)
         self._last_good = LastGood(self) if options.on_bad == "rollback" else None
         self.together = Together()
         self._bad: list[int] = []
         self._pid = os.getpid()
         self._aside = False
-        self._shared = False
         self._pulse: Pulse | None = None
         self._tracked: Tracked | None = None
-        self.handover = Handover(options)
+        self._left = _LeftByScript()
+        self.writer = IncidentWriter(options)
         self.held: Held | None = None
         self.patches = Patches(self)
+        self.starts = Starts(on_left=self._left.note)
 
     def open(self) -> None:
-        """Takes the first moment, if this process can be forked."""
-        self.handover.attached()
+        """Begins."""
+        self.writer.attached()
         if self._options.recover:
             self._pulse = Pulse(Path(self._options.control))
             self._pulse.listen()
-        if self.handover.rank == 0:
+        if self.writer.rank == 0:
             self._tracked = Tracked(self)
-        if self._options.trace and self.handover.can_fork():
-            self._timeline = Timeline(self.handover.serve)
-            if self.handover.ranks == 1:
-                self._go_on(self._timeline.take_first())
+        if self._options.trace:
+            self.starts.begin()
+            self._listen()
         atexit.register(self.close)
 
-    def run_again(self, again: dict[str, Any]) -> None:
-        """Runs the script for the sake of an incident of an earlier run."""
-        self._go_on(serve_here(serve_second_run, {**again, "patience": self._options.patience}))
+    def _listen(self) -> None:
+        """Hears of the exception that ends the script, if one does."""
+        before = sys.excepthook
+
+        def hook(
+            kind: type[BaseException], error: BaseException, trace: TracebackType | None
+        ) -> None:
+            before(kind, error, trace)
+            if issubclass(kind, Exception) and os.getpid() == self._pid:
+                self._own(lambda: self._ended_by(trace))
+
+        sys.excepthook = hook
 
     def stand_aside(self) -> None:
         """Leaves the run to a guard of its own."""
         if not self._aside:
             self._aside = True
-            self.handover.say("the script has a Guard of its own, which decides about its steps")
+            self.writer.say("the script has a Guard of its own, which decides about its steps")
 
     # The script must run, whatever is wrong with us.
 
@@ -171,22 +178,26 @@ class Live(Watch):
     def _give_up(self, error: Exception) -> None:
         if not self._aside:
             self._aside = True
-            self.handover.say(f"this process is not guarded any more: {error!r}")
+            self.writer.say(f"this process is not guarded any more: {error!r}")
 
     # The step.
 
-    def next_batch(self, batches: Batches) -> Any:
-        """Hands on a batch, or one that is to be given out again."""
-        again = self._late.next_batch(batches)
-        if again is not None:
-            return again[0]
-        batch = next(batches.own)
-        self._late.drew(batches, batch)
+    def next_batch(self, own: Any, draw: Callable[[], Any]) -> Any:
+        """Hands on a batch."""
+        batch = draw()
+        if not self._aside:
+            self.starts.drew(own, batch, self.indices_of(own))
         return batch
 
     def before_backward(self, losses: list[Tensor]) -> None:
         """Looks at the loss while its terms can still be named."""
-        if self._aside or not losses or losses[0].device.type != "cpu":
+        if self._aside:
+            return
+        if self.backwards == 0:
+            self.writer.stepped()
+        self._own(self._meet_left)
+        self._own(lambda: self.starts.before_backward(losses))
+        if not losses or losses[0].device.type != "cpu":
             return
         if all(map(is_good, losses)):
             return
@@ -196,12 +207,15 @@ class Live(Watch):
 
     def after_backward(self) -> None:
         """Counts a step where there is no optimizer that would."""
-        if not self.made_by and not self._aside:
+        if self._aside:
+            return
+        self.starts.after_backward()
+        if not self.made_by:
             self._own(self._step_by_hand)
 
     def _step_by_hand(self) -> None:
         if self.ordinal == 0:
-            self.handover.say(
+            self.writer.say(
                 "no torch optimizer was made: steps are watched, but the update is the script's "
                 "own and cannot be held back"
             )
@@ -215,6 +229,7 @@ class Live(Watch):
             self.stand_aside()
         if self._aside:
             return call()
+        self.starts.step_begins()
         if closure is None and self._scaler is None and self._late.can_take(optimizer):
             return self._late.step(optimizer, call)
         self._late.look()
@@ -234,6 +249,7 @@ class Live(Watch):
         """Lets the scaler do its work; a bad loss is none of it."""
         if self._aside:
             return call()
+        self.starts.step_begins()
         self._late.look()
         symptom = self.together.agree_on_loss(self.bad_loss())
         if symptom is not None:
@@ -290,13 +306,7 @@ class Live(Watch):
         if self.held is None:
             self.held = Held(BufferPlaces(self.models()))
         self.held.mark()
-        self._late.begin_step()
-        if self._timeline is not None and os.getpid() == self._pid:
-            if self.ordinal % _LOOK_AGAIN == 1:
-                # A copy of the process would write into the same memory.
-                self._shared = any(p.is_shared() for p in self.named_parameters().values())
-            if not self._shared:
-                self._go_on(self._timeline.take_if_due(self.ordinal))
+        self.starts.step_ended()
 
     def good(self, optimizer: Any, step: int | None = None, **numbers: float) -> None:
         """Counts a good step.
@@ -308,6 +318,9 @@ class Live(Watch):
         """
         if self._tracked is not None:
             self._tracked.good(optimizer, step, numbers)
+        loss = numbers.get("loss") if numbers else self._loss_at_hand()
+        if loss is not None:
+            self.recent_losses.append(loss)
         self._policy.good()
         if self._last_good is not None:
             self._last_good.after_good_step()
@@ -321,6 +334,12 @@ class Live(Watch):
         else:
             self.good(optimizer)
 
+    def _loss_at_hand(self) -> float | None:
+        """Returns the loss of this step where reading it does not wait for a device."""
+        if not self.losses or self.losses[0].device.type != "cpu":
+            return None
+        return self.loss_value()
+
     def meet(
         self,
         symptom: Symptom | None,
@@ -328,6 +347,7 @@ class Live(Watch):
         *,
         step: int | None = None,
         ordinal: int | None = None,
+        starts: list[Start] | None = None,
     ) -> None:
         """Deals with a bad step.
 
@@ -336,6 +356,7 @@ class Live(Watch):
             optimizer: Whose step it is; None in a script that has none.
             step: Its number; None for the step that is being made.
             ordinal: The same, as all optimizers together count.
+            starts: What it began with; None for the step that is being made.
         """
         if symptom is None:
             return
@@ -354,7 +375,8 @@ class Live(Watch):
         decision = self._policy.bad(Trouble(step, poisoned=poisoned, can_roll_back=can_roll_back))
         if self.together.mine:
             bad = BadStep(symptom, step, ordinal, decision, tuple(self._bad))
-            self.handover.report(bad, self._timeline, None if poisoned else self)
+            if self.writer.report(bad) and not poisoned:
+                self._explain(bad, self.starts.ended if starts is None else starts)
         if self._tracked is not None:
             self._tracked.bad(optimizer, step, symptom, decision)
         self._bad.append(ordinal)
@@ -364,18 +386,59 @@ class Live(Watch):
         if decision.action is Action.ROLLBACK and self._last_good is not None:
             self._last_good.restore()
         if decision.action is Action.STOP:
-            self.handover.stopped(decision.reason)
+            self.writer.stopped(decision.reason)
             raise SystemExit(STOPPED)
 
-    def _go_on(self, task: Any) -> None:
-        """In a process that replays: becomes the replay."""
-        if task is None:
+    def _explain(
+        self, bad: BadStep, starts: Sequence[Start], *, unfinished: bool = False
+    ) -> None:
+        """Replays a step, if that is wanted and can be done."""
+        if not self.writer.may_explain or not starts:
             return
-        self._timeline = None
-        atexit.unregister(self.close)
-        replay = ForkedReplay(task, self)
-        self.patches.watcher = replay
-        replay.begin()
+        # A bad loss shows which pass it was; a bad gradient may be any one's, or all of them's.
+        likely = sorted(starts, key=lambda start: all_finite(start.losses))
+        replayer = InPlace(
+            self,
+            self.patches,
+            self.starts,
+            likely,
+            step=bad.step,
+            ordinal=bad.ordinal,
+            unfinished=unfinished,
+        )
+        self.writer.explain(replayer)
+
+    # What a script deals with by itself.
+
+    def _meet_left(self) -> None:
+        """Reports a step that the script has left before its backward pass, as it was bad."""
+        found = self._left.take()
+        if found is not None:
+            self._report_left(*found, "the script skipped it by itself")
+
+    def _ended_by(self, trace: TracebackType | None) -> None:
+        """Reports the step that the script has ended at, if its numbers were bad."""
+        start = self.starts.current
+        if start is None:
+            return
+        while trace is not None:
+            if trace.tb_frame.f_code is start.region.code:
+                self._left.note(start, trace.tb_frame.f_locals)
+            trace = trace.tb_next
+        found = self._left.take()
+        if found is not None:
+            self._report_left(*found, "the script ended itself")
+
+    def _report_left(self, start: Start, value: float, how: str) -> None:
+        optimizer = next(iter(self.optimizers()), None)
+        step = self.ordinal if optimizer is None else self.number_of(optimizer)
+        symptom = Symptom("loss", "nan" if math.isnan(value) else "inf", value)
+        self._left.count += 1
+        reason = f"{how}; {self._left.count} such steps beside {self.ordinal} that were made"
+        bad = BadStep(symptom, step, self.ordinal, Decision(Action.SKIP, reason), tuple(self._bad))
+        bad.known = {"by_script": True}
+        if self.writer.report(bad):
+            self._explain(bad, [start], unfinished=True)
 
     def look(self) -> None:
         """Looks at the steps that the device has not told about yet."""
@@ -386,14 +449,14 @@ class Live(Watch):
         if os.getpid() != self._pid:
             return
         self._late.close()
-        if self._timeline is not None:
-            self._timeline.close()
-        if self._bad:
-            self.handover.summary(self.ordinal, len(self._bad))
+        self._own(self._meet_left)
+        if self._bad or self._left.count:
+            self.writer.summary(self.ordinal, len(self._bad) + self._left.count)
         if self._pulse is not None:
             self._pulse.end(finite=self._is_finite())
         if self._tracked is not None:
             self._tracked.close()
+        self.starts.close()
         self.patches.take_off()
 
     def _is_finite(self) -> bool:
@@ -402,6 +465,39 @@ class Live(Watch):
             return all_finite([p for p in self.named_parameters().values() if p.requires_grad])
         except RuntimeError:  # of a device that has failed
             return True
+
+
+class _LeftByScript:
+    """A step that the script has left before its backward pass.
+
+    Attributes:
+        count: How many there were that were bad.
+    """
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._found: tuple[Start, float] | None = None
+
+    def note(self, start: Start, names: Any) -> None:
+        """Notes a step that was left, if a number that it has made is bad.
+
+        Args:
+            start: What it began with.
+            names: The names of its code, as they were when it was left.
+        """
+        made = {n: names[n] for n in start.piece.stores if n in names}
+        for value in [*scalars_in(made), *made.values()]:
+            if isinstance(value, torch.Tensor) and value.numel() == 1 and not is_good(value):
+                self._found = (start, float(value))
+                return
+            if isinstance(value, float) and not math.isfinite(value):
+                self._found = (start, value)
+                return
+
+    def take(self) -> tuple[Start, float] | None:
+        """Returns the last such step, once."""
+        found, self._found = self._found, None
+        return found
 
 
 def _called_by_a_guard() -> bool:

@@ -73,7 +73,7 @@ class Tracked:
                 "reason": decision.reason,
             }
         )
-        incident = self._live.handover.written if self._live.together.mine else None
+        incident = self._live.writer.folder if self._live.together.mine else None
         if incident is not None:
             self._trackers.event(incident_line(step, incident))
 
@@ -111,9 +111,9 @@ class Tracked:
             self._trackers.metric(line)
 
     def _begin(self) -> None:
-        say = self._live.handover.say
+        say = self._live.writer.say
         # Ranks that were started by the script know of each other by now, and not before.
-        self._wanted = self._live.handover.rank == 0
+        self._wanted = self._live.writer.rank == 0
         if not self._wanted:
             return
         try:

@@ -14,7 +14,7 @@ from nanguard.tracer.values import memory_of
 
 if TYPE_CHECKING:
     from nanguard.diagnosis.task import Outcome
-    from nanguard.launch.replay import Replay
+    from nanguard.replay.replay import Replay
     from nanguard.tracer.origin import Origin
     from nanguard.tracer.records import Record
     from nanguard.tracer.symptom import Symptom

@@ -10,9 +10,10 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader
+from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
 
 class Watcher(Protocol):
@@ -39,39 +40,16 @@ class Watcher(Protocol):
     def begin_pass(self, loader: Any) -> None:
         """Hears that the script is about to go over a loader."""
 
-    def next_batch(self, batches: Batches) -> Any:
-        """Returns the next batch that the script is given."""
+    def next_batch(self, own: Any, draw: Callable[[], Any]) -> Any:
+        """Returns the next batch that the script is given.
 
+        Args:
+            own: The loader's iterator.
+            draw: Takes a batch from it.
+        """
 
-class Batches:
-    """What a script gets when it goes over a loader: the same batches, with us in between.
-
-    Attributes:
-        loader: The loader.
-        own: Its own iterator.
-    """
-
-    def __init__(self, patches: Patches, loader: Any, own: Iterator[Any]) -> None:
-        self._patches = patches
-        self.loader = loader
-        self.own = own
-
-    def __iter__(self) -> Iterator[Any]:
-        return self
-
-    def __next__(self) -> Any:
-        return self._patches.watcher.next_batch(self)
-
-    def __len__(self) -> int:
-        return len(self.own)  # type: ignore[arg-type]
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.own, name)
-
-    @property
-    def has_workers(self) -> bool:
-        """Whether other processes prepare the batches."""
-        return bool(getattr(self.own, "_num_workers", 0))
+    def chose(self, own: Any, indices: Any) -> None:
+        """Hears which samples of a data set an iterator takes for a batch."""
 
 
 class Patches:
@@ -195,14 +173,30 @@ class Patches:
         self._replace(nn.utils.clip_grad, "clip_grad_norm_", clip)
 
     def _patch_loader(self) -> None:
-        original = DataLoader.__iter__
+        iterate, step, choose = (
+            DataLoader.__iter__,
+            _BaseDataLoaderIter.__next__,
+            _BaseDataLoaderIter._next_index,
+        )
 
-        @functools.wraps(original)
-        def iterate(loader: Any) -> Any:
+        @functools.wraps(iterate)
+        def begin(loader: Any) -> Any:
             self.watcher.begin_pass(loader)
-            return Batches(self, loader, original(loader))
+            return iterate(loader)
 
-        self._replace(DataLoader, "__iter__", iterate)
+        @functools.wraps(step)
+        def draw(own: Any) -> Any:
+            return self.watcher.next_batch(own, lambda: step(own))
+
+        @functools.wraps(choose)
+        def chosen(own: Any) -> Any:
+            indices = choose(own)
+            self.watcher.chose(own, indices)
+            return indices
+
+        self._replace(DataLoader, "__iter__", begin)
+        self._replace(_BaseDataLoaderIter, "__next__", draw)
+        self._replace(_BaseDataLoaderIter, "_next_index", chosen)
 
 
 def _is_capturing() -> bool:

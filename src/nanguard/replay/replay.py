@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import gc
 import math
 import os
 import sys
@@ -15,15 +14,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 from torch.utils._python_dispatch import _disable_current_modes
-from torch.utils.data.dataloader import _SingleProcessDataLoaderIter
 
 from nanguard.diagnosis.task import Facts, Growth, Outcome
 from nanguard.guard.held import BufferPlaces, Held
 from nanguard.guard.optimizers import learning_rate, scaled_lr
 from nanguard.guard.rng import RandomStreams
-from nanguard.launch import carried, changes
-from nanguard.launch.reading import read_trace
-from nanguard.launch.watch import Watch, pass_over
+from nanguard.replay import changes
+from nanguard.replay.reading import read_trace
+from nanguard.replay.watch import Watch, pass_over
 from nanguard.tracer.sites import here, users_frame
 from nanguard.tracer.trace import Trace
 from nanguard.trackers import be_silent
@@ -35,7 +33,6 @@ if TYPE_CHECKING:
     from torch.optim import Optimizer
 
     from nanguard.diagnosis.task import Task
-    from nanguard.launch.patches import Batches
     from nanguard.tracer.symptom import Symptom
 
 
@@ -74,7 +71,7 @@ class Replay(Watch):
     def begin(self) -> None:
         """Changes what is to be changed, and goes on."""
         if self.task.precision is not None:
-            changes.raise_precision(getattr(torch, self.task.precision), self)
+            changes.for_good(changes.wider(getattr(torch, self.task.precision), self))
         if self.trace is not None:
             self.trace.step = self.ordinal
             self.trace.start()
@@ -91,13 +88,13 @@ class Replay(Watch):
         with contextlib.suppress(AttributeError, ValueError):
             loader.num_workers = 0
 
-    def next_batch(self, batches: Batches) -> Any:
+    def next_batch(self, own: Any, draw: Callable[[], Any]) -> Any:
         """Hands on a batch, and watches how it is made."""
-        if batches.has_workers:
+        if own._num_workers:
             # They belong to the run, and so does what they make.
             self.answer(Outcome(error="batches of a loader's workers cannot be had a second time"))
-        self._remember_choice(batches.own)
-        batch = self._watched(lambda: next(batches.own))
+        batch = self._watched(draw)
+        self.indices = self.indices_of(own)
         if self.ordinal == self.task.target and self.task.without and not self.task.targets_only:
             batch = changes.without(batch, self.task.without)
         self.drawn = [*self.drawn[-2:], (batch, self.indices)]
@@ -191,7 +188,8 @@ class Replay(Watch):
         if self.ordinal == self.task.target and self.task.folder is not None:
             self.streams = RandomStreams([]).capture()
         if self.ordinal == self.task.target and self.task.without:
-            changes.replace_samples(self.task.without, targets_only=self.task.targets_only)
+            only = self.task.targets_only
+            changes.for_good(changes.replaced_samples(self.task.without, targets_only=only))
 
     # Verdicts.
 
@@ -291,21 +289,6 @@ class Replay(Watch):
         finally:
             self.trace.in_data -= 1
 
-    def _remember_choice(self, own: Any) -> None:
-        """Makes a loader's iterator tell which samples it takes."""
-        choose = getattr(own, "_next_index", None)
-        if choose is None or hasattr(choose, "watched"):
-            return
-
-        def chosen() -> Any:
-            indices = choose()
-            if isinstance(indices, list) and all(isinstance(index, int) for index in indices):
-                self.indices = indices
-            return indices
-
-        chosen.watched = True  # type: ignore[attr-defined]
-        own._next_index = chosen
-
     def _look_around(self) -> None:
         """Learns what the script calls things, from the frames that call backward."""
         frame = users_frame(sys._getframe(1))
@@ -332,11 +315,9 @@ class ForkedReplay(Replay):
         be_silent()
         atexit.register(self._ended)
         sys.excepthook = self._failed
-        changes.run_eagerly()
-        changes.go_alone()
+        changes.never_compile()
+        changes.for_good(changes.alone())
         changes.leave_workers()
-        if self.task.state is not None and (self.task.clip or self.task.lr_factor != 1.0):
-            self.answer(Outcome(error="a rank by itself cannot make the steps before this one"))
         super().begin()
         if self.task.source and self.ordinal == 0 and not self.made_by:
             try:
@@ -350,25 +331,9 @@ class ForkedReplay(Replay):
             except RuntimeError as error:
                 self.answer(Outcome(error=str(error)))
 
-    def at_boundary(self) -> None:
-        """Prepares for the step that begins; takes over the run's state if it is the one."""
-        if self.task.state is not None and self.ordinal == self.task.target:
-            with _disable_current_modes():
-                try:
-                    carried.load(self, self.task.state)
-                except (RuntimeError, OSError, ValueError) as error:
-                    self.answer(Outcome(error=f"the state of the run could not be had: {error}"))
-        super().at_boundary()
-
     def refuse(self, why: str) -> None:
         """Ends the process, as the step cannot be replayed."""
         self.answer(Outcome(error=why))
-
-    def follow_loaders(self) -> None:
-        """Makes loaders that are being read tell which samples they take."""
-        for own in gc.get_objects():
-            if type(own) is _SingleProcessDataLoaderIter:
-                self._remember_choice(own)
 
     def answer(self, outcome: Outcome) -> None:
         """Sends the answer, and ends the process."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import weakref
 from abc import ABC, abstractmethod
+from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -23,12 +24,14 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
     from torch.optim import Optimizer
 
-    from nanguard.launch.patches import Batches
     from nanguard.tracer.sites import Site
 
 
 # Steps after which a script's buffers are looked for again.
 _LOOK_AGAIN = 64
+# Losses of good steps that are remembered, and batches that a loader may prepare ahead.
+_RECENT = 64
+_AHEAD = 1024
 
 
 @dataclass
@@ -64,6 +67,11 @@ class Watch(ABC):
         self._scaler: Any = None
         # Each buffer at the first look: which tensor it was, and whether it held no NaN.
         self._baseline: dict[str, tuple[int, bool]] = {}
+        # The losses of the last good steps.
+        self.recent_losses: deque[float] = deque(maxlen=_RECENT)
+        # The samples of batches that a loader has begun, in the order in which it hands them out.
+        self.chosen: weakref.WeakKeyDictionary[Any, deque[list[int]]]
+        self.chosen = weakref.WeakKeyDictionary()
         self._models: list[nn.Module] | None = None
         self._buffers: dict[str, Tensor] = {}
 
@@ -132,9 +140,19 @@ class Watch(ABC):
     def begin_pass(self, loader: Any) -> None:  # noqa: B027 - the live run has nothing to do
         """Hears that the script is about to go over a loader."""
 
-    def next_batch(self, batches: Batches) -> Any:
+    def next_batch(self, own: Any, draw: Callable[[], Any]) -> Any:
         """Hands on a batch of a loader."""
-        return next(batches.own)
+        return draw()
+
+    def chose(self, own: Any, indices: Any) -> None:
+        """Notes which samples a loader takes for a batch that it will hand out."""
+        plain = isinstance(indices, list) and all(isinstance(index, int) for index in indices)
+        self.chosen.setdefault(own, deque(maxlen=_AHEAD)).append(indices if plain else [])
+
+    def indices_of(self, own: Any) -> list[int]:
+        """Returns which samples are in the batch that a loader has just handed out."""
+        ahead = self.chosen.get(own)
+        return ahead.popleft() if ahead else []
 
     # What the live run and the replay do differently.
 
@@ -320,7 +338,7 @@ class Watch(ABC):
 
     def replayable(self) -> dict[str, Any]:
         """Returns what a replay needs to go on counting."""
-        keep = ("ordinal", "counts", "made_by", "backwards", "_baseline")
+        keep = ("ordinal", "counts", "made_by", "backwards", "_baseline", "_models")
         kept = {name: vars(self)[name] for name in keep}
         kept["counts"] = weakref.WeakKeyDictionary(self.counts)
         kept["made_by"] = list(self.made_by)
@@ -394,7 +412,7 @@ def _inner(optimizer: Any) -> Any:
 
 
 def _kind(tensor: Tensor) -> str:
-    values = tensor.detach()
+    values = local(tensor.detach())
     if values.layout is not torch.strided:
         values = values.coalesce().values()
     return "nan" if bool((values != values).any()) else "inf"

@@ -1,6 +1,7 @@
 """What a replay changes to see whether the step is still bad.
 
-It happens in a process of its own, which ends with the answer, so nothing has to be put back.
+Each change is a context: what it has changed is put back at its end, as the process may be the one
+that trains.
 """
 
 from __future__ import annotations
@@ -10,7 +11,12 @@ import copy
 import gc
 import importlib.abc
 import importlib.machinery
+import io
+import linecache
+import logging
 import sys
+import threading
+import warnings
 from pathlib import Path
 from types import CodeType, FunctionType
 from typing import TYPE_CHECKING, Any
@@ -18,8 +24,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 from torch.nn.modules.module import register_module_forward_pre_hook
+from torch.overrides import TorchFunctionMode
 
-from nanguard.numerics import is_float
 from nanguard.tracer.modules import keywords, tensors_in
 from nanguard.tracer.sites import users_frame
 
@@ -27,21 +33,35 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from types import FrameType, ModuleType
 
-    from nanguard.launch.watch import Watch
+    from nanguard.replay.watch import Watch
 
 _HALF = (torch.float16, torch.bfloat16)
 
 
-def run_eagerly() -> None:
+@contextlib.contextmanager
+def eagerly() -> Iterator[None]:
     """Makes compiled models run their Python code, so that every operation can be seen."""
     set_stance = getattr(torch.compiler, "set_stance", None)
-    if set_stance is not None and "torch._dynamo" in sys.modules:
-        set_stance("force_eager")
+    with contextlib.ExitStack() as stack:
+        if set_stance is not None and "torch._dynamo" in sys.modules:
+            stack.enter_context(set_stance("force_eager"))
+        yield
+
+
+def never_compile() -> None:
+    """Makes what this process would compile run as it is."""
+    for_good(eagerly())
     torch.compile = _not_compiled
 
 
 def _not_compiled(model: Any = None, **_options: Any) -> Any:
     return (lambda function: function) if model is None else model
+
+
+def is_compiled() -> bool:
+    """Returns whether this process has compiled anything."""
+    known = sys.modules.get("torch._dynamo.utils")
+    return known is not None and bool(known.counters["frames"])
 
 
 def leave_workers() -> None:
@@ -65,23 +85,95 @@ def refuse_workers(refuse: Callable[[str], None]) -> None:
     _MultiProcessingDataLoaderIter._next_data = refused  # type: ignore[method-assign]
 
 
-def go_alone() -> None:
-    """Cuts a copy of a rank off from the other ranks, which know nothing of it."""
+@contextlib.contextmanager
+def alone() -> Iterator[None]:
+    """Cuts a rank off from the other ranks, which know nothing of what it does."""
     import torch.distributed as dist
 
     if not dist.is_available() or not dist.is_initialized():
+        yield
         return
     from torch.nn.parallel import DistributedDataParallel
 
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
         return self.module(*args, **kwargs)
 
-    DistributedDataParallel.forward = forward  # type: ignore[method-assign]
-    for name in ("all_reduce", "broadcast", "reduce", "barrier", "monitored_barrier"):
-        setattr(dist, name, _nothing)
-    dist.all_gather = _gather_own  # type: ignore[assignment]
-    dist.all_gather_object = _gather_own_object  # type: ignore[assignment]
-    dist.broadcast_object_list = _nothing
+    silent = ("all_reduce", "broadcast", "reduce", "barrier", "monitored_barrier")
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(replaced(DistributedDataParallel, "forward", forward))
+        for name in (*silent, "broadcast_object_list"):
+            stack.enter_context(replaced(dist, name, _nothing))
+        stack.enter_context(replaced(dist, "all_gather", _gather_own))
+        stack.enter_context(replaced(dist, "all_gather_object", _gather_own_object))
+        yield
+
+
+@contextlib.contextmanager
+def replaced(owner: Any, name: str, new: Any) -> Iterator[None]:
+    """Puts something else in the place of an attribute, for a while."""
+    before = vars(owner)[name]
+    setattr(owner, name, new)
+    try:
+        yield
+    finally:
+        setattr(owner, name, before)
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Drops what this thread prints, logs and warns of."""
+    thread = threading.get_ident()
+
+    def dropped(call: Callable[..., Any]) -> Callable[..., Any]:
+        def silent(*args: Any, **kwargs: Any) -> Any:
+            return None if threading.get_ident() == thread else call(*args, **kwargs)
+
+        return silent
+
+    streams = sys.stdout, sys.stderr
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(
+            replaced(logging.Logger, "handle", dropped(logging.Logger.handle))
+        )
+        shown = warnings._showwarnmsg  # type: ignore[attr-defined]
+        stack.enter_context(replaced(warnings, "_showwarnmsg", dropped(shown)))
+        sys.stdout, sys.stderr = (_Silent(stream, thread) for stream in streams)
+        try:
+            yield
+        finally:
+            sys.stdout, sys.stderr = streams
+
+
+class _Silent(io.TextIOBase):
+    """A stream that drops what one thread writes."""
+
+    def __init__(self, stream: Any, thread: int) -> None:
+        self._stream = stream
+        self._thread = thread
+
+    def write(self, text: str) -> int:
+        """Writes, unless it is the thread that is to be silent."""
+        if threading.get_ident() == self._thread:
+            return len(text)
+        return int(self._stream.write(text))
+
+    def flush(self) -> None:
+        """Flushes what others have written."""
+        if threading.get_ident() != self._thread:
+            self._stream.flush()
+
+    def fileno(self) -> int:
+        """Returns what the stream itself does."""
+        return int(self._stream.fileno())
+
+    def isatty(self) -> bool:
+        """Returns what the stream itself does."""
+        return bool(self._stream.isatty())
+
+    @property
+    def encoding(self) -> str:  # type: ignore[override]
+        """What the stream itself has."""
+        return str(self._stream.encoding)
 
 
 class _Done:
@@ -142,25 +234,36 @@ def _alike_but_for_inner(one: CodeType, other: CodeType) -> bool:
 
 
 @contextlib.contextmanager
-def swapped_code(sources: dict[str, str]) -> Iterator[None]:
-    """Gives functions of changed files their new code; those that are running keep the old one."""
+def swapped_code(sources: dict[str, str], own: CodeType | None = None) -> Iterator[None]:
+    """Gives functions of changed files their new code; those that are running keep the old one.
+
+    Args:
+        sources: The changed texts, by path.
+        own: Code that is changed in another way, also where it is running.
+
+    Raises:
+        RuntimeError: The change is in code that is running.
+    """
     functions = [o for o in gc.get_objects() if type(o) is FunctionType]
     changed: list[tuple[FunctionType, CodeType, CodeType]] = []
     running = _running()
     for path, text in sources.items():
         # Compared as compiled now: code that is running may look different.
-        was, fresh = _codes(Path(path).read_text(encoding="utf-8"), path), _codes(text, path)
+        was, fresh = _codes(source_text(path), path), _codes(text, path)
         for function in functions:
             old = function.__code__
             key = (old.co_name, old.co_firstlineno)
             new = fresh.get(key)
             if old.co_filename != path or new is None or new.co_freevars != old.co_freevars:
                 continue
+            if old is own:
+                continue
             if old in running and key in was and _alike_but_for_inner(was[key], new):
                 continue  # such as the module itself: what it has defined is a function by now
             if key not in was or not _alike(was[key], new):
                 changed.append((function, old, new))
-    if not changed or {old for _, old, _ in changed} & running:
+    mine = own is not None and own.co_filename in sources
+    if {old for _, old, _ in changed} & running or not (changed or mine):
         raise RuntimeError("the change is in code that is already running")
     try:
         for function, _, new in changed:
@@ -169,6 +272,11 @@ def swapped_code(sources: dict[str, str]) -> Iterator[None]:
     finally:
         for function, old, _ in changed:
             function.__code__ = old
+
+
+def source_text(path: str) -> str:
+    """Returns the text of a file as this process knows it, which may have changed since."""
+    return "".join(linecache.getlines(path)) or Path(path).read_text(encoding="utf-8")
 
 
 # Contexts that last as long as the process. One that nobody holds would end at once.
@@ -180,37 +288,13 @@ def for_good(context: contextlib.AbstractContextManager[None]) -> None:
     _entered.enter_context(context)
 
 
-def raise_precision(dtype: torch.dtype, watch: Watch) -> None:
+@contextlib.contextmanager
+def wider(dtype: torch.dtype, watch: Watch) -> Iterator[None]:
     """Computes everything in a wider type: parameters, buffers, optimizer state, inputs."""
-    for_good(without_autocast())
-    for tensor in [*watch.named_parameters().values(), *watch.buffers().values()]:
-        _widen(tensor, dtype)
-    for optimizer in watch.optimizers():
-        for state in optimizer.state.values():
-            for tensor in tensors_in(state):
-                _widen(tensor, dtype)
     narrow = _HALF if dtype == torch.float32 else (*_HALF, torch.float32)
-
-    def to_wide(self: Any, *_args: Any, **_kwargs: Any) -> Any:
-        return self.to(dtype)
-
-    _remember_storages()
-    torch.Tensor.half = torch.Tensor.bfloat16 = to_wide  # type: ignore[method-assign]
-    nn.Module.half = nn.Module.bfloat16 = to_wide  # type: ignore[method-assign]
-    torch.float16 = torch.half = torch.bfloat16 = dtype
-    if dtype == torch.float64:
-        torch.set_default_dtype(dtype)
-        torch.Tensor.float = to_wide  # type: ignore[method-assign]
-        nn.Module.float = to_wide  # type: ignore[method-assign]
-        torch.float32 = torch.float = dtype
-
-    unscale = torch.amp.GradScaler._unscale_grads_
-
-    def unscale_any(self: Any, optimizer: Any, inv_scale: Any, found: Any, _fp16: bool) -> Any:  # noqa: FBT001
-        # What it takes for float16 is float32 now.
-        return unscale(self, optimizer, inv_scale, found, True)  # noqa: FBT003
-
-    torch.amp.GradScaler._unscale_grads_ = unscale_any  # type: ignore[method-assign,assignment]
+    state = [s for o in watch.optimizers() for s in o.state.values()]
+    tensors = [*watch.named_parameters().values(), *watch.buffers().values(), *tensors_in(state)]
+    before = [(t, t.data, t.grad) for t in tensors if t.dtype in narrow]
 
     def widened(value: Any) -> Any:
         narrower = isinstance(value, torch.Tensor) and value.dtype in narrow
@@ -221,20 +305,50 @@ def raise_precision(dtype: torch.dtype, watch: Watch) -> None:
         named.update({name: widened(value) for name, value in named.items()})
         return tuple(map(widened, args))
 
-    register_module_forward_pre_hook(widen_inputs)
+    default = torch.get_default_dtype()
+    with contextlib.ExitStack() as stack:
+        for tensor, data, gradient in before:
+            tensor.data = data.to(dtype)
+            if gradient is not None:
+                tensor.grad = gradient.to(dtype)
+        stack.callback(_put_back, before)
+        if dtype == torch.float64:
+            torch.set_default_dtype(dtype)
+            stack.callback(torch.set_default_dtype, default)
+        stack.callback(register_module_forward_pre_hook(widen_inputs).remove)
+        stack.enter_context(without_autocast())
+        stack.enter_context(_Wider(dtype, narrow))
+        yield
 
 
-def _remember_storages() -> None:
-    """Lets torch make its tables of types while they have their names: it loads files by them."""
-    for table in ("_dtype_to_storage_type_map", "_storage_type_to_dtype_map"):
-        getattr(torch.storage, table, dict)()
+def _put_back(before: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]]) -> None:
+    for tensor, data, gradient in before:
+        tensor.grad = None
+        tensor.data = data
+        tensor.grad = gradient
 
 
-def _widen(tensor: torch.Tensor, dtype: torch.dtype) -> None:
-    if is_float(tensor) and not tensor.is_complex():
-        tensor.data = tensor.data.to(dtype)
-        if tensor.grad is not None:
-            tensor.grad.data = tensor.grad.data.to(dtype)
+class _Wider(TorchFunctionMode):
+    """Hears a wider type wherever a script names a narrow one."""
+
+    def __init__(self, dtype: torch.dtype, narrow: tuple[torch.dtype, ...]) -> None:
+        super().__init__()
+        self._dtype = dtype
+        self._narrow = narrow
+        self._casts = {torch.Tensor.half, torch.Tensor.bfloat16}
+        if torch.float32 in narrow:
+            self._casts.add(torch.Tensor.float)
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        if func in self._casts:
+            return args[0].to(self._dtype)
+        named = {name: self._heard(value) for name, value in (kwargs or {}).items()}
+        return func(*map(self._heard, args), **named)
+
+    def _heard(self, value: Any) -> Any:
+        return self._dtype if type(value) is torch.dtype and value in self._narrow else value
 
 
 @contextlib.contextmanager
@@ -258,7 +372,8 @@ def without_autocast() -> Iterator[None]:
             autocast._enabled = enabled
 
 
-def replace_samples(samples: Sequence[int], *, targets_only: bool) -> None:
+@contextlib.contextmanager
+def replaced_samples(samples: Sequence[int], *, targets_only: bool) -> Iterator[None]:
     """Overwrites samples of the next batch with a good one, wherever the script keeps them.
 
     Args:
@@ -266,6 +381,7 @@ def replace_samples(samples: Sequence[int], *, targets_only: bool) -> None:
         targets_only: Whether what the model is given stays as it is.
     """
     done = False
+    written: list[tuple[torch.Tensor, torch.Tensor]] = []
 
     def before(_module: nn.Module, args: Any) -> None:
         nonlocal done
@@ -278,9 +394,16 @@ def replace_samples(samples: Sequence[int], *, targets_only: bool) -> None:
         entered = {tensor.untyped_storage().data_ptr() for tensor in given}
         if targets_only:
             found = [t for t in found if t.untyped_storage().data_ptr() not in entered]
-        _replace_rows(found, samples, given[0].shape[0])
+        _replace_rows(found, samples, given[0].shape[0], written)
 
-    register_module_forward_pre_hook(before)
+    hook = register_module_forward_pre_hook(before)
+    try:
+        yield
+    finally:
+        hook.remove()
+        with torch.no_grad():
+            for tensor, was in reversed(written):
+                tensor.copy_(was)
 
 
 def _tensors_around() -> list[torch.Tensor]:
@@ -295,7 +418,12 @@ def _tensors_around() -> list[torch.Tensor]:
     return list(found.values())
 
 
-def _replace_rows(tensors: Sequence[torch.Tensor], samples: Sequence[int], size: int) -> None:
+def _replace_rows(
+    tensors: Sequence[torch.Tensor],
+    samples: Sequence[int],
+    size: int,
+    written: list[tuple[torch.Tensor, torch.Tensor]] | None = None,
+) -> None:
     """Overwrites samples with a good one, in every tensor that has one row for each."""
     good = next((row for row in range(size) if row not in samples), None)
     if good is None:
@@ -304,6 +432,8 @@ def _replace_rows(tensors: Sequence[torch.Tensor], samples: Sequence[int], size:
         for tensor in tensors:
             if tensor.dim() and tensor.shape[0] == size and not tensor.requires_grad:
                 for row in samples:
+                    if written is not None:
+                        written.append((tensor[row], tensor[row].clone()))
                     tensor[row] = tensor[good].clone()
 
 

@@ -1,0 +1,215 @@
+"""From a bad step to an incident: written at once, explained by replays, and told to the user."""
+
+from __future__ import annotations
+
+import os
+import platform
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+import nanguard
+from nanguard import incident as incidents
+from nanguard.errors import IncidentError
+
+if TYPE_CHECKING:
+    from nanguard.diagnosis.lab import Replayer
+    from nanguard.guard.policy import Decision
+    from nanguard.launch.options import Options
+    from nanguard.tracer.symptom import Symptom
+
+# How many incidents of one process are explained; what comes after is only recorded.
+_EXPLAINED = 3
+
+
+@dataclass
+class BadStep:
+    """A step that was not made.
+
+    Attributes:
+        symptom: What is wrong with it.
+        step: The step as its optimizer counts.
+        ordinal: The step as all optimizers together count.
+        decision: What the guard does about it.
+        skipped: Earlier steps that were not made, either.
+        why: Why it cannot be replayed; None if that is to be found out.
+        known: What else is known of it, as fields of the incident.
+    """
+
+    symptom: Symptom
+    step: int
+    ordinal: int
+    decision: Decision
+    skipped: tuple[int, ...]
+    why: str | None = None
+    known: dict[str, Any] = field(default_factory=dict)
+
+
+class IncidentWriter:
+    """Writes incidents of one process, and has them explained.
+
+    Attributes:
+        folder: The folder of the last incident; None if it could not be written.
+    """
+
+    def __init__(self, options: Options) -> None:
+        self._options = options
+        self._explained = 0
+        self._began = time.monotonic()
+        self._incident: dict[str, Any] | None = None
+        self.folder: Path | None = None
+
+    @property
+    def rank(self) -> int:
+        """The rank of this process, as far as it is known by now."""
+        if _is_together():
+            return torch.distributed.get_rank()
+        # Launchers that start ranks by themselves may name the local one only.
+        return _number("RANK", _number("LOCAL_RANK", 0) + _number("NODE_RANK", 0))
+
+    @property
+    def ranks(self) -> int:
+        """How many ranks there are, as far as it is known by now."""
+        return torch.distributed.get_world_size() if _is_together() else _number("WORLD_SIZE", 1)
+
+    @property
+    def may_explain(self) -> bool:
+        """Whether the next incident is to be explained."""
+        return self._options.trace and self._explained < _EXPLAINED
+
+    def say(self, text: str) -> None:
+        """Tells the user, on the standard error."""
+        if not self._options.quiet:
+            print(f"nanguard: {text}", file=sys.stderr, flush=True)  # noqa: T201 - the user is here
+
+    def attached(self) -> None:
+        """Tells the launcher that there is a process to guard."""
+        self._leave_note(f"attached-{os.getpid()}", "")
+
+    def stepped(self) -> None:
+        """Tells the launcher that a step was seen."""
+        self._leave_note(f"stepped-{os.getpid()}", "")
+
+    def stopped(self, reason: str) -> None:
+        """Tells the launcher that the guard ended the run."""
+        self.say(f"the run was stopped: {reason}")
+        self._leave_note(f"stopped-{os.getpid()}", reason)
+
+    def summary(self, steps: int, bad: int) -> None:
+        """Tells what a run has met, on the rank that has reported it."""
+        if self._incident is not None:
+            self.say(f"{steps} steps, {bad} of them bad; incidents in {self._options.incidents}")
+
+    def report(self, bad: BadStep) -> bool:
+        """Writes an incident; returns whether that could be done."""
+        decision = bad.decision
+        self.say(
+            f"step {bad.step}: {bad.symptom.in_words()} -> {decision.action.value} "
+            f"({decision.reason})"
+        )
+        self._incident = self._new(bad)
+        try:
+            self.folder = incidents.new_folder(Path(self._options.incidents), bad.step, self.rank)
+            incidents.write(self.folder, self._incident)
+        except (OSError, IncidentError) as error:
+            # The run is worth more than the report about it.
+            self.folder = None
+            self.say(f"the incident of step {bad.step} could not be written: {error}")
+        return self.folder is not None
+
+    def explain(self, replayer: Replayer) -> None:
+        """Explains the last incident with replays in the process of the run itself."""
+        from nanguard.diagnosis.session import explain
+
+        if self.folder is None or self._incident is None:
+            return
+        self._explained += 1
+        try:
+            explain(
+                {
+                    "folder": str(self.folder),
+                    "incident": self._incident,
+                    "target": self._incident["run"]["ordinal"],
+                    "method": "in-place",
+                    "patience": self._options.patience,
+                },
+                replayer,
+            )
+        except Exception as error:  # noqa: BLE001 - the run is worth more than an explanation
+            self.say(f"the incident could not be explained: {error!r}")
+            return
+        self._tell()
+
+    def _tell(self) -> None:
+        """Says what was found out about the last incident."""
+        assert self.folder is not None  # noqa: S101 - it was just explained
+        try:
+            found = incidents.read(self.folder)
+        except IncidentError:
+            return
+        line = incidents.in_a_line(found)
+        if line is not None:
+            self.say(f"{line}\n          nanguard explain {_short(self.folder)}")
+
+    def _new(self, bad: BadStep) -> dict[str, Any]:
+        return {
+            "schema": incidents.SCHEMA,
+            "step": bad.step,
+            "rank": self.rank,
+            "symptom": bad.symptom.to_json(),
+            "action": {"taken": bad.decision.action.value, "reason": bad.decision.reason},
+            "run": {
+                "command": list(self._options.command),
+                "folder": self._options.folder,
+                "signature": self._options.signature,
+                "ordinal": bad.ordinal,
+                "skipped": list(bad.skipped),
+                "seconds": round(time.monotonic() - self._began, 3),
+                "ranks": self.ranks,
+                "python": platform.python_version(),
+                "torch": torch.__version__,
+                "nanguard": nanguard.__version__,
+                "platform": platform.platform(),
+                "device": "cuda" if torch.cuda.is_initialized() else "cpu",
+            },
+            "replay": {
+                "verdict": "not-replayed",
+                "method": None,
+                "why": bad.why or self._why_not(),
+            },
+            **bad.known,
+        }
+
+    def _why_not(self) -> str:
+        """Returns why a step would not be replayed."""
+        if not self._options.trace:
+            return "explanations were turned off with --no-trace"
+        if self._explained >= _EXPLAINED:
+            return f"only the first {_EXPLAINED} incidents of a process are explained"
+        return "nobody has seen what the step began with"
+
+    def _leave_note(self, name: str, text: str) -> None:
+        try:
+            Path(self._options.control, name).write_text(text)
+        except OSError:
+            return  # a full disk, or a launcher that is gone, must not end the run
+
+
+def _is_together() -> bool:
+    return torch.distributed.is_available() and torch.distributed.is_initialized()
+
+
+def _number(variable: str, otherwise: int) -> int:
+    text = os.environ.get(variable, "")
+    return int(text) if text.isdecimal() else otherwise
+
+
+def _short(path: Path) -> str:
+    try:
+        return str(path.relative_to(Path.cwd()))
+    except ValueError:
+        return str(path)

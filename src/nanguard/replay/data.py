@@ -1,0 +1,100 @@
+"""Data that came in bad: made once more, so that the line is found that made it so."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.utils.data.dataloader import _DatasetKind
+
+from nanguard.numerics import all_finite, is_float
+from nanguard.replay import changes
+from nanguard.replay.sandbox import Outside
+from nanguard.tracer.modules import tensors_in
+from nanguard.tracer.origin import origin_of, producers
+from nanguard.tracer.trace import Trace
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from nanguard.diagnosis.task import Outcome
+    from nanguard.guard.rng import RandomStreams
+    from nanguard.tracer.origin import Origin
+
+    # The iterator of a loader, a batch of it, and which samples of the data set are in the batch.
+    Drawn = tuple[Any, Any, list[int]]
+
+
+def data_origin(outcome: Outcome, drawn: Iterable[Drawn], streams: RandomStreams) -> None:
+    """Looks for the line that made a batch bad, if that is where the bad value came from.
+
+    The main process draws the indices of every batch, also for the workers of a loader, so a bad
+    sample can be made again here. What a stream has given, or a worker's own random numbers have
+    made, cannot.
+
+    Args:
+        outcome: What the replay of the step showed. Its origin is replaced if a better one is
+            found.
+        drawn: The last batches of the loaders.
+        streams: Puts the random streams back afterwards.
+    """
+    if outcome.origin is None or outcome.origin.op != "input":
+        return
+    for own, batch, indices in reversed(list(drawn)):
+        if not indices or not _is_bad(batch) or own._dataset_kind != _DatasetKind.Map:
+            continue
+        now = streams.capture()
+        try:
+            found = _made_again(own, indices, outcome.origin.step)
+        finally:
+            streams.restore(now)
+        if found is not None:
+            outcome.origin = found
+        outcome.facts.indices = outcome.facts.indices or _bad_indices(batch, indices)
+        return
+
+
+def _made_again(own: Any, indices: list[int], step: int) -> Origin | None:
+    trace = Trace()
+    trace.step = step
+    trace.in_data = 1
+    with Outside(), changes.quiet():
+        trace.start()
+        try:
+            batch = _fetched(own, indices)
+        except Exception:  # noqa: BLE001 - the script's own code, run in another place than usual
+            return None
+        finally:
+            trace.stop()
+        tensors = [t for t in tensors_in(batch) if is_float(t) and not all_finite([t])]
+        writers = [writer for t in tensors if (writer := trace.writer(t)) is not None]
+        made = producers([writer for writer in writers if writer.bad])
+        if not made or made[0].place is None:
+            return None
+        origin = origin_of(made[0], trace, sink="loss")
+        origin.phase, origin.module = "data", "input"
+        return origin
+
+
+def _fetched(own: Any, indices: list[int]) -> Any:
+    """Returns a batch as a loader makes it."""
+    data = own._dataset
+    if not own._auto_collation:
+        return own._collate_fn(data[indices])
+    several = getattr(data, "__getitems__", None)
+    items = several(indices) if callable(several) else [data[index] for index in indices]
+    return own._collate_fn(items)
+
+
+def _is_bad(batch: Any) -> bool:
+    return not all_finite(t for t in tensors_in(batch) if is_float(t))
+
+
+def _bad_indices(batch: Any, indices: list[int]) -> list[int]:
+    """Returns which samples of the data set are bad, if not all of a batch are."""
+    rows: set[int] = set()
+    for tensor in tensors_in(batch):
+        if tensor.dim() and is_float(tensor) and tensor.shape[0] == len(indices):
+            bad = ~torch.isfinite(tensor).reshape(len(indices), -1).all(1)
+            rows.update(bad.nonzero().flatten().tolist())
+    return [indices[row] for row in sorted(rows)] if len(rows) < len(indices) else []

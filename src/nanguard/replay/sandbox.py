@@ -1,0 +1,291 @@
+"""What keeps a replay from touching anything outside of itself.
+
+A replay runs the user's code a second time. It must not write a file, start a program, send
+anything, read the standard input, take data from somebody's pipe or move the place in an open file,
+as the run itself would notice. Writes that a script does by the usual functions seem to work and go
+somewhere else. Everything else is refused by an audit hook, which no early-bound name and no other
+spelling of the same system call gets around.
+"""
+
+from __future__ import annotations
+
+import builtins
+import contextlib
+import io
+import os
+import queue
+import shutil
+import socket
+import stat
+import subprocess
+import sys
+import tempfile
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+_FDS = Path("/proc/self/fd")
+_WRITES = os.O_WRONLY | os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_TRUNC
+# What changes files, starts programs or reaches other processes and machines.
+_REFUSED = frozenset(
+    (
+        "os.remove", "os.rename", "os.mkdir", "os.rmdir", "os.truncate", "os.link", "os.symlink",
+        "os.chmod", "os.chown", "os.utime", "os.setxattr", "os.removexattr", "os.mknod",
+        "shutil.rmtree", "shutil.move", "shutil.copyfile", "shutil.copytree", "shutil.unpack_archive",
+        "subprocess.Popen", "os.system", "os.exec", "os.spawn", "os.posix_spawn", "os.fork",
+        "os.forkpty", "os.kill", "os.killpg", "os.startfile", "signal.pthread_kill",
+        "socket.connect", "socket.sendto", "socket.sendmsg", "socket.bind",
+        "sqlite3.connect", "ftplib.connect", "smtplib.connect", "urllib.Request",
+    )
+)  # fmt: skip
+
+
+class OutsideError(RuntimeError):
+    """The replay would have reached outside of itself."""
+
+
+class OpenFiles:
+    """The open files of a process at one moment: which, and at what place."""
+
+    def __init__(self, own: Iterable[int]) -> None:
+        own = set(own)
+        self._places: dict[int, tuple[int, int]] = {}
+        self._others: list[int] = []
+        for fd in _open_fds():
+            if fd in own:
+                continue
+            try:
+                mode = os.fstat(fd).st_mode
+                readable = _flags(fd) & os.O_ACCMODE == os.O_RDONLY
+                if stat.S_ISREG(mode) and readable:
+                    self._places[fd] = (os.lseek(fd, 0, os.SEEK_CUR), mode)
+                elif stat.S_ISREG(mode) or stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode) or fd < 3:
+                    self._others.append(fd)
+            except OSError:
+                continue
+
+    def detach(self) -> None:
+        """Gives this process files of its own: the same to read, and nothing to write to."""
+        nothing = os.open(os.devnull, os.O_RDWR)
+        for fd in {*self._others, 0, 1, 2}:
+            with contextlib.suppress(OSError):
+                os.dup2(nothing, fd)
+        for fd, (place, _) in self._places.items():
+            with contextlib.suppress(OSError):
+                again = os.open(f"/proc/self/fd/{fd}", os.O_RDONLY)
+                os.lseek(again, place, os.SEEK_SET)
+                os.dup2(again, fd)
+                os.close(again)
+
+
+def _open_fds() -> list[int]:
+    try:
+        return [int(name) for name in os.listdir(_FDS)]  # noqa: PTH208 - one system call
+    except OSError:
+        return []
+
+
+def _flags(fd: int) -> int:
+    import fcntl
+
+    return fcntl.fcntl(fd, fcntl.F_GETFL)
+
+
+# Who holds which thread back; an audit hook cannot be taken off again.
+_armed: dict[int, Outside] = {}
+_everywhere: list[Outside] = []
+_installed = False
+
+
+def _audit(event: str, args: tuple[Any, ...]) -> None:
+    if not _armed and not _everywhere:
+        return
+    outside = _armed.get(threading.get_ident()) or (_everywhere[0] if _everywhere else None)
+    if outside is None or outside.allowed:
+        return
+    if event == "open":
+        outside.judge_open(*args[:3])
+    elif event in _REFUSED:
+        outside.refuse(event.replace(".", " ", 1) if event.startswith("socket") else event)
+
+
+class Outside:
+    """Keeps this thread, or a whole process, from changing anything outside of it.
+
+    Attributes:
+        folder: Where files go that are written meanwhile.
+        allowed: Whether this is our own doing.
+    """
+
+    def __init__(self, folder: Path | None = None) -> None:
+        self._own_folder = folder is None
+        self._folder = folder
+        self._thread = threading.get_ident()
+        self._files: dict[str, str] = {}
+        self._undo: list[tuple[Any, str, Any]] = []
+        self._open = io.open
+        self.allowed = False
+
+    @property
+    def folder(self) -> Path:
+        """Where files go that are written meanwhile."""
+        if self._folder is None:
+            with self._ourselves():
+                self._folder = Path(tempfile.mkdtemp(prefix="nanguard-replay-"))
+        return self._folder
+
+    def __enter__(self) -> Outside:
+        """Holds this thread back."""
+        self._arm()
+        _armed[self._thread] = self
+        self._replace_functions()
+        return self
+
+    def __exit__(self, *_exc: object) -> None:
+        for owner, name, before in reversed(self._undo):
+            setattr(owner, name, before)
+        self._undo.clear()
+        _armed.pop(self._thread, None)
+        if self._own_folder and self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
+
+    def for_good(self) -> None:
+        """Holds this process back until it ends."""
+        self._arm()
+        _everywhere.append(self)
+        self._replace_functions()
+
+    def refuse(self, what: str) -> None:
+        """Refuses something.
+
+        Raises:
+            OutsideError: Always.
+        """
+        raise OutsideError(f"a replay does not do this: {what}")
+
+    def judge_open(self, path: Any, mode: Any, flags: Any = 0) -> None:
+        """Refuses to open a file for writing, except where it cannot harm."""
+        if isinstance(mode, str):
+            writes = bool(set(mode) & set("wax+"))
+        else:
+            writes = isinstance(flags, int) and bool(flags & _WRITES)
+        if not writes or isinstance(path, int):
+            return
+        name = os.fsdecode(path) if isinstance(path, (str, bytes, os.PathLike)) else str(path)
+        if name.startswith(("/dev/", "/proc/", str(self._folder or "\0"))):
+            return
+        raise OutsideError(f"a replay does not write to {name}")
+
+    def open(self, file: Any, mode: str = "r", *args: Any, **kwargs: Any) -> Any:
+        """Opens a file as ``open`` does; what is written goes somewhere else."""
+        if isinstance(file, int) or not self._is_held_back():
+            return self._open(file, mode, *args, **kwargs)
+        writes = bool(set(mode) & set("wax+"))
+        # A file that must be new was made by the run itself.
+        return self._open(self.path(file, writes=writes), mode.replace("x", "w"), *args, **kwargs)
+
+    def path(self, file: Any, *, writes: bool) -> Any:
+        """Returns where a file really is."""
+        try:
+            name = os.path.abspath(os.fspath(file))  # noqa: PTH100 - users pass bytes, too
+        except TypeError:
+            return file
+        if isinstance(name, bytes) or name.startswith(("/dev/", str(self._folder or "\0"))):
+            return file
+        if name not in self._files and writes:
+            shadow = str(self.folder / str(len(self._files)))
+            if os.path.isfile(name):  # noqa: PTH113
+                with self._ourselves():
+                    shutil.copyfile(name, shadow)
+            self._files[name] = shadow
+        return self._files.get(name, file)
+
+    def _is_held_back(self) -> bool:
+        return bool(_everywhere) or threading.get_ident() == self._thread
+
+    def _arm(self) -> None:
+        global _installed  # an audit hook is there for good, so one has to do
+        if not _installed:
+            sys.addaudithook(_audit)
+            _installed = True
+
+    @contextlib.contextmanager
+    def _ourselves(self) -> Any:
+        before, self.allowed = self.allowed, True
+        try:
+            yield
+        finally:
+            self.allowed = before
+
+    def _replace(self, owner: Any, name: str, new: Callable[..., Any]) -> None:
+        """Puts something in the place of a function, for whoever is held back."""
+        before = getattr(owner, name)
+        self._undo.append((owner, name, vars(owner).get(name, before)))
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            return (new if self._is_held_back() else before)(*args, **kwargs)
+
+        setattr(owner, name, call)
+
+    def _replace_functions(self) -> None:
+        import torch
+
+        self._undo += [(builtins, "open", builtins.open), (io, "open", io.open)]
+        builtins.open = io.open = self.open
+        for name in ("remove", "unlink", "rmdir", "mkdir"):
+            self._replace(os, name, _ignored)
+        for name in ("rename", "replace"):
+            self._replace(os, name, self._moved)
+        self._replace(shutil, "rmtree", _ignored)
+        self._replace(torch, "save", self._through_shadow(torch.save, writes=True))
+        load = self._through_shadow(torch.load, writes=False)  # noqa: TID251 - the user's own
+        self._replace(torch, "load", load)
+        safetensors: Any = sys.modules.get("safetensors.torch")
+        if safetensors is not None:
+            # Written by compiled code, which opens its files by itself.
+            written = self._through_shadow(safetensors.serialize_file, writes=True)
+            self._replace(safetensors, "serialize_file", written)
+        self._replace(os, "system", _refuse("start another program"))
+        self._replace(subprocess.Popen, "__init__", _refuse("start another program"))
+        self._replace(socket.socket, "connect", _refuse("connect to another machine"))
+        self._replace(queue.Queue, "put", _put_or_drop if _everywhere else _ignored)
+
+    def _through_shadow(self, function: Callable[..., Any], *, writes: bool) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            place = 1 if writes else 0
+            values = list(args)
+            if len(values) > place and isinstance(values[place], (str, os.PathLike)):
+                values[place] = self.path(values[place], writes=writes)
+            elif isinstance(kwargs.get("f"), (str, os.PathLike)):
+                kwargs["f"] = self.path(kwargs["f"], writes=writes)
+            return function(*values, **kwargs)
+
+        return call
+
+    def _moved(self, source: Any, target: Any, **_kwargs: Any) -> None:
+        moved = self._files.pop(os.path.abspath(os.fspath(source)), None)  # noqa: PTH100
+        if moved is not None:
+            self._files[os.path.abspath(os.fspath(target))] = moved  # noqa: PTH100
+
+
+def _ignored(*_args: Any, **_kwargs: Any) -> None:
+    """Does nothing: folders, files and the queues of other threads stay as they are."""
+
+
+def _refuse(what: str) -> Callable[..., Any]:
+    def refused(*_args: Any, **_kwargs: Any) -> Any:
+        raise OutsideError(f"a replay does not {what}")
+
+    return refused
+
+
+def _put_or_drop(self: Any, item: Any, block: bool = True, timeout: Any = None) -> None:  # noqa: FBT001, FBT002
+    """Puts an item into a queue whose reader may be a thread that does not exist here."""
+    with self.mutex:
+        if not 0 < self.maxsize <= self._qsize():
+            self._put(item)
+            self.unfinished_tasks += 1
+            self.not_empty.notify()

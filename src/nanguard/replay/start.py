@@ -1,0 +1,601 @@
+"""Remembers, while a run goes on, what each of its steps began with.
+
+For each place that calls ``backward`` the region of its step is found once, from two stacks: that
+of the model's call and that of ``backward``. From then on the values of the region's live-in names
+and the random streams are remembered whenever it begins. Where Python can tell that a line is
+reached (``sys.monitoring``, 3.12 and later) that is the region's first line; elsewhere it is the
+statement that first calls the model.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import sys
+import threading
+from collections import deque
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+from torch.nn.modules.module import register_module_forward_pre_hook
+
+from nanguard.guard.rng import RandomStreams
+from nanguard.replay.region import NoRegionError, Region
+from nanguard.tracer.sites import is_users
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+    from types import CodeType, FrameType
+
+    from torch import Tensor
+
+    from nanguard.replay.region import Piece
+
+    Stack = list[tuple[FrameType, int]]
+
+
+@dataclass(slots=True)
+class _Call:
+    """A call of a model, until the region of its step is known.
+
+    Attributes:
+        module: The model.
+        lines: The line that each frame was on, by the frame's identity.
+        names: The names that each of the user's frames had.
+        streams: The random streams.
+        ambient: What is not said by names.
+        frames: The frames, so that none of them is mistaken for another.
+    """
+
+    module: nn.Module
+    lines: dict[int, int]
+    names: dict[int, dict[str, Any]]
+    streams: dict[str, Any]
+    ambient: Ambient
+    frames: Stack
+
+# Model calls whose stacks are kept until the region of their step is known.
+_CALLS = 32
+# Bytes of a batch that is prepared in place, and so has to be copied before.
+_SMALL = 64 << 20
+# Tensors among the live-in names whose versions are compared.
+_COMPARED = 64
+_MODULE_CALL = nn.Module._call_impl.__code__
+_LONG = hasattr(sys, "monitoring")
+
+
+@dataclass(slots=True)
+class Ambient:
+    """What is not said by names, but changes what code computes."""
+
+    grad: bool
+    inference: bool
+    autocast: tuple[tuple[str, bool, Any], ...]
+    cache: bool
+    dtype: torch.dtype
+    modes: tuple[Any, ...]
+
+    @classmethod
+    def now(cls) -> Ambient:
+        """Returns how it is here."""
+        return cls(
+            torch.is_grad_enabled(),
+            torch.is_inference_mode_enabled(),
+            tuple((d, torch.is_autocast_enabled(d), torch.get_autocast_dtype(d)) for d in _DEVICES),
+            torch.is_autocast_cache_enabled(),
+            torch.get_default_dtype(),
+            tuple(torch.overrides._get_current_function_mode_stack()),
+        )
+
+    @contextlib.contextmanager
+    def entered(self, *, autocast: bool = True) -> Iterator[None]:
+        """Makes it so again, for a while.
+
+        Args:
+            autocast: Whether that goes for autocast, too.
+        """
+        before = Ambient.now()
+        with contextlib.ExitStack() as stack:
+            stack.callback(before._set_types)
+            if autocast:
+                self._set_types()
+            else:
+                for device in _DEVICES:
+                    torch.set_autocast_enabled(device, False)
+            here = {id(mode) for mode in before.modes}
+            for mode in self.modes:
+                if id(mode) not in here:
+                    stack.enter_context(mode)
+            stack.enter_context(torch.inference_mode(self.inference))
+            stack.enter_context(torch.set_grad_enabled(self.grad))
+            yield
+
+    def _set_types(self) -> None:
+        for device, enabled, dtype in self.autocast:
+            torch.set_autocast_enabled(device, enabled)
+            torch.set_autocast_dtype(device, dtype)
+        torch.set_autocast_cache_enabled(self.cache)
+        if torch.get_default_dtype() != self.dtype:
+            torch.set_default_dtype(self.dtype)
+
+
+_DEVICES = ("cuda", "cpu")
+
+
+@dataclass(slots=True)
+class Start:
+    """What a step began with.
+
+    Attributes:
+        region: Its region.
+        piece: The part of the region that follows.
+        names: The live-in names.
+        module: The globals of its module.
+        cls: What ``super()`` means there.
+        streams: The random streams.
+        earlier: The random streams a little before, where the piece begins inside of a statement.
+        ambient: What is not said by names.
+        versions: The tensors among the names, as (tensor, version, copy or None).
+        frame: Tells the frame from others that are alive.
+        given: The batches that loaders have handed out since.
+        losses: The loss of each backward since.
+        stepped: Whether an optimizer was called since.
+        site: The place of the backward that ended it; None while it goes on.
+    """
+
+    region: Region
+    piece: Piece
+    names: dict[str, Any]
+    module: dict[str, Any]
+    cls: Any
+    streams: dict[str, Any]
+    earlier: dict[str, Any] | None
+    ambient: Ambient
+    versions: list[tuple[Tensor, int, Tensor | None]]
+    frame: int
+    given: list[Any] = field(default_factory=list)
+    losses: list[Tensor] = field(default_factory=list)
+    stepped: bool = False
+    site: Any = None
+
+    @property
+    def inexact(self) -> bool:
+        """Whether a tensor was changed in place since, and nobody has a copy."""
+        return any(
+            kept is None and tensor._version != version for tensor, version, kept in self.versions
+        )
+
+
+class Starts:
+    """Follows a run and knows what its step began with.
+
+    Attributes:
+        current: The step that is going on, or the one that has just ended.
+        ended: The starts of all backward passes since the last step of an optimizer.
+        why_not: Why there is no start, where there is none.
+        streams: Takes and puts back the random streams.
+    """
+
+    def __init__(
+        self, on_left: Callable[[Start, Any], None] | None = None, *, long: bool = _LONG
+    ) -> None:
+        """Prepares; nothing is followed before ``begin``.
+
+        Args:
+            on_left: Called with a step that was left before its backward pass, and the names that
+                its code had then.
+            long: Whether to wait for the first lines of regions.
+        """
+        self._on_left = on_left
+        self.is_on = False
+        self.current: Start | None = None
+        self.ended: list[Start] = []
+        self.why_not: str | None = None
+        self.streams = RandomStreams([])
+        self.batches: deque[tuple[Any, Any, list[int]]] = deque(maxlen=3)
+        self.paused = False
+        self._long = long
+        self._thread: int | None = None
+        self._regions: dict[Any, tuple[Region, Piece]] = {}
+        self._codes: dict[CodeType, Region] = {}
+        self._calls: list[_Call] = []
+        self._last_event: Stack = []
+        self._hook: Any = None
+        self._hooked: dict[int, Any] = {}
+        self._compiled = False
+        self._lines = _Lines(self._reached) if long else None
+        self._earlier: dict[str, Any] | None = None
+        self._looked = False
+
+    def begin(self) -> None:
+        """Begins to follow."""
+        self.is_on = True
+        self._look_for_calls()
+
+    def close(self) -> None:
+        """Ends it; nothing of it is left."""
+        self.is_on = False
+        for handle in [*self._hooked.values(), *([self._hook] if self._hook else [])]:
+            handle.remove()
+        self._hooked.clear()
+        self._hook = None
+        if self._lines is not None:
+            self._lines.close()
+        self._forget_stacks()
+        self.current, self.ended = None, []
+        self.batches.clear()
+
+    # What the run tells.
+
+    def drew(self, loader: Any, batch: Any, indices: list[int]) -> None:
+        """Notes a batch that a loader has handed out."""
+        if not self.is_on:
+            return
+        self.batches.append((loader, batch, indices))
+        if self.current is not None and self.current.site is None:
+            self.current.given.append(batch)
+        elif not self._long and self._regions:
+            self._earlier = self.streams.capture()
+
+    def before_backward(self, losses: list[Tensor]) -> None:
+        """Ends the start that is going on with a backward pass."""
+        if not self.is_on or self.paused:
+            return
+        if self._thread not in (None, threading.get_ident()):
+            return
+        frame = _outside(sys._getframe(1))
+        if frame is None:
+            return
+        site = (frame.f_code, frame.f_lasti)
+        start = self.current
+        if site not in self._regions or start is None:
+            self._discover(site, frame)
+        elif start.site == site and not self._goes_on(start):
+            # The region began anew, and nobody noticed.
+            self._look_for_calls()
+            self.current = None
+        if self.current is not None:
+            self._end(self.current, site, losses)
+        self._last_event = _stack_of(frame) if self._hook is not None else []
+        self._calls.clear()
+
+    def _goes_on(self, start: Start) -> bool:
+        """Returns whether a second backward of the same place belongs to one start.
+
+        It does if the first one was not the end of the region: a loop inside of it.
+        """
+        return start.stepped is False and self._lines is not None and not self._lines.fresh
+
+    def _end(self, start: Start, site: Any, losses: list[Tensor]) -> None:
+        if start not in self.ended:
+            self.ended.append(start)
+        start.site = site
+        start.losses += [loss.detach().clone() for loss in losses]
+        if any(t._version != version for t, version, kept in start.versions if kept is None):
+            start.region.moves = True
+
+    def after_backward(self) -> None:
+        """Notes that the random streams have gone on."""
+        self._freshen()
+
+    def step_begins(self) -> None:
+        """Notes that an optimizer was called."""
+        for start in self.ended:
+            start.stepped = True
+
+    def step_ended(self) -> list[Start]:
+        """Forgets the step that is over; returns what it began with."""
+        ended, self.ended = self.ended, []
+        self._calls.clear()
+        if self._hook is not None:
+            frame = _outside(sys._getframe(1))
+            self._last_event = [] if frame is None else _stack_of(frame)
+            if self._regions and not self._compiled and self._all_known():
+                self._hook.remove()
+                self._hook = None
+                self._last_event = []
+        if not self._long and self._regions:
+            self._earlier = self.streams.capture()
+        self._freshen()
+        return ended
+
+    def _all_known(self) -> bool:
+        return self.current is not None or self.why_not is not None
+
+    def _freshen(self) -> None:
+        if self._lines is not None:
+            self._lines.fresh = True
+
+    # Finding regions.
+
+    def _look_for_calls(self) -> None:
+        if self._hook is None:
+            self._hook = register_module_forward_pre_hook(self._called)
+
+    def _called(self, module: nn.Module, _args: Any) -> None:
+        if self.paused or torch.compiler.is_compiling():
+            return
+        if self._thread not in (None, threading.get_ident()):
+            return
+        frame = sys._getframe(1)
+        if type(module).__name__ == "OptimizedModule":
+            self._compiled = True
+        if len(self._calls) < _CALLS and self._hook is not None and not _is_nested(frame):
+            if next(module.parameters(), None) is not None:
+                self._calls.append(self._call(module, frame))
+        if not self._long and self._codes:
+            self._begins_with_call(frame)
+
+    def _call(self, module: nn.Module, frame: FrameType) -> _Call:
+        if torch.cuda.is_initialized() and not self.streams.devices:
+            self.streams = RandomStreams(_devices(), self.streams.generators)
+        stack = _stack_of(frame)
+        return _Call(
+            module,
+            {id(f): line for f, line in stack},
+            {id(f): dict(f.f_locals) for f, _ in stack if is_users(f.f_code.co_filename)},
+            self.streams.capture(),
+            Ambient.now(),
+            stack,
+        )
+
+    def _discover(self, site: Any, frame: FrameType) -> None:
+        """Finds the region of a backward pass, if a model was seen to be called for it."""
+        if not self._calls:
+            self._look_for_calls()
+            if self.current is not None and self.current.site is not None:
+                return  # a second loss of the same forward pass
+            self.current = None
+            return
+        found: tuple[int, FrameType, int, _Call] | None = None
+        for call in self._calls:
+            for depth, (f, line) in enumerate(_stack_of(frame)):
+                if id(f) in call.lines:
+                    # The innermost frame holds the call that belongs to this backward.
+                    if found is None or depth < found[0]:
+                        found = (depth, f, line, call)
+                    break
+        self.current = None
+        if found is None:
+            self.why_not = "the model is called in another thread than backward"
+            return
+        _, owner, line, call = found
+        try:
+            region = self._add(site, owner, line, call)
+            piece = region.at(call.lines[id(owner)])
+        except NoRegionError as error:
+            self.why_not = str(error)
+            return
+        local = call.names.get(id(owner), {})
+        self._start(owner, local, region, piece, call.streams, call.ambient)
+
+    def _add(self, site: Any, owner: FrameType, backward: int, call: _Call) -> Region:
+        line = call.lines[id(owner)]
+        region = self._codes.get(owner.f_code)
+        if region is None or not (region.holds(line) and region.holds(backward)):
+            region = Region(owner.f_code, owner.f_globals, (line, backward))
+        before = next((line for f, line in self._last_event if f is owner), None)
+        piece = region.whole()
+        if before is not None and region.holds(before) and before < line:
+            # Another backward, or an optimizer, comes first in this region.
+            piece = region.after(before) or piece
+        self._thread = threading.get_ident()
+        self._regions[site] = (region, piece)
+        self._codes[owner.f_code] = region
+        self._know_streams(owner)
+        if self._lines is not None:
+            self._lines.watch(region, piece)
+        elif id(call.module) not in self._hooked:
+            hook = call.module.register_forward_pre_hook(self._called)
+            self._hooked[id(call.module)] = hook
+        return region
+
+    def _know_streams(self, frame: FrameType) -> None:
+        """Learns which generators of its own the script draws from."""
+        own = {id(g): g for g in self.streams.generators}
+        places: list[Mapping[str, Any]] = [frame.f_locals]
+        places += [vars(m) for m in list(sys.modules.values()) if _is_users_module(m)]
+        owner = frame.f_locals.get("self")
+        if hasattr(owner, "__dict__"):
+            places.append(vars(owner))
+        for place in places:
+            own.update({id(v): v for v in list(place.values()) if _is_generator(v)})
+        self.streams = RandomStreams(_devices(), list(own.values()))
+
+    # Taking starts.
+
+    def _reached(self, frame: FrameType, region: Region, piece: Piece) -> None:
+        """Takes a start: the first line of a region is about to run."""
+        if not self.paused and self._thread == threading.get_ident():
+            self._take(frame, region, piece)
+
+    def _begins_with_call(self, frame: FrameType | None) -> None:
+        """Takes a start if this is the first call of a model in a region."""
+        while frame is not None and frame.f_code not in self._codes:
+            frame = frame.f_back
+        if frame is None:
+            return
+        region, line = self._codes[frame.f_code], frame.f_lineno or 0
+        if not region.holds(line):
+            return
+        start = self.current
+        if start is not None and start.site is None and self._is_same_turn(start, frame, line):
+            return
+        try:
+            self._take(frame, region, region.at(line))
+        except NoRegionError as error:
+            self.why_not = str(error)
+            self.current = None
+
+    def _is_same_turn(self, start: Start, frame: FrameType, line: int) -> bool:
+        """Returns whether a start is that of the turn of a loop, or call, that a frame is in."""
+        if start.frame != id(frame):
+            return False
+        if not start.ambient.grad and torch.is_grad_enabled():
+            return False  # what ran before was an evaluation, or a teacher
+        if line > start.piece.last or line < start.piece.first:
+            return False
+        if line > start.piece.first:
+            return True
+        local = frame.f_locals
+        return all(local.get(name) is value for name, value in start.names.items())
+
+    def _take(self, frame: FrameType, region: Region, piece: Piece) -> None:
+        local = frame.f_locals
+        left = self.current
+        if left is not None and left.site is None and self._on_left is not None:
+            if left.region is region and left.frame == id(frame):
+                self._on_left(left, local)
+        self._start(frame, local, region, piece, self.streams.capture(), Ambient.now())
+
+    def _start(
+        self,
+        frame: FrameType,
+        local: Mapping[str, Any],
+        region: Region,
+        piece: Piece,
+        streams: dict[str, Any],
+        ambient: Ambient,
+    ) -> None:
+        names = {name: local[name] for name in piece.live if name in local}
+        self.current = Start(
+            region,
+            piece,
+            names,
+            frame.f_globals,
+            local.get("__class__"),
+            streams,
+            self._earlier,
+            ambient,
+            list(_versions(names, copies=region.moves)),
+            id(frame),
+        )
+
+    def _forget_stacks(self) -> None:
+        self._calls.clear()
+        self._last_event = []
+
+
+class _Lines:
+    """Hears when the first line of a region is reached.
+
+    Attributes:
+        fresh: Whether a region that begins now is a new one, and not one that comes back to its
+            first line: the end of a ``with`` block does.
+    """
+
+    def __init__(self, reached: Callable[[FrameType, Region, Piece], None]) -> None:
+        self.fresh = True
+        self._reached = reached
+        self._watched: dict[tuple[CodeType, int], tuple[Region, Piece]] = {}
+        self._headers: set[tuple[CodeType, int]] = set()
+        self._tool: int | None = None
+
+    def watch(self, region: Region, piece: Piece) -> None:
+        """Waits for a piece from now on."""
+        monitoring = sys.monitoring  # type: ignore[attr-defined]
+        if self._tool is None:
+            self._tool = next((n for n in (4, 3, 5) if monitoring.get_tool(n) is None), None)
+            if self._tool is None:
+                raise NoRegionError("all of Python's monitoring tools are in use")
+            monitoring.use_tool_id(self._tool, "nanguard")
+            monitoring.register_callback(self._tool, monitoring.events.LINE, self._line)
+            monitoring.register_callback(self._tool, monitoring.events.PY_START, self._begins)
+        self._watched[(region.code, piece.first)] = (region, piece)
+        if region.header is not None:
+            self._headers.add((region.code, region.header))
+        events = monitoring.events.LINE | monitoring.events.PY_START
+        monitoring.set_local_events(self._tool, region.code, events)
+        # Lines that were switched off because nobody waited for them.
+        monitoring.restart_events()
+
+    def close(self) -> None:
+        """Stops waiting."""
+        if self._tool is not None:
+            monitoring = sys.monitoring  # type: ignore[attr-defined]
+            for code, _ in self._watched:
+                monitoring.set_local_events(self._tool, code, 0)
+            monitoring.free_tool_id(self._tool)
+            self._tool = None
+        self._watched.clear()
+
+    def _begins(self, _code: CodeType, _offset: int) -> Any:
+        self.fresh = True
+
+    def _line(self, code: CodeType, line: int) -> Any:
+        key = (code, line)
+        if key in self._headers:
+            self.fresh = True
+            return None
+        found = self._watched.get(key)
+        if found is None:
+            return sys.monitoring.DISABLE  # type: ignore[attr-defined]
+        if self.fresh or found[1].begins_once:
+            self.fresh = False
+            self._reached(sys._getframe(1), *found)
+        return None
+
+
+def _stack_of(frame: FrameType | None) -> Stack:
+    found: Stack = []
+    while frame is not None:
+        found.append((frame, frame.f_lineno or 0))
+        frame = frame.f_back
+    return found
+
+
+def _outside(frame: FrameType | None) -> FrameType | None:
+    """Returns the nearest frame that is neither torch's nor our own."""
+    while frame is not None and not is_users(frame.f_code.co_filename):
+        frame = frame.f_back
+    return frame
+
+
+def _is_nested(frame: FrameType | None) -> bool:
+    """Returns whether a module is called by another one."""
+    calls = 0
+    while frame is not None:
+        calls += frame.f_code is _MODULE_CALL
+        if calls > 1:
+            return True
+        frame = frame.f_back
+    return False
+
+
+def _devices() -> list[torch.device]:
+    """Returns the device that this process computes on, if it has begun to."""
+    if not torch.cuda.is_initialized():
+        return []
+    return [torch.device("cuda", torch.cuda.current_device())]
+
+
+def _is_generator(value: object) -> bool:
+    kind = type(value)
+    if kind is torch.Generator or (kind is random.Random):
+        return True
+    return kind.__name__ == "Generator" and kind.__module__.startswith("numpy.random")
+
+
+def _is_users_module(module: Any) -> bool:
+    file = getattr(module, "__file__", None)
+    return isinstance(file, str) and is_users(file) and "site-packages" not in file
+
+
+def _versions(names: dict[str, Any], *, copies: bool) -> Iterator[tuple[Tensor, int, Any]]:
+    """Yields the tensors among some values, with their versions."""
+    room, count = _SMALL if copies else 0, 0
+    for value in names.values():
+        inner = value.values() if type(value) is dict else value
+        several = type(value) in (dict, list, tuple) and len(value) <= _COMPARED
+        for tensor in inner if several else (value,):
+            if not isinstance(tensor, torch.Tensor) or tensor.is_inference():
+                continue
+            if tensor.requires_grad or count == _COMPARED:
+                continue
+            count += 1
+            size = tensor.numel() * tensor.element_size()
+            kept = tensor.detach().clone() if size <= room else None
+            room -= size if kept is not None else 0
+            yield tensor, tensor._version, kept

@@ -1,0 +1,302 @@
+"""Plain Python state that a replay reaches, and how it is put back.
+
+A step counts, appends, caches and logs. A replay does so once more, and the run must not notice.
+So before a replay everything that its code can reach from the names it is given is remembered, one
+level deep each: what an object's attributes, a list's items and a closure's variables were. Objects
+with means of their own (modules' buffers, optimizers' state, loaders, random streams) are put back
+by those.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import sys
+from collections import deque
+from types import (
+    BuiltinFunctionType,
+    CellType,
+    CodeType,
+    FrameType,
+    FunctionType,
+    MethodType,
+    ModuleType,
+)
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.utils.data import DataLoader, Dataset
+from torch.utils.data.dataloader import _BaseDataLoaderIter
+
+from nanguard.tracer.sites import is_installed, is_users
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+# Objects that are looked at, and how far from the names they may be. More than that is not walked
+# through in a moment, and whatever a step changes is near.
+_OBJECTS = 20_000
+_DEPTH = 7
+# Bytes of tensors that are copied, in case a replay writes to them.
+_COPIED = 64 << 20
+# What belongs to other threads, or has nothing to do with the numbers of a step.
+_FOREIGN = (
+    "threading", "_thread", "queue", "multiprocessing", "concurrent", "asyncio", "logging",
+    "tensorboard", "torch.utils.tensorboard", "wandb", "tqdm", "socket", "subprocess", "io", "_io",
+    "weakref", "re", "ctypes", "torch._dynamo", "torch._inductor", "torch.fx", "nanguard", "rich",
+)  # fmt: skip
+_PLAIN = (
+    int, float, complex, str, bytes, bool, type(None), range, slice, BuiltinFunctionType, CodeType,
+    FrameType, torch.dtype, torch.device, torch.Size, torch.Generator,
+)  # fmt: skip
+# Iterators whose copies go on by themselves.
+_COPIES = ("list_iterator", "tuple_iterator", "range_iterator", "longrange_iterator", "count")
+
+
+class RefusedError(RuntimeError):
+    """A replay would take from an iterator what the run has not had yet."""
+
+
+class Reachable:
+    """What can be reached from some values, and how it was.
+
+    Attributes:
+        complete: Whether all of it was looked at.
+    """
+
+    def __init__(self, roots: Iterable[Any], modules: Iterable[dict[str, Any]]) -> None:
+        self.complete = True
+        self._seen: dict[int, Any] = {}
+        self._undo: list[Callable[[], None]] = []
+        self._tensors: list[tuple[Any, int, Any]] = []
+        self._room = _COPIED
+        todo: deque[tuple[Any, int]] = deque((root, 0) for root in roots)
+        for names in modules:
+            self._remember_dict(names, whole=False)
+            todo.extend((value, _DEPTH - 2) for value in list(names.values()))
+        while todo:
+            if len(self._seen) >= _OBJECTS:
+                self.complete = False
+                break
+            value, depth = todo.popleft()
+            if type(value) in _PLAIN or id(value) in self._seen:
+                continue
+            self._seen[id(value)] = value
+            if depth < _DEPTH:
+                todo.extend((inner, depth + 1) for inner in self._remember(value))
+
+    def put_back(self, *, tensors: bool = True) -> None:
+        """Puts everything back to how it was.
+
+        Args:
+            tensors: Whether the values of tensors go back, too.
+        """
+        for undo in self._undo:
+            undo()
+        if not tensors:
+            return
+        with torch.no_grad():
+            for tensor, version, before in self._tensors:
+                if tensor._version != version and before is not None:
+                    tensor.copy_(before)
+
+    def _remember(self, value: Any) -> Iterable[Any]:
+        """Remembers an object; returns what it leads to."""
+        if isinstance(value, torch.Tensor):
+            self._remember_tensor(value)
+            return ()
+        kind = type(value)
+        if kind is CellType:
+            return self._remember_cell(value)
+        if kind is FunctionType:
+            return value.__closure__ or ()
+        if kind is MethodType:
+            return (value.__self__, value.__func__)
+        if kind is ModuleType or _is_foreign(kind):
+            return ()
+        if isinstance(value, type):
+            return self._remember_class(value)
+        return self._remember_object(value)
+
+    def _remember_object(self, value: Any) -> Iterable[Any]:
+        if isinstance(value, (Dataset, DataLoader, _BaseDataLoaderIter)):
+            return ()
+        found: list[Any] = []
+        if isinstance(value, dict):
+            self._remember_dict(value)
+            found += value.values()
+        elif isinstance(value, (list, deque)):
+            self._remember_list(value)
+            found += value
+        elif isinstance(value, (set, bytearray)):
+            self._remember_set(value)
+        elif isinstance(value, tuple):
+            found += value
+        found += self._remember_attributes(value)
+        return found
+
+    def _remember_attributes(self, value: Any) -> list[Any]:
+        found: list[Any] = []
+        own = getattr(value, "__dict__", None)
+        if type(own) is dict:
+            self._remember_dict(own)
+            found += [v for k, v in own.items() if not _has_own_means(value, k)]
+        for cls in type(value).__mro__:
+            for name in _slots(cls):
+                with contextlib.suppress(AttributeError):
+                    inner = getattr(value, name)
+                    self._undo.append(_Slot(value, name, inner))
+                    found.append(inner)
+        return found
+
+    def _remember_dict(self, names: dict[Any, Any], *, whole: bool = True) -> None:
+        self._undo.append(_Items(names, whole=whole))
+
+    def _remember_list(self, items: Any) -> None:
+        before = list(items)
+
+        def undo() -> None:
+            if len(items) != len(before) or any(a is not b for a, b in zip(items, before)):  # noqa: B905
+                items.clear()
+                items.extend(before)
+
+        self._undo.append(undo)
+
+    def _remember_set(self, items: Any) -> None:
+        before = copy.copy(items)
+
+        def undo() -> None:
+            if items != before:
+                items.clear()
+                items.extend(before) if isinstance(items, bytearray) else items.update(before)
+
+        self._undo.append(undo)
+
+    def _remember_cell(self, cell: CellType) -> Iterable[Any]:
+        try:
+            before = cell.cell_contents
+        except ValueError:  # empty
+            return ()
+
+        def undo() -> None:
+            cell.cell_contents = before
+
+        self._undo.append(undo)
+        return (before,)
+
+    def _remember_class(self, cls: type) -> Iterable[Any]:
+        file = getattr(sys.modules.get(cls.__module__), "__file__", None)
+        if not isinstance(file, str) or not is_users(file) or is_installed(file):
+            return ()
+        before = {k: v for k, v in vars(cls).items() if type(v) in (int, float, bool, str, list)}
+
+        def undo() -> None:
+            for name, value in before.items():
+                if vars(cls).get(name) is not value:
+                    setattr(cls, name, value)
+
+        self._undo.append(undo)
+        return list(before.values())
+
+    def _remember_tensor(self, tensor: Any) -> None:
+        if isinstance(tensor, torch.nn.Parameter) or tensor.is_inference() or tensor.grad_fn:
+            return
+        if tensor.layout is not torch.strided or tensor.is_meta:
+            return
+        size = tensor.numel() * tensor.element_size()
+        if size <= self._room:
+            self._room -= size
+            self._tensors.append((tensor, tensor._version, tensor.detach().clone()))
+
+
+class _Items:
+    """What a dict held."""
+
+    __slots__ = ("_before", "_items", "_whole")
+
+    def __init__(self, items: dict[Any, Any], *, whole: bool) -> None:
+        self._items = items
+        self._before = dict(items)
+        self._whole = whole
+
+    def __call__(self) -> None:
+        items, before = self._items, self._before
+        if len(items) == len(before) and all(
+            key in items and dict.__getitem__(items, key) is value for key, value in before.items()
+        ):
+            return
+        if self._whole:
+            # The order belongs to it, too.
+            dict.clear(items)
+            dict.update(items, before)
+            return
+        for key in [key for key in items if key not in before]:
+            del items[key]
+        items.update(before)
+
+
+class _Slot:
+    """What an attribute was that lies in a slot."""
+
+    __slots__ = ("_before", "_name", "_owner")
+
+    def __init__(self, owner: Any, name: str, before: Any) -> None:
+        self._owner, self._name, self._before = owner, name, before
+
+    def __call__(self) -> None:
+        if getattr(self._owner, self._name, None) is not self._before:
+            with contextlib.suppress(AttributeError):
+                setattr(self._owner, self._name, self._before)
+
+
+class _Refusing:
+    """Stands for an iterator that cannot be copied, and gives nothing away."""
+
+    def __init__(self, stands_for: Any) -> None:
+        self._stands_for = stands_for
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> Any:
+        kind = type(self._stands_for).__name__
+        raise RefusedError(f"the step takes from a {kind}, which cannot be had a second time")
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stands_for, name)
+
+
+def spare(value: Any, *, given: bool) -> Any:
+    """Returns what a replay is given instead of an iterator of the run; other values as they are.
+
+    Args:
+        value: The value.
+        given: Whether the step took batches from a loader, which are handed out again, perhaps
+            through this iterator.
+    """
+    if type(value) in _PLAIN or isinstance(value, (torch.Tensor, torch.nn.Module)):
+        return value
+    if not hasattr(type(value), "__next__") or isinstance(value, _BaseDataLoaderIter):
+        return value
+    if type(value).__name__ in _COPIES:
+        return copy.copy(value)
+    return value if given else _Refusing(value)
+
+
+def is_used_up(value: Any) -> bool:
+    """Returns whether taking from a value leaves less of it, and it cannot be copied."""
+    return isinstance(spare(value, given=False), _Refusing)
+
+
+def _slots(cls: type) -> Iterable[str]:
+    names = cls.__dict__.get("__slots__", ())
+    return (names,) if isinstance(names, str) else [n for n in names if n != "__dict__"]
+
+
+def _is_foreign(kind: type) -> bool:
+    module = kind.__module__ or ""
+    return any(module == name or module.startswith(f"{name}.") for name in _FOREIGN)
+
+
+def _has_own_means(owner: Any, attribute: str) -> bool:
+    return isinstance(owner, torch.optim.Optimizer) and attribute == "state"
