@@ -21,6 +21,7 @@ from nanguard.guard.batches import Kept
 from nanguard.guard.guard import Guard
 from nanguard.guard.models import check_loss
 from nanguard.guard.optimizers import scaled_lr
+from nanguard.guard.recorder import is_replaying
 from nanguard.numerics import all_finite
 from nanguard.settings import Settings
 
@@ -95,6 +96,8 @@ class Driven:
     def begin_batch(self, batch: Any) -> None:
         """Hears that a batch was drawn and is about to be used."""
         flights = self._flights
+        if is_replaying(self._parts.recorder):
+            return
         self.end_batch()
         if flights.open is None:
             flights.between()
@@ -110,6 +113,8 @@ class Driven:
             loss: The loss, as backward will be called on it.
             scaled: Whether a GradScaler has multiplied it already.
         """
+        if is_replaying(self._parts.recorder):
+            return
         self._end_void(in_batch=True)
         check_loss(loss, self._parts.devices, "the loss of the training step")
         flight = self._flights.begin()
@@ -130,6 +135,9 @@ class Driven:
         Raises:
             NonFiniteError: The guard stops the run.
         """
+        recorder = self._parts.recorder
+        if recorder is not None and recorder.replaying:
+            recorder.judge_again(self.guard._choose(optimizer)[1])
         flight = self._flights.open
         if self.bad or flight is None or not flight.backwards:
             return not self.bad
@@ -153,6 +161,8 @@ class Driven:
 
     def end_batch(self) -> None:
         """Hears that a batch is over, and that the schedulers were stepped."""
+        if is_replaying(self._parts.recorder):
+            return
         if self._judged is not None:
             # A GradScaler has found an overflow, and did not call the optimizer.
             flight, self._judged = self._judged, None

@@ -106,6 +106,8 @@ class Flights:
             flight: The step.
             keep: How many steps may stay unseen.
         """
+        if self._parts.recorder is not None:
+            self._parts.recorder.launched(flight.step)
         self.steps += 1
         self.updates += 1
         self._in_flight.append(flight)
@@ -284,9 +286,6 @@ class Flights:
                 decision,
                 alone=incident.alone,
                 batches=[(index, kept.give()) for index, kept in flight.batches if not kept.stale],
-                streams=flight.mark.streams,
-                watched=self.feed is not None,
-                searched=flight.searched,
             )
         )
 

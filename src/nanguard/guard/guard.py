@@ -15,6 +15,7 @@ from nanguard.guard.loop import Loop
 from nanguard.guard.models import check_loss
 from nanguard.guard.parts import assemble, recovery_for
 from nanguard.guard.place import Place
+from nanguard.guard.recorder import is_replaying
 from nanguard.guard.stepping import Stepper
 from nanguard.guard.wayback import WayBack
 from nanguard.settings import Settings
@@ -138,7 +139,8 @@ class Guard:
         """Returns the sum of named loss terms; if one goes bad, it is reported by name."""
         total: Tensor | None = None
         # After a bad step the rest of the loop's body is void, and so are its terms.
-        flight = self._flights.begin() if self._flights.void is None else None
+        void = self._flights.void is not None or is_replaying(self._parts.recorder)
+        flight = None if void else self._flights.begin()
         for name, value in terms.items():
             term = torch.as_tensor(value, device=self._parts.devices[0])
             check_loss(term, self._parts.devices, f"guard.loss({name}=...)", needs_grad=False)
@@ -160,6 +162,9 @@ class Guard:
             loss: A scalar.
             options: Passed on to ``Tensor.backward``.
         """
+        if is_replaying(self._parts.recorder):
+            self._go_back(loss, None, options)
+            return
         if self._flights.void is not None:
             return
         check_loss(loss, self._parts.devices, "guard.backward(loss)")
@@ -194,13 +199,15 @@ class Guard:
             grad_norm: The norm, if the loop has clipped by itself.
             closure: Evaluates the loss, for optimizers that do so themselves (LBFGS).
         """
-        if self._flights.void is not None:
-            return
         lane, optimizers = self._choose(optimizer)
-        flight = self._flights.begin()
         recorder = self._parts.recorder
-        if recorder is not None and recorder.judge_again(optimizers):
+        if recorder is not None and recorder.replaying:
+            if closure is not None:
+                closure()
+            recorder.judge_again(optimizers)
+        if self._flights.void is not None or is_replaying(recorder):
             return
+        flight = self._flights.begin()
         if closure is not None:
             self._stepper.step_with_closure(flight, lane, optimizers[0], closure)
             return

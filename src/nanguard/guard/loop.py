@@ -45,11 +45,9 @@ class Loop:
         try:
             while True:
                 self._between_batches(feed)
-                yield from self._replays()
                 drawn = self._draw(feed)
                 if drawn is None and flights.ahead():
                     flights.settle()
-                    yield from self._replays()
                     drawn = feed.next(flights.kept())
                 if drawn is None:
                     break
@@ -98,17 +96,6 @@ class Loop:
         self._draws, self._looks = feed.draws, feed.looks
         return drawn
 
-    def _replays(self) -> Iterator[tuple[int, Any]]:
-        """Yields the batches of a bad step again, as long as there is something to find out.
-
-        Nothing that the loop's body does with them has an effect.
-        """
-        flights, recorder = self._flights, self._parts.recorder
-        while recorder is not None and (given := recorder.again()) is not None:
-            flights.open = flights.new(buffers=False)
-            yield given
-            flights.void = flights.open = None
-
     def _pass_over(self, flight: Flight) -> None:
         """Ends a batch that the body passed over, for example because it saw that it was bad.
 
@@ -138,8 +125,6 @@ class Loop:
     def _leave(self, feed: Feed, *, finished: bool) -> None:
         parts, flights = self._parts, self._flights
         if not finished:
-            if parts.recorder is not None:
-                parts.recorder.leave()
             flights.abandon()
             # The body may not be over, and other ranks may be somewhere else.
             if parts.ranks.world == 1 and not flights.several_steps:

@@ -58,9 +58,6 @@ class BadStep:
         decision: What the guard does about it.
         alone: Whether this rank knows that the fault is its own.
         batches: Its batches with their indices.
-        streams: The random streams as they were before it.
-        watched: Whether the guard can give its batches out again.
-        searched: Whether an optimizer evaluated the loss by itself, several times.
     """
 
     step: int
@@ -68,23 +65,28 @@ class BadStep:
     decision: Decision
     alone: bool
     batches: list[tuple[int, Any]]
-    streams: dict[str, Any]
-    watched: bool
-    searched: bool
 
 
 class Recorder(Protocol):
     """Writes incidents, and explains them by replaying steps.
 
-    A replay may run in a copy of this process, which goes on from an earlier moment with the
-    guard in it, or in this process, with batches that are given out again.
+    A replay runs in this process, from what the step began with, or in a second run of the whole
+    command, with the guard in it.
+
+    Attributes:
+        replaying: Whether the guard's loop is being replayed: then the guard has no say.
     """
 
+    replaying: bool
+
     def between(self, step: int) -> None:
-        """Hears that a step is about to begin; a copy of the process may go on from here."""
+        """Hears that a step is about to begin."""
+
+    def launched(self, step: int) -> None:
+        """Hears that a step was handed to the device, or held back."""
 
     def verdict(self, step: int) -> bool | None:
-        """Returns whether a step is held back, in a copy that replays; None in the run itself."""
+        """Returns whether a step is held back, in a second run; None in the run itself."""
 
     def apply(self, optimizers: Sequence[Optimizer], call: Callable[[], None]) -> None:
         """Makes a good step."""
@@ -95,17 +97,16 @@ class Recorder(Protocol):
     def bad(self, bad: BadStep) -> None:
         """Writes the incident of a bad step."""
 
-    def again(self) -> tuple[int, Any] | None:
-        """Returns a batch that is to be given out for a replay, with its index."""
-
-    def leave(self) -> None:
-        """Ends replays in the run itself, as its loop was left."""
-
-    def judge_again(self, optimizers: Sequence[Optimizer]) -> bool:
-        """Looks at a step that is replayed in the run itself; returns whether it is one."""
+    def judge_again(self, optimizers: Sequence[Optimizer]) -> None:
+        """Ends a replay where the guard would have made its step."""
 
     def close(self) -> None:
-        """Waits for explanations that are being worked on."""
+        """Ends it."""
+
+
+def is_replaying(recorder: Recorder | None) -> bool:
+    """Returns whether what a guard is told right now is only a replay."""
+    return recorder is not None and recorder.replaying
 
 
 def recorder_for(incidents: str | Path | None, parts: Parts) -> Recorder | None:

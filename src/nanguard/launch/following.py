@@ -7,11 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from nanguard.guard.held import BufferPlaces, Held
-from nanguard.guard.optimizers import parameters_of
-from nanguard.launch.patches import Patches
-from nanguard.replay.watch import Made, Watch
 from nanguard.numerics import is_float, local
+from nanguard.replay.patches import Patches
+from nanguard.replay.start import Starts
+from nanguard.replay.watch import Made, Watch
 from nanguard.tracer.modules import tensors_in
 
 if TYPE_CHECKING:
@@ -21,32 +20,34 @@ if TYPE_CHECKING:
     from torch.optim import Optimizer
 
     from nanguard.guard.parts import Parts
-    from nanguard.launch.handover import Handover
-
-# Steps between two looks at whether the model lies in shared memory.
-_LOOK_AGAIN = 64
 
 
 class Followed(Watch):
-    """A run that a guard keeps. It counts for the replays that go on from here.
+    """A run that a guard keeps.
 
     Attributes:
-        handover: Writes incidents.
-        patches: What makes torch tell a replay in the run itself what happens.
-        held: The buffers as they were before such a replay; None outside of one.
+        patches: What makes torch tell what happens.
+        starts: What its steps began with.
     """
 
-    def __init__(self, parts: Parts, handover: Handover) -> None:
+    def __init__(self, parts: Parts) -> None:
         super().__init__()
         self._parts = parts
-        self._shared = False
-        self.handover = handover
         self.patches = Patches(self)
-        self.held: Held | None = None
-        self._places: BufferPlaces | None = None
+        self.starts = Starts()
         # Where the script made its optimizers is not known: the guard came later.
         self.made_by = [Made(weakref.ref(optimizer), None) for optimizer in parts.optimizers]
         self._models = parts.models
+
+    def begin(self) -> None:
+        """Makes torch tell what happens."""
+        self.patches.put_on()
+        self.starts.begin()
+
+    def close(self) -> None:
+        """Leaves torch as it was found."""
+        self.starts.close()
+        self.patches.take_off()
 
     def count(self, step: int) -> None:
         """Notes the number of the step that begins."""
@@ -54,33 +55,25 @@ class Followed(Watch):
         for optimizer in self._parts.optimizers:
             self.counts[optimizer] = step
 
-    def is_shared(self, step: int) -> bool:
-        """Returns whether a copy of the process would write into the memory of the run."""
-        if step % _LOOK_AGAIN == 0:
-            self._shared = any(p.is_shared() for p in parameters_of(self._parts.optimizers))
-        return self._shared
+    def next_batch(self, own: Any, draw: Callable[[], Any]) -> Any:
+        """Hands on a batch."""
+        batch = draw()
+        self.starts.drew(own, batch, self.indices_of(own))
+        return batch
 
-    def begin_replays(self, step: int) -> None:
-        """Makes torch tell what happens, while batches are given out again."""
-        self.count(step)
-        self._places = BufferPlaces(self._parts.models)
-        self.held = Held(self._places)
-        self.patches.put_on()
-
-    def end_replays(self) -> None:
-        """Leaves torch as it was found."""
-        self.patches.take_off()
-        if self._places is not None:
-            self._places.close()
-        self._places = self.held = None
+    def made(self, optimizer: Optimizer) -> None:
+        """Leaves out other optimizers than the guard's."""
 
     # In the run itself the guard does all of this.
 
     def before_backward(self, losses: list[Tensor]) -> None:
-        """Does nothing."""
+        """Ends the start of a pass."""
+        self.starts.before_backward(losses)
+        self.losses = []
 
     def after_backward(self) -> None:
-        """Does nothing."""
+        """Notes that the pass is over."""
+        self.starts.after_backward()
 
     def judged_step(self, optimizer: Optimizer, call: Callable[..., Any], closure: Any) -> Any:
         """Makes the step."""

@@ -1,38 +1,27 @@
 """Incidents of a ``Guard``: written when it meets a bad step, explained by replaying the step.
 
-The guard decides and keeps the run clean; this is told, and does the rest. A copy of the process
-that waits at an earlier moment goes on from there with the guard in it, up to the bad step. Where
-a process cannot be copied (CUDA), the guard gives the bad batches out again in the run itself.
+The guard decides and keeps the run clean; this is told, and does the rest.
 """
 
 from __future__ import annotations
 
-import dataclasses as dc
 import logging
 import os
-import shutil
 import sys
-import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-import torch
+from typing import TYPE_CHECKING
 
 from nanguard import incident as incidents
 from nanguard.errors import IncidentError, UsageError
 from nanguard.guard import events
-from nanguard.guard.policy import Action
-from nanguard.launch import changes, live
-from nanguard.launch import replay as replays
+from nanguard.launch import live
 from nanguard.launch.following import Followed, Several, bad_samples
-from nanguard.launch.handover import BadStep, Handover
-from nanguard.launch.inplace import Flight, InPlace
+from nanguard.launch.incident_writer import BadStep, IncidentWriter
 from nanguard.launch.options import Options, from_environment
-from nanguard.launch.patches import Patches
-from nanguard.launch.replay import ForkedReplay
-from nanguard.launch.timeline import Timeline
 from nanguard.launch.trust import sign
-from nanguard.launch.waiting import wait_for_explanations
+from nanguard.numerics import all_finite
+from nanguard.replay import replay as replays
+from nanguard.replay.inplace import InPlace
 from nanguard.tracer.symptom import Symptom
 
 if TYPE_CHECKING:
@@ -42,8 +31,11 @@ if TYPE_CHECKING:
 
     from nanguard.guard.parts import Parts
     from nanguard.guard.recorder import BadStep as Told
-    from nanguard.launch.replay import Replay
+    from nanguard.replay.replay import Replay
+    from nanguard.replay.start import Start
 
+# Steps whose starts are kept: the host may be two behind the device.
+_KEPT = 4
 log = logging.getLogger("nanguard")
 
 
@@ -67,42 +59,39 @@ def recorder(folder: str | Path | None, parts: Parts) -> Recording | None:
 
 
 class Recording:
-    """Writes the incidents of one guard, and lets them be explained."""
+    """Writes the incidents of one guard, and explains them.
+
+    Attributes:
+        replaying: Whether the guard's loop is being replayed right now.
+    """
 
     def __init__(self, parts: Parts, options: Options, *, replay: Replay | None = None) -> None:
-        self._own_control = not options.control and replay is None
-        if self._own_control:
-            options = dc.replace(options, control=tempfile.mkdtemp(prefix="nanguard-guard-"))
         self._parts = parts
-        self._options = options
         self._replay = replay
         self._pid = os.getpid()
-        self._handover = GuardHandover(options, parts)
-        self._followed = Followed(parts, self._handover)
+        self._writer = GuardWriter(options, parts)
+        self._followed = Followed(parts)
         self._several = Several(parts.optimizers)
         self._held_back: list[int] = []
-        self._in_place: InPlace | None = None
-        self._turns: list[int] = []
-        self._timeline: Timeline | None = None
-        self._begun = False
-        if replay is None and options.trace and self._handover.can_fork():
-            self._timeline = Timeline(self._handover.serve)
+        self._starts: dict[int, list[Start]] = {}
+        self.replaying = False
+        if replay is None and options.trace:
+            self._followed.begin()
 
     def between(self, step: int) -> None:
-        """Takes a moment now and then; in a process that replays, keeps count."""
+        """In a process that replays, keeps count."""
         self._followed.count(step)
-        if self._replay is not None:
-            if self._replay.ordinal != step:
-                # The run was resumed from a checkpoint.
-                self._replay.ordinal = step
-                self._replay.at_boundary()
-            return
-        if self._timeline is None or os.getpid() != self._pid or self._followed.is_shared(step):
-            return
-        first, self._begun = not self._begun, True
-        task = self._timeline.take_first() if first else self._timeline.take_if_due(step)
-        if task is not None:
-            self._become(ForkedReplay(task, self._followed))
+        if self._replay is not None and self._replay.ordinal != step:
+            # The run was resumed from a checkpoint.
+            self._replay.ordinal = step
+            self._replay.at_boundary()
+
+    def launched(self, step: int) -> None:
+        """Remembers what a step began with, until the host has seen it."""
+        starts = self._followed.starts
+        starts.step_begins()
+        self._starts[step] = starts.step_ended()
+        self._starts.pop(step - _KEPT, None)
 
     def verdict(self, step: int) -> bool | None:
         """Returns whether a step is held back, where it is replayed."""
@@ -131,104 +120,68 @@ class Recording:
             live.current.heard_of_held_back(optimizers)
 
     def bad(self, bad: Told) -> None:
-        """Writes an incident and has it explained."""
+        """Writes an incident and explains it."""
         if self._replay is not None or os.getpid() != self._pid:
             return
         if live.current is not None:
             live.current.heard_of_bad()
-        why = self._why_not(bad)
         seen = bad.symptoms
         symptom = Symptom(
             seen.where, seen.kind, seen.loss, seen.grad_norm, seen.terms, seen.names, seen.scale
         )
-        clean = seen.where in ("loss", "gradient")
+        why = _why_not(bad)
         step = BadStep(symptom, bad.step, bad.step, bad.decision, tuple(self._held_back), why)
         step.known = {"guard": {"alone": bad.alone}, "samples": bad_samples(bad.batches)}
         if seen.limit is not None:
             step.known["guard"]["limit"] = seen.limit
-        timeline = self._timeline if why is None else None
-        self._handover.report(step, timeline, self._followed if clean else None)
+        written = self._writer.report(step)
         self._held_back.append(bad.step)
-        if why is None and timeline is None and self._handover.wants_explanation():
-            self._begin_in_place(bad)
+        starts = self._starts.get(bad.step, [])
+        if written and why is None and starts and self._writer.may_explain:
+            self._explain(bad.step, starts)
 
-    def again(self) -> tuple[int, Any] | None:
-        """Returns a batch that is to be given out for a replay, with its index."""
-        if self._in_place is None:
-            return None
-        given = self._in_place.next_batch()
-        if given is None:
-            self.leave()
-            return None
-        return self._turns[-1 - self._in_place.left], given[0]
-
-    def judge_again(self, optimizers: Sequence[Optimizer]) -> bool:
-        """Looks at a step that is replayed in the run itself; returns whether it is one."""
-        if self._in_place is None:
-            return False
+    def judge_again(self, optimizers: Sequence[Optimizer]) -> None:
+        """Ends a replay where the guard would have made its step."""
         watcher = self._followed.patches.watcher
         watcher.step(self._several.as_one(optimizers), lambda: None, None)
-        return True
-
-    def leave(self) -> None:
-        """Ends replays in the run itself."""
-        if self._in_place is not None:
-            self._in_place.end()
-            self._in_place = None
-            self._followed.end_replays()
 
     def close(self) -> None:
-        """Waits for explanations, and says what they found."""
-        if self._replay is not None or os.getpid() != self._pid:
-            return
-        self.leave()
-        if self._timeline is not None:
-            self._timeline.close()
-        if self._own_control:
-            wait_for_explanations(Path(self._options.control), self._options.patience * 1.5)
-            shutil.rmtree(self._options.control, ignore_errors=True)
-            self._handover.tell()
+        """Ends it."""
+        if os.getpid() == self._pid:
+            self._followed.close()
 
-    def _become(self, replay: ForkedReplay) -> None:
-        """Goes on as a replay; this process was forked for it."""
-        self._replay = replay
-        self._timeline = None
-        Patches(replay).put_on()
-        changes.refuse_workers(replay.refuse)
-        replay.begin()
-        replay.follow_loaders()
-
-    def _why_not(self, bad: Told) -> str | None:
-        """Returns why a step cannot be replayed; None if it can."""
-        if bad.symptoms.kind == "spike":
-            return "a spike is a finite number: there is no bad value to look for"
-        if bad.searched:
-            return "the optimizer evaluates the loss itself, several times a step"
-        if self._timeline is not None or not self._options.trace:
-            return None
-        if self._parts.ranks.world > 1:
-            return "one of several ranks cannot replay a step in the run itself"
-        if not bad.watched or not bad.batches:
-            return "the guard does not give out the batches, so it cannot give them out again"
-        if bad.decision.action is Action.STOP:
-            return "the run was stopped, and this device needs its loop for a replay"
-        return None
-
-    def _begin_in_place(self, bad: Told) -> None:
-        drawn: list[Any] = [(None, batch) for _, batch in bad.batches]
-        self._turns = [index for index, _ in bad.batches]
-        self._followed.begin_replays(bad.step)
-        flight = Flight(None, self._parts.optimizers[0], bad.step, bad.step, drawn, bad.streams)
-        self._in_place = InPlace(self._followed, flight, self._parts.streams)
+    def _explain(self, step: int, starts: list[Start]) -> None:
+        followed = self._followed
+        replayer = InPlace(
+            followed,
+            followed.patches,
+            followed.starts,
+            sorted(starts, key=lambda start: all_finite(start.losses)),
+            step=step,
+            ordinal=step,
+        )
+        self.replaying = True
+        try:
+            self._writer.explain(replayer)
+        finally:
+            self.replaying = False
 
 
-class GuardHandover(Handover):
+def _why_not(bad: Told) -> str | None:
+    """Returns why a step cannot be replayed; None if it can."""
+    if bad.symptoms.kind == "spike":
+        return "a spike is a finite number: there is no bad value to look for"
+    if bad.symptoms.where not in ("loss", "gradient"):
+        return "the state of the run itself is bad, so the step cannot be made again from it"
+    return None
+
+
+class GuardWriter(IncidentWriter):
     """Writes incidents for a guard, which does the talking."""
 
     def __init__(self, options: Options, parts: Parts) -> None:
         self._parts = parts
         super().__init__(options)
-        self._written: list[Path] = []
 
     @property
     def rank(self) -> int:
@@ -240,49 +193,28 @@ class GuardHandover(Handover):
         """How many ranks there are."""
         return self._parts.ranks.world
 
-    def can_fork(self) -> bool:
-        """Returns whether a copy of this process could go on by itself."""
-        on_cpu = all(device.type == "cpu" for device in self._parts.devices)
-        return sys.platform == "linux" and on_cpu and not torch.cuda.is_initialized()
-
     def say(self, text: str) -> None:
         """Leaves it to the guard's own log, which has said as much already."""
 
-    def report(self, bad: BadStep, timeline: Any, watch: Any) -> None:
-        """Writes an incident, and wakes a moment of the past to explain it."""
-        super().report(bad, timeline, watch)
-        if self._folder is not None:
-            self._written.append(self._folder)
-            self._parts.journal.incident(bad.step, self._folder)
+    def report(self, bad: BadStep) -> bool:
+        """Writes an incident; returns whether that could be done."""
+        written = super().report(bad)
+        if self.folder is not None:
+            self._parts.journal.incident(bad.step, self.folder)
+        else:
+            message = f"the incident of step {bad.step} could not be written to "
+            message += self._options.incidents
+            self._parts.journal.say(events.RECORD_FAILED(message, step=bad.step))
+        return written
+
+    def tell(self, folder: Path) -> None:
+        """Says what was found out about an incident."""
+        try:
+            line = incidents.in_a_line(incidents.read(folder))
+        except IncidentError:
             return
-        message = f"the incident of step {bad.step} could not be written to "
-        message += self._options.incidents
-        self._parts.journal.say(events.RECORD_FAILED(message, step=bad.step))
-
-    def _method(self, *, from_the_start: bool) -> str:
-        # The first moment is the one at which the guard was made.
-        return "snapshot"
-
-    def tell(self) -> None:
-        """Says what was found out about each incident."""
-        for folder in self._written:
-            try:
-                found = incidents.read(folder)
-            except IncidentError:
-                continue
-            cause, origin = found.get("cause") or {}, found.get("origin") or {}
-            if cause:
-                place = ""
-                if origin.get("line"):
-                    place = f" at {Path(str(origin['file'])).name}:{origin['line']}"
-                log.warning(
-                    "step %s: %s%s: %s (nanguard explain %s)",
-                    found["step"],
-                    cause.get("code"),
-                    place,
-                    cause.get("summary"),
-                    folder,
-                )
+        if line is not None:
+            log.warning("%s (nanguard explain %s)", line, folder)
 
 
 def _options(folder: Path, *, control: str) -> Options:

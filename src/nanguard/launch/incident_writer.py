@@ -142,18 +142,16 @@ class IncidentWriter:
         except Exception as error:  # noqa: BLE001 - the run is worth more than an explanation
             self.say(f"the incident could not be explained: {error!r}")
             return
-        self._tell()
+        self.tell(self.folder)
 
-    def _tell(self) -> None:
-        """Says what was found out about the last incident."""
-        assert self.folder is not None  # noqa: S101 - it was just explained
+    def tell(self, folder: Path) -> None:
+        """Says what was found out about an incident."""
         try:
-            found = incidents.read(self.folder)
+            line = incidents.in_a_line(incidents.read(folder))
         except IncidentError:
             return
-        line = incidents.in_a_line(found)
         if line is not None:
-            self.say(f"{line}\n          nanguard explain {_short(self.folder)}")
+            self.say(f"{line}\n          nanguard explain {_short(folder)}")
 
     def _new(self, bad: BadStep) -> dict[str, Any]:
         return {

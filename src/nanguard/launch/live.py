@@ -389,9 +389,7 @@ class Live(Watch):
             self.writer.stopped(decision.reason)
             raise SystemExit(STOPPED)
 
-    def _explain(
-        self, bad: BadStep, starts: Sequence[Start], *, unfinished: bool = False
-    ) -> None:
+    def _explain(self, bad: BadStep, starts: Sequence[Start], *, unfinished: bool = False) -> None:
         """Replays a step, if that is wanted and can be done."""
         if not self.writer.may_explain or not starts:
             return

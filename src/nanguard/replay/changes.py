@@ -132,9 +132,7 @@ def quiet() -> Iterator[None]:
 
     streams = sys.stdout, sys.stderr
     with contextlib.ExitStack() as stack:
-        stack.enter_context(
-            replaced(logging.Logger, "handle", dropped(logging.Logger.handle))
-        )
+        stack.enter_context(replaced(logging.Logger, "handle", dropped(logging.Logger.handle)))
         shown = warnings._showwarnmsg  # type: ignore[attr-defined]
         stack.enter_context(replaced(warnings, "_showwarnmsg", dropped(shown)))
         sys.stdout, sys.stderr = (_Silent(stream, thread) for stream in streams)

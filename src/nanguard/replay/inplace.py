@@ -47,11 +47,11 @@ if TYPE_CHECKING:
 _HISTORY = ("clip", "fresh_grads")
 
 
-class Reached(BaseException):  # noqa: N818 - it is no error: the step is over
+class Reached(BaseException):
     """Leaves a replay where its step would have been made."""
 
 
-class TooLong(BaseException):  # noqa: N818
+class TooLong(BaseException):
     """Leaves a replay that does not come to an end."""
 
 
@@ -221,15 +221,16 @@ class InPlace:
             piece.call(start.module, names, start.cls, seen.update)
         except Reached:
             return None
-        except (NoRegionError, RefusedError, RuntimeError) as error:
-            replay.ended(seen, unfinished=self._unfinished)
-            return _in_words(error)
         except TooLong:
             return "the replay did not come to an end in its time"
         except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever the script raises
-            replay.ended(seen, unfinished=self._unfinished)
+            if self._unfinished and not isinstance(error, (NoRegionError, RefusedError)):
+                replay.left(seen)
             return _in_words(error)
-        replay.ended(seen, unfinished=self._unfinished)
+        if self._unfinished:
+            replay.left(seen)
+        else:
+            replay.ended()
         return None
 
     @contextlib.contextmanager
@@ -250,35 +251,33 @@ class InPlace:
         gradients = [] if leave_tensors else self._set_aside_gradients()
         rates = hyperparameters(run.optimizers())
         now = starts.streams.capture()
-        ambient = torch.is_grad_enabled()
-        with contextlib.ExitStack() as outer:
-            watcher = self._patches.watcher
-            starts.paused = True
-            try:
-                with torch.no_grad():
-                    for tensor, version, kept in start.versions:
-                        if kept is not None and tensor._version != version:
-                            tensor.copy_(kept)
-                starts.streams.restore(streams)
+        watcher = self._patches.watcher
+        starts.paused = True
+        try:
+            with torch.no_grad():
+                for tensor, version, kept in start.versions:
+                    if kept is not None and tensor._version != version:
+                        tensor.copy_(kept)
+            starts.streams.restore(streams)
+            with contextlib.ExitStack() as outer:
                 outer.enter_context(Outside())
                 outer.enter_context(changes.quiet())
                 outer.enter_context(changes.eagerly())
                 if not self._together:
                     outer.enter_context(changes.alone())
-                outer.enter_context(torch.set_grad_enabled(ambient))
                 with contextlib.ExitStack() as inner:
                     yield inner
-            finally:
-                self._patches.watcher = watcher
-                with _disable_current_modes():
-                    for parameter, gradient in gradients:
-                        parameter.grad = gradient
-                    if not leave_tensors:
-                        held.restore(held.shape)
-                    set_hyperparameters(run.optimizers(), rates)
-                    reachable.put_back(tensors=not leave_tensors)
-                starts.streams.restore(now)
-                starts.paused = False
+        finally:
+            self._patches.watcher = watcher
+            with _disable_current_modes():
+                for parameter, gradient in gradients:
+                    parameter.grad = gradient
+                if not leave_tensors:
+                    held.restore(held.shape)
+                set_hyperparameters(run.optimizers(), rates)
+                reachable.put_back(tensors=not leave_tensors)
+            starts.streams.restore(now)
+            starts.paused = False
 
     def _reach(self, start: Start) -> Reachable:
         known = self._reachable.get(id(start))
@@ -382,15 +381,18 @@ class InPlaceReplay(Replay):
                 self.answer(self._outcome(optimizer))
         self._leave()
 
-    def ended(self, seen: dict[str, Any], *, unfinished: bool) -> None:
+    def ended(self) -> None:
+        """Ends a replay whose region is over, and whose step is made by somebody else."""
+        if self.losses and len(self.losses) >= len(self._start.losses):
+            with _disable_current_modes():
+                self.answer(self._outcome(self._optimizer()))
+
+    def left(self, seen: dict[str, Any]) -> None:
         """Judges a step that its script has left without a backward pass.
 
         Args:
             seen: The names that the step's code had when it ended.
-            unfinished: Whether that is what it did in the run.
         """
-        if self.answered or not unfinished:
-            return
         with _disable_current_modes():
             if not self.losses:
                 self.losses = scalars_in(seen)
@@ -455,7 +457,9 @@ def scalars_in(names: dict[str, Any]) -> list[Tensor]:
     found = [
         value.detach()
         for value in names.values()
-        if issubclass(type(value), torch.Tensor) and value.numel() == 1 and value.is_floating_point()
+        if issubclass(type(value), torch.Tensor)
+        and value.numel() == 1
+        and value.is_floating_point()
     ]
     return sorted(found, key=lambda value: bool(torch.isfinite(value).all()))[:1]
 
@@ -470,11 +474,10 @@ def _same(left: list[Tensor], right: list[Tensor], *, loosely: bool = False) -> 
     """
     pairs = list(zip(left, right, strict=False))
     if loosely:
-        return all(
-            bool(torch.isfinite(a).all()) == bool(torch.isfinite(b).all()) for a, b in pairs
-        )
+        return all(bool(torch.isfinite(a).all()) == bool(torch.isfinite(b).all()) for a, b in pairs)
     return all(
-        a.shape == b.shape and torch.equal(torch.nan_to_num(a), torch.nan_to_num(b))
+        a.shape == b.shape
+        and torch.equal(torch.nan_to_num(a), torch.nan_to_num(b))
         and torch.equal(torch.isfinite(a), torch.isfinite(b))
         for a, b in pairs
     )

@@ -6,7 +6,6 @@ What a piece reads before it writes are its live-in names: given these, it can b
 """
 
 from __future__ import annotations
-
 import __future__
 
 import ast
@@ -281,9 +280,7 @@ class Piece:
         tree = ast.fix_missing_locations(ast.Module([outer], []))
         flags = self.code.co_flags & _FUTURES
         try:
-            compiled = compile(
-                tree, self.code.co_filename, "exec", flags=flags, dont_inherit=True
-            )
+            compiled = compile(tree, self.code.co_filename, "exec", flags=flags, dont_inherit=True)
         except (SyntaxError, ValueError) as error:
             raise NoRegionError(f"the step's code cannot be compiled by itself: {error}") from error
         made: dict[str, Any] = {}
@@ -564,7 +561,9 @@ def _owner(tree: ast.Module, code: CodeType) -> Owner:
     raise NoRegionError(f"{code.co_name} is not a function with a body of statements")
 
 
-def _innermost_loop(owner: Owner, lines: Sequence[int]) -> ast.For | ast.AsyncFor | ast.While | None:
+def _innermost_loop(
+    owner: Owner, lines: Sequence[int]
+) -> ast.For | ast.AsyncFor | ast.While | None:
     found: ast.For | ast.AsyncFor | ast.While | None = None
     for node in _own_nodes(owner.body):
         if isinstance(node, (ast.For, ast.AsyncFor, ast.While)):
@@ -586,7 +585,9 @@ def _without_docstring(body: list[ast.stmt]) -> list[ast.stmt]:
 
 def _statement_at(body: Sequence[ast.stmt], line: int) -> int | None:
     for index, statement in enumerate(body):
-        first = min([statement.lineno, *(d.lineno for d in getattr(statement, "decorator_list", []))])
+        first = min(
+            [statement.lineno, *(d.lineno for d in getattr(statement, "decorator_list", []))]
+        )
         if first <= line <= (statement.end_lineno or statement.lineno):
             return index
     return None

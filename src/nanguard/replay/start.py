@@ -56,6 +56,7 @@ class _Call:
     ambient: Ambient
     frames: Stack
 
+
 # Model calls whose stacks are kept until the region of their step is known.
 _CALLS = 32
 # Bytes of a batch that is prepared in place, and so has to be copied before.

@@ -9,6 +9,7 @@ by those.
 
 from __future__ import annotations
 
+import builtins
 import contextlib
 import copy
 import sys
@@ -66,14 +67,16 @@ class Reachable:
 
     def __init__(self, roots: Iterable[Any], modules: Iterable[dict[str, Any]]) -> None:
         self.complete = True
-        self._seen: dict[int, Any] = {}
+        # What Python itself keeps there is nobody's state.
+        self._seen: dict[int, Any] = {id(vars(builtins)): None, id(sys.modules): None}
         self._undo: list[Callable[[], None]] = []
         self._tensors: list[tuple[Any, int, Any]] = []
         self._room = _COPIED
         todo: deque[tuple[Any, int]] = deque((root, 0) for root in roots)
         for names in modules:
-            self._remember_dict(names, whole=False)
-            todo.extend((value, _DEPTH - 2) for value in list(names.values()))
+            self._remember_dict(names)
+            values = [value for name, value in names.items() if name != "__builtins__"]
+            todo.extend((value, _DEPTH - 2) for value in values)
         while todo:
             if len(self._seen) >= _OBJECTS:
                 self.complete = False
@@ -149,8 +152,8 @@ class Reachable:
                     found.append(inner)
         return found
 
-    def _remember_dict(self, names: dict[Any, Any], *, whole: bool = True) -> None:
-        self._undo.append(_Items(names, whole=whole))
+    def _remember_dict(self, names: dict[Any, Any]) -> None:
+        self._undo.append(_Items(names))
 
     def _remember_list(self, items: Any) -> None:
         before = list(items)
@@ -212,27 +215,19 @@ class Reachable:
 class _Items:
     """What a dict held."""
 
-    __slots__ = ("_before", "_items", "_whole")
+    __slots__ = ("_before", "_items")
 
-    def __init__(self, items: dict[Any, Any], *, whole: bool) -> None:
+    def __init__(self, items: dict[Any, Any]) -> None:
         self._items = items
         self._before = dict(items)
-        self._whole = whole
 
     def __call__(self) -> None:
         items, before = self._items, self._before
-        if len(items) == len(before) and all(
-            key in items and dict.__getitem__(items, key) is value for key, value in before.items()
-        ):
-            return
-        if self._whole:
-            # The order belongs to it, too.
-            dict.clear(items)
-            dict.update(items, before)
-            return
         for key in [key for key in items if key not in before]:
-            del items[key]
-        items.update(before)
+            dict.pop(items, key, None)
+        for key, value in before.items():
+            if key not in items or dict.__getitem__(items, key) is not value:
+                dict.__setitem__(items, key, value)
 
 
 class _Slot:
