@@ -28,7 +28,7 @@ def serve_second_run(message: dict[str, Any], fork: Fork) -> None:
             "incident": incident,
             "target": run["ordinal"],
             "method": "second-run",
-            "patience": message["patience"],
+            "control": message.get("control"),
             "skipped": skipped,
         }
         explain(told, fork)
