@@ -101,7 +101,6 @@ def replay_incident(
     told = f"running {' '.join(command)} in {place} up to step {incident.get('step')}"
     sign_of_life = SignOfLife()
     show = partial(sign_of_life.show, literal(told))
-    show()
     try:
         if explain_again:
             again.explain(folder, seconds=seconds, beat=show)

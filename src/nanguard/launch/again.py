@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 SHORT = 60.0
 # Seconds between two looks at a second run.
 _LOOK = 0.1
+# Seconds that a command has between being asked to end and being ended.
+_TO_END = 5.0
 # Seconds that one replay may take if nobody has chosen a limit, and at least.
 _ONE_REPLAY = 600.0
 _SHELLS = {"sh", "bash", "dash", "zsh", "ksh", "fish", "make"}
@@ -248,9 +250,7 @@ class _SecondRun:
             try:
                 in_time = self._wait(process, beat, patience)
             finally:
-                with contextlib.suppress(OSError):
-                    os.killpg(process.pid, signal.SIGKILL)
-                process.wait()
+                _end(process)
         if not in_time:
             return "nothing, it took too long"
         told = said.read_text(encoding="utf-8", errors="replace")
@@ -272,3 +272,15 @@ class _SecondRun:
             until = limits.read_note(note)
             if time.monotonic() >= limits.deadline(began, start, until, limits.load_now()):
                 return False
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """Ends a command, if it has not ended, and whatever it has left in its group."""
+    with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+        if process.poll() is None:
+            # A launcher whose workers have groups of their own ends them.
+            os.killpg(process.pid, signal.SIGTERM)
+            process.wait(_TO_END)
+    with contextlib.suppress(OSError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()

@@ -257,7 +257,6 @@ def _explain_the_rest(paths: list[Path], options: Options) -> None:
         return
     sign_of_life = SignOfLife(quiet=options.quiet)
     show = partial(sign_of_life.show, "running the command once more to find out why")
-    show()
     try:
         again.explain(first.parent, seconds=options.explain_seconds, beat=show)
     except KeyboardInterrupt:
