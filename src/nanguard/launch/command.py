@@ -229,7 +229,7 @@ def _wait_for_explanations(control: Path, options: Options) -> bool:
     sign_of_life = SignOfLife(quiet=options.quiet)
     waited = wait_for_explanations(
         control,
-        limits.limits_for(0.0, options.explain_seconds).total,
+        max(limits.limits_for(0.0, options.explain_seconds).total, limits.SHORTEST),
         lambda names: sign_of_life.show(f"explaining {', '.join(sorted(names))}"),
     )
     sign_of_life.end("the explanations ended")

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import sys
 import threading
 from pathlib import Path
@@ -41,7 +42,12 @@ def noticed(control: Path, boot: str, say: Callable[[str], None]) -> Iterator[No
         return
     over = threading.Event()
     thread = threading.Thread(target=_look, args=(control, boot, say, over), daemon=True)
-    thread.start()
+    # A signal must interrupt the thread that waits for the command, and not this one.
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+    try:
+        thread.start()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
     try:
         yield
     finally:
