@@ -262,7 +262,7 @@ class _SecondRun:
         """Waits until the command ends; returns whether it did before it had to be ended."""
         began = time.monotonic()
         # What comes before the first replay is the script up to where it imports torch.
-        start = limits.limits_for(self._to_step).replay + patience
+        start = limits.limits_for(self._to_step, self._seconds).total + patience
         note = self._scratch / f"{limits.TRYING}{self._folder.name}"
         while True:
             with contextlib.suppress(subprocess.TimeoutExpired):
