@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -85,26 +86,35 @@ def replay_incident(
     without: tuple[int, ...],
     table: bool,
     explain_again: bool,
-    seconds: float,
+    seconds: float | None,
     as_json: bool,
     sure: bool,
 ) -> bool:
     """Replays an incident and prints what came of it; returns whether the step was bad again."""
     from nanguard.launch import again
+    from nanguard.launch.waiting import SignOfLife
 
     incident = incidents.read(folder)
     command, place = again.command_of(incident, folder)
     if not sure and not again.is_trusted(incident, folder):
         _ask(command, place)
-    console = Console(stderr=True)
-    told = f"running {' '.join(command)} in {place} up to step {incident.get('step')} ..."
-    with console.status(Text(literal(told))) if sys.stderr.isatty() else _nothing():
+    told = f"running {' '.join(command)} in {place} up to step {incident.get('step')}"
+    sign_of_life = SignOfLife()
+    show = partial(sign_of_life.show, literal(told))
+    try:
         if explain_again:
-            again.explain(folder, seconds=seconds)
+            again.explain(folder, seconds=seconds, beat=show)
         else:
             answer = again.replay(
-                folder, precision=precision, without=without, table=table, seconds=seconds
+                folder,
+                precision=precision,
+                without=without,
+                table=table,
+                seconds=seconds,
+                beat=show,
             )
+    finally:
+        sign_of_life.end()
     if explain_again:
         explain_what(str(folder), as_json=as_json)
         return False
@@ -168,11 +178,3 @@ def _short(value: Any) -> str:
 
 def _print_json(value: Any) -> None:
     sys.stdout.write(json.dumps(value, indent=1) + "\n")
-
-
-class _nothing:  # noqa: N801 - reads as a statement
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, *_exc: object) -> None:
-        return None

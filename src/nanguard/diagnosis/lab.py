@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 from nanguard.findings import name_of
 
 if TYPE_CHECKING:
+    from nanguard.diagnosis.limits import Budget
     from nanguard.diagnosis.task import Outcome, Task
 
 
@@ -41,17 +41,16 @@ class Trial:
 
 
 class Lab:
-    """Replays a step with changes, within a limit of time, and keeps a list of what was tried.
+    """Replays a step with changes, within a budget of time, and keeps a list of what was tried.
 
     Attributes:
         trials: Everything that was tried.
     """
 
-    def __init__(self, replayer: Replayer, task: Task, *, seconds: float) -> None:
+    def __init__(self, replayer: Replayer, task: Task, budget: Budget) -> None:
         self._replayer = replayer
         self._task = task
-        self._end = time.monotonic() + seconds
-        self._longest = seconds / 3
+        self._budget = budget
         self._known: dict[str, Outcome | None] = {}
         self.trials: list[Trial] = []
 
@@ -78,13 +77,13 @@ class Lab:
     @property
     def out_of_time(self) -> bool:
         """Whether nothing more can be tried."""
-        return time.monotonic() >= self._end
+        return self._budget.is_used_up
 
     def _run(self, task: Task) -> Outcome | None:
         if self.out_of_time:
             return None
-        seconds = min(self._longest, self._end - time.monotonic())
-        return self._replayer.run(task, seconds)
+        with self._budget.replay() as seconds:
+            return self._replayer.run(task, seconds)
 
 
 def _verdict(outcome: Outcome | None) -> bool | None:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import linecache
 import time
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nanguard import incident as incidents
+from nanguard.diagnosis import limits
 from nanguard.diagnosis.case import Case
 from nanguard.diagnosis.cause import all_causes
 from nanguard.diagnosis.lab import Lab
@@ -19,6 +21,7 @@ from nanguard.findings import name_of
 if TYPE_CHECKING:
     from nanguard.diagnosis.cause import Cause, Suspicion
     from nanguard.diagnosis.lab import Replayer
+    from nanguard.diagnosis.limits import Budget
     from nanguard.diagnosis.repairs import Repair
     from nanguard.diagnosis.task import Outcome
     from nanguard.tracer.origin import Origin
@@ -50,11 +53,21 @@ def explain(message: dict[str, Any], replayer: Replayer) -> None:
             folder=str(folder),
             skipped=message.get("skipped", ()),
         ),
-        seconds=message["patience"],
+        _budget(message),
     )
     found = Explanation(lab, message["method"]).complete(dict(message["incident"]))
     found["replay"]["seconds"] = round(time.monotonic() - began, 2)
     incidents.write(folder, found)
+
+
+def _budget(message: dict[str, Any]) -> Budget:
+    """Returns the time for an explanation; whoever waits for it can read how it gets on."""
+    seconds = limits.seconds_to_step(message["incident"], message["method"])
+    note = None
+    if message.get("control"):
+        name = limits.TRYING + Path(message["folder"]).name
+        note = partial(limits.note_replay, Path(message["control"], name))
+    return limits.Budget(limits.limits_for(seconds, limits.chosen_total()), note=note)
 
 
 class Explanation:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import importlib.abc
 import importlib.util
+import os
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from nanguard.launch.notes import REACHED, leave
 from nanguard.launch.options import from_environment
 
 if TYPE_CHECKING:
@@ -22,7 +25,9 @@ def attach() -> None:
     options = from_environment()
     if options is None or "torch" in sys.modules:
         return
-    sys.meta_path.insert(0, _Finder(options))
+    # Both the file in site-packages and the folder on PYTHONPATH come here.
+    if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
+        sys.meta_path.insert(0, _Finder(options))
 
 
 class _Finder(importlib.abc.MetaPathFinder):
@@ -38,6 +43,8 @@ class _Finder(importlib.abc.MetaPathFinder):
         """Returns torch's spec, with a loader that tells us when it is done."""
         if name != "torch" or self._asking:
             return None
+        # Before torch is there: whoever sees torch in this process must find the note.
+        leave(Path(self._options.control), f"{REACHED}{os.getpid()}")
         # Whoever only asks whether torch is there does not load what is found.
         self._asking = True
         try:

@@ -16,6 +16,8 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from nanguard.launch.notes import ATTACHED, processes
+
 if TYPE_CHECKING:
     import subprocess
     from collections.abc import Iterable
@@ -48,9 +50,7 @@ def end_guarded(control: Path) -> int:
 
     Copies of them that explain an incident are left to finish.
     """
-    named = [path.name.removeprefix("attached-") for path in control.glob("attached-*")]
-    own = {pid for pid in map(int, filter(str.isdecimal, named)) if _belongs(pid, control)}
-    return _end(own)
+    return _end({pid for pid in processes(control, ATTACHED) if _belongs(pid, control)})
 
 
 def end_descendants() -> int:

@@ -4,19 +4,26 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shlex
 import shutil
 import signal
 import subprocess
 import sys
 import tempfile
+import time
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from nanguard.diagnosis import limits
 from nanguard.errors import IncidentError, LaunchError
 from nanguard.launch.children import end_guarded, wait_for
+from nanguard.launch.notes import ATTACHED, INTERRUPTED, STEPPED, STEPS, UNGUARDED, processes
+from nanguard.launch.notes import STOPPED as STOPPED_NOTE
 from nanguard.launch.options import HOME, VARIABLE, Options
 from nanguard.launch.trust import sign
-from nanguard.launch.waiting import wait_for_explanations
+from nanguard.launch.unguarded import noticed
+from nanguard.launch.waiting import SignOfLife, wait_for_explanations
 from nanguard.record import TRACKERS
 from nanguard.trackers import TRACK, TRACK_DIR, check_names
 
@@ -24,8 +31,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
 STOPPED = 3
-# The note that the user, or the system, wanted the run to end.
-INTERRUPTED = "interrupted"
+# Seconds after which a run that made no step is worth a line: a shorter one was a look at --help.
+_TRAINS = 2.0
+# The folder whose sitecustomize every Python process below the command runs.
+BOOT = str(Path(__file__).resolve().parent / "boot")
 _FORWARDED = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 # Slurm sends these to every process of a step, so that the command has them already.
 _USERS = (signal.SIGUSR1, signal.SIGUSR2)
@@ -39,6 +48,7 @@ def run_command(
     max_bad: int | None = None,
     trace: bool = True,
     quiet: bool = False,
+    explain_seconds: float | None = None,
     control: Path | None = None,
     track: Sequence[str] = (),
 ) -> int:
@@ -51,6 +61,8 @@ def run_command(
         max_bad: How many bad steps the run may meet; None for no such bound.
         trace: Whether a bad step is replayed and explained.
         quiet: Whether to say nothing.
+        explain_seconds: How many seconds the explanation of one incident may take; None for a
+            limit that follows the run and the load of the machine.
         control: An empty folder for what the processes tell, of whoever is going to read it and
             to start the command again; None if nobody is.
         track: Where else the run is written to, such as ``tensorboard``.
@@ -71,11 +83,12 @@ def run_command(
             max_bad=max_bad,
             trace=trace,
             quiet=quiet,
+            explain_seconds=explain_seconds,
             recover=control is not None,
             track=chosen,
         )
         code = _run_and_tell(command, options)
-        return STOPPED if any(place.glob("stopped-*")) else code
+        return STOPPED if any(place.glob(f"{STOPPED_NOTE}*")) else code
 
 
 def must_be_there(command: Sequence[str]) -> None:
@@ -102,7 +115,9 @@ def _run_and_tell(command: Sequence[str], options: Options) -> int:
     """Runs a command, waits until its incidents are explained, and says what came of them."""
     control, incidents = Path(options.control), Path(options.incidents)
     before = set(incidents.glob("*/incident.json"))
+    began = time.monotonic()
     code = _run(command, options)
+    took = time.monotonic() - began
     if options.recover and code:
         end_guarded(control)
     waited = _wait_for_explanations(control, options)
@@ -111,26 +126,50 @@ def _run_and_tell(command: Sequence[str], options: Options) -> int:
         _explain_the_rest(new, options)
     if new and not options.quiet:
         _tell(new)
-    if not any(control.glob("attached-*")):
-        _say("nothing was guarded: no Python process that imports torch was seen", options)
+    line = nothing_guarded(control, code, took)
+    if line and not new:
+        _say(line, options)
     return code
+
+
+def nothing_guarded(control: Path, code: int, seconds: float) -> str | None:
+    """Returns a line about a run in which there was nothing to guard; None if there was.
+
+    Args:
+        control: The folder with the notes of the run.
+        code: The exit code of the command.
+        seconds: How long the command ran.
+    """
+    if not any(control.glob(f"{ATTACHED}*")):
+        unguarded = processes(control, UNGUARDED)
+        if unguarded:
+            return f"nothing was guarded: process {min(unguarded)} could not be reached"
+        return "nothing was guarded: no Python process that imports torch was seen"
+    stepped = any(control.glob(f"{STEPPED}*")) or any(control.glob(f"{STEPS}*"))
+    if stepped or code != 0 or seconds <= _TRAINS:
+        return None
+    return (
+        "torch was imported, but no training step was seen (no backward and no optimizer step), "
+        "so nothing was guarded"
+    )
 
 
 def environment(options: Options) -> dict[str, str]:
     """Returns the environment in which Python processes find nanguard."""
     home = Path(__file__).resolve().parents[1]
-    boot = str(Path(__file__).resolve().parent / "boot")
     path = os.environ.get("PYTHONPATH")
     inherited = dict(os.environ)
     if options.track:
         inherited[TRACK] = ",".join(options.track)
     if TRACK in inherited:
         inherited.setdefault(TRACK_DIR, str(Path(options.incidents) / TRACKERS))
+    if options.explain_seconds is not None:
+        inherited[limits.VARIABLE] = repr(options.explain_seconds)
     return {
         **inherited,
         VARIABLE: options.to_text(),
         HOME: str(home),
-        "PYTHONPATH": boot if not path else os.pathsep.join([boot, path]),
+        "PYTHONPATH": BOOT if not path else os.pathsep.join([BOOT, path]),
     }
 
 
@@ -143,14 +182,16 @@ def _run(command: Sequence[str], options: Options) -> int:
             where="nanguard run",
             do="See whether it runs without nanguard.",
         ) from error
-    with _forwarded_signals(process, Path(options.control)):
+    control = Path(options.control)
+    say = partial(_say, options=options)
+    with noticed(control, BOOT, say), _forwarded_signals(process, control):
         while True:
             try:
                 code = wait_for(process) if options.recover else process.wait()
                 break
             except KeyboardInterrupt:
                 # A terminal tells the command, too; how it ends is its own business.
-                Path(options.control, INTERRUPTED).touch()
+                (control / INTERRUPTED).touch()
                 if not _in_foreground():
                     process.send_signal(signal.SIGINT)
     return 128 - code if code < 0 else code
@@ -185,12 +226,13 @@ def _forwarded_signals(process: subprocess.Popen[Any], control: Path) -> Iterato
 
 def _wait_for_explanations(control: Path, options: Options) -> bool:
     """Waits until every incident that is being explained is; returns False if interrupted."""
-
-    def tell(names: set[str]) -> None:
-        if not options.quiet and sys.stderr.isatty():
-            print(f"nanguard: explaining {', '.join(sorted(names))} ...", file=sys.stderr)  # noqa: T201
-
-    waited = wait_for_explanations(control, options.patience * 1.5, tell)
+    sign_of_life = SignOfLife(quiet=options.quiet)
+    waited = wait_for_explanations(
+        control,
+        max(limits.limits_for(0.0, options.explain_seconds).total, limits.SHORTEST),
+        lambda names: sign_of_life.show(f"explaining {', '.join(sorted(names))}"),
+    )
+    sign_of_life.end("the explanations ended")
     if not waited:
         _interrupted(options)
     return waited
@@ -207,51 +249,85 @@ def _explain_the_rest(paths: list[Path], options: Options) -> None:
     from nanguard.launch import again
 
     first, found = paths[0], _read(paths[0])
-    if found is None or found["replay"]["verdict"] != "not-replayed" or found["run"]["ranks"] != 1:
+    if found is None or found["replay"]["verdict"] != "not-replayed" or not _is_replayable(found):
         return
-    seconds = found["run"]["seconds"]
-    # Whatever else a shell script does would happen a second time.
-    plain = Path(options.command[0]).name.startswith("python")
-    if seconds > again.SHORT or not plain:
-        say = f"the step came after {seconds:.0f} s; to find out why, run: "
-        _say(say + f"nanguard replay --explain {_short(first.parent)}", options)
+    if not again.fits(found, options.explain_seconds):
         return
-    _say("running the command once more to find out why ...", options)
+    if not again.runs_only_python(options.command):
+        return
+    sign_of_life = SignOfLife(quiet=options.quiet)
+    show = partial(sign_of_life.show, "running the command once more to find out why")
     try:
-        again.explain(first.parent, seconds=options.patience)
+        again.explain(first.parent, seconds=options.explain_seconds, beat=show)
     except KeyboardInterrupt:
         _interrupted(options)
+    except IncidentError:
+        pass  # what to do about it is said below
+    finally:
+        sign_of_life.end("the second run ended")
+
+
+def _is_replayable(found: dict[str, Any]) -> bool:
+    """Returns whether ``nanguard replay --explain`` could explain an incident."""
+    spike = (found.get("symptom") or {}).get("kind") == "spike"
+    return not spike and bool(found["run"]["ranks"] == 1)
 
 
 def _tell(paths: list[Path]) -> None:
-    """Says, for each incident, what was found out."""
+    """Says, for each incident, what was found out; of those that were not explained, one."""
+    left: list[Path] = []
     for path in paths:
         found = _read(path)
         if found is None:
             continue
-        cause, origin = found.get("cause") or {}, found.get("origin") or {}
-        if not cause:
-            continue
-        place = ""
-        if origin.get("line"):
-            place = f" at {Path(str(origin['file'])).name}:{origin['line']} ({origin.get('op')})"
-        rank = f" on rank {found['rank']}" if found["run"]["ranks"] > 1 else ""
-        print(  # noqa: T201 - the user is here
-            f"nanguard: step {found['step']}{rank}: {cause.get('code')}{place}: "
-            f"{cause.get('summary')}\n          nanguard explain {_short(path.parent)}",
-            file=sys.stderr,
+        if found.get("cause"):
+            _print(outcome_line(found, path.parent))
+        elif _is_replayable(found):
+            left.append(path)
+    found = _read(left[0]) if left else None
+    if found is not None:
+        why = found["replay"].get("why") or "the step was not replayed"
+        more = f" (as are {len(left) - 1} more)" if len(left) > 1 else ""
+        _print(
+            f"nanguard: step {found['step']} is not explained{more}: {why}\n"
+            f"          nanguard replay --explain {_short(left[0].parent)}"
         )
+
+
+def outcome_line(found: dict[str, Any], folder: Path) -> str:
+    """Returns what was found out about an incident, and the command that tells more.
+
+    Args:
+        found: The incident, with a cause.
+        folder: Where it is.
+    """
+    cause, origin = found["cause"], found.get("origin") or {}
+    place = ""
+    if origin.get("line"):
+        place = f" at {Path(str(origin['file'])).name}:{origin['line']} ({origin.get('op')})"
+    rank = f" on rank {found['rank']}" if found["run"]["ranks"] > 1 else ""
+    what = f"nanguard: step {found['step']}{rank}: {cause.get('code')}{place}"
+    # A second run that came to the step would find the same once more.
+    replay = found["replay"]
+    final = replay.get("method") == "second-run" and replay["verdict"] != "not-replayed"
+    again = cause.get("code") == "unknown" and _is_replayable(found) and not final
+    command = "replay --explain" if again else "explain"
+    return f"{what}: {cause.get('summary')}\n          nanguard {command} {_short(folder)}"
+
+
+def _print(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)  # noqa: T201 - the user is here
 
 
 def _say(text: str, options: Options) -> None:
     if not options.quiet:
-        print(f"nanguard: {text}", file=sys.stderr, flush=True)  # noqa: T201
+        _print(f"nanguard: {text}")
 
 
 def _short(path: Path) -> str:
     with contextlib.suppress(ValueError):
-        return str(path.relative_to(Path.cwd()))
-    return str(path)
+        path = path.relative_to(Path.cwd())
+    return shlex.quote(str(path))
 
 
 def _read(path: Path) -> dict[str, Any] | None:

@@ -135,7 +135,6 @@ class IncidentWriter:
                     "incident": self._incident,
                     "target": self._incident["run"]["ordinal"],
                     "method": "in-place",
-                    "patience": self._options.patience,
                 },
                 replayer,
             )

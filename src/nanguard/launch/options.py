@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 VARIABLE = "NANGUARD_RUN"
@@ -25,7 +25,10 @@ class Options:
         max_bad: How many bad steps the run may meet; None for no such bound.
         trace: Whether a bad step is replayed and explained.
         quiet: Whether only the end of a run is worth a line.
-        patience: How many seconds the explanation of one incident may take.
+        patience: Seconds that decide which copy of the process a replay begins from; in a second
+            run that only replays a step, how long that may take.
+        explain_seconds: How many seconds the explanation of one incident may take; None for as
+            many as ``nanguard.diagnosis.limits`` allows.
         again: What a second run of the command is for; None for the first.
         recover: Whether somebody is there to start the command again.
         track: Where else the run is written to.
@@ -41,6 +44,7 @@ class Options:
     trace: bool = True
     quiet: bool = False
     patience: float = 90.0
+    explain_seconds: float | None = None
     again: dict[str, Any] | None = None
     recover: bool = False
     track: tuple[str, ...] = ()
@@ -58,6 +62,8 @@ def from_environment() -> Options | None:
     try:
         values = json.loads(text)
         tuples = {name: tuple(values[name]) for name in ("command", "track")}
-        return Options(**{**values, **tuples})
-    except (ValueError, TypeError, KeyError):
+        # The process may have another version of nanguard than the launcher.
+        known = {field.name for field in fields(Options)}
+        return Options(**{name: values[name] for name in values if name in known} | tuples)
+    except (ValueError, TypeError, KeyError, AttributeError):
         return None

@@ -19,15 +19,12 @@ from bisect import bisect_right
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from nanguard.launch.notes import BAD, ENDED, RAISED, RATE, STEPS
+
 if TYPE_CHECKING:
     from pathlib import Path
     from types import TracebackType
 
-STEPS = "steps-"
-ENDED = "ended-"
-RAISED = "raised-"
-RATE = "rate-"
-BAD = "bad-"
 # The steps whose times are kept.
 _KEPT = 1 << 17
 _HEADER = 8

@@ -76,7 +76,7 @@ def _serve(message: dict[str, Any], fork: Fork) -> None:
             "incident": incident,
             "target": run["ordinal"],
             "method": "second-run",
-            "patience": message["patience"],
+            "control": message.get("control"),
             "skipped": skipped,
         }
         explain(told, fork)

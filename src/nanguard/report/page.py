@@ -216,6 +216,7 @@ def _replay(incident: dict[str, Any], folder: str | None) -> list[RenderableType
         for name in ("nanguard", "torch", "python", "device", "platform")
         if (version := text(run, name, 80))
     ]
+    unexplained = text(branch(incident, "replay"), "verdict") == "not-replayed"
     # Cut, it would be another command.
     again = "FOLDER" if folder is None else literal(shlex.quote(folder), _PROSE)
     return [
@@ -225,8 +226,12 @@ def _replay(incident: dict[str, Any], folder: str | None) -> list[RenderableType
             ("versions", ", ".join(versions)),
         ),
         Text(),
-        Text("To look again:"),
-        Text(f"nanguard replay {again}", style="bold", overflow="fold"),
+        Text("To find out why:" if unexplained else "To look again:"),
+        Text(
+            f"nanguard replay {'--explain ' if unexplained else ''}{again}",
+            style="bold",
+            overflow="fold",
+        ),
     ]
 
 

@@ -27,7 +27,8 @@ def explain(
 
 @app.command(
     epilog="Examples:\n\n- `nanguard replay runs/7/step-000007-rank0 --precision float64`\n\n"
-    "- `nanguard replay runs/7/step-000007-rank0 --without-sample 3 --trace-all`",
+    "- `nanguard replay runs/7/step-000007-rank0 --without-sample 3 --trace-all`\n\n"
+    "- `nanguard replay --explain runs/7/step-000007-rank0`",
 )
 def replay(
     incident: Annotated[Path, typer.Argument(help="The incident's folder.")],
@@ -43,7 +44,16 @@ def replay(
     explain_again: Annotated[  # noqa: FBT002
         bool, typer.Option("--explain", help="Find out the cause, and complete the incident.")
     ] = False,
-    seconds: Annotated[float, typer.Option(min=1, help="How long it may take.")] = 600.0,
+    seconds: Annotated[
+        float | None,
+        typer.Option(
+            "--explain-seconds",
+            "--seconds",
+            min=1,
+            help="How long it may take; by default this follows the time the run took up to the "
+            "step and the load of the machine.",
+        ),
+    ] = None,
     yes: Annotated[  # noqa: FBT002
         bool, typer.Option("--yes", help="Run the command even if somebody else made the incident.")
     ] = False,

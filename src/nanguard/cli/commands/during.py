@@ -36,6 +36,14 @@ def run(
         bool, typer.Option("--no-trace", help="Protect the run, and explain nothing.")
     ] = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="Print nothing of our own.")] = False,  # noqa: FBT002
+    explain_seconds: Annotated[
+        float | None,
+        typer.Option(
+            min=1,
+            help="How long explaining one incident may take; by default this follows the time "
+            "the run took up to the step and the load of the machine.",
+        ),
+    ] = None,
     track: Annotated[
         list[str] | None,
         typer.Option(
@@ -162,6 +170,7 @@ def run(
         "max_bad": max_bad,
         "trace": not no_trace,
         "quiet": quiet,
+        "explain_seconds": explain_seconds,
         "track": tuple(track or ()),
     }
     asked = Asked(

@@ -10,8 +10,8 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
-from nanguard.launch.command import INTERRUPTED
-from nanguard.launch.pulse import BAD, ENDED, RAISED, RATE, STEPS, Steps, read_bad, read_steps
+from nanguard.launch.notes import BAD, ENDED, INTERRUPTED, RAISED, RATE, STEPS, STOPPED
+from nanguard.launch.pulse import Steps, read_bad, read_steps
 
 _WORDS = re.compile(
     r"(?<![a-z])(?:nans?|infs?|infinit[ey]|non[-_ ]?finite|(?:is|are|not)[-_ ]?finite|is_?nan"
@@ -107,7 +107,7 @@ def read_ending(control: Path, code: int, incidents: tuple[Path, ...]) -> Ending
     steps = max(every, key=lambda one: one.count, default=None)
     raised = _most_telling([_notes(path) for path in sorted(control.glob(f"{RAISED}*"))])
     ended = [_notes(path) for path in control.glob(f"{ENDED}*")]
-    stopped = [_text(path) for path in control.glob("stopped-*")]
+    stopped = [_text(path) for path in control.glob(f"{STOPPED}*")]
     outcome, reason = _judged(
         control, code, stopped, raised, all(note.get("finite", True) for note in ended), steps
     )
