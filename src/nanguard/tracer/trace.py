@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     # What lies on a device and was not there before, with what is to be known about it.
     Unread = list[tuple[Record, Tensor]]
 
-_sequence_number: Callable[[], int] = torch.autograd._get_sequence_nr  # type: ignore[attr-defined]
+_next_number: Callable[[], int] = torch.autograd._get_sequence_nr  # type: ignore[attr-defined]
 _running_node: Callable[[], Any] = torch._C._current_autograd_node
 _function_modes: Callable[[], int] = torch._C._len_torch_function_stack
 _other_modes: Callable[[], int] = torch._C._len_torch_dispatch_stack
@@ -111,8 +111,9 @@ class Trace(TorchDispatchMode):
         self._look_at = look_at
         self._writers: dict[int, Record] = {}
         # Nodes of the graph have numbers, of which each thread has its own.
-        self._by_node: dict[tuple[int, int], Record] = {}
-        self._sequences: dict[int, int] = {}
+        self._by_node: dict[int, list[tuple[int, Record]]] = {}
+        # The number that each thread gives to its next node.
+        self._numbers: dict[int, int] = {}
         self._parameters: dict[int, str] = {}
         # How large parameters were when a model was first called in this step.
         self._measured: dict[int, Tensor] | None = None
@@ -338,7 +339,7 @@ class Trace(TorchDispatchMode):
 
     def _has_node(self) -> bool:
         """Returns whether a node of the graph was made since the last operation of this thread."""
-        return _sequence_number() != self._sequences.get(threading.get_ident())
+        return _next_number() != self._numbers.get(threading.get_ident())
 
     def _new_record(self, index: int, op: str) -> Record:
         """Returns a record that knows where its operation was called from."""
@@ -356,13 +357,13 @@ class Trace(TorchDispatchMode):
             phase = "data" if self.in_data else "optimizer" if self.in_optimizer else "forward"
             place = None if frame is None else place_of(frame)
             record = Record(index, op, self.step, phase, place, self.modules.current(frame))
-        thread, sequence = threading.get_ident(), _sequence_number()
-        known = self._sequences.get(thread)
-        if sequence != known:
-            self._sequences[thread] = sequence
+        thread, number = threading.get_ident(), _next_number()
+        known = self._numbers.get(thread)
+        if number != known:
+            self._numbers[thread] = number
             if running is None or known is not None:
                 # The node of this operation exists already, and nothing has run since.
-                self._by_node[thread, sequence - 1] = record
+                self._by_node.setdefault(number - 1, []).append((thread, record))
         return record
 
     def _derivative(self, index: int, op: str, running: Any) -> Record:
@@ -377,15 +378,10 @@ class Trace(TorchDispatchMode):
 
     def _forward_of(self, node: Any) -> Record | None:
         """Returns the operation that a node of the graph was made for."""
-        number = node._sequence_nr()
-        found = [
-            (thread, record)
-            for thread in list(self._sequences)
-            if (record := self._by_node.get((thread, number))) is not None
-        ]
-        if len(found) < 2:
-            return found[0][1] if found else None
-        return self._choose(node, found)
+        found = self._by_node.get(node._sequence_nr())
+        if found is None:
+            return None
+        return found[0][1] if len(found) == 1 else self._choose(node, found)
 
     def _choose(self, node: Any, found: list[tuple[int, Record]]) -> Record:
         """Returns one of several operations whose nodes have the same number in their threads."""
@@ -394,7 +390,7 @@ class Trace(TorchDispatchMode):
         # What a thread computes again, it differentiates itself, with an engine that it calls.
         thread, here = threading.get_ident(), runs_engine(sys._getframe(1))
         own = [record for other, record in found if (other == thread) is here]
-        return own[0] if own else found[0][1]
+        return own[-1] if own else found[-1][1]
 
     def _source(self, tensor: Tensor, record: Record, unread: Unread) -> Record:
         """Returns who wrote a tensor; for one nobody saw being written, a record of its own.
