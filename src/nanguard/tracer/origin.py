@@ -126,10 +126,14 @@ def _emptied(record: Record) -> Record | None:
 
 def _narrows(record: Record) -> bool:
     """Returns whether an operation took infinities out of their places, as a reduction does."""
-    if record.detail is None or not record.bad_writers:
+    if not record.bad_writers:
         return False
-    bad = [stats.count for stats in record.detail.inputs if stats.nonfinite]
-    return bool(bad) and record.detail.output.count < min(bad)
+    if record.detail is not None:
+        bad = [stats.count for stats in record.detail.inputs if stats.nonfinite]
+        return bool(bad) and record.detail.output.count < min(bad)
+    sizes = zip(record.sizes[1:], record.writers, strict=False)
+    bad = [size for size, writer in sizes if writer.bad]
+    return bool(bad) and record.sizes[0] < min(bad)
 
 
 def suspects(trace: Trace, before: Record) -> list[Record]:

@@ -208,6 +208,7 @@ class Record:
         exact: Whether they are; if not, they are only how far from 0 any of the results is.
         late: What a device knows about them and nobody has read yet: the smallest values of its
             results, which may be left out, and the largest.
+        sizes: On a device, how many elements its result has, and each of its inputs.
         copies: Whether its results are known when those of its writers are.
         rest: Who wrote before it to the memory of which it wrote to a part.
         literal: Whether a bad value was written by the user as such, like ``float("-inf")``.
@@ -229,6 +230,7 @@ class Record:
     high: float = 0.0
     exact: bool = True
     late: tuple[list[Tensor], list[Tensor]] | None = None
+    sizes: tuple[int, ...] = ()
     copies: bool = False
     rest: Record | None = None
     literal: bool = False

@@ -307,6 +307,7 @@ class Trace(TorchDispatchMode):
             return
         if any(map(values.is_late, full)):
             record.literal = op.has_literal(args, kwargs)
+            record.sizes = (full[0].numel(), *[tensor.numel() for _, tensor, _ in inputs])
             if op.keeps and not self.exact and _keeps(full, inputs):
                 record.copies = True
             else:
