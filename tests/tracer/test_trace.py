@@ -6,9 +6,13 @@ import contextlib
 import math
 from pathlib import Path
 
+import numpy
 import pytest
 import torch
 from torch import nn
+from torch._subclasses import FakeTensorMode
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 from torch.utils.checkpoint import checkpoint
 
 from nanguard.tracer.origin import bad_rows, origin_of, producers, suspects
@@ -36,9 +40,9 @@ def origin(trace, tensor, sink="loss"):
     return origin_of(producers([writer])[0], trace, sink=sink)
 
 
-def line_of(text: str) -> int:
+def line_of(text: str, file: str = __file__) -> int:
     """Returns the line of this file that ends with a mark."""
-    lines = Path(__file__).read_text().splitlines()
+    lines = Path(file).read_text().splitlines()
     return next(n for n, line in enumerate(lines, 1) if line.endswith(f"# {text}"))
 
 
@@ -268,12 +272,141 @@ def test_training_in_another_thread_is_seen():
     assert origin(trace, found[0]).op == "aten.log"
 
 
-def test_nothing_is_left_of_a_trace():
-    before = torch.from_numpy
+SOURCES = {
+    "tensor": lambda: torch.tensor([1.0, math.nan]),
+    "tensor of numpy": lambda: torch.tensor(numpy.array([1.0, math.nan])),
+    "as_tensor": lambda: torch.as_tensor(numpy.array([1.0, math.nan])),
+    "asarray": lambda: torch.asarray([1.0, math.nan]),
+    "from_numpy": lambda: torch.from_numpy(numpy.array([1.0, math.nan])),
+    "new_tensor": lambda: torch.ones(1).new_tensor([1.0, math.nan]),
+    "Tensor": lambda: torch.Tensor([1.0, math.nan]),
+}
+
+
+@pytest.mark.parametrize("make", SOURCES.values(), ids=SOURCES)
+def test_data_from_outside_has_the_line_on_which_it_came_in(make):
+    with traced() as trace:
+        x = make()
+        loss = (x * 2).sum()
+    found = origin(trace, loss)
+    assert (found.phase, found.op) == ("data", "input")
+    assert found.site.function == "<lambda>"
+    assert found.detail.rows == [[1]]
+
+
+def test_memory_that_nobody_saw_has_the_line_that_reads_it_first():
+    data = bytearray(numpy.array([1.0, math.nan]).tobytes())
+    with traced() as trace:
+        x = torch.frombuffer(data, dtype=torch.float64)
+        y = x * 2  # first use
+        loss = y.sum()
+    found = origin(trace, loss)
+    assert (found.phase, found.op) == ("data", "input")
+    assert found.site.line == line_of("first use")
+
+
+def test_torch_is_not_changed_by_a_trace():
+    names = ("tensor", "as_tensor", "from_numpy", "asarray", "frombuffer", "compile", "save")
+    before = [getattr(torch, name) for name in names]
     with traced():
-        assert torch.from_numpy is not before
-    assert torch.from_numpy is before
-    assert torch.utils._python_dispatch._get_current_dispatch_mode() is None
+        assert [getattr(torch, name) for name in names] == before
+        with torch.device("meta"):
+            assert torch.tensor([1.0]).is_meta
+            assert nn.Linear(2, 2).weight.is_meta
+    assert _get_current_dispatch_mode_stack() == []
+
+
+class Seen(TorchDispatchMode):
+    """A mode of the script's."""
+
+    def __init__(self):
+        super().__init__()
+        self.ops = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.ops.append(func)
+        return func(*args, **(kwargs or {}))
+
+
+class Called(TorchFunctionMode):
+    """A function mode of the script's."""
+
+    def __init__(self):
+        super().__init__()
+        self.names = []
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        self.names.append(func.__name__)
+        return func(*args, **(kwargs or {}))
+
+
+def a_step():
+    x = torch.from_numpy(numpy.ones(2)).requires_grad_()
+    torch.autograd.backward((x * torch.tensor(2.0)).log().sum())
+
+
+def test_modes_of_the_script_see_the_same_as_without_a_trace():
+    with Seen() as seen:
+        a_step()
+    with Called() as called:
+        a_step()
+    with Seen() as seen_traced, traced():
+        a_step()
+    with traced(), Called() as called_traced:
+        a_step()
+    assert seen_traced.ops == seen.ops
+    assert called_traced.names == called.names
+
+
+def test_fake_and_meta_tensors_are_let_through():
+    with traced() as trace:
+        with FakeTensorMode():
+            fake = nn.Linear(3, 2)(torch.ones(4, 3)).sum()
+            fake.backward()
+        meta = nn.Linear(3, 2, device="meta")(torch.ones(4, 3, device="meta")).sum()
+        meta.backward()
+        assert (torch.ones(2) * 2).sum() == 4
+    trace.resolve()
+    assert fake.shape == meta.shape == ()
+    assert [record.op for record in trace.records][-2:] == ["aten.mul", "aten.sum"]
+
+
+def test_trace_stops_inside_of_a_mode_that_began_later():
+    trace = Trace()
+    trace.start()
+    with Seen() as seen:
+        trace.stop()
+        assert _get_current_dispatch_mode_stack() == [seen]
+        torch.ones(2)
+    assert len(seen.ops) == 1
+    assert trace.records == []
+    assert _get_current_dispatch_mode_stack() == []
+
+
+def test_trace_that_began_in_a_mode_outlives_it():
+    trace = Trace()
+    with Seen():
+        trace.start()
+    trace.stop()
+    assert _get_current_dispatch_mode_stack() == []
+
+
+def test_nothing_is_left_of_a_trace_that_failed():
+    class Broken(nn.Module):
+        def forward(self, x):
+            raise ZeroDivisionError
+
+    trace = Trace()
+    trace.start()
+    with pytest.raises(ZeroDivisionError), Seen():
+        nn.Sequential(nn.Linear(2, 2), Broken())(torch.ones(1, 2))
+    trace.stop()
+    trace.stop()  # a second time does nothing
+    assert _get_current_dispatch_mode_stack() == []
+    assert not torch.nn.modules.module._global_forward_hooks
+    with traced() as again:
+        torch.ones(2).sum()
+    assert again.records[-1].inside is None
 
 
 def test_table_has_every_operation():

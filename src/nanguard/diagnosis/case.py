@@ -19,8 +19,15 @@ CASTS = ("_to_copy", "copy")
 LOGS = ("log", "log2", "log10", "log1p", "xlogy", "xlog1py", "logit", "lgamma", "digamma")
 ROOTS = ("sqrt", "pow", "rsqrt", "float_power")
 ARCS = ("acos", "asin", "atanh", "acosh", "erfinv")
-SOFTMAX = ("_softmax", "_log_softmax", "softmax", "log_softmax", "logsumexp", "_safe_softmax")
-STATISTICS = ("std", "var", "std_mean", "var_mean", "std_correction", "native_batch_norm")
+SOFTMAX = (
+    "_softmax", "_log_softmax", "softmax", "log_softmax", "logsumexp", "_safe_softmax",
+    "_masked_softmax",
+)  # fmt: skip
+STATISTICS = (
+    "std", "var", "std_mean", "var_mean", "std_correction", "native_batch_norm",
+    "_native_batch_norm_legit", "_batch_norm_with_update", "cudnn_batch_norm", "miopen_batch_norm",
+    "batch_norm_stats",
+)  # fmt: skip
 DIVISIONS = ("div", "reciprocal", "true_divide", "floor_divide", "addcdiv", "rsqrt")
 EXPONENTIALS = ("exp", "expm1", "exp2", "sinh", "cosh")
 

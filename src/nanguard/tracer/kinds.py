@@ -11,10 +11,24 @@ EXTREMES = (
 )  # fmt: skip
 # What multiplies its input by weights; no infinity is meant to get there.
 LAYERS = (
-    "aten.addmm", "aten.mm", "aten.addmv", "aten.mv", "aten.bmm", "aten.linear",
-    "aten.convolution", "aten.native_layer_norm", "aten.native_batch_norm",
-    "aten._native_batch_norm_legit", "aten.native_group_norm",
+    "aten.addmm", "aten.mm", "aten.addmv", "aten.mv", "aten.bmm", "aten.baddbmm", "aten.linear",
+    "aten._addmm_activation", "aten._scaled_mm", "aten._grouped_mm",
+    "aten.convolution", "aten.cudnn_convolution", "aten.cudnn_convolution_transpose",
+    "aten.cudnn_convolution_relu", "aten.cudnn_convolution_add_relu", "aten.miopen_convolution",
+    "aten.native_layer_norm", "aten._fused_rms_norm", "aten.native_group_norm",
+    "aten.native_batch_norm", "aten._native_batch_norm_legit",
+    "aten._native_batch_norm_legit_no_training", "aten._batch_norm_with_update",
+    "aten._batch_norm_no_update", "aten.cudnn_batch_norm", "aten.miopen_batch_norm",
+    "aten._cudnn_rnn", "aten.miopen_rnn", "aten.mkldnn_rnn_layer",
+    "aten._thnn_fused_lstm_cell", "aten._thnn_fused_gru_cell",
 )  # fmt: skip
+# Memory that nobody has written to yet.
+UNFILLED = (
+    "aten.empty", "aten.empty_like", "aten.empty_strided", "aten.empty_permuted",
+    "aten.new_empty", "aten.new_empty_strided",
+)  # fmt: skip
+# What hands on all values of its inputs and adds none. Casts do so if the new type is wider.
+KEEPING = ("aten.clone", "aten._unsafe_view", "aten.cat", "aten.stack", "aten._to_copy")
 
 
 def nothing_left(op: str, reduce: object, low: float, high: float) -> bool:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import gc
 import sys
+import threading
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import nn
 from torch.nn.modules.module import (
     register_module_forward_hook,
@@ -76,12 +78,19 @@ class Names:
         self._kept = found  # while they live, nothing else has their ids
 
 
+class _Calls(threading.local):
+    """The modules whose calls have not ended, in each thread."""
+
+    def __init__(self) -> None:
+        self.stack: list[nn.Module] = []
+
+
 class ModuleStack:
     """Follows the calls of modules, while it is active."""
 
     def __init__(self, on_root: Callable[[nn.Module, Any], None]) -> None:
         self.names = Names()
-        self._stack: list[nn.Module] = []
+        self._calls = _Calls()
         self._on_root = on_root
         self._judged: set[int] = set()
         self._handles: list[Any] = []
@@ -98,15 +107,16 @@ class ModuleStack:
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
-        self._stack.clear()
+        self._calls = _Calls()
 
     def current(self, frame: FrameType | None) -> nn.Module | None:
         """Returns the module that is running; None outside of any.
 
         A method that is called by itself, and not through the module's call, counts too.
         """
-        if self._stack:
-            return self._stack[-1]
+        stack = self._calls.stack
+        if stack:
+            return stack[-1]
         if frame is None:
             return None
         code = frame.f_code
@@ -117,17 +127,20 @@ class ModuleStack:
         return None
 
     def _enter(self, module: nn.Module, args: Any) -> None:
-        if not self._stack:
+        stack = self._calls.stack
+        # What is computed again in backward was given to the model before.
+        if not stack and torch._C._current_autograd_node() is None:
             self._on_root(module, (*args, *keywords(sys._getframe(1)).values()))
-        self._stack.append(module)
+        stack.append(module)
 
     def _leave(self, module: nn.Module, args: Any, output: Any) -> None:
-        if len(self._stack) == 1 and id(module) not in self._judged:
+        stack = self._calls.stack
+        if len(stack) == 1 and id(module) not in self._judged:
             self._judged.add(id(module))
             if _is_criterion(args, output):
                 self.names.call_loss(module)
         # A module whose call failed half-way has left others above it.
-        while self._stack and self._stack.pop() is not module:
+        while stack and stack.pop() is not module:
             pass
 
 
@@ -142,16 +155,12 @@ def keywords(call: FrameType) -> dict[str, Any]:
 
 def _is_criterion(args: Any, output: Any) -> bool:
     """Returns whether a call took what a model had put out and gave back one number."""
-    import torch
-
     single = isinstance(output, torch.Tensor) and output.dim() == 0
     return single and any(tensor.grad_fn is not None for tensor in tensors_in(args))
 
 
 def tensors_in(value: Any, depth: int = 4) -> Iterator[Any]:
     """Yields the tensors in nested tuples, lists and dicts, and in simple objects."""
-    import torch
-
     if isinstance(value, torch.Tensor):
         yield value
     elif depth and isinstance(value, dict):

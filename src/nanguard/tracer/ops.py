@@ -8,6 +8,7 @@ import torch
 
 from nanguard.numerics import is_float
 from nanguard.tracer import values
+from nanguard.tracer.kinds import EXTREMES, KEEPING, UNFILLED
 from nanguard.tracer.sites import is_users
 
 if TYPE_CHECKING:
@@ -17,45 +18,99 @@ if TYPE_CHECKING:
 
 # In-place operations on more elements than this do not keep what they overwrite.
 _SMALL = 1 << 20
+# What makes a tensor out of numpy's memory, a list or a number says so with one of these.
+_LIFTS = ("aten::lift_fresh", "aten::lift")
+_CHECKPOINT: str = torch.utils.checkpoint.__file__
+_known: dict[int, Op] = {}
 
 
 class Op:
-    """What is known about an operation before it runs."""
+    """What is known about an operation before it runs.
 
-    __slots__ = ("is_view", "name", "names", "writes")
+    Attributes:
+        func: The operation; while it is held, nothing else has its id.
+        name: Its name, such as ``aten.log``.
+        names: What it calls its arguments, in their order.
+        reads: Which of them may hold tensors: place, name, and whether they are written to.
+        numbers: Which of them may be numbers: place and name.
+        writes: Which of them it writes to.
+        is_view: Whether its result lies in the memory of an argument, which it does not change.
+        is_native: Whether it is torch's own.
+        lifts: Whether it stands for a tensor that came from outside of torch.
+        unfilled: Whether its result holds anything at all.
+        extreme: Whether it matters which infinity its result is.
+        keeps: Whether its result holds the values of its arguments, all of them, and no others.
+    """
+
+    __slots__ = (
+        "extreme", "func", "is_native", "is_view", "keeps", "lifts", "name", "names", "numbers",
+        "reads", "unfilled", "writes",
+    )  # fmt: skip
 
     def __init__(self, func: Any) -> None:
-        schema = func._schema
-        self.name: str = schema.name.replace("::", ".").replace("._foreach_", ".")
-        self.names: list[str] = [argument.name for argument in schema.arguments]
-        aliases = [(a.name, a.alias_info) for a in schema.arguments if a.alias_info is not None]
+        schema = getattr(func, "_schema", None)
+        arguments = [] if schema is None else schema.arguments
+        name = "" if schema is None else schema.name
+        self.func = func
+        self.name: str = name.replace("::", ".").replace("._foreach_", ".")
+        self.names: list[str] = [argument.name for argument in arguments]
+        aliases = [(a.name, a.alias_info) for a in arguments if a.alias_info is not None]
         self.writes = frozenset(name for name, alias in aliases if alias.is_write)
-        self.is_view = bool(aliases) and not self.writes
+        kinds = [(place, a.name, str(a.type)) for place, a in enumerate(arguments)]
+        self.reads = tuple((p, n, n in self.writes) for p, n, kind in kinds if "Tensor" in kind)
+        self.numbers = tuple((p, n) for p, n, kind in kinds if _is_number(kind))
+        # Operations of a higher order run others, which are seen by themselves.
+        self.is_view = schema is None or (bool(aliases) and not self.writes)
+        self.is_native = name.startswith("aten::")
+        self.lifts = name in _LIFTS
+        self.unfilled = self.name in UNFILLED
+        self.extreme = self.name in EXTREMES
+        self.keeps = self.name in KEEPING
 
     def named(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[tuple[str, Any]]:
         """Returns the arguments of a call by name."""
         return [*zip(self.names, args, strict=False), *kwargs.items()]
 
+    def has_literal(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Returns whether one of the numbers of a call is not finite."""
+        given = len(args)
+        for place, name in self.numbers:
+            if values.is_nonfinite(args[place] if place < given else kwargs.get(name)):
+                return True
+        return False
 
-def results_of(op: Op, named: list[tuple[str, Any]], out: Any) -> list[Tensor]:
-    """Returns what an operation wrote, as far as it can be bad."""
-    results = [tensor for tensor in values.tensors_of(out) if is_float(tensor)]
+
+def _is_number(kind: str) -> bool:
+    return kind.removeprefix("Optional[").rstrip("]") in ("number", "float", "Scalar")
+
+
+def op_of(func: Any) -> Op:
+    """Returns what is known about an operation."""
+    op = _known.get(id(func))
+    if op is None:
+        op = _known[id(func)] = Op(func)
+    return op
+
+
+def results_of(op: Op, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> list[Tensor]:
+    """Returns what an operation wrote, as far as it can be bad and can be looked at."""
+    results = [out] if isinstance(out, torch.Tensor) else values.tensors_of(out)
     if op.writes:
         # BatchNorm writes to its running statistics, which are not among its results.
         known = {id(tensor) for tensor in results}
-        results += [
+        results = results + [
             tensor
-            for name, value in named
-            if name in op.writes
-            for tensor in values.tensors_of(value)
-            if is_float(tensor) and id(tensor) not in known
+            for place, name, written in op.reads
+            if written
+            for tensor in values.tensors_of(args[place] if place < len(args) else kwargs.get(name))
+            if id(tensor) not in known
         ]
-    return results
+    return [tensor for tensor in results if is_float(tensor) and not values.is_hollow(tensor)]
 
 
 def kept(tensor: Tensor) -> Tensor:
     """Returns a copy of a tensor that is about to be overwritten, if it is not too large."""
-    small = tensor.device.type == "cpu" and tensor.numel() <= _SMALL
+    small = tensor.is_cpu and tensor.numel() <= _SMALL and not values.is_hollow(tensor)
     return tensor.clone() if small else tensor
 
 
@@ -68,17 +123,51 @@ def autocast_type() -> str | None:
 
 
 def users_frame_of_op(frame: FrameType | None) -> tuple[FrameType | None, bool]:
-    """Returns the nearest frame of the user's, and whether the autograd engine runs below it."""
+    """Returns the nearest frame of the user's, and whether the autograd engine runs below it.
+
+    On a device the engine has a thread of its own for it, on whose stack it has no frame.
+    """
     while frame is not None:
-        if is_users(frame.f_code.co_filename):
+        code = frame.f_code
+        if is_users(code.co_filename):
             return frame, False
-        if frame.f_code.co_name == "_engine_run_backward":
+        if code.co_name == "_engine_run_backward":
             return None, True
         frame = frame.f_back
     return None, False
+
+
+def is_recomputed(frame: FrameType | None, node: Any) -> bool:
+    """Returns whether the user's code runs in backward only because its results were not kept.
+
+    Args:
+        frame: Where the user's code is.
+        node: The node of the graph that is running.
+    """
+    if "Checkpoint" in node.name() and torch.is_grad_enabled():
+        return True  # frameworks have functions of their own for it, which are called like torch's
+    while frame is not None and frame.f_code.co_name != "_engine_run_backward":
+        if frame.f_code.co_filename == _CHECKPOINT:
+            return True
+        frame = frame.f_back
+    return False
+
+
+def runs_engine(frame: FrameType | None) -> bool:
+    """Returns whether the autograd engine was called by Python code of this thread."""
+    while frame is not None and frame.f_code.co_name != "_engine_run_backward":
+        frame = frame.f_back
+    return frame is not None
 
 
 def forward_name(node: Any) -> str:
     """Returns the forward operation a backward node seems to belong to."""
     name = node.name().split("::")[-1].rstrip("0123456789").removesuffix("Backward")
     return "aten." + "".join("_" + c.lower() if c.isupper() else c for c in name).lstrip("_")
+
+
+def derivative_of(node: Any, op: str) -> int:
+    """Returns how well the name of a backward node fits to an operation: 0 is not at all."""
+    node_name = forward_name(node).removeprefix("aten.").replace("_", "")
+    name = op.removeprefix("aten.").replace("_", "")
+    return 2 if name == node_name else int(name.startswith(node_name))

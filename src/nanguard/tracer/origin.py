@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import torch
-
-from nanguard.tracer.kinds import LAYERS, nothing_left
+from nanguard.tracer.kinds import LAYERS, UNFILLED, nothing_left
 from nanguard.tracer.modules import LOSS
 from nanguard.tracer.sites import Site, site_of
-from nanguard.tracer.trace import UNFILLED
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -18,7 +16,10 @@ if TYPE_CHECKING:
     from nanguard.tracer.records import Detail, Record
     from nanguard.tracer.trace import Trace
 
-_RANDOM = ("rand", "normal", "uniform", "bernoulli", "exponential", "multinomial", "cauchy")
+_RANDOM = (
+    "rand", "normal", "uniform", "bernoulli", "exponential", "multinomial", "cauchy", "dropout",
+    "geometric", "poisson",
+)  # fmt: skip
 # How far back the making of a value is followed.
 _DEPTH = 24
 _WIDTH = 400
@@ -115,7 +116,7 @@ def _emptied(record: Record) -> Record | None:
     while todo:
         current = todo.pop()
         asked = current.detail.scalars.get("reduce") if current.detail else None
-        if current.bad_writers and nothing_left(current.op, asked, _low(current), _high(current)):
+        if current.bad_writers and nothing_left(current.op, asked, current.low, current.high):
             return current
         if id(current) not in seen:
             seen.add(id(current))
@@ -125,10 +126,14 @@ def _emptied(record: Record) -> Record | None:
 
 def _narrows(record: Record) -> bool:
     """Returns whether an operation took infinities out of their places, as a reduction does."""
-    if record.detail is None or not record.bad_writers:
+    if not record.bad_writers:
         return False
-    bad = [stats.count for stats in record.detail.inputs if stats.nonfinite]
-    return bool(bad) and record.detail.output.count < min(bad)
+    if record.detail is not None:
+        bad = [stats.count for stats in record.detail.inputs if stats.nonfinite]
+        return bool(bad) and record.detail.output.count < min(bad)
+    sizes = zip(record.sizes[1:], record.writers, strict=False)
+    bad = [size for size, writer in sizes if writer.bad]
+    return bool(bad) and record.sizes[0] < min(bad)
 
 
 def suspects(trace: Trace, before: Record) -> list[Record]:
@@ -248,9 +253,8 @@ def _ancestry(start: Record) -> tuple[list[Ancestor], set[str], list[Site]]:
         following: list[Record] = []
         for record in level:
             site = None if record.place is None else site_of(record.place)
-            ancestors.append(
-                Ancestor(record.op, distance, site, _low(record), _high(record), record.name)
-            )
+            low, high = (record.low, record.high) if record.exact else (math.nan, math.nan)
+            ancestors.append(Ancestor(record.op, distance, site, low, high, record.name))
             if record.is_source:
                 sources.add("parameter" if record.op == "parameter" else "data")
             elif any(word in record.op for word in _RANDOM):
@@ -265,14 +269,6 @@ def _ancestry(start: Record) -> tuple[list[Ancestor], set[str], list[Site]]:
         if not level:
             break
     return ancestors, sources, literals
-
-
-def _low(record: Record) -> Any:
-    return float("nan") if isinstance(record.low, (list, torch.Tensor)) else record.low
-
-
-def _high(record: Record) -> Any:
-    return float("nan") if isinstance(record.high, (list, torch.Tensor)) else record.high
 
 
 def bad_rows(detail: Detail | None, batch_size: int | None) -> list[int]:

@@ -75,19 +75,21 @@ def _onward(origin: Record, sinks: Iterable[Record]) -> list[Record]:
 
 
 def _size(record: Record) -> float:
-    low, high = _extremes(record)
-    if low is None or high is None:
-        return -1.0
-    return max(abs(as_high(low)), abs(as_high(high)))
+    if record.detail is not None:
+        low, high = record.detail.output.low, record.detail.output.high
+        return -1.0 if math.isnan(low) else max(abs(low), abs(high))
+    return max(abs(as_high(record.low)), abs(as_high(record.high)))
 
 
 def _extremes(record: Record) -> tuple[float | None, float | None]:
-    """Returns the smallest and largest finite value; the recorded ones if nobody looked closer."""
+    """Returns the smallest and largest finite value; the recorded ones if nobody looked closer.
+
+    On a device a closer look is needed to know more than how far from 0 they are.
+    """
     if record.detail is not None:
         low, high = record.detail.output.low, record.detail.output.high
         return (None, None) if math.isnan(low) else (low, high)
-    known = isinstance(record.low, (int, float)) and isinstance(record.high, (int, float))
-    return (float(record.low), float(record.high)) if known else (None, None)
+    return (float(record.low), float(record.high)) if record.exact else (None, None)
 
 
 def _row(record: Record, trace: Trace) -> dict[str, Any]:

@@ -205,6 +205,12 @@ class Record:
         bad_writers: Those among them whose values are not finite here.
         low: The smallest value of its results.
         high: The largest.
+        exact: Whether they are; if not, they are only how far from 0 any of the results is.
+        late: What a device knows about them and nobody has read yet: the smallest values of its
+            results, which may be left out, and the largest.
+        sizes: On a device, how many elements its result has, and each of its inputs.
+        copies: Whether its results are known when those of its writers are.
+        rest: Who wrote before it to the memory of which it wrote to a part.
         literal: Whether a bad value was written by the user as such, like ``float("-inf")``.
         intended: Whether its bad values are infinities that somebody meant.
         detail: A closer look, where the result is bad.
@@ -220,8 +226,13 @@ class Record:
     name: str | None = None
     writers: tuple[Record, ...] = ()
     bad_writers: tuple[Record, ...] = ()
-    low: Any = 0.0
-    high: Any = 0.0
+    low: float = 0.0
+    high: float = 0.0
+    exact: bool = True
+    late: tuple[list[Tensor], list[Tensor]] | None = None
+    sizes: tuple[int, ...] = ()
+    copies: bool = False
+    rest: Record | None = None
     literal: bool = False
     intended: bool = False
     detail: Detail | None = None
@@ -229,13 +240,11 @@ class Record:
     @property
     def bad(self) -> bool:
         """Whether its result is not finite."""
-        if not isinstance(self.low, (int, float)):
-            return False  # still on its way from the device
         return not (math.isfinite(self.low) and math.isfinite(self.high))
 
     def to_row(self) -> dict[str, Any]:
         """Returns the operation as a row of a table."""
-        known = isinstance(self.low, (int, float))
+        known = self.exact and self.late is None and not self.copies
         return {
             "op": self.op,
             "phase": self.phase,

@@ -2,46 +2,54 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import sys
 import threading
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._python_dispatch import (
+    TorchDispatchMode,
+    _disable_current_modes,
+    _get_current_dispatch_mode_stack,
+    _pop_mode,
+    _push_mode,
+)
 
 from nanguard.numerics import is_float, local
 from nanguard.tracer import values
+from nanguard.tracer.kinds import UNFILLED
 from nanguard.tracer.modules import ModuleStack, tensors_in
 from nanguard.tracer.ops import (
-    Op,
     autocast_type,
+    derivative_of,
     forward_name,
+    is_recomputed,
     kept,
+    op_of,
     results_of,
+    runs_engine,
     users_frame_of_op,
 )
 from nanguard.tracer.records import Detail, Record, detail_of, stats_of, where_bad
 from nanguard.tracer.sites import place_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Iterator
 
     from torch import Tensor, nn
 
+    from nanguard.tracer.ops import Op
+
     Inputs = list[tuple[str, Tensor, Record]]
+    # What lies on a device and was not there before, with what is to be known about it.
+    Unread = list[tuple[Record, Tensor]]
 
-UNFILLED = (
-    "aten.empty",
-    "aten.empty_like",
-    "aten.empty_strided",
-    "aten.new_empty",
-    "aten.new_empty_strided",
-)
-# Functions that make tensors of other things, without an operation that could be seen.
-_SOURCES = ("from_numpy", "as_tensor", "tensor", "asarray", "frombuffer")
-
-_sequence_number: Callable[[], int] = torch.autograd._get_sequence_nr  # type: ignore[attr-defined]
+_next_number: Callable[[], int] = torch.autograd._get_sequence_nr  # type: ignore[attr-defined]
+_running_node: Callable[[], Any] = torch._C._current_autograd_node
+_function_modes: Callable[[], int] = torch._C._len_torch_function_stack
+_other_modes: Callable[[], int] = torch._C._len_torch_dispatch_stack
 
 
 class Trace(TorchDispatchMode):
@@ -50,7 +58,9 @@ class Trace(TorchDispatchMode):
     Values are told apart by the memory they lie in: whoever wrote there last is their writer, so
     nothing has to be kept alive. Operations with finite results are forgotten at the end of their
     step. On a CPU every result is looked at when it is there. On a device, all of them are read
-    together, by ``resolve``.
+    together, by ``resolve``, and only how far from 0 they are, unless it is to be exact.
+
+    It may run in several threads at once: on a device, backward has a thread of its own.
 
     Attributes:
         step: The step that is running.
@@ -67,11 +77,14 @@ class Trace(TorchDispatchMode):
         in_data: Whether a loader is at work.
         in_optimizer: Whether an optimizer is.
         unmeasured: How many operations had results that could not be looked at.
+        exact: Whether smallest and largest values are looked at on a device, too.
     """
 
     supports_higher_order_operators = True
 
-    def __init__(self, *, heal: Iterable[int] = (), look_at: int | None = None) -> None:
+    def __init__(
+        self, *, heal: Iterable[int] = (), look_at: int | None = None, exact: bool = False
+    ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.step = 0
         self.records: list[Record] = []
@@ -82,50 +95,70 @@ class Trace(TorchDispatchMode):
         self.given: set[Any] = set()
         self.arguments: Any = ()
         # What lay on a device before anyone saw it written, until it is known whether it is bad.
-        self._unread: list[tuple[Record, Tensor]] = []
+        self._unread: Unread = []
         self.entered: list[tuple[Record | None, bool]] = []
         self.autocast: str | None = None
         self.in_data = 0
         self.in_optimizer = False
         self.modules = ModuleStack(self._enter_model)
         self.unmeasured = 0
+        self.exact = exact or look_at is not None
         self._models: list[nn.Module] = []
         self._count = 0
+        self._lock = threading.Lock()
         self._first_call: int | None = None
         self._heal = frozenset(heal)
         self._look_at = look_at
-        self._ops: dict[Any, Op] = {}
         self._writers: dict[int, Record] = {}
-        self._by_node: dict[int, Record] = {}
+        # Nodes of the graph have numbers, of which each thread has its own.
+        self._by_node: dict[int, list[tuple[int, Record]]] = {}
+        # The number that each thread gives to its next node.
+        self._numbers: dict[int, int] = {}
         self._parameters: dict[int, str] = {}
-        self._restores: list[tuple[str, Any]] = []
-        self._threads: set[int] = set()
+        # How large parameters were when a model was first called in this step.
+        self._measured: dict[int, Tensor] | None = None
+        self._active = False
+        # The modes that were on before.
+        self._below: list[TorchDispatchMode] = []
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Spares torch a call for each operation: it compiles nothing while this mode is on."""
+        return False
 
     def start(self) -> None:
         """Begins to watch, until the process ends or ``stop`` is called."""
-        self.__enter__()  # type: ignore[no-untyped-call]
-        self._threads = {threading.get_ident()}
         self.modules.start()
-        for name in _SOURCES:
-            original = getattr(torch, name)
-            self._restores.append((name, original))
-            setattr(torch, name, self._watch_source(original))
+        self._below = _get_current_dispatch_mode_stack()
+        self.__enter__()  # type: ignore[no-untyped-call]
+        self._active = True
 
     def stop(self) -> None:
-        """Ends the watch."""
-        for name, original in self._restores:
-            setattr(torch, name, original)
-        self._restores.clear()
+        """Ends the watch, also where a mode that began later has not ended.
+
+        Another thread that runs a model has the mode, too, and is let through from now on.
+        """
+        if not self._active:
+            return
+        self._active = False
         self.modules.stop()
-        self.__exit__(None, None, None)  # type: ignore[no-untyped-call]
+        if _is_on(self):
+            _take_off(self)
+            _push_mode(self)
+            self.__exit__(None, None, None)  # type: ignore[no-untyped-call]
+            return
+        # A mode that began before has ended since, and has taken this one off instead of itself.
+        left = [mode for mode in self._below if _is_on(mode)]
+        if left:
+            _take_off(left[-1])
 
     def begin_step(self, step: int) -> None:
         """Forgets what was finite in the step before."""
         for record in self.records:
-            record.writers = ()
+            record.writers, record.rest = (), None
         self._writers = {key: record for key, record in self._writers.items() if _lasts(record)}
         self.records, self.entered, self.batch, self.given = [], [], None, set()
-        self.arguments, self._unread = (), []
+        self.arguments, self._unread, self._measured = (), [], None
         self._by_node = {}
         self.last_backward = 0
         self.step = step
@@ -140,21 +173,21 @@ class Trace(TorchDispatchMode):
 
     def resolve(self) -> None:
         """Reads, in one go, what a device knows about the operations of this step."""
-        late = [record for record in self.records if isinstance(record.low, list)]
-        sources = {id(w): w for record in late for w in record.writers}
-        late += [w for w in sources.values() if isinstance(w.low, torch.Tensor)]
-        late.sort(key=lambda record: record.index)
-        lows = values.read_all([record.low for record in late])
-        highs = values.read_all([record.high for record in late])
-        for record, low, high in zip(late, lows, highs, strict=True):
-            record.low, record.high = min(low, key=values.as_low), max(high, key=values.as_high)
-        for record, held in self._unread:
-            if record.bad:
-                _look_closely(record, held)
-        for record in late:
+        late = [record for record in self.records if record.late is not None or record.copies]
+        _read([*(source for source, _ in self._unread), *late])
+        for source, held in self._unread:
+            if source.bad and source.detail is None:
+                _look_closely(source, held)
+        self._unread = []
+        # What is copied was written before.
+        for record in sorted(late, key=lambda record: record.index):
+            if record.copies:
+                _copy(record)
             if record.bad:
                 record.bad_writers = tuple(writer for writer in record.writers if writer.bad)
                 self._judge(record)
+            if record.rest is not None and _lasts(record.rest):
+                _carry(record, record.rest)
 
     def parameter_name(self, record: Record) -> str | None:
         """Returns the parameter that lies where an operation wrote."""
@@ -182,82 +215,115 @@ class Trace(TorchDispatchMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         kwargs = kwargs or {}
-        op = self._ops.get(func)
-        if op is None and hasattr(func, "_schema"):
-            op = self._ops[func] = Op(func)
-        if op is None or op.is_view:
+        op = op_of(func)
+        if not self._active:
             return func(*args, **kwargs)
-        index, self._count = self._count, self._count + 1
-        # The node of this operation exists already, and nothing has run since.
-        node = _sequence_number() - 1
-        named = op.named(args, kwargs)
+        if op.is_view:
+            if op.name and self._has_node():
+                self._new_record(self._count, op.name)
+            out = _call(op, args, kwargs)
+            if op.lifts:
+                self._lift(out)
+            return out
+        with self._lock:
+            index = self._count
+            self._count = index + 1
+        record = self._new_record(index, op.name)
         # What is written in place is gone afterwards, and so is who wrote it before.
-        inputs = [
-            (name, kept(t) if name in op.writes else t, self._source(t))
-            for name, value in named
-            if value is not None
-            for t in values.tensors_of(value)
-        ]
-        out = func(*args, **kwargs)
-        if index in self._heal:
-            out = values.heal(out, in_place=bool(op.writes))
-        results = results_of(op, named, out)
-        if results:
-            record = self._new_record(index, op.name)
-            try:
-                self._note(record, op, node, results, inputs, named)
-            except (RuntimeError, NotImplementedError):
-                # A kind of tensor that cannot be looked at; the script can go on with it.
-                self.unmeasured += 1
+        with _unseen():
+            inputs = self._inputs(op, args, kwargs, record)
+        out = _call(op, args, kwargs)
+        with _unseen():
+            if index in self._heal:
+                out = values.heal(out, in_place=bool(op.writes))
+            results = results_of(op, args, kwargs, out)
+            if results:
+                try:
+                    self._note(record, op, results, inputs, args, kwargs)
+                except (RuntimeError, NotImplementedError):
+                    # A kind of tensor that cannot be looked at; the script can go on with it.
+                    self.unmeasured += 1
         return out
+
+    def _inputs(
+        self, op: Op, args: tuple[Any, ...], kwargs: dict[str, Any], record: Record
+    ) -> Inputs:
+        """Returns what an operation reads, and who wrote that."""
+        found: Inputs = []
+        unread: Unread = []
+        given = len(args)
+        for place, name, written in op.reads:
+            value = args[place] if place < given else kwargs.get(name)
+            if value is None:
+                continue
+            for tensor in (value,) if isinstance(value, torch.Tensor) else values.tensors_of(value):
+                writer = self._source(tensor, record, unread)
+                found.append((name, kept(tensor) if written else tensor, writer))
+        if unread:
+            self._measure_sources(unread)
+        return found
 
     def _note(
         self,
         record: Record,
         op: Op,
-        node: int,
         results: list[Tensor],
         inputs: Inputs,
-        named: list[tuple[str, Any]],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
     ) -> None:
-        record.writers = tuple(writer for _, _, writer in inputs)
-        if op.name in UNFILLED:
+        record.writers = tuple([writer for _, _, writer in inputs])
+        if op.unfilled:
             record.low = record.high = math.nan
         else:
-            self._measure(record, results, inputs, named)
+            self._measure(record, op, results, inputs, args, kwargs)
         for tensor in results:
             key = values.memory_of(local(tensor))
-            before = self._writers.get(key)
-            if op.writes and before is not None and _lasts(before) and values.is_part(tensor):
-                _carry(record, before)
+            if op.writes:
+                self._overwrite(record, tensor, self._writers.get(key))
             self._writers[key] = record
         self.records.append(record)
-        if record.phase != "backward" or torch.is_grad_enabled():
-            self._by_node.setdefault(node, record)
+
+    def _overwrite(self, record: Record, tensor: Tensor, before: Record | None) -> None:
+        """Notes who wrote to the rest of some memory, if an operation wrote to a part of it."""
+        if before is None or before is record or not values.is_part(tensor):
+            return
+        if values.is_late(tensor):
+            record.rest = before
+        elif _lasts(before):
+            _carry(record, before)
 
     def _measure(
         self,
         record: Record,
+        op: Op,
         results: list[Tensor],
         inputs: Inputs,
-        named: list[tuple[str, Any]],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
     ) -> None:
-        pairs = [values.extremes_of(tensor) for tensor in results if tensor.numel()]
-        if not pairs:
+        full = [tensor for tensor in results if tensor.numel()]
+        if not full:
             return
-        record.literal = any(values.is_nonfinite(value) for _, value in named)
-        lows, highs = [low for low, _ in pairs], [high for _, high in pairs]
-        if any(isinstance(low, torch.Tensor) for low in lows):
-            record.low, record.high = lows, highs
+        if any(map(values.is_late, full)):
+            record.literal = op.has_literal(args, kwargs)
+            record.sizes = (full[0].numel(), *[tensor.numel() for _, tensor, _ in inputs])
+            if op.keeps and not self.exact and _keeps(full, inputs):
+                record.copies = True
+            else:
+                _measure_late([(record, full)], exact=self.exact or op.extreme)
             if record.index == self._look_at:
-                record.detail = detail_of(named, results, inputs)
+                record.detail = detail_of(op.named(args, kwargs), results, inputs)
             return
-        record.low, record.high = min(lows, key=values.as_low), max(highs, key=values.as_high)
+        pairs = [values.extremes_of(tensor) for tensor in full]
+        record.low = min((low for low, _ in pairs), key=values.as_low)
+        record.high = max((high for _, high in pairs), key=values.as_high)
         if not record.bad:
             return
-        record.detail = detail_of(named, results, inputs)
+        record.literal = op.has_literal(args, kwargs)
+        record.detail = detail_of(op.named(args, kwargs), results, inputs)
         record.bad_writers = tuple(
-            writer if writer.bad else self._changed(tensor)
+            writer if writer.bad else self._changed(tensor, record)
             for stats, (_, tensor, writer) in zip(record.detail.inputs, inputs, strict=True)
             if stats.nonfinite
         )
@@ -272,28 +338,69 @@ class Trace(TorchDispatchMode):
         else:
             record.intended = record.literal and not nan
 
-    def _new_record(self, index: int, op: str) -> Record:
-        running: Any = torch._C._current_autograd_node()
-        frame, in_engine = users_frame_of_op(sys._getframe(2))
-        if running is not None and in_engine:
-            forward = self._by_node.get(running._sequence_nr())
-            if forward is None:
-                return Record(index, op, self.step, "backward", None, None, forward_name(running))
-            return Record(
-                index,
-                op,
-                self.step,
-                "backward",
-                forward.place,
-                forward.inside,
-                forward.forward or forward.op,
-            )
-        phase = "data" if self.in_data else "optimizer" if self.in_optimizer else "forward"
-        place = None if frame is None else place_of(frame)
-        return Record(index, op, self.step, phase, place, self.modules.current(frame))
+    def _has_node(self) -> bool:
+        """Returns whether a node of the graph was made since the last operation of this thread."""
+        return _next_number() != self._numbers.get(threading.get_ident())
 
-    def _source(self, tensor: Tensor) -> Record:
-        """Returns who wrote a tensor; for one nobody saw being written, a record of its own."""
+    def _new_record(self, index: int, op: str) -> Record:
+        """Returns a record that knows where its operation was called from."""
+        running = _running_node()
+        frame, in_engine = users_frame_of_op(sys._getframe(2))
+        if frame is None and (in_engine or running is not None):
+            record = self._derivative(index, op, running)
+        elif running is not None and not is_recomputed(frame, running):
+            # A hook, or a backward that the user wrote. Some optimizers work in hooks.
+            forward = self._forward_of(running)
+            phase = "optimizer" if self.in_optimizer else "backward"
+            inside = None if forward is None else forward.inside
+            record = Record(index, op, self.step, phase, place_of(frame), inside)  # type: ignore[arg-type]
+        else:
+            phase = "data" if self.in_data else "optimizer" if self.in_optimizer else "forward"
+            place = None if frame is None else place_of(frame)
+            record = Record(index, op, self.step, phase, place, self.modules.current(frame))
+        thread, number = threading.get_ident(), _next_number()
+        known = self._numbers.get(thread)
+        if number != known:
+            self._numbers[thread] = number
+            if running is None or known is not None:
+                # The node of this operation exists already, and nothing has run since.
+                self._by_node.setdefault(number - 1, []).append((thread, record))
+        return record
+
+    def _derivative(self, index: int, op: str, running: Any) -> Record:
+        """Returns a record of an operation of the autograd engine's."""
+        if running is None:
+            return Record(index, op, self.step, "backward", None)
+        forward = self._forward_of(running)
+        if forward is None:
+            return Record(index, op, self.step, "backward", None, None, forward_name(running))
+        name = forward.forward or forward.op
+        return Record(index, op, self.step, "backward", forward.place, forward.inside, name)
+
+    def _forward_of(self, node: Any) -> Record | None:
+        """Returns the operation that a node of the graph was made for."""
+        found = self._by_node.get(node._sequence_nr())
+        if found is None:
+            return None
+        return found[0][1] if len(found) == 1 else self._choose(node, found)
+
+    def _choose(self, node: Any, found: list[tuple[int, Record]]) -> Record:
+        """Returns one of several operations whose nodes have the same number in their threads."""
+        fits = [derivative_of(node, record.op) for _, record in found]
+        found = [pair for pair, fit in zip(found, fits, strict=True) if fit == max(fits)]
+        # What a thread computes again, it differentiates itself, with an engine that it calls.
+        thread, here = threading.get_ident(), runs_engine(sys._getframe(1))
+        own = [record for other, record in found if (other == thread) is here]
+        return own[-1] if own else found[-1][1]
+
+    def _source(self, tensor: Tensor, record: Record, unread: Unread) -> Record:
+        """Returns who wrote a tensor; for one nobody saw being written, a record of its own.
+
+        Args:
+            tensor: What is read.
+            record: The operation that reads it.
+            unread: Where it is noted that a device has to look at it.
+        """
         held = local(tensor)
         key = values.memory_of(held)
         known = self._writers.get(key)
@@ -301,53 +408,56 @@ class Trace(TorchDispatchMode):
             return known
         name = self._parameters.get(key)
         kind = "input" if name is None else "parameter"
-        record = Record(self._count, kind, self.step, "data", None, name=name)
-        if is_float(held) and held.numel():
-            record.low, record.high = values.extremes_of(held)
-            late = isinstance(record.low, torch.Tensor)
-            if record.bad or late:
-                frame, _ = users_frame_of_op(sys._getframe(1))
-                record.place = None if frame is None else place_of(frame)
-            if record.bad:
-                _look_closely(record, held)
-            elif late and kind == "input":
-                self._unread.append((record, held))
-        self._writers[key] = record
-        return record
+        source = Record(record.index, kind, self.step, "data", None, name=name)
+        self._writers[key] = source
+        if not is_float(held) or not held.numel() or values.is_hollow(held):
+            return source
+        if values.is_late(held):
+            source.place = record.place
+            measured = None if self._measured is None else self._measured.get(key)
+            if measured is None:
+                unread.append((source, held))
+            else:
+                source.late, source.exact = ([], [measured]), False
+                self._unread.append((source, held))
+            return source
+        try:
+            source.low, source.high = values.extremes_of(held)
+        except (RuntimeError, NotImplementedError):
+            return source
+        if source.bad:
+            source.place = record.place
+            _look_closely(source, held)
+        return source
 
-    def _changed(self, tensor: Tensor) -> Record:
+    def _measure_sources(self, unread: Unread) -> None:
+        """Lets a device look at what was there before."""
+        try:
+            _measure_late([(source, [held]) for source, held in unread], exact=self.exact)
+        except (RuntimeError, NotImplementedError):
+            self.unmeasured += 1
+        else:
+            self._unread += unread
+
+    def _changed(self, tensor: Tensor, record: Record) -> Record:
         """Returns a record of a tensor that was finite when it was last written, as far as seen."""
         self._writers.pop(values.memory_of(local(tensor)), None)
-        return self._source(tensor)
+        return self._source(tensor, record, [])
 
-    def _watch_source(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        """Returns a function that makes tensors out of other things, and tells us of it."""
-
-        def watched(*args: Any, **kwargs: Any) -> Any:
-            tensor = original(*args, **kwargs)
-            data = args[0] if args else None
-            if isinstance(data, torch.Tensor) or not isinstance(tensor, torch.Tensor):
-                return tensor
-            self._writers.pop(values.memory_of(tensor), None)
-            if is_float(tensor) and tensor.numel():
-                with _disable_current_modes():
-                    record = self._source(tensor)
-                record.literal = isinstance(data, (int, float))
-                record.intended = record.intended and record.literal
-                frame, _ = users_frame_of_op(sys._getframe(1))
-                record.place = None if frame is None else place_of(frame)
-                if record.bad:
-                    self.bad.append(record)
-            return tensor
-
-        return watched
+    def _lift(self, tensor: Tensor) -> None:
+        """Notes a tensor that was made out of something else, without an operation."""
+        with _unseen():
+            self._writers.pop(values.memory_of(local(tensor)), None)
+            if is_float(tensor):
+                unread: Unread = []
+                self._source(tensor, self._new_record(self._count, "lift"), unread)
+                self._measure_sources(unread)
 
     def _enter_model(self, module: nn.Module, args: Any) -> None:
         """Looks at what a model is given."""
-        if threading.get_ident() not in self._threads:
+        if not _is_on(self):
             # Modes belong to a thread, and scripts may train in another than the first.
-            self._threads.add(threading.get_ident())
-            self.__enter__()  # type: ignore[no-untyped-call]
+            _push_mode(self)
         if self._first_call is None:
             self._first_call = self._count
         if self.autocast is None:
@@ -355,18 +465,25 @@ class Trace(TorchDispatchMode):
         if self.batch is None:
             self.batch = args
         self.arguments = self.arguments or args
-        if not any(module is known for known in self._models):
-            self._know_model(module)
-        with _disable_current_modes():
+        with _unseen():
+            if not any(module is known for known in self._models):
+                self._know_model(module)
+            if self._measured is None:
+                self._measure_parameters()
             for tensor in tensors_in(args):
-                self.given.add(values.memory_of(local(tensor)))
-                if tensor.dim() and self.batch_size is None and self._models:
-                    self.batch_size = tensor.shape[0]
-                if is_float(tensor):
-                    low, high = values.extremes_of(tensor)
-                    late = isinstance(low, torch.Tensor)
-                    bad = late or values.is_nonfinite(low) or values.is_nonfinite(high)
-                    self.entered.append((self.writer(tensor), bad))
+                self._give(tensor)
+
+    def _give(self, tensor: Tensor) -> None:
+        """Looks at a tensor that a model is given."""
+        self.given.add(values.memory_of(local(tensor)))
+        if tensor.dim() and self.batch_size is None and self._models:
+            self.batch_size = tensor.shape[0]
+        if is_float(tensor) and not values.is_hollow(tensor):
+            bad = values.is_late(tensor)
+            if not bad:
+                low, high = values.extremes_of(tensor)
+                bad = values.is_nonfinite(low) or values.is_nonfinite(high)
+            self.entered.append((self.writer(tensor), bad))
 
     def _know_model(self, module: nn.Module) -> None:
         for name, parameter in module.named_parameters():
@@ -378,6 +495,110 @@ class Trace(TorchDispatchMode):
             # Who filled a parameter with good values is nobody's business any more.
             if writer is not None and not _lasts(writer):
                 del self._writers[key]
+
+    def _measure_parameters(self) -> None:
+        """Lets a device look at all parameters at once, before an operation reads the first."""
+        self._measured = {}
+        if self.exact:
+            return
+        found = {}
+        for parameter in (p for model in self._models for p in model.parameters()):
+            held = local(parameter)
+            if values.is_late(held) and is_float(held) and held.numel():
+                key = values.memory_of(held)
+                # Parameters that lie beside each other in one memory are looked at one by one.
+                if key not in self._writers and not values.is_part(held):
+                    found[key] = held
+        found = {key: held for key, held in found.items() if not values.is_hollow(held)}
+        with contextlib.suppress(RuntimeError, NotImplementedError):
+            numbers = values.largest_of(list(found.values()))
+            self._measured = dict(zip(found, numbers, strict=True))
+
+
+def _is_on(mode: TorchDispatchMode) -> bool:
+    """Returns whether a mode sees the operations of this thread."""
+    return any(other is mode for other in _get_current_dispatch_mode_stack())
+
+
+def _take_off(mode: TorchDispatchMode) -> None:
+    """Ends a mode of this thread, and none of those that began later."""
+    above = []
+    while (other := _pop_mode()) is not mode:
+        above.append(other)
+    for other in reversed(above):
+        _push_mode(other)
+
+
+def _call(op: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Runs an operation; a function mode that did not see it being called does not see this."""
+    if op.is_native and _function_modes():
+        with torch._C.DisableTorchFunction():
+            return op.func(*args, **kwargs)
+    return op.func(*args, **kwargs)
+
+
+def _unseen() -> contextlib.AbstractContextManager[Any]:
+    """Returns a block whose operations no mode of the script's sees."""
+    if _other_modes():
+        return _behind_modes()
+    block: contextlib.AbstractContextManager[Any] = torch._C.DisableTorchFunction()
+    return block
+
+
+@contextlib.contextmanager
+def _behind_modes() -> Iterator[None]:
+    with torch._C.DisableTorchFunction(), _disable_current_modes():
+        yield
+
+
+def _measure_late(records: list[tuple[Record, list[Tensor]]], *, exact: bool) -> None:
+    """Lets a device look at tensors, and does not wait for it."""
+    if exact:
+        for record, tensors in records:
+            record.late = values.late_extremes_of(tensors)
+        return
+    numbers = values.largest_of([tensor for _, tensors in records for tensor in tensors])
+    start = 0
+    for record, tensors in records:
+        record.late = ([], numbers[start : start + len(tensors)])
+        record.exact = False
+        start += len(tensors)
+
+
+def _read(records: list[Record]) -> None:
+    """Reads what a device knows about some operations."""
+    waiting = [(record, record.late) for record in records if record.late is not None]
+    numbers = iter(values.read_all([n for _, late in waiting for part in late for n in part]))
+    for record, (lows, highs) in waiting:
+        low = [next(numbers) for _ in lows]
+        high = [next(numbers) for _ in highs]
+        record.high = max(high, key=values.as_high)
+        record.low = min(low, key=values.as_low) if low else -record.high
+        record.late = None
+
+
+def _keeps(results: list[Tensor], inputs: Inputs) -> bool:
+    """Returns whether results can be known from who wrote the inputs, without looking at them."""
+    return all(
+        is_float(tensor)
+        and tensor.numel() > 0
+        and not values.is_part(tensor)
+        and writer.op not in UNFILLED
+        and all(_is_as_wide(result, tensor) for result in results)
+        for _, tensor, writer in inputs
+    )
+
+
+def _is_as_wide(result: Tensor, tensor: Tensor) -> bool:
+    return result.dtype == tensor.dtype or result.element_size() > tensor.element_size()
+
+
+def _copy(record: Record) -> None:
+    """Completes the record of an operation that handed on what its writers had written."""
+    record.copies = False
+    record.low = min((writer.low for writer in record.writers), key=values.as_low)
+    record.high = max((writer.high for writer in record.writers), key=values.as_high)
+    record.exact = all(writer.exact for writer in record.writers)
 
 
 def _look_closely(record: Record, held: Tensor) -> None:
@@ -392,8 +613,6 @@ def _look_closely(record: Record, held: Tensor) -> None:
 
 def _carry(record: Record, before: Record) -> None:
     """Notes that an operation wrote to a part of some memory, the rest of which is bad."""
-    if not isinstance(record.low, (int, float)):
-        return
     record.intended = before.intended and (record.intended or not record.bad)
     record.bad_writers += (before,)
     if not record.bad:

@@ -6,11 +6,19 @@ import math
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 
 from nanguard.numerics import is_float, local
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from torch import Tensor
+
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
+_norm = torch.linalg.vector_norm
+# From this many tensors on, one call for all of them launches faster than a call for each.
+_FEW = 3
 
 
 def tensors_of(value: Any) -> list[Tensor]:
@@ -24,6 +32,8 @@ def tensors_of(value: Any) -> list[Tensor]:
 
 def memory_of(tensor: Tensor) -> int:
     """Returns what tells the memory of a tensor from that of others."""
+    if type(tensor) not in _PLAIN and is_hollow(tensor):
+        return id(tensor)
     try:
         return tensor.untyped_storage().data_ptr() or id(tensor)
     except (NotImplementedError, RuntimeError):
@@ -38,9 +48,21 @@ def is_part(tensor: Tensor) -> bool:
         return False
 
 
-def extremes_of(tensor: Tensor) -> tuple[Any, Any]:
-    """Returns the smallest and the largest value; NaN counts as both."""
-    values = local(tensor).detach()
+def is_hollow(tensor: Tensor) -> bool:
+    """Returns whether a tensor has a shape and no values, as on the meta device."""
+    return tensor.is_meta or (type(tensor) not in _PLAIN and isinstance(tensor, FakeTensor))
+
+
+def is_late(tensor: Tensor) -> bool:
+    """Returns whether the values of a tensor are not at hand without waiting for a device."""
+    return not tensor.is_cpu
+
+
+def _plain(tensor: Tensor) -> Tensor:
+    """Returns the values of any tensor in a form that can be reduced."""
+    values = local(tensor)
+    if values.requires_grad:
+        values = values.detach()
     if values.layout is not torch.strided:
         values = (
             values.coalesce().values() if values.layout is torch.sparse_coo else values.values()
@@ -49,34 +71,60 @@ def extremes_of(tensor: Tensor) -> tuple[Any, Any]:
         values = torch.view_as_real(values)
     if values.element_size() == 1:
         values = values.float()
-    if values.numel() == 0:
-        return 0.0, 0.0
-    low, high = torch.aminmax(values)
-    if values.device.type != "cpu":
-        return low, high
+    return values if values.numel() else values.new_zeros(1)
+
+
+def extremes_of(tensor: Tensor) -> tuple[float, float]:
+    """Returns the smallest and the largest value; NaN counts as both."""
+    low, high = torch.aminmax(_plain(tensor))
     return low.item(), high.item()
 
 
-def read_all(values: list[Any]) -> list[list[float]]:
-    """Returns numbers that lie on a device, a list for each entry, after one transfer."""
-    single = [v for value in values for v in (value if isinstance(value, list) else [value])]
-    groups: dict[Any, list[int]] = {}
-    numbers: list[float] = [0.0] * len(single)
-    for place, value in enumerate(single):
-        if isinstance(value, torch.Tensor):
-            groups.setdefault((value.device, value.dtype), []).append(place)
-        else:
-            numbers[place] = float(value)
+def late_extremes_of(tensors: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
+    """Returns the smallest and the largest value of each tensor, where they lie."""
+    pairs = [torch.aminmax(_plain(tensor)) for tensor in tensors]
+    return [low for low, _ in pairs], [high for _, high in pairs]
+
+
+def largest_of(tensors: list[Tensor]) -> list[Tensor]:
+    """Returns the largest absolute value of each tensor, where they lie; NaN is larger than all.
+
+    One number for each is the least that tells a bad result from a good one, and the tensors of a
+    list, as optimizers have them, take a few kernels together.
+
+    Args:
+        tensors: Tensors that are not empty.
+    """
+    if len(tensors) < _FEW:
+        return [_norm(_plain(tensor), math.inf) for tensor in tensors]
+    groups: dict[tuple[torch.device, torch.dtype], list[tuple[int, Tensor]]] = {}
+    for place, tensor in enumerate(tensors):
+        values = _plain(tensor)
+        groups.setdefault((values.device, values.dtype), []).append((place, values))
+    found: list[Any] = [None] * len(tensors)
+    for group in groups.values():
+        for (place, _), norm in zip(group, _norms([v for _, v in group]), strict=True):
+            found[place] = norm
+    return found
+
+
+def _norms(group: list[Tensor]) -> Iterable[Tensor]:
+    if len(group) < _FEW:
+        return [_norm(values, math.inf) for values in group]
+    return torch._foreach_norm(group, math.inf)
+
+
+def read_all(numbers: list[Tensor]) -> list[float]:
+    """Returns numbers that lie on devices, after one transfer from each."""
+    groups: dict[tuple[torch.device, torch.dtype], list[int]] = {}
+    for place, number in enumerate(numbers):
+        groups.setdefault((number.device, number.dtype), []).append(place)
+    found = [0.0] * len(numbers)
     for places in groups.values():
-        read = torch.stack([single[place] for place in places]).tolist()
+        read = torch.stack([numbers[place] for place in places]).tolist()
         for place, number in zip(places, read, strict=True):
-            numbers[place] = number
-    out, start = [], 0
-    for value in values:
-        length = len(value) if isinstance(value, list) else 1
-        out.append(numbers[start : start + length])
-        start += length
-    return out
+            found[place] = number
+    return found
 
 
 def as_low(value: float) -> float:
