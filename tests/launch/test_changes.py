@@ -8,7 +8,6 @@ import sys
 
 import pytest
 import torch
-
 from nanguard.launch.changes import swapped_code, without, without_autocast
 
 TEXT = """

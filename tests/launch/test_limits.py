@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import io
 import json
 import math
@@ -18,8 +17,8 @@ from nanguard.diagnosis.lab import Lab
 from nanguard.diagnosis.limits import Budget, Limits, limits_for, load_factor
 from nanguard.diagnosis.task import Task
 from nanguard.errors import IncidentError
-from nanguard.launch import again, waiting
-from nanguard.launch.waiting import SignOfLife, wait_for_explanations
+from nanguard.launch import again
+from nanguard.launch.waiting import SignOfLife
 
 
 class Hands:
@@ -168,61 +167,6 @@ def test_an_explanation_tells_until_when_its_replay_may_go_on(tmp_path, monkeypa
 )
 def test_deadline(until, load, end):
     assert limits.deadline(100.0, 180.0, until, load) == end
-
-
-@pytest.fixture
-def explaining(tmp_path):
-    """Returns a folder in which an incident is being explained, and what ends that."""
-    path = tmp_path / "explaining-step-000005-rank0"
-    file = path.open("w")
-    fcntl.flock(file, fcntl.LOCK_EX)
-    file.write(str(os.getpid()))
-    file.flush()
-    yield tmp_path, file.close
-    file.close()
-
-
-def test_an_explanation_that_makes_progress_is_not_ended(explaining, monkeypatch):
-    control, end = explaining
-    monkeypatch.setattr(waiting.os, "killpg", lambda *_: pytest.fail("it was ended"))
-    limits.note_replay(control / "trying-step-000005-rank0", 1000.0)
-    looks = []
-
-    def tell(names):
-        looks.append(names)
-        if len(looks) == 3:
-            end()
-
-    assert wait_for_explanations(control, 0.0, tell)
-    assert looks == [{"step-000005-rank0"}] * 3
-
-
-@pytest.mark.parametrize("note", [None, -1e6])
-def test_an_explanation_that_hangs_is_ended(explaining, monkeypatch, note):
-    control, end = explaining
-    ended = []
-    monkeypatch.setattr(waiting.os, "killpg", lambda pid, _: (ended.append(pid), end()))
-    if note is not None:
-        limits.note_replay(control / "trying-step-000005-rank0", note)
-    assert wait_for_explanations(control, 0.0)
-    assert ended == [os.getpgid(0)]
-
-
-def test_a_copy_that_never_wakes_is_not_waited_for(tmp_path):
-    (tmp_path / "waiting-step-000005-rank0").touch()
-    assert wait_for_explanations(tmp_path, 0.0)
-
-
-def test_an_interrupt_ends_the_wait_and_the_explanation(explaining, monkeypatch):
-    control, end = explaining
-    ended = []
-    monkeypatch.setattr(waiting.os, "killpg", lambda pid, _: (ended.append(pid), end()))
-
-    def interrupt(_names):
-        raise KeyboardInterrupt
-
-    assert not wait_for_explanations(control, 1000.0, interrupt)
-    assert ended
 
 
 class Terminal(io.StringIO):

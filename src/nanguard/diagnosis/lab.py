@@ -13,7 +13,13 @@ if TYPE_CHECKING:
 
 
 class Replayer(Protocol):
-    """Whoever can replay a step: a waiting process, or the run itself."""
+    """Whoever can replay a step: the run itself, or a second one.
+
+    Attributes:
+        wants_history: Whether it was asked for something that only a second run can show.
+    """
+
+    wants_history: bool
 
     def run(self, task: Task, seconds: float) -> Outcome | None:
         """Replays a step; returns None if there was no answer in time."""

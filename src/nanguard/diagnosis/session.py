@@ -34,6 +34,9 @@ _TRIED_REPAIRS = 4
 _SMALLEST_SCALAR_BATCH = 2
 # What a report calls proven begins at 0.9: a cause that nothing showed stays below.
 _UNPROVEN = 0.89
+_PROVEN = 0.9
+# The verdicts of replays that came to the bad step.
+_SHOWN = ("reproduced", "low-precision-only")
 _LARGEST_SEARCH = 64
 
 
@@ -55,9 +58,24 @@ def explain(message: dict[str, Any], replayer: Replayer) -> None:
         ),
         _budget(message),
     )
-    found = Explanation(lab, message["method"]).complete(dict(message["incident"]))
+    before = message["incident"]
+    found = Explanation(lab, message["method"]).complete(dict(before))
+    if found["replay"]["verdict"] not in _SHOWN and (before.get("cause") or {}).get("confidence"):
+        # What is known already is more than this has shown.
+        found = {**before, "replay": {**before["replay"], "second_run": found["replay"].get("why")}}
     found["replay"]["seconds"] = round(time.monotonic() - began, 2)
+    if message["method"] == "in-place" and _wants_second_run(found, replayer):
+        found["replay"]["more"] = "second-run"
     incidents.write(folder, found)
+
+
+def _wants_second_run(found: dict[str, Any], replayer: Replayer) -> bool:
+    """Returns whether going through the steps from the first line would show more."""
+    cause, origin = found.get("cause") or {}, found.get("origin") or {}
+    if origin.get("phase") == "init" or origin.get("op") in ("input", "parameter"):
+        return True
+    proven = cause.get("confidence", 0.0) >= _PROVEN
+    return not proven and (replayer.wants_history or cause.get("code") == "unknown")
 
 
 def _budget(message: dict[str, Any]) -> Budget:

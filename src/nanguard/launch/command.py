@@ -23,7 +23,7 @@ from nanguard.launch.notes import STOPPED as STOPPED_NOTE
 from nanguard.launch.options import HOME, VARIABLE, Options
 from nanguard.launch.trust import sign
 from nanguard.launch.unguarded import noticed
-from nanguard.launch.waiting import SignOfLife, wait_for_explanations
+from nanguard.launch.waiting import SignOfLife
 from nanguard.record import TRACKERS
 from nanguard.trackers import TRACK, TRACK_DIR, check_names
 
@@ -120,9 +120,8 @@ def _run_and_tell(command: Sequence[str], options: Options) -> int:
     took = time.monotonic() - began
     if options.recover and code:
         end_guarded(control)
-    waited = _wait_for_explanations(control, options)
     new = sorted(set(incidents.glob("*/incident.json")) - before)
-    if new and waited and options.trace:
+    if new and options.trace and not (control / INTERRUPTED).exists():
         _explain_the_rest(new, options)
     if new and not options.quiet:
         _tell(new)
@@ -224,20 +223,6 @@ def _forwarded_signals(process: subprocess.Popen[Any], control: Path) -> Iterato
             signal.signal(number, handler)
 
 
-def _wait_for_explanations(control: Path, options: Options) -> bool:
-    """Waits until every incident that is being explained is; returns False if interrupted."""
-    sign_of_life = SignOfLife(quiet=options.quiet)
-    waited = wait_for_explanations(
-        control,
-        max(limits.limits_for(0.0, options.explain_seconds).total, limits.SHORTEST),
-        lambda names: sign_of_life.show(f"explaining {', '.join(sorted(names))}"),
-    )
-    sign_of_life.end("the explanations ended")
-    if not waited:
-        _interrupted(options)
-    return waited
-
-
 def _interrupted(options: Options) -> None:
     """Leaves word that the user wants an end, so that nothing is started again."""
     Path(options.control, INTERRUPTED).touch()
@@ -245,11 +230,13 @@ def _interrupted(options: Options) -> None:
 
 
 def _explain_the_rest(paths: list[Path], options: Options) -> None:
-    """Runs the command again for the first incident, if nothing else could explain any."""
+    """Runs the command again for the first incident, if that can show more than its replay did."""
     from nanguard.launch import again
 
     first, found = paths[0], _read(paths[0])
-    if found is None or found["replay"]["verdict"] != "not-replayed" or not _is_replayable(found):
+    if found is None or not _is_replayable(found):
+        return
+    if found["replay"]["verdict"] != "not-replayed" and not found["replay"].get("more"):
         return
     if not again.fits(found, options.explain_seconds):
         return
@@ -281,7 +268,9 @@ def _tell(paths: list[Path]) -> None:
         if found is None:
             continue
         if found.get("cause"):
-            _print(outcome_line(found, path.parent))
+            # What was explained in place was told at once.
+            if found["replay"].get("method") != "in-place":
+                _print(outcome_line(found, path.parent))
         elif _is_replayable(found):
             left.append(path)
     found = _read(left[0]) if left else None

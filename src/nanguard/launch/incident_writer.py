@@ -15,6 +15,7 @@ import torch
 import nanguard
 from nanguard import incident as incidents
 from nanguard.errors import IncidentError
+from nanguard.launch.notes import ATTACHED, STEPPED, STOPPED, leave
 
 if TYPE_CHECKING:
     from nanguard.diagnosis.lab import Replayer
@@ -88,16 +89,16 @@ class IncidentWriter:
 
     def attached(self) -> None:
         """Tells the launcher that there is a process to guard."""
-        self._leave_note(f"attached-{os.getpid()}", "")
+        self._leave_note(ATTACHED)
 
     def stepped(self) -> None:
         """Tells the launcher that a step was seen."""
-        self._leave_note(f"stepped-{os.getpid()}", "")
+        self._leave_note(STEPPED)
 
     def stopped(self, reason: str) -> None:
         """Tells the launcher that the guard ended the run."""
         self.say(f"the run was stopped: {reason}")
-        self._leave_note(f"stopped-{os.getpid()}", reason)
+        self._leave_note(STOPPED, reason)
 
     def summary(self, steps: int, bad: int) -> None:
         """Tells what a run has met, on the rank that has reported it."""
@@ -189,11 +190,8 @@ class IncidentWriter:
             return f"only the first {_EXPLAINED} incidents of a process are explained"
         return "nobody has seen what the step began with"
 
-    def _leave_note(self, name: str, text: str) -> None:
-        try:
-            Path(self._options.control, name).write_text(text)
-        except OSError:
-            return  # a full disk, or a launcher that is gone, must not end the run
+    def _leave_note(self, name: str, text: str = "") -> None:
+        leave(Path(self._options.control), f"{name}{os.getpid()}", text)
 
 
 def _is_together() -> bool:

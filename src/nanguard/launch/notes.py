@@ -3,7 +3,7 @@
 ``nanguard run`` makes one folder for each run (``Options.control``). The processes below it leave
 small files there, and the launcher reads them. A name that ends with a dash is followed by the
 number of the process (``attached-4711``) or, where it says so, by the name of an incident's folder
-(``waiting-step-000007-rank0``).
+(``trying-step-000007-rank0``).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 # Written by attach.py, read by unguarded.py. Empty.
 REACHED = "reached-"
 # Torch was imported, and this process is guarded from here on. A process that only starts others
-# leaves none. Written by handover.py. Empty.
+# leaves none. Written by incident_writer.py. Empty.
 ATTACHED = "attached-"
 # The process has made its first step, or its first backward where there is no optimizer. Written
 # by live.py, also for a script with a Guard of its own. Empty.
@@ -28,20 +28,11 @@ STEPPED = "stepped-"
 # This process uses torch, and nanguard could not get into it. Written by unguarded.py, in the
 # launcher. Empty.
 UNGUARDED = "unguarded-"
-# The guard has ended the run. Written by handover.py. The reason.
+# The guard has ended the run. Written by incident_writer.py. The reason.
 STOPPED = "stopped-"
 
-# An incident that a copy of the process was woken for. Named after the incident's folder. Written
-# by handover.py, removed by the copy when it begins. Empty.
-WAITING = "waiting-"
-# An incident that is being explained. Named after the incident's folder, locked as long as that
-# goes on. Written by handover.py. The number of the process that explains it.
-EXPLAINING = "explaining-"
-# TRYING ("trying-"): a replay of that explanation has begun. Named after the incident's folder.
-# Written by diagnosis/session.py for each replay. JSON: until when it may go on.
-# The state before a bad step of one of several ranks. Named after the incident's folder, with
-# ".pt" at its end. Written by handover.py.
-STATE = "state-"
+# TRYING ("trying-"): a replay of an explanation has begun, in a second run. Named after the
+# incident's folder. Written by diagnosis/session.py for each replay. JSON: until when it may go on.
 
 # The notes of a run that may be recovered; pulse.py writes them and says what they hold.
 STEPS = "steps-"

@@ -52,9 +52,9 @@ def become_replay(live: Live, options: Options) -> None:
     finally:
         if task is None:
             os._exit(0)
-    replay = ForkedReplay(task, live)
-    live.patches.watcher = replay
-    replay.begin()
+    follower = ForkedReplay(task, live)
+    live.patches.watcher = follower
+    follower.begin()
 
 
 def _import_what_optimizers_need() -> None:
@@ -137,6 +137,8 @@ class _ReplayError(BaseException):
 
 class Fork:
     """Starts copies of a waiting process that go on from its moment."""
+
+    wants_history = False
 
     def run(self, task: Any, seconds: float) -> Any:
         """Lets a copy of this process go on with a task; returns what it answers.

@@ -1,25 +1,14 @@
-"""Waits for processes that explain incidents, shows that it does, and ends those that hang."""
+"""Shows that something takes its time."""
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
-import os
 import shutil
-import signal
 import sys
 import time
 from typing import TYPE_CHECKING, TextIO
 
-from nanguard.diagnosis.limits import deadline, load_now, read_note
-from nanguard.launch.notes import EXPLAINING, TRYING, WAITING
-
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
-
-# Seconds between two looks.
-LOOK = 0.05
 
 
 class SignOfLife:
@@ -82,70 +71,3 @@ class SignOfLife:
         if not self._quiet:
             self._stream.write(text)
             self._stream.flush()
-
-
-def wait_for_explanations(
-    control: Path, seconds: float, tell: Callable[[set[str]], None] | None = None
-) -> bool:
-    """Waits until every incident that is being explained is; returns False if interrupted.
-
-    An explanation is left alone as long as each of its replays ends within its time, which the
-    explanation itself decides about. One that shows no progress any more is ended.
-
-    Args:
-        control: The folder in which notes about explanations are left.
-        seconds: How long an explanation may take to begin with its first replay, on an idle
-            machine.
-        tell: Called at each look with the names of what is waited for.
-    """
-    since: dict[str, float] = {}
-    try:
-        while names := _unfinished(control):
-            if tell is not None:
-                tell(names)
-            _end_overdue(control, names, since, seconds)
-            time.sleep(LOOK)
-    except KeyboardInterrupt:
-        for name in _unfinished(control):
-            _end_explanation(control, name)
-        return False
-    return True
-
-
-def _end_overdue(control: Path, names: set[str], since: dict[str, float], seconds: float) -> None:
-    """Ends the explanations that have shown no progress for too long."""
-    now, load = time.monotonic(), load_now()
-    for name in names:
-        until = read_note(control / f"{TRYING}{name}")
-        if now >= deadline(since.setdefault(name, now), seconds, until, load):
-            _end_explanation(control, name)
-
-
-def _end_explanation(control: Path, name: str) -> None:
-    """Ends what explains an incident, with everything it has started."""
-    path = control / f"{EXPLAINING}{name}"
-    if _is_locked(path):
-        with contextlib.suppress(OSError, ValueError):
-            os.killpg(os.getpgid(int(path.read_text())), signal.SIGKILL)
-    with contextlib.suppress(OSError):
-        (control / f"{WAITING}{name}").unlink()
-
-
-def _unfinished(control: Path) -> set[str]:
-    waiting = {path.name.removeprefix(WAITING) for path in control.glob(f"{WAITING}*")}
-    return waiting | {
-        path.name.removeprefix(EXPLAINING)
-        for path in control.glob(f"{EXPLAINING}*")
-        if _is_locked(path)
-    }
-
-
-def _is_locked(path: Path) -> bool:
-    try:
-        with path.open("r+") as file:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    except OSError:
-        return False
-    return False
