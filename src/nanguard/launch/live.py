@@ -195,21 +195,20 @@ class Live(Watch):
             return
         if self.backwards == 0:
             self.writer.stepped()
-        self._own(self._meet_left)
         self._own(lambda: self.starts.before_backward(losses))
         if not losses or losses[0].device.type != "cpu":
             return
         if all(map(is_good, losses)):
             return
         self.terms = terms_of(losses[0], sys._getframe(2))
-        if not self.made_by:
-            self.meet(self.bad_loss(), None)
 
     def after_backward(self) -> None:
         """Counts a step where there is no optimizer that would."""
         if self._aside:
             return
         self.starts.after_backward()
+        # The graph of this step is gone by now, so that nobody minds a replay.
+        self._own(self._meet_left)
         if not self.made_by:
             self._own(self._step_by_hand)
 
@@ -219,7 +218,10 @@ class Live(Watch):
                 "no torch optimizer was made: steps are watched, but the update is the script's "
                 "own and cannot be held back"
             )
-        if self._tracked is not None and all(map(is_good, self.losses)):
+        symptom = self.bad_loss()
+        if symptom is not None:
+            self.meet(symptom, None)
+        elif self._tracked is not None:
             self._tracked.good(None)
         self.end_manual_step()
 

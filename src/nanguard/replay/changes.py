@@ -379,7 +379,7 @@ def replaced_samples(samples: Sequence[int], *, targets_only: bool) -> Iterator[
         targets_only: Whether what the model is given stays as it is.
     """
     done = False
-    written: list[tuple[torch.Tensor, torch.Tensor]] = []
+    written: list[tuple[torch.Tensor, torch.Tensor, int]] = []
 
     def before(_module: nn.Module, args: Any) -> None:
         nonlocal done
@@ -395,13 +395,26 @@ def replaced_samples(samples: Sequence[int], *, targets_only: bool) -> Iterator[
         _replace_rows(found, samples, given[0].shape[0], written)
 
     hook = register_module_forward_pre_hook(before)
-    try:
+    with contextlib.ExitStack() as stack:
+        stack.callback(_unwrite, written)
+        stack.callback(hook.remove)
         yield
-    finally:
-        hook.remove()
-        with torch.no_grad():
-            for tensor, was in reversed(written):
-                tensor.copy_(was)
+
+
+def _unwrite(written: list[tuple[torch.Tensor, torch.Tensor, int]]) -> None:
+    with torch.no_grad():
+        for tensor, was, version in reversed(written):
+            tensor.copy_(was)
+            set_version(tensor, version)
+
+
+def set_version(tensor: torch.Tensor, version: int) -> None:
+    """Tells autograd that a tensor is what it was at some version: nothing else holds for it."""
+    setter = torch._C._autograd._unsafe_set_version_counter
+    try:
+        setter((tensor,), (version,))
+    except TypeError:  # torch before 2.6 takes one at a time
+        setter(tensor, version)  # type: ignore[arg-type]
 
 
 def _tensors_around() -> list[torch.Tensor]:
@@ -420,7 +433,7 @@ def _replace_rows(
     tensors: Sequence[torch.Tensor],
     samples: Sequence[int],
     size: int,
-    written: list[tuple[torch.Tensor, torch.Tensor]] | None = None,
+    written: list[tuple[torch.Tensor, torch.Tensor, int]] | None = None,
 ) -> None:
     """Overwrites samples with a good one, in every tensor that has one row for each."""
     good = next((row for row in range(size) if row not in samples), None)
@@ -431,7 +444,7 @@ def _replace_rows(
             if tensor.dim() and tensor.shape[0] == size and not tensor.requires_grad:
                 for row in samples:
                     if written is not None:
-                        written.append((tensor[row], tensor[row].clone()))
+                        written.append((tensor[row], tensor[row].clone(), tensor._version))
                     tensor[row] = tensor[good].clone()
 
 

@@ -59,6 +59,8 @@ class _Call:
 
 # Model calls whose stacks are kept until the region of their step is known.
 _CALLS = 32
+# Backward passes with a start, for each region, after which all regions are taken to be known.
+_SETTLED = 2
 # Bytes of a batch that is prepared in place, and so has to be copied before.
 _SMALL = 64 << 20
 # Tensors among the live-in names whose versions are compared.
@@ -125,7 +127,7 @@ class Ambient:
 _DEVICES = ("cuda", "cpu")
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Start:
     """What a step began with.
 
@@ -208,7 +210,10 @@ class Starts:
         self._compiled = False
         self._lines = _Lines(self._reached) if long else None
         self._earlier: dict[str, Any] | None = None
-        self._looked = False
+        # Whether calls were looked for ever since the last backward, and how many backward passes
+        # in a row had a start.
+        self._heard_all = False
+        self._in_a_row = 0
 
     def begin(self) -> None:
         """Begins to follow."""
@@ -259,7 +264,9 @@ class Starts:
             self.current = None
         if self.current is not None:
             self._end(self.current, site, losses)
+        self._in_a_row = 0 if self.current is None else self._in_a_row + 1
         self._last_event = _stack_of(frame) if self._hook is not None else []
+        self._heard_all = self._hook is not None
         self._calls.clear()
 
     def _goes_on(self, start: Start) -> bool:
@@ -293,7 +300,7 @@ class Starts:
         if self._hook is not None:
             frame = _outside(sys._getframe(1))
             self._last_event = [] if frame is None else _stack_of(frame)
-            if self._regions and not self._compiled and self._all_known():
+            if not self._compiled and self._in_a_row > _SETTLED * max(len(self._regions), 1):
                 self._hook.remove()
                 self._hook = None
                 self._last_event = []
@@ -301,9 +308,6 @@ class Starts:
             self._earlier = self.streams.capture()
         self._freshen()
         return ended
-
-    def _all_known(self) -> bool:
-        return self.current is not None or self.why_not is not None
 
     def _freshen(self) -> None:
         if self._lines is not None:
@@ -346,9 +350,9 @@ class Starts:
         """Finds the region of a backward pass, if a model was seen to be called for it."""
         if not self._calls:
             self._look_for_calls()
-            if self.current is not None and self.current.site is not None:
-                return  # a second loss of the same forward pass
-            self.current = None
+            second = self.current is not None and self.current.site is not None
+            if not (second and self._heard_all):  # else it is a second loss of the same forward
+                self.current = None
             return
         found: tuple[int, FrameType, int, _Call] | None = None
         for call in self._calls:

@@ -29,6 +29,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
+from nanguard.replay.changes import set_version
 from nanguard.tracer.sites import is_installed, is_users
 
 if TYPE_CHECKING:
@@ -102,6 +103,7 @@ class Reachable:
             for tensor, version, before in self._tensors:
                 if tensor._version != version and before is not None:
                     tensor.copy_(before)
+                    set_version(tensor, version)
 
     def _remember(self, value: Any) -> Iterable[Any]:
         """Remembers an object; returns what it leads to."""
