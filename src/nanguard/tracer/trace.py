@@ -345,7 +345,7 @@ class Trace(TorchDispatchMode):
     def _new_record(self, index: int, op: str) -> Record:
         """Returns a record that knows where its operation was called from."""
         running = _running_node()
-        frame, in_engine = users_frame_of_op(sys._getframe(2))
+        frame, in_engine = users_frame_of_op(sys._getframe(1).f_back)
         if frame is None and (in_engine or running is not None):
             record = self._derivative(index, op, running)
         elif running is not None and not is_recomputed(frame, running):
