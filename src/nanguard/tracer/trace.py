@@ -174,10 +174,11 @@ class Trace(TorchDispatchMode):
     def resolve(self) -> None:
         """Reads, in one go, what a device knows about the operations of this step."""
         late = [record for record in self.records if record.late is not None or record.copies]
-        _read([*(source for source, _ in self._unread), *late])
-        for source, held in self._unread:
-            if source.bad and source.detail is None:
-                _look_closely(source, held)
+        with _unseen():
+            _read([*(source for source, _ in self._unread), *late])
+            for source, held in self._unread:
+                if source.bad and source.detail is None:
+                    _look_closely(source, held)
         self._unread = []
         # What is copied was written before.
         for record in sorted(late, key=lambda record: record.index):
@@ -251,14 +252,16 @@ class Trace(TorchDispatchMode):
         """Returns what an operation reads, and who wrote that."""
         found: Inputs = []
         unread: Unread = []
-        given = len(args)
+        given, closely = len(args), record.index == self._look_at
         for place, name, written in op.reads:
             value = args[place] if place < given else kwargs.get(name)
             if value is None:
                 continue
             for tensor in (value,) if isinstance(value, torch.Tensor) else values.tensors_of(value):
                 writer = self._source(tensor, record, unread)
-                found.append((name, kept(tensor) if written else tensor, writer))
+                if written:
+                    tensor = kept(tensor, closely=closely)
+                found.append((name, tensor, writer))
         if unread:
             self._measure_sources(unread)
         return found
