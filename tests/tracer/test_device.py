@@ -199,3 +199,29 @@ def test_which_infinity_an_extreme_is_matters_on_a_device(late):
         x = torch.randn(4, 3).masked_fill(torch.ones(4, 3, dtype=torch.bool), -INF)
         loss = layer(x.amax(0, keepdim=True)).sum()
     assert origin(trace, loss).op == "aten.amax"
+
+
+def test_closer_look_sees_what_was_overwritten(late):
+    def step():
+        x = torch.tensor([0.0, 4.0])
+        return x.log_().sum()
+
+    with traced() as trace:
+        loss = step()
+    index = origin(trace, loss).index
+    with traced(look_at=index) as trace:
+        loss = step()
+    found = origin(trace, loss)
+    assert found.op == "aten.log_"
+    assert (found.detail.inputs[0].zeros, found.detail.inputs[0].high) == (1, 4.0)
+
+
+def test_device_can_be_read_twice(late):
+    x = torch.tensor([0.0, 4.0])
+    with traced() as trace:
+        loss = x.log().sum()
+        trace.resolve()
+        assert trace.writer(loss).bad
+        twice = loss * 2
+    assert [record.op for record in trace.bad] == ["aten.log", "aten.sum", "aten.mul"]
+    assert trace.writer(twice).bad_writers == (trace.writer(loss),)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.utils.checkpoint
 
 from nanguard.numerics import is_float
 from nanguard.tracer import values
@@ -108,10 +109,15 @@ def results_of(op: Op, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) 
     return [tensor for tensor in results if is_float(tensor) and not values.is_hollow(tensor)]
 
 
-def kept(tensor: Tensor) -> Tensor:
-    """Returns a copy of a tensor that is about to be overwritten, if it is not too large."""
-    small = tensor.is_cpu and tensor.numel() <= _SMALL and not values.is_hollow(tensor)
-    return tensor.clone() if small else tensor
+def kept(tensor: Tensor, *, closely: bool = False) -> Tensor:
+    """Returns a copy of a tensor that is about to be overwritten, if it is not too large.
+
+    Args:
+        tensor: What is written to.
+        closely: Whether somebody will look at it, wherever it lies.
+    """
+    small = (closely or not values.is_late(tensor)) and tensor.numel() <= _SMALL
+    return tensor.clone() if small and not values.is_hollow(tensor) else tensor
 
 
 def autocast_type() -> str | None:

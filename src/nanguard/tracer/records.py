@@ -206,8 +206,8 @@ class Record:
         low: The smallest value of its results.
         high: The largest.
         exact: Whether they are; if not, they are only how far from 0 any of the results is.
-        late: What a device knows about them and nobody has read yet: the smallest values of its
-            results, which may be left out, and the largest.
+        late: What a device knows about them and nobody has read yet: the largest values of its
+            results, after the smallest ones if it is exact.
         sizes: On a device, how many elements its result has, and each of its inputs.
         copies: Whether its results are known when those of its writers are.
         rest: Who wrote before it to the memory of which it wrote to a part.
@@ -229,7 +229,7 @@ class Record:
     low: float = 0.0
     high: float = 0.0
     exact: bool = True
-    late: tuple[list[Tensor], list[Tensor]] | None = None
+    late: list[Tensor] | None = None
     sizes: tuple[int, ...] = ()
     copies: bool = False
     rest: Record | None = None

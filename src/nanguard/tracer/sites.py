@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from types import CodeType, FrameType
 
 _OWN = str(Path(__file__).resolve().parents[1]) + os.sep
@@ -20,7 +21,6 @@ _SPEC = importlib.util.find_spec("torch")
 _TORCH = str(Path(_SPEC.origin or "").resolve().parent) + os.sep if _SPEC else "\0"
 _STDLIB = sysconfig.get_paths()["stdlib"] + os.sep
 _SITE = tuple({sysconfig.get_paths()["purelib"], sysconfig.get_paths()["platlib"]})
-_known: dict[str, bool] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,12 +45,16 @@ class Site:
         return linecache.getline(self.file, self.line).strip()
 
 
-def is_users(filename: str) -> bool:
-    """Returns whether a file is neither torch's, nor nanguard's, nor Python's own."""
-    known = _known.get(filename)
-    if known is None:
-        known = _known[filename] = _is_users(filename)
-    return known
+class _Files(dict[str, bool]):
+    """Which files are the user's; asked once for each of them."""
+
+    def __missing__(self, filename: str) -> bool:
+        self[filename] = _is_users(filename)
+        return self[filename]
+
+
+# Returns whether a file is neither torch's, nor nanguard's, nor Python's own.
+is_users: Callable[[str], bool] = _Files().__getitem__
 
 
 def _is_users(filename: str) -> bool:

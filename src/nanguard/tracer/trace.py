@@ -169,15 +169,16 @@ class Trace(TorchDispatchMode):
 
     def know_parameters(self, named: dict[str, Tensor]) -> None:
         """Notes which memory belongs to parameters."""
-        self._parameters = {values.memory_of(local(t)): name for name, t in named.items()}
+        self._parameters = {values.memory_of(t): name for name, t in named.items()}
 
     def resolve(self) -> None:
         """Reads, in one go, what a device knows about the operations of this step."""
         late = [record for record in self.records if record.late is not None or record.copies]
-        _read([*(source for source, _ in self._unread), *late])
-        for source, held in self._unread:
-            if source.bad and source.detail is None:
-                _look_closely(source, held)
+        with _unseen():
+            _read([*(source for source, _ in self._unread), *late])
+            for source, held in self._unread:
+                if source.bad and source.detail is None:
+                    _look_closely(source, held)
         self._unread = []
         # What is copied was written before.
         for record in sorted(late, key=lambda record: record.index):
@@ -209,7 +210,7 @@ class Trace(TorchDispatchMode):
 
     def writer(self, tensor: Tensor) -> Record | None:
         """Returns who wrote a tensor last."""
-        return self._writers.get(values.memory_of(local(tensor)))
+        return self._writers.get(values.memory_of(tensor))
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
@@ -251,14 +252,16 @@ class Trace(TorchDispatchMode):
         """Returns what an operation reads, and who wrote that."""
         found: Inputs = []
         unread: Unread = []
-        given = len(args)
+        given, closely = len(args), record.index == self._look_at
         for place, name, written in op.reads:
             value = args[place] if place < given else kwargs.get(name)
             if value is None:
                 continue
             for tensor in (value,) if isinstance(value, torch.Tensor) else values.tensors_of(value):
                 writer = self._source(tensor, record, unread)
-                found.append((name, kept(tensor) if written else tensor, writer))
+                if written:
+                    tensor = kept(tensor, closely=closely)
+                found.append((name, tensor, writer))
         if unread:
             self._measure_sources(unread)
         return found
@@ -278,7 +281,7 @@ class Trace(TorchDispatchMode):
         else:
             self._measure(record, op, results, inputs, args, kwargs)
         for tensor in results:
-            key = values.memory_of(local(tensor))
+            key = values.memory_of(tensor)
             if op.writes:
                 self._overwrite(record, tensor, self._writers.get(key))
             self._writers[key] = record
@@ -310,8 +313,10 @@ class Trace(TorchDispatchMode):
             record.sizes = (full[0].numel(), *[tensor.numel() for _, tensor, _ in inputs])
             if op.keeps and not self.exact and _keeps(full, inputs):
                 record.copies = True
+            elif self.exact or op.extreme:
+                record.late = values.late_extremes_of(full)
             else:
-                _measure_late([(record, full)], exact=self.exact or op.extreme)
+                record.late, record.exact = values.largest_among(full), False
             if record.index == self._look_at:
                 record.detail = detail_of(op.named(args, kwargs), results, inputs)
             return
@@ -401,11 +406,11 @@ class Trace(TorchDispatchMode):
             record: The operation that reads it.
             unread: Where it is noted that a device has to look at it.
         """
-        held = local(tensor)
-        key = values.memory_of(held)
+        key = values.memory_of(tensor)
         known = self._writers.get(key)
         if known is not None:
             return known
+        held = local(tensor)
         name = self._parameters.get(key)
         kind = "input" if name is None else "parameter"
         source = Record(record.index, kind, self.step, "data", None, name=name)
@@ -418,7 +423,7 @@ class Trace(TorchDispatchMode):
             if measured is None:
                 unread.append((source, held))
             else:
-                source.late, source.exact = ([], [measured]), False
+                source.late, source.exact = [measured], False
                 self._unread.append((source, held))
             return source
         try:
@@ -432,22 +437,28 @@ class Trace(TorchDispatchMode):
 
     def _measure_sources(self, unread: Unread) -> None:
         """Lets a device look at what was there before."""
+        held = [tensor for _, tensor in unread]
         try:
-            _measure_late([(source, [held]) for source, held in unread], exact=self.exact)
+            if self.exact:
+                numbers = [values.late_extremes_of([tensor]) for tensor in held]
+            else:
+                numbers = [[number] for number in values.largest_of(held)]
         except (RuntimeError, NotImplementedError):
             self.unmeasured += 1
-        else:
-            self._unread += unread
+            return
+        for (source, _), late in zip(unread, numbers, strict=True):
+            source.late, source.exact = late, self.exact
+        self._unread += unread
 
     def _changed(self, tensor: Tensor, record: Record) -> Record:
         """Returns a record of a tensor that was finite when it was last written, as far as seen."""
-        self._writers.pop(values.memory_of(local(tensor)), None)
+        self._writers.pop(values.memory_of(tensor), None)
         return self._source(tensor, record, [])
 
     def _lift(self, tensor: Tensor) -> None:
         """Notes a tensor that was made out of something else, without an operation."""
         with _unseen():
-            self._writers.pop(values.memory_of(local(tensor)), None)
+            self._writers.pop(values.memory_of(tensor), None)
             if is_float(tensor):
                 unread: Unread = []
                 self._source(tensor, self._new_record(self._count, "lift"), unread)
@@ -475,7 +486,7 @@ class Trace(TorchDispatchMode):
 
     def _give(self, tensor: Tensor) -> None:
         """Looks at a tensor that a model is given."""
-        self.given.add(values.memory_of(local(tensor)))
+        self.given.add(values.memory_of(tensor))
         if tensor.dim() and self.batch_size is None and self._models:
             self.batch_size = tensor.shape[0]
         if is_float(tensor) and not values.is_hollow(tensor):
@@ -489,7 +500,7 @@ class Trace(TorchDispatchMode):
         for name, parameter in module.named_parameters():
             if not any(module is known for known in self._models):
                 self._models.append(module)
-            key = values.memory_of(local(parameter))
+            key = values.memory_of(parameter)
             self._parameters.setdefault(key, name)
             writer = self._writers.get(key)
             # Who filled a parameter with good values is nobody's business any more.
@@ -551,30 +562,21 @@ def _behind_modes() -> Iterator[None]:
         yield
 
 
-def _measure_late(records: list[tuple[Record, list[Tensor]]], *, exact: bool) -> None:
-    """Lets a device look at tensors, and does not wait for it."""
-    if exact:
-        for record, tensors in records:
-            record.late = values.late_extremes_of(tensors)
-        return
-    numbers = values.largest_of([tensor for _, tensors in records for tensor in tensors])
-    start = 0
-    for record, tensors in records:
-        record.late = ([], numbers[start : start + len(tensors)])
-        record.exact = False
-        start += len(tensors)
-
-
 def _read(records: list[Record]) -> None:
     """Reads what a device knows about some operations."""
     waiting = [(record, record.late) for record in records if record.late is not None]
-    numbers = iter(values.read_all([n for _, late in waiting for part in late for n in part]))
-    for record, (lows, highs) in waiting:
-        low = [next(numbers) for _ in lows]
-        high = [next(numbers) for _ in highs]
-        record.high = max(high, key=values.as_high)
-        record.low = min(low, key=values.as_low) if low else -record.high
+    numbers = values.read_all([number for _, late in waiting for number in late])
+    start = 0
+    for record, late in waiting:
+        read = numbers[start : start + len(late)]
+        start += len(late)
         record.late = None
+        if record.exact:
+            record.low = min(read[: len(read) // 2], key=values.as_low)
+            record.high = max(read[len(read) // 2 :], key=values.as_high)
+        else:
+            record.high = read[0] if len(read) == 1 else max(read, key=values.as_high)
+            record.low = -record.high
 
 
 def _keeps(results: list[Tensor], inputs: Inputs) -> bool:

@@ -19,6 +19,10 @@ _PLAIN = (torch.Tensor, torch.nn.Parameter)
 _norm = torch.linalg.vector_norm
 # From this many tensors on, one call for all of them launches faster than a call for each.
 _FEW = 3
+# From this many on, only the largest of their numbers is read.
+_MANY = 16
+# Types that can be reduced as they are.
+_SIMPLE = frozenset({torch.float32, torch.bfloat16, torch.float16, torch.float64})
 
 
 def tensors_of(value: Any) -> list[Tensor]:
@@ -31,9 +35,11 @@ def tensors_of(value: Any) -> list[Tensor]:
 
 
 def memory_of(tensor: Tensor) -> int:
-    """Returns what tells the memory of a tensor from that of others."""
-    if type(tensor) not in _PLAIN and is_hollow(tensor):
-        return id(tensor)
+    """Returns what tells the memory of a tensor, or this rank's part of it, from that of others."""
+    if type(tensor) not in _PLAIN:
+        if is_hollow(tensor):
+            return id(tensor)
+        tensor = local(tensor)
     try:
         return tensor.untyped_storage().data_ptr() or id(tensor)
     except (NotImplementedError, RuntimeError):
@@ -60,6 +66,14 @@ def is_late(tensor: Tensor) -> bool:
 
 def _plain(tensor: Tensor) -> Tensor:
     """Returns the values of any tensor in a form that can be reduced."""
+    if (
+        type(tensor) is torch.Tensor
+        and tensor.dtype in _SIMPLE
+        and tensor.layout is torch.strided
+        and not tensor.requires_grad
+        and tensor.numel()
+    ):
+        return tensor
     values = local(tensor)
     if values.requires_grad:
         values = values.detach()
@@ -80,10 +94,10 @@ def extremes_of(tensor: Tensor) -> tuple[float, float]:
     return low.item(), high.item()
 
 
-def late_extremes_of(tensors: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
-    """Returns the smallest and the largest value of each tensor, where they lie."""
+def late_extremes_of(tensors: list[Tensor]) -> list[Tensor]:
+    """Returns the smallest value of each tensor, then the largest of each, where they lie."""
     pairs = [torch.aminmax(_plain(tensor)) for tensor in tensors]
-    return [low for low, _ in pairs], [high for _, high in pairs]
+    return [*(low for low, _ in pairs), *(high for _, high in pairs)]
 
 
 def largest_of(tensors: list[Tensor]) -> list[Tensor]:
@@ -97,32 +111,42 @@ def largest_of(tensors: list[Tensor]) -> list[Tensor]:
     """
     if len(tensors) < _FEW:
         return [_norm(_plain(tensor), math.inf) for tensor in tensors]
-    groups: dict[tuple[torch.device, torch.dtype], list[tuple[int, Tensor]]] = {}
-    for place, tensor in enumerate(tensors):
-        values = _plain(tensor)
-        groups.setdefault((values.device, values.dtype), []).append((place, values))
     found: list[Any] = [None] * len(tensors)
-    for group in groups.values():
-        for (place, _), norm in zip(group, _norms([v for _, v in group]), strict=True):
+    for group in _places(tensors):
+        for place, norm in zip(group, _norms([tensors[place] for place in group]), strict=True):
             found[place] = norm
     return found
 
 
-def _norms(group: list[Tensor]) -> Iterable[Tensor]:
-    if len(group) < _FEW:
-        return [_norm(values, math.inf) for values in group]
-    return torch._foreach_norm(group, math.inf)
+def largest_among(tensors: list[Tensor]) -> list[Tensor]:
+    """Returns the largest absolute value of some tensors together, one for each kind of them."""
+    if len(tensors) < _MANY:
+        return largest_of(tensors)
+    groups = [_norms([tensors[place] for place in group]) for group in _places(tensors)]
+    return [torch.stack(norms).amax() for norms in groups]
+
+
+def _places(tensors: list[Tensor]) -> Iterable[list[int]]:
+    """Returns which tensors are of one device and type."""
+    groups: dict[tuple[torch.device, torch.dtype], list[int]] = {}
+    for place, tensor in enumerate(tensors):
+        groups.setdefault((tensor.device, tensor.dtype), []).append(place)
+    return groups.values()
+
+
+def _norms(group: list[Tensor]) -> list[Tensor]:
+    given = [_plain(tensor) for tensor in group]
+    if len(given) < _FEW:
+        return [_norm(values, math.inf) for values in given]
+    return list(torch._foreach_norm(given, math.inf))
 
 
 def read_all(numbers: list[Tensor]) -> list[float]:
-    """Returns numbers that lie on devices, after one transfer from each."""
-    groups: dict[tuple[torch.device, torch.dtype], list[int]] = {}
-    for place, number in enumerate(numbers):
-        groups.setdefault((number.device, number.dtype), []).append(place)
+    """Returns numbers that lie on devices, after one transfer for each device and type."""
     found = [0.0] * len(numbers)
-    for places in groups.values():
-        read = torch.stack([numbers[place] for place in places]).tolist()
-        for place, number in zip(places, read, strict=True):
+    for group in _places(numbers):
+        read = torch.stack([numbers[place] for place in group]).tolist()
+        for place, number in zip(group, read, strict=True):
             found[place] = number
     return found
 
