@@ -127,19 +127,20 @@ class Explanation:
         return incident
 
     def _not_reproduced(self, incident: dict[str, Any], replay: dict[str, Any]) -> dict[str, Any]:
-        again = self._lab.try_out("the same step once more, not watched")
-        incident["trials"] = [trial.to_json() for trial in self._lab.trials]
-        if again.finite is None or again.finite is False:
-            return self._unknown(incident, "the step was bad again only when it was not watched")
         replay["verdict"] = "not-reproduced"
+        if self._method == "second-run":
+            # Running a command again is not what running it once was: that it went well is no
+            # proof against the hardware.
+            replay["why"] = "the step is finite in a second run, which may differ from the first"
+            return self._unknown(incident, "the step was finite when the command ran again")
         if incident["run"]["ranks"] > 1 and incident["symptom"]["where"] != "loss":
             why = f"what rank {incident['rank']} adds to the step is finite: another rank was bad"
             return self._unknown(incident, why)
         incident["cause"] = {
             "code": "hardware-or-nondeterminism",
-            "summary": "the same step, repeated twice from the same state, is finite: timing or "
-            "hardware is to be suspected",
-            "confidence": 0.5,
+            "summary": "replays of the same step, from the same state, differ from each other: "
+            "timing or hardware is to be suspected",
+            "confidence": 0.7,
         }
         return incident
 

@@ -24,6 +24,7 @@ class Action(str, Enum):
     CUT_LR = "cut-lr"
     ROLLBACK = "rollback"
     STOP = "stop"
+    NOTED = "noted"  # a bad number that no step depends on, such as one of an evaluation
 
 
 @dataclass(frozen=True, slots=True)

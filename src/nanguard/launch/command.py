@@ -256,8 +256,10 @@ def _explain_the_rest(paths: list[Path], options: Options) -> None:
 
 def _is_replayable(found: dict[str, Any]) -> bool:
     """Returns whether ``nanguard replay --explain`` could explain an incident."""
-    spike = (found.get("symptom") or {}).get("kind") == "spike"
-    return not spike and bool(found["run"]["ranks"] == 1)
+    symptom = found.get("symptom") or {}
+    # A second run looks for a step that an optimizer was about to make.
+    other = found.get("by_script") or symptom.get("during") or symptom.get("kind") == "spike"
+    return not other and bool(found["run"]["ranks"] == 1)
 
 
 def _tell(paths: list[Path]) -> None:

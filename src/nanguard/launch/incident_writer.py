@@ -144,6 +144,22 @@ class IncidentWriter:
             return
         self.tell(self.folder)
 
+    def did_not_come_again(self, folder: Path) -> None:
+        """Completes an incident whose step was finite when exactly the same was done again."""
+        try:
+            found = incidents.read(folder)
+        except IncidentError:
+            return
+        found["cause"] = {
+            "code": "hardware-or-nondeterminism",
+            "summary": "the same step is finite when it is made again from the same state, while a "
+            "good step came out bit for bit: timing or hardware is to be suspected",
+            "confidence": 0.7,
+        }
+        found["replay"] = {**found["replay"], "verdict": "not-reproduced"}
+        incidents.write(folder, found)
+        self.tell(folder)
+
     def tell(self, folder: Path) -> None:
         """Says what was found out about an incident."""
         try:

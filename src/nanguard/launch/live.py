@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import functools
 import math
 import multiprocessing
 import os
@@ -24,13 +25,14 @@ from nanguard.launch.pulse import Pulse
 from nanguard.launch.second_run import become_replay
 from nanguard.launch.together import Together
 from nanguard.launch.tracked import Tracked
-from nanguard.numerics import all_finite
+from nanguard.numerics import all_finite, whole
 from nanguard.replay.inplace import InPlace, scalars_in
 from nanguard.replay.patches import Patches
 from nanguard.replay.start import Starts
 from nanguard.replay.terms import terms_of
-from nanguard.replay.watch import Watch, is_good, pass_over
+from nanguard.replay.watch import Watch, is_good, pass_over, single_number
 from nanguard.settings import Settings
+from nanguard.tracer.sites import is_installed, is_users
 from nanguard.tracer.symptom import Symptom
 
 if TYPE_CHECKING:
@@ -48,6 +50,8 @@ STOPPED = 3
 current: Live | None = None
 # Steps after which parameters are looked at each time, and between two looks from then on.
 _CAREFUL = 16
+# Functions of the script, from the innermost one outwards, that an evaluation is looked for in.
+_OUTWARDS = 4
 
 
 def begin(options: Options) -> None:
@@ -88,6 +92,8 @@ class Live(Watch):
         self._pulse: Pulse | None = None
         self._tracked: Tracked | None = None
         self._left = _LeftByScript()
+        # An incident whose step was good when it was replayed.
+        self._doubt: Path | None = None
         self.writer = IncidentWriter(options)
         self.held: Held | None = None
         self.patches = Patches(self)
@@ -118,6 +124,15 @@ class Live(Watch):
                 self._own(lambda: self._ended_by(trace))
 
         sys.excepthook = hook
+        leave = sys.exit
+
+        @functools.wraps(leave)
+        def exit_(*args: Any) -> Any:
+            if os.getpid() == self._pid:
+                self._own(lambda: self._left_in(sys._getframe(3)))
+            return leave(*args)
+
+        sys.exit = exit_
 
     def stand_aside(self) -> None:
         """Leaves the run to a guard of its own."""
@@ -231,14 +246,20 @@ class Live(Watch):
             self.stand_aside()
         if self._aside:
             return call()
+        if self.ordinal == 0:
+            self.writer.stepped()
         self.starts.step_begins()
+        self._left.unstepped = None
         if closure is None and self._scaler is None and self._late.can_take(optimizer):
             return self._late.step(optimizer, call)
         self._late.look()
         if closure is not None:
             return step_with_closure(self, optimizer, call, closure)
         symptom = self.together.agree(*self.verdict(optimizer), self.ordinal)
-        if symptom is not None:
+        if symptom is None:
+            self._note_discarded()
+            self._own(self._settle_doubt)
+        else:
             symptom.scaled_by_hand = self._scaler is not None
             self.meet(symptom, optimizer)
             return None
@@ -252,6 +273,7 @@ class Live(Watch):
         if self._aside:
             return call()
         self.starts.step_begins()
+        self._left.unstepped = None
         self._late.look()
         symptom = self.together.agree_on_loss(self.bad_loss())
         if symptom is not None:
@@ -382,6 +404,7 @@ class Live(Watch):
         if self._tracked is not None:
             self._tracked.bad(optimizer, step, symptom, decision)
         self._bad.append(ordinal)
+        self._left.known_at = self.ordinal + 1
         if optimizer is not None:
             with contextlib.suppress(AttributeError):
                 optimizer.zero_grad(set_to_none=True)
@@ -391,30 +414,130 @@ class Live(Watch):
             self.writer.stopped(decision.reason)
             raise SystemExit(STOPPED)
 
-    def _explain(self, bad: BadStep, starts: Sequence[Start], *, unfinished: bool = False) -> None:
+    def _explain(
+        self,
+        bad: BadStep,
+        starts: Sequence[Start],
+        *,
+        unfinished: bool = False,
+        reads: bool = False,
+    ) -> None:
         """Replays a step, if that is wanted and can be done."""
         if not self.writer.may_explain or not starts:
             return
         # A bad loss shows which pass it was; a bad gradient may be any one's, or all of them's.
-        likely = sorted(starts, key=lambda start: all_finite(start.losses))
+        likely = starts if reads else sorted(starts, key=lambda one: all_finite(one.losses))
         replayer = InPlace(
             self,
             self.patches,
             self.starts,
-            likely,
+            list(likely),
             step=bad.step,
             ordinal=bad.ordinal,
             unfinished=unfinished,
+            reads=reads,
         )
         self.writer.explain(replayer)
+        if replayer.differs and not (unfinished or reads):
+            self._doubt = self.writer.folder
+
+    def _settle_doubt(self) -> None:
+        """Says that a bad step did not come again, if a good one does, bit for bit.
+
+        Only then is it known that what is replayed is what ran.
+        """
+        folder, self._doubt = self._doubt, None
+        if folder is None or not self.starts.ended:
+            return
+        replayer = InPlace(
+            self,
+            self.patches,
+            self.starts,
+            list(self.starts.ended),
+            step=self.ordinal,
+            ordinal=self.ordinal,
+        )
+        if replayer.is_exact():
+            self.writer.did_not_come_again(folder)
 
     # What a script deals with by itself.
+
+    def clipped(self, parameters: list[Tensor], norm: Any) -> None:
+        """Notes the norm of gradients; a script that sees it may leave out the step."""
+        super().clipped(parameters, norm)
+        if isinstance(norm, torch.Tensor) and not self._aside:
+            self._left.unstepped = (list(self.starts.ended), norm)
+
+    def grad(self, call: Callable[[], Any], outputs: Any) -> Any:
+        """Follows gradients that the script applies by itself."""
+        loss = single_number(outputs)
+        if self._aside or loss is None:
+            return call()
+        self._own(lambda: self.starts.before_backward([loss]))
+        self.losses.append(loss)
+        found = call()
+        self.starts.after_backward()
+        if not self.made_by:
+            self._own(lambda: self._grad_by_hand(found))
+        return found
+
+    def _grad_by_hand(self, found: Any) -> None:
+        self.writer.stepped()
+        given = [gradient for gradient in found if gradient is not None]
+        symptom = self.bad_loss()
+        if symptom is None and not all_finite(given):
+            symptom = Symptom("gradient", "nan", self.loss_value())
+        if symptom is not None:
+            self.meet(symptom, None)
+        self.end_manual_step()
+
+    def read(self, tensor: Tensor, value: float) -> None:
+        """Hears of a bad number that the script has read; in an evaluation that is news."""
+        training = torch.is_grad_enabled() or tensor.requires_grad or self._depth
+        if self._aside or training or not self.starts.is_on or self._left.is_known(self.ordinal):
+            return
+        self._own(lambda: self._evaluated(tensor, value, sys._getframe(3)))
+
+    def _evaluated(self, tensor: Tensor, value: float, frame: FrameType | None) -> None:
+        """Reports a bad number of an evaluation."""
+        starts: list[Start] = []
+        while frame is not None and len(starts) < _OUTWARDS:
+            if is_users(frame.f_code.co_filename) and not is_installed(frame.f_code.co_filename):
+                start = self.starts.after_the_fact(frame)
+                if start is not None:
+                    start.losses = [tensor.detach().clone()]
+                    starts.append(start)
+            frame = frame.f_back
+        symptom = Symptom("loss", "nan" if math.isnan(value) else "inf", value, evaluated=True)
+        reason = "the script read it in an evaluation; no step was touched"
+        self._left.known_at = self.ordinal
+        bad = BadStep(symptom, self.ordinal, self.ordinal, Decision(Action.NOTED, reason), ())
+        if self.writer.report(bad):
+            self._explain(bad, starts, reads=True)
+
+    def _note_discarded(self) -> None:
+        """Notes a pass whose loss was bad, and whose gradients the script has thrown away."""
+        for start in self.starts.ended if len(self.losses) > 1 else []:
+            bad = next((x for x in start.losses if not is_good(x)), None)
+            if bad is not None:
+                self._left.add(start, float(bad))
+
+    def _left_in(self, frame: FrameType | None) -> None:
+        """Notes the step that the script is about to leave, if its numbers are bad."""
+        start = self.starts.current
+        while start is not None and start.site is None and frame is not None:
+            if frame.f_code is start.region.code:
+                self._left.note(start, frame.f_locals)
+            frame = frame.f_back
 
     def _meet_left(self) -> None:
         """Reports a step that the script has left before its backward pass, as it was bad."""
         found = self._left.take()
         if found is not None:
             self._report_left(*found, "the script skipped it by itself")
+        unstepped = self._left.take_unstepped()
+        if unstepped is not None:
+            self._report_unstepped(*unstepped)
 
     def _ended_by(self, trace: TracebackType | None) -> None:
         """Reports the step that the script has ended at, if its numbers were bad."""
@@ -429,16 +552,29 @@ class Live(Watch):
         if found is not None:
             self._report_left(*found, "the script ended itself")
 
+    def _report_unstepped(self, starts: list[Start], norm: float) -> None:
+        """Reports a step whose gradient the script has seen to be bad, and not applied."""
+        kind = "nan" if math.isnan(norm) else "inf"
+        loss = next((float(x) for start in starts for x in start.losses), None)
+        symptom = Symptom("gradient", kind, loss, norm)
+        self._report_by_script(symptom, starts, "the script did not make the step")
+
     def _report_left(self, start: Start, value: float, how: str) -> None:
+        symptom = Symptom("loss", "nan" if math.isnan(value) else "inf", value)
+        self._report_by_script(symptom, [start], how, unfinished=True)
+
+    def _report_by_script(
+        self, symptom: Symptom, starts: list[Start], how: str, *, unfinished: bool = False
+    ) -> None:
         optimizer = next(iter(self.optimizers()), None)
         step = self.ordinal if optimizer is None else self.number_of(optimizer)
-        symptom = Symptom("loss", "nan" if math.isnan(value) else "inf", value)
         self._left.count += 1
-        reason = f"{how}; {self._left.count} such steps beside {self.ordinal} that were made"
+        tried = self._left.count + self.ordinal
+        reason = f"{how}; {self._left.count} of {tried} steps so far"
         bad = BadStep(symptom, step, self.ordinal, Decision(Action.SKIP, reason), tuple(self._bad))
         bad.known = {"by_script": True}
         if self.writer.report(bad):
-            self._explain(bad, [start], unfinished=True)
+            self._explain(bad, starts, unfinished=unfinished)
 
     def look(self) -> None:
         """Looks at the steps that the device has not told about yet."""
@@ -472,10 +608,14 @@ class _LeftByScript:
 
     Attributes:
         count: How many there were that were bad.
+        unstepped: Gradients whose norm was computed, and no step made with them so far.
+        known_at: The step after which a bad number was last reported.
     """
 
     def __init__(self) -> None:
         self.count = 0
+        self.unstepped: tuple[list[Start], Tensor] | None = None
+        self.known_at = -1
         self._found: tuple[Start, float] | None = None
 
     def note(self, start: Start, names: Any) -> None:
@@ -486,13 +626,32 @@ class _LeftByScript:
             names: The names of its code, as they were when it was left.
         """
         made = {n: names[n] for n in start.piece.stores if n in names}
+        # A number that was there before tells nothing about this step.
+        made = {n: value for n, value in made.items() if start.names.get(n) is not value}
         for value in [*scalars_in(made), *made.values()]:
             if isinstance(value, torch.Tensor) and value.numel() == 1 and not is_good(value):
-                self._found = (start, float(value))
+                self.add(start, float(value))
                 return
             if isinstance(value, float) and not math.isfinite(value):
-                self._found = (start, value)
+                self.add(start, value)
                 return
+
+    def add(self, start: Start, value: float) -> None:
+        """Notes a step that was left because of a bad number."""
+        self._found = (start, value)
+
+    def is_known(self, ordinal: int) -> bool:
+        """Returns whether a bad number that is read now has been reported."""
+        return self.known_at >= ordinal
+
+    def take_unstepped(self) -> tuple[list[Start], float] | None:
+        """Returns a step that was not made because of its gradient, once."""
+        unstepped, self.unstepped = self.unstepped, None
+        if unstepped is None:
+            return None
+        # The script has waited for the norm by itself.
+        norm = float(whole(unstepped[1]).detach())
+        return None if math.isfinite(norm) else (unstepped[0], norm)
 
     def take(self) -> tuple[Start, float] | None:
         """Returns the last such step, once."""

@@ -23,13 +23,16 @@ from torch.utils._python_dispatch import _disable_current_modes
 from nanguard.diagnosis.task import Outcome, Task
 from nanguard.guard.held import BufferPlaces, Held
 from nanguard.guard.optimizers import hyperparameters, set_hyperparameters
+from nanguard.numerics import all_finite
 from nanguard.replay import changes
 from nanguard.replay.data import data_origin
 from nanguard.replay.region import NoRegionError
 from nanguard.replay.replay import Replay
 from nanguard.replay.sandbox import Outside
 from nanguard.replay.state import Reachable, RefusedError, spare
+from nanguard.replay.watch import single_number
 from nanguard.tracer.sites import is_installed, is_users
+from nanguard.tracer.symptom import Symptom
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -60,7 +63,7 @@ class InPlace:
 
     Attributes:
         wants_history: Whether something was asked for that only a second run can show.
-        exact: Whether the unchanged replay gave the run's own loss, bit for bit; None before it.
+        differs: Whether every unchanged replay gave another loss than the run's.
     """
 
     method = "in-place"
@@ -76,6 +79,7 @@ class InPlace:
         ordinal: int,
         together: bool = False,
         unfinished: bool = False,
+        reads: bool = False,
     ) -> None:
         """Prepares for replays.
 
@@ -88,15 +92,16 @@ class InPlace:
             ordinal: The same, as all optimizers together count.
             together: Whether all ranks replay in lockstep, and so all of a step.
             unfinished: Whether the script left the step before a backward pass.
+            reads: Whether it ends where the script reads a bad number: an evaluation.
         """
         self._run, self._patches, self._starts = run, patches, starts
         self._candidates = candidates
         self._step, self._ordinal = step, ordinal
-        self._together, self._unfinished = together, unfinished
+        self._together, self._unfinished, self._reads = together, unfinished, reads
         self._chosen: tuple[Start, dict[str, Any]] | None = None
         self._reachable: dict[int, Reachable] = {}
         self.wants_history = False
-        self.exact: bool | None = None
+        self.differs = False
 
     def run(self, task: Task, seconds: float) -> Outcome | None:
         """Replays the step with the changes of a task."""
@@ -149,20 +154,29 @@ class InPlace:
                 continue
             if not _same(start.losses, losses, loosely=changes.is_compiled()):
                 again = self._replay(plain, start, streams, seconds)[1]
-                if not _same(losses, again):
-                    self.exact = False
-                    return outcome if outcome.symptom is None else Outcome(error=_DIFFERS)
+                if outcome.symptom is None and not _same(losses, again):
+                    return outcome  # two replays of the same differ from each other
                 errors.append(_DIFFERS)
                 continue
             if outcome.symptom is None:
                 # A pass of the step that was good.
                 errors.append("no pass of the step is bad by itself, only all of them together")
                 continue
-            self._chosen, self.exact = (start, streams), True
+            if self._reads and start is not self._candidates[-1] and _came_in(outcome):
+                continue  # the number was made further out
+            self._chosen = (start, streams)
             return outcome
-        self.exact = False
+        self.differs = bool(errors) and all(error == _DIFFERS for error in errors)
         reason = errors[0] if errors else "nobody has seen what the step began with"
-        return Outcome(error=reason, differs=_DIFFERS in errors)
+        return Outcome(error=reason, differs=self.differs)
+
+    def is_exact(self) -> bool:
+        """Returns whether a good step comes out bit for bit when it is replayed."""
+        for start, streams in self._variants():
+            outcome, losses = self._replay(Task(self._run.ordinal), start, streams, math.inf)
+            if outcome.error is None and losses and _same(start.losses, losses):
+                return True
+        return False
 
     def _variants(self) -> Iterator[tuple[Start, dict[str, Any]]]:
         for start in self._candidates:
@@ -173,7 +187,7 @@ class InPlace:
     def _replay(
         self, task: Task, start: Start, streams: dict[str, Any], seconds: float
     ) -> tuple[Outcome, list[Tensor]]:
-        replay = InPlaceReplay(task, self._run, start, together=self._together)
+        replay = InPlaceReplay(task, self._run, start, together=self._together, reads=self._reads)
         replay.indices, replay.drawn = [], [(b, i) for _, b, i in self._starts.batches]
         with self._as_before(start, streams) as stack:
             error = self._call(replay, task, start, stack, seconds)
@@ -230,7 +244,7 @@ class InPlace:
         if self._unfinished:
             replay.left(seen)
         else:
-            replay.ended()
+            replay.ended(complete=self._reads)
         return None
 
     @contextlib.contextmanager
@@ -306,9 +320,14 @@ class InPlaceReplay(Replay):
         again: Batches that loaders hand out once more.
     """
 
-    def __init__(self, task: Task, run: Watch, start: Start, *, together: bool) -> None:
+    def __init__(
+        self, task: Task, run: Watch, start: Start, *, together: bool, reads: bool = False
+    ) -> None:
         super().__init__(task, run)
         self._start = start
+        self._reads = reads
+        # Bad gradients that were handed to the script.
+        self.handed: list[Tensor] = []
         self._together = together
         self.outcome: Outcome | None = None
         self.again: list[Any] = []
@@ -360,6 +379,36 @@ class InPlaceReplay(Replay):
                 self.answer(self._outcome(self._optimizer()))
         self._leave()
 
+    def grad(self, call: Callable[[], Any], outputs: Any) -> Any:
+        """Judges gradients that the script applies by itself."""
+        loss = single_number(outputs)
+        if loss is None or len(self.losses) >= len(self._start.losses):
+            return call()
+        self.losses.append(loss)
+        self.before_backward([loss])
+        found = call()
+        if self.trace is not None:
+            self.trace.end_backward()
+        with _disable_current_modes():
+            bad = [g for g in found if g is not None and not all_finite([g])]
+            if bad:
+                self.handed = bad
+                self._judge(Symptom("gradient", "nan", float(loss)), self._optimizer())
+            if not self.answered and len(self.losses) >= len(self._start.losses):
+                self.answer(self._outcome(self._optimizer()))
+        self._leave()
+        return found
+
+    def read(self, tensor: Tensor, value: float) -> None:
+        """Ends the replay of an evaluation at the number that was bad."""
+        if not self._reads or self.answered:
+            return
+        self._reads = False  # what is read from now on is read by us
+        with _disable_current_modes():
+            self.losses = [tensor.detach()]
+            self._judge(self.bad_loss(), self._optimizer())
+        self._leave()
+
     def judged_step(self, optimizer: Optimizer, call: Callable[..., Any], closure: Any) -> Any:
         """Judges the step, and does not make it."""
         if callable(closure):
@@ -381,9 +430,13 @@ class InPlaceReplay(Replay):
                 self.answer(self._outcome(optimizer))
         self._leave()
 
-    def ended(self) -> None:
-        """Ends a replay whose region is over, and whose step is made by somebody else."""
-        if self.losses and len(self.losses) >= len(self._start.losses):
+    def ended(self, *, complete: bool) -> None:
+        """Ends a replay whose region is over, and whose step is made by somebody else.
+
+        Args:
+            complete: Whether nothing else was to come.
+        """
+        if complete or (self.losses and len(self.losses) >= len(self._start.losses)):
             with _disable_current_modes():
                 self.answer(self._outcome(self._optimizer()))
 
@@ -450,6 +503,10 @@ class _Made(InPlaceReplay):
             self.numbers = self._apply(self, optimizer, call)
             self.answered = True
         raise Reached
+
+
+def _came_in(outcome: Outcome) -> bool:
+    return outcome.origin is None or outcome.origin.op in ("input", "parameter")
 
 
 def scalars_in(names: dict[str, Any]) -> list[Tensor]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -11,6 +12,8 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 from torch.utils.data.dataloader import _BaseDataLoaderIter
+
+from nanguard.tracer.sites import is_ours
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -21,6 +24,12 @@ class Watcher(Protocol):
 
     def backward(self, call: Callable[[], Any], tensors: Any) -> Any:
         """Runs a backward pass."""
+
+    def grad(self, call: Callable[[], Any], outputs: Any) -> Any:
+        """Computes gradients that are handed to the script, and not kept by parameters."""
+
+    def read(self, tensor: torch.Tensor, value: Any) -> None:
+        """Hears of a number that the script has read from a tensor."""
 
     def step(self, optimizer: Optimizer, call: Callable[..., Any], closure: Any) -> Any:
         """Runs, or does not run, the step of an optimizer."""
@@ -52,6 +61,9 @@ class Watcher(Protocol):
         """Hears which samples of a data set an iterator takes for a batch."""
 
 
+_INHERITED = object()
+
+
 class Patches:
     """Makes torch tell a watcher what happens, until it is taken off.
 
@@ -66,6 +78,8 @@ class Patches:
     def put_on(self) -> None:
         """Begins."""
         self._patch_backward()
+        self._patch_grad()
+        self._patch_reads()
         self._patch_optimizers()
         self._patch_scaler()
         self._patch_clipping()
@@ -74,11 +88,19 @@ class Patches:
     def take_off(self) -> None:
         """Leaves torch as it was found."""
         for owner, name, original in reversed(self._undo):
-            setattr(owner, name, original)
+            if original is _INHERITED:
+                delattr(owner, name)
+            else:
+                setattr(owner, name, original)
         self._undo.clear()
 
     def _replace(self, owner: Any, name: str, new: Any) -> None:
         self._undo.append((owner, name, vars(owner)[name]))
+        setattr(owner, name, new)
+
+    def _put(self, owner: Any, name: str, new: Any) -> None:
+        """Puts something before what a class may have inherited."""
+        self._undo.append((owner, name, vars(owner).get(name, _INHERITED)))
         setattr(owner, name, new)
 
     def _patch_backward(self) -> None:
@@ -93,6 +115,37 @@ class Patches:
             return self.watcher.backward(lambda: original(tensors, *args, **kwargs), tensors)
 
         self._replace(torch.autograd, "backward", backward)
+
+    def _patch_grad(self) -> None:
+        original = torch.autograd.grad
+
+        @functools.wraps(original)
+        def grad(outputs: Any, *args: Any, **kwargs: Any) -> Any:
+            def call() -> Any:
+                return original(outputs, *args, **kwargs)
+
+            # A gradient that is differentiated once more is a part of the loss.
+            part = kwargs.get("create_graph") or any(args[2:4])
+            running: Any = torch._C._current_autograd_node()
+            if part or torch.compiler.is_compiling() or running is not None:
+                return call()
+            return self.watcher.grad(call, outputs)
+
+        self._replace(torch.autograd, "grad", grad)
+
+    def _patch_reads(self) -> None:
+        for name in ("item", "__float__"):
+            original = getattr(torch.Tensor, name)
+
+            @functools.wraps(original)
+            def read(tensor: Any, _original: Any = original) -> Any:
+                value = _original(tensor)
+                finite = type(value) is not float or value - value == 0.0
+                if not finite and not is_ours(sys._getframe(1).f_code.co_filename):
+                    self.watcher.read(tensor, value)
+                return value
+
+            self._put(torch.Tensor, name, read)
 
     def _patch_optimizers(self) -> None:
         original = Optimizer.profile_hook_step
@@ -190,7 +243,7 @@ class Patches:
 
         @functools.wraps(choose)
         def chosen(own: Any) -> Any:
-            indices = choose(own)
+            indices = choose(own)  # type: ignore[no-untyped-call]
             self.watcher.chose(own, indices)
             return indices
 

@@ -88,7 +88,10 @@ def _has_same_values(batch: Any, arguments: Any) -> bool:
 def _sinks(replay: Replay, trace: Trace, symptom: Symptom) -> list[Record]:
     """Returns who wrote the bad values that were noticed."""
     tensors: list[Any] = list(replay.losses)
-    if symptom.where in ("gradient", "parameter"):
+    handed = getattr(replay, "handed", [])
+    if handed:
+        tensors = handed
+    elif symptom.where in ("gradient", "parameter"):
         named = replay.named_parameters()
         tensors = [named[name] for name in symptom.names]
         if symptom.where == "gradient":

@@ -114,6 +114,8 @@ class Region:
         self.source = source_of(code, module)
         owner = _owner(self.source.tree, code)
         loop = _innermost_loop(owner, lines)
+        if loop is None and isinstance(owner, ast.Module):
+            raise NoRegionError("the step is not in a loop or a function, but in the whole file")
         self.kind = "function" if loop is None else "loop"
         self.header = None if loop is None or _is_endless(loop) else loop.lineno
         self.moves = False

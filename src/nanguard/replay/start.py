@@ -23,7 +23,7 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 
 from nanguard.guard.rng import RandomStreams
 from nanguard.replay.region import NoRegionError, Region
-from nanguard.tracer.sites import is_users
+from nanguard.tracer.sites import is_installed, is_users
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -296,6 +296,7 @@ class Starts:
     def step_ended(self) -> list[Start]:
         """Forgets the step that is over; returns what it began with."""
         ended, self.ended = self.ended, []
+        self.current = None
         self._calls.clear()
         if self._hook is not None:
             frame = _outside(sys._getframe(1))
@@ -304,7 +305,7 @@ class Starts:
                 self._hook.remove()
                 self._hook = None
                 self._last_event = []
-        if not self._long and self._regions:
+        if not self._long or not self._regions:
             self._earlier = self.streams.capture()
         self._freshen()
         return ended
@@ -352,7 +353,7 @@ class Starts:
             self._look_for_calls()
             second = self.current is not None and self.current.site is not None
             if not (second and self._heard_all):  # else it is a second loss of the same forward
-                self.current = None
+                self.current = self.after_the_fact(frame) if self._heard_all else None
             return
         found: tuple[int, FrameType, int, _Call] | None = None
         for call in self._calls:
@@ -374,7 +375,29 @@ class Starts:
             self.why_not = str(error)
             return
         local = call.names.get(id(owner), {})
-        self._start(owner, local, region, piece, call.streams, call.ambient)
+        self.current = self._new(owner, local, region, piece, call.streams, call.ambient)
+
+    def after_the_fact(self, frame: FrameType | None) -> Start | None:
+        """Returns a start of the code around a frame, with the values that its names have now.
+
+        This is all there is where no model is called that could be seen: it is exact as long as
+        the code has not changed what it was given.
+        """
+        while frame is not None and is_installed(frame.f_code.co_filename):
+            frame = _outside(frame.f_back)
+        if frame is None:
+            return None
+        try:
+            region = self._codes.get(frame.f_code)
+            if region is None or not region.holds(frame.f_lineno or 0):
+                region = Region(frame.f_code, frame.f_globals, (frame.f_lineno or 0,))
+            piece = region.whole()
+        except NoRegionError as error:
+            self.why_not = str(error)
+            return None
+        self._know_streams(frame)
+        local, now = frame.f_locals, self.streams.capture()
+        return self._new(frame, local, region, piece, self._earlier or now, Ambient.now())
 
     def _add(self, site: Any, owner: FrameType, backward: int, call: _Call) -> Region:
         line = call.lines[id(owner)]
@@ -453,9 +476,10 @@ class Starts:
         if left is not None and left.site is None and self._on_left is not None:
             if left.region is region and left.frame == id(frame):
                 self._on_left(left, local)
-        self._start(frame, local, region, piece, self.streams.capture(), Ambient.now())
+        now = self.streams.capture()
+        self.current = self._new(frame, local, region, piece, now, Ambient.now())
 
-    def _start(
+    def _new(
         self,
         frame: FrameType,
         local: Mapping[str, Any],
@@ -463,9 +487,9 @@ class Starts:
         piece: Piece,
         streams: dict[str, Any],
         ambient: Ambient,
-    ) -> None:
+    ) -> Start:
         names = {name: local[name] for name in piece.live if name in local}
-        self.current = Start(
+        return Start(
             region,
             piece,
             names,

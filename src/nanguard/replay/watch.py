@@ -106,6 +106,13 @@ class Watch(ABC):
         self.after_backward()
         return result
 
+    def grad(self, call: Callable[[], Any], outputs: Any) -> Any:
+        """Computes gradients for the script."""
+        return call()
+
+    def read(self, tensor: Tensor, value: float) -> None:  # noqa: B027 - most have nothing to do
+        """Hears of a number that is not finite and that the script has read."""
+
     def step(self, optimizer: Optimizer, call: Callable[..., Any], closure: Any) -> Any:
         """Lets an optimizer step if all is well."""
         if self._depth:
@@ -384,6 +391,12 @@ def is_good(loss: Tensor) -> bool:
     if type(loss) is torch.Tensor and not loss.is_complex():
         return math.isfinite(loss.item())
     return all_finite([loss])
+
+
+def single_number(outputs: Any) -> Tensor | None:
+    """Returns the loss that gradients are computed of, if it is one number."""
+    roots = [outputs] if isinstance(outputs, torch.Tensor) else list(outputs)
+    return roots[0].detach() if len(roots) == 1 and _is_number(roots[0]) else None
 
 
 def _is_number(root: Any) -> bool:

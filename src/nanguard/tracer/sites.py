@@ -65,6 +65,11 @@ def _is_users(filename: str) -> bool:
     return not filename.startswith(_STDLIB) or is_installed(filename)
 
 
+def is_ours(filename: str) -> bool:
+    """Returns whether a file belongs to nanguard."""
+    return filename.startswith(_OWN)
+
+
 def is_installed(filename: str) -> bool:
     """Returns whether a file belongs to an installed package, which nobody edits."""
     return filename.startswith(_SITE)

@@ -22,6 +22,7 @@ class Symptom:
         names: The tensors that are bad, by name.
         scale: Its scale.
         scaled_by_hand: Whether a scaled loss was stepped without the scaler.
+        evaluated: Whether it was noticed in an evaluation, and no step was touched.
     """
 
     where: str
@@ -32,6 +33,7 @@ class Symptom:
     names: list[str] = field(default_factory=list)
     scale: float | None = None
     scaled_by_hand: bool = False
+    evaluated: bool = False
 
     def to_json(self) -> dict[str, Any]:
         """Returns the symptom as an incident holds it."""
@@ -44,12 +46,15 @@ class Symptom:
         out["names"] = self.names[:20]
         if self.scale is not None:
             out["loss_scale"] = number(self.scale)
+        if self.evaluated:
+            out["during"] = "evaluation"
         return out
 
     def in_words(self) -> str:
         """Returns the symptom as a sentence begins."""
         if self.where == "loss":
-            return f"the loss is {name_of(self.loss if self.loss is not None else math.nan)}"
+            where = " in an evaluation" if self.evaluated else ""
+            return f"the loss is {name_of(self.loss if self.loss is not None else math.nan)}{where}"
         if self.where == "gradient":
             loss = "" if self.loss is None else f" while the loss is {name_of(self.loss)}"
             named = f" (of {', '.join(self.names[:3])})" if self.names else ""
