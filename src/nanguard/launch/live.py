@@ -275,7 +275,8 @@ class Live(Watch):
         self.starts.step_begins()
         self._left.unstepped = None
         self._late.look()
-        symptom = self.together.agree_on_loss(self.bad_loss())
+        here = self.bad_loss()
+        symptom = self.together.agree_on_loss(here)
         if symptom is not None:
             pass_over(scaler, optimizer)
             symptom.scale = scaler.get_scale()
@@ -283,8 +284,25 @@ class Live(Watch):
             return None
         with self.cut_rate(optimizer):
             result = call()
-        self.look_after(optimizer)
+        if here is None:
+            self.look_after(optimizer)
+        else:
+            self._own(lambda: self._report_scaled(here, optimizer))
         return result
+
+    def _report_scaled(self, symptom: Symptom, optimizer: Any) -> None:
+        """Reports a bad loss of one rank, whose step the scalers of all ranks have left out."""
+        reason = "the gradients of all ranks are bad, and their scalers leave the step out"
+        bad = BadStep(
+            symptom,
+            self.number_of(optimizer),
+            self.ordinal,
+            Decision(Action.SKIP, reason),
+            tuple(self._bad),
+        )
+        self._bad.append(self.ordinal)
+        if self.writer.report(bad) and not self.together.in_lockstep:
+            self._explain(bad, self.starts.ended)
 
     @property
     def lr_factor(self) -> float:
@@ -397,10 +415,13 @@ class Live(Watch):
         poisoned = not all_finite(trained) or self.bad_buffers() is not None
         can_roll_back = self._last_good is not None and self._last_good.is_there
         decision = self._policy.bad(Trouble(step, poisoned=poisoned, can_roll_back=can_roll_back))
+        bad = BadStep(symptom, step, ordinal, decision, tuple(self._bad))
+        starts = self.starts.ended if starts is None else starts
         if self.together.mine:
-            bad = BadStep(symptom, step, ordinal, decision, tuple(self._bad))
-            if self.writer.report(bad) and not poisoned:
-                self._explain(bad, self.starts.ended if starts is None else starts)
+            written = self.writer.report(bad)
+            self._explain(bad, starts if written and not poisoned else [])
+        elif self.together.in_lockstep and self._options.trace:
+            self.together.follow(self._replayer(bad, starts), ordinal)
         if self._tracked is not None:
             self._tracked.bad(optimizer, step, symptom, decision)
         self._bad.append(ordinal)
@@ -423,23 +444,40 @@ class Live(Watch):
         reads: bool = False,
     ) -> None:
         """Replays a step, if that is wanted and can be done."""
-        if not self.writer.may_explain or not starts:
-            return
-        # A bad loss shows which pass it was; a bad gradient may be any one's, or all of them's.
-        likely = starts if reads else sorted(starts, key=lambda one: all_finite(one.losses))
-        replayer = InPlace(
+        replayer = self._replayer(bad, starts, unfinished=unfinished, reads=reads)
+        with contextlib.ExitStack() as stack:
+            if self.together.in_lockstep and self._options.trace:
+                stack.enter_context(self.together.lead(replayer, bad.ordinal))
+            if not self.writer.may_explain or not starts:
+                return
+            self.writer.explain(replayer)
+        if replayer.differs and not (unfinished or reads):
+            self._doubt = self.writer.folder
+
+    def _replayer(
+        self,
+        bad: BadStep,
+        starts: Sequence[Start],
+        *,
+        unfinished: bool = False,
+        reads: bool = False,
+    ) -> InPlace:
+        likely = list(starts)
+        together = self.together.in_lockstep
+        if not reads and not together:
+            # A bad loss shows which pass it was; a bad gradient may be any one's.
+            likely.sort(key=lambda start: all_finite(start.losses))
+        return InPlace(
             self,
             self.patches,
             self.starts,
-            list(likely),
+            likely,
             step=bad.step,
             ordinal=bad.ordinal,
+            together=together,
             unfinished=unfinished,
             reads=reads,
         )
-        self.writer.explain(replayer)
-        if replayer.differs and not (unfinished or reads):
-            self._doubt = self.writer.folder
 
     def _settle_doubt(self) -> None:
         """Says that a bad step did not come again, if a good one does, bit for bit.

@@ -100,6 +100,8 @@ class InPlace:
         self._together, self._unfinished, self._reads = together, unfinished, reads
         self._chosen: tuple[Start, dict[str, Any]] | None = None
         self._reachable: dict[int, Reachable] = {}
+        # Tells other ranks of each replay, where they have to take part in it.
+        self.announce: Callable[[Task, int, int], None] | None = None
         self.wants_history = False
         self.differs = False
 
@@ -108,6 +110,8 @@ class InPlace:
         if task.lr_factor != 1.0 or any(getattr(task, name) for name in _HISTORY):
             self.wants_history = True
             return Outcome(error="only a second run can go through the steps before this one")
+        if self._together and task.precision is not None:
+            return Outcome(error="a model that lies on several ranks is not made wider")
         task = replace(task, target=self._run.ordinal, skipped=())
         if self._chosen is None:
             return self._settle(task, seconds)
@@ -178,6 +182,19 @@ class InPlace:
                 return True
         return False
 
+    def replay(self, task: Task, start: int, variant: int) -> None:
+        """Takes part in a replay of another rank's.
+
+        Args:
+            task: What to do.
+            start: Which of the candidates to begin from.
+            variant: With which of its random streams.
+        """
+        if start < len(self._candidates):
+            chosen = self._candidates[start]
+            streams = chosen.earlier if variant and chosen.earlier else chosen.streams
+            self._replay(task, chosen, streams, math.inf)
+
     def _variants(self) -> Iterator[tuple[Start, dict[str, Any]]]:
         for start in self._candidates:
             yield start, start.streams
@@ -187,6 +204,9 @@ class InPlace:
     def _replay(
         self, task: Task, start: Start, streams: dict[str, Any], seconds: float
     ) -> tuple[Outcome, list[Tensor]]:
+        if self.announce is not None:
+            variant = int(streams is not start.streams)
+            self.announce(task, self._candidates.index(start), variant)
         replay = InPlaceReplay(task, self._run, start, together=self._together, reads=self._reads)
         replay.indices, replay.drawn = [], [(b, i) for _, b, i in self._starts.batches]
         with self._as_before(start, streams) as stack:
