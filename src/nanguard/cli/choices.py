@@ -13,6 +13,14 @@ class OnBad(str, Enum):
     STOP = "stop"
 
 
+class Spikes(str, Enum):
+    """What to do about a finite number that is far above the usual."""
+
+    ACT = "act"
+    WARN = "warn"
+    OFF = "off"
+
+
 class Precision(str, Enum):
     """A type to compute in."""
 

@@ -46,6 +46,7 @@ def run_command(
     incidents: Path,
     on_bad: str = "skip",
     max_bad: int | None = None,
+    spikes: str = "warn",
     trace: bool = True,
     quiet: bool = False,
     explain_seconds: float | None = None,
@@ -59,6 +60,7 @@ def run_command(
         incidents: The folder for incidents.
         on_bad: What to do about a bad step: skip, rollback or stop.
         max_bad: How many bad steps the run may meet; None for no such bound.
+        spikes: What to do about a loss or gradient norm far above the usual: act, warn or off.
         trace: Whether a bad step is replayed and explained.
         quiet: Whether to say nothing.
         explain_seconds: How many seconds the explanation of one incident may take; None for a
@@ -81,6 +83,7 @@ def run_command(
             signature=sign(list(command), str(Path.cwd())),
             on_bad=on_bad,
             max_bad=max_bad,
+            spikes=spikes,
             trace=trace,
             quiet=quiet,
             explain_seconds=explain_seconds,

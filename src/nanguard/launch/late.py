@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import sys
 from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -35,6 +34,7 @@ if TYPE_CHECKING:
     from torch.optim import Optimizer
 
     from nanguard.guard.gate import Ticket
+    from nanguard.guard.judge import StepLimits
     from nanguard.launch.live import Live
     from nanguard.replay.start import Start
     from nanguard.replay.watch import Watch
@@ -56,6 +56,7 @@ class Flight:
         ordinal: The step as all optimizers together count.
         starts: What its passes began with.
         rates: The hyperparameters it was made with.
+        limits: What its numbers were held to.
     """
 
     ticket: Ticket
@@ -64,6 +65,7 @@ class Flight:
     ordinal: int
     starts: list[Start]
     rates: list[dict[str, Any]]
+    limits: StepLimits
 
 
 class Late:
@@ -85,6 +87,17 @@ class Late:
             self._gate = Gate(first.device)
         return True
 
+    def lag_of(self, optimizer: Any) -> int:
+        """Returns how many steps the host may be behind with an optimizer."""
+        first = next((p for g in optimizer.param_groups for p in g["params"]), None)
+        fused = any(group.get("fused") for group in optimizer.param_groups)
+        return _LAG if first is not None and first.is_cuda and fused else 0
+
+    @property
+    def ahead(self) -> int:
+        """How many steps the host has not seen yet."""
+        return len(self._flights)
+
     @torch.no_grad()
     def step(self, optimizer: Optimizer, call: Callable[..., Any]) -> Any:
         """Makes a step that is a no-op on the device if it, or one before it, is bad."""
@@ -102,8 +115,9 @@ class Late:
         starts = list(live.starts.ended)
         number = live.number_of(optimizer)
         rates = hyperparameters([optimizer])
+        limits = live.judge_of(optimizer).limits(self.ahead)
         self._flights.append(
-            Flight(gate.post(names), optimizer, number, live.ordinal, starts, rates)
+            Flight(gate.post(names), optimizer, number, live.ordinal, starts, rates, limits)
         )
         self._resolve(_LAG)
         return result
@@ -117,7 +131,9 @@ class Late:
             norm = Gradients(parameters_of([optimizer])).norm(out=gate["grad_norm"])
         gate.write("grad_norm", norm)
         gate.write("loss", self._loss(gate, watch))
-        gate.judge(sys.float_info.max, math.inf)
+        judge = self._live.judge_of(optimizer)
+        loss_limit, norm_limit = judge.acts_on(judge.limits(self.ahead))
+        gate.judge(loss_limit, norm_limit)
 
     def _loss(self, gate: Gate, watch: Watch) -> Tensor:
         """Returns the loss of the step that is being made."""
@@ -161,6 +177,10 @@ class Late:
         value = numbers["loss"] if bad_loss else numbers["grad_norm"]
         kind = "nan" if math.isnan(value) else "inf"
         where = "parameter" if numbers.get("poisoned") else "loss" if bad_loss else "gradient"
+        if math.isfinite(value) and where != "parameter":
+            loss_limit, _ = live.judge_of(flight.optimizer).acts_on(flight.limits)
+            where = "gradient" if numbers["loss"] <= loss_limit else "loss"
+            kind = "spike"
         symptom = Symptom(where, kind, numbers["loss"], numbers["grad_norm"])
         live.meet(
             symptom,
@@ -206,9 +226,9 @@ class Late:
         """Judges a step on the device and makes it; returns its numbers."""
         self._judge(replay, optimizer)
         assert self._gate is not None  # noqa: S101
-        with torch.enable_grad(), gated([optimizer], self._gate.latch):
-            with self._live.cut_rate(optimizer):
-                call()
+        rate = self._live.cut_rate(optimizer)
+        with torch.enable_grad(), gated([optimizer], self._gate.latch), rate:
+            call()
         return self._gate.post(_NUMBERS).read()
 
 

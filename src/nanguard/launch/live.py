@@ -9,12 +9,14 @@ import math
 import multiprocessing
 import os
 import sys
+import weakref
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from nanguard.guard.held import BufferPlaces, Held
+from nanguard.guard.judge import Judge, Reading
 from nanguard.guard.optimizers import learning_rate, scaled_lr
 from nanguard.guard.policy import Action, Decision, Policy, Trouble
 from nanguard.launch.closures import step_with_closure
@@ -81,8 +83,14 @@ class Live(Watch):
     def __init__(self, options: Options) -> None:
         super().__init__()
         self._options = options
-        self._settings = Settings(on_bad=options.on_bad, max_bad=options.max_bad)  # type: ignore[arg-type]
+        self._settings = Settings(
+            on_bad=options.on_bad,  # type: ignore[arg-type]
+            max_bad=options.max_bad,
+            spikes=options.spikes,  # type: ignore[arg-type]
+        )
         self._policy = Policy(self._settings)
+        # What is usual for the steps of each optimizer.
+        self._judges: weakref.WeakKeyDictionary[Any, Judge] = weakref.WeakKeyDictionary()
         self._late = Late(self)
         self._last_good = LastGood(self) if options.on_bad == "rollback" else None
         self.together = Together()
@@ -256,6 +264,7 @@ class Live(Watch):
         if closure is not None:
             return step_with_closure(self, optimizer, call, closure)
         symptom = self.together.agree(*self.verdict(optimizer), self.ordinal)
+        symptom = symptom or self._spike(optimizer)
         if symptom is None:
             self._note_discarded()
             self._own(self._settle_doubt)
@@ -363,6 +372,8 @@ class Live(Watch):
         loss = numbers.get("loss") if numbers else self._loss_at_hand()
         if loss is not None:
             self.recent_losses.append(loss)
+            norm = numbers.get("grad_norm", self.grad_norm)
+            self._accept(optimizer, self.number_of(optimizer) if step is None else step, loss, norm)
         self._policy.good()
         if self._last_good is not None:
             self._last_good.after_good_step()
@@ -375,6 +386,41 @@ class Live(Watch):
             self.meet(symptom, optimizer)
         else:
             self.good(optimizer)
+
+    def judge_of(self, optimizer: Any) -> Judge:
+        """Returns what knows the usual numbers of an optimizer's steps."""
+        judge = self._judges.get(optimizer)
+        if judge is None:
+            lag = self._late.lag_of(optimizer)
+            judge = Judge(self._settings, lag, adversarial=len(self.optimizers()) > 1)
+            self._judges[optimizer] = judge
+        return judge
+
+    def _accept(self, optimizer: Any, step: int, loss: float, norm: float | None) -> None:
+        """Takes in the numbers of a good step, and says what is unusual about them."""
+        if optimizer is None or not math.isfinite(loss):
+            return
+        judge = self.judge_of(optimizer)
+        scale = None if self._scaler is None else float(self._scaler.get_scale())
+        # Gradients that are scaled are left to the scaler, whether they overflow or not.
+        reading = Reading(
+            closed=False, loss=loss, grad_norm=norm or 0.0, terms={}, scale=scale,
+            overflow=norm is None or scale is not None,
+        )  # fmt: skip
+        for finding in judge.accept(reading, judge.limits(self._late.ahead), step):
+            self.writer.say(f"step {step}: {finding.message} ({finding.name})")
+
+    def _spike(self, optimizer: Optimizer) -> Symptom | None:
+        """Returns what is unusual about a step, if that is enough not to make it."""
+        if self._options.spikes != "act" or self.together.active or self.grad_norm is None:
+            return None
+        judge, loss = self.judge_of(optimizer), self._loss_at_hand()
+        loss_limit, norm_limit = judge.acts_on(judge.limits(self._late.ahead))
+        if loss is not None and not loss <= loss_limit:
+            return Symptom("loss", "spike", loss, self.grad_norm)
+        if not self.grad_norm <= norm_limit:
+            return Symptom("gradient", "spike", loss, self.grad_norm)
+        return None
 
     def _loss_at_hand(self) -> float | None:
         """Returns the loss of this step where reading it does not wait for a device."""
@@ -405,18 +451,14 @@ class Live(Watch):
         if step is None:
             step = self.ordinal if optimizer is None else self.number_of(optimizer)
         ordinal = self.ordinal if ordinal is None else ordinal
-        if self._pulse is not None:
-            leads = optimizer is None or self.number_of(optimizer) == self._tried
-            # The last step of the one that leads belongs to the same round.
-            self._pulse.bad(step if leads else self._tried - 1)
+        self._note_bad(step, optimizer)
         if self.held is not None:
             self.held.restore(self.held.shape)
-        trained = [p for p in self.named_parameters().values() if p.requires_grad]
-        poisoned = not all_finite(trained) or self.bad_buffers() is not None
-        can_roll_back = self._last_good is not None and self._last_good.is_there
-        decision = self._policy.bad(Trouble(step, poisoned=poisoned, can_roll_back=can_roll_back))
+        poisoned, decision = self._decide(step)
         bad = BadStep(symptom, step, ordinal, decision, tuple(self._bad))
         starts = self.starts.ended if starts is None else starts
+        if symptom.kind == "spike":
+            bad.why, starts = "a spike is a finite number: there is no bad value to look for", []
         if self.together.mine:
             written = self.writer.report(bad)
             self._explain(bad, starts if written and not poisoned else [])
@@ -426,6 +468,23 @@ class Live(Watch):
             self._tracked.bad(optimizer, step, symptom, decision)
         self._bad.append(ordinal)
         self._left.known_at = self.ordinal + 1
+        self._act(decision, optimizer)
+
+    def _note_bad(self, step: int, optimizer: Any) -> None:
+        if self._pulse is not None:
+            leads = optimizer is None or self.number_of(optimizer) == self._tried
+            # The last step of the one that leads belongs to the same round.
+            self._pulse.bad(step if leads else self._tried - 1)
+
+    def _decide(self, step: int) -> tuple[bool, Decision]:
+        """Returns whether the run itself is bad by now, and what to do about a bad step."""
+        trained = [p for p in self.named_parameters().values() if p.requires_grad]
+        poisoned = not all_finite(trained) or self.bad_buffers() is not None
+        can_roll_back = self._last_good is not None and self._last_good.is_there
+        trouble = Trouble(step, poisoned=poisoned, can_roll_back=can_roll_back)
+        return poisoned, self._policy.bad(trouble)
+
+    def _act(self, decision: Decision, optimizer: Any) -> None:
         if optimizer is not None:
             with contextlib.suppress(AttributeError):
                 optimizer.zero_grad(set_to_none=True)

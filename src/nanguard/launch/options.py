@@ -23,6 +23,7 @@ class Options:
         signature: Says that it was this user who started it.
         on_bad: What to do about a bad step: skip, rollback or stop.
         max_bad: How many bad steps the run may meet; None for no such bound.
+        spikes: What to do about a loss or gradient norm far above the usual: act, warn or off.
         trace: Whether a bad step is replayed and explained.
         quiet: Whether only the end of a run is worth a line.
         patience: Seconds that decide which copy of the process a replay begins from; in a second
@@ -41,6 +42,7 @@ class Options:
     signature: str | None = None
     on_bad: str = "skip"
     max_bad: int | None = None
+    spikes: str = "warn"
     trace: bool = True
     quiet: bool = False
     patience: float = 90.0

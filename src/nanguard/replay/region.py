@@ -435,12 +435,12 @@ class Names:
     def _visit_comprehension_of(self, node: Any) -> None:
         own = {n for g in node.generators for n in _names_in(g.target)}
         self._visit(node.generators[0].iter)
+        inner: Any
         for inner in ast.walk(node):
             if isinstance(inner, ast.NamedExpr) and isinstance(inner.target, ast.Name):
                 self.stores.add(inner.target.id)
-            elif isinstance(inner, ast.Name) and isinstance(inner.ctx, ast.Load):
-                if inner.id not in own:
-                    self._load(inner.id)
+            elif _is_load(inner) and inner.id not in own:
+                self._load(inner.id)
 
     _visit_ListComp = _visit_SetComp = _visit_comprehension_of
     _visit_GeneratorExp = _visit_DictComp = _visit_comprehension_of
@@ -668,13 +668,13 @@ def _names_in(target: ast.AST) -> list[str]:
     return [node.id for node in ast.walk(target) if isinstance(node, ast.Name)]
 
 
+def _is_load(node: ast.AST) -> bool:
+    return isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)
+
+
 def _loads_in(body: Iterable[ast.AST]) -> list[str]:
-    return [
-        node.id
-        for statement in body
-        for node in ast.walk(statement)
-        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)
-    ]
+    nodes: Iterator[Any] = (node for statement in body for node in ast.walk(statement))
+    return [node.id for node in nodes if _is_load(node)]
 
 
 def _call(name: str, args: list[ast.expr]) -> ast.Call:

@@ -34,7 +34,8 @@ _REFUSED = frozenset(
     (
         "os.remove", "os.rename", "os.mkdir", "os.rmdir", "os.truncate", "os.link", "os.symlink",
         "os.chmod", "os.chown", "os.utime", "os.setxattr", "os.removexattr", "os.mknod",
-        "shutil.rmtree", "shutil.move", "shutil.copyfile", "shutil.copytree", "shutil.unpack_archive",
+        "shutil.rmtree", "shutil.move", "shutil.copyfile", "shutil.copytree",
+        "shutil.unpack_archive",
         "subprocess.Popen", "os.system", "os.exec", "os.spawn", "os.posix_spawn", "os.fork",
         "os.forkpty", "os.kill", "os.killpg", "os.startfile", "signal.pthread_kill",
         "socket.connect", "socket.sendto", "socket.sendmsg", "socket.bind",

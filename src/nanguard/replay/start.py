@@ -106,7 +106,7 @@ class Ambient:
                 self._set_types()
             else:
                 for device in _DEVICES:
-                    torch.set_autocast_enabled(device, False)
+                    torch.set_autocast_enabled(device, False)  # noqa: FBT003 - it takes no name
             here = {id(mode) for mode in before.modes}
             for mode in self.modes:
                 if id(mode) not in here:
@@ -328,9 +328,9 @@ class Starts:
         frame = sys._getframe(1)
         if type(module).__name__ == "OptimizedModule":
             self._compiled = True
-        if len(self._calls) < _CALLS and self._hook is not None and not _is_nested(frame):
-            if next(module.parameters(), None) is not None:
-                self._calls.append(self._call(module, frame))
+        looks = self._hook is not None and len(self._calls) < _CALLS and not _is_nested(frame)
+        if looks and next(module.parameters(), None) is not None:
+            self._calls.append(self._call(module, frame))
         if not self._long and self._codes:
             self._begins_with_call(frame)
 
@@ -473,9 +473,9 @@ class Starts:
     def _take(self, frame: FrameType, region: Region, piece: Piece) -> None:
         local = frame.f_locals
         left = self.current
-        if left is not None and left.site is None and self._on_left is not None:
-            if left.region is region and left.frame == id(frame):
-                self._on_left(left, local)
+        same = left is not None and left.region is region and left.frame == id(frame)
+        if left is not None and same and left.site is None and self._on_left is not None:
+            self._on_left(left, local)
         now = self.streams.capture()
         self.current = self._new(frame, local, region, piece, now, Ambient.now())
 

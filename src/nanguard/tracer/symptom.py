@@ -52,6 +52,10 @@ class Symptom:
 
     def in_words(self) -> str:
         """Returns the symptom as a sentence begins."""
+        if self.kind == "spike":
+            value = self.loss if self.where == "loss" else self.grad_norm
+            words = "the loss" if self.where == "loss" else "the gradient norm"
+            return f"{words} jumped to {name_of(math.nan if value is None else value)}"
         if self.where == "loss":
             where = " in an evaluation" if self.evaluated else ""
             return f"the loss is {name_of(self.loss if self.loss is not None else math.nan)}{where}"

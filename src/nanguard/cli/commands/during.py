@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from nanguard.cli.choices import OnBad
+from nanguard.cli.choices import OnBad, Spikes
 from nanguard.cli.commands.app import app
 
 RECOVERY = "With --recover"
@@ -32,6 +32,10 @@ def run(
     max_bad: Annotated[
         int | None, typer.Option(min=0, help="Stop when there were more bad steps than this.")
     ] = None,
+    spikes: Annotated[
+        Spikes,
+        typer.Option(help="What to do about a loss or gradient norm far above the usual."),
+    ] = Spikes.WARN,
     no_trace: Annotated[  # noqa: FBT002
         bool, typer.Option("--no-trace", help="Protect the run, and explain nothing.")
     ] = False,
@@ -168,6 +172,7 @@ def run(
     guarding = {
         "on_bad": on_bad.value,
         "max_bad": max_bad,
+        "spikes": spikes.value,
         "trace": not no_trace,
         "quiet": quiet,
         "explain_seconds": explain_seconds,
