@@ -45,7 +45,8 @@ _COPIED = 64 << 20
 _FOREIGN = (
     "threading", "_thread", "queue", "multiprocessing", "concurrent", "asyncio", "logging",
     "tensorboard", "torch.utils.tensorboard", "wandb", "tqdm", "socket", "subprocess", "io", "_io",
-    "weakref", "re", "ctypes", "torch._dynamo", "torch._inductor", "torch.distributed", "torch.fx", "nanguard", "rich",
+    "weakref", "re", "ctypes", "torch._dynamo", "torch._inductor", "torch.distributed", "torch.fx",
+    "nanguard", "rich",
 )  # fmt: skip
 _PLAIN = (
     int, float, complex, str, bytes, bool, type(None), range, slice, BuiltinFunctionType, CodeType,
