@@ -371,6 +371,15 @@ def test_fake_and_meta_tensors_are_let_through():
     assert [record.op for record in trace.records][-2:] == ["aten.mul", "aten.sum"]
 
 
+def test_compiled_function_is_seen_operation_by_operation():
+    compiled = torch.compile(lambda x: torch.log(x * 2).sum(), backend="eager")
+    x = torch.tensor([0.0, 1.0])
+    with traced() as trace:
+        loss = compiled(x)
+    assert origin(trace, loss).op == "aten.log"
+    assert compiled(x).isinf()
+
+
 def test_trace_stops_inside_of_a_mode_that_began_later():
     trace = Trace()
     trace.start()

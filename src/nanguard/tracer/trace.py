@@ -121,11 +121,6 @@ class Trace(TorchDispatchMode):
         # The modes that were on before.
         self._below: list[TorchDispatchMode] = []
 
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        """Spares torch a call for each operation: it compiles nothing while this mode is on."""
-        return False
-
     def start(self) -> None:
         """Begins to watch, until the process ends or ``stop`` is called."""
         self.modules.start()
@@ -393,10 +388,11 @@ class Trace(TorchDispatchMode):
         """Returns one of several operations whose nodes have the same number in their threads."""
         fits = [derivative_of(node, record.op) for _, record in found]
         found = [pair for pair, fit in zip(found, fits, strict=True) if fit == max(fits)]
-        # What a thread computes again, it differentiates itself, with an engine that it calls.
+        # What a thread computes again, it differentiates itself, with an engine that it calls. What
+        # was first computed came before; its thread may have ended, and another have its name.
         thread, here = threading.get_ident(), runs_engine(sys._getframe(1))
-        own = [record for other, record in found if (other == thread) is here]
-        return own[-1] if own else found[-1][1]
+        likely = [pair for pair in found if (pair[0] == thread) is here] or found
+        return likely[-1 if here else 0][1]
 
     def _source(self, tensor: Tensor, record: Record, unread: Unread) -> Record:
         """Returns who wrote a tensor; for one nobody saw being written, a record of its own.
