@@ -231,7 +231,7 @@ def test_a_run_in_which_nothing_was_guarded(tmp_path, notes, code, seconds, line
     assert command.nothing_guarded(tmp_path, code, seconds) == line
 
 
-def found(code="division-by-zero", *, ranks=1, method="snapshot", verdict="reproduced"):
+def found(code="division-by-zero", *, ranks=1, method="second-run", verdict="reproduced"):
     return {
         "step": 5,
         "rank": 0,

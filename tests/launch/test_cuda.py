@@ -43,7 +43,7 @@ def test_the_loader_gives_the_bad_batch_out_again(tmp_path):
     first, second = incidents(tmp_path)
     assert (first["step"], second["step"]) == (5, 15)
     for found in (first, second):
-        assert found["replay"]["method"] == "iterator"
+        assert found["replay"]["method"] == "in-place"
         assert found["replay"]["verdict"] == "reproduced"
         assert (found["origin"]["op"], found["origin"]["line"]) == ("aten.div", 25)
         assert found["cause"]["code"] == "division-by-zero"

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import linecache
 import sys
-from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from nanguard.replay.region import NoRegionError, Region, source_of
+
+if TYPE_CHECKING:
+    from types import FrameType
 
 
 def run(text: str, name: str, **names: Any) -> tuple[dict[str, Any], list[tuple[FrameType, int]]]:

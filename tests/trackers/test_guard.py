@@ -261,8 +261,6 @@ def test_incident_is_named(tmp_path: Path) -> None:
         incidents=tmp_path / "incidents",
         trackers=["tensorboard"],
     )
-    # Nothing is to be explained here.
-    guard._parts.recorder._timeline = None  # type: ignore[union-attr]
     with guard:
         for batch in guard.watch(poisoned(batches(4), [2])):
             guard.backward(run.loss(batch))

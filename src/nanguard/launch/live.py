@@ -146,6 +146,7 @@ class Live(Watch):
         """Leaves the run to a guard of its own."""
         if not self._aside:
             self._aside = True
+            self.starts.close()
             self.writer.say("the script has a Guard of its own, which decides about its steps")
 
     # The script must run, whatever is wrong with us.
@@ -201,6 +202,7 @@ class Live(Watch):
     def _give_up(self, error: Exception) -> None:
         if not self._aside:
             self._aside = True
+            self.starts.close()
             self.writer.say(f"this process is not guarded any more: {error!r}")
 
     # The step.
@@ -616,7 +618,7 @@ class Live(Watch):
         """Notes a pass whose loss was bad, and whose gradients the script has thrown away."""
         for start in self.starts.ended if len(self.losses) > 1 else []:
             bad = next((x for x in start.losses if not is_good(x)), None)
-            if bad is not None:
+            if bad is not None and not start.reported:
                 self._left.add(start, float(bad))
 
     def _left_in(self, frame: FrameType | None) -> None:
@@ -670,6 +672,8 @@ class Live(Watch):
         reason = f"{how}; {self._left.count} of {tried} steps so far"
         bad = BadStep(symptom, step, self.ordinal, Decision(Action.SKIP, reason), tuple(self._bad))
         bad.known = {"by_script": True}
+        for start in starts:
+            start.reported = True
         if self.writer.report(bad):
             self._explain(bad, starts, unfinished=unfinished)
 

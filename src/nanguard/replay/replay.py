@@ -57,7 +57,9 @@ class Replay(Watch):
         self.__dict__.update(before.replayable())
         self.task = task
         self.trace = (
-            Trace(heal=task.heal, look_at=task.look_at) if task.trace or task.heal else None
+            Trace(heal=task.heal, look_at=task.look_at, exact=task.table)
+            if task.trace or task.heal
+            else None
         )
         self.facts = Facts()
         self.indices: list[int] = []

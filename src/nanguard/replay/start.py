@@ -146,6 +146,7 @@ class Start:
         losses: The loss of each backward since.
         stepped: Whether an optimizer was called since.
         site: The place of the backward that ended it; None while it goes on.
+        reported: Whether it was the start of a bad step that was told about.
     """
 
     region: Region
@@ -162,6 +163,7 @@ class Start:
     losses: list[Tensor] = field(default_factory=list)
     stepped: bool = False
     site: Any = None
+    reported: bool = False
 
     @property
     def inexact(self) -> bool:

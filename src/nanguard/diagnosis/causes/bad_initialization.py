@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import math
 from typing import TYPE_CHECKING
 
 from nanguard.diagnosis.cause import Cause, Suspicion
@@ -33,6 +34,9 @@ class BadInitialization(Cause):
         if case.phase == "init":
             name = case.origin.parameter or "a parameter"
             return Suspicion(0.95, f"{name} holds memory that was never filled")
+        scalars = case.origin.detail.scalars.values() if case.origin.detail else ()
+        if any(isinstance(value, float) and not math.isfinite(value) for value in scalars):
+            return None  # a number that the script wrote there is bad by itself
         for stats in case.inputs:
             if any(other.nonfinite for other in case.inputs if other is not stats):
                 continue  # whatever it began with, it met something worse
