@@ -58,7 +58,7 @@ def measure(name: str, label: dict[str, Any], device: str, text: str, late: int)
         _, untraced, _ = run(folder, label["argv"], quick, "--no-trace", "--incidents", "other")
         code, traced, errors = run(folder, label["argv"], env, "--incidents", "found")
         found = [json.loads(p.read_text()) for p in sorted(folder.glob("found/*/incident.json"))]
-    first = min(found, key=lambda incident: incident["step"], default={})
+    first: dict[str, Any] = min(found, key=lambda incident: incident["step"], default={})
     origin, cause, replay = (first.get(key) or {} for key in ("origin", "cause", "replay"))
     took = _step_seconds(first)
     return {
@@ -119,6 +119,7 @@ def main() -> None:
                 flush=True,
             )
     seconds = [row["seconds"] for row in rows if row["seconds"] is not None]
+    limits = [30 * row["step_seconds"] + 2 for row in rows if row["step_seconds"] is not None]
     summary = {
         "explained": f"{sum(row['line'] and row['cause'] for row in rows)}/{len(rows)}",
         "in place": f"{sum(row['method'] == 'in-place' for row in rows)}/{len(rows)}",
@@ -127,6 +128,7 @@ def main() -> None:
         "rest of the run identical": f"{sum(row['same_as_untraced'] for row in rows)}/{len(rows)}",
         "last line as in the plain run": f"{sum(row['last_line'] for row in rows)}/{len(rows)}",
         "median seconds to the cause": statistics.median(seconds) if seconds else None,
+        "median of 30 steps and 2 s": round(statistics.median(limits), 3) if limits else None,
     }
     print(json.dumps(summary, indent=1))
     if asked.output is not None:

@@ -39,6 +39,7 @@ class BadStep:
         skipped: Earlier steps that were not made, either.
         why: Why it cannot be replayed; None if that is to be found out.
         known: What else is known of it, as fields of the incident.
+        seconds: How long a step of this run usually takes; None if that is not known.
     """
 
     symptom: Symptom
@@ -48,6 +49,7 @@ class BadStep:
     skipped: tuple[int, ...]
     why: str | None = None
     known: dict[str, Any] = field(default_factory=dict)
+    seconds: float | None = None
 
 
 class IncidentWriter:
@@ -183,6 +185,7 @@ class IncidentWriter:
                 "ordinal": bad.ordinal,
                 "skipped": list(bad.skipped),
                 "seconds": round(time.monotonic() - self._began, 3),
+                "step_seconds": None if bad.seconds is None else round(bad.seconds, 6),
                 "ranks": self.ranks,
                 "python": platform.python_version(),
                 "torch": torch.__version__,

@@ -8,8 +8,11 @@ import functools
 import math
 import multiprocessing
 import os
+import statistics
 import sys
+import time
 import weakref
+from collections import deque
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -54,6 +57,8 @@ current: Live | None = None
 _CAREFUL = 16
 # Functions of the script, from the innermost one outwards, that an evaluation is looked for in.
 _OUTWARDS = 4
+# Steps whose time is remembered.
+_TIMED = 32
 
 
 def begin(options: Options) -> None:
@@ -102,10 +107,12 @@ class Live(Watch):
         self._left = _LeftByScript()
         # An incident whose step was good when it was replayed.
         self._doubt: Path | None = None
+        self._step_times: deque[float] = deque(maxlen=_TIMED)
+        self._began_step = time.perf_counter()
         self.writer = IncidentWriter(options)
         self.held: Held | None = None
         self.patches = Patches(self)
-        self.starts = Starts(on_left=self._left.note)
+        self.starts = Starts(on_left=self._script_left)
 
     def open(self) -> None:
         """Begins."""
@@ -115,9 +122,8 @@ class Live(Watch):
             self._pulse.listen()
         if self.writer.rank == 0:
             self._tracked = Tracked(self)
-        if self._options.trace:
-            self.starts.begin()
-            self._listen()
+        self.starts.begin()
+        self._listen()
         atexit.register(self.close)
 
     def _listen(self) -> None:
@@ -356,6 +362,9 @@ class Live(Watch):
             self._pulse.beat(self._tried)
 
     def _begin_step(self) -> None:
+        now = time.perf_counter()
+        self._step_times.append(now - self._began_step)
+        self._began_step = now
         if self.held is None:
             self.held = Held(BufferPlaces(self.models()))
         self.held.mark()
@@ -458,9 +467,13 @@ class Live(Watch):
             self.held.restore(self.held.shape)
         poisoned, decision = self._decide(step)
         bad = BadStep(symptom, step, ordinal, decision, tuple(self._bad))
+        bad.seconds = statistics.median(self._step_times) if self._step_times else None
         starts = self.starts.ended if starts is None else starts
         if symptom.kind == "spike":
             bad.why, starts = "a spike is a finite number: there is no bad value to look for", []
+        elif symptom.where not in ("loss", "gradient"):
+            bad.why, starts = "the state before the step is gone", []
+        self._clear_gradients(optimizer)
         if self.together.mine:
             written = self.writer.report(bad)
             self._explain(bad, starts if written and not poisoned else [])
@@ -470,7 +483,7 @@ class Live(Watch):
             self._tracked.bad(optimizer, step, symptom, decision)
         self._bad.append(ordinal)
         self._left.known_at = self.ordinal + 1
-        self._act(decision, optimizer)
+        self._act(decision)
 
     def _note_bad(self, step: int, optimizer: Any) -> None:
         if self._pulse is not None:
@@ -486,10 +499,14 @@ class Live(Watch):
         trouble = Trouble(step, poisoned=poisoned, can_roll_back=can_roll_back)
         return poisoned, self._policy.bad(trouble)
 
-    def _act(self, decision: Decision, optimizer: Any) -> None:
+    @staticmethod
+    def _clear_gradients(optimizer: Any) -> None:
+        """Frees the gradients of a bad step, whose memory its replays may need."""
         if optimizer is not None:
             with contextlib.suppress(AttributeError):
                 optimizer.zero_grad(set_to_none=True)
+
+    def _act(self, decision: Decision) -> None:
         if decision.action is Action.ROLLBACK and self._last_good is not None:
             self._last_good.restore()
         if decision.action is Action.STOP:
@@ -614,6 +631,11 @@ class Live(Watch):
         if self.writer.report(bad):
             self._explain(bad, starts, reads=True)
 
+    def _script_left(self, start: Start, names: Any) -> None:
+        """Undoes what a step has done to the buffers that the script has left as it was bad."""
+        if self._left.note(start, names) and self.held is not None:
+            self.held.restore(self.held.shape)
+
     def _note_discarded(self) -> None:
         """Notes a pass whose loss was bad, and whose gradients the script has thrown away."""
         for start in self.starts.ended if len(self.losses) > 1 else []:
@@ -719,8 +741,8 @@ class _LeftByScript:
         self.known_at = -1
         self._found: tuple[Start, float] | None = None
 
-    def note(self, start: Start, names: Any) -> None:
-        """Notes a step that was left, if a number that it has made is bad.
+    def note(self, start: Start, names: Any) -> bool:
+        """Notes a step that was left, if a number that it has made is bad; returns whether it is.
 
         Args:
             start: What it began with.
@@ -732,10 +754,11 @@ class _LeftByScript:
         for value in [*scalars_in(made), *made.values()]:
             if isinstance(value, torch.Tensor) and value.numel() == 1 and not is_good(value):
                 self.add(start, float(value))
-                return
+                return True
             if isinstance(value, float) and not math.isfinite(value):
                 self.add(start, value)
-                return
+                return True
+        return False
 
     def add(self, start: Start, value: float) -> None:
         """Notes a step that was left because of a bad number."""

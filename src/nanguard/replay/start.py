@@ -251,7 +251,7 @@ class Starts:
         """Ends the start that is going on with a backward pass."""
         if not self.is_on or self.paused:
             return
-        if self._thread not in (None, threading.get_ident()):
+        if not self._is_our_thread():
             return
         frame = _outside(sys._getframe(1))
         if frame is None:
@@ -270,6 +270,17 @@ class Starts:
         self._last_event = _stack_of(frame) if self._hook is not None else []
         self._heard_all = self._hook is not None
         self._calls.clear()
+
+    def _is_our_thread(self) -> bool:
+        """Returns whether this is the thread that trains; another one may come after it."""
+        here = threading.get_ident()
+        if self._thread in (None, here):
+            return True
+        if any(thread.ident == self._thread for thread in threading.enumerate()):
+            return False
+        self._thread, self.current, self.ended = None, None, []
+        self._look_for_calls()
+        return True
 
     def _goes_on(self, start: Start) -> bool:
         """Returns whether a second backward of the same place belongs to one start.
@@ -323,9 +334,7 @@ class Starts:
             self._hook = register_module_forward_pre_hook(self._called)
 
     def _called(self, module: nn.Module, _args: Any) -> None:
-        if self.paused or torch.compiler.is_compiling():
-            return
-        if self._thread not in (None, threading.get_ident()):
+        if self.paused or torch.compiler.is_compiling() or not self._is_our_thread():
             return
         frame = sys._getframe(1)
         if type(module).__name__ == "OptimizedModule":
@@ -438,7 +447,7 @@ class Starts:
 
     def _reached(self, frame: FrameType, region: Region, piece: Piece) -> None:
         """Takes a start: the first line of a region is about to run."""
-        if not self.paused and self._thread == threading.get_ident():
+        if not self.paused and self._is_our_thread():
             self._take(frame, region, piece)
 
     def _begins_with_call(self, frame: FrameType | None) -> None:

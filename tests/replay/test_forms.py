@@ -1,0 +1,77 @@
+"""Scripts of many forms: each bad step is explained in place, and the run does not notice."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+SCRIPTS = Path(__file__).parent / "scripts"
+
+
+def line_of(script: str, mark: str) -> int:
+    lines = (SCRIPTS / script).read_text().splitlines()
+    return next(number for number, line in enumerate(lines, 1) if line.endswith(f"# {mark}"))
+
+
+POOLED = ("common.py", line_of("common.py", "FAULT"), "division-by-zero")
+MADE = ("loops.py", line_of("loops.py", "FAULT IN THE GENERATOR"), "division-by-zero")
+ROOT = ("left.py", line_of("left.py", "FAULT IN BACKWARD"), "gradient-singularity")
+
+
+def run(folder: Path, script: str, *words: str, options: tuple[str, ...] = ()) -> Any:
+    guarded = [sys.executable, "-m", "nanguard", "run", "--incidents", "found", *options, "--"]
+    return subprocess.run(
+        [*guarded, sys.executable, str(SCRIPTS / script), *words],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+
+
+def found_in(folder: Path) -> list[dict[str, Any]]:
+    """Returns the incidents of a run, in the order in which they were written."""
+    paths = sorted((folder / "found").glob("*/incident.json"), key=os.path.getmtime)
+    return [json.loads(path.read_text()) for path in paths]
+
+
+@pytest.mark.parametrize(
+    ("script", "expected"),
+    [
+        ("loops.py", [POOLED, POOLED, MADE]),
+        ("left.py", [POOLED, ROOT, POOLED]),
+        ("unusual.py", [POOLED, POOLED, POOLED]),
+    ],
+)
+def test_explained_in_place_and_the_run_goes_on_as_if_nobody_had_looked(tmp_path, script, expected):
+    (tmp_path / "one").mkdir()
+    (tmp_path / "other").mkdir()
+    done = run(tmp_path / "one", script)
+    untraced = run(tmp_path / "other", script, options=("--no-trace",))
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == untraced.stdout
+    incidents = found_in(tmp_path / "one")
+    told = [
+        (Path(i["origin"]["file"]).name, i["origin"]["line"], i["cause"]["code"]) for i in incidents
+    ]
+    assert told == expected, done.stderr
+    assert [i["replay"]["method"] for i in incidents] == ["in-place"] * len(expected)
+    assert all(any(fix["verified"] for fix in i["fixes"]) for i in incidents)
+
+
+@pytest.mark.parametrize(("way", "code"), [("raise", 1), ("leave", 5)])
+def test_script_that_ends_itself(tmp_path, way, code):
+    done = run(tmp_path, "ends.py", way)
+    assert done.returncode == code
+    (incident,) = found_in(tmp_path)
+    assert (incident["step"], incident["by_script"]) == (7, True)
+    assert incident["origin"]["line"] == POOLED[1]
+    assert incident["cause"]["code"] == POOLED[2]
+    assert "script" in incident["action"]["reason"]
