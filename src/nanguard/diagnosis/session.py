@@ -60,7 +60,9 @@ def explain(message: dict[str, Any], replayer: Replayer) -> None:
     )
     before = message["incident"]
     found = Explanation(lab, message["method"]).complete(dict(before))
-    if found["replay"]["verdict"] not in _SHOWN and (before.get("cause") or {}).get("confidence"):
+    known = (before.get("cause") or {}).get("confidence", 0.0)
+    shown = found["replay"]["verdict"] in _SHOWN and found["cause"]["confidence"] >= known
+    if known and not shown:
         # What is known already is more than this has shown.
         found = {**before, "replay": {**before["replay"], "second_run": found["replay"].get("why")}}
     found["replay"]["seconds"] = round(time.monotonic() - began, 2)

@@ -35,7 +35,7 @@ def step_with_closure(
         loss = closure()
         symptom = live.together.agree(*live.verdict(optimizer), live.ordinal)
         if symptom is not None:
-            raise _BadStepError(symptom)
+            raise _BadStepError(symptom, loss)
         return loss
 
     # Other optimizers evaluate the closure once, before they change anything.
@@ -44,7 +44,7 @@ def step_with_closure(
             result = call(judged)
     except _BadStepError as bad:
         live.meet(bad.symptom, optimizer)
-        return None
+        return bad.loss
     live.look_after(optimizer)
     return result
 
@@ -66,6 +66,7 @@ def _search(live: Live, optimizer: Optimizer, call: Callable[..., Any]) -> Any:
 class _BadStepError(Exception):
     """Leaves an optimizer's step before it has changed anything."""
 
-    def __init__(self, symptom: Symptom) -> None:
+    def __init__(self, symptom: Symptom, loss: Any) -> None:
         super().__init__()
         self.symptom = symptom
+        self.loss = loss

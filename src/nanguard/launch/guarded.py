@@ -18,6 +18,7 @@ from nanguard.launch import live
 from nanguard.launch.following import Followed, Several, bad_samples
 from nanguard.launch.incident_writer import BadStep, IncidentWriter
 from nanguard.launch.options import Options, from_environment
+from nanguard.launch.together import Together
 from nanguard.launch.trust import sign
 from nanguard.numerics import all_finite
 from nanguard.replay import replay as replays
@@ -130,6 +131,8 @@ class Recording:
             seen.where, seen.kind, seen.loss, seen.grad_norm, seen.terms, seen.names, seen.scale
         )
         why = _why_not(bad)
+        if why is None and Together().in_lockstep:
+            why = "a step that lies on several ranks cannot be replayed by one of them"
         step = BadStep(symptom, bad.step, bad.step, bad.decision, tuple(self._held_back), why)
         step.known = {"guard": {"alone": bad.alone}, "samples": bad_samples(bad.batches)}
         if seen.limit is not None:

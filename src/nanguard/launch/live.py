@@ -35,7 +35,7 @@ from nanguard.replay.inplace import InPlace, scalars_in
 from nanguard.replay.patches import Patches
 from nanguard.replay.start import Starts
 from nanguard.replay.terms import terms_of
-from nanguard.replay.watch import Watch, is_good, pass_over, single_number
+from nanguard.replay.watch import Watch, is_good, leaves_of, pass_over, single_number
 from nanguard.settings import Settings
 from nanguard.tracer.sites import is_installed, is_users
 from nanguard.tracer.symptom import Symptom
@@ -105,6 +105,8 @@ class Live(Watch):
         self._pulse: Pulse | None = None
         self._tracked: Tracked | None = None
         self._left = _LeftByScript()
+        # Which backward pass the last bad step belongs to.
+        self._met_in = -1
         # An incident whose step was good when it was replayed.
         self._doubt: Path | None = None
         self._step_times: deque[float] = deque(maxlen=_TIMED)
@@ -246,11 +248,15 @@ class Live(Watch):
     def _step_by_hand(self) -> None:
         if self.ordinal == 0:
             self.writer.say(
-                "no torch optimizer was made: steps are watched, but the update is the script's "
-                "own and cannot be held back"
+                "no torch optimizer was made: the update is the script's own, so the gradients of "
+                "a bad step are set to 0 instead of holding it back"
             )
-        symptom = self.bad_loss()
+        symptom = self.bad_loss() or self.bad_manual_gradient()
         if symptom is not None:
+            # There is no optimizer to hold back, but a gradient of 0 moves nothing.
+            for leaf in leaves_of(self.roots):
+                if leaf.grad is not None:
+                    leaf.grad.detach().zero_()
             self.meet(symptom, None)
         elif self._tracked is not None:
             self._tracked.good(None)
@@ -462,25 +468,33 @@ class Live(Watch):
         if step is None:
             step = self.ordinal if optimizer is None else self.number_of(optimizer)
         ordinal = self.ordinal if ordinal is None else ordinal
+        starts = list(self.starts.ended if starts is None else starts)
+        running: Any = torch._C._current_autograd_node()
+        if running is not None and self._met_in == self.backwards:
+            # Another optimizer of a step that is known to be bad: some step in backward hooks.
+            self._clear_gradients(optimizer)
+            return
+        self._met_in = self.backwards
         self._note_bad(step, optimizer)
         if self.held is not None:
             self.held.restore(self.held.shape)
         poisoned, decision = self._decide(step)
         bad = BadStep(symptom, step, ordinal, decision, tuple(self._bad))
         bad.seconds = statistics.median(self._step_times) if self._step_times else None
-        starts = self.starts.ended if starts is None else starts
         if symptom.kind == "spike":
             bad.why, starts = "a spike is a finite number: there is no bad value to look for", []
-        elif symptom.where not in ("loss", "gradient"):
-            bad.why, starts = "the state before the step is gone", []
+        elif poisoned or symptom.where not in ("loss", "gradient"):
+            bad.why, starts = "the run itself is bad by now: the state before the step is gone", []
         self._clear_gradients(optimizer)
         if self.together.mine:
             written = self.writer.report(bad)
-            self._explain(bad, starts if written and not poisoned else [])
+            self._explain(bad, starts if written else [])
         elif self.together.in_lockstep and self._options.trace:
             self.together.follow(self._replayer(bad, starts), ordinal)
         if self._tracked is not None:
             self._tracked.bad(optimizer, step, symptom, decision)
+        for start in starts:
+            start.reported = True
         self._bad.append(ordinal)
         self._left.known_at = self.ordinal + 1
         self._act(decision)
@@ -604,12 +618,15 @@ class Live(Watch):
         if symptom is None and not all_finite(given):
             symptom = Symptom("gradient", "nan", self.loss_value())
         if symptom is not None:
+            # There is no optimizer to hold back, but a gradient of 0 moves nothing.
+            for gradient in given:
+                gradient.zero_()
             self.meet(symptom, None)
         self.end_manual_step()
 
     def read(self, tensor: Tensor, value: float) -> None:
         """Hears of a bad number that the script has read; in an evaluation that is news."""
-        training = torch.is_grad_enabled() or tensor.requires_grad or self._depth
+        training = tensor.requires_grad or self._depth
         if self._aside or training or not self.starts.is_on or self._left.is_known(self.ordinal):
             return
         self._own(lambda: self._evaluated(tensor, value, sys._getframe(3)))
@@ -617,18 +634,20 @@ class Live(Watch):
     def _evaluated(self, tensor: Tensor, value: float, frame: FrameType | None) -> None:
         """Reports a bad number of an evaluation."""
         starts: list[Start] = []
-        while frame is not None and len(starts) < _OUTWARDS:
+        while frame is not None and len(starts) < 2 * _OUTWARDS:
             if is_users(frame.f_code.co_filename) and not is_installed(frame.f_code.co_filename):
-                start = self.starts.after_the_fact(frame)
-                if start is not None:
-                    start.losses = [tensor.detach().clone()]
-                    starts.append(start)
+                for statement in (True, False):
+                    start = self.starts.after_the_fact(frame, statement=statement)
+                    if start is not None:
+                        start.losses, start.whole = [tensor.detach().clone()], None
+                        starts.append(start)
             frame = frame.f_back
         symptom = Symptom("loss", "nan" if math.isnan(value) else "inf", value, evaluated=True)
         reason = "the script read it in an evaluation; no step was touched"
         self._left.known_at = self.ordinal
         bad = BadStep(symptom, self.ordinal, self.ordinal, Decision(Action.NOTED, reason), ())
-        if self.writer.report(bad):
+        # A metric may well be undefined; what a model has put out may not.
+        if self._replayer(bad, starts, reads=True).comes_from_a_model() and self.writer.report(bad):
             self._explain(bad, starts, reads=True)
 
     def _script_left(self, start: Start, names: Any) -> None:
@@ -646,6 +665,7 @@ class Live(Watch):
     def _left_in(self, frame: FrameType | None) -> None:
         """Notes the step that the script is about to leave, if its numbers are bad."""
         start = self.starts.current
+        self._left.ends = True
         while start is not None and start.site is None and frame is not None:
             if frame.f_code is start.region.code:
                 self._left.note(start, frame.f_locals)
@@ -655,7 +675,10 @@ class Live(Watch):
         """Reports a step that the script has left before its backward pass, as it was bad."""
         found = self._left.take()
         if found is not None:
-            self._report_left(*found, "the script skipped it by itself")
+            how = (
+                "the script ended itself" if self._left.ends else "the script skipped it by itself"
+            )
+            self._report_left(*found, how)
         unstepped = self._left.take_unstepped()
         if unstepped is not None:
             self._report_unstepped(*unstepped)
@@ -733,12 +756,14 @@ class _LeftByScript:
         count: How many there were that were bad.
         unstepped: Gradients whose norm was computed, and no step made with them so far.
         known_at: The step after which a bad number was last reported.
+        ends: Whether the script is about to end itself.
     """
 
     def __init__(self) -> None:
         self.count = 0
         self.unstepped: tuple[list[Start], Tensor] | None = None
         self.known_at = -1
+        self.ends = False
         self._found: tuple[Start, float] | None = None
 
     def note(self, start: Start, names: Any) -> bool:
@@ -750,7 +775,7 @@ class _LeftByScript:
         """
         made = {n: names[n] for n in start.piece.stores if n in names}
         # A number that was there before tells nothing about this step.
-        made = {n: value for n, value in made.items() if start.names.get(n) is not value}
+        made = {n: value for n, value in made.items() if start.before.get(n) != id(value)}
         for value in [*scalars_in(made), *made.values()]:
             if isinstance(value, torch.Tensor) and value.numel() == 1 and not is_good(value):
                 self.add(start, float(value))

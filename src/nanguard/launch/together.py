@@ -97,7 +97,7 @@ class Together:
         while (told := announced.next()) is not None:
             # What is wrong with a sample is wrong with one of another rank's.
             task = Task(**{**told["task"], "without": (), "trace": False, "folder": None})
-            replayer.replay(task, told["start"], told["variant"])
+            replayer.replay(task, told["variant"])
 
     def agree_on_loss(self, loss: Symptom | None) -> Symptom | None:
         """Returns what is wrong with a loss, where a scaler hides what the gradients say."""
@@ -147,9 +147,9 @@ class _Announcements:
 
 @contextlib.contextmanager
 def _led(replayer: InPlace, announced: _Announcements) -> Iterator[None]:
-    def announce(task: Task, start: int, variant: int) -> None:
+    def announce(task: Task, variant: int) -> None:
         told = dataclasses.asdict(dataclasses.replace(task, answer=None))
-        announced.tell({"task": told, "start": start, "variant": variant})
+        announced.tell({"task": told, "variant": variant})
 
     replayer.announce = announce
     try:

@@ -10,14 +10,17 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import importlib
 import math
 import sys
 import threading
 import traceback
-from dataclasses import replace
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.utils._python_dispatch import _disable_current_modes
 
 from nanguard.diagnosis.task import Outcome, Task
@@ -26,9 +29,10 @@ from nanguard.guard.optimizers import hyperparameters, set_hyperparameters
 from nanguard.numerics import all_finite
 from nanguard.replay import changes
 from nanguard.replay.data import data_origin
-from nanguard.replay.region import NoRegionError
+from nanguard.replay.region import AGAIN, NoRegionError
 from nanguard.replay.replay import Replay
 from nanguard.replay.sandbox import Outside
+from nanguard.replay.start import copied
 from nanguard.replay.state import Reachable, RefusedError, spare
 from nanguard.replay.watch import single_number
 from nanguard.tracer.sites import is_installed, is_users
@@ -36,6 +40,7 @@ from nanguard.tracer.symptom import Symptom
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from types import FrameType
 
     from torch import Tensor
     from torch.optim import Optimizer
@@ -46,6 +51,8 @@ if TYPE_CHECKING:
 
     Apply = Callable[[Watch, Optimizer, Callable[..., Any]], dict[str, float]]
 
+# Bytes of a tensor that a replay is given a copy of.
+_COPIED = 64 << 20
 # What needs the steps before this one, which are gone.
 _HISTORY = ("clip", "fresh_grads")
 
@@ -56,6 +63,23 @@ class Reached(BaseException):
 
 class TooLong(BaseException):
     """Leaves a replay that does not come to an end."""
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """One way to begin a replay.
+
+    Attributes:
+        number: Its place among all of them.
+        start: What was remembered.
+        streams: The random streams to begin with.
+        whole: Whether to begin with the whole region, although only a part of it was seen to begin.
+    """
+
+    number: int
+    start: Start
+    streams: dict[str, Any]
+    whole: bool
 
 
 class InPlace:
@@ -98,10 +122,10 @@ class InPlace:
         self._candidates = candidates
         self._step, self._ordinal = step, ordinal
         self._together, self._unfinished, self._reads = together, unfinished, reads
-        self._chosen: tuple[Start, dict[str, Any]] | None = None
+        self._chosen: Variant | None = None
         self._reachable: dict[int, Reachable] = {}
         # Tells other ranks of each replay, where they have to take part in it.
-        self.announce: Callable[[Task, int, int], None] | None = None
+        self.announce: Callable[[Task, int], None] | None = None
         self.wants_history = False
         self.differs = False
 
@@ -115,8 +139,7 @@ class InPlace:
         task = replace(task, target=self._run.ordinal, skipped=())
         if self._chosen is None:
             return self._settle(task, seconds)
-        start, streams = self._chosen
-        return self._replay(task, start, streams, seconds)[0]
+        return self._replay(task, self._chosen, seconds)[0]
 
     def make(self, apply: Apply, *, exactly: bool) -> dict[str, float] | None:
         """Makes a step again, for good; returns its numbers, or None if that could not be done.
@@ -132,8 +155,9 @@ class InPlace:
                 break
             task = Task(self._run.ordinal)
             replay = _Made(task, self._run, start, apply, exactly=exactly)
+            variant = Variant(0, start, start.streams, whole=False)
             with self._as_before(start, start.streams, leave_tensors=True) as stack:
-                error = self._call(replay, task, start, stack, math.inf)
+                error = self._call(replay, task, variant, stack, math.inf)
             if error is not None or not replay.answered:
                 break
             made = replay.numbers
@@ -151,13 +175,13 @@ class InPlace:
         """Finds the start from which the unchanged replay is exact; returns that replay."""
         errors: list[str] = []
         plain = replace(task, trace=True)
-        for start, streams in self._variants():
-            outcome, losses = self._replay(plain, start, streams, seconds)
+        for variant in self._variants():
+            outcome, losses = self._replay(plain, variant, seconds)
             if outcome.error is not None:
                 errors.append(outcome.error)
                 continue
-            if not _same(start.losses, losses, loosely=changes.is_compiled()):
-                again = self._replay(plain, start, streams, seconds)[1]
+            if not _same(variant.start.losses, losses, loosely=changes.is_compiled()):
+                again = self._replay(plain, variant, seconds)[1]
                 if outcome.symptom is None and not _same(losses, again):
                     return outcome  # two replays of the same differ from each other
                 errors.append(_DIFFERS)
@@ -166,51 +190,75 @@ class InPlace:
                 # A pass of the step that was good.
                 errors.append("no pass of the step is bad by itself, only all of them together")
                 continue
-            if self._reads and start is not self._candidates[-1] and _came_in(outcome):
+            if self._reads and _came_in(outcome):
                 continue  # the number was made further out
-            self._chosen = (start, streams)
+            self._chosen = variant
             return outcome
         self.differs = bool(errors) and all(error == _DIFFERS for error in errors)
-        reason = errors[0] if errors else "nobody has seen what the step began with"
+        reason = errors[-1] if errors else "nobody has seen what the step began with"
         return Outcome(error=reason, differs=self.differs)
+
+    def comes_from_a_model(self) -> bool:
+        """Returns whether a bad number comes again, and was computed with parameters."""
+        outcome = self._settle(Task(self._run.ordinal), math.inf)
+        if outcome.symptom is None or outcome.origin is None:
+            return False
+        return outcome.origin.op == "parameter" or any(
+            step.get("op") == "parameter" or step.get("module") not in (None, "input", "loss")
+            for step in outcome.facts.path
+        )
 
     def is_exact(self) -> bool:
         """Returns whether a good step comes out bit for bit when it is replayed."""
-        for start, streams in self._variants():
-            outcome, losses = self._replay(Task(self._run.ordinal), start, streams, math.inf)
-            if outcome.error is None and losses and _same(start.losses, losses):
+        for variant in self._variants():
+            outcome, losses = self._replay(Task(self._run.ordinal), variant, math.inf)
+            if outcome.error is None and losses and _same(variant.start.losses, losses):
                 return True
         return False
 
-    def replay(self, task: Task, start: int, variant: int) -> None:
+    def replay(self, task: Task, number: int) -> None:
         """Takes part in a replay of another rank's.
 
         Args:
             task: What to do.
-            start: Which of the candidates to begin from.
-            variant: With which of its random streams.
+            number: Which of the variants it begins from.
         """
-        if start < len(self._candidates):
-            chosen = self._candidates[start]
-            streams = chosen.earlier if variant and chosen.earlier else chosen.streams
-            self._replay(task, chosen, streams, math.inf)
+        variants = list(self._variants())
+        if number < len(variants):
+            self._replay(task, variants[number], math.inf)
 
-    def _variants(self) -> Iterator[tuple[Start, dict[str, Any]]]:
+    def _variants(self) -> Iterator[Variant]:
+        number = 0
         for start in self._candidates:
-            yield start, start.streams
-            if start.earlier is not None:
-                yield start, start.earlier
+            for kind, streams in (
+                ("whole", start.earlier or start.streams),
+                ("piece", start.streams),
+                ("piece", start.earlier),
+            ):
+                known = streams is not None and (kind == "piece" or start.whole is not None)
+                if known and not (self._unfinished and kind == "whole"):
+                    assert streams is not None  # noqa: S101 - just looked at
+                    yield Variant(number, start, streams, whole=kind == "whole")
+                number += 1
 
-    def _replay(
-        self, task: Task, start: Start, streams: dict[str, Any], seconds: float
+    def _replay(self, task: Task, variant: Variant, seconds: float) -> tuple[Outcome, list[Tensor]]:
+        if torch._C._current_autograd_node() is None:
+            return self._replay_here(task, variant, seconds)
+        # Inside of a hook, what is computed would be taken for a part of the backward pass.
+        with ThreadPoolExecutor(1, thread_name_prefix="nanguard-replays") as pool:
+            return pool.submit(self._replay_here, task, variant, seconds).result()
+
+    def _replay_here(
+        self, task: Task, variant: Variant, seconds: float
     ) -> tuple[Outcome, list[Tensor]]:
+        start = variant.start
         if self.announce is not None:
-            variant = int(streams is not start.streams)
-            self.announce(task, self._candidates.index(start), variant)
+            self.announce(task, variant.number)
         replay = InPlaceReplay(task, self._run, start, together=self._together, reads=self._reads)
         replay.indices, replay.drawn = [], [(b, i) for _, b, i in self._starts.batches]
-        with self._as_before(start, streams) as stack:
-            error = self._call(replay, task, start, stack, seconds)
+        replay.streams = variant.streams
+        with self._as_before(start, variant.streams) as stack:
+            error = self._call(replay, task, variant, stack, seconds)
         outcome = replay.outcome
         if outcome is None:
             outcome = Outcome(error=error or "the step's code ended before its backward pass")
@@ -223,17 +271,23 @@ class InPlace:
         self,
         replay: InPlaceReplay,
         task: Task,
-        start: Start,
+        variant: Variant,
         stack: contextlib.ExitStack,
         seconds: float,
     ) -> str | None:
         """Runs the step's code; returns why it did not come to its end, if so."""
         self._patches.watcher = replay
+        start = variant.start
         again = list(start.given)
         replay.again = again
-        names = {name: spare(value, given=bool(again)) for name, value in start.names.items()}
+        given = (start.whole or {}) if variant.whole else start.names
+        names = {name: spare(value, given=bool(again)) for name, value in given.items()}
+        if variant.whole:
+            # The region may change in place what it is given, and is replayed more than once.
+            small = {n: v for n, v in names.items() if _is_small(v)}
+            names.update({name: value.clone() for name, value in small.items()})
         seen: dict[str, Any] = {}
-        piece = start.piece
+        piece = start.region.whole() if variant.whole else start.piece
         try:
             if task.source:
                 path = start.piece.code.co_filename
@@ -250,6 +304,8 @@ class InPlace:
                 replaced = changes.replaced_samples(task.without, targets_only=task.targets_only)
                 stack.enter_context(replaced)
             stack.enter_context(start.ambient.entered(autocast=task.precision is None))
+            if variant.whole and not (task.without or task.source or task.precision):
+                stack.enter_context(_compared(start))
             stack.enter_context(_limited(seconds))
             stack.enter_context(replay.watching())
             piece.call(start.module, names, start.cls, seen.update)
@@ -279,6 +335,9 @@ class InPlace:
             leave_tensors: Whether gradients and buffers stay as the step makes them.
         """
         run, starts = self._run, self._starts
+        # Torch imports it for every dispatch mode, and it writes while it is imported.
+        with contextlib.suppress(ImportError):
+            importlib.import_module("torch._dynamo")
         reachable = self._reach(start)
         held = Held(BufferPlaces(run.models()))
         held.mark()
@@ -293,6 +352,8 @@ class InPlace:
                     if kept is not None and tensor._version != version:
                         tensor.copy_(kept)
             starts.streams.restore(streams)
+            for owner, attributes in start.objects:
+                vars(owner).update({name: copied(v) for name, v in attributes.items()})
             with contextlib.ExitStack() as outer:
                 outer.enter_context(Outside())
                 outer.enter_context(changes.quiet())
@@ -324,7 +385,12 @@ class InPlace:
                 and not is_installed(file)
             ]
             known = self._reachable[id(start)] = Reachable(
-                [*start.names.values(), *self._run.optimizers()], modules
+                [
+                    *start.names.values(),
+                    *(owner for owner, _ in start.objects),
+                    *self._run.optimizers(),
+                ],
+                modules,
             )
         return known
 
@@ -525,6 +591,11 @@ class _Made(InPlaceReplay):
         raise Reached
 
 
+def _is_small(value: Any) -> bool:
+    plain = type(value) is torch.Tensor and not value.requires_grad and not value.is_inference()
+    return plain and value.numel() * value.element_size() <= _COPIED
+
+
 def _came_in(outcome: Outcome) -> bool:
     return outcome.origin is None or outcome.origin.op in ("input", "parameter")
 
@@ -558,6 +629,45 @@ def _same(left: list[Tensor], right: list[Tensor], *, loosely: bool = False) -> 
         and torch.equal(torch.isfinite(a), torch.isfinite(b))
         for a, b in pairs
     )
+
+
+@contextlib.contextmanager
+def _compared(start: Start) -> Iterator[None]:
+    """Stops a replay that comes to the model with other values than the run did.
+
+    A whole region is begun with names of which some may be later ones.
+    """
+    done = False
+
+    def before(_module: Any, _args: Any) -> None:
+        nonlocal done
+        frame: FrameType | None = sys._getframe(1)
+        while frame is not None and frame.f_code.co_name != AGAIN:
+            frame = frame.f_back
+        if done or frame is None or not start.piece.first <= (frame.f_lineno or 0):
+            return
+        done = True
+        with _disable_current_modes():
+            for name, value in start.names.items():
+                if name in frame.f_locals and not _alike(value, frame.f_locals[name]):
+                    raise NoRegionError(f"{name} is another one than it was when the step was made")
+
+    hook = register_module_forward_pre_hook(before)
+    try:
+        yield
+    finally:
+        hook.remove()
+
+
+def _alike(value: Any, other: Any) -> bool:
+    """Returns whether two values are the same, as far as they can be compared quickly."""
+    if isinstance(value, torch.Tensor) and isinstance(other, torch.Tensor):
+        if value.shape != other.shape or value.dtype != other.dtype:
+            return False
+        return value is other or torch.equal(torch.nan_to_num(value), torch.nan_to_num(other))
+    if type(value) in (int, float, str, bool):
+        return bool(value == other or value != value)
+    return True
 
 
 def _in_words(error: BaseException) -> str:

@@ -32,7 +32,7 @@ _SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)
 _COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.GeneratorExp, ast.DictComp)
 _SIMPLE = (ast.Assign, ast.AugAssign, ast.AnnAssign, ast.Expr, ast.Assert, ast.Delete, ast.Pass)
 # Names that a compiled piece has for itself.
-_AGAIN, _ONCE, _SEEN, _OUTER = "__again", "__once", "__seen", "__outer"
+AGAIN, _ONCE, _SEEN, _OUTER = "__again", "__once", "__seen", "__outer"
 
 
 class NoRegionError(Exception):
@@ -127,7 +127,10 @@ class Region:
         self.first, self.last = body[0].lineno, max(s.end_lineno or s.lineno for s in body)
         self._path = _path_to(self.source.tree, holder)
         self._owner_path = _path_to(self.source.tree, owner)
-        self._targets = _names_in(loop.target) if isinstance(loop, (ast.For, ast.AsyncFor)) else []
+        self.targets = loop.target if isinstance(loop, (ast.For, ast.AsyncFor)) else None
+        # What a module's loops write is not the same when a step is replayed: globals go on.
+        self._changing = _written_in_loops(owner) if isinstance(owner, ast.Module) else set()
+        self._needed = max(lines)
         self._pieces: dict[tuple[int, ...], Piece] = {}
 
     def holds(self, line: int) -> bool:
@@ -198,10 +201,16 @@ class Region:
 
     def _build(self, tree: ast.Module, place: tuple[int, ...]) -> Piece:
         body = _cut(copy.deepcopy(self._body(tree)), place)
+        if any(isinstance(n, (ast.Yield, ast.YieldFrom, ast.Await)) for n in _own_nodes(body)):
+            # What gives control away after the backward pass is not needed.
+            last = _statement_at(body, self._needed)
+            body = body if last is None else body[: last + 1]
         owner = cast("Owner", _follow(tree, self._owner_path))
         chain = _chain(tree, self._owner_path)
         cls = next((n.name for n in reversed(chain[:-1]) if isinstance(n, ast.ClassDef)), None)
-        return Piece(self.code, self.kind, place, body, owner, cls, self._targets)
+        targets = [] if self.targets is None else _names_in(self.targets)
+        changing = self._changing | set(targets)
+        return Piece(self.code, self.kind, place, body, owner, cls, changing)
 
 
 class Piece:
@@ -225,7 +234,7 @@ class Piece:
         body: list[ast.stmt],
         owner: Owner,
         cls: str | None,
-        targets: Sequence[str],
+        changing: set[str],
     ) -> None:
         self.code = code
         self.place = place
@@ -238,8 +247,8 @@ class Piece:
         self.reads, self.stores = names.loads, names.stores
         in_module = isinstance(owner, ast.Module)
         variables = {*code.co_varnames, *code.co_cellvars, *code.co_freevars}
-        live = [n for n in names.live if n in names.stores or (not in_module and n in variables)]
-        live += [n for n in targets if n not in live and n in names.loads]
+        kept = names.stores | changing if in_module else names.stores | variables
+        live = [n for n in names.live if n in kept]
         live += [n for n in names.declared if n not in live]
         # Zero-argument super() takes the first argument of the function it stands in.
         first = code.co_varnames[:1] if code.co_argcount else ()
@@ -276,9 +285,9 @@ class Piece:
         tell = ast.Expr(_call(_SEEN, [_call("locals", [])]))
         watched = ast.Try(body=body, handlers=[], orelse=[], finalbody=[tell])
         unbound = [ast.Delete([ast.Name(name, ast.Del())]) for name in missing]
-        again = _function(_AGAIN, [*self.live, _SEEN], [*unbound, watched])
+        again = _function(AGAIN, [*self.live, _SEEN], [*unbound, watched])
         extra = ["__class__"] if self._wants_class else []
-        outer = _function(_OUTER, extra, [again, ast.Return(ast.Name(_AGAIN, ast.Load()))])
+        outer = _function(_OUTER, extra, [again, ast.Return(ast.Name(AGAIN, ast.Load()))])
         tree = ast.fix_missing_locations(ast.Module([outer], []))
         flags = self.code.co_flags & _FUTURES
         try:
@@ -573,6 +582,14 @@ def _innermost_loop(
             if all(node.body[0].lineno <= line <= last for line in lines):
                 found = node  # outer loops come first
     return found
+
+
+def _written_in_loops(owner: Owner) -> set[str]:
+    """Returns the names that are written in the loops of some code."""
+    loops = [n for n in _own_nodes(owner.body) if isinstance(n, (ast.For, ast.AsyncFor, ast.While))]
+    names = Names()
+    names.read(loops)
+    return names.stores
 
 
 def _is_endless(loop: ast.stmt) -> bool:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import builtins
 import contextlib
+import errno
 import io
 import os
 import queue
@@ -44,8 +45,14 @@ _REFUSED = frozenset(
 )  # fmt: skip
 
 
-class OutsideError(RuntimeError):
-    """The replay would have reached outside of itself."""
+class OutsideError(PermissionError):
+    """The replay would have reached outside of itself.
+
+    Code that copes with a file system that cannot be written to copes with this.
+    """
+
+    def __init__(self, what: str) -> None:
+        super().__init__(errno.EACCES, what)
 
 
 class OpenFiles:
@@ -235,6 +242,9 @@ class Outside:
         import torch
 
         self._undo += [(builtins, "open", builtins.open), (io, "open", io.open)]
+        # What is imported meanwhile is not compiled into somebody's folders.
+        self._undo.append((sys, "dont_write_bytecode", sys.dont_write_bytecode))
+        sys.dont_write_bytecode = True
         builtins.open = io.open = self.open
         for name in ("remove", "unlink", "rmdir", "mkdir"):
             self._replace(os, name, _ignored)

@@ -9,11 +9,13 @@ statement that first calls the model.
 
 from __future__ import annotations
 
+import ast
 import contextlib
+import copy
 import random
 import sys
 import threading
-from collections import deque
+from collections import UserDict, deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -61,6 +63,8 @@ class _Call:
 _CALLS = 32
 # Backward passes with a start, for each region, after which all regions are taken to be known.
 _SETTLED = 2
+# Objects of the script whose attributes are remembered.
+_OBJECTS = 8
 # Bytes of a batch that is prepared in place, and so has to be copied before.
 _SMALL = 64 << 20
 # Tensors among the live-in names whose versions are compared.
@@ -135,10 +139,14 @@ class Start:
         region: Its region.
         piece: The part of the region that follows.
         names: The live-in names.
+        whole: Those of the whole region, as far as they are known where only a part of it was
+            seen to begin.
         module: The globals of its module.
         cls: What ``super()`` means there.
         streams: The random streams.
         earlier: The random streams a little before, where the piece begins inside of a statement.
+        objects: The attributes of the script's own objects.
+        before: The names that it will write, as far as they are there, by their identity.
         ambient: What is not said by names.
         versions: The tensors among the names, as (tensor, version, copy or None).
         frame: Tells the frame from others that are alive.
@@ -152,10 +160,13 @@ class Start:
     region: Region
     piece: Piece
     names: dict[str, Any]
+    whole: dict[str, Any] | None
     module: dict[str, Any]
     cls: Any
     streams: dict[str, Any]
     earlier: dict[str, Any] | None
+    objects: list[tuple[Any, dict[str, Any]]]
+    before: dict[str, int]
     ambient: Ambient
     versions: list[tuple[Tensor, int, Tensor | None]]
     frame: int
@@ -212,10 +223,15 @@ class Starts:
         self._compiled = False
         self._lines = _Lines(self._reached) if long else None
         self._earlier: dict[str, Any] | None = None
+        self._objects: list[Any] = []
+        self._earlier_objects: list[tuple[Any, dict[str, Any]]] = []
         # Whether calls were looked for ever since the last backward, and how many backward passes
         # in a row had a start.
         self._heard_all = False
         self._in_a_row = 0
+        # The last batch as it was handed out, and whether batches are changed in place.
+        self._given: _Given | None = None
+        self._moves = False
 
     def begin(self) -> None:
         """Begins to follow."""
@@ -242,6 +258,8 @@ class Starts:
         if not self.is_on:
             return
         self.batches.append((loader, batch, indices))
+        if not self._long:
+            self._given = _Given(batch, copies=self._moves)
         if self.current is not None and self.current.site is None:
             self.current.given.append(batch)
         elif not self._long and self._regions:
@@ -320,6 +338,7 @@ class Starts:
                 self._last_event = []
         if not self._long or not self._regions:
             self._earlier = self.streams.capture()
+            self._earlier_objects = self._objects_now()
         self._freshen()
         return ended
 
@@ -388,11 +407,15 @@ class Starts:
         local = call.names.get(id(owner), {})
         self.current = self._new(owner, local, region, piece, call.streams, call.ambient)
 
-    def after_the_fact(self, frame: FrameType | None) -> Start | None:
+    def after_the_fact(self, frame: FrameType | None, *, statement: bool = False) -> Start | None:
         """Returns a start of the code around a frame, with the values that its names have now.
 
         This is all there is where no model is called that could be seen: it is exact as long as
         the code has not changed what it was given.
+
+        Args:
+            frame: The frame, or one below it.
+            statement: Whether to begin with the statement that it is at.
         """
         while frame is not None and is_installed(frame.f_code.co_filename):
             frame = _outside(frame.f_back)
@@ -402,7 +425,7 @@ class Starts:
             region = self._codes.get(frame.f_code)
             if region is None or not region.holds(frame.f_lineno or 0):
                 region = Region(frame.f_code, frame.f_globals, (frame.f_lineno or 0,))
-            piece = region.whole()
+            piece = region.at(frame.f_lineno or 0) if statement else region.whole()
         except NoRegionError as error:
             self.why_not = str(error)
             return None
@@ -440,8 +463,21 @@ class Starts:
         if hasattr(owner, "__dict__"):
             places.append(vars(owner))
         for place in places:
-            own.update({id(v): v for v in list(place.values()) if _is_generator(v)})
+            for value in list(place.values()):
+                # An environment or a sampler may have a generator of its own.
+                inner = vars(value).values() if _is_plain_object(value) else ()
+                own.update({id(v): v for v in (value, *inner) if _is_generator(v)})
         self.streams = RandomStreams(_devices(), list(own.values()))
+        found = {id(v): v for place in places for v in list(place.values()) if _is_plain_object(v)}
+        known = {id(v): v for v in self._objects}
+        self._objects = list({**known, **found}.values())[:_OBJECTS]
+
+    def _objects_now(self) -> list[tuple[Any, dict[str, Any]]]:
+        """Returns the attributes of the script's own objects: counters, and what they count."""
+        return [
+            (owner, {name: copied(value) for name, value in vars(owner).items()})
+            for owner in self._objects
+        ]
 
     # Taking starts.
 
@@ -485,7 +521,8 @@ class Starts:
         local = frame.f_locals
         left = self.current
         same = left is not None and left.region is region and left.frame == id(frame)
-        if left is not None and same and left.site is None and self._on_left is not None:
+        trains = left is not None and left.site is None and left.ambient.grad
+        if left is not None and same and trains and self._on_left is not None:
             self._on_left(left, local)
         now = self.streams.capture()
         self.current = self._new(frame, local, region, piece, now, Ambient.now())
@@ -499,19 +536,38 @@ class Starts:
         streams: dict[str, Any],
         ambient: Ambient,
     ) -> Start:
-        names = {name: local[name] for name in piece.live if name in local}
+        names = {name: copied(local[name]) for name in piece.live if name in local}
+        whole = None
+        if not self._long and piece is not region.whole():
+            whole = {n: copied(local[n]) for n in region.whole().live if n in local}
+            whole.update(self._as_given(region, whole))
         return Start(
             region,
             piece,
             names,
+            whole,
             frame.f_globals,
             local.get("__class__"),
             streams,
             self._earlier,
+            self._objects_now() if self._long else self._earlier_objects,
+            {name: id(local[name]) for name in piece.stores if name in local},
             ambient,
             list(_versions(names, copies=region.moves)),
             id(frame),
         )
+
+    def _as_given(self, region: Region, names: dict[str, Any]) -> dict[str, Any]:
+        """Returns the loop's own names as the loader has given them: the body may have others."""
+        if region.targets is None or self._given is None:
+            return {}
+        self._moves = self._moves or self._given.moved
+        batch = self._given.batch
+        for target in ast.walk(region.targets):
+            found = _matched(target, batch)
+            if found and all(name in names for name in found):
+                return found
+        return {}
 
     def _forget_stacks(self) -> None:
         self._calls.clear()
@@ -604,6 +660,55 @@ def _is_nested(frame: FrameType | None) -> bool:
     return False
 
 
+class _Given:
+    """A batch as a loader has handed it out.
+
+    Attributes:
+        batch: The batch, or a copy of it.
+    """
+
+    def __init__(self, batch: Any, *, copies: bool) -> None:
+        several = isinstance(batch, (list, tuple)) and len(batch) <= _COMPARED
+        items = list(batch) if several else []
+        self._versions = [(t, t._version) for t in items if _is_data(t)]
+        size = sum(t.numel() * t.element_size() for t, _ in self._versions)
+        self.batch = batch
+        if copies and size <= _SMALL:
+            self.batch = [t.clone() if _is_data(t) else t for t in items]
+
+    @property
+    def moved(self) -> bool:
+        """Whether it was changed in place since."""
+        return any(tensor._version != version for tensor, version in self._versions)
+
+
+def _is_data(value: object) -> bool:
+    return isinstance(value, torch.Tensor) and not value.is_inference() and not value.requires_grad
+
+
+def copied(value: Any) -> Any:
+    """Returns a value as it is now: a step may take things out of a container that it is given."""
+    if type(value) in (dict, list) and len(value) <= _COMPARED:
+        return value.copy()
+    if isinstance(value, UserDict):
+        return copy.copy(value)
+    return value
+
+
+def _matched(target: ast.AST, batch: Any) -> dict[str, Any]:
+    """Returns the names of a loop's target that a batch is taken apart into, if it fits.
+
+    Args:
+        target: The target, or a part of it.
+        batch: What a loader has handed out.
+    """
+    if isinstance(target, (ast.Tuple, ast.List)):
+        names = [item.id for item in target.elts if isinstance(item, ast.Name)]
+        fits = isinstance(batch, (list, tuple)) and len(batch) == len(target.elts) == len(names)
+        return dict(zip(names, batch, strict=True)) if fits else {}
+    return {}
+
+
 def _devices() -> list[torch.device]:
     """Returns the device that this process computes on, if it has begun to."""
     if not torch.cuda.is_initialized():
@@ -616,6 +721,11 @@ def _is_generator(value: object) -> bool:
     if kind is torch.Generator or (kind is random.Random):
         return True
     return kind.__name__ == "Generator" and kind.__module__.startswith("numpy.random")
+
+
+def _is_plain_object(value: object) -> bool:
+    own = type(getattr(value, "__dict__", None)) is dict and not isinstance(value, nn.Module)
+    return own and _is_users_module(sys.modules.get(type(value).__module__))
 
 
 def _is_users_module(module: Any) -> bool:

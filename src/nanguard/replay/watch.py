@@ -56,6 +56,8 @@ class Watch(ABC):
         self.counts: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
         self.made_by: list[Made] = []
         self.losses: list[Tensor] = []
+        # What backward is going back from.
+        self.roots: list[Tensor] = []
         self.terms: dict[str, float] = {}
         self.backwards = 0
         # The norm of all gradients since the last backward, where the script has computed it.
@@ -99,11 +101,13 @@ class Watch(ABC):
         own = [root.detach() for root in roots if _is_number(root)]
         losses = [known] if known is not None and _is_number(known) else own
         self.losses += losses
+        self.roots = [root for root in roots if isinstance(root, torch.Tensor)]
         self.clipped_norm = None
         self.before_backward(losses)
         result = call()
         self.backwards += 1
         self.after_backward()
+        self.roots = []
         return result
 
     def grad(self, call: Callable[[], Any], outputs: Any) -> Any:
@@ -391,6 +395,22 @@ def is_good(loss: Tensor) -> bool:
     if type(loss) is torch.Tensor and not loss.is_complex():
         return math.isfinite(loss.item())
     return all_finite([loss])
+
+
+def leaves_of(roots: list[Tensor]) -> list[Tensor]:
+    """Returns the tensors that a backward pass has left gradients in."""
+    todo: list[Any] = [root.grad_fn for root in roots if root.grad_fn is not None]
+    seen, found = set(todo), []
+    while todo:
+        node = todo.pop()
+        leaf = getattr(node, "variable", None)
+        if isinstance(leaf, torch.Tensor):
+            found.append(leaf)
+        for other, _ in node.next_functions:
+            if other is not None and other not in seen:
+                seen.add(other)
+                todo.append(other)
+    return found
 
 
 def single_number(outputs: Any) -> Tensor | None:

@@ -37,8 +37,7 @@ class BadInputData(Cause):
         if case.phase != "data":
             return None
         detail = case.origin.detail
-        written = case.origin.op == "input" or bare(case.origin.op) in _WRITES
-        if not written or _narrowed(case):
+        if not _was_bad(case):
             # It was made of good data on the way in; that has a cause of its own.
             return Suspicion(0.3, f"{case.origin.op} made a bad value while data was prepared")
         if detail is None:
@@ -53,12 +52,20 @@ class BadInputData(Cause):
 
     def trials(self, case: Case) -> list[Trial]:
         """Replaces the samples."""
+        if case.phase == "data" and not _was_bad(case):
+            return []  # without a sample that an operation cannot take, any step is finite
         trial = case.without_samples()
         return [trial] if trial else []
 
     def repairs(self, case: Case) -> list[Repair]:
         """Leaves the samples out."""
         return without_samples(case, "drop or repair the data, or mask it out of the loss")
+
+
+def _was_bad(case: Case) -> bool:
+    """Returns whether the data was bad by itself, and not made so by an operation."""
+    written = case.origin.op == "input" or bare(case.origin.op) in _WRITES
+    return written and not _narrowed(case)
 
 
 def _given_to_a_layer(case: Case) -> Suspicion | None:
