@@ -87,6 +87,9 @@ class Facts:
         notes: What else is worth knowing.
         indices: Where the samples are in the data set.
         path: The way of the bad value, operation by operation.
+        came_in: Whether the batch was bad when a loader handed it out.
+        unseen: Whether the step's code began before the replay did, so that what it did with the
+            data until then was not seen.
     """
 
     suspects: list[tuple[int, str]] = field(default_factory=list)
@@ -110,6 +113,8 @@ class Facts:
     notes: list[str] = field(default_factory=list)
     indices: list[int] = field(default_factory=list)
     path: list[dict[str, Any]] = field(default_factory=list)
+    came_in: bool = False
+    unseen: bool = False
 
 
 @dataclass

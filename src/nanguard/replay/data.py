@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     Drawn = tuple[Any, Any, list[int]]
 
 
-def data_origin(outcome: Outcome, drawn: Iterable[Drawn], streams: RandomStreams) -> None:
+def data_origin(outcome: Outcome, drawn: Iterable[Drawn], streams: RandomStreams) -> Drawn | None:
     """Looks for the line that made a batch bad, if that is where the bad value came from.
 
     The main process draws the indices of every batch, also for the workers of a loader, so a bad
@@ -37,9 +37,12 @@ def data_origin(outcome: Outcome, drawn: Iterable[Drawn], streams: RandomStreams
             found.
         drawn: The last batches of the loaders.
         streams: Puts the random streams back afterwards.
+
+    Returns:
+        The batch, if it can be made again; None otherwise.
     """
     if outcome.origin is None or outcome.origin.op != "input":
-        return
+        return None
     for own, batch, indices in reversed(list(drawn)):
         if not indices or not _is_bad(batch) or own._dataset_kind != _DatasetKind.Map:
             continue
@@ -48,10 +51,44 @@ def data_origin(outcome: Outcome, drawn: Iterable[Drawn], streams: RandomStreams
             found = _made_again(own, indices, outcome.origin.step)
         finally:
             streams.restore(now)
+        outcome.facts.came_in = True
         if found is not None:
             outcome.origin = found
         outcome.facts.indices = outcome.facts.indices or _bad_indices(batch, indices)
-        return
+        return (own, batch, indices) if found is not None else None
+    return None
+
+
+def made_anew(drawn: Drawn, names: dict[str, Any], again: list[Any]) -> None:
+    """Puts a batch that is made again in the place of the old one, among names and batches.
+
+    Args:
+        drawn: The batch, as it was handed out.
+        names: What a replay begins with.
+        again: The batches that loaders hand out once more.
+    """
+    own, batch, indices = drawn
+    fresh = _fetched(own, indices)
+    pairs = list(zip(tensors_in(batch), tensors_in(fresh), strict=False))
+
+    def replaced(value: Any) -> Any:
+        if isinstance(value, torch.Tensor):
+            return next((new.to(value.device) for old, new in pairs if _is_same(old, value)), value)
+        if type(value) in (list, tuple):
+            return type(value)(map(replaced, value))
+        if type(value) is dict:
+            return {key: replaced(inner) for key, inner in value.items()}
+        return value
+
+    names.update({name: replaced(value) for name, value in names.items()})
+    again[:] = [fresh if given is batch else given for given in again]
+
+
+def _is_same(tensor: Any, other: Any) -> bool:
+    if tensor is other:
+        return True
+    same = tensor.shape == other.shape and tensor.dtype == other.dtype and tensor.dim() > 0
+    return same and torch.equal(tensor.nan_to_num(), other.to(tensor.device).nan_to_num())
 
 
 def _made_again(own: Any, indices: list[int], step: int) -> Origin | None:

@@ -28,7 +28,7 @@ from nanguard.guard.held import BufferPlaces, Held
 from nanguard.guard.optimizers import hyperparameters, set_hyperparameters
 from nanguard.numerics import all_finite
 from nanguard.replay import changes
-from nanguard.replay.data import data_origin
+from nanguard.replay.data import data_origin, made_anew
 from nanguard.replay.region import AGAIN, NoRegionError
 from nanguard.replay.replay import Replay
 from nanguard.replay.sandbox import Outside
@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from torch import Tensor
     from torch.optim import Optimizer
 
+    from nanguard.replay.data import Drawn
     from nanguard.replay.patches import Patches
     from nanguard.replay.start import Start, Starts
     from nanguard.replay.watch import Watch
@@ -124,6 +125,8 @@ class InPlace:
         self._together, self._unfinished, self._reads = together, unfinished, reads
         self._chosen: Variant | None = None
         self._reachable: dict[int, Reachable] = {}
+        # The batch, if it came in bad and can be made again.
+        self._drawn: Drawn | None = None
         # Tells other ranks of each replay, where they have to take part in it.
         self.announce: Callable[[Task, int], None] | None = None
         self.wants_history = False
@@ -203,10 +206,8 @@ class InPlace:
         outcome = self._settle(Task(self._run.ordinal), math.inf)
         if outcome.symptom is None or outcome.origin is None:
             return False
-        return outcome.origin.op == "parameter" or any(
-            step.get("op") == "parameter" or step.get("module") not in (None, "input", "loss")
-            for step in outcome.facts.path
-        )
+        sources = outcome.origin.sources.values()
+        return outcome.origin.op == "parameter" or any("parameter" in kinds for kinds in sources)
 
     def is_exact(self) -> bool:
         """Returns whether a good step comes out bit for bit when it is replayed."""
@@ -257,14 +258,21 @@ class InPlace:
         replay = InPlaceReplay(task, self._run, start, together=self._together, reads=self._reads)
         replay.indices, replay.drawn = [], [(b, i) for _, b, i in self._starts.batches]
         replay.streams = variant.streams
+        versions = [(t, t._version) for t in start.names.values() if _has_version(t)]
         with self._as_before(start, variant.streams) as stack:
             error = self._call(replay, task, variant, stack, seconds)
+            moved = any(t._version != version for t, version in versions)
         outcome = replay.outcome
+        if moved and variant.whole:
+            outcome = Outcome(error="the step changes in place what it was given")
         if outcome is None:
             outcome = Outcome(error=error or "the step's code ended before its backward pass")
         outcome.step, outcome.ordinal = self._step, self._ordinal
         if task.trace and outcome.origin is not None and not task.heal:
-            data_origin(outcome, self._starts.batches, self._starts.streams)
+            drawn = data_origin(outcome, self._starts.batches, self._starts.streams)
+            self._drawn = drawn or self._drawn
+            begun = variant.whole or start.piece is start.region.whole()
+            outcome.facts.unseen = not begun and not outcome.facts.came_in
         return outcome, replay.losses
 
     def _call(
@@ -296,6 +304,8 @@ class InPlace:
                     piece = start.region.changed(piece, text)
                 codes = changes.swapped_code(task.source, own=start.region.code)
                 stack.enter_context(codes)
+                if self._drawn is not None:
+                    made_anew(self._drawn, names, again)
             if task.precision is not None:
                 wide = getattr(torch, task.precision)
                 stack.enter_context(changes.wider(wide, self._run))
@@ -589,6 +599,10 @@ class _Made(InPlaceReplay):
             self.numbers = self._apply(self, optimizer, call)
             self.answered = True
         raise Reached
+
+
+def _has_version(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and not value.is_inference()
 
 
 def _is_small(value: Any) -> bool:

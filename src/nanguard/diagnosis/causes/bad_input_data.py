@@ -40,6 +40,9 @@ class BadInputData(Cause):
         if not _was_bad(case):
             # It was made of good data on the way in; that has a cause of its own.
             return Suspicion(0.3, f"{case.origin.op} made a bad value while data was prepared")
+        if case.facts.unseen:
+            # It may as well have been made bad by what the step did before.
+            return Suspicion(0.5, "the data is not finite when the model's step first uses it")
         if detail is None:
             return Suspicion(0.9, "the data is not finite when torch first sees it")
         out = detail.output
@@ -52,7 +55,7 @@ class BadInputData(Cause):
 
     def trials(self, case: Case) -> list[Trial]:
         """Replaces the samples."""
-        if case.phase == "data" and not _was_bad(case):
+        if case.phase == "data" and (case.facts.unseen or not _was_bad(case)):
             return []  # without a sample that an operation cannot take, any step is finite
         trial = case.without_samples()
         return [trial] if trial else []
