@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from nanguard.guard.parts import Parts
     from nanguard.guard.policy import Decision
 
-# Explaining a step needs the tracer and the launcher's copies of a process. Both lie above the
+# Explaining a step needs the tracer and replays. Both lie above the
 # guard and use it, so that the guard can only know them by name.
 _RECORDER = "nanguard.launch.guarded"
 # Set for every process below `nanguard run`, which has a folder for incidents of its own.

@@ -341,7 +341,7 @@ class Live(Watch):
         self.held.mark()
 
     def boundary(self) -> None:
-        """Marks what the next step may change, and takes a moment now and then."""
+        """Marks what the next step may change."""
         if self._pulse is not None:
             self._pulse.beat(self._tried)
             if self.ordinal == 1:

@@ -26,8 +26,7 @@ class Options:
         spikes: What to do about a loss or gradient norm far above the usual: act, warn or off.
         trace: Whether a bad step is replayed and explained.
         quiet: Whether only the end of a run is worth a line.
-        patience: Seconds that decide which copy of the process a replay begins from; in a second
-            run that only replays a step, how long that may take.
+        patience: How many seconds a second run that only replays a step may take.
         explain_seconds: How many seconds the explanation of one incident may take; None for as
             many as ``nanguard.diagnosis.limits`` allows.
         again: What a second run of the command is for; None for the first.

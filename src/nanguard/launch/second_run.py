@@ -136,7 +136,7 @@ class _ReplayError(BaseException):
 
 
 class Fork:
-    """Starts copies of a waiting process that go on from its moment."""
+    """Starts copies of this process, each of which runs the script from here."""
 
     wants_history = False
 

@@ -75,16 +75,6 @@ def leave_workers() -> None:
     _MultiProcessingDataLoaderIter._shutdown_workers = nothing  # type: ignore[method-assign]
 
 
-def refuse_workers(refuse: Callable[[str], None]) -> None:
-    """Lets nobody take a batch from the workers of the run."""
-    from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
-
-    def refused(_self: Any) -> Any:
-        refuse("batches of a loader's workers cannot be had a second time")
-
-    _MultiProcessingDataLoaderIter._next_data = refused  # type: ignore[method-assign]
-
-
 @contextlib.contextmanager
 def alone() -> Iterator[None]:
     """Cuts a rank off from the other ranks, which know nothing of what it does."""

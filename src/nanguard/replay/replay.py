@@ -333,10 +333,6 @@ class ForkedReplay(Replay):
             except RuntimeError as error:
                 self.answer(Outcome(error=str(error)))
 
-    def refuse(self, why: str) -> None:
-        """Ends the process, as the step cannot be replayed."""
-        self.answer(Outcome(error=why))
-
     def answer(self, outcome: Outcome) -> None:
         """Sends the answer, and ends the process."""
         if not self.answered and self.task.answer is not None:

@@ -32,14 +32,13 @@ _MODULES = {
 }
 _METHODS = {
     "second-run": "The script was run again from its first line.",
-    "iterator": "The loader gave the bad batch out again, in the run itself.",
-    "snapshot": "The step was run again from a snapshot of the run.",
+    "in-place": "The step was made again in the run itself, from what it began with.",
 }
 _VERDICTS = {
     "reproduced": "The step was bad again.",
     "low-precision-only": "The step was bad again, but it is finite in float32: only low "
     "precision makes it bad.",
-    "not-reproduced": "This time the step was finite: hardware or timing is to be suspected.",
+    "not-reproduced": "What was run again did not come out as it did in the run.",
     "not-replayed": "The step was not replayed, so nothing about its cause is proven.",
 }
 _NO_ORIGIN = {

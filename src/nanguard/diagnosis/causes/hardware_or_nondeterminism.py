@@ -15,7 +15,7 @@ class HardwareOrNondeterminism(Cause):
     """The same step, repeated unchanged, is finite."""
 
     code = "hardware-or-nondeterminism"
-    meaning = "the same step, repeated unchanged, is finite: hardware, or timing"
+    meaning = "the same step, from the same state, does not come out the same: hardware, or timing"
     why = (
         "What the same program makes of the same numbers should be the same. When it is not, "
         "suspect a race (non-blocking copies, threads), an operation that is not deterministic, "
