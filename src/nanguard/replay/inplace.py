@@ -184,9 +184,6 @@ class InPlace:
                 errors.append(outcome.error)
                 continue
             if not _same(variant.start.losses, losses, loosely=changes.is_compiled()):
-                again = self._replay(plain, variant, seconds)[1]
-                if outcome.symptom is None and not _same(losses, again):
-                    return outcome  # two replays of the same differ from each other
                 errors.append(_DIFFERS)
                 continue
             if outcome.symptom is None:

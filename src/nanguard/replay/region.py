@@ -98,6 +98,7 @@ class Region:
         kind: ``loop`` if it is the body of one, else ``function``.
         first: Its first line.
         last: Its last line.
+        lines: The lines that it was found from.
         header: The line that is passed before each turn of the loop; None if there is none.
         moves: Whether it changes tensors in place that it was given.
     """
@@ -130,7 +131,7 @@ class Region:
         self.targets = loop.target if isinstance(loop, (ast.For, ast.AsyncFor)) else None
         # What a module's loops write is not the same when a step is replayed: globals go on.
         self._changing = _written_in_loops(owner) if isinstance(owner, ast.Module) else set()
-        self._needed = max(lines)
+        self.lines = tuple(lines)
         self._pieces: dict[tuple[int, ...], Piece] = {}
 
     def holds(self, line: int) -> bool:
@@ -203,7 +204,7 @@ class Region:
         body = _cut(copy.deepcopy(self._body(tree)), place)
         if any(isinstance(n, (ast.Yield, ast.YieldFrom, ast.Await)) for n in _own_nodes(body)):
             # What gives control away after the backward pass is not needed.
-            last = _statement_at(body, self._needed)
+            last = _statement_at(body, max(self.lines))
             body = body if last is None else body[: last + 1]
         owner = cast("Owner", _follow(tree, self._owner_path))
         chain = _chain(tree, self._owner_path)

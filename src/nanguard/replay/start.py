@@ -61,6 +61,7 @@ class _Call:
 
 # Model calls whose stacks are kept until the region of their step is known.
 _CALLS = 32
+_UNRECORDED = 8
 # Backward passes with a start, for each region, after which all regions are taken to be known.
 _SETTLED = 2
 # Objects of the script whose attributes are remembered.
@@ -219,7 +220,7 @@ class Starts:
         self._calls: list[_Call] = []
         self._last_event: Stack = []
         self._hook: Any = None
-        self._hooked: dict[int, Any] = {}
+        self._hooked: dict[type, Callable[[], None]] = {}
         self._compiled = False
         self._lines = _Lines(self._reached) if long else None
         self._earlier: dict[str, Any] | None = None
@@ -241,10 +242,12 @@ class Starts:
     def close(self) -> None:
         """Ends it; nothing of it is left."""
         self.is_on = False
-        for handle in [*self._hooked.values(), *([self._hook] if self._hook else [])]:
-            handle.remove()
+        for undo in self._hooked.values():
+            undo()
         self._hooked.clear()
-        self._hook = None
+        if self._hook is not None:
+            self._hook.remove()
+            self._hook = None
         if self._lines is not None:
             self._lines.close()
         self._forget_stacks()
@@ -358,11 +361,17 @@ class Starts:
         frame = sys._getframe(1)
         if type(module).__name__ == "OptimizedModule":
             self._compiled = True
-        looks = self._hook is not None and len(self._calls) < _CALLS and not _is_nested(frame)
-        if looks and next(module.parameters(), None) is not None:
-            self._calls.append(self._call(module, frame))
+        if self._hook is not None and not _is_nested(frame):
+            self._note_call(module, frame)
         if not self._long and self._codes:
             self._begins_with_call(frame)
+
+    def _note_call(self, module: nn.Module, frame: FrameType) -> None:
+        """Keeps the first calls that are recorded for backward; of others, such as rollouts, few."""
+        few = _CALLS if torch.is_grad_enabled() else _UNRECORDED
+        kept = sum(call.ambient.grad is torch.is_grad_enabled() for call in self._calls)
+        if kept < few and next(module.parameters(), None) is not None:
+            self._calls.append(self._call(module, frame))
 
     def _call(self, module: nn.Module, frame: FrameType) -> _Call:
         if torch.cuda.is_initialized() and not self.streams.devices:
@@ -385,27 +394,44 @@ class Starts:
             if not (second and self._heard_all):  # else it is a second loss of the same forward
                 self.current = self.after_the_fact(frame) if self._heard_all else None
             return
-        found: tuple[int, FrameType, int, _Call] | None = None
-        for call in self._calls:
-            for depth, (f, line) in enumerate(_stack_of(frame)):
-                if id(f) in call.lines:
-                    # The innermost frame holds the call that belongs to this backward.
-                    if found is None or depth < found[0]:
-                        found = (depth, f, line, call)
-                    break
+        owner, line, calls = self._common(frame)
         self.current = None
-        if found is None:
+        if owner is None:
             self.why_not = "the model is called in another thread than backward"
             return
-        _, owner, line, call = found
         try:
-            region = self._add(site, owner, line, call)
-            piece = region.at(call.lines[id(owner)])
+            # The innermost loop holds the call that belongs to this backward; of others, such as
+            # those that collect data, it knows nothing.
+            regions = [self._region(owner, call.lines[id(owner)], line) for call in calls]
+            place = max(range(len(calls)), key=lambda n: (regions[n].first, -n))
+            call = calls[place]
+            self._add(site, owner, regions[place], call)
+            piece = regions[place].at(call.lines[id(owner)])
         except NoRegionError as error:
             self.why_not = str(error)
             return
         local = call.names.get(id(owner), {})
-        self.current = self._new(owner, local, region, piece, call.streams, call.ambient)
+        self.current = self._new(owner, local, regions[place], piece, call.streams, call.ambient)
+
+    def _common(self, frame: FrameType) -> tuple[FrameType | None, int, list[_Call]]:
+        """Returns the innermost frame that holds calls of models and this backward.
+
+        Returns:
+            The frame, the line that it calls backward on, and the calls; those that are recorded
+            for backward, if there are any.
+        """
+        for f, line in _stack_of(frame):
+            calls = [call for call in self._calls if id(f) in call.lines]
+            if calls:
+                trained = [call for call in calls if call.ambient.grad]
+                return f, line, trained or calls
+        return None, 0, []
+
+    def _region(self, owner: FrameType, call: int, backward: int) -> Region:
+        known = self._codes.get(owner.f_code)
+        if known is not None and known.lines == (call, backward):
+            return known
+        return Region(owner.f_code, owner.f_globals, (call, backward))
 
     def after_the_fact(self, frame: FrameType | None, *, statement: bool = False) -> Start | None:
         """Returns a start of the code around a frame, with the values that its names have now.
@@ -433,11 +459,8 @@ class Starts:
         local, now = frame.f_locals, self.streams.capture()
         return self._new(frame, local, region, piece, self._earlier or now, Ambient.now())
 
-    def _add(self, site: Any, owner: FrameType, backward: int, call: _Call) -> Region:
+    def _add(self, site: Any, owner: FrameType, region: Region, call: _Call) -> None:
         line = call.lines[id(owner)]
-        region = self._codes.get(owner.f_code)
-        if region is None or not (region.holds(line) and region.holds(backward)):
-            region = Region(owner.f_code, owner.f_globals, (line, backward))
         before = next((line for f, line in self._last_event if f is owner), None)
         piece = region.whole()
         if before is not None and region.holds(before) and before < line:
@@ -449,10 +472,8 @@ class Starts:
         self._know_streams(owner)
         if self._lines is not None:
             self._lines.watch(region, piece)
-        elif id(call.module) not in self._hooked:
-            hook = call.module.register_forward_pre_hook(self._called)
-            self._hooked[id(call.module)] = hook
-        return region
+        elif type(call.module) not in self._hooked:
+            self._hooked[type(call.module)] = _hear_calls(type(call.module), self._called)
 
     def _know_streams(self, frame: FrameType) -> None:
         """Learns which generators of its own the script draws from."""
@@ -632,6 +653,32 @@ class _Lines:
             self.fresh = False
             self._reached(sys._getframe(1), *found)
         return None
+
+
+def _hear_calls(cls: type, hear: Callable[[Any, Any], None]) -> Callable[[], None]:
+    """Makes calls of a class of modules known; returns what undoes it.
+
+    A hook on the module itself would be saved with it, and copied.
+    """
+    own = vars(cls).get("__call__")
+
+    def call(module: Any, *args: Any, **kwargs: Any) -> Any:
+        hear(module, args)
+        if own is not None:
+            return own(module, *args, **kwargs)
+        # Looked up each time: others replace it, too.
+        return super(cls, module).__call__(*args, **kwargs)  # type: ignore[arg-type]
+
+    setattr(cls, "__call__", call)  # noqa: B010 - a checker takes it for a mistake
+
+    def undo() -> None:
+        if vars(cls).get("__call__") is call:
+            if own is None:
+                delattr(cls, "__call__")
+            else:
+                setattr(cls, "__call__", own)  # noqa: B010
+
+    return undo
 
 
 def _stack_of(frame: FrameType | None) -> Stack:

@@ -112,6 +112,9 @@ class Reachable:
             self._remember_tensor(value)
             return ()
         kind = type(value)
+        if kind.__name__ == "ndarray" and kind.__module__ == "numpy":
+            self._remember_array(value)
+            return ()
         if kind is CellType:
             return self._remember_cell(value)
         if kind is FunctionType:
@@ -203,6 +206,19 @@ class Reachable:
 
         self._undo.append(undo)
         return list(before.values())
+
+    def _remember_array(self, array: Any) -> None:
+        if array.dtype.hasobject or not array.flags.writeable or array.nbytes > self._room:
+            return
+        self._room -= array.nbytes
+        before = array.copy()
+
+        def undo() -> None:
+            # Compared as bytes: NaN is not equal to itself.
+            if array.tobytes() != before.tobytes():
+                array[...] = before
+
+        self._undo.append(undo)
 
     def _remember_tensor(self, tensor: Any) -> None:
         if isinstance(tensor, torch.nn.Parameter) or tensor.is_inference() or tensor.grad_fn:
