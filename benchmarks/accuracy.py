@@ -8,8 +8,8 @@ the label. Healthy scripts that look suspicious must stay silent.
     python -m benchmarks.accuracy tests/cases/open wgan_gp char_rnn
     python -m benchmarks.accuracy --device cuda --jobs 12
 
-On CUDA the scripts are made to compute there (``tests/where/cudashim.py``). Not every fault comes up
-there; a failing script without any incident is counted as one that does not.
+On CUDA the scripts are made to compute there (``tests/where/cudashim.py``). Not every fault comes
+up there; a failing script without any incident is counted as one that does not.
 """
 
 from __future__ import annotations

@@ -88,8 +88,7 @@ class Facts:
         indices: Where the samples are in the data set.
         path: The way of the bad value, operation by operation.
         came_in: Whether the batch was bad when a loader handed it out.
-        unseen: Whether the step's code began before the replay did, so that what it did with the
-            data until then was not seen.
+        unseen: Whether the script may have made the data bad itself, before the replay began.
     """
 
     suspects: list[tuple[int, str]] = field(default_factory=list)

@@ -481,10 +481,8 @@ class Live(Watch):
         poisoned, decision = self._decide(step)
         bad = BadStep(symptom, step, ordinal, decision, tuple(self._bad))
         bad.seconds = statistics.median(self._step_times) if self._step_times else None
-        if symptom.kind == "spike":
-            bad.why, starts = "a spike is a finite number: there is no bad value to look for", []
-        elif poisoned or symptom.where not in ("loss", "gradient"):
-            bad.why, starts = "the run itself is bad by now: the state before the step is gone", []
+        bad.why = _why_not(symptom, poisoned=poisoned)
+        starts = starts if bad.why is None else []
         self._clear_gradients(optimizer)
         if self.together.mine:
             written = self.writer.report(bad)
@@ -747,6 +745,15 @@ class Live(Watch):
             return all_finite([p for p in self.named_parameters().values() if p.requires_grad])
         except RuntimeError:  # of a device that has failed
             return True
+
+
+def _why_not(symptom: Symptom, *, poisoned: bool) -> str | None:
+    """Returns why a bad step cannot be replayed; None if it can."""
+    if symptom.kind == "spike":
+        return "a spike is a finite number: there is no bad value to look for"
+    if poisoned or symptom.where not in ("loss", "gradient"):
+        return "the run itself is bad by now: the state before the step is gone"
+    return None
 
 
 class _LeftByScript:

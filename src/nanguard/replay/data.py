@@ -44,14 +44,16 @@ def data_origin(outcome: Outcome, drawn: Iterable[Drawn], streams: RandomStreams
     if outcome.origin is None or outcome.origin.op != "input":
         return None
     for own, batch, indices in reversed(list(drawn)):
-        if not indices or not _is_bad(batch) or own._dataset_kind != _DatasetKind.Map:
+        if not _is_bad(batch):
             continue
+        outcome.facts.came_in = True
+        if not indices or own._dataset_kind != _DatasetKind.Map:
+            return None
         now = streams.capture()
         try:
             found = _made_again(own, indices, outcome.origin.step)
         finally:
             streams.restore(now)
-        outcome.facts.came_in = True
         if found is not None:
             outcome.origin = found
         outcome.facts.indices = outcome.facts.indices or _bad_indices(batch, indices)

@@ -47,6 +47,7 @@ if TYPE_CHECKING:
 
     from nanguard.replay.data import Drawn
     from nanguard.replay.patches import Patches
+    from nanguard.replay.region import Piece
     from nanguard.replay.start import Start, Starts
     from nanguard.replay.watch import Watch
 
@@ -268,8 +269,8 @@ class InPlace:
         if task.trace and outcome.origin is not None and not task.heal:
             drawn = data_origin(outcome, self._starts.batches, self._starts.streams)
             self._drawn = drawn or self._drawn
-            begun = variant.whole or start.piece is start.region.whole()
-            outcome.facts.unseen = not begun and not outcome.facts.came_in
+            # What the script did with its data before it came to this step was not seen.
+            outcome.facts.unseen = not outcome.facts.came_in
         return outcome, replay.losses
 
     def _call(
@@ -283,36 +284,10 @@ class InPlace:
         """Runs the step's code; returns why it did not come to its end, if so."""
         self._patches.watcher = replay
         start = variant.start
-        again = list(start.given)
-        replay.again = again
-        given = (start.whole or {}) if variant.whole else start.names
-        names = {name: spare(value, given=bool(again)) for name, value in given.items()}
-        if variant.whole:
-            # The region may change in place what it is given, and is replayed more than once.
-            small = {n: v for n, v in names.items() if _is_small(v)}
-            names.update({name: value.clone() for name, value in small.items()})
         seen: dict[str, Any] = {}
-        piece = start.region.whole() if variant.whole else start.piece
         try:
-            if task.source:
-                path = start.piece.code.co_filename
-                text = task.source.get(path)
-                if text is not None:
-                    piece = start.region.changed(piece, text)
-                codes = changes.swapped_code(task.source, own=start.region.code)
-                stack.enter_context(codes)
-                if self._drawn is not None:
-                    made_anew(self._drawn, names, again)
-            if task.precision is not None:
-                wide = getattr(torch, task.precision)
-                stack.enter_context(changes.wider(wide, self._run))
-            if task.without:
-                again[:] = [changes.without(b, task.without) for b in again]
-                replaced = changes.replaced_samples(task.without, targets_only=task.targets_only)
-                stack.enter_context(replaced)
+            piece, names = self._prepared(replay, task, variant, stack)
             stack.enter_context(start.ambient.entered(autocast=task.precision is None))
-            if variant.whole and not (task.without or task.source or task.precision):
-                stack.enter_context(_compared(start))
             stack.enter_context(_limited(seconds))
             stack.enter_context(replay.watching())
             piece.call(start.module, names, start.cls, seen.update)
@@ -329,6 +304,36 @@ class InPlace:
         else:
             replay.ended(complete=self._reads)
         return None
+
+    def _prepared(
+        self, replay: InPlaceReplay, task: Task, variant: Variant, stack: contextlib.ExitStack
+    ) -> tuple[Piece, dict[str, Any]]:
+        """Returns the code of a step and what it is called with, after the changes of a task."""
+        start = variant.start
+        again = replay.again = list(start.given)
+        given = (start.whole or {}) if variant.whole else start.names
+        names = {name: spare(value, given=bool(again)) for name, value in given.items()}
+        if variant.whole:
+            # The region may change in place what it is given, and is replayed more than once.
+            small = {n: v for n, v in names.items() if _is_small(v)}
+            names.update({name: value.clone() for name, value in small.items()})
+        piece = start.region.whole() if variant.whole else start.piece
+        if task.source:
+            text = task.source.get(piece.code.co_filename)
+            if text is not None:
+                piece = start.region.changed(piece, text)
+            stack.enter_context(changes.swapped_code(task.source, own=start.region.code))
+            if self._drawn is not None:
+                made_anew(self._drawn, names, again)
+        if task.precision is not None:
+            stack.enter_context(changes.wider(getattr(torch, task.precision), self._run))
+        if task.without:
+            again[:] = [changes.without(batch, task.without) for batch in again]
+            only = task.targets_only
+            stack.enter_context(changes.replaced_samples(task.without, targets_only=only))
+        elif variant.whole and not (task.source or task.precision):
+            stack.enter_context(_compared(start))
+        return piece, names
 
     @contextlib.contextmanager
     def _as_before(

@@ -135,6 +135,7 @@ class Outside:
         self._files: dict[str, str] = {}
         self._undo: list[tuple[Any, str, Any]] = []
         self._open = io.open
+        self._os_open = os.open
         self.allowed = False
 
     @property
@@ -195,6 +196,14 @@ class Outside:
         # A file that must be new was made by the run itself.
         return self._open(self.path(file, writes=writes), mode.replace("x", "w"), *args, **kwargs)
 
+    def open_descriptor(self, path: Any, flags: int, *args: Any, **kwargs: Any) -> int:
+        """Opens a file as ``os.open`` does; what is written goes somewhere else."""
+        writes = bool(flags & _WRITES)
+        # A file that must be new was made by the run itself.
+        return self._os_open(
+            self.path(path, writes=writes), flags & ~os.O_EXCL if writes else flags, *args, **kwargs
+        )
+
     def path(self, file: Any, *, writes: bool) -> Any:
         """Returns where a file really is."""
         try:
@@ -246,6 +255,7 @@ class Outside:
         self._undo.append((sys, "dont_write_bytecode", sys.dont_write_bytecode))
         sys.dont_write_bytecode = True
         builtins.open = io.open = self.open
+        self._replace(os, "open", self.open_descriptor)
         for name in ("remove", "unlink", "rmdir", "mkdir"):
             self._replace(os, name, _ignored)
         for name in ("rename", "replace"):

@@ -88,7 +88,7 @@ class Reachable:
                 continue
             self._seen[id(value)] = value
             if depth < _DEPTH:
-                todo.extend((inner, depth + 1) for inner in self._remember(value))
+                todo.extend((inner, depth + 1) for inner in self._led_to(value))
 
     def put_back(self, *, tensors: bool = True) -> None:
         """Puts everything back to how it was.
@@ -105,6 +105,13 @@ class Reachable:
                 if tensor._version != version and before is not None:
                     tensor.copy_(before)
                     set_version(tensor, version)
+
+    def _led_to(self, value: Any) -> Iterable[Any]:
+        """Remembers an object, if it lets itself be looked at; returns what it leads to."""
+        try:
+            return list(self._remember(value))
+        except Exception:  # noqa: BLE001 - objects may run any code when they are looked at
+            return ()
 
     def _remember(self, value: Any) -> Iterable[Any]:
         """Remembers an object; returns what it leads to."""
@@ -133,7 +140,8 @@ class Reachable:
         found: list[Any] = []
         if isinstance(value, dict):
             self._remember_dict(value)
-            found += value.values()
+            # A class of its own may make its values when it is asked for them.
+            found += dict.values(value)
         elif isinstance(value, (list, deque)):
             self._remember_list(value)
             found += value
@@ -238,14 +246,14 @@ class _Items:
 
     def __init__(self, items: dict[Any, Any]) -> None:
         self._items = items
-        self._before = dict(items)
+        self._before = dict(dict.items(items))
 
     def __call__(self) -> None:
         items, before = self._items, self._before
-        for key in [key for key in items if key not in before]:
+        for key in [key for key in dict.keys(items) if key not in before]:
             dict.pop(items, key, None)
         for key, value in before.items():
-            if key not in items or dict.__getitem__(items, key) is not value:
+            if not dict.__contains__(items, key) or dict.__getitem__(items, key) is not value:
                 dict.__setitem__(items, key, value)
 
 
