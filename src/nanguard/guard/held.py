@@ -56,7 +56,9 @@ class BufferPlaces:
     def find(self) -> list[Slot]:
         """Returns the places."""
         self.news = False
-        modules = [module for model in self._models for module in model.modules()]
+        found = (module for model in self._models for module in model.modules())
+        # What is compiled keeps its buffers where nobody else can hold them.
+        modules = [module for module in found if not isinstance(module, torch.jit.ScriptModule)]
         self.homes = [module._buffers for module in modules]
         self._counted = [*self.homes, *(module._modules for module in modules)]
         return [(module._buffers, name) for module in modules for name in module._buffers]
@@ -147,7 +149,8 @@ class Held:
             shape: Which tensors were where then. What was made or replaced since, goes.
         """
         for group in self._groups:
-            torch._foreach_copy_(group.live, group.copies)
+            # Through .data: to autograd, which may need them for a graph, nothing has changed.
+            torch._foreach_copy_([tensor.data for tensor in group.live], group.copies)
         slots, planned, homes = shape
         known = {(id(container), key) for container, key in slots}
         at_home = set(map(id, homes))

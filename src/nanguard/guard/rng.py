@@ -123,6 +123,8 @@ def _state_of(generator: Stream) -> Any:
         return generator.get_state()
     if isinstance(generator, random.Random):
         return generator.getstate()
+    if hasattr(generator, "get_state"):  # NumPy's older kind
+        return generator.get_state(legacy=False)
     return generator.bit_generator.state
 
 
@@ -131,6 +133,8 @@ def _set_state(generator: Stream, state: Any) -> None:
         generator.set_state(state)
     elif isinstance(generator, random.Random):
         generator.setstate(state)
+    elif hasattr(generator, "set_state"):
+        generator.set_state(state)
     else:
         generator.bit_generator.state = state
 

@@ -145,7 +145,7 @@ class Recording:
 
     def judge_again(self, optimizers: Sequence[Optimizer]) -> None:
         """Ends a replay where the guard would have made its step."""
-        watcher = self._followed.patches.watcher
+        watcher = self._followed.patches.now
         watcher.step(self._several.as_one(optimizers), lambda: None, None)
 
     def close(self) -> None:

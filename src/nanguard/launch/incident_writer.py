@@ -154,9 +154,9 @@ class IncidentWriter:
             return
         found["cause"] = {
             "code": "hardware-or-nondeterminism",
-            "summary": "the same step is finite when it is made again from the same state, while a "
-            "good step came out bit for bit: timing or hardware is to be suspected",
-            "confidence": 0.7,
+            "summary": "the step is finite when it is made again, while a good step came out bit "
+            "for bit: hardware, timing, or a counter that the step depends on",
+            "confidence": 0.4,
         }
         found["replay"] = {**found["replay"], "verdict": "not-reproduced"}
         incidents.write(folder, found)

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from nanguard.diagnosis.limits import load_now
 from nanguard.guard.held import BufferPlaces, Held
 from nanguard.guard.judge import Judge, Reading
 from nanguard.guard.optimizers import learning_rate, scaled_lr
@@ -31,7 +32,7 @@ from nanguard.launch.second_run import become_replay
 from nanguard.launch.together import Together
 from nanguard.launch.tracked import Tracked
 from nanguard.numerics import all_finite, whole
-from nanguard.replay.inplace import InPlace, scalars_in
+from nanguard.replay.inplace import InPlace
 from nanguard.replay.patches import Patches
 from nanguard.replay.start import Starts
 from nanguard.replay.terms import terms_of
@@ -57,6 +58,11 @@ current: Live | None = None
 _CAREFUL = 16
 # Functions of the script, from the innermost one outwards, that an evaluation is looked for in.
 _OUTWARDS = 4
+# What one replay may take: so many steps' time, and so many seconds at least.
+_MOST_STEPS = 50
+_SHORTEST_LIMIT = 10.0
+# Bad numbers of evaluations that are looked into; a metric may be undefined each time.
+_EVALUATIONS = 3
 # Steps whose time is remembered.
 _TIMED = 32
 
@@ -107,6 +113,7 @@ class Live(Watch):
         self._left = _LeftByScript()
         # Which backward pass the last bad step belongs to.
         self._met_in = -1
+        self._evaluations = 0
         # An incident whose step was good when it was replayed.
         self._doubt: Path | None = None
         self._step_times: deque[float] = deque(maxlen=_TIMED)
@@ -233,7 +240,11 @@ class Live(Watch):
             return
         if all(map(is_good, losses)):
             return
-        self.terms = terms_of(losses[0], sys._getframe(2))
+        if self.starts.current is not None:
+            self.starts.current.bad = True
+        # Terms are a nicety: what cannot be read as a number is left out.
+        with contextlib.suppress(RuntimeError, TypeError, ValueError):
+            self.terms = terms_of(losses[0], sys._getframe(2))
 
     def after_backward(self) -> None:
         """Counts a step where there is no optimizer that would."""
@@ -567,6 +578,7 @@ class Live(Watch):
             together=together,
             unfinished=unfinished,
             reads=reads,
+            longest=max(_SHORTEST_LIMIT, _MOST_STEPS * (bad.seconds or 0.0)) * load_now(),
         )
 
     def _settle_doubt(self) -> None:
@@ -624,10 +636,17 @@ class Live(Watch):
 
     def read(self, tensor: Tensor, value: float) -> None:
         """Hears of a bad number that the script has read; in an evaluation that is news."""
-        training = tensor.requires_grad or self._depth
+        self._left.read = self._left.read or tensor.requires_grad
+        training = tensor.requires_grad or self._depth or self._is_in_step()
         if self._aside or training or not self.starts.is_on or self._left.is_known(self.ordinal):
             return
         self._own(lambda: self._evaluated(tensor, value, sys._getframe(3)))
+
+    def _is_in_step(self) -> bool:
+        """Returns whether a graph may be alive that a replay would harm."""
+        start = self.starts.current
+        begun = start is not None and start.site is None and start.ambient.grad
+        return begun or bool(self.starts.ended)
 
     def _evaluated(self, tensor: Tensor, value: float, frame: FrameType | None) -> None:
         """Reports a bad number of an evaluation."""
@@ -645,6 +664,9 @@ class Live(Watch):
         self._left.known_at = self.ordinal
         bad = BadStep(symptom, self.ordinal, self.ordinal, Decision(Action.NOTED, reason), ())
         # A metric may well be undefined; what a model has put out may not.
+        self._evaluations += 1
+        if self._evaluations > _EVALUATIONS or not self.writer.may_explain:
+            return
         if self._replayer(bad, starts, reads=True).comes_from_a_model() and self.writer.report(bad):
             self._explain(bad, starts, reads=True)
 
@@ -764,6 +786,7 @@ class _LeftByScript:
         unstepped: Gradients whose norm was computed, and no step made with them so far.
         known_at: The step after which a bad number was last reported.
         ends: Whether the script is about to end itself.
+        read: Whether the script has read a bad number from a graph lately.
     """
 
     def __init__(self) -> None:
@@ -771,6 +794,7 @@ class _LeftByScript:
         self.unstepped: tuple[list[Start], Tensor] | None = None
         self.known_at = -1
         self.ends = False
+        self.read = False
         self._found: tuple[Start, float] | None = None
 
     def note(self, start: Start, names: Any) -> bool:
@@ -783,13 +807,15 @@ class _LeftByScript:
         made = {n: names[n] for n in start.piece.stores if n in names}
         # A number that was there before tells nothing about this step.
         made = {n: value for n, value in made.items() if start.before.get(n) != id(value)}
-        for value in [*scalars_in(made), *made.values()]:
-            if isinstance(value, torch.Tensor) and value.numel() == 1 and not is_good(value):
+        for value in made.values():
+            graph = isinstance(value, torch.Tensor) and value.requires_grad and value.numel() == 1
+            if graph and not is_good(value.detach()):
                 self.add(start, float(value))
                 return True
-            if isinstance(value, float) and not math.isfinite(value):
+            if self.read and isinstance(value, float) and not math.isfinite(value):
                 self.add(start, value)
                 return True
+        self.read = False
         return False
 
     def add(self, start: Start, value: float) -> None:

@@ -12,6 +12,7 @@ import contextlib
 import ctypes
 import importlib
 import math
+import signal
 import sys
 import threading
 import traceback
@@ -39,7 +40,7 @@ from nanguard.tracer.sites import is_installed, is_users
 from nanguard.tracer.symptom import Symptom
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
     from types import FrameType
 
     from torch import Tensor
@@ -53,6 +54,8 @@ if TYPE_CHECKING:
 
     Apply = Callable[[Watch, Optimizer, Callable[..., Any]], dict[str, float]]
 
+# Bytes of parameters that are copied before a replay. Steps of larger models rarely write to them.
+_PARAMETERS = 256 << 20
 # Bytes of a tensor that a replay is given a copy of.
 _COPIED = 64 << 20
 # What needs the steps before this one, which are gone.
@@ -106,6 +109,7 @@ class InPlace:
         together: bool = False,
         unfinished: bool = False,
         reads: bool = False,
+        longest: float = math.inf,
     ) -> None:
         """Prepares for replays.
 
@@ -119,7 +123,9 @@ class InPlace:
             together: Whether all ranks replay in lockstep, and so all of a step.
             unfinished: Whether the script left the step before a backward pass.
             reads: Whether it ends where the script reads a bad number: an evaluation.
+            longest: How many seconds one replay may take.
         """
+        self._longest = longest
         self._run, self._patches, self._starts = run, patches, starts
         self._candidates = candidates
         self._step, self._ordinal = step, ordinal
@@ -141,6 +147,7 @@ class InPlace:
         if self._together and task.precision is not None:
             return Outcome(error="a model that lies on several ranks is not made wider")
         task = replace(task, target=self._run.ordinal, skipped=())
+        seconds = min(seconds, self._longest)
         if self._chosen is None:
             return self._settle(task, seconds)
         return self._replay(task, self._chosen, seconds)[0]
@@ -183,6 +190,8 @@ class InPlace:
             outcome, losses = self._replay(plain, variant, seconds)
             if outcome.error is not None:
                 errors.append(outcome.error)
+                if outcome.error == _TOO_LONG:
+                    break  # it waits for something that will not come
                 continue
             if not _same(variant.start.losses, losses, loosely=changes.is_compiled()):
                 errors.append(_DIFFERS)
@@ -251,6 +260,9 @@ class InPlace:
         self, task: Task, variant: Variant, seconds: float
     ) -> tuple[Outcome, list[Tensor]]:
         start = variant.start
+        why_not = _refusal(self._run.named_parameters().values())
+        if why_not is not None:
+            return Outcome(error=why_not), []
         if self.announce is not None:
             self.announce(task, variant.number)
         replay = InPlaceReplay(task, self._run, start, together=self._together, reads=self._reads)
@@ -282,7 +294,7 @@ class InPlace:
         seconds: float,
     ) -> str | None:
         """Runs the step's code; returns why it did not come to its end, if so."""
-        self._patches.watcher = replay
+        stack.enter_context(self._patches.told(replay))
         start = variant.start
         seen: dict[str, Any] = {}
         try:
@@ -294,7 +306,7 @@ class InPlace:
         except Reached:
             return None
         except TooLong:
-            return "the replay did not come to an end in its time"
+            return _TOO_LONG
         except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever the script raises
             if self._unfinished and not isinstance(error, (NoRegionError, RefusedError)):
                 replay.left(seen)
@@ -353,10 +365,10 @@ class InPlace:
         reachable = self._reach(start)
         held = Held(BufferPlaces(run.models()))
         held.mark()
+        written = _Written([] if leave_tensors else run.named_parameters().values())
         gradients = [] if leave_tensors else self._set_aside_gradients()
         rates = hyperparameters(run.optimizers())
         now = starts.streams.capture()
-        watcher = self._patches.watcher
         starts.paused = True
         try:
             with torch.no_grad():
@@ -367,6 +379,7 @@ class InPlace:
             for owner, attributes in start.objects:
                 vars(owner).update({name: copied(v) for name, v in attributes.items()})
             with contextlib.ExitStack() as outer:
+                outer.enter_context(_signals_wait())
                 outer.enter_context(Outside())
                 outer.enter_context(changes.quiet())
                 outer.enter_context(changes.eagerly())
@@ -375,12 +388,12 @@ class InPlace:
                 with contextlib.ExitStack() as inner:
                     yield inner
         finally:
-            self._patches.watcher = watcher
             with _disable_current_modes():
                 for parameter, gradient in gradients:
                     parameter.grad = gradient
                 if not leave_tensors:
                     held.restore(held.shape)
+                    written.put_back()
                 set_hyperparameters(run.optimizers(), rates)
                 reachable.put_back(tensors=not leave_tensors)
             starts.streams.restore(now)
@@ -407,6 +420,7 @@ class InPlace:
         return known
 
 
+_TOO_LONG = "the replay did not come to an end in its time"
 _DIFFERS = "what was replayed is not what ran: its loss is another one"
 
 
@@ -686,22 +700,59 @@ def _alike(value: Any, other: Any) -> bool:
     return True
 
 
+def _size(parameters: Iterable[Tensor]) -> int:
+    return sum(p.numel() * p.element_size() for p in parameters)
+
+
+def _refusal(parameters: Iterable[Tensor]) -> str | None:
+    """Returns why a replay might write to parameters that nobody has a copy of."""
+    found = list(parameters)
+    hooked = any(getattr(p, "_post_accumulate_grad_hooks", None) for p in found)
+    if hooked and _size(found) > _PARAMETERS:
+        return "gradients have hooks that may write to the parameters, of which there is no copy"
+    return None
+
+
+class _Written:
+    """Parameters as they are, in case a step writes to them by itself."""
+
+    def __init__(self, parameters: Iterable[Tensor]) -> None:
+        found = [p for p in parameters if type(p) in (torch.Tensor, torch.nn.Parameter)]
+        copies = _size(found) <= _PARAMETERS
+        self._before = [(p, p._version, p.detach().clone() if copies else None) for p in found]
+
+    def put_back(self) -> None:
+        """Undoes what was written."""
+        with torch.no_grad():
+            for parameter, version, before in self._before:
+                if parameter._version != version and before is not None:
+                    parameter.copy_(before)
+                    changes.set_version(parameter, version)
+
+
 def _in_words(error: BaseException) -> str:
     return traceback.format_exception_only(type(error), error)[-1].strip()[:500]
 
 
 @contextlib.contextmanager
 def _limited(seconds: float) -> Iterator[None]:
-    """Raises in this thread if what is done inside takes too long."""
-    thread = threading.get_ident()
-    done = threading.Event()
+    """Raises in this thread if what is done inside takes too long, also if it waits for a lock."""
+    thread, done = threading.get_ident(), threading.Event()
+    in_main = threading.current_thread() is threading.main_thread() and hasattr(signal, "SIGALRM")
+
+    def too_long(_number: int, _frame: Any) -> None:
+        raise TooLong
 
     def wait() -> None:
-        if not done.wait(None if math.isinf(seconds) else seconds):
-            ctypes.pythonapi.PyThreadState_SetAsyncExc(
-                ctypes.c_ulong(thread), ctypes.py_object(TooLong)
-            )
+        if done.wait(None if math.isinf(seconds) else seconds):
+            return
+        if in_main:
+            signal.pthread_kill(thread, signal.SIGALRM)
+        else:
+            error = ctypes.py_object(TooLong)
+            ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), error)
 
+    before = signal.signal(signal.SIGALRM, too_long) if in_main else None
     watchdog = threading.Thread(target=wait, name="nanguard-limits", daemon=True)
     watchdog.start()
     try:
@@ -709,3 +760,19 @@ def _limited(seconds: float) -> Iterator[None]:
     finally:
         done.set()
         watchdog.join()
+        if in_main:
+            signal.signal(signal.SIGALRM, before)
+
+
+@contextlib.contextmanager
+def _signals_wait() -> Iterator[None]:
+    """Lets signals of the system wait: their handlers must not run inside of a replay."""
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    names = ("SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2", "SIGCHLD", "SIGCONT")
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [getattr(signal, name) for name in names])
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import sys
+import threading
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -16,7 +18,7 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 from nanguard.tracer.sites import is_ours
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
 
 class Watcher(Protocol):
@@ -73,7 +75,25 @@ class Patches:
 
     def __init__(self, watcher: Watcher) -> None:
         self.watcher = watcher
+        self._replaying: dict[int, Watcher] = {}
         self._undo: list[tuple[Any, str, Any]] = []
+
+    @property
+    def now(self) -> Watcher:
+        """Who is told of what this thread does: a replay, if it makes one."""
+        if not self._replaying:
+            return self.watcher
+        return self._replaying.get(threading.get_ident(), self.watcher)
+
+    @contextlib.contextmanager
+    def told(self, watcher: Watcher) -> Iterator[None]:
+        """Makes torch tell another watcher what this thread does; other threads go on."""
+        thread = threading.get_ident()
+        self._replaying[thread] = watcher
+        try:
+            yield
+        finally:
+            del self._replaying[thread]
 
     def put_on(self) -> None:
         """Begins."""
@@ -112,7 +132,7 @@ class Patches:
                 return original(tensors, *args, **kwargs)
             if not isinstance(tensors, (torch.Tensor, list, tuple)):
                 tensors = tuple(tensors) if isinstance(tensors, Iterable) else (tensors,)
-            return self.watcher.backward(lambda: original(tensors, *args, **kwargs), tensors)
+            return self.now.backward(lambda: original(tensors, *args, **kwargs), tensors)
 
         self._replace(torch.autograd, "backward", backward)
 
@@ -129,7 +149,7 @@ class Patches:
             running: Any = torch._C._current_autograd_node()
             if part or torch.compiler.is_compiling() or running is not None:
                 return call()
-            return self.watcher.grad(call, outputs)
+            return self.now.grad(call, outputs)
 
         self._replace(torch.autograd, "grad", grad)
 
@@ -142,7 +162,7 @@ class Patches:
                 value = _original(tensor)
                 finite = type(value) is not float or value - value == 0.0
                 if not finite and not is_ours(sys._getframe(1).f_code.co_filename):
-                    self.watcher.read(tensor, value)
+                    self.now.read(tensor, value)
                 return value
 
             self._put(torch.Tensor, name, read)
@@ -160,7 +180,7 @@ class Patches:
                     return hooked(optimizer, *args, **kwargs)
                 closure = kwargs.get("closure", args[0] if args else None)
                 if not callable(closure):
-                    return self.watcher.step(
+                    return self.now.step(
                         optimizer, lambda: hooked(optimizer, *args, **kwargs), None
                     )
 
@@ -169,7 +189,7 @@ class Patches:
                         return hooked(optimizer, *args, **{**kwargs, "closure": evaluate})
                     return hooked(optimizer, evaluate, *args[1:], **kwargs)
 
-                return self.watcher.step(optimizer, call, closure)
+                return self.now.step(optimizer, call, closure)
 
             return step
 
@@ -180,7 +200,7 @@ class Patches:
             made(optimizer, *args, **kwargs)
             if vars(kind).get("step") is not own:
                 self._undo.append((kind, "step", own))
-            self.watcher.made(optimizer)
+            self.now.made(optimizer)
 
         self._replace(Optimizer, "profile_hook_step", staticmethod(profile_hook_step))
         self._replace(Optimizer, "__init__", init)
@@ -196,12 +216,12 @@ class Patches:
 
             if torch.compiler.is_compiling() or _is_capturing():
                 return call()
-            return self.watcher.scaler_step(scaler, optimizer, call)
+            return self.now.scaler_step(scaler, optimizer, call)
 
         @functools.wraps(scale)
         def scaler_scale(scaler: Any, outputs: Any) -> Any:
             if not torch.compiler.is_compiling():
-                self.watcher.scaled(scaler, outputs)
+                self.now.scaled(scaler, outputs)
             return scale(scaler, outputs)
 
         self._replace(scaler_type, "step", scaler_step)
@@ -219,7 +239,7 @@ class Patches:
             norm = original(clipped, *args, **kwargs)
             usual = not args[1:] and not set(kwargs) - {"max_norm", "foreach"}
             if usual:
-                self.watcher.clipped(clipped, norm)
+                self.now.clipped(clipped, norm)
             return norm
 
         self._replace(nn.utils, "clip_grad_norm_", clip)
@@ -234,17 +254,17 @@ class Patches:
 
         @functools.wraps(iterate)
         def begin(loader: Any) -> Any:
-            self.watcher.begin_pass(loader)
+            self.now.begin_pass(loader)
             return iterate(loader)
 
         @functools.wraps(step)
         def draw(own: Any) -> Any:
-            return self.watcher.next_batch(own, lambda: step(own))
+            return self.now.next_batch(own, lambda: step(own))
 
         @functools.wraps(choose)
         def chosen(own: Any) -> Any:
             indices = choose(own)  # type: ignore[no-untyped-call]
-            self.watcher.chose(own, indices)
+            self.now.chose(own, indices)
             return indices
 
         self._replace(DataLoader, "__iter__", begin)

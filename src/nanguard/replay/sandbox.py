@@ -272,6 +272,10 @@ class Outside:
         self._replace(os, "system", _refuse("start another program"))
         self._replace(subprocess.Popen, "__init__", _refuse("start another program"))
         self._replace(socket.socket, "connect", _refuse("connect to another machine"))
+        if not _everywhere:
+            self._replace(
+                queue.Queue, "get", _refuse("take what another thread has put in a queue")
+            )
         self._replace(queue.Queue, "put", _put_or_drop if _everywhere else _ignored)
 
     def _through_shadow(self, function: Callable[..., Any], *, writes: bool) -> Callable[..., Any]:

@@ -15,6 +15,7 @@ import copy
 import random
 import sys
 import threading
+import warnings
 from collections import UserDict, deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -59,9 +60,11 @@ class _Call:
     frames: Stack
 
 
+# Passes of a step that are kept beside those with a bad loss.
+_KEPT = 3
 # Model calls whose stacks are kept until the region of their step is known.
-_CALLS = 32
-_UNRECORDED = 8
+_CALLS = 8
+_UNRECORDED = 2
 # Backward passes with a start, for each region, after which all regions are taken to be known.
 _SETTLED = 2
 # Objects of the script whose attributes are remembered.
@@ -156,6 +159,7 @@ class Start:
         stepped: Whether an optimizer was called since.
         site: The place of the backward that ended it; None while it goes on.
         reported: Whether it was the start of a bad step that was told about.
+        bad: Whether its loss is known to be bad.
     """
 
     region: Region
@@ -176,6 +180,7 @@ class Start:
     stepped: bool = False
     site: Any = None
     reported: bool = False
+    bad: bool = False
 
     @property
     def inexact(self) -> bool:
@@ -313,6 +318,9 @@ class Starts:
     def _end(self, start: Start, site: Any, losses: list[Tensor]) -> None:
         if start not in self.ended:
             self.ended.append(start)
+        good = [kept for kept in self.ended[:-1] if not kept.bad]
+        for spare in good[: max(len(good) - _KEPT + 1, 0)]:
+            self.ended.remove(spare)  # of many passes for one step, the last ones are kept
         start.site = site
         start.losses += [loss.detach().clone() for loss in losses]
         if any(t._version != version for t, version, kept in start.versions if kept is None):
@@ -353,6 +361,9 @@ class Starts:
 
     def _look_for_calls(self) -> None:
         if self._hook is None:
+            # Our hook does nothing in compiled code.
+            told = r"Using `torch\.compile\(module\)` when there are global hooks"
+            warnings.filterwarnings("ignore", told, UserWarning)
             self._hook = register_module_forward_pre_hook(self._called)
 
     def _called(self, module: nn.Module, _args: Any) -> None:
@@ -557,7 +568,9 @@ class Starts:
         streams: dict[str, Any],
         ambient: Ambient,
     ) -> Start:
-        names = {name: copied(local[name]) for name in piece.live if name in local}
+        # What a function declares as global is not among its locals.
+        found = {n: local if n in local else frame.f_globals for n in piece.live}
+        names = {n: copied(place[n]) for n, place in found.items() if n in place}
         whole = None
         if not self._long and piece is not region.whole():
             whole = {n: copied(local[n]) for n in region.whole().live if n in local}
@@ -643,10 +656,11 @@ class _Lines:
 
     def _line(self, code: CodeType, line: int) -> Any:
         key = (code, line)
+        found = self._watched.get(key)
         if key in self._headers:
             self.fresh = True
-            return None
-        found = self._watched.get(key)
+            if found is None:
+                return None
         if found is None:
             return sys.monitoring.DISABLE  # type: ignore[attr-defined]
         if self.fresh or found[1].begins_once:
@@ -765,9 +779,10 @@ def _devices() -> list[torch.device]:
 
 def _is_generator(value: object) -> bool:
     kind = type(value)
-    if kind is torch.Generator or (kind is random.Random):
+    if kind is torch.Generator or kind is random.Random:
         return True
-    return kind.__name__ == "Generator" and kind.__module__.startswith("numpy.random")
+    known = kind.__name__ in ("Generator", "RandomState")
+    return known and kind.__module__.startswith("numpy.random")
 
 
 def _is_plain_object(value: object) -> bool:

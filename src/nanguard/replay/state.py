@@ -13,7 +13,7 @@ import builtins
 import contextlib
 import copy
 import sys
-from collections import deque
+from collections import OrderedDict, deque
 from types import (
     BuiltinFunctionType,
     CellType,
@@ -250,11 +250,16 @@ class _Items:
 
     def __call__(self) -> None:
         items, before = self._items, self._before
+        # An ordered dict keeps its order in a place of its own.
+        base: Any = OrderedDict if isinstance(items, OrderedDict) else dict
         for key in [key for key in dict.keys(items) if key not in before]:
-            dict.pop(items, key, None)
+            base.__delitem__(items, key)
         for key, value in before.items():
             if not dict.__contains__(items, key) or dict.__getitem__(items, key) is not value:
-                dict.__setitem__(items, key, value)
+                base.__setitem__(items, key, value)
+        if base is OrderedDict and list(items) != list(before):
+            for key in before:
+                OrderedDict.move_to_end(items, key)  # type: ignore[arg-type]
 
 
 class _Slot:
