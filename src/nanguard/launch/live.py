@@ -810,7 +810,7 @@ class _LeftByScript:
         for value in made.values():
             graph = isinstance(value, torch.Tensor) and value.requires_grad and value.numel() == 1
             if graph and not is_good(value.detach()):
-                self.add(start, float(value))
+                self.add(start, float(value.detach()))
                 return True
             if self.read and isinstance(value, float) and not math.isfinite(value):
                 self.add(start, value)

@@ -209,12 +209,15 @@ class InPlace:
         return Outcome(error=reason, differs=self.differs)
 
     def comes_from_a_model(self) -> bool:
-        """Returns whether a bad number comes again, and was computed with parameters."""
+        """Returns whether a bad number comes again, and was computed with or by a model."""
         outcome = self._settle(Task(self._run.ordinal), math.inf)
         if outcome.symptom is None or outcome.origin is None:
             return False
         sources = outcome.origin.sources.values()
-        return outcome.origin.op == "parameter" or any("parameter" in kinds for kinds in sources)
+        if outcome.origin.op == "parameter" or any("parameter" in kinds for kinds in sources):
+            return True
+        inside = (step.get("module") for step in outcome.facts.path)
+        return any(module not in (None, "input", "loss") for module in inside)
 
     def is_exact(self) -> bool:
         """Returns whether a good step comes out bit for bit when it is replayed."""

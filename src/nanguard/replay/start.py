@@ -378,7 +378,7 @@ class Starts:
             self._begins_with_call(frame)
 
     def _note_call(self, module: nn.Module, frame: FrameType) -> None:
-        """Keeps the first calls that are recorded for backward; of others, such as rollouts, few."""
+        """Keeps the first calls that are recorded for backward, and few others, as of rollouts."""
         few = _CALLS if torch.is_grad_enabled() else _UNRECORDED
         kept = sum(call.ambient.grad is torch.is_grad_enabled() for call in self._calls)
         if kept < few and next(module.parameters(), None) is not None:
