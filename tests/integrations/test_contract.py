@@ -237,8 +237,9 @@ def test_a_log_of_nothing_but_skipped_steps_is_no_number(tmp_path: Path):
 def test_replays_do_not_touch_checkpoints(tmp_path: Path):
     """Safetensors are written by compiled code, past everything that Python could see."""
     code = (
-        "import sys, torch\n"
+        "import os, sys, torch\n"
         "from pathlib import Path\n"
+        "real = os.open\n"
         "from safetensors.torch import save_file\n"
         "from nanguard.replay.sandbox import Outside\n"
         "save_file({'a': torch.zeros(3)}, 'model.safetensors')\n"
@@ -246,8 +247,7 @@ def test_replays_do_not_touch_checkpoints(tmp_path: Path):
         "Path('away').mkdir()\n"
         "Outside(Path('away').resolve()).for_good()\n"
         "save_file({'a': torch.ones(3)}, 'model.safetensors')\n"
-        "import os\n"
-        "os._exit(open(os.open('model.safetensors', 0), 'rb').read() != before)\n"
+        "os._exit(open(real('model.safetensors', 0), 'rb').read() != before)\n"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True)
     assert done.returncode == 0, done.stderr.decode()

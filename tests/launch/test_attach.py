@@ -246,7 +246,7 @@ def found(code="division-by-zero", *, ranks=1, method="second-run", verdict="rep
     ("incident", "words"),
     [
         (found(), "explain"),
-        (found("unknown"), "replay --explain"),
+        (found("unknown", method="in-place"), "replay --explain"),
         (found("unknown", verdict="not-replayed", method="second-run"), "replay --explain"),
         (found("unknown", method="second-run"), "explain"),
         (found("unknown", ranks=2), "explain"),

@@ -349,28 +349,24 @@ options = json.loads(os.environ["NANGUARD_RUN"])
 if options["again"]:
     pathlib.Path("again").touch()
     time.sleep(60)
-if sys.argv[1] == "waits":
-    pathlib.Path(options["control"], "waiting-step-000000-rank0").touch()
-else:
-    folder = pathlib.Path(options["incidents"], "step-000000-rank0")
-    folder.mkdir(parents=True)
-    run = {"command": options["command"], "folder": os.getcwd(), "ordinal": 0, "ranks": 1}
-    told = {"schema": "nanguard.incident/1", "step": 0, "rank": 0, "run": {**run, "seconds": 1.0}}
-    told["replay"] = {"verdict": "not-replayed"}
-    (folder / "incident.json").write_text(json.dumps(told))
+folder = pathlib.Path(options["incidents"], "step-000000-rank0")
+folder.mkdir(parents=True)
+run = {"command": options["command"], "folder": os.getcwd(), "ordinal": 0, "ranks": 1}
+told = {"schema": "nanguard.incident/1", "step": 0, "rank": 0, "run": {**run, "seconds": 1.0}}
+told["replay"] = {"verdict": "not-replayed"}
+(folder / "incident.json").write_text(json.dumps(told))
 pathlib.Path("begun").write_text(str(os.getpid()))
 sys.exit(1)
 """
 
 
-@pytest.mark.parametrize("how", ["waits", "runs again"])
-def test_interrupt_while_an_incident_is_explained(tmp_path, how):
+def test_interrupt_while_an_incident_is_explained(tmp_path):
     """The attempt is over by then, and none comes after it."""
     (tmp_path / "train.py").write_text(EXPLAINED_NEVER)
     own = [sys.executable, "-m", "nanguard", "run", "--recover", "--incidents", "found"]
-    command = [*own, "--backoff", "0", *RESUME, "--", sys.executable, "train.py", how]
+    command = [*own, "--backoff", "0", *RESUME, "--", sys.executable, "train.py"]
     process = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True)
-    wait_for(tmp_path / ("begun" if how == "waits" else "again"), process)
+    wait_for(tmp_path / "again", process)
     pid = (tmp_path / "begun").read_text()
     while pid and Path("/proc", pid).exists():
         time.sleep(0.02)

@@ -288,7 +288,7 @@ def test_loop_without_optimizer_says_so(tmp_path):
     )
     done = run(tmp_path, sys.executable, path)
     assert done.returncode == 0
-    assert done.stderr.count("cannot be held back") == 1
+    assert done.stderr.count("no torch optimizer was made") == 1
 
 
 def test_two_ranks_one_poisoned(tmp_path):
@@ -379,7 +379,6 @@ def test_unusual_scripts_are_left_alone(tmp_path):
     assert "the script did not make the step; 1 of " in told
     (found,) = incidents(tmp_path)
     assert found["by_script"]
-    assert incidents(tmp_path) == []
 
 
 @pytest.mark.parametrize("part", ["verdict", "good"])

@@ -302,7 +302,7 @@ def test_the_replay_and_the_command_to_look_again():
     ("verdict", "sentence"),
     [
         ("low-precision-only", "only low precision makes it bad."),
-        ("not-reproduced", "This time the step was finite: hardware or timing is to be suspected."),
+        ("not-reproduced", "What was run again did not come out as it did in the run."),
         ("not-replayed", "The step was not replayed, so nothing about its cause is proven."),
         (None, "Whether the step was replayed is not recorded."),
     ],

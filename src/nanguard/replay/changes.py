@@ -211,14 +211,19 @@ def _codes(text: str, path: str) -> dict[tuple[str, int], CodeType]:
     return found
 
 
+_PARTS = ("co_code", "co_consts", "co_names", "co_varnames")
+
+
 def _alike(one: CodeType, other: CodeType) -> bool:
-    return (one.co_code, one.co_consts) == (other.co_code, other.co_consts)
+    # Another name at the same place gives the same instructions.
+    return all(getattr(one, part) == getattr(other, part) for part in _PARTS)
 
 
 def _alike_but_for_inner(one: CodeType, other: CodeType) -> bool:
     """Returns whether two pieces of code differ in nothing but the functions they define."""
     consts = [[c for c in code.co_consts if type(c) is not CodeType] for code in (one, other)]
-    return one.co_code == other.co_code and consts[0] == consts[1]
+    same = one.co_code == other.co_code and one.co_names == other.co_names
+    return same and consts[0] == consts[1]
 
 
 @contextlib.contextmanager

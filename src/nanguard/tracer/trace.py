@@ -9,6 +9,7 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.utils import _python_dispatch
 from torch.utils._python_dispatch import (
     TorchDispatchMode,
     _disable_current_modes,
@@ -141,6 +142,9 @@ class Trace(TorchDispatchMode):
             _take_off(self)
             _push_mode(self)
             self.__exit__(None, None, None)  # type: ignore[no-untyped-call]
+            if not torch._C._len_torch_dispatch_stack():
+                # Modes that ended in another order than they began leave torch's note of them set.
+                _python_dispatch._is_in_torch_dispatch_mode = False
             return
         # A mode that began before has ended since, and has taken this one off instead of itself.
         left = [mode for mode in self._below if _is_on(mode)]
