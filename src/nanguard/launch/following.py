@@ -10,7 +10,7 @@ import torch
 from nanguard.numerics import is_float, local
 from nanguard.replay.patches import Patches
 from nanguard.replay.start import Starts
-from nanguard.replay.watch import Made, Watch
+from nanguard.replay.watch import Made, Watch, is_good
 from nanguard.tracer.modules import tensors_in
 
 if TYPE_CHECKING:
@@ -70,6 +70,9 @@ class Followed(Watch):
         """Ends the start of a pass."""
         self.starts.before_backward(losses)
         self.losses = []
+        start = self.starts.current
+        if start is not None and losses and losses[0].device.type == "cpu":
+            start.bad = not all(map(is_good, losses))
 
     def after_backward(self) -> None:
         """Notes that the pass is over."""

@@ -318,7 +318,8 @@ class Starts:
     def _end(self, start: Start, site: Any, losses: list[Tensor]) -> None:
         if start not in self.ended:
             self.ended.append(start)
-        good = [kept for kept in self.ended[:-1] if not kept.bad]
+        # The first one began with the weights that all of the step begins with.
+        good = [kept for kept in self.ended[1:-1] if not kept.bad]
         for spare in good[: max(len(good) - _KEPT + 1, 0)]:
             self.ended.remove(spare)  # of many passes for one step, the last ones are kept
         start.site = site
