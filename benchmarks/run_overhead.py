@@ -36,6 +36,7 @@ def run(guarded: bool, arguments: list[str], folder: str) -> tuple[str, float]: 
             "-m",
             "nanguard",
             "run",
+            "--quiet",
             "--incidents",
             incidents,
             "--",
