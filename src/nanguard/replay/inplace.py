@@ -36,7 +36,7 @@ from nanguard.replay.sandbox import Outside
 from nanguard.replay.start import copied
 from nanguard.replay.state import Reachable, RefusedError, spare
 from nanguard.replay.watch import single_number
-from nanguard.tracer.sites import is_installed, is_users
+from nanguard.tracer.sites import here, is_installed, is_users
 from nanguard.tracer.symptom import Symptom
 
 if TYPE_CHECKING:
@@ -94,8 +94,6 @@ class InPlace:
         wants_history: Whether something was asked for that only a second run can show.
         differs: Whether every unchanged replay gave another loss than the run's.
     """
-
-    method = "in-place"
 
     def __init__(
         self,
@@ -530,7 +528,7 @@ class InPlaceReplay(Replay):
             with torch.enable_grad():
                 closure()
         with _disable_current_modes():
-            self.facts.step_site = self.facts.step_site or None
+            self.facts.step_site = here()
             loss, gradient = self.verdict(optimizer)
             self._judge(loss or gradient, optimizer, by_hand=self._scaler is not None)
             if not self.answered:

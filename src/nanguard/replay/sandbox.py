@@ -221,7 +221,8 @@ class Outside:
         return self._files.get(name, file)
 
     def _is_held_back(self) -> bool:
-        return bool(_everywhere) or threading.get_ident() == self._thread
+        here = bool(_everywhere) or threading.get_ident() == self._thread
+        return here and not self.allowed
 
     def _arm(self) -> None:
         global _installed  # an audit hook is there for good, so one has to do
