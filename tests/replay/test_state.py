@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections import Counter, OrderedDict, deque
 
 import numpy as np
@@ -85,6 +86,14 @@ def test_attributes_of_modules():
     module.register_buffer("made", torch.ones(1))
     reachable.put_back()
     assert (module.calls, module.cache, list(module.buffers())) == (0, {}, [])
+
+
+def test_what_is_behind_a_partial():
+    meter = Meter()
+    reachable = Reachable([functools.partial(print, meter)], [])
+    meter.count = 4
+    reachable.put_back()
+    assert meter.count == 0
 
 
 def test_names_of_a_module():

@@ -12,6 +12,7 @@ from __future__ import annotations
 import builtins
 import contextlib
 import copy
+import functools
 import sys
 from collections import OrderedDict, deque
 from types import (
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
 # Objects that are looked at, and how far from the names they may be. More than that is not walked
 # through in a moment, and whatever a step changes is near.
 _OBJECTS = 20_000
-_DEPTH = 7
+_DEPTH = 12
 # Bytes of tensors that are copied, in case a replay writes to them.
 _COPIED = 64 << 20
 # What belongs to other threads, or has nothing to do with the numbers of a step.
@@ -128,6 +129,8 @@ class Reachable:
             return value.__closure__ or ()
         if kind is MethodType:
             return (value.__self__, value.__func__)
+        if kind is functools.partial:
+            return (value.func, *value.args, *value.keywords.values())
         if kind is ModuleType or _is_foreign(kind):
             return ()
         if isinstance(value, type):
