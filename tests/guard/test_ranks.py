@@ -29,9 +29,23 @@ SPIKES = [f"spike in loss, {label}" for label in ("lag 0, fused", "lag 2, fused"
 FORMS = ["ddp", "fsdp"]
 
 
+# What gloo's threads say if a process ends before they do, once in some hundred runs.
+TORN_DOWN = "terminate called without an active exception"
+
+
 @functools.cache
 def results(form: str) -> dict[str, Any]:
     """Runs all scenarios of a form once; a hang is a failure, not a wait."""
+    for last in (False, True):
+        code, output, out = _run(form)
+        if code and TORN_DOWN in output and not last:
+            continue
+        assert code == 0, output[-3000:]
+        return json.loads(out.read_text())
+    return {}
+
+
+def _run(form: str) -> tuple[int, str, Path]:
     out = Path(tempfile.mkdtemp()) / "results.json"
     command = [
         *(sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2"),
@@ -54,8 +68,7 @@ def results(form: str) -> dict[str, Any]:
         os.killpg(process.pid, signal.SIGKILL)
         output = process.communicate()[0]
         pytest.fail(f"the ranks did not come to an end within {LIMIT} s\n{output[-3000:]}")
-    assert process.returncode == 0, output[-3000:]
-    return json.loads(out.read_text())
+    return process.returncode, output, out
 
 
 def of(form: str, name: str) -> list[dict[str, Any]]:
