@@ -34,7 +34,7 @@ from nanguard.replay.region import AGAIN, NoRegionError
 from nanguard.replay.replay import Replay
 from nanguard.replay.sandbox import Outside
 from nanguard.replay.start import copied
-from nanguard.replay.state import Reachable, RefusedError, spare
+from nanguard.replay.state import Reachable, RefusedError, is_used_up, spare
 from nanguard.replay.watch import single_number
 from nanguard.tracer.sites import here, is_installed, is_users
 from nanguard.tracer.symptom import Symptom
@@ -245,7 +245,9 @@ class InPlace:
                 ("piece", start.earlier),
             ):
                 known = streams is not None and (kind == "piece" or start.whole is not None)
-                if known and not (self._unfinished and kind == "whole"):
+                if kind == "whole" and (self._unfinished or _uses_up(start)):
+                    known = False
+                if known:
                     assert streams is not None  # noqa: S101 - just looked at
                     yield Variant(number, start, streams, whole=kind == "whole")
                 number += 1
@@ -323,7 +325,7 @@ class InPlace:
     ) -> tuple[Piece, dict[str, Any]]:
         """Returns the code of a step and what it is called with, after the changes of a task."""
         start = variant.start
-        again = replay.again = list(start.given)
+        again = replay.again = [*(start.drawn if variant.whole else ()), *start.given]
         given = (start.whole or {}) if variant.whole else start.names
         names = {name: spare(value, given=bool(again)) for name, value in given.items()}
         if variant.whole:
@@ -616,6 +618,13 @@ class _Made(InPlaceReplay):
             self.numbers = self._apply(self, optimizer, call)
             self.answered = True
         raise Reached
+
+
+def _uses_up(start: Start) -> bool:
+    """Returns whether a whole region may take from an iterator what cannot be given out again."""
+    reads = start.region.whole().reads
+    names = {**start.module, **(start.whole or {})}
+    return not start.drawn and any(is_used_up(names[name]) for name in reads if name in names)
 
 
 def _has_version(value: Any) -> bool:

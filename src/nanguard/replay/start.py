@@ -154,6 +154,7 @@ class Start:
         ambient: What is not said by names.
         versions: The tensors among the names, as (tensor, version, copy or None).
         frame: Tells the frame from others that are alive.
+        drawn: The batches that loaders had handed out for the step by then.
         given: The batches that loaders have handed out since.
         losses: The loss of each backward since.
         stepped: Whether an optimizer was called since.
@@ -175,6 +176,7 @@ class Start:
     ambient: Ambient
     versions: list[tuple[Tensor, int, Tensor | None]]
     frame: int
+    drawn: list[Any]
     given: list[Any] = field(default_factory=list)
     losses: list[Tensor] = field(default_factory=list)
     stepped: bool = False
@@ -237,6 +239,8 @@ class Starts:
         self._in_a_row = 0
         # The last batch as it was handed out, and whether batches are changed in place.
         self._given: _Given | None = None
+        # The batches since the last step.
+        self._since: list[Any] = []
         self._moves = False
 
     def begin(self) -> None:
@@ -266,6 +270,7 @@ class Starts:
         if not self.is_on:
             return
         self.batches.append((loader, batch, indices))
+        self._since = [*self._since[-2:], batch]
         if not self._long:
             self._given = _Given(batch, copies=self._moves)
         if self.current is not None and self.current.site is None:
@@ -339,7 +344,7 @@ class Starts:
     def step_ended(self) -> list[Start]:
         """Forgets the step that is over; returns what it began with."""
         ended, self.ended = self.ended, []
-        self.current = None
+        self.current, self._since = None, []
         self._calls.clear()
         if self._hook is not None:
             frame = _outside(sys._getframe(1))
@@ -590,6 +595,7 @@ class Starts:
             ambient,
             list(_versions(names, copies=region.moves)),
             id(frame),
+            list(self._since),
         )
 
     def _as_given(self, region: Region, names: dict[str, Any]) -> dict[str, Any]:
