@@ -97,6 +97,8 @@ def main() -> None:
         if accelerator.is_main_process:
             print(guard.summary())
     records.close()
+    # DDP holds the ranks' connection; it has to let go for the connection to be closed.
+    model, optimizer = accelerator.free_memory(model, optimizer)
     accelerator.end_training()
 
 

@@ -185,6 +185,8 @@ def main() -> None:
         if args.steps and left <= 0:
             break
     records.close()
+    # DDP holds the ranks' connection; it has to let go for the connection to be closed.
+    model, optimizer = accelerator.free_memory(model, optimizer)
     accelerator.end_training()
 
 

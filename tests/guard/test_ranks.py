@@ -14,6 +14,8 @@ from typing import Any
 
 import pytest
 
+from tests.ranks import came_to_its_end
+
 pytestmark = pytest.mark.ranks
 
 ROOT = Path(__file__).parents[2]
@@ -29,23 +31,9 @@ SPIKES = [f"spike in loss, {label}" for label in ("lag 0, fused", "lag 2, fused"
 FORMS = ["ddp", "fsdp"]
 
 
-# What gloo's threads say if a process ends before they do, once in some hundred runs.
-TORN_DOWN = "terminate called without an active exception"
-
-
 @functools.cache
 def results(form: str) -> dict[str, Any]:
     """Runs all scenarios of a form once; a hang is a failure, not a wait."""
-    for last in (False, True):
-        code, output, out = _run(form)
-        if code and TORN_DOWN in output and not last:
-            continue
-        assert code == 0, output[-3000:]
-        return json.loads(out.read_text())
-    return {}
-
-
-def _run(form: str) -> tuple[int, str, Path]:
     out = Path(tempfile.mkdtemp()) / "results.json"
     command = [
         *(sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2"),
@@ -68,7 +56,8 @@ def _run(form: str) -> tuple[int, str, Path]:
         os.killpg(process.pid, signal.SIGKILL)
         output = process.communicate()[0]
         pytest.fail(f"the ranks did not come to an end within {LIMIT} s\n{output[-3000:]}")
-    return process.returncode, output, out
+    assert came_to_its_end(process.returncode, output), output[-3000:]
+    return json.loads(out.read_text())
 
 
 def of(form: str, name: str) -> list[dict[str, Any]]:

@@ -18,6 +18,7 @@ from nanguard import NonFiniteError, Settings, incident
 from tests.integrations import forms, tiny
 from tests.integrations.forms import Asked, Ended
 from tests.integrations.tiny import FAULTS, samples, spoil, without
+from tests.ranks import came_to_its_end
 from tests.training import differences
 
 ROOT = Path(__file__).parents[2]
@@ -183,7 +184,7 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
     done = subprocess.run(
         command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300
     )
-    assert done.returncode == 0, done.stderr[-4000:]
+    assert came_to_its_end(done.returncode, done.stderr), done.stderr[-4000:]
     return out, json.loads((out / "answer.json").read_text())
 
 

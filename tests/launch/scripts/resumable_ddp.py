@@ -1,6 +1,7 @@
 """Trains under DDP, saves and resumes; in the first attempt rank 1 is killed at step 10."""
 
 import argparse
+import gc
 import os
 import signal
 import time
@@ -40,4 +41,7 @@ for step in range(start, 16):
         state = {"model": model.module.state_dict(), "optimizer": optimizer.state_dict()}
         torch.save({**state, "step": step + 1}, options.out / f"step_{step + 1}.pt")
 print(f"rank {rank} ends at {step + 1}", flush=True)
+# DDP holds the connection; it has to let go for the connection to be closed before the end.
+del model, optimizer
+gc.collect()
 dist.destroy_process_group()
