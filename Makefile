@@ -50,8 +50,8 @@ test: dev-setup browser  ## Run the tests
 	@# Ranks and disks are held to an order of events that a busy machine may change.
 	@$(BIN)/python -m pytest tests/guard tests/recovery
 
-test-examples: dev-setup  ## Bring about every cause of the five systems, about ten minutes
-	@NANGUARD_EXAMPLES=all $(BIN)/python -m pytest tests/examples
+test-examples: dev-setup  ## Bring about every cause of the five systems and every open case, about 15 minutes
+	@NANGUARD_EXAMPLES=all $(BIN)/python -m pytest tests/examples tests/launch/test_cases.py
 
 test-remote: dev-setup  ## Run the tests that need a server and a cluster on this machine
 	@$(PIP) --editable '.[dev-remote]'

@@ -40,7 +40,7 @@ def visit(chromium: Any) -> Iterator[Callable[..., Any]]:
         context = chromium.new_context(viewport=view, color_scheme=scheme, offline=True, **options)
         contexts.append(context)
         page = context.new_page()
-        page.set_default_timeout(10_000)
+        page.set_default_timeout(60_000)
         page.on("pageerror", lambda error: complaints.append(str(error)))
         page.on("console", lambda said: complaints.append(said.text))
         own = path.as_uri()

@@ -12,8 +12,9 @@ from examples.story import ENOUGH, HOME, NAMES, Story, fall
 
 from tests.ranks import came_to_its_end
 
-# The stories are told with the other tests; all causes take ten minutes on two cores.
+# Each is explained and repaired with the other tests; all there is takes ten minutes on two cores.
 _ALL = os.environ.get("NANGUARD_EXAMPLES") == "all"
+_only_if_all = pytest.mark.skipif(not _ALL, reason="make test-examples tells all of the stories")
 # Beside other tests, one run at a time.
 _AT_ONCE = 2 if _ALL else 1
 
@@ -34,13 +35,15 @@ class Told:
         self.story = story
         self.tiny = story.told.get("tiny") or {}
         self.fixed = story.repaired()
-        jobs = [self._plain, self._main, self._repaired, self._guarded]
+        jobs = {"main": self._main, "end": self._repaired}
+        if _ALL:
+            jobs |= {"plain": self._plain, "guarded": self._guarded}
         wanted = story.causes if _ALL else []
         causes = [(lambda cause=cause: self._cause(cause)) for cause in wanted]
         with ThreadPoolExecutor(_AT_ONCE) as pool:
-            done = list(pool.map(lambda job: job(), [*jobs, *causes]))
-        self.plain, self.main, self.end, self.guarded = done[:4]
-        self.causes = dict(zip((cause.name for cause in wanted), done[4:], strict=True))
+            done = list(pool.map(lambda job: job(), [*jobs.values(), *causes]))
+        vars(self).update(zip(jobs, done, strict=False))
+        self.causes = dict(zip((cause.name for cause in wanted), done[len(jobs) :], strict=True))
 
     def _plain(self):
         return self.story.run(self.story.command("plain", self.tiny))
@@ -100,6 +103,7 @@ def told(tmp_path_factory):
     return of
 
 
+@_only_if_all
 @pytest.mark.parametrize("name", NAMES)
 def test_breaks_as_reported_after_a_healthy_start(name, told):
     losses = told(name).story.curve("plain")[1]
@@ -129,13 +133,14 @@ def test_stable_configuration_is_what_nanguard_writes(name, told):
     assert written == (HOME / name / story.told["fixed"]).read_text(encoding="utf-8")
 
 
+@_only_if_all
 @pytest.mark.parametrize("name", NAMES)
 def test_variant_with_the_guard_trains_through(name, told):
     guarded = told(name).guarded
     assert came_to_its_end(guarded.code, guarded.output), guarded.output[-2000:]
 
 
-@pytest.mark.skipif(not _ALL, reason="make test-examples brings about every cause")
+@_only_if_all
 @pytest.mark.parametrize(("name", "cause"), _CAUSES)
 def test_every_cause_of_the_report(name, cause, told):
     wrong, repaired, losses = told(name).causes[cause]

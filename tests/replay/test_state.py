@@ -10,7 +10,9 @@ import pytest
 import torch
 from torch import nn
 
+from nanguard.replay.patches import Patches
 from nanguard.replay.state import Reachable, RefusedError, spare
+from nanguard.replay.watch import Watch
 
 
 class Meter:
@@ -129,3 +131,21 @@ def test_iterators_of_the_run_are_not_used_up():
         next(spare(numbers, given=False))
     assert next(numbers) == 0
     assert spare(numbers, given=True) is numbers
+
+
+def test_patches_leave_an_optimizer_that_inherits_its_step_as_it_was():
+    """AdamW has the step of Adam; torch puts one of its own on the class that is made first."""
+
+    class Plain(torch.optim.Adam):
+        pass
+
+    class Nobody(Watch):
+        before_backward = after_backward = boundary = made = lambda self, *_: None
+        judged_step = judged_scaler_step = lambda self, _optimizer, call, *_: call()
+
+    patches = Patches(Nobody())
+    patches.put_on()
+    optimizer = Plain([torch.zeros(1, requires_grad=True)])
+    patches.take_off()
+    assert "step" not in vars(Plain)
+    optimizer.step()

@@ -132,7 +132,11 @@ class Judge:
         self._known.append(self._current())
 
     def _current(self) -> StepLimits:
-        return StepLimits(self._windows["loss"].limits(), self._windows["grad_norm"].limits())
+        loss, grad_norm = self._windows["loss"].limits(), self._windows["grad_norm"].limits()
+        last = self._known[-1]
+        if last.loss is loss and last.grad_norm is grad_norm:
+            return last  # limits are learned now and then only
+        return StepLimits(loss, grad_norm)
 
     def state_dict(self) -> dict[str, Any]:
         """Returns what was learned."""

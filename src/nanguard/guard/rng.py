@@ -31,6 +31,7 @@ class RandomStreams:
         self._on_devices = [torch.cuda.default_generators[d.index or 0] for d in self.devices]
         self.generators = tuple(generators)
         self._numpy: tuple[bytes, dict[str, Any]] | None = None
+        self._numpy_at = _NumpyMemory()
         self._python = _PythonStream()
 
     def capture(self) -> dict[str, Any]:
@@ -63,7 +64,7 @@ class RandomStreams:
         numpy = sys.modules.get("numpy")
         if numpy is None:
             return None
-        raw = _raw_state(numpy.random.get_bit_generator())
+        raw = self._numpy_at.read(numpy.random.get_bit_generator())
         # A normal number in reserve can be used up without a trace in the generator itself.
         known = self._numpy
         if known is not None and known[0] == raw and not known[1]["has_gauss"]:
@@ -101,11 +102,20 @@ class _PythonStream:
         return ctypes.string_at(self._address, 625 * 4)
 
 
-def _raw_state(generator: Any) -> bytes | None:
-    """Returns the memory of NumPy's Mersenne Twister: 624 words and a position."""
-    if type(generator).__name__ != "MT19937":
-        return None
-    return ctypes.string_at(generator.ctypes.state_address, 625 * 4)
+class _NumpyMemory:
+    """Where NumPy's Mersenne Twister keeps its 624 words and its position."""
+
+    def __init__(self) -> None:
+        self._generator: Any = None
+        self._address: int | None = None
+
+    def read(self, generator: Any) -> bytes | None:
+        """Returns what is there; None for another kind of generator."""
+        if generator is not self._generator:
+            twister = type(generator).__name__ == "MT19937"
+            self._generator = generator
+            self._address = generator.ctypes.state_address if twister else None
+        return None if self._address is None else ctypes.string_at(self._address, 625 * 4)
 
 
 def same(left: dict[str, Any], right: dict[str, Any]) -> bool:

@@ -196,9 +196,9 @@ class Patches:
         @functools.wraps(made)
         def init(optimizer: Optimizer, *args: Any, **kwargs: Any) -> None:
             kind = type(optimizer)
-            own = vars(kind).get("step")
+            own = vars(kind).get("step", _INHERITED)
             made(optimizer, *args, **kwargs)
-            if vars(kind).get("step") is not own:
+            if vars(kind).get("step", _INHERITED) is not own:
                 self._undo.append((kind, "step", own))
             self.now.made(optimizer)
 

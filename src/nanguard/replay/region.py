@@ -101,6 +101,7 @@ class Region:
         lines: The lines that it was found from.
         header: The line that is passed before each turn of the loop; None if there is none.
         moves: Whether it changes tensors in place that it was given.
+        unpacked: The names that the loop takes its items apart into, for each tuple of them.
     """
 
     def __init__(self, code: CodeType, module: dict[str, Any], lines: Sequence[int]) -> None:
@@ -128,11 +129,13 @@ class Region:
         self.first, self.last = body[0].lineno, max(s.end_lineno or s.lineno for s in body)
         self._path = _path_to(self.source.tree, holder)
         self._owner_path = _path_to(self.source.tree, owner)
-        self.targets = loop.target if isinstance(loop, (ast.For, ast.AsyncFor)) else None
+        self._targets = loop.target if isinstance(loop, (ast.For, ast.AsyncFor)) else None
+        self.unpacked = [] if self._targets is None else list(_unpacked(self._targets))
         # What a module's loops write is not the same when a step is replayed: globals go on.
         self._changing = _written_in_loops(owner) if isinstance(owner, ast.Module) else set()
         self.lines = tuple(lines)
         self._pieces: dict[tuple[int, ...], Piece] = {}
+        self._at: dict[int, Piece] = {}
 
     def holds(self, line: int) -> bool:
         """Returns whether a line is one of the region's."""
@@ -155,6 +158,9 @@ class Region:
 
         What surrounds the statement (``with``, ``if``, ``try``) stays; what stands before it goes.
         """
+        known = self._at.get(line)
+        if known is not None:
+            return known
         places: list[int] = []
         body: list[ast.stmt] = self._body(self.source.tree)
         while True:
@@ -169,7 +175,8 @@ class Region:
             places.append(branch)
         if not places:
             raise NoRegionError(f"line {line} is not in the region")
-        return self._piece(tuple(places))
+        piece = self._at[line] = self._piece(tuple(places))
+        return piece
 
     def changed(self, piece: Piece, text: str) -> Piece:
         """Returns a piece as it is in another text of the file.
@@ -209,7 +216,7 @@ class Region:
         owner = cast("Owner", _follow(tree, self._owner_path))
         chain = _chain(tree, self._owner_path)
         cls = next((n.name for n in reversed(chain[:-1]) if isinstance(n, ast.ClassDef)), None)
-        targets = [] if self.targets is None else _names_in(self.targets)
+        targets = [] if self._targets is None else _names_in(self._targets)
         changing = self._changing | set(targets)
         return Piece(self.code, self.kind, place, body, owner, cls, changing)
 
@@ -680,6 +687,15 @@ def _follow(tree: ast.AST, path: Path) -> ast.AST:
 
 def _same(one: ast.AST, other: ast.AST) -> bool:
     return ast.dump(one) == ast.dump(other)
+
+
+def _unpacked(target: ast.AST) -> Iterator[list[str]]:
+    """Yields the names of each tuple of a loop's target, if it is made of names only."""
+    for node in ast.walk(target):
+        if isinstance(node, (ast.Tuple, ast.List)):
+            names = [item.id for item in node.elts if isinstance(item, ast.Name)]
+            if len(names) == len(node.elts):
+                yield names
 
 
 def _names_in(target: ast.AST) -> list[str]:

@@ -9,7 +9,6 @@ statement that first calls the model.
 
 from __future__ import annotations
 
-import ast
 import contextlib
 import copy
 import random
@@ -239,8 +238,9 @@ class Starts:
         self._in_a_row = 0
         # The last batch as it was handed out, and whether batches are changed in place.
         self._given: _Given | None = None
-        # The batches since the last step.
+        # The batches since the last step, and whether streams are taken as they are handed out.
         self._since: list[Any] = []
+        self._taken_by_batch = False
         self._moves = False
 
     def begin(self) -> None:
@@ -276,7 +276,7 @@ class Starts:
         if self.current is not None and self.current.site is None:
             self.current.given.append(batch)
         elif not self._long and self._regions:
-            self._earlier = self.streams.capture()
+            self._earlier, self._taken_by_batch = self.streams.capture(), True
 
     def before_backward(self, losses: list[Tensor]) -> None:
         """Ends the start that is going on with a backward pass."""
@@ -354,7 +354,9 @@ class Starts:
                 self._hook = None
                 self._last_event = []
         if not self._long or not self._regions:
-            self._earlier = self.streams.capture()
+            # Where the step before had a batch, the next one has one, too.
+            self._earlier = None if self._taken_by_batch else self.streams.capture()
+            self._taken_by_batch = False
             self._earlier_objects = self._objects_now()
         self._freshen()
         return ended
@@ -600,14 +602,15 @@ class Starts:
 
     def _as_given(self, region: Region, names: dict[str, Any]) -> dict[str, Any]:
         """Returns the loop's own names as the loader has given them: the body may have others."""
-        if region.targets is None or self._given is None:
+        if not region.unpacked or self._given is None:
             return {}
         self._moves = self._moves or self._given.moved
         batch = self._given.batch
-        for target in ast.walk(region.targets):
-            found = _matched(target, batch)
-            if found and all(name in names for name in found):
-                return found
+        if not isinstance(batch, (list, tuple)):
+            return {}
+        for target in region.unpacked:
+            if len(target) == len(batch) and all(name in names for name in target):
+                return dict(zip(target, batch, strict=True))
         return {}
 
     def _forget_stacks(self) -> None:
@@ -761,20 +764,6 @@ def copied(value: Any) -> Any:
     if isinstance(value, UserDict):
         return copy.copy(value)
     return value
-
-
-def _matched(target: ast.AST, batch: Any) -> dict[str, Any]:
-    """Returns the names of a loop's target that a batch is taken apart into, if it fits.
-
-    Args:
-        target: The target, or a part of it.
-        batch: What a loader has handed out.
-    """
-    if isinstance(target, (ast.Tuple, ast.List)):
-        names = [item.id for item in target.elts if isinstance(item, ast.Name)]
-        fits = isinstance(batch, (list, tuple)) and len(batch) == len(target.elts) == len(names)
-        return dict(zip(names, batch, strict=True)) if fits else {}
-    return {}
 
 
 def _devices() -> list[torch.device]:

@@ -27,8 +27,10 @@ if TYPE_CHECKING:
     from nanguard.tracer.sites import Site
 
 
-# Steps after which a script's buffers are looked for again.
+# Steps after which a script's buffers are looked for again, and the first steps, in which some
+# modules only make theirs.
 _LOOK_AGAIN = 64
+_YOUNG = 4
 # Losses of good steps that are remembered, and batches that a loader may prepare ahead.
 _RECENT = 64
 _AHEAD = 1024
@@ -75,14 +77,14 @@ class Watch(ABC):
         self.chosen: weakref.WeakKeyDictionary[Any, deque[list[int]]]
         self.chosen = weakref.WeakKeyDictionary()
         self._models: list[nn.Module] | None = None
-        self._buffers: dict[str, Tensor] = {}
+        self._buffers: dict[str, Tensor] | None = None
 
     # What the patches tell.
 
     def made(self, optimizer: Optimizer) -> None:
         """Notes a new optimizer."""
         self.made_by.append(Made(weakref.ref(optimizer), here()))
-        self._models = None
+        self._models = self._buffers = None
 
     def scaled(self, scaler: Any, loss: Any) -> None:
         """Notes the loss before it is scaled."""
@@ -157,7 +159,7 @@ class Watch(ABC):
 
     def chose(self, own: Any, indices: Any) -> None:
         """Notes which samples a loader takes for a batch that it will hand out."""
-        plain = isinstance(indices, list) and all(isinstance(index, int) for index in indices)
+        plain = isinstance(indices, list) and set(map(type, indices)) <= {int}
         self.chosen.setdefault(own, deque(maxlen=_AHEAD)).append(indices if plain else [])
 
     def indices_of(self, own: Any) -> list[int]:
@@ -312,7 +314,8 @@ class Watch(ABC):
     def bad_buffers(self) -> Symptom | None:
         """Returns which buffers have gone bad since the first look."""
         # To look for buffers takes longer than to look at them, so it is done now and then.
-        if self.ordinal % _LOOK_AGAIN == 0 or not self._baseline:
+        young = self.ordinal < _YOUNG
+        if self._buffers is None or young or self.ordinal % _LOOK_AGAIN == 0:
             self._buffers = self.buffers()
             for name, buffer in self._buffers.items():
                 if self._baseline.get(name, (0, True))[0] != id(buffer):
