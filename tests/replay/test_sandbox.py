@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from nanguard.replay import landlock
 from nanguard.replay.sandbox import Outside, OutsideError
 
 early_open = io.open
@@ -93,3 +94,76 @@ def test_afterwards_all_is_as_before():
     after = (io.open, os.open, os.remove, os.rename, subprocess.Popen.__init__, queue.Queue.put)
     assert after == before
     assert Path(os.devnull).exists()
+
+
+held_by_kernel = pytest.mark.skipif(not landlock.version(), reason="needs Linux with Landlock")
+
+
+def contents(folder: Path) -> dict[str, bytes | None]:
+    found = folder.rglob("*")
+    return {str(p): p.read_bytes() if p.is_file() else None for p in found}
+
+
+@held_by_kernel
+def test_second_run_leaves_everything_as_it_was(tmp_path):
+    """The script cleans up by early-bound, compiled and foreign means before it imports torch."""
+    shutil.copy(Path(__file__).parents[1] / "launch/scripts/cleans_up.py", tmp_path / "train.py")
+    nanguard = [sys.executable, "-m", "nanguard"]
+    run = [*nanguard, "run", "--incidents", "incidents", "--", sys.executable, "train.py"]
+    subprocess.run(run, cwd=tmp_path, check=True, capture_output=True)
+    before = contents(tmp_path / "out")
+    assert len(before) == 12
+    (incident,) = tmp_path.glob("incidents/step-*")
+    replay = [*nanguard, "replay", "--yes", incident]
+    done = subprocess.run(replay, cwd=tmp_path, check=False, capture_output=True, text=True)
+    assert "the loss is inf; it began with aten.div" in done.stdout, done.stderr
+    assert contents(tmp_path / "out") == before
+    subprocess.run([*replay, "--explain"], cwd=tmp_path, check=True, capture_output=True)
+    assert contents(tmp_path / "out") == before
+
+
+@held_by_kernel
+@pytest.mark.parametrize(
+    "act",
+    [
+        "open('kept/file', 'w')",
+        "os.truncate('kept/file', 0)",
+        "os.remove('kept/file')",
+        "os.rename('kept/file', 'kept/other')",
+        "os.rename('kept/file', 'free/other')",
+        "os.replace('free/file', 'kept/file')",
+        "os.link('kept/file', 'kept/link')",
+        "os.symlink('file', 'kept/link')",
+        "os.mkdir('kept/folder')",
+        "os.mkfifo('kept/pipe')",
+        "check(libc.unlink(b'kept/file'))",
+        "check(libc.creat(b'kept/file', 0o600))",
+        "check(libc.system(b'rm kept/file'))",
+        "subprocess.run(['sh', '-c', 'echo x > kept/file'], check=True, stderr=-3)",
+        "os.kill(os.getppid(), 0)",
+    ],
+)
+def test_kernel_holds_what_is_outside_of_a_folder(tmp_path, act):
+    for name in ("kept", "free"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "file").write_text("kept")
+    program = (
+        "import ctypes, os, subprocess\n"
+        "from pathlib import Path\n"
+        "from nanguard.replay import landlock\n"
+        "libc = ctypes.CDLL(None)\n"
+        "def check(result):\n"
+        "    if result: raise OSError\n"
+        "landlock.confine([Path('free')])\n"
+        "Path('free/new').write_text('written')\n"
+        f"try: {act}\n"
+        "except (OSError, subprocess.SubprocessError): print('refused')\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    old = "os.kill" in act and landlock.version() < 6
+    assert done.stdout == ("" if old else "refused\n"), done.stderr
+    assert (tmp_path / "free" / "new").read_text() == "written"
+    assert [p.name for p in (tmp_path / "kept").iterdir()] == ["file"]
+    assert (tmp_path / "kept" / "file").read_text() == "kept"

@@ -97,7 +97,15 @@ def replay_incident(
     incident = incidents.read(folder)
     command, place = again.command_of(incident, folder)
     if not sure and not again.is_trusted(incident, folder):
-        _ask(command, place)
+        theirs = "the incident was not made by you, and to replay it means to run its command"
+        _ask(theirs, command, place)
+    elif not sure and not again.is_held_back():
+        _ask(
+            "to replay it means to run its command, and this system has no way (Landlock) to keep "
+            "compiled code in it from writing files",
+            command,
+            place,
+        )
     told = f"running {' '.join(command)} in {place} up to step {incident.get('step')}"
     sign_of_life = SignOfLife()
     show = partial(sign_of_life.show, literal(told))
@@ -131,16 +139,16 @@ def replay_incident(
     return not answer["finite"]
 
 
-def _ask(command: list[str], place: Path) -> None:
-    """Asks whether a command that somebody else has run may be run here."""
+def _ask(why: str, command: list[str], place: Path) -> None:
+    """Asks whether the command of an incident may be run here."""
     told = literal(" ".join(command), limit=1_000_000)
     if sys.stdin.isatty():
-        line = f"This incident was not made by you. It would run, in {literal(str(place))}: {told}"
+        line = f"{why.capitalize()}. It would run, in {literal(str(place))}: {told}"
         Console(stderr=True).print(Text(line))
         if typer.confirm("Run it?"):
             return
     raise UsageError(
-        "the incident was not made by you, and to replay it means to run its command.",
+        f"{why}.",
         where=told,
         do="Read the command. If you trust it, add --yes.",
     )

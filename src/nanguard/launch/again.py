@@ -19,6 +19,7 @@ from nanguard.errors import IncidentError
 from nanguard.launch.command import environment
 from nanguard.launch.options import Options
 from nanguard.launch.trust import is_ours
+from nanguard.replay import landlock
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -195,6 +196,11 @@ def command_of(incident: dict[str, Any], folder: Path) -> tuple[list[str], Path]
     return command, Path(place)  # type: ignore[return-value]
 
 
+def is_held_back() -> bool:
+    """Returns whether a second run of a command is kept from writing to anybody's files."""
+    return landlock.version() > 0
+
+
 def is_trusted(incident: dict[str, Any], folder: Path) -> bool:
     """Returns whether the command of an incident is one that this user has run."""
     command, place = command_of(incident, folder)
@@ -237,11 +243,15 @@ class _SecondRun:
             again=self._again,
         )
         said = self._scratch / "said"
+        own = self._scratch / "tmp"
+        own.mkdir()
+        caches = {"TMPDIR": str(own), "TRITON_CACHE_DIR": str(own)}
         with said.open("wb") as file:
             process = subprocess.Popen(  # noqa: S603 - the command of the run, which the user started
                 self._command,
                 cwd=self._place,
-                env=environment(options),
+                env={**environment(options), **caches},
+                preexec_fn=self._hold_back if landlock.version() else None,
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=file,
@@ -255,6 +265,10 @@ class _SecondRun:
             return "nothing, it took too long"
         told = said.read_text(encoding="utf-8", errors="replace")
         return told or f"(exit code {process.returncode}, {Path(self._command[0]).name})"
+
+    def _hold_back(self) -> None:
+        """Lets the command, and all it starts, write only where nothing of the user's lies."""
+        landlock.confine([self._scratch, self._folder])
 
     def _wait(
         self, process: subprocess.Popen[bytes], beat: Callable[[], None], patience: float

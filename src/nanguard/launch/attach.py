@@ -6,6 +6,7 @@ import importlib.abc
 import importlib.util
 import os
 import sys
+import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,9 +26,30 @@ def attach() -> None:
     options = from_environment()
     if options is None or "torch" in sys.modules:
         return
+    if options.again is not None:
+        _hold_back()
     # Both the file in site-packages and the folder on PYTHONPATH come here.
     if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
         sys.meta_path.insert(0, _Finder(options))
+
+
+def _hold_back() -> None:
+    """Lets a second run of the command touch nothing, from the script's first line on."""
+    from nanguard.replay.sandbox import Outside, everywhere
+
+    if everywhere() is None and not is_launcher():
+        # What it starts before torch is there is held back by the kernel, as it is itself.
+        folder = tempfile.mkdtemp(prefix="nanguard-replay-")
+        Outside(Path(folder), programs=True).for_good()
+
+
+def is_launcher() -> bool:
+    """Returns whether this process only starts those that train."""
+    words = [Path(word).name for word in sys.orig_argv[:4]]
+    modules = ("torch.distributed.run", "torch.distributed.launch", "accelerate.commands.launch")
+    if "-m" in words[:-1] and words[words.index("-m") + 1] in modules:
+        return True
+    return bool({"torchrun", "accelerate", "deepspeed"} & set(words[:3]))
 
 
 class _Finder(importlib.abc.MetaPathFinder):

@@ -243,7 +243,7 @@ def _explain_the_rest(paths: list[Path], options: Options) -> None:
         return
     if not again.fits(found, options.explain_seconds):
         return
-    if not again.runs_only_python(options.command):
+    if not again.runs_only_python(options.command) or not again.is_held_back():
         return
     sign_of_life = SignOfLife(quiet=options.quiet)
     show = partial(sign_of_life.show, "running the command once more to find out why")

@@ -23,6 +23,7 @@ from nanguard.guard.held import BufferPlaces, Held
 from nanguard.guard.judge import Judge, Reading
 from nanguard.guard.optimizers import learning_rate, scaled_lr
 from nanguard.guard.policy import Action, Decision, Policy, Trouble
+from nanguard.launch.attach import is_launcher
 from nanguard.launch.closures import step_with_closure
 from nanguard.launch.incident_writer import BadStep, IncidentWriter
 from nanguard.launch.lastgood import LastGood
@@ -69,7 +70,7 @@ _TIMED = 32
 
 def begin(options: Options) -> None:
     """Guards this process from now on, unless it only starts others."""
-    if _is_launcher() or multiprocessing.current_process().daemon:
+    if is_launcher() or multiprocessing.current_process().daemon:
         return
     global current  # a guard that the script makes has to know
     current = live = Live(options)
@@ -849,12 +850,3 @@ def _called_by_a_guard() -> bool:
             return True
         frame = frame.f_back
     return False
-
-
-def _is_launcher() -> bool:
-    """Returns whether this process only starts those that train."""
-    words = [Path(word).name for word in sys.orig_argv[:4]]
-    modules = ("torch.distributed.run", "torch.distributed.launch", "accelerate.commands.launch")
-    if "-m" in words[:-1] and words[words.index("-m") + 1] in modules:
-        return True
-    return bool({"torchrun", "accelerate", "deepspeed"} & set(words[:3]))

@@ -4,7 +4,8 @@ A replay runs the user's code a second time. It must not write a file, start a p
 anything, read the standard input, take data from somebody's pipe or move the place in an open file,
 as the run itself would notice. Writes that a script does by the usual functions seem to work and go
 somewhere else. Everything else is refused by an audit hook, which no early-bound name and no other
-spelling of the same system call gets around.
+spelling of the same system call gets around. What calls the system past Python is held by the
+kernel, in a second run of the command (see ``landlock``).
 """
 
 from __future__ import annotations
@@ -37,10 +38,15 @@ _REFUSED = frozenset(
         "os.chmod", "os.chown", "os.utime", "os.setxattr", "os.removexattr", "os.mknod",
         "shutil.rmtree", "shutil.move", "shutil.copyfile", "shutil.copytree",
         "shutil.unpack_archive",
-        "subprocess.Popen", "os.system", "os.exec", "os.spawn", "os.posix_spawn", "os.fork",
-        "os.forkpty", "os.kill", "os.killpg", "os.startfile", "signal.pthread_kill",
+        "os.kill", "os.killpg", "os.startfile", "signal.pthread_kill",
         "socket.connect", "socket.sendto", "socket.sendmsg", "socket.bind",
         "sqlite3.connect", "ftplib.connect", "smtplib.connect", "urllib.Request",
+    )
+)  # fmt: skip
+_PROGRAMS = frozenset(
+    (
+        "subprocess.Popen", "os.system", "os.exec", "os.spawn", "os.posix_spawn", "os.fork",
+        "os.forkpty",
     )
 )  # fmt: skip
 
@@ -116,8 +122,13 @@ def _audit(event: str, args: tuple[Any, ...]) -> None:
         return
     if event == "open":
         outside.judge_open(*args[:3])
-    elif event in _REFUSED:
+    elif event in _REFUSED or (event in _PROGRAMS and not outside.programs):
         outside.refuse(event.replace(".", " ", 1) if event.startswith("socket") else event)
+
+
+def everywhere() -> Outside | None:
+    """Returns what holds this whole process back; None if nothing does."""
+    return _everywhere[0] if _everywhere else None
 
 
 class Outside:
@@ -126,13 +137,16 @@ class Outside:
     Attributes:
         folder: Where files go that are written meanwhile.
         allowed: Whether this is our own doing.
+        programs: Whether others may be started; only where the kernel holds them back, too.
     """
 
-    def __init__(self, folder: Path | None = None) -> None:
+    def __init__(self, folder: Path | None = None, *, programs: bool = False) -> None:
+        self.programs = programs
         self._own_folder = folder is None
         self._folder = folder
         self._thread = threading.get_ident()
         self._files: dict[str, str] = {}
+        self._made = 0
         self._undo: list[tuple[Any, str, Any]] = []
         self._open = io.open
         self._os_open = os.open
@@ -166,6 +180,17 @@ class Outside:
         self._arm()
         _everywhere.append(self)
         self._replace_functions()
+
+    def go_on_in(self, folder: Path) -> None:
+        """Writes to another folder from now on, in a copy of the process; starts nothing."""
+        with self._ourselves():
+            for name, shadow in self._files.items():
+                if os.path.isfile(shadow):  # noqa: PTH113
+                    shutil.copyfile(shadow, folder / Path(shadow).name)
+                self._files[name] = str(folder / Path(shadow).name)
+        self._folder, self.programs, self.allowed = folder, False, False
+        self._thread = threading.get_ident()
+        self._replace_torch()
 
     def refuse(self, what: str) -> None:
         """Refuses something.
@@ -213,7 +238,8 @@ class Outside:
         if isinstance(name, bytes) or name.startswith(("/dev/", str(self._folder or "\0"))):
             return file
         if name not in self._files and writes:
-            shadow = str(self.folder / str(len(self._files)))
+            self._made += 1
+            shadow = str(self.folder / str(self._made))
             if os.path.isfile(name):  # noqa: PTH113
                 with self._ourselves():
                     shutil.copyfile(name, shadow)
@@ -249,8 +275,6 @@ class Outside:
         setattr(owner, name, call)
 
     def _replace_functions(self) -> None:
-        import torch
-
         self._undo += [(builtins, "open", builtins.open), (io, "open", io.open)]
         # What is imported meanwhile is not compiled into somebody's folders.
         self._undo.append((sys, "dont_write_bytecode", sys.dont_write_bytecode))
@@ -262,6 +286,20 @@ class Outside:
         for name in ("rename", "replace"):
             self._replace(os, name, self._moved)
         self._replace(shutil, "rmtree", _ignored)
+        self._replace(os, "system", self._program(os.system))
+        self._replace(subprocess.Popen, "__init__", self._program(subprocess.Popen.__init__))
+        self._replace(socket.socket, "connect", _refuse("connect to another machine"))
+        if not _everywhere:
+            self._replace(
+                queue.Queue, "get", _refuse("take what another thread has put in a queue")
+            )
+        self._replace(queue.Queue, "put", _put_or_drop if _everywhere else _ignored)
+        if "torch" in sys.modules:
+            self._replace_torch()
+
+    def _replace_torch(self) -> None:
+        import torch
+
         self._replace(torch, "save", self._through_shadow(torch.save, writes=True))
         load = self._through_shadow(torch.load, writes=False)  # noqa: TID251 - the user's own
         self._replace(torch, "load", load)
@@ -270,14 +308,14 @@ class Outside:
             # Written by compiled code, which opens its files by itself.
             written = self._through_shadow(safetensors.serialize_file, writes=True)
             self._replace(safetensors, "serialize_file", written)
-        self._replace(os, "system", _refuse("start another program"))
-        self._replace(subprocess.Popen, "__init__", _refuse("start another program"))
-        self._replace(socket.socket, "connect", _refuse("connect to another machine"))
-        if not _everywhere:
-            self._replace(
-                queue.Queue, "get", _refuse("take what another thread has put in a queue")
-            )
-        self._replace(queue.Queue, "put", _put_or_drop if _everywhere else _ignored)
+
+    def _program(self, start: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if not self.programs:
+                raise OutsideError("a replay does not start another program")
+            return start(*args, **kwargs)
+
+        return call
 
     def _through_shadow(self, function: Callable[..., Any], *, writes: bool) -> Callable[..., Any]:
         def call(*args: Any, **kwargs: Any) -> Any:
