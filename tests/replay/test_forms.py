@@ -66,6 +66,21 @@ def test_explained_in_place_and_the_run_goes_on_as_if_nobody_had_looked(tmp_path
     assert all(any(fix["verified"] for fix in i["fixes"]) for i in incidents)
 
 
+def test_what_is_open_already_is_not_written_to(tmp_path):
+    """Files, a pipe, a socket, queues, a pool, a data base, a memory map and a progress bar."""
+    for name, options in (("traced", ()), ("other", ("--no-trace",))):
+        (tmp_path / name).mkdir()
+        done = run(tmp_path / name, "writes.py", options=options)
+        assert done.returncode == 0, done.stderr
+        (tmp_path / name / "stdout").write_text(done.stdout)
+    (incident,) = found_in(tmp_path / "traced")
+    assert incident["replay"]["method"] == "in-place"
+    assert (Path(incident["origin"]["file"]).name, incident["cause"]["code"]) == POOLED[::2]
+    for path in (tmp_path / "other").iterdir():
+        if path.is_file():
+            assert path.read_bytes() == (tmp_path / "traced" / path.name).read_bytes(), path.name
+
+
 @pytest.mark.parametrize(("way", "code"), [("raise", 1), ("leave", 5)])
 def test_script_that_ends_itself(tmp_path, way, code):
     done = run(tmp_path, "ends.py", way)

@@ -388,6 +388,7 @@ class InPlace:
                 outer.enter_context(changes.eagerly())
                 if not self._together:
                     outer.enter_context(changes.alone())
+                outer.enter_context(reachable.spared(given=bool(start.drawn or start.given)))
                 with contextlib.ExitStack() as inner:
                     yield inner
         finally:

@@ -13,6 +13,7 @@ import builtins
 import contextlib
 import copy
 import functools
+import io
 import sys
 from collections import OrderedDict, deque
 from types import (
@@ -31,6 +32,7 @@ from torch.utils.data import DataLoader, Dataset
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from nanguard.replay.changes import set_version
+from nanguard.replay.channels import StandIn, is_channel
 from nanguard.tracer.sites import is_installed, is_users
 
 if TYPE_CHECKING:
@@ -74,6 +76,8 @@ class Reachable:
         self._seen: dict[int, Any] = {id(vars(builtins)): None, id(sys.modules): None}
         self._undo: list[Callable[[], None]] = []
         self._tensors: list[tuple[Any, int, Any]] = []
+        # Where something lies that is used up, or written to, by using it.
+        self._used: list[tuple[dict[Any, Any], Any, Any]] = []
         self._room = _COPIED
         todo: deque[tuple[Any, int]] = deque((root, 0) for root in roots)
         for names in modules:
@@ -90,6 +94,24 @@ class Reachable:
             self._seen[id(value)] = value
             if depth < _DEPTH:
                 todo.extend((inner, depth + 1) for inner in self._led_to(value))
+
+    @contextlib.contextmanager
+    def spared(self, *, given: bool) -> Iterator[None]:
+        """Puts something else in the place of what a replay must not use.
+
+        Args:
+            given: As for ``spare``.
+        """
+        stand_ins = {id(value): spare(value, given=given) for _, _, value in self._used}
+        for items, key, value in self._used:
+            if key in items and items[key] is value:
+                items[key] = stand_ins[id(value)]
+        try:
+            yield
+        finally:
+            for items, key, value in self._used:
+                if items.get(key) is stand_ins[id(value)]:
+                    items[key] = value
 
     def put_back(self, *, tensors: bool = True) -> None:
         """Puts everything back to how it was.
@@ -120,8 +142,11 @@ class Reachable:
             self._remember_tensor(value)
             return ()
         kind = type(value)
-        if kind.__name__ == "ndarray" and kind.__module__ == "numpy":
+        if kind.__name__ in ("ndarray", "memmap") and kind.__module__ == "numpy":
             self._remember_array(value)
+            return ()
+        if isinstance(value, io.IOBase):
+            self._remember_place(value)
             return ()
         if kind is CellType:
             return self._remember_cell(value)
@@ -171,6 +196,18 @@ class Reachable:
 
     def _remember_dict(self, names: dict[Any, Any]) -> None:
         self._undo.append(_Items(names))
+        for key, value in dict.items(names):
+            if type(value) not in _PLAIN and (is_channel(value) or is_used_up(value)):
+                self._used.append((names, key, value))
+
+    def _remember_place(self, file: Any) -> None:
+        """Remembers how far a file was read."""
+        try:
+            place = file.tell() if file.seekable() else None
+        except (OSError, ValueError):  # in the middle of its lines, or closed
+            return
+        if place is not None:
+            self._undo.append(lambda: file.tell() == place or file.seek(place))
 
     def _remember_list(self, items: Any) -> None:
         before = list(items)
@@ -297,7 +334,9 @@ class _Refusing:
 
 
 def spare(value: Any, *, given: bool) -> Any:
-    """Returns what a replay is given instead of an iterator of the run; other values as they are.
+    """Returns what a replay is given instead of an iterator, or an open file, of the run.
+
+    Other values are returned as they are.
 
     Args:
         value: The value.
@@ -306,11 +345,19 @@ def spare(value: Any, *, given: bool) -> Any:
     """
     if type(value) in _PLAIN or isinstance(value, (torch.Tensor, torch.nn.Module)):
         return value
+    if is_channel(value):
+        return StandIn(value)
     if not hasattr(type(value), "__next__") or isinstance(value, _BaseDataLoaderIter):
         return value
     if type(value).__name__ in _COPIES:
         return copy.copy(value)
+    if isinstance(_method(type(value), "__next__"), FunctionType) or isinstance(value, io.IOBase):
+        return value  # its attributes, or its place in the file, are put back
     return value if given else _Refusing(value)
+
+
+def _method(kind: type, name: str) -> Any:
+    return next((vars(cls)[name] for cls in kind.__mro__ if name in vars(cls)), None)
 
 
 def is_used_up(value: Any) -> bool:
