@@ -149,3 +149,14 @@ def test_patches_leave_an_optimizer_that_inherits_its_step_as_it_was():
     patches.take_off()
     assert "step" not in vars(Plain)
     optimizer.step()
+
+
+def test_a_data_set_in_memory_does_not_hide_what_counts():
+    samples = [{"n": n} for n in range(50_000)]
+    meter = Meter()
+    reachable = Reachable([samples, [meter]], [{"more": list(samples)}])
+    meter.by_name["a"]["n"] += 1
+    samples.pop()
+    reachable.put_back()
+    assert reachable.complete
+    assert (meter.by_name["a"]["n"], len(samples)) == (1, 50_000)

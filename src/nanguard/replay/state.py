@@ -42,6 +42,8 @@ if TYPE_CHECKING:
 # through in a moment, and whatever a step changes is near.
 _OBJECTS = 20_000
 _DEPTH = 12
+# Items of a container that are looked at one by one: a longer one holds data, not state.
+_ITEMS = 1000
 # Bytes of tensors that are copied, in case a replay writes to them.
 _COPIED = 64 << 20
 # What belongs to other threads, or has nothing to do with the numbers of a step.
@@ -169,14 +171,14 @@ class Reachable:
         if isinstance(value, dict):
             self._remember_dict(value)
             # A class of its own may make its values when it is asked for them.
-            found += dict.values(value)
+            found += dict.values(value) if len(value) <= _ITEMS else ()
         elif isinstance(value, (list, deque)):
             self._remember_list(value)
-            found += value
+            found += value if len(value) <= _ITEMS else ()
         elif isinstance(value, (set, bytearray)):
             self._remember_set(value)
         elif isinstance(value, tuple):
-            found += value
+            found += value[:_ITEMS]
         found += self._remember_attributes(value)
         return found
 
