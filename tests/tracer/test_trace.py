@@ -455,3 +455,12 @@ def test_path_of_many_operations_stays_short():
     assert len(rows) == 1 + 1 + 24
     assert rows[1]["op"] == "aten.log"
     assert rows[-1]["op"] == "aten.sum"
+
+
+def test_function_in_the_place_of_torchs_own_is_torchs(monkeypatch):
+    real = torch.log
+    monkeypatch.setattr(torch, "log", lambda x: real(x))
+    with traced() as trace:
+        y = torch.log(-torch.ones(2))  # the caller of the stand-in
+    found = origin(trace, y)
+    assert (found.op, found.site.line) == ("aten.log", line_of("the caller of the stand-in"))

@@ -38,6 +38,8 @@ _PROVEN = 0.9
 # The verdicts of replays that came to the bad step.
 _SHOWN = ("reproduced", "low-precision-only")
 _LARGEST_SEARCH = 64
+# What was bad before the step, or the part of it that is replayed, began.
+_HANDED_ON = ("input", "parameter")
 
 
 def explain(message: dict[str, Any], replayer: Replayer) -> None:
@@ -61,7 +63,8 @@ def explain(message: dict[str, Any], replayer: Replayer) -> None:
     before = message["incident"]
     found = Explanation(lab, message["method"]).complete(dict(before))
     known = (before.get("cause") or {}).get("confidence", 0.0)
-    shown = found["replay"]["verdict"] in _SHOWN and found["cause"]["confidence"] >= known
+    better = found["cause"]["confidence"] >= known or _goes_further(found, before)
+    shown = found["replay"]["verdict"] in _SHOWN and better
     if known and not shown:
         # What is known already is more than this has shown.
         found = {**before, "replay": {**before["replay"], "second_run": found["replay"].get("why")}}
@@ -71,10 +74,18 @@ def explain(message: dict[str, Any], replayer: Replayer) -> None:
     incidents.write(folder, found)
 
 
+def _goes_further(found: dict[str, Any], before: dict[str, Any]) -> bool:
+    """Returns whether what was found made the bad value that something else only handed on."""
+    known, origin = before.get("origin") or {}, found.get("origin") or {}
+    if known.get("op") not in _HANDED_ON or origin.get("op") in (None, *_HANDED_ON):
+        return False
+    return bool(found["cause"]["code"] != "unknown")
+
+
 def _wants_second_run(found: dict[str, Any], replayer: Replayer) -> bool:
     """Returns whether going through the steps from the first line would show more."""
     cause, origin = found.get("cause") or {}, found.get("origin") or {}
-    if origin.get("phase") == "init" or origin.get("op") in ("input", "parameter"):
+    if origin.get("phase") == "init" or origin.get("op") in _HANDED_ON:
         return True
     proven = cause.get("confidence", 0.0) >= _PROVEN
     return not proven and (replayer.wants_history or cause.get("code") == "unknown")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -12,6 +13,7 @@ from nanguard.replay import changes
 from nanguard.replay.sandbox import Outside
 from nanguard.tracer.modules import tensors_in
 from nanguard.tracer.origin import origin_of, producers
+from nanguard.tracer.sites import is_users, place_of, users_frame
 from nanguard.tracer.trace import Trace
 
 if TYPE_CHECKING:
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
     from nanguard.diagnosis.task import Outcome
     from nanguard.guard.rng import RandomStreams
     from nanguard.tracer.origin import Origin
+    from nanguard.tracer.sites import Place
 
     # The iterator of a loader, a batch of it, and which samples of the data set are in the batch.
     Drawn = tuple[Any, Any, list[int]]
@@ -110,9 +113,24 @@ def _made_again(own: Any, indices: list[int], step: int) -> Origin | None:
         made = producers([writer for writer in writers if writer.bad])
         if not made or made[0].place is None:
             return None
+        here = users_frame(sys._getframe(1))
+        if here is not None and made[0].place == place_of(here):
+            # Torch saw it first when it put the batch together; it was bad when it was handed out.
+            made[0].place = _handed_out_at(own._dataset)
+            if made[0].place is None:
+                return None
         origin = origin_of(made[0], trace, sink="loss")
         origin.phase, origin.module = "data", "input"
         return origin
+
+
+def _handed_out_at(data: Any) -> Place | None:
+    """Returns where a data set hands out its samples; None if that is not the user's code."""
+    code = getattr(type(data).__getitem__, "__code__", None)
+    if code is None or not is_users(code.co_filename):
+        return None
+    lines = [line for _, _, line in code.co_lines() if line]
+    return code, len(code.co_code) - 2, max(lines)
 
 
 def _fetched(own: Any, indices: list[int]) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -13,7 +14,7 @@ from nanguard.tracer.kinds import EXTREMES, KEEPING, UNFILLED
 from nanguard.tracer.sites import is_users
 
 if TYPE_CHECKING:
-    from types import FrameType
+    from types import CodeType, FrameType
 
     from torch import Tensor
 
@@ -128,6 +129,19 @@ def autocast_type() -> str | None:
     return None
 
 
+# The code of functions that a program has put in the place of torch's own. To whoever calls them
+# they are torch's.
+_stand_ins: set[CodeType] = set()
+
+
+def find_stand_ins() -> None:
+    """Looks which functions of torch are not torch's any more."""
+    places = (torch, torch.Tensor, torch.nn.functional)
+    functions = (f for place in places for f in list(vars(place).values()))
+    codes = (f.__code__ for f in functions if isinstance(f, FunctionType))
+    _stand_ins.update(code for code in codes if is_users(code.co_filename))
+
+
 def users_frame_of_op(frame: FrameType | None) -> tuple[FrameType | None, bool]:
     """Returns the nearest frame of the user's, and whether the autograd engine runs below it.
 
@@ -135,7 +149,7 @@ def users_frame_of_op(frame: FrameType | None) -> tuple[FrameType | None, bool]:
     """
     while frame is not None:
         code = frame.f_code
-        if is_users(code.co_filename):
+        if is_users(code.co_filename) and code not in _stand_ins:
             return frame, False
         if code.co_name == "_engine_run_backward":
             return None, True

@@ -25,6 +25,7 @@ from nanguard.tracer.modules import ModuleStack, tensors_in
 from nanguard.tracer.ops import (
     autocast_type,
     derivative_of,
+    find_stand_ins,
     forward_name,
     is_recomputed,
     kept,
@@ -153,6 +154,7 @@ class Trace(TorchDispatchMode):
 
     def begin_step(self, step: int) -> None:
         """Forgets what was finite in the step before."""
+        find_stand_ins()
         for record in self.records:
             record.writers, record.rest = (), None
         self._writers = {key: record for key, record in self._writers.items() if _lasts(record)}
