@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -25,6 +26,12 @@ class Replayer(Protocol):
         """Replays a step; returns None if there was no answer in time."""
 
 
+_BROKEN = re.compile(
+    "could not be tried: "
+    "(Name|UnboundLocal|Attribute|Type|Syntax|Indentation|Index|Key|Value|Runtime)Error"
+)
+
+
 @dataclass(frozen=True, slots=True)
 class Trial:
     """Something that was tried.
@@ -40,6 +47,11 @@ class Trial:
     finite: bool | None
     result: str
     loss: float | None = None
+
+    @property
+    def crashed(self) -> bool:
+        """Whether the code raised an error that a wrong change makes it raise."""
+        return self.finite is None and _BROKEN.match(self.result) is not None
 
     def to_json(self) -> dict[str, Any]:
         """Returns the trial as an incident holds it."""

@@ -20,7 +20,7 @@ from nanguard.findings import name_of
 
 if TYPE_CHECKING:
     from nanguard.diagnosis.cause import Cause, Suspicion
-    from nanguard.diagnosis.lab import Replayer
+    from nanguard.diagnosis.lab import Replayer, Trial
     from nanguard.diagnosis.limits import Budget
     from nanguard.diagnosis.repairs import Repair
     from nanguard.diagnosis.task import Outcome
@@ -87,6 +87,8 @@ def _wants_second_run(found: dict[str, Any], replayer: Replayer) -> bool:
     cause, origin = found.get("cause") or {}, found.get("origin") or {}
     if origin.get("phase") == "init" or origin.get("op") in _HANDED_ON:
         return True
+    if cause.get("code") == "bad-initialization":
+        return True  # what made the model has run long ago
     proven = cause.get("confidence", 0.0) >= _PROVEN
     return not proven and (replayer.wants_history or cause.get("code") == "unknown")
 
@@ -293,8 +295,15 @@ class Explanation:
             if trial is None and repair.source is not None and place < _TRIED_REPAIRS:
                 path, text = repair.source
                 trial = self._lab.try_out(repair.summary, source={path: text})
+            if repair.diff and trial is not None and _failed(trial):
+                continue  # it stays among the trials, but nobody should make this change
             tried.append(repair if trial is None else replace(repair, trial=trial))
         return sorted(tried, key=lambda repair: _demerit(repair, usual))
+
+
+def _failed(trial: Trial) -> bool:
+    """Returns whether a change left the step bad, or broke its code."""
+    return trial.finite is False or trial.crashed
 
 
 def _demerit(repair: Repair, usual: Usual) -> int:

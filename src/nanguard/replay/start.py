@@ -66,6 +66,8 @@ _CALLS = 8
 _UNRECORDED = 2
 # Backward passes with a start, for each region, after which all regions are taken to be known.
 _SETTLED = 2
+# Batches that a loader may be ahead of the loop, and one.
+_AHEAD = 3
 # Objects of the script whose attributes are remembered.
 _OBJECTS = 8
 # Bytes of a batch that is prepared in place, and so has to be copied before.
@@ -236,8 +238,8 @@ class Starts:
         # in a row had a start.
         self._heard_all = False
         self._in_a_row = 0
-        # The last batch as it was handed out, and whether batches are changed in place.
-        self._given: _Given | None = None
+        # The last batches as they were handed out, and whether batches are changed in place.
+        self._given: deque[_Given] = deque(maxlen=_AHEAD)
         # The batches since the last step, and whether streams are taken as they are handed out.
         self._since: list[Any] = []
         self._taken_by_batch = False
@@ -272,7 +274,7 @@ class Starts:
         self.batches.append((loader, batch, indices))
         self._since = [*self._since[-2:], batch]
         if not self._long:
-            self._given = _Given(batch, copies=self._moves)
+            self._given.append(_Given(batch, copies=self._moves))
         if self.current is not None and self.current.site is None:
             self.current.given.append(batch)
         elif not self._long and self._regions:
@@ -583,6 +585,8 @@ class Starts:
         if not self._long and piece is not region.whole():
             whole = {n: copied(local[n]) for n in region.whole().live if n in local}
             whole.update(self._as_given(region, whole))
+        elif not self._long and region.kind == "function":
+            names.update(self._as_given(region, names))
         return Start(
             region,
             piece,
@@ -601,11 +605,17 @@ class Starts:
         )
 
     def _as_given(self, region: Region, names: dict[str, Any]) -> dict[str, Any]:
-        """Returns the loop's own names as the loader has given them: the body may have others."""
-        if not region.unpacked or self._given is None:
+        """Returns the batch as the loader has given it: the body may have changed it."""
+        if not self._given:
             return {}
-        self._moves = self._moves or self._given.moved
-        batch = self._given.batch
+        # A loader may be a batch ahead of the loop, as Accelerate's is.
+        given = next((g for g in self._given if g.is_among(names)), self._given[-1])
+        self._moves = self._moves or given.moved
+        batch = given.batch
+        if isinstance(batch, (dict, UserDict)):
+            # A step takes things out of it, as the Trainer's does with the labels.
+            fits = [n for n, v in names.items() if _is_part(v, batch)]
+            return {name: copied(batch) for name in fits}
         if not isinstance(batch, (list, tuple)):
             return {}
         for target in region.unpacked:
@@ -739,18 +749,30 @@ class _Given:
     """
 
     def __init__(self, batch: Any, *, copies: bool) -> None:
-        several = isinstance(batch, (list, tuple)) and len(batch) <= _COMPARED
-        items = list(batch) if several else []
+        parts = batch.values() if isinstance(batch, (dict, UserDict)) else batch
+        several = isinstance(batch, (dict, UserDict, list, tuple)) and len(batch) <= _COMPARED
+        items = list(parts) if several else []
         self._versions = [(t, t._version) for t in items if _is_data(t)]
         size = sum(t.numel() * t.element_size() for t, _ in self._versions)
-        self.batch = batch
-        if copies and size <= _SMALL:
+        self.batch = copied(batch)
+        if copies and size <= _SMALL and isinstance(batch, (list, tuple)):
             self.batch = [t.clone() if _is_data(t) else t for t in items]
+
+    def is_among(self, names: dict[str, Any]) -> bool:
+        """Returns whether one of its tensors is among some values, or in one of them."""
+        own = {id(tensor) for tensor, _ in self._versions}
+        inner = [v.values() for v in names.values() if isinstance(v, (dict, UserDict))]
+        return any(id(value) in own for values in (names.values(), *inner) for value in values)
 
     @property
     def moved(self) -> bool:
         """Whether it was changed in place since."""
         return any(tensor._version != version for tensor, version in self._versions)
+
+
+def _is_part(value: object, batch: dict[Any, Any] | UserDict[Any, Any]) -> bool:
+    """Returns whether a value is a batch, or what is left of it."""
+    return isinstance(value, (dict, UserDict)) and bool(value) and value.keys() <= batch.keys()
 
 
 def _is_data(value: object) -> bool:

@@ -7,10 +7,13 @@ import math
 from typing import TYPE_CHECKING
 
 from nanguard.diagnosis.cause import Cause, Suspicion
+from nanguard.diagnosis.edits import called_name
 from nanguard.diagnosis.repairs import Repair, bounded_divisor, edit, with_keyword
 from nanguard.findings import name_of
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from nanguard.diagnosis.case import Case
     from nanguard.diagnosis.edits import SourceFile
     from nanguard.diagnosis.lab import Trial
@@ -66,14 +69,10 @@ class OptimizerMisuse(Cause):
         """Makes the call as it should be."""
         facts = case.facts
         if case.symptom.scaled_by_hand:
-            scaler, name = facts.scaler_name or "scaler", facts.optimizer_name or "optimizer"
-
-            def make(file: SourceFile, site: Site) -> str | None:
-                call = file.node_at(site, lambda node: isinstance(node, ast.Call))
-                return None if call is None else file.replaced([(call, f"{scaler}.step({name})")])
-
             return edit(
-                facts.step_site, f"let the scaler make the step: {scaler}.step({name})", make
+                facts.step_site,
+                "let the scaler make the step, and adapt its scale",
+                lambda file, site: _by_the_scaler(file, site, facts.scaler_name),
             )
         if facts.lr is not None and not math.isfinite(facts.lr):
             return [Repair(f"repair the schedule: it makes the learning rate {name_of(facts.lr)}")]
@@ -84,3 +83,25 @@ class OptimizerMisuse(Cause):
         if facts.stale_grads:
             return [Repair("clear the gradients in every step: optimizer.zero_grad()")]
         return []
+
+
+def _by_the_scaler(file: SourceFile, site: Site, known: str | None) -> str | None:
+    """Returns a text in which the scaler makes the step; None if it is not clear how."""
+    step = file.node_at(site, lambda node: called_name(node) == "step")
+    if not isinstance(step, ast.Call) or not isinstance(step.func, ast.Attribute):
+        return None
+    scaler = known or next(_scalers_in(file), None)
+    if scaler is None:
+        return None
+    text = f"{scaler}.step({file.text_of(step.func.value)})"
+    if f"{scaler}.update(" not in file.text:
+        text += f"\n{' ' * step.col_offset}{scaler}.update()"
+    return file.replaced([(step, text)])
+
+
+def _scalers_in(file: SourceFile) -> Iterator[str]:
+    """Yields what a file calls the objects that scale its losses."""
+    for node in ast.walk(file.tree):
+        call = node if isinstance(node, ast.Call) and len(node.args) == 1 else None
+        if call and isinstance(call.func, ast.Attribute) and call.func.attr == "scale":
+            yield file.text_of(call.func.value)
