@@ -66,6 +66,30 @@ def test_explained_in_place_and_the_run_goes_on_as_if_nobody_had_looked(tmp_path
     assert all(any(fix["verified"] for fix in i["fixes"]) for i in incidents)
 
 
+@pytest.mark.parametrize(
+    ("way", "mark", "method", "causes"),
+    [
+        ("loop", "FAULT IN THE LOOP", "in-place", ("label-out-of-range",)),
+        ("dicts", "FAULT WITH THE WEIGHTS", "in-place", ("division-by-zero",)),
+        (
+            "prepared",
+            "FAULT IN THE PREPARATION",
+            "second-run",
+            ("degenerate-statistics", "division-by-zero"),
+        ),
+    ],
+)
+def test_what_comes_with_the_data(tmp_path, way, mark, method, causes):
+    done = run(tmp_path, "data.py", way)
+    (incident,) = found_in(tmp_path)
+    assert incident["origin"]["line"] == line_of("data.py", mark), done.stderr
+    assert incident["cause"]["code"] in causes
+    assert incident["replay"]["method"] == method
+    if way == "loop":
+        (trial,) = [t for t in incident["trials"] if t["what"].startswith("sample 2 of")]
+        assert trial["finite"]
+
+
 def test_what_is_open_already_is_not_written_to(tmp_path):
     """Files, a pipe, a socket, queues, a pool, a data base, a memory map and a progress bar."""
     for name, options in (("traced", ()), ("other", ("--no-trace",))):

@@ -1,0 +1,82 @@
+"""Where the bad value comes with the data: made in the loop, taken out of a dict, or prepared."""
+
+import sys
+
+from common import F, nn, torch
+from torch.utils.data import DataLoader, Dataset
+
+
+def made_in_the_loop():
+    torch.manual_seed(0)
+    generator = torch.Generator().manual_seed(1)
+    model = nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    for step in range(9):
+        x, y = draw(generator, step)
+        loss = torch.xlogy(y, y / (F.softplus(model(x)) + 0.1)).mean()  # FAULT IN THE LOOP
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+
+def draw(generator, step):
+    x = torch.randn(6, 4, generator=generator)
+    y = torch.rand(6, 1, generator=generator)
+    if step == 5:
+        y[2] = -1.0
+    return x, y
+
+
+class Rows(Dataset):
+    def __init__(self):
+        generator = torch.Generator().manual_seed(2)
+        self.x = torch.rand(32, 4, generator=generator)
+        self.group = torch.arange(32) // 4
+        self.group[21] = 99
+        self.y = torch.zeros(32, 1)
+        for group in self.group.unique():
+            rows = self.group == group
+            self.y[rows] = self.x[rows, :1] / self.x[rows, :1].std()  # FAULT IN THE PREPARATION
+
+    def __len__(self):
+        return 32
+
+    def __getitem__(self, index):
+        return self.x[index], self.y[index]
+
+
+def prepared():
+    torch.manual_seed(0)
+    model = nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    for x, y in DataLoader(Rows(), batch_size=4):
+        loss = F.mse_loss(model(x), y)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+
+def dicts():
+    generator = torch.Generator().manual_seed(3)
+    rows = [
+        {"x": torch.rand(4, generator=generator), "w": torch.tensor(float(n // 4 != 5))}
+        for n in range(32)
+    ]
+    torch.manual_seed(0)
+    model = nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    for batch in DataLoader(rows, batch_size=4):
+        train(model, optimizer, batch)
+
+
+def train(model, optimizer, batch):
+    weight = batch.pop("w")
+    out = model(input=batch["x"])
+    loss = (out.squeeze(1) ** 2 * weight).sum() / weight.sum()  # FAULT WITH THE WEIGHTS
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+
+
+if __name__ == "__main__":
+    {"loop": made_in_the_loop, "prepared": prepared, "dicts": dicts}[sys.argv[1]]()
