@@ -105,12 +105,13 @@ def test_what_is_open_already_is_not_written_to(tmp_path):
             assert path.read_bytes() == (tmp_path / "traced" / path.name).read_bytes(), path.name
 
 
+@pytest.mark.parametrize("step", [7, 0])
 @pytest.mark.parametrize(("way", "code"), [("raise", 1), ("leave", 5)])
-def test_script_that_ends_itself(tmp_path, way, code):
-    done = run(tmp_path, "ends.py", way)
+def test_script_that_ends_itself(tmp_path, way, code, step):
+    done = run(tmp_path, "ends.py", way, *(["at once"] if step == 0 else []))
     assert done.returncode == code
     (incident,) = found_in(tmp_path)
-    assert (incident["step"], incident["by_script"]) == (7, True)
+    assert (incident["step"], incident["by_script"]) == (step, True)
     assert incident["origin"]["line"] == POOLED[1]
     assert incident["cause"]["code"] == POOLED[2]
     assert "script" in incident["action"]["reason"]

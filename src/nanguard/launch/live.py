@@ -687,10 +687,21 @@ class Live(Watch):
         """Notes the step that the script is about to leave, if its numbers are bad."""
         start = self.starts.current
         self._left.ends = True
-        while start is not None and start.site is None and frame is not None:
-            if frame.f_code is start.region.code:
-                self._left.note(start, frame.f_locals)
+        while (start is None or start.site is None) and frame is not None:
+            its = start is None or frame.f_code is start.region.code
+            if its and self._left.note(start or self._begun_in(frame), frame.f_locals):
+                break
             frame = frame.f_back
+
+    def _begun_in(self, frame: FrameType) -> Start | None:
+        """Returns a start of the code around a frame, where no step has come to its end so far."""
+        name = frame.f_code.co_filename
+        if self.backwards or not is_users(name) or is_installed(name):
+            return None
+        start = self.starts.after_the_fact(frame)
+        if start is not None:
+            start.before = {}
+        return start
 
     def _meet_left(self) -> None:
         """Reports a step that the script has left before its backward pass, as it was bad."""
@@ -707,12 +718,14 @@ class Live(Watch):
     def _ended_by(self, trace: TracebackType | None) -> None:
         """Reports the step that the script has ended at, if its numbers were bad."""
         start = self.starts.current
-        if start is None:
-            return
+        frames: list[FrameType] = []
         while trace is not None:
-            if trace.tb_frame.f_code is start.region.code:
-                self._left.note(start, trace.tb_frame.f_locals)
+            frames.insert(0, trace.tb_frame)
             trace = trace.tb_next
+        for frame in frames:
+            its = start is None or frame.f_code is start.region.code
+            if its and self._left.note(start or self._begun_in(frame), frame.f_locals):
+                break
         found = self._left.take()
         if found is not None:
             self._report_left(*found, "the script ended itself")
@@ -798,13 +811,15 @@ class _LeftByScript:
         self.read = False
         self._found: tuple[Start, float] | None = None
 
-    def note(self, start: Start, names: Any) -> bool:
+    def note(self, start: Start | None, names: Any) -> bool:
         """Notes a step that was left, if a number that it has made is bad; returns whether it is.
 
         Args:
-            start: What it began with.
+            start: What it began with; None if nobody knows.
             names: The names of its code, as they were when it was left.
         """
+        if start is None:
+            return False
         made = {n: names[n] for n in start.piece.stores if n in names}
         # A number that was there before tells nothing about this step.
         made = {n: value for n, value in made.items() if start.before.get(n) != id(value)}
