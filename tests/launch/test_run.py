@@ -310,6 +310,17 @@ def test_two_ranks_one_poisoned(tmp_path):
     assert done.stdout.count(" step 7 ") == 2  # counted, not by line: ranks share one pipe
 
 
+def test_bad_loss_of_one_rank_whose_gradient_is_finite(tmp_path):
+    """Cross-entropy of labels that are all ignored is NaN, and its gradient 0."""
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
+    port = str(29300 + int(time.time()) % 200)
+    done = run(tmp_path, *torchrun, "--master-port", port, SCRIPTS / "ddp_ignored.py")
+    (found,) = incidents(tmp_path)
+    assert (found["step"], found["rank"], found["action"]["taken"]) == (4, 1, "noted"), done.stderr
+    assert found["cause"]["code"] == "empty-reduction"
+    assert done.stdout.count("made 8 steps") == 2
+
+
 def test_rank_that_cannot_make_the_steps_before_by_itself(tmp_path):
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
     port = str(29900 + int(time.time()) % 90)

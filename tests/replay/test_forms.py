@@ -71,6 +71,8 @@ def test_explained_in_place_and_the_run_goes_on_as_if_nobody_had_looked(tmp_path
     [
         ("loop", "FAULT IN THE LOOP", "in-place", ("label-out-of-range",)),
         ("dicts", "FAULT WITH THE WEIGHTS", "in-place", ("division-by-zero",)),
+        ("mixture", "FAULT OF THE FORMULA", "in-place", ("log-or-sqrt-domain",)),
+        ("gradients", "FAULT BY HAND", "in-place", ("division-by-zero",)),
         (
             "prepared",
             "FAULT IN THE PREPARATION",

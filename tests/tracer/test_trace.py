@@ -464,3 +464,19 @@ def test_function_in_the_place_of_torchs_own_is_torchs(monkeypatch):
         y = torch.log(-torch.ones(2))  # the caller of the stand-in
     found = origin(trace, y)
     assert (found.op, found.site.line) == ("aten.log", line_of("the caller of the stand-in"))
+
+
+def test_gradients_of_each_sample():
+    model = nn.Linear(3, 1)
+
+    def loss(parameters, x, weight):
+        return weight * torch.func.functional_call(model, parameters, (x,)).sum() ** 2
+
+    parameters = {name: p.detach() for name, p in model.named_parameters()}
+    with traced() as trace:
+        found = torch.func.vmap(torch.func.grad(loss), in_dims=(None, 0, 0))(
+            parameters, torch.ones(4, 3), torch.zeros(4)
+        )
+        y = 1.0 / found["weight"].flatten(1).norm(dim=1)  # divides by a norm
+    made = origin(trace, y)
+    assert (made.op, made.site.line) == ("aten.reciprocal", line_of("divides by a norm"))

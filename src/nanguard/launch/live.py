@@ -39,7 +39,7 @@ from nanguard.replay.start import Starts
 from nanguard.replay.terms import terms_of
 from nanguard.replay.watch import Watch, is_good, leaves_of, pass_over, single_number
 from nanguard.settings import Settings
-from nanguard.tracer.sites import is_installed, is_users
+from nanguard.tracer.sites import is_installed, is_users, users_frame
 from nanguard.tracer.symptom import Symptom
 
 if TYPE_CHECKING:
@@ -289,19 +289,29 @@ class Live(Watch):
         self._late.look()
         if closure is not None:
             return step_with_closure(self, optimizer, call, closure)
-        symptom = self.together.agree(*self.verdict(optimizer), self.ordinal)
-        symptom = symptom or self._spike(optimizer)
+        loss, gradient = self.verdict(optimizer)
+        symptom = self.together.agree(loss, gradient, self.ordinal) or self._spike(optimizer)
         if symptom is None:
             self._note_discarded()
             self._own(self._settle_doubt)
         else:
             symptom.scaled_by_hand = self._scaler is not None
-            self.meet(symptom, optimizer)
+            self.meet(symptom, optimizer, starts=self.starts.ended or self._begun_at_step())
             return None
         with self.cut_rate(optimizer):
             result = call()
-        self.look_after(optimizer)
+        if loss is None:
+            self.look_after(optimizer)
+        else:
+            reason = "the gradients of all ranks together are finite, so the step was made"
+            decision = Decision(Action.NOTED, reason)
+            self._own(lambda: self._report_on_rank(loss, optimizer, decision))
         return result
+
+    def _begun_at_step(self) -> list[Start]:
+        """Returns a start of the code around an optimizer's step that no backward came before."""
+        start = self.starts.after_the_fact(users_frame(sys._getframe(1)))
+        return [] if start is None or not self.starts.is_on else [start]
 
     def judged_scaler_step(self, scaler: Any, optimizer: Any, call: Callable[[], Any]) -> Any:
         """Lets the scaler do its work; a bad loss is none of it."""
@@ -322,19 +332,14 @@ class Live(Watch):
         if here is None:
             self.look_after(optimizer)
         else:
-            self._own(lambda: self._report_scaled(here, optimizer))
+            reason = "the gradients of all ranks are bad, and their scalers leave the step out"
+            decision = Decision(Action.SKIP, reason)
+            self._own(lambda: self._report_on_rank(here, optimizer, decision))
         return result
 
-    def _report_scaled(self, symptom: Symptom, optimizer: Any) -> None:
-        """Reports a bad loss of one rank, whose step the scalers of all ranks have left out."""
-        reason = "the gradients of all ranks are bad, and their scalers leave the step out"
-        bad = BadStep(
-            symptom,
-            self.number_of(optimizer),
-            self.ordinal,
-            Decision(Action.SKIP, reason),
-            tuple(self._bad),
-        )
+    def _report_on_rank(self, symptom: Symptom, optimizer: Any, decision: Decision) -> None:
+        """Reports a bad loss of one rank, while all ranks together decide about its step."""
+        bad = BadStep(symptom, self.number_of(optimizer), self.ordinal, decision, tuple(self._bad))
         self._bad.append(self.ordinal)
         if self.writer.report(bad) and not self.together.in_lockstep:
             self._explain(bad, self.starts.ended)

@@ -488,6 +488,7 @@ class Trace(TorchDispatchMode):
 
     def _give(self, tensor: Tensor) -> None:
         """Looks at a tensor that a model is given."""
+        tensor = values.unwrapped(tensor)
         self.given.add(values.memory_of(tensor))
         if tensor.dim() and self.batch_size is None and self._models:
             self.batch_size = tensor.shape[0]
@@ -502,7 +503,7 @@ class Trace(TorchDispatchMode):
         for name, parameter in module.named_parameters():
             if not any(module is known for known in self._models):
                 self._models.append(module)
-            key = values.memory_of(parameter)
+            key = values.memory_of(values.unwrapped(parameter))
             self._parameters.setdefault(key, name)
             writer = self._writers.get(key)
             # Who filled a parameter with good values is nobody's business any more.

@@ -6,6 +6,7 @@ import math
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch._C._functorch import get_unwrapped, is_functorch_wrapped_tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
 from nanguard.numerics import is_float, local
@@ -52,6 +53,13 @@ def is_part(tensor: Tensor) -> bool:
         return tensor.numel() * tensor.element_size() < tensor.untyped_storage().nbytes()
     except (NotImplementedError, RuntimeError):
         return False
+
+
+def unwrapped(tensor: Tensor) -> Tensor:
+    """Returns the tensor behind those that ``torch.func`` computes with."""
+    while is_functorch_wrapped_tensor(tensor):
+        tensor = get_unwrapped(tensor)
+    return tensor
 
 
 def is_hollow(tensor: Tensor) -> bool:

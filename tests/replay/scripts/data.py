@@ -6,7 +6,7 @@ from common import F, nn, torch
 from torch.utils.data import DataLoader, Dataset
 
 
-def made_in_the_loop():
+def loop():
     torch.manual_seed(0)
     generator = torch.Generator().manual_seed(1)
     model = nn.Linear(4, 1)
@@ -78,5 +78,43 @@ def train(model, optimizer, batch):
     optimizer.step()
 
 
+def mixture():
+    """An outlier whose likelihood is too small for any number; its target is what it is."""
+    generator = torch.Generator().manual_seed(4)
+    torch.manual_seed(0)
+    model = nn.Linear(4, 3)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    for step in range(8):
+        x, y = torch.rand(6, 4, generator=generator), torch.rand(6, 1, generator=generator)
+        if step == 5:
+            y[4] = 60.0
+        share = torch.exp(-0.5 * (y - model(x)) ** 2)
+        loss = -torch.log(share.mean(1)).mean()  # FAULT OF THE FORMULA
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+
+def gradients():
+    """No backward pass at all: gradients of each sample, scaled to the same length."""
+    generator = torch.Generator().manual_seed(5)
+    torch.manual_seed(0)
+    model = nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+
+    def loss_of(parameters, x, weight):
+        return weight * torch.func.functional_call(model, parameters, (x,)).sum() ** 2
+
+    for step in range(8):
+        x, weight = torch.rand(6, 4, generator=generator), torch.ones(6)
+        weight[3] = float(step != 5)
+        held = {name: p.detach() for name, p in model.named_parameters()}
+        own = torch.func.vmap(torch.func.grad(loss_of), in_dims=(None, 0, 0))(held, x, weight)
+        length = own["weight"].flatten(1).norm(dim=1)
+        model.weight.grad = (own["weight"] / length[:, None, None]).mean(0)  # FAULT BY HAND
+        model.bias.grad = own["bias"].mean(0)
+        optimizer.step()
+
+
 if __name__ == "__main__":
-    {"loop": made_in_the_loop, "prepared": prepared, "dicts": dicts}[sys.argv[1]]()
+    globals()[sys.argv[1]]()

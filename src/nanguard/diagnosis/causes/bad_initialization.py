@@ -48,7 +48,7 @@ class BadInitialization(Cause):
                 names = [a.name for a in case.ancestors(stats.name) if a.op == "parameter"]
                 first = names[0] if names else "a parameter"
                 return Suspicion(
-                    0.8 if early else 0.5,
+                    0.8 if early else 0.3,
                     f"{case.op} is not defined for the value that {first} began with",
                     [{"what": f"input {stats.name} of {case.origin.op}", **stats.to_json()}],
                 )

@@ -18,6 +18,10 @@ if TYPE_CHECKING:
     from nanguard.diagnosis.case import Case
 
 
+# What divides by a norm that it computes itself.
+_NORMALISE = ("_weight_norm", "_weight_norm_interface")
+
+
 class DivisionByZero(Cause):
     """A divisor that is zero, or a negative power of zero."""
 
@@ -32,6 +36,8 @@ class DivisionByZero(Cause):
         """Returns whether the divisor is zero where the result is bad."""
         if case.by_number_zero() and case.phase not in ("backward", "init"):
             return Suspicion(0.85, f"{case.op} by the number 0, which the script has computed")
+        if case.op in _NORMALISE and not any(stats.nonfinite for stats in case.inputs):
+            return Suspicion(0.75, f"{case.op} divides by the norm of a weight, which is 0")
         divisor = case.divisor()
         if divisor is None or case.phase in ("backward", "init"):
             return None

@@ -68,7 +68,9 @@ class LabelOutOfRange(Cause):
                 f"{case.op} of {name_of(value)}, which comes from the data and not from the model",
                 [{"what": f"input {stats.name} of {case.origin.op}", **stats.to_json()}],
             )
-        if case.facts.samples:
+        # A probability that has become 0 is the model's, whichever target asks for it.
+        vanished = case.op in _ZERO and not any(v for s in case.inputs for v in s.at_fault)
+        if case.facts.samples and not vanished:
             # The target may be mixed with what the model put out; a trial will tell.
             return Suspicion(0.5, f"{case.op} is not defined for what this target makes of it")
         return None
