@@ -141,6 +141,12 @@ def test_rollback_goes_back_to_good_weights(tmp_path):
     assert done.returncode == 0
     assert "rollback" in done.stderr
     assert "nan" not in done.stdout
+    # A small model has a copy without being asked.
+    without = run(tmp_path, sys.executable, path, options=["--no-trace"])
+    assert without.returncode == 0
+    assert "rollback (the run itself holds non-finite values)" in without.stderr
+    large = "model.extra = nn.Parameter(torch.zeros(5_000_000))\noptimizer ="
+    path.write_text(path.read_text().replace("optimizer =", large, 1))
     without = run(tmp_path, sys.executable, path, options=["--no-trace"])
     assert without.returncode == 3  # nothing to go back to
 

@@ -51,7 +51,7 @@ def step_with_closure(
 
 def _search(live: Live, optimizer: Optimizer, call: Callable[..., Any]) -> Any:
     """Lets an optimizer move between evaluations; puts back all of it if that goes wrong."""
-    before = LastGood(live)
+    before = LastGood(live, wanted=True)
     before.take()
     result = call()
     symptom = live.bad_end_loss() or live.bad_state(optimizer)

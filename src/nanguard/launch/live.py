@@ -104,7 +104,7 @@ class Live(Watch):
         # What is usual for the steps of each optimizer.
         self._judges: weakref.WeakKeyDictionary[Any, Judge] = weakref.WeakKeyDictionary()
         self._late = Late(self)
-        self._last_good = LastGood(self) if options.on_bad == "rollback" else None
+        self._last_good = LastGood(self, wanted=options.on_bad == "rollback")
         self.together = Together()
         self._bad: list[int] = []
         self._pid = os.getpid()
@@ -409,8 +409,7 @@ class Live(Watch):
             norm = numbers.get("grad_norm", self.grad_norm)
             self._accept(optimizer, self.number_of(optimizer) if step is None else step, loss, norm)
         self._policy.good()
-        if self._last_good is not None:
-            self._last_good.after_good_step()
+        self._last_good.after_good_step()
 
     def look_after(self, optimizer: Optimizer) -> None:
         """Looks at what a step has made of the run, now and then; counts it."""
@@ -524,7 +523,9 @@ class Live(Watch):
         """Returns whether the run itself is bad by now, and what to do about a bad step."""
         trained = [p for p in self.named_parameters().values() if p.requires_grad]
         poisoned = not all_finite(trained) or self.bad_buffers() is not None
-        can_roll_back = self._last_good is not None and self._last_good.is_there
+        # A copy that nobody has asked for is there for what cannot be helped otherwise.
+        wanted = poisoned or self._options.on_bad == "rollback"
+        can_roll_back = wanted and self._last_good.is_there
         trouble = Trouble(step, poisoned=poisoned, can_roll_back=can_roll_back)
         return poisoned, self._policy.bad(trouble)
 
@@ -536,7 +537,7 @@ class Live(Watch):
                 optimizer.zero_grad(set_to_none=True)
 
     def _act(self, decision: Decision) -> None:
-        if decision.action is Action.ROLLBACK and self._last_good is not None:
+        if decision.action is Action.ROLLBACK:
             self._last_good.restore()
         if decision.action is Action.STOP:
             self.writer.stopped(decision.reason)
