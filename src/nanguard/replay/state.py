@@ -106,14 +106,14 @@ class Reachable:
         """
         stand_ins = {id(value): spare(value, given=given) for _, _, value in self._used}
         for items, key, value in self._used:
-            if key in items and items[key] is value:
-                items[key] = stand_ins[id(value)]
+            if dict.get(items, key) is value:
+                dict.__setitem__(items, key, stand_ins[id(value)])
         try:
             yield
         finally:
             for items, key, value in self._used:
-                if items.get(key) is stand_ins[id(value)]:
-                    items[key] = value
+                if dict.get(items, key) is stand_ins[id(value)]:
+                    dict.__setitem__(items, key, value)
 
     def put_back(self, *, tensors: bool = True) -> None:
         """Puts everything back to how it was.
