@@ -314,7 +314,7 @@ def test_configuration_is_written_after_the_wait(tmp_path):
     wait_for(tmp_path / "found/lineage.jsonl", process)
     time.sleep(0.3)
     process.send_signal(signal.SIGINT)
-    process.communicate(timeout=20)
+    process.communicate(timeout=60)
     assert not (tmp_path / "c_attempt2.yaml").exists()
 
 
@@ -338,7 +338,7 @@ def test_interrupt_while_it_waits(tmp_path):
     wait_for(tmp_path / "found/lineage.jsonl", process)
     time.sleep(0.3)
     process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=20)
+    _, err = process.communicate(timeout=60)
     assert process.returncode == 130
     assert "interrupted between two attempts" in err
 
@@ -347,7 +347,6 @@ EXPLAINED_NEVER = """
 import json, os, pathlib, sys, time
 options = json.loads(os.environ["NANGUARD_RUN"])
 if options["again"]:
-    pathlib.Path("again").touch()
     time.sleep(60)
 folder = pathlib.Path(options["incidents"], "step-000000-rank0")
 folder.mkdir(parents=True)
@@ -355,7 +354,6 @@ run = {"command": options["command"], "folder": os.getcwd(), "ordinal": 0, "rank
 told = {"schema": "nanguard.incident/1", "step": 0, "rank": 0, "run": {**run, "seconds": 1.0}}
 told["replay"] = {"verdict": "not-replayed"}
 (folder / "incident.json").write_text(json.dumps(told))
-pathlib.Path("begun").write_text(str(os.getpid()))
 sys.exit(1)
 """
 
@@ -366,13 +364,12 @@ def test_interrupt_while_an_incident_is_explained(tmp_path):
     own = [sys.executable, "-m", "nanguard", "run", "--recover", "--incidents", "found"]
     command = [*own, "--backoff", "0", *RESUME, "--", sys.executable, "train.py"]
     process = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True)
-    wait_for(tmp_path / "again", process)
-    pid = (tmp_path / "begun").read_text()
-    while pid and Path("/proc", pid).exists():
-        time.sleep(0.02)
+    # The second run itself can leave no note.
+    while "running the command once more" not in (said := process.stderr.readline()):
+        assert said, "it ended before"
     time.sleep(0.3)
     process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=20)
+    _, err = process.communicate(timeout=60)
     assert "interrupted; what is not explained by now stays as it is" in err
     (line,) = lineage(tmp_path)
     assert (line["outcome"], line["then"]) == ("interrupted", "end")
