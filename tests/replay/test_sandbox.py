@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import os
 import queue
 import shutil
@@ -17,6 +18,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from nanguard.cli.explaining import replay_incident
+from nanguard.errors import UsageError
+from nanguard.launch.command import _explain_the_rest
+from nanguard.launch.options import Options
+from nanguard.launch.trust import sign
 from nanguard.replay import landlock
 from nanguard.replay.sandbox import Outside, OutsideError
 
@@ -167,3 +173,24 @@ def test_kernel_holds_what_is_outside_of_a_folder(tmp_path, act):
     assert (tmp_path / "free" / "new").read_text() == "written"
     assert [p.name for p in (tmp_path / "kept").iterdir()] == ["file"]
     assert (tmp_path / "kept" / "file").read_text() == "kept"
+
+
+def test_without_the_kernels_help_nothing_is_run_without_a_question(tmp_path, monkeypatch):
+    incident = tmp_path / "step-000001-rank0"
+    incident.mkdir()
+    ran = tmp_path / "ran"
+    command = [sys.executable, "-c", f"open({str(ran)!r}, 'w')"]
+    told = {"schema": "nanguard.incident/1", "step": 1, "rank": 0}
+    told["run"] = {"command": command, "folder": str(tmp_path), "ordinal": 1, "ranks": 1}
+    told["run"] |= {"seconds": 1.0, "signature": sign(command, str(tmp_path))}
+    told["replay"] = {"verdict": "not-replayed"}
+    (incident / "incident.json").write_text(json.dumps(told))
+    monkeypatch.setattr(landlock, "version", lambda: 0)
+    asked = {"precision": None, "without": (), "table": False, "as_json": False, "sure": False}
+    with pytest.raises(UsageError, match="Landlock"):
+        replay_incident(incident, explain_again=True, seconds=None, **asked)
+    options = Options(
+        incidents=str(tmp_path), control=str(tmp_path), command=tuple(command), folder=str(tmp_path)
+    )
+    _explain_the_rest([incident / "incident.json"], options)
+    assert not ran.exists()

@@ -11,7 +11,7 @@ import subprocess
 import tempfile
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
 from nanguard import incident as incidents
 from nanguard.diagnosis import limits
@@ -240,23 +240,11 @@ class _SecondRun:
             quiet=True,
             patience=patience,
             explain_seconds=self._seconds,
-            again=self._again,
+            again={**self._again, "held": is_held_back()},
         )
         said = self._scratch / "said"
-        own = self._scratch / "tmp"
-        own.mkdir()
-        caches = {"TMPDIR": str(own), "TRITON_CACHE_DIR": str(own)}
         with said.open("wb") as file:
-            process = subprocess.Popen(  # noqa: S603 - the command of the run, which the user started
-                self._command,
-                cwd=self._place,
-                env={**environment(options), **caches},
-                preexec_fn=self._hold_back if landlock.version() else None,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=file,
-                start_new_session=True,
-            )
+            process = self._start(options, file)
             try:
                 in_time = self._wait(process, beat, patience)
             finally:
@@ -265,6 +253,28 @@ class _SecondRun:
             return "nothing, it took too long"
         told = said.read_text(encoding="utf-8", errors="replace")
         return told or f"(exit code {process.returncode}, {Path(self._command[0]).name})"
+
+    def _start(self, options: Options, said: IO[bytes]) -> subprocess.Popen[bytes]:
+        own = self._scratch / "tmp"
+        own.mkdir()
+        caches = {"TMPDIR": str(own), "TRITON_CACHE_DIR": str(own)}
+        try:
+            return subprocess.Popen(  # noqa: S603 - the command of the run, which the user started
+                self._command,
+                cwd=self._place,
+                env={**environment(options), **caches},
+                preexec_fn=self._hold_back if is_held_back() else None,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=said,
+                start_new_session=True,
+            )
+        except subprocess.SubprocessError as error:
+            raise IncidentError(
+                "the command could not be kept from writing files, and was not started.",
+                where=str(self._folder),
+                do="Look whether Landlock is forbidden here, as it is in some containers.",
+            ) from error
 
     def _hold_back(self) -> None:
         """Lets the command, and all it starts, write only where nothing of the user's lies."""

@@ -27,20 +27,23 @@ def attach() -> None:
     if options is None or "torch" in sys.modules:
         return
     if options.again is not None:
-        _hold_back()
+        _hold_back(programs=bool(options.again.get("held")))
     # Both the file in site-packages and the folder on PYTHONPATH come here.
     if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
         sys.meta_path.insert(0, _Finder(options))
 
 
-def _hold_back() -> None:
-    """Lets a second run of the command touch nothing, from the script's first line on."""
+def _hold_back(*, programs: bool) -> None:
+    """Lets a second run of the command touch nothing, from the script's first line on.
+
+    Args:
+        programs: Whether it may start others before torch is there: the kernel holds them, too.
+    """
     from nanguard.replay.sandbox import Outside, everywhere
 
     if everywhere() is None and not is_launcher():
-        # What it starts before torch is there is held back by the kernel, as it is itself.
         folder = tempfile.mkdtemp(prefix="nanguard-replay-")
-        Outside(Path(folder), programs=True).for_good()
+        Outside(Path(folder), programs=programs).for_good()
 
 
 def is_launcher() -> bool:

@@ -12,6 +12,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.distributed as dist
 
 from nanguard.guard.optimizers import state_tensors
 from nanguard.numerics import all_finite
@@ -64,7 +65,9 @@ class LastGood:
         tensors += state_tensors(self._watch.optimizers())
         size = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
         plain = all(type(t.data) is torch.Tensor and t.device.type == "cpu" for t in tensors)
-        return plain and size <= _SMALL
+        # Ranks that go back have to go back to the same step.
+        alone = not dist.is_available() or not dist.is_initialized() or dist.get_world_size() == 1
+        return plain and alone and size <= _SMALL
 
     @torch.no_grad()
     def take(self) -> None:

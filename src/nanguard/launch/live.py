@@ -310,8 +310,10 @@ class Live(Watch):
 
     def _begun_at_step(self) -> list[Start]:
         """Returns a start of the code around an optimizer's step that no backward came before."""
+        if not self.starts.is_on:
+            return []
         start = self.starts.after_the_fact(users_frame(sys._getframe(1)))
-        return [] if start is None or not self.starts.is_on else [start]
+        return [] if start is None else [start]
 
     def judged_scaler_step(self, scaler: Any, optimizer: Any, call: Callable[[], Any]) -> Any:
         """Lets the scaler do its work; a bad loss is none of it."""
