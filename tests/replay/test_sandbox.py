@@ -35,6 +35,9 @@ def test_files_seem_to_be_written_and_are_not(tmp_path):
     with Outside():
         path.write_text("after")
         assert path.read_text() == "after"
+        with open(os.fsencode(path), "ab") as file:  # noqa: PTH123 - as TensorBoard does
+            file.write(b" that")
+        assert path.read_text() == "after that"
         torch.save({"x": torch.ones(1)}, tmp_path / "model.pt")
         descriptor = os.open(tmp_path / "raw", os.O_CREAT | os.O_WRONLY)
         os.write(descriptor, b"x")

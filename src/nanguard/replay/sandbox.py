@@ -232,10 +232,10 @@ class Outside:
     def path(self, file: Any, *, writes: bool) -> Any:
         """Returns where a file really is."""
         try:
-            name = os.path.abspath(os.fspath(file))  # noqa: PTH100 - users pass bytes, too
+            name = os.path.abspath(os.fsdecode(file))  # noqa: PTH100 - users pass bytes, too
         except TypeError:
             return file
-        if isinstance(name, bytes) or name.startswith(("/dev/", str(self._folder or "\0"))):
+        if name.startswith(("/dev/", str(self._folder or "\0"))):
             return file
         if name not in self._files and writes:
             self._made += 1
@@ -330,9 +330,9 @@ class Outside:
         return call
 
     def _moved(self, source: Any, target: Any, **_kwargs: Any) -> None:
-        moved = self._files.pop(os.path.abspath(os.fspath(source)), None)  # noqa: PTH100
+        moved = self._files.pop(os.path.abspath(os.fsdecode(source)), None)  # noqa: PTH100
         if moved is not None:
-            self._files[os.path.abspath(os.fspath(target))] = moved  # noqa: PTH100
+            self._files[os.path.abspath(os.fsdecode(target))] = moved  # noqa: PTH100
 
 
 def _ignored(*_args: Any, **_kwargs: Any) -> None:
