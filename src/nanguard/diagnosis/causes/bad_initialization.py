@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from nanguard.diagnosis.edits import SourceFile
     from nanguard.tracer.sites import Site
 
+# More than any parameter begins with.
+_LARGE = 1e6
 _UNFILLED = ("empty", "Tensor", "FloatTensor", "empty_like", "new_empty")
 
 
@@ -40,6 +42,8 @@ class BadInitialization(Cause):
         for stats in case.inputs:
             if any(other.nonfinite for other in case.inputs if other is not stats):
                 continue  # whatever it began with, it met something worse
+            if any(abs(value) > _LARGE for value in stats.at_fault):
+                continue  # nobody begins with that: it has grown
             known = case.origin.sources.get(stats.name, set())
             divisor = case.divisor()
             singular = divisor is stats if divisor is not None else bool(stats.at_fault)
