@@ -6,6 +6,7 @@ import ast
 import math
 from typing import TYPE_CHECKING
 
+from nanguard.diagnosis.case import ARCS, LOGS, ROOTS
 from nanguard.diagnosis.cause import Cause, Suspicion
 from nanguard.diagnosis.edits import called_name
 from nanguard.diagnosis.repairs import Repair, edit
@@ -15,6 +16,8 @@ if TYPE_CHECKING:
     from nanguard.diagnosis.edits import SourceFile
     from nanguard.tracer.sites import Site
 
+# What is not defined for every number.
+_LIMITED = (*LOGS, *ROOTS, *ARCS, "pow", "_weight_norm", "_weight_norm_interface")
 # More than any parameter begins with.
 _LARGE = 1e6
 _UNFILLED = ("empty", "Tensor", "FloatTensor", "empty_like", "new_empty")
@@ -46,7 +49,8 @@ class BadInitialization(Cause):
                 continue  # nobody begins with that: it has grown
             known = case.origin.sources.get(stats.name, set())
             divisor = case.divisor()
-            singular = divisor is stats if divisor is not None else bool(stats.at_fault)
+            limited = case.op in _LIMITED and bool(stats.at_fault)
+            singular = divisor is stats if divisor is not None else limited
             if known == {"parameter"} and singular and case.phase == "forward":
                 early = case.outcome.step <= 2
                 names = [a.name for a in case.ancestors(stats.name) if a.op == "parameter"]
