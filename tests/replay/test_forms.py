@@ -92,6 +92,13 @@ def test_what_comes_with_the_data(tmp_path, way, mark, method, causes):
         assert trial["finite"]
 
 
+def test_gradients_that_do_not_come_out_the_same_prove_nothing(tmp_path):
+    run(tmp_path, "data.py", "gradients", "by chance", options=("--explain-seconds", "1"))
+    (incident,) = found_in(tmp_path)
+    assert incident["cause"]["code"] == "unknown"
+    assert incident["replay"]["why"].startswith("what was replayed is not what ran")
+
+
 def test_what_is_open_already_is_not_written_to(tmp_path):
     """Files, a pipe, a socket, queues, a pool, a data base, a memory map and a progress bar."""
     for name, options in (("traced", ()), ("other", ("--no-trace",))):

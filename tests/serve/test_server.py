@@ -40,7 +40,7 @@ def ask(served: Any, path: str, method: str = "GET", **headers: str) -> tuple[in
         connection.close()
 
 
-def eventually(look: Any, seconds: float = 8.0) -> Any:
+def eventually(look: Any, seconds: float = 60.0) -> Any:
     """Returns what comes of looking, once it is something."""
     until = time.monotonic() + seconds
     while not (found := look()):

@@ -64,6 +64,12 @@ def parameters_of(optimizers: Sequence[Optimizer]) -> list[Tensor]:
     return found if len(optimizers) == 1 else list({id(p): p for p in found}.values())
 
 
+def gradients_of(optimizer: Optimizer) -> list[Tensor]:
+    """Returns copies of the gradients that an optimizer would use."""
+    grads = [p.grad for p in parameters_of([optimizer])]
+    return [grad.detach().clone() for grad in grads if grad is not None]
+
+
 def state_tensors(optimizers: Iterable[Optimizer]) -> Iterator[Tensor]:
     """Yields every tensor in the state of some optimizers."""
     for optimizer in optimizers:

@@ -21,7 +21,7 @@ import torch
 from nanguard.diagnosis.limits import load_now
 from nanguard.guard.held import BufferPlaces, Held
 from nanguard.guard.judge import Judge, Reading
-from nanguard.guard.optimizers import learning_rate, scaled_lr
+from nanguard.guard.optimizers import gradients_of, learning_rate, scaled_lr
 from nanguard.guard.policy import Action, Decision, Policy, Trouble
 from nanguard.launch.attach import is_launcher
 from nanguard.launch.closures import step_with_closure
@@ -296,7 +296,7 @@ class Live(Watch):
             self._own(self._settle_doubt)
         else:
             symptom.scaled_by_hand = self._scaler is not None
-            self.meet(symptom, optimizer, starts=self.starts.ended or self._begun_at_step())
+            self.meet(symptom, optimizer, starts=self.starts.ended or self._by_hand(optimizer))
             return None
         with self.cut_rate(optimizer):
             result = call()
@@ -308,12 +308,18 @@ class Live(Watch):
             self._own(lambda: self._report_on_rank(loss, optimizer, decision))
         return result
 
-    def _begun_at_step(self) -> list[Start]:
-        """Returns a start of the code around an optimizer's step that no backward came before."""
-        if not self.starts.is_on:
+    def _by_hand(self, optimizer: Optimizer) -> list[Start]:
+        """Returns a start of the code around a step, in a script that never calls backward.
+
+        Its gradients take the place of losses: a replay has to come to the same ones.
+        """
+        if self.backwards or not self.starts.is_on:
             return []
         start = self.starts.after_the_fact(users_frame(sys._getframe(1)))
-        return [] if start is None else [start]
+        if start is None:
+            return []
+        start.losses = gradients_of(optimizer)
+        return [start]
 
     def judged_scaler_step(self, scaler: Any, optimizer: Any, call: Callable[[], Any]) -> Any:
         """Lets the scaler do its work; a bad loss is none of it."""

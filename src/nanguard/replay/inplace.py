@@ -26,7 +26,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from nanguard.diagnosis.task import Outcome, Task
 from nanguard.guard.held import BufferPlaces, Held
-from nanguard.guard.optimizers import hyperparameters, set_hyperparameters
+from nanguard.guard.optimizers import gradients_of, hyperparameters, set_hyperparameters
 from nanguard.numerics import all_finite
 from nanguard.replay import changes
 from nanguard.replay.data import data_origin, made_anew
@@ -536,6 +536,8 @@ class InPlaceReplay(Replay):
             self._judge(loss or gradient, optimizer, by_hand=self._scaler is not None)
             if not self.answered:
                 self.answer(self._outcome(optimizer))
+            # Where nothing goes back from a loss, the gradients tell whether it is the same step.
+            self.losses = self.losses or gradients_of(optimizer)
         self._leave()
 
     def judged_scaler_step(self, scaler: Any, optimizer: Any, call: Callable[[], Any]) -> Any:

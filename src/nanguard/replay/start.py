@@ -243,6 +243,7 @@ class Starts:
         # The batches since the last step, and whether streams are taken as they are handed out.
         self._since: list[Any] = []
         self._taken_by_batch = False
+        self._looked_for_streams = False
         self._moves = False
 
     def begin(self) -> None:
@@ -355,6 +356,12 @@ class Starts:
                 self._hook.remove()
                 self._hook = None
                 self._last_event = []
+        if not self._regions and not self._looked_for_streams:
+            # A script that never calls backward has no region that they would be learned with.
+            self._looked_for_streams = True
+            caller = _outside(sys._getframe(1))
+            if caller is not None:
+                self._know_streams(caller)
         if not self._long or not self._regions:
             # Where the step before had a batch, the next one has one, too.
             self._earlier = None if self._taken_by_batch else self.streams.capture()

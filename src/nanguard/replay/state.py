@@ -199,7 +199,7 @@ class Reachable:
     def _remember_dict(self, names: dict[Any, Any]) -> None:
         self._undo.append(_Items(names))
         for key, value in dict.items(names):
-            if type(value) not in _PLAIN and (is_channel(value) or is_used_up(value)):
+            if type(value) not in _PLAIN and spare(value, given=False) is not value:
                 self._used.append((names, key, value))
 
     def _remember_place(self, file: Any) -> None:

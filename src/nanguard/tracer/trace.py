@@ -431,6 +431,7 @@ class Trace(TorchDispatchMode):
         try:
             source.low, source.high = values.extremes_of(held)
         except (RuntimeError, NotImplementedError):
+            self.unmeasured += 1  # a kind of tensor that cannot be looked at
             return source
         if source.bad:
             source.place = record.place
@@ -524,6 +525,7 @@ class Trace(TorchDispatchMode):
                 if key not in self._writers and not values.is_part(held):
                     found[key] = held
         found = {key: held for key, held in found.items() if not values.is_hollow(held)}
+        # What cannot be looked at together is looked at one by one, as operations read it.
         with contextlib.suppress(RuntimeError, NotImplementedError):
             numbers = values.largest_of(list(found.values()))
             self._measured = dict(zip(found, numbers, strict=True))

@@ -43,7 +43,7 @@ def memory_of(tensor: Tensor) -> int:
         tensor = local(tensor)
     try:
         return tensor.untyped_storage().data_ptr() or id(tensor)
-    except (NotImplementedError, RuntimeError):
+    except (NotImplementedError, RuntimeError):  # some kinds of tensors have no memory of their own
         return id(tensor)
 
 
@@ -51,7 +51,7 @@ def is_part(tensor: Tensor) -> bool:
     """Returns whether a tensor is only a part of the memory it lies in."""
     try:
         return tensor.numel() * tensor.element_size() < tensor.untyped_storage().nbytes()
-    except (NotImplementedError, RuntimeError):
+    except (NotImplementedError, RuntimeError):  # as above
         return False
 
 

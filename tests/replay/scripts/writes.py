@@ -35,12 +35,14 @@ class Trainer:
         self.file = Path("trainer.log").open("w")  # noqa: SIM115
         self.names = source.open()
         self.numbers = (n * n for n in range(1000))
+        self.order = iter([f"item {n}" for n in range(100)])
         self.done = []
 
     def step(self, number, x, y):
         name = self.names.readline().strip()
         self.file.write(f"{number} {name} {next(self.numbers)}\n")
         self.bar.update(1)
+        next(self.order)
         loss = ((self.model(x) - y) ** 2).mean()
         log.write(f"{number} {float(loss.detach()):.4f}\n")
         rows.writerow({"step": number, "loss": 1})
@@ -73,7 +75,7 @@ def main():
     print("queue", simple.qsize(), "pool", len(trainer.done), "next", trainer.names.readline())
     print("rows", database.execute("select count(*) from losses").fetchone())
     curve.flush()
-    print(next(trainer.numbers), digest(trainer.model))
+    print(next(trainer.order), next(trainer.numbers), digest(trainer.model))
 
 
 if __name__ == "__main__":
