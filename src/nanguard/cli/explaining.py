@@ -143,7 +143,7 @@ def _ask(why: str, command: list[str], place: Path) -> None:
     """Asks whether the command of an incident may be run here."""
     told = literal(" ".join(command), limit=1_000_000)
     if sys.stdin.isatty():
-        line = f"{why.capitalize()}. It would run, in {literal(str(place))}: {told}"
+        line = f"{why[0].upper()}{why[1:]}. It would run, in {literal(str(place))}: {told}"
         Console(stderr=True).print(Text(line))
         if typer.confirm("Run it?"):
             return

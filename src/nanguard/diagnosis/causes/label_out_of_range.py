@@ -69,7 +69,8 @@ class LabelOutOfRange(Cause):
                 [{"what": f"input {stats.name} of {case.origin.op}", **stats.to_json()}],
             )
         # A probability that has become 0 is the model's, whichever target asks for it.
-        vanished = case.op in _ZERO and not any(v for s in case.inputs for v in s.at_fault)
+        found = [value for stats in case.inputs for value in stats.at_fault]
+        vanished = case.op in _ZERO and bool(found) and not any(found)
         if case.facts.samples and not vanished:
             # The target may be mixed with what the model put out; a trial will tell.
             return Suspicion(0.5, f"{case.op} is not defined for what this target makes of it")
