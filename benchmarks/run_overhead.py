@@ -5,6 +5,7 @@ compares the medians over all blocks of steps.
 
     python -m benchmarks.run_overhead
     python -m benchmarks.run_overhead --device cuda --rounds 3 --output results.json
+    python -m benchmarks.run_overhead --device cuda --launch-bound --block 100
 """
 
 from __future__ import annotations
@@ -50,10 +51,9 @@ def run(guarded: bool, arguments: list[str], folder: str) -> tuple[str, float]: 
     return done.stdout, time.perf_counter() - began
 
 
-def measure(device: str, rounds: int, blocks: int, block: int) -> dict[str, Any]:
+def measure(device: str, rounds: int, script: list[str]) -> dict[str, Any]:
     """Measures steps and start."""
-    script = ["-m", "benchmarks.scripts.gpt", "--device", device]
-    script += ["--blocks", str(blocks), "--block", str(block)]
+    script = ["-m", "benchmarks.scripts.gpt", "--device", device, *script]
     steps: dict[bool, list[float]] = {False: [], True: []}
     starts: dict[bool, list[float]] = {False: [], True: []}
     losses = set()
@@ -92,9 +92,12 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--blocks", type=int, default=6)
     parser.add_argument("--block", type=int, default=20)
+    parser.add_argument("--launch-bound", action="store_true", help="few tokens a step, on CUDA")
     parser.add_argument("--output", type=Path)
     args = parser.parse_args()
-    result = measure(args.device, args.rounds, args.blocks, args.block)
+    script = ["--blocks", str(args.blocks), "--block", str(args.block)]
+    script += ["--launch-bound"] * args.launch_bound
+    result = measure(args.device, args.rounds, script)
     print(json.dumps(result, indent=1))
     if args.output:
         args.output.write_text(json.dumps(result, indent=1) + "\n")

@@ -37,10 +37,13 @@ def main() -> None:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--blocks", type=int, default=6)
     parser.add_argument("--block", type=int, default=20)
+    parser.add_argument("--launch-bound", action="store_true", help="few tokens, on CUDA")
     args = parser.parse_args()
     torch.manual_seed(0)
     cuda = args.device == "cuda"
     vocab, length, batch = (50304, 1024, 16) if cuda else (2048, 64, 8)
+    if args.launch_bound:
+        length, batch = 256, 2
     shape = (768, 12, 12) if cuda else (128, 4, 4)
     model = Decoder(vocab, length, *shape).to(args.device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4, fused=True)

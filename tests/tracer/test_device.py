@@ -225,3 +225,24 @@ def test_device_can_be_read_twice(late):
         twice = loss * 2
     assert [record.op for record in trace.bad] == ["aten.log", "aten.sum", "aten.mul"]
     assert trace.writer(twice).bad_writers == (trace.writer(loss),)
+
+
+def test_one_sample_of_many_in_one_memory_is_bad(late):
+    data = torch.tensor([[1.0, 2.0], [3.0, math.nan], [5.0, 6.0]])
+    with traced() as trace:
+        batch = torch.stack([data[0], data[1], data[2]])
+        loss = batch.exp().sum()
+    found = origin(trace, loss)
+    assert (found.op, found.phase) == ("input", "data")
+    assert found.detail.all_bad == 1
+    with traced() as trace:
+        good = (data[0].exp() + data[2]).sum()
+    assert not trace.writer(good).bad
+
+
+def test_what_was_bad_before_a_step_is_known_in_it(late):
+    with traced() as trace:
+        weights = torch.tensor([0.0, 1.0]).log()
+        trace.begin_step(1)
+        loss = (weights * 2).sum()
+    assert origin(trace, loss).op == "aten.log"

@@ -108,6 +108,7 @@ def _made_again(own: Any, indices: list[int], step: int) -> Origin | None:
             return None
         finally:
             trace.stop()
+        trace.resolve()
         tensors = [t for t in tensors_in(batch) if is_float(t) and not all_finite([t])]
         writers = [writer for t in tensors if (writer := trace.writer(t)) is not None]
         made = producers([writer for writer in writers if writer.bad])

@@ -117,6 +117,8 @@ class Trace(TorchDispatchMode):
         # The number that each thread gives to its next node.
         self._numbers: dict[int, int] = {}
         self._parameters: dict[int, str] = {}
+        # What came in, part by part: samples lie in one memory, and not all of them are bad.
+        self._parts: dict[tuple[int, int, int], Record] = {}
         # How large parameters were when a model was first called in this step.
         self._measured: dict[int, Tensor] | None = None
         self._active = False
@@ -155,12 +157,13 @@ class Trace(TorchDispatchMode):
     def begin_step(self, step: int) -> None:
         """Forgets what was finite in the step before."""
         find_stand_ins()
+        self.resolve()
         for record in self.records:
             record.writers, record.rest = (), None
         self._writers = {key: record for key, record in self._writers.items() if _lasts(record)}
         self.records, self.entered, self.batch, self.given = [], [], None, set()
         self.arguments, self._unread, self._measured = (), [], None
-        self._by_node = {}
+        self._by_node, self._parts = {}, {}
         self.last_backward = 0
         self.step = step
 
@@ -410,13 +413,17 @@ class Trace(TorchDispatchMode):
         """
         key = values.memory_of(tensor)
         known = self._writers.get(key)
-        if known is not None:
+        if known is not None and (known.op != "input" or not values.is_late(tensor)):
             return known
         held = local(tensor)
+        part = (key, *values.part_of(held))
+        if known is not None and part in self._parts:
+            return self._parts[part]
         name = self._parameters.get(key)
         kind = "input" if name is None else "parameter"
         source = Record(record.index, kind, self.step, "data", None, name=name)
-        self._writers[key] = source
+        self._writers.setdefault(key, source)
+        self._parts[part] = source
         if not is_float(held) or not held.numel() or values.is_hollow(held):
             return source
         if values.is_late(held):

@@ -55,6 +55,14 @@ def is_part(tensor: Tensor) -> bool:
         return False
 
 
+def part_of(tensor: Tensor) -> tuple[int, int]:
+    """Returns which part of its memory a tensor is: where it begins, and how many values it has."""
+    try:
+        return tensor.storage_offset(), tensor.numel()
+    except (NotImplementedError, RuntimeError):  # as above
+        return 0, 0
+
+
 def unwrapped(tensor: Tensor) -> Tensor:
     """Returns the tensor behind those that ``torch.func`` computes with."""
     while is_functorch_wrapped_tensor(tensor):
