@@ -12,6 +12,7 @@ from torch import nn
 from nanguard.tracer.origin import origin_of, producers
 from nanguard.tracer.trace import Trace
 from tests.launch.test_run import incidents, plain, run
+from tests.launch.test_samples import check_rates
 
 pytestmark = [
     pytest.mark.gpu,
@@ -121,39 +122,6 @@ def test_a_bad_loss_counts_where_the_script_cleans_its_gradients(tmp_path):
     assert [found["step"] for found in incidents(tmp_path)] == [6]
 
 
-DATA_ON_THE_DEVICE = """
-import torch
-from torch import nn
-from torch.utils.data import DataLoader, Dataset
-
-class Rates(Dataset):
-    def __init__(self):
-        self.total = torch.rand(24, 4, device="cuda") + 1
-        self.count = torch.ones(24, 1, device="cuda")
-        self.total[13] = self.count[13] = 0
-
-    def __len__(self):
-        return 24
-
-    def __getitem__(self, i):
-        return self.total[i] / self.count[i]
-
-torch.manual_seed(0)
-model = nn.Linear(4, 1).cuda()
-optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-for x in DataLoader(Rates(), batch_size=4):
-    loss = model(x).square().mean()
-    optimizer.zero_grad()
-    loss.backward()
-    optimizer.step()
-"""
-
-
 def test_data_made_on_the_device_is_made_again(tmp_path):
-    path = tmp_path / "train.py"
-    path.write_text(DATA_ON_THE_DEVICE)
-    done = run(tmp_path, sys.executable, path)
-    assert done.returncode == 0, done.stderr
-    found = incidents(tmp_path)[0]
-    assert (found["step"], found["samples"]) == (3, [1])
-    assert (found["origin"]["op"], found["origin"]["line"]) == ("aten.div", 16)
+    done = run(tmp_path, sys.executable, SCRIPTS / "rates.py", "cuda")
+    check_rates(done, tmp_path)

@@ -55,6 +55,10 @@ def data_origin(outcome: Outcome, drawn: Iterable[Drawn], streams: RandomStreams
         now = streams.capture()
         try:
             found = _made_again(own, indices, outcome.origin.step)
+            if found is not None and found.detail is None:
+                # A device says more about an operation once it is known which one.
+                streams.restore(now)
+                found = _made_again(own, indices, outcome.origin.step, found.index) or found
         finally:
             streams.restore(now)
         if found is not None:
@@ -96,8 +100,10 @@ def _is_same(tensor: Any, other: Any) -> bool:
     return same and torch.equal(tensor.nan_to_num(), other.to(tensor.device).nan_to_num())
 
 
-def _made_again(own: Any, indices: list[int], step: int) -> Origin | None:
-    trace = Trace()
+def _made_again(
+    own: Any, indices: list[int], step: int, look_at: int | None = None
+) -> Origin | None:
+    trace = Trace(look_at=look_at)
     trace.step = step
     trace.in_data = 1
     with Outside(), changes.quiet():

@@ -1,4 +1,4 @@
-"""Loaders that draw a batch ahead, as those of Accelerate do, and the sample at fault."""
+"""The sample at fault, and the line that made it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,13 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 
+import pytest
+
+from tests.launch.test_run import incidents, run
+
+# A loader that draws a batch ahead, as those of Accelerate do.
 SCRIPT = """
 import torch
 from torch import nn
@@ -51,3 +57,18 @@ def test_sample_of_a_loader_that_looks_ahead(tmp_path):
     assert (found["step"], found["cause"]["code"]) == (2, "bad-input-data")
     assert (found["samples"], found["dataset_indices"]) == ([5], [21])
     assert found["fixes"][0]["verified"]
+
+
+@pytest.mark.parametrize("device", ["cpu", "late"])
+def test_bad_batch_is_made_again(tmp_path, device):
+    done = run(tmp_path, sys.executable, Path(__file__).parent / "scripts" / "rates.py", device)
+    check_rates(done, tmp_path)
+
+
+def check_rates(done, folder):
+    """Looks at what was said about ``rates.py``."""
+    assert done.returncode == 0, done.stderr
+    found = incidents(folder)[0]
+    assert (found["step"], found["samples"], found["dataset_indices"]) == (3, [1], [13])
+    assert (found["origin"]["op"], found["origin"]["line"]) == ("aten.div", 27)
+    assert found["cause"]["code"] == "division-by-zero"
