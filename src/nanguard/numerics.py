@@ -11,6 +11,7 @@ from functools import reduce
 from typing import TYPE_CHECKING, cast
 
 import torch
+from torch._utils import _flatten_dense_tensors
 from torch.utils._foreach_utils import _group_tensors_by_device_and_dtype
 
 if TYPE_CHECKING:
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
+# Values of a gradient that is put together with others, and how many such gradients are worth it.
+_SMALL, _FEW = 4096, 4
 
 
 def within(value: Tensor, limit: float) -> Tensor:
@@ -102,6 +105,28 @@ def _flags_on_cpu(tensors: list[Tensor]) -> Tensor:
     for index in flags.nonzero().flatten().tolist():
         flags[index] = not bool(torch.isfinite(tensors[index]).all())
     return flags
+
+
+def norm_at_hand(gradients: Sequence[Tensor]) -> Tensor | None:
+    """Returns the norm of gradients on a CPU; None for other kinds of gradients.
+
+    Small ones are put together first: to look at one costs more than to copy it.
+    """
+    dtype = gradients[0].dtype
+    small: list[Tensor] = []
+    large: list[Tensor] = []
+    for grad in gradients:
+        if type(grad) is not torch.Tensor or not grad.is_cpu or grad.requires_grad:
+            return None
+        if grad.dtype is not dtype or grad.layout is not torch.strided:
+            return None
+        (small if grad.numel() <= _SMALL else large).append(grad)
+    if len(small) < _FEW:
+        return None
+    norm = torch.linalg.vector_norm(_flatten_dense_tensors(small))
+    if large:
+        norm = torch.linalg.vector_norm(torch.stack([norm, *torch._foreach_norm(large, 2.0)]))
+    return cast("Tensor", norm)
 
 
 class Gradients:

@@ -124,7 +124,6 @@ class Held:
         """Makes the next mark look for places that came or went without changing their number."""
         self._seen_size = -1
 
-    @torch.no_grad()
     def mark(self) -> None:
         """Copies the tensors as they are now."""
         self._marks += 1
@@ -138,8 +137,10 @@ class Held:
             live = [container[key] for container, key in self._slots]
         if len(live) != len(self._planned) or not all(map(is_, live, self._planned)):
             self._plan(live)
-        for group in self._groups:
-            torch._foreach_copy_(group.copies, group.live)
+        if self._groups:
+            with torch.no_grad():
+                for group in self._groups:
+                    torch._foreach_copy_(group.copies, group.live)
 
     @torch.no_grad()
     def restore(self, shape: Shape) -> None:

@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     from nanguard.replay.start import Start
 
 STOPPED = 3
+_AS_IT_IS = contextlib.nullcontext()
 # What guards this process; None if nothing does.
 current: Live | None = None
 # Steps after which parameters are looked at each time, and between two looks from then on.
@@ -359,7 +360,8 @@ class Live(Watch):
 
     def cut_rate(self, optimizer: Optimizer) -> contextlib.AbstractContextManager[None]:
         """Returns a context in which the learning rate is what the ladder has made of it."""
-        return scaled_lr([optimizer], self._policy.lr_factor)
+        factor = self._policy.lr_factor
+        return _AS_IT_IS if factor == 1.0 else scaled_lr([optimizer], factor)
 
     def _mark_all(self) -> None:
         self.held = Held(BufferPlaces(self.models()))

@@ -13,7 +13,7 @@ import torch
 from torch.amp.grad_scaler import OptState
 
 from nanguard.guard.optimizers import parameters_of, state_tensors
-from nanguard.numerics import Gradients, all_finite, is_float, local, whole
+from nanguard.numerics import Gradients, all_finite, is_float, local, norm_at_hand, whole
 from nanguard.tracer.modules import all_modules
 from nanguard.tracer.sites import here
 from nanguard.tracer.symptom import Symptom
@@ -280,6 +280,8 @@ class Watch(ABC):
         if not parameters or parameters[0].is_meta:
             return None
         known = self.clipped_norm
+        if known is None:
+            known = norm_at_hand([p.grad for p in parameters])  # type: ignore[misc]
         norm = float(whole(Gradients(parameters).norm() if known is None else known))
         self.grad_norm = norm
         if math.isfinite(norm):
