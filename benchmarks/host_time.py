@@ -1,7 +1,7 @@
 """How many microseconds of host time ``nanguard run`` takes from a healthy step.
 
-A tiny script runs plainly and under ``nanguard run``, in turns. Each turn's time per step is that of
-its quickest blocks, in CPU time of the process, so that a busy machine does not count; the
+A tiny script runs plainly and under ``nanguard run``, in turns. Each turn's time per step is that
+of its quickest blocks, in CPU time of the process, so that a busy machine does not count; the
 difference between the two is ours.
 
     python -m benchmarks.host_time

@@ -92,6 +92,19 @@ def test_what_comes_with_the_data(tmp_path, way, mark, method, causes):
         assert trial["finite"]
 
 
+@pytest.mark.parametrize("way", ["name", "attribute", "world"])
+def test_data_that_can_be_had_only_once(tmp_path, way):
+    for name, options in (("traced", ()), ("other", ("--no-trace",))):
+        (tmp_path / name).mkdir()
+        done = run(tmp_path / name, "streams.py", way, options=options)
+        (tmp_path / name / "stdout").write_text(done.stdout)
+    (incident,) = found_in(tmp_path / "traced")
+    assert (incident["step"], incident["replay"]["method"]) == (7, "in-place")
+    assert (incident["origin"]["line"], incident["cause"]["code"]) == POOLED[1:]
+    printed = [(tmp_path / name / "stdout").read_text() for name in ("traced", "other")]
+    assert printed[0] == printed[1]
+
+
 def test_gradients_that_do_not_come_out_the_same_prove_nothing(tmp_path):
     run(tmp_path, "data.py", "gradients", "by chance", options=("--explain-seconds", "1"))
     (incident,) = found_in(tmp_path)

@@ -18,6 +18,7 @@ import threading
 import traceback
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from types import CodeType, FunctionType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -159,7 +160,7 @@ class InPlace:
         """
         made = None
         gradients = self._set_aside_gradients()
-        for start in self._candidates:
+        for start in (start.later or start for start in self._candidates):
             if start.inexact:
                 break
             task = Task(self._run.ordinal)
@@ -238,7 +239,8 @@ class InPlace:
 
     def _variants(self) -> Iterator[Variant]:
         number = 0
-        for start in self._candidates:
+        every = [one for start in self._candidates for one in (start, start.later)]
+        for start in (one for one in every if one is not None):
             for kind, streams in (
                 ("whole", start.earlier or start.streams),
                 ("piece", start.streams),
@@ -381,6 +383,7 @@ class InPlace:
             starts.streams.restore(streams)
             for owner, attributes in start.objects:
                 vars(owner).update({name: copied(v) for name, v in attributes.items()})
+            _share(start)
             with contextlib.ExitStack() as outer:
                 outer.enter_context(_signals_wait())
                 outer.enter_context(Outside())
@@ -767,14 +770,35 @@ def _limited(seconds: float) -> Iterator[None]:
 
     before = signal.signal(signal.SIGALRM, too_long) if in_main else None
     watchdog = threading.Thread(target=wait, name="nanguard-limits", daemon=True)
-    watchdog.start()
+    try:
+        watchdog.start()
+    except RuntimeError:
+        # Python is about to end, and starts no thread any more.
+        if in_main and math.isfinite(seconds):
+            signal.setitimer(signal.ITIMER_REAL, seconds)
     try:
         yield
     finally:
         done.set()
-        watchdog.join()
+        if watchdog.ident is not None:
+            watchdog.join()
+        elif in_main:
+            signal.setitimer(signal.ITIMER_REAL, 0.0)
         if in_main:
             signal.signal(signal.SIGALRM, before)
+
+
+def _share(start: Start) -> None:
+    """Gives the variables that functions share with a step's code the values it began with."""
+    if not start.shared:
+        return
+    inside = [const for const in start.region.code.co_consts if isinstance(const, CodeType)]
+    for function in start.names.values():
+        if isinstance(function, FunctionType) and function.__code__ in inside:
+            free = function.__code__.co_freevars
+            for name, cell in zip(free, function.__closure__ or (), strict=True):
+                if name in start.shared:
+                    cell.cell_contents = start.shared[name]
 
 
 @contextlib.contextmanager

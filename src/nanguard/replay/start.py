@@ -151,6 +151,7 @@ class Start:
         streams: The random streams.
         earlier: The random streams a little before, where the piece begins inside of a statement.
         objects: The attributes of the script's own objects.
+        shared: The variables that functions inside of its code share with it.
         before: The names that it will write, as far as they are there, by their identity.
         ambient: What is not said by names.
         versions: The tensors among the names, as (tensor, version, copy or None).
@@ -162,6 +163,8 @@ class Start:
         site: The place of the backward that ended it; None while it goes on.
         reported: Whether it was the start of a bad step that was told about.
         bad: Whether its loss is known to be bad.
+        later: The same from the first call of a model on, where no loader hands out the data;
+            None if nobody needs it.
     """
 
     region: Region
@@ -173,6 +176,7 @@ class Start:
     streams: dict[str, Any]
     earlier: dict[str, Any] | None
     objects: list[tuple[Any, dict[str, Any]]]
+    shared: dict[str, Any]
     before: dict[str, int]
     ambient: Ambient
     versions: list[tuple[Tensor, int, Tensor | None]]
@@ -184,6 +188,7 @@ class Start:
     site: Any = None
     reported: bool = False
     bad: bool = False
+    later: Start | None = None
 
     @property
     def inexact(self) -> bool:
@@ -230,7 +235,7 @@ class Starts:
         self._hook: Any = None
         self._hooked: dict[type, Callable[[], None]] = {}
         self._compiled = False
-        self._lines = _Lines(self._reached) if long else None
+        self._lines = _Lines(self._reached, self._called_first) if long else None
         self._earlier: dict[str, Any] | None = None
         self._objects: list[Any] = []
         self._earlier_objects: list[tuple[Any, dict[str, Any]]] = []
@@ -278,6 +283,8 @@ class Starts:
             self._given.append(_Given(batch, copies=self._moves))
         if self.current is not None and self.current.site is None:
             self.current.given.append(batch)
+            if self.current.later is not None:
+                self.current.later.given.append(batch)
         elif not self._long and self._regions:
             self._earlier, self._taken_by_batch = self.streams.capture(), True
 
@@ -332,6 +339,8 @@ class Starts:
             self.ended.remove(spare)  # of many passes for one step, the last ones are kept
         start.site = site
         start.losses += [loss.detach().clone() for loss in losses]
+        if start.later is not None:
+            start.later.site, start.later.losses = site, start.losses
         if any(t._version != version for t, version, kept in start.versions if kept is None):
             start.region.moves = True
 
@@ -500,6 +509,9 @@ class Starts:
         self._know_streams(owner)
         if self._lines is not None:
             self._lines.watch(region, piece)
+            if not self._since:
+                # Where the data comes from, nobody knows: perhaps it cannot be had a second time.
+                self._lines.watch_call(region, region.at(line))
         elif type(call.module) not in self._hooked:
             self._hooked[type(call.module)] = _hear_calls(type(call.module), self._called)
 
@@ -534,6 +546,15 @@ class Starts:
         """Takes a start: the first line of a region is about to run."""
         if not self.paused and self._is_our_thread():
             self._take(frame, region, piece)
+
+    def _called_first(self, frame: FrameType, region: Region, piece: Piece) -> None:
+        """Takes a second start, where a model is about to be called in a step that goes on."""
+        start = self.current
+        if self.paused or start is None or start.site is not None or start.later is not None:
+            return
+        if start.frame == id(frame) and start.region is region and self._is_our_thread():
+            now = self.streams.capture()
+            start.later = self._new(frame, frame.f_locals, region, piece, now, Ambient.now())
 
     def _begins_with_call(self, frame: FrameType | None) -> None:
         """Takes a start if this is the first call of a model in a region."""
@@ -604,6 +625,7 @@ class Starts:
             streams,
             self._earlier,
             self._objects_now() if self._long else self._earlier_objects,
+            {n: copied(local[n]) for n in frame.f_code.co_cellvars if n in local},
             {name: id(local[name]) for name in piece.stores if name in local},
             ambient,
             list(_versions(names, copies=region.moves)),
@@ -643,10 +665,15 @@ class _Lines:
             first line: the end of a ``with`` block does.
     """
 
-    def __init__(self, reached: Callable[[FrameType, Region, Piece], None]) -> None:
+    def __init__(
+        self,
+        reached: Callable[[FrameType, Region, Piece], None],
+        called: Callable[[FrameType, Region, Piece], None],
+    ) -> None:
         self.fresh = True
-        self._reached = reached
+        self._reached, self._called = reached, called
         self._watched: dict[tuple[CodeType, int], tuple[Region, Piece]] = {}
+        self._calls: dict[tuple[CodeType, int], tuple[Region, Piece]] = {}
         self._headers: set[tuple[CodeType, int]] = set()
         self._tool: int | None = None
 
@@ -668,6 +695,11 @@ class _Lines:
         # Lines that were switched off because nobody waited for them.
         monitoring.restart_events()
 
+    def watch_call(self, region: Region, piece: Piece) -> None:
+        """Waits for the first call of a model in a region, too."""
+        if (region.code, piece.first) not in self._watched:
+            self._calls[(region.code, piece.first)] = (region, piece)
+
     def close(self) -> None:
         """Stops waiting."""
         if self._tool is not None:
@@ -688,6 +720,10 @@ class _Lines:
             self.fresh = True
             if found is None:
                 return None
+        call = self._calls.get(key)
+        if call is not None:
+            self._called(sys._getframe(1), *call)
+            return None
         if found is None:
             return sys.monitoring.DISABLE  # type: ignore[attr-defined]
         if self.fresh or found[1].begins_once:
