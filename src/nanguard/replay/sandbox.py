@@ -15,6 +15,7 @@ import contextlib
 import errno
 import io
 import os
+import pathlib
 import queue
 import shutil
 import socket
@@ -286,6 +287,13 @@ class Outside:
         for name in ("rename", "replace"):
             self._replace(os, name, self._moved)
         self._replace(shutil, "rmtree", _ignored)
+        accessor = getattr(pathlib, "_normal_accessor", None)
+        if accessor is not None:  # Python 3.10, whose paths know these functions from the start
+            self._replace(accessor, "open", self.open)
+            for name in ("unlink", "rmdir", "mkdir"):
+                self._replace(accessor, name, _ignored)
+            for name in ("rename", "replace"):
+                self._replace(accessor, name, self._moved)
         self._replace(os, "system", self._program(os.system))
         self._replace(subprocess.Popen, "__init__", self._program(subprocess.Popen.__init__))
         self._replace(socket.socket, "connect", _refuse("connect to another machine"))
