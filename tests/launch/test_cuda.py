@@ -125,3 +125,49 @@ def test_a_bad_loss_counts_where_the_script_cleans_its_gradients(tmp_path):
 def test_data_made_on_the_device_is_made_again(tmp_path):
     done = run(tmp_path, sys.executable, SCRIPTS / "rates.py", "cuda")
     check_rates(done, tmp_path)
+
+
+GENERATED = """
+import torch
+from torch import nn
+
+def samples():
+    for number in range(12):
+        x = torch.rand(8, 4, device="cuda") + 0.1
+        if number == 6:
+            x[3] = 0
+        yield x
+
+class Shares(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(4, 1)
+
+    def forward(self, x):
+        return self.layer(x / x.sum(1, keepdim=True))
+
+torch.manual_seed(0)
+model = Shares().cuda()
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, fused=True)
+data = samples()
+for step in range(12):
+    x = next(data)
+    loss = model(x).square().mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+print("weights", model.layer.weight.sum().item())
+"""
+
+
+def test_data_that_can_be_had_only_once(tmp_path):
+    path = tmp_path / "train.py"
+    path.write_text(GENERATED)
+    done = run(tmp_path, sys.executable, path)
+    assert done.returncode == 0, done.stderr
+    assert "nan" not in done.stdout
+    (found,) = incidents(tmp_path)
+    assert (found["step"], found["replay"]["method"]) == (6, "in-place")
+    assert (found["origin"]["line"], found["samples"]) == (18, [3])
+    # The steps that the device has ignored behind it are made once more.
+    assert "not made either" not in done.stderr
