@@ -41,7 +41,7 @@ _ENDINGS = {
     FileKind.DATA: ".csv .tsv .jsonl .ndjson .parquet .npy .npz .arrow .feather .h5 .hdf5 .lmdb "
     ".tfrecord .mat",
     FileKind.CHECKPOINT: ".pt .pth .ckpt .bin .safetensors .distcp .pkl .pickle .onnx .gguf",
-    FileKind.LOG: ".log .tfevents",
+    FileKind.LOG: ".log .tfevents .wandb",
     FileKind.OTHER: ".md .rst .html .css .js .ts .sh .bat .c .cc .cpp .cu .cuh .h .hpp .java .rs "
     ".go .lua .rb .png .jpg .jpeg .gif .svg .webp .ico .bmp .tif .tiff .mp3 .mp4 .wav .flac .ogg "
     ".avi .mov .mkv .webm .pdf .gz .bz2 .xz .zip .tar .tgz .7z .zst .whl .egg .so .dll .dylib .a "

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from typing import IO, TYPE_CHECKING, Any
 
 from nanguard.errors import SourceError
+from nanguard.sources.checkpoint.inert import DamagedError
+from nanguard.sources.checkpoint.safetensors import refuse_gaps
 from nanguard.sources.data.dataset import NeedsCodeError
 
 if TYPE_CHECKING:
@@ -191,16 +193,20 @@ def _safetensors(path: Path) -> list[Array]:
     if header is None:
         raise _error(path, "the header cannot be read")
     start, size = 8 + length, path.stat().st_size
-    out = []
-    for name, entry in header.items():
-        if name != "__metadata__" and isinstance(entry, dict):
-            out.append(_tensor(path, name, entry, (start, size)))
+    tensors = {name: entry for name, entry in header.items() if name != "__metadata__"}
+    out = [_tensor(path, name, entry, (start, size)) for name, entry in tensors.items()]
+    try:
+        refuse_gaps([(*e["data_offsets"], name) for name, e in tensors.items()], size - start)
+    except DamagedError as error:
+        raise _error(path, str(error)) from error
     return out
 
 
 def _tensor(path: Path, name: str, entry: dict[str, Any], place: tuple[int, int]) -> Array:
     import numpy as np
 
+    if not isinstance(entry, dict):
+        raise _error(path, f"{name} is not described")
     written = _SAFETENSORS.get(str(entry.get("dtype")))
     shape: Any = entry.get("shape")
     offsets: Any = entry.get("data_offsets")
