@@ -11,10 +11,12 @@ from typing import TYPE_CHECKING
 from nanguard.engine.configs import NO_TRAINING, Configs
 from nanguard.engine.elsewhere import Elsewhere
 from nanguard.engine.files import check_bytes
+from nanguard.engine.limits import TooSlowError, cpu_limit
 from nanguard.engine.outcome import NotChecked, Omission, Outcome, failure, reason_of
 from nanguard.engine.pool import check_files
 from nanguard.engine.scans import Meter, Scans
 from nanguard.engine.selection import Selection
+from nanguard.engine.workers import Workers
 from nanguard.errors import SourceError
 from nanguard.rules.catalogue import broken
 from nanguard.sources.files import (
@@ -38,13 +40,14 @@ from nanguard.sources.kinds import (
     scanned_as,
 )
 from nanguard.sources.paths import STDIN, Found, Search
-from nanguard.sources.scanning import Scan
+from nanguard.sources.scanning import Scan, in_threads
 from nanguard.sources.text import Text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
 STDIN_NAME = "<stdin>"
+_SECONDS = 15.0  # of processor time that one file may cost before anybody reads it
 _NOTHING = "there is nothing in it that can be checked"
 
 
@@ -156,7 +159,10 @@ class Check:
             self._count(found.path)
             return
         try:
-            self._place(found, kind)
+            with cpu_limit(_SECONDS):
+                self._place(found, kind)
+        except TooSlowError:
+            self._leave_out(found.path, f"it took more than {_SECONDS:.0f} s to tell what it is")
         except SourceError as error:
             self._leave_out(found.path, reason_of(error))
         except Exception as error:  # noqa: BLE001 - the other files have to be checked
@@ -191,11 +197,14 @@ class Check:
         scan = replace(self.plan.scan, progress=meter)
         if mirror is not None:
             scan = replace(scan, bring=mirror.bring)
-        try:
-            for file in self.scans.check(self.plan.selection, scan):
-                self.outcome.add(file)
-        finally:
-            meter.stopped = True
+        with Workers() as workers:
+            if scan.spread is in_threads:
+                scan = replace(scan, spread=workers.spread)
+            try:
+                for file in self.scans.check(self.plan.selection, scan):
+                    self.outcome.add(file)
+            finally:
+                meter.stopped = True
 
     def _point(self) -> None:
         from nanguard.engine.pointed import requests_of

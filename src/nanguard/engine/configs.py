@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from nanguard.findings import Finding
     from nanguard.sources.text import Text
 
-_SECONDS = 30.0
+_SECONDS = 15.0
 _PART_LIMIT = 64 << 10  # characters; a file that is part of another one's settings is short
 _PARTS = 2_000
 NO_TRAINING = "it holds no settings of a training run"

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from nanguard.findings import Finding, Fix
     from nanguard.sources.notebook import Notebook
 
-_SECONDS = 30.0
+_SECONDS = 15.0
 
 
 def check_path(path: str, kind: FileKind, selection: Selection) -> FileOutcome:

@@ -186,9 +186,9 @@ class Outcome:
         return max((s.finding.severity for s in self.seen), key=lambda s: s.rank, default=None)
 
 
-def failure(error: Exception) -> str:
+def failure(error: BaseException) -> str:
     """Returns what is said about a file on which nanguard itself failed."""
-    said = f"{type(error).__name__}: {error}".splitlines()[0][:200]
+    said = f"{type(error).__name__}: {error}".split("\n", 1)[0][:200]
     return f"nanguard failed on it: {said}"
 
 

@@ -63,7 +63,8 @@ _IMPORT = re.compile(rb"^(?:import [\w.]+|from [\w.]+ import )", re.MULTILINE)
 _BLOCK = re.compile(rb"^(?:def|class) \w+.*:\s*(?:#.*)?$", re.MULTILINE)
 _KEY = re.compile(rb"^[ \t]*(?:- )?[\w.\"'/-]+[ \t]*(?::(?:\s|$)|=)", re.MULTILINE)
 _TABLE = re.compile(rb"^\[\[?[\w.\"' -]+\]\]?\s*$", re.MULTILINE)
-_STEP = re.compile(rb"(?:\bstep|\bepoch|\biter)\w*\W{0,3}\d+.*\bloss", re.IGNORECASE)
+_STEP = re.compile(rb"\b(?:step|epoch|iter)(?:\w*\d|\w*\W{1,3}\d)")
+_LOSS = re.compile(rb"\bloss")
 _DATA = re.compile(
     r"data|train_(?:dir|path|file)|"
     r"\.(?:jsonl?|ndjson|jsonlines|[ct]sv|parquet|pq|arrow|feather|np[yz]|safetensors)\b",
@@ -174,13 +175,21 @@ def _by_content(head: bytes, guess: FileKind | None) -> FileKind:
         return FileKind.PYTHON
     if head.startswith(b"#!"):
         return FileKind.OTHER
-    if len(_STEP.findall(head)) >= 3:
+    if sum(map(_is_step, head.lower().splitlines())) >= 3:
         return FileKind.LOG
     if _IMPORT.search(head) or _BLOCK.search(head):
         return FileKind.PYTHON
     lines = [line for line in head.splitlines() if line.strip() and line.lstrip()[:1] != b"#"]
     keys = len(_KEY.findall(head)) + len(_TABLE.findall(head))
     return FileKind.CONFIG if lines and keys * 2 >= len(lines) else FileKind.OTHER
+
+
+def _is_step(line: bytes) -> bool:
+    """Returns whether a line, in lower case, names a numbered step and then a loss."""
+    at = -1
+    for found in _LOSS.finditer(line):
+        at = found.start()
+    return at >= 0 and _STEP.search(line, 0, at) is not None
 
 
 def _json(start: bytes, guess: FileKind | None) -> FileKind:

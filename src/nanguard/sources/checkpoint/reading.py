@@ -20,6 +20,7 @@ from nanguard.sources.checkpoint.units import Unit, files_in, is_one_source, uni
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
+    from nanguard.errors import SourceError
     from nanguard.sources.scanning import Scan
 
 __all__ = ["open_sources", "read_part", "recognises", "recognises_folder", "watch"]
@@ -98,12 +99,16 @@ def read_units(units: Sequence[Unit], scan: Scan, numbers: bool) -> list[Checkpo
     """
     plans = [_plan(unit, scan) for unit in units]
     jobs = [replace(job, numbers=numbers) for plan, _ in plans for job in plan]
-    parts = scan.each(read_job, jobs)
+    parts = scan.each(read_job, jobs, files=lambda job: [job.path], lost=_lost)
     found = []
     for unit, (plan, known) in zip(units, plans, strict=True):
         read = [next(parts) for _ in plan]
         found.append(_checkpoint(unit, [*read, *known], numbers))
     return found
+
+
+def _lost(job: Job, error: SourceError) -> Part:
+    return Part(str(job.path), not_checked=error.what)
 
 
 def _plan(unit: Unit, scan: Scan) -> tuple[list[Job], list[Part]]:
