@@ -122,12 +122,13 @@ class Check:
     def refused(self) -> list[NotChecked]:
         """Returns what was named and could not be read; everything, if nothing could be."""
         missed = self.outcome.not_checked
+        checked = {_plain(path) for path in self.outcome.checked}
         if not self.outcome.checked and all(e.omission is not Omission.UNRELATED for e in missed):
             return missed or [NotChecked(path, _NOTHING) for path in sorted(self.named)]
         return [
             entry
             for entry in missed
-            if entry.omission is Omission.UNREADABLE and _plain(entry.path) in self.named
+            if entry.omission is Omission.UNREADABLE and _plain(entry.path) in self.named - checked
         ]
 
     def _find(self, paths: Sequence[str]) -> None:
@@ -244,9 +245,7 @@ class Check:
         except SourceError as error:
             self._leave_out(STDIN_NAME, reason_of(error))
 
-    def _leave_out(
-        self, path: str, reason: str, omission: Omission = Omission.UNREADABLE
-    ) -> None:
+    def _leave_out(self, path: str, reason: str, omission: Omission = Omission.UNREADABLE) -> None:
         self.outcome.not_checked.append(NotChecked(path, reason, omission))
 
     def _count(self, path: str) -> None:

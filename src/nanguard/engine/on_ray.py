@@ -28,7 +28,7 @@ def on_ray(
     items: Iterable[Item],
     scan: Scan,
     *,
-    files: Callable[[Item], Sequence[Path]] | None = None,  # noqa: ARG001 - Ray has its own limits
+    files: Callable[[Item], Sequence[Path]] | None = None,
     lost: Callable[[Item, SourceError], Result] | None = None,
 ) -> Iterator[Result]:
     """Yields what comes of each item, in their order, from tasks of a Ray cluster.

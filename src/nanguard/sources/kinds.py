@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 HEAD = 8192
 SCAN_HEAD = 64 << 10
+# What the list of the files of a checkpoint is called.
+INDEX = (".safetensors.index.json", ".bin.index.json")
 
 
 class FileKind(str, Enum):
@@ -83,6 +85,8 @@ def by_name(name: str) -> FileKind | None:
     path = PurePath(name)
     if ".tfevents." in path.name or path.name == "trainer_state.json":
         return FileKind.LOG
+    if path.name.endswith(INDEX):
+        return FileKind.CHECKPOINT
     kind = _BY_ENDING.get(path.suffix.lower())
     if kind is FileKind.OTHER:  # packed, or by an old habit: model.pth.tar
         inner = _BY_ENDING.get(PurePath(path.stem).suffix.lower())

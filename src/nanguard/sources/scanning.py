@@ -2,8 +2,9 @@
 
 A reader spreads its files with ``scan.each(read_one, paths)``, where ``read_one(path, scan)`` is a
 function of a module and returns something small that can be pickled: the same work is then done by
-threads here, by other processes or by other machines. Bytes are read from ``with scan.at_hand(path) as local``, which
-brings a file here first where it lies elsewhere; what is said about it names ``path``.
+threads here, by other processes or by other machines. Bytes are read from
+``with scan.at_hand(path) as local``, which brings a file here first where it lies elsewhere; what is
+said about it names ``path``.
 """
 
 from __future__ import annotations
@@ -73,8 +74,8 @@ def in_threads(
     items: Iterable[Item],
     scan: Scan,
     *,
-    files: Callable[[Item], Sequence[Path]] | None = None,  # noqa: ARG001 - no limits here
-    lost: Callable[[Item, SourceError], Result] | None = None,  # noqa: ARG001
+    files: Callable[[Item], Sequence[Path]] | None = None,
+    lost: Callable[[Item, SourceError], Result] | None = None,
 ) -> Iterator[Result]:
     """Yields what comes of each item, in their order; a few threads are ahead of the reader.
 

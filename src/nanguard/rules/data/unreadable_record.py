@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 class UnreadableRecord(DataRule):
     """A line that is no JSON, a row with cells too few or too many, a text among numbers.
 
-    Marks of an unfinished merge, a header in the middle of a table, and a line that was cut off when
-    a disk was full are told by the same rule. It is an error where the whole file is damaged: a
-    quote that is never closed, a list that breaks off, a column that cannot be decoded.
+    Marks of an unfinished merge, a header in the middle of a table, and a line that was cut off
+    when a disk was full are told by the same rule. It is an error where the whole file is damaged:
+    a quote that is never closed, a list that breaks off, a column that cannot be decoded.
 
     Why it breaks a run: a loader stops hours into the epoch; or it passes over the line in silence,
     and the number of steps, the order of records and the labels beside them no longer fit.
@@ -46,9 +46,7 @@ class UnreadableRecord(DataRule):
         """Yields one finding for each file."""
         for file in source.files:
             if file.broken is not None:
-                yield self.finding(
-                    file.broken, path=file.path, line=None, severity=Severity.ERROR
-                )
+                yield self.finding(file.broken, path=file.path, line=None, severity=Severity.ERROR)
                 continue
             bad = file.ledger.unreadable
             if not bad.count or (_is_another_layout(file) and not file.ledger.damaged):

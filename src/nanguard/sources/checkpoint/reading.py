@@ -14,8 +14,9 @@ from nanguard.sources.checkpoint.distributed import ENDING, METADATA, jobs_of
 from nanguard.sources.checkpoint.inert import DamagedError
 from nanguard.sources.checkpoint.names import shard_of
 from nanguard.sources.checkpoint.part import Job, Part, read_job, read_part
-from nanguard.sources.checkpoint.recognition import INDEX, recognises
+from nanguard.sources.checkpoint.recognition import recognises
 from nanguard.sources.checkpoint.units import Unit, files_in, is_one_source, units_of
+from nanguard.sources.kinds import INDEX
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from typing import Any
 
 from nanguard.sources.checkpoint.blob import Blob, read
@@ -13,6 +14,7 @@ from nanguard.sources.checkpoint.stored import MAX_DIMENSIONS, Region, Storage, 
 from nanguard.sources.checkpoint.tree import Tree
 
 MAX_HEADER = 1 << 25
+_DTYPE = re.compile(r"[BCFIU][A-Z0-9_]{1,20}")
 
 
 def read_safetensors(blob: Blob) -> Tree:
@@ -60,6 +62,11 @@ def refuse_gaps(places: list[tuple[int, int, str]], room: int) -> None:
         raise DamagedError(f"the last {room - at:,} bytes belong to no tensor")
 
 
+def is_dtype(written: object) -> bool:
+    """Returns whether a word may name a type of numbers, also one that is newer than this."""
+    return isinstance(written, str) and _DTYPE.fullmatch(written) is not None
+
+
 def _header(blob: Blob) -> tuple[int, dict[str, Any]]:
     size = int.from_bytes(read(blob, 0, 8), "little")
     if blob.size < 8 or size > blob.size - 8:
@@ -89,6 +96,8 @@ def _tensor(
         raise DamagedError(
             f"{name[:100]} ends at byte {end:,} of the numbers, of which the file has {room:,}"
         )
+    if not is_dtype(about.get("dtype")):
+        raise DamagedError(f"{name[:100]} has no type")
     dtype = DTYPES.get(SAFETENSORS.get(str(about.get("dtype")), ""))
     if dtype is None:
         return None, begin, end
