@@ -24,6 +24,7 @@ _BAR = re.compile(r"([▏▎▍▌▋▊▉█#━╸╺ ]{4,}|(?<=\[)[=>.]{4,}(
 _SPECIAL = re.compile(r"([\\.^$*+?{}\[\]|()])")
 # What stands beside an open part never matches it too, so that no line takes long to refuse. The
 # sign of a number stands first, that of its exponent behind the e: "1e5-1e5-1e5" has one reading.
+_GOES_ON = frozenset("eE.")
 _ANY_WHOLE = "[0-9.]+"
 _ANY_NUMBER = "[-+]?[0-9.]+(?:[eE][-+]?[0-9]+)?"
 _ANY_BAR = "[▏▎▍▌▋▊▉█#━╸╺ ]+"
@@ -65,6 +66,9 @@ def shape_of(text: str, line: Line) -> Shape | None:
     out: list[str] = []
     at = 0
     for start, end in _spans(text, wanted):
+        # "7e-7e-7" can be read as numbers in many ways.
+        if text[end : end + 1] in _GOES_ON:
+            return None
         out.append(_fixed(text[at:start]))
         value = wanted.get(start)
         if value is None:
