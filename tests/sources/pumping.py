@@ -108,7 +108,7 @@ def _sample(tree: Any, repeated: list[tuple[str, str]], text: str) -> str:
         elif name in ("SUBPATTERN", "ATOMIC_GROUP"):
             text = _sample(value[-1] if name == "SUBPATTERN" else value, repeated, text)
         elif name == "BRANCH":
-            text = [_sample(part, repeated, text) for part in value[1]][0]
+            text, *_ = [_sample(part, repeated, text) for part in value[1]]
         elif name in ("LITERAL", "NOT_LITERAL", "IN", "ANY"):
             text += _letter(name, value)
     return text
@@ -168,13 +168,13 @@ def main(size: int, seconds: int) -> None:
         ran = used.get(full if bare.startswith("_") else bare) or HANDED_ON.get(full)
         for text in texts(pattern, min(size, SHORT.get(full, size))):
             for way in sorted(ran or {"search", "fullmatch"}):
-                print(name, way, ascii(text[:40]), flush=True)  # noqa: T201
+                print(name, way, ascii(text[:40]), flush=True)
                 spent = sum(resource.getrusage(resource.RUSAGE_SELF)[:2])
                 resource.setrlimit(
                     resource.RLIMIT_CPU, (int(spent) + seconds, resource.RLIM_INFINITY)
                 )
                 use(pattern, way, text)
-    print("all are linear", flush=True)  # noqa: T201
+    print("all are linear", flush=True)
 
 
 if __name__ == "__main__":

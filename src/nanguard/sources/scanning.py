@@ -3,8 +3,8 @@
 A reader spreads its files with ``scan.each(read_one, paths)``, where ``read_one(path, scan)`` is a
 function of a module and returns something small that can be pickled: the same work is then done by
 threads here, by other processes or by other machines. Bytes are read from
-``with scan.at_hand(path) as local``, which brings a file here first where it lies elsewhere; what is
-said about it names ``path``.
+``with scan.at_hand(path) as local``, which brings a file here first where it lies elsewhere; what
+is said about it names ``path``.
 """
 
 from __future__ import annotations
