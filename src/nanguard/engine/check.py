@@ -16,7 +16,6 @@ from nanguard.engine.outcome import NotChecked, Omission, Outcome, failure, reas
 from nanguard.engine.pool import check_files
 from nanguard.engine.scans import Meter, Scans
 from nanguard.engine.selection import Selection
-from nanguard.engine.workers import Workers
 from nanguard.errors import SourceError
 from nanguard.rules.catalogue import broken
 from nanguard.sources.files import (
@@ -193,6 +192,8 @@ class Check:
             self._point()
         if not self.scans.files and not self.scans.requests:
             return
+        from nanguard.engine.workers import Workers
+
         meter = Meter(self.scans.size(), self.plan.scanned)
         mirror = self._elsewhere.mirror
         scan = replace(self.plan.scan, progress=meter)

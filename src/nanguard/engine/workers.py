@@ -35,7 +35,7 @@ Result = TypeVar("Result")
 # What any file may cost; then what it may cost for each of its bytes.
 SECONDS, SECONDS_PER_BYTE = 15.0, 1e-5
 MEMORY, MEMORY_PER_BYTE = 768 << 20, 24
-_MUCH = 512 << 20  # a process that has ever held so much is not used again
+_MUCH = 512 << 20  # a process that still holds so much more than at its start is not used again
 _TELL = 1 << 20  # bytes between two words of progress
 _AHEAD = 4  # results that may wait to be asked for, for each process
 _LENGTH = struct.Struct("<Q")
@@ -165,15 +165,15 @@ class Workers:
         lost: Callable[[Item, SourceError], Result] | None,
     ) -> Result:
         """Returns what a process made of an item, and keeps the process if it can be used again."""
-        if answer is not None and answer[0] == "made":
+        if answer is not None:
             if answer[2]:
                 self._idle.append(worker)
             else:
                 worker.end()
-            return answer[1]  # type: ignore[no-any-return]
+            if answer[0] == "made":
+                return answer[1]  # type: ignore[no-any-return]
         seconds, memory = _limits(files(item) if files else ())
         if answer is not None:
-            self._idle.append(worker)
             what = answer[1] or f"it needs more than {memory >> 20} MB of memory"
         else:
             what = _last_words(worker.end(), seconds)
@@ -248,7 +248,7 @@ def _serve_and_end(jobs: int, answers: int, threads: int) -> None:
         first, last = sorted((jobs, answers))
         os.closerange(3, first)
         os.closerange(first + 1, last)
-        os.closerange(last + 1, _MOST_FILES)
+        os.closerange(last + 1, min(_MOST_FILES, os.sysconf("SC_OPEN_MAX")))
         os.environ.update(_few_threads(dict(os.environ), threads))
         serve(jobs, answers)
     finally:
@@ -271,11 +271,13 @@ def serve(jobs: int, answers: int) -> None:
     nowhere = os.open(os.devnull, os.O_RDWR)
     for stream in (0, 1, 2):
         os.dup2(nowhere, stream)
+    first = _held("VmRSS")
     try:
         while (job := _receive(jobs)) is not None:
             work, item, scan, (seconds, memory) = job
             _limit(resource, seconds, memory)
-            _send(answers, _made(work, item, scan, answers))
+            kind, *answer = _made(work, item, scan, answers)
+            _send(answers, (kind, *answer, _held("VmRSS") - first < _MUCH))
     except BrokenPipeError:
         return
 
@@ -287,11 +289,16 @@ def _limit(resource: Any, seconds: float, memory: int) -> None:
     allowed = int(spent + seconds) + 1
     if most == resource.RLIM_INFINITY or allowed <= most:
         resource.setrlimit(resource.RLIMIT_CPU, (allowed, most))
-    with open("/proc/self/status", encoding="ascii", errors="replace") as file:  # noqa: PTH123
-        held = next((int(line.split()[1]) << 10 for line in file if line.startswith("VmData")), 0)
+    allowed = _held("VmData") + memory
     most = resource.getrlimit(resource.RLIMIT_DATA)[1]
-    if most == resource.RLIM_INFINITY or held + memory <= most:
-        resource.setrlimit(resource.RLIMIT_DATA, (held + memory, most))
+    if most == resource.RLIM_INFINITY or allowed <= most:
+        resource.setrlimit(resource.RLIMIT_DATA, (allowed, most))
+
+
+def _held(what: str) -> int:
+    """Returns how many bytes of memory of some kind this process holds."""
+    with open("/proc/self/status", encoding="ascii", errors="replace") as file:  # noqa: PTH123
+        return next((int(line.split()[1]) << 10 for line in file if line.startswith(what)), 0)
 
 
 def _made(work: Any, item: Any, scan: Scan, answers: int) -> tuple[Any, ...]:
@@ -310,8 +317,7 @@ def _made(work: Any, item: Any, scan: Scan, answers: int) -> tuple[Any, ...]:
     try:
         made = work(item, replace(scan, progress=teller, bring=bring))
         teller.flush()
-        used = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
-        answer = ("made", made, used < _MUCH)
+        answer = ("made", made)
         pickle.dumps(answer)
     except MemoryError:
         return "failed", ""

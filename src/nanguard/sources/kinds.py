@@ -62,7 +62,7 @@ _MAGIC = (
 _UTF16 = (b"\xff\xfe", b"\xfe\xff")
 _SHEBANG = re.compile(rb"#!.*\bpython[\d.]*\b")
 _IMPORT = re.compile(rb"^(?:import [\w.]+|from [\w.]+ import )", re.MULTILINE)
-_BLOCK = re.compile(rb"^(?:def|class) \w+.*:\s*(?:#.*)?$", re.MULTILINE)
+_BLOCK = re.compile(rb"^(?:def|class) \w.*:\s*(?:#.*)?$", re.MULTILINE)
 _KEY = re.compile(rb"^[ \t]*(?:- )?[\w.\"'/-]+[ \t]*(?::(?:\s|$)|=)", re.MULTILINE)
 _TABLE = re.compile(rb"^\[\[?[\w.\"' -]+\]\]?\s*$", re.MULTILINE)
 _STEP = re.compile(rb"\b(?:step|epoch|iter)(?:\w*\d|\w*\W{1,3}\d)")

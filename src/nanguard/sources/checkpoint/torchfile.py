@@ -160,6 +160,10 @@ def _archive(blob: Blob, nesting: _Nesting) -> TorchFile:
     if not pickles:
         raise DamagedError("the archive has no data.pkl, which says what is in it")
     root = min(pickles, key=len).removesuffix("data.pkl")
+    if not {f"{root}version", f"{root}.data/version"} & entries.keys():
+        raise DamagedError("the archive has no version, which torch asks for first")
+    for entry in entries.values():  # torch refuses an archive of which one file is not there
+        data_offset(blob, entry)
     script = any(name.startswith(f"{root}code/") for name in entries)
     pickle = _part(blob, entries[f"{root}data.pkl"])
     sources = _Archived(blob, pickle, entries, f"{root}data/", nesting)

@@ -17,6 +17,7 @@ _TAIL = 22 + 65535
 _END, _END64, _LOCATOR, _ENTRY, _LOCAL = b"PK\5\6", b"PK\6\6", b"PK\6\7", b"PK\1\2", b"PK\3\4"
 _FULL32 = 0xFFFFFFFF
 _ENCRYPTED = 1
+_METHODS = (0, 8)  # as it is, and deflated
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +73,8 @@ def data_offset(blob: Blob, entry: Entry) -> int:
     head = read(blob, entry.header, 30) if entry.header >= 0 else b""
     if len(head) < 30 or not head.startswith(_LOCAL):
         raise DamagedError(f"there is no file at byte {entry.header:,} of the archive")
+    if struct.unpack_from("<H", head, 6)[0] & _ENCRYPTED or entry.method not in _METHODS:
+        raise DamagedError(f"the file at byte {entry.header:,} is packed in a way nobody writes")
     name, extra = struct.unpack_from("<HH", head, 26)
     offset: int = entry.header + 30 + int(name) + int(extra)
     if offset + entry.packed > blob.size:
