@@ -5,6 +5,19 @@
 
 from __future__ import annotations
 
+import os
+import sys
+
+# ``python -m`` puts the current folder before everything else. A ``token.py`` or ``yaml.py`` in a
+# folder that is to be checked would be imported, and run, by the first import that follows.
+if (
+    sys.argv[:1] == ["-m"]
+    and {"nanguard", "-mnanguard"} & set(sys.orig_argv)
+    and not (sys.flags.isolated or getattr(sys.flags, "safe_path", False))
+    and sys.path[:1] == [os.getcwd()]  # noqa: PTH109 - pathlib is one of those imports
+):
+    del sys.path[0]
+
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 

@@ -110,10 +110,19 @@ def check(
 
 
 def told(*words: object, cwd: Path, plugin: Path | None = None, **more: Any) -> dict[str, Any]:
-    """Returns the JSON report."""
+    """Returns the JSON report of a check that could do its work."""
     done = check("--format", "json", *words, cwd=cwd, plugin=plugin, **more)
     assert done.returncode in (0, 1), done.stderr
     return json.loads(done.stdout)
+
+
+def unable(*words: object, cwd: Path, plugin: Path | None = None, **more: Any) -> dict[str, Any]:
+    """Returns the JSON report of a check that could not do its work."""
+    done = check("--format", "json", *words, cwd=cwd, plugin=plugin, **more)
+    assert done.returncode == 2
+    report: dict[str, Any] = json.loads(done.stdout)
+    assert done.stderr.count("not checked: ") >= 1
+    return report
 
 
 def names(report: dict[str, Any]) -> list[tuple[str, int | None]]:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.engine.plugin import check, install, names, reasons, told
+from tests.engine.plugin import check, install, names, reasons, told, unable
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -112,7 +112,7 @@ def test_what_is_broken_is_not_checked_and_says_why(tmp_path: Path):
     (tmp_path / "model.onnx").write_bytes(b"\x08\x07\x12\x07pytorch" + bytes(100))
     (tmp_path / "data.h5").write_bytes(b"\x89HDF" + bytes(100))
     (tmp_path / "blob").write_bytes(bytes(range(256)))
-    report = told(".", cwd=tmp_path)
+    report = unable(".", cwd=tmp_path)
     assert report["checked"] == []
     assert report["findings"] == []
     why = reasons(report)
@@ -149,7 +149,7 @@ def test_nothing_that_exists_is_exit_code_2(tmp_path: Path):
     assert done.returncode == 2
     assert done.stderr.startswith("nanguard: there is no such file: nope.py.")
     (tmp_path / "a.py").write_text(CLEAN)
-    report = told("a.py", "nope.py", "no/*.py", cwd=tmp_path)
+    report = unable("a.py", "nope.py", "no/*.py", cwd=tmp_path)
     assert report["checked"] == ["a.py"]
     assert reasons(report) == {
         "nope.py": "there is no such file",
@@ -164,7 +164,7 @@ def test_standard_input_is_told_apart_by_content(tmp_path: Path, plugin: Path):
     cell = {"cell_type": "code", "source": ["BAD\n"]}
     notebook = json.dumps({"nbformat": 4, "cells": [cell]})
     assert names(told("-", cwd=tmp_path, plugin=plugin, stdin=notebook)) == [("bad-word", 1)]
-    assert "neither Python" in reasons(told("-", cwd=tmp_path, stdin="Dear all,\n"))["<stdin>"]
+    assert "neither Python" in reasons(unable("-", cwd=tmp_path, stdin="Dear all,\n"))["<stdin>"]
 
 
 def test_many_files_in_processes_give_the_same_report(tmp_path: Path, plugin: Path):
@@ -284,7 +284,7 @@ def test_a_file_without_an_ending_that_is_nothing_is_only_counted(tmp_path: Path
             "reason": "2 files are of kinds without rules (.md 1, no ending 1)",
         }
     ]
-    assert "not YAML" in reasons(told("notes", cwd=tmp_path))["notes"]
+    assert "not YAML" in reasons(unable("notes", cwd=tmp_path))["notes"]
 
 
 def test_quiet_tells_of_a_named_file_that_was_not_checked(tmp_path: Path, plugin: Path):

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from nanguard.errors import SourceError
-from tests.engine.plugin import check, reasons, told
+from tests.engine.plugin import check, reasons, told, unable
 from tests.engine.test_ray import needs_ray
 from tests.engine.test_scans import project, records, safetensors, shown
 
@@ -164,7 +164,7 @@ def test_what_cannot_be_reached_is_said(tmp_path: Path):
     assert done.returncode == 2
     assert "nosuchservice://x/y" in done.stderr
     (tmp_path / "a.py").write_text("x = 1\n")
-    report = told("a.py", "nosuchservice://x/y", cwd=tmp_path)
+    report = unable("a.py", "nosuchservice://x/y", cwd=tmp_path)
     assert report["checked"] == ["a.py"]
     assert "it cannot be reached" in reasons(report)["y"]
 

@@ -246,12 +246,15 @@ def test_nothing_heavy_is_imported_for_code_and_configurations(tmp_path: Path):
 
 
 def is_reading(pid: int, name: str) -> bool:
-    """Returns whether a process has a file open, or in its memory."""
+    """Returns whether a process, or one that it started, has a file open, or in its memory."""
     try:
         opened = [str(link.readlink()) for link in Path(f"/proc/{pid}/fd").iterdir()]
-        return name in " ".join(opened) or name in Path(f"/proc/{pid}/maps").read_text()
+        if name in " ".join(opened) or name in Path(f"/proc/{pid}/maps").read_text():
+            return True
+        below = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
     except OSError:  # the process, or one of its files, has just gone
         return False
+    return any(is_reading(int(child), name) for child in below)
 
 
 def test_ctrl_c_ends_a_scan_at_once(tmp_path: Path):

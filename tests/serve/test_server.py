@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -214,11 +216,52 @@ def test_token_is_needed_beyond_this_machine(served, tmp_path):
     assert ask(one, f"/?token={token}", Host="evil.example")[0] == 421
 
 
-def test_own_token(served, tmp_path):
+def test_own_token_is_needed_and_not_printed(served, tmp_path):
     one = served(tmp_path, "--token", "abcdefgh")
-    assert one.address.endswith("?token=abcdefgh")
+    assert one.address == f"http://127.0.0.1:{one.port}/"
     assert ask(one, "/")[0] == 401
     assert ask(one, "/?token=abcdefgh")[0] == 200
+    one.process.send_signal(signal.SIGINT)
+    assert "abcdefgh" not in one.process.stdout.read()
+
+
+def test_requests_that_are_never_whole_are_closed(site):
+    half = b"GET / HTTP/1.1\r\nHost: localhost\r\nX-Slow: "
+    with (
+        socket.create_connection(("127.0.0.1", site.port), timeout=100) as nothing,
+        socket.create_connection(("127.0.0.1", site.port), timeout=100) as first,
+        socket.create_connection(("127.0.0.1", site.port), timeout=100) as second,
+        socket.create_connection(("127.0.0.1", site.port), timeout=100) as stream,
+    ):
+        stream.sendall(b"GET /events HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        assert b"200" in stream.recv(100)
+        first.sendall(half)
+        second.sendall(b"GET /assets/page.css HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        assert second.recv(100).startswith(b"HTTP/1.1 200")
+        second.sendall(half)
+        for connection in (nothing, first, second):
+            while connection.recv(1 << 16):  # until it is closed, or the test fails by its timeout
+                pass
+        # What was asked for in full is answered for as long as it takes.
+        stream.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            while stream.recv(1 << 16):
+                pass
+    assert ask(site, "/")[0] == 200
+
+
+def test_endless_headers_are_refused(site):
+    code, _, _ = ask(site, "/", **{"X-Long": "x" * 15_000})
+    assert code == 200
+    code, _, _ = ask(site, "/", **{"X-Long": "x" * 20_000})
+    assert code == 431
+    with socket.create_connection(("127.0.0.1", site.port), timeout=100) as endless:
+        endless.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\nX-Long: ")
+        with contextlib.suppress(ConnectionError):  # closed while the rest was on its way
+            endless.sendall(b"x" * 2_000_000)
+            assert endless.recv(100).startswith(b"HTTP/1.1 400")
+            while endless.recv(1 << 16):
+                pass
 
 
 def test_empty_folder_and_a_run_that_comes_and_goes(served, tmp_path):

@@ -25,6 +25,9 @@ if TYPE_CHECKING:
     from nanguard.engine.outcome import Outcome
 
 
+UNABLE = 2
+
+
 @dataclass(frozen=True, slots=True)
 class Asked:
     """What the command line says.
@@ -107,19 +110,17 @@ def run_check(asked: Asked) -> int:
 
         told, code = answered(asked, check, asked.fail_on or project.fail_on)
         print_report(asked, told)
-        return code
+        return _refused(asked, check) or code
     if asked.fix or asked.diff:
         from nanguard.engine.fixing import Fixing
 
         Fixing(check, unsafe=asked.unsafe, write=not asked.diff, baseline=baseline).run()
     if asked.write_baseline is not None:
-        return _write_baseline(asked.write_baseline, outcome)
+        return _write_baseline(asked.write_baseline, outcome) or _refused(asked, check)
     if baseline is not None:
         _compare(outcome, baseline, check)
     print_report(asked, rendered(asked, outcome))
-    if asked.quiet:
-        _tell_what_was_named(asked.paths, outcome)
-    return exit_code(outcome, asked.fail_on or project.fail_on)
+    return _refused(asked, check) or exit_code(outcome, asked.fail_on or project.fail_on)
 
 
 def _refuse_what_does_nothing(asked: Asked) -> None:
@@ -138,14 +139,19 @@ def _refuse_what_does_nothing(asked: Asked) -> None:
         )
 
 
-def _tell_what_was_named(paths: tuple[str, ...], outcome: Outcome) -> None:
-    """Says on standard error which of the named files were not looked at."""
+def _refused(asked: Asked, check: Check) -> int:
+    """Says on standard error what could not be read though it was named; returns 2 if anything."""
     from nanguard.report.fields import literal
 
-    for entry in outcome.not_checked:
-        if entry.path in paths:
-            told = f"{literal(entry.path)} not checked: {literal(entry.reason)}"
-            sys.stderr.write(f"nanguard: {told}\n")
+    refused = check.refused()
+    told = [entry for entry in check.outcome.not_checked if entry.path in asked.paths]
+    # The report for people has said it; every other one may be read by nobody.
+    shown = asked.form == "text" and not asked.quiet and asked.output is None
+    for entry in dict.fromkeys((*refused, *(told if asked.quiet else ()))):
+        if not shown or entry not in check.outcome.not_checked:
+            reason = f"{literal(entry.path)} not checked: {literal(entry.reason)}"
+            sys.stderr.write(f"nanguard: {reason}\n")
+    return UNABLE if refused else 0
 
 
 def _watched(asked: Asked) -> int:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nanguard import __version__
-from nanguard.engine.outcome import FileOutcome, NotChecked, Seen
+from nanguard.engine.outcome import FileOutcome, NotChecked, Omission, Seen
 from nanguard.engine.writing import own_folder, write_atomically
 from nanguard.findings import Finding, Fix, Severity
 from nanguard.rules.catalogue import plugins
@@ -23,7 +23,7 @@ from nanguard.sources.python.requirements import torch_floor
 if TYPE_CHECKING:
     from nanguard.engine.selection import Selection
 
-_SCHEMA = "nanguard.cache/1"
+_SCHEMA = "nanguard.cache/2"
 _LARGEST = 64 << 20
 _ENTRIES = 50_000
 _PLAIN = tuple(f.name for f in fields(Finding) if f.name not in ("path", "severity", "fixes"))
@@ -123,7 +123,7 @@ def _to_json(outcome: FileOutcome) -> dict[str, Any]:
     return {
         "checked": outcome.checked,
         "suppressed": outcome.suppressed,
-        "not_checked": [entry.reason for entry in outcome.not_checked],
+        "not_checked": [[e.reason, e.omission.value] for e in outcome.not_checked],
         "seen": [
             {
                 **{name: getattr(seen.finding, name) for name in _PLAIN},
@@ -142,7 +142,10 @@ def _from_json(entry: dict[str, Any], path: str) -> FileOutcome:
         path,
         seen=[_seen(one, path) for one in entry["seen"]],
         checked=bool(entry["checked"]),
-        not_checked=[NotChecked(path, str(reason)) for reason in entry["not_checked"]],
+        not_checked=[
+            NotChecked(path, str(reason), Omission(omission))
+            for reason, omission in entry["not_checked"]
+        ],
         suppressed=int(entry["suppressed"]),
     )
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import time
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nanguard.engine.configs import NO_TRAINING, Configs
 from nanguard.engine.elsewhere import Elsewhere
 from nanguard.engine.files import check_bytes
-from nanguard.engine.outcome import NotChecked, Outcome, failure, reason_of
+from nanguard.engine.limits import TooSlowError, cpu_limit
+from nanguard.engine.outcome import NotChecked, Omission, Outcome, failure, reason_of
 from nanguard.engine.pool import check_files
 from nanguard.engine.scans import Meter, Scans
 from nanguard.engine.selection import Selection
@@ -37,14 +39,15 @@ from nanguard.sources.kinds import (
     scanned_as,
 )
 from nanguard.sources.paths import STDIN, Found, Search
-from nanguard.sources.scanning import Scan
+from nanguard.sources.scanning import Scan, in_threads
 from nanguard.sources.text import Text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-    from pathlib import Path
 
 STDIN_NAME = "<stdin>"
+_SECONDS = 15.0  # of processor time that one file may cost before anybody reads it
+_NOTHING = "there is nothing in it that can be checked"
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +86,7 @@ class Check:
         configs: The configurations.
         scans: Data, checkpoints and logs.
         existing: How many of the named paths there are.
+        named: The files and folders that were named, one by one or by a pattern.
     """
 
     plan: Plan
@@ -91,6 +95,7 @@ class Check:
     configs: Configs = field(default_factory=Configs)
     scans: Scans = field(default_factory=Scans)
     existing: int = 0
+    named: set[str] = field(default_factory=set)
     _others: dict[str, int] = field(default_factory=dict)
     _elsewhere: Elsewhere = field(default_factory=Elsewhere)
 
@@ -98,7 +103,9 @@ class Check:
         """Returns what came of everything that was named."""
         began = time.monotonic()
         with Elsewhere() as self._elsewhere:
-            self._find(self._elsewhere.here(paths))
+            here = self._elsewhere.here(paths)
+            self.named = {_plain(path) for path in (*paths, *here)}
+            self._find(here)
             for file in check_files(self.code, self.plan):
                 self.outcome.add(file)
             for file in self.configs.check(self.plan.selection):
@@ -110,6 +117,18 @@ class Check:
             self._elsewhere.rename(self.outcome)
         self.outcome.seconds = time.monotonic() - began
         return self.outcome
+
+    def refused(self) -> list[NotChecked]:
+        """Returns what was named and could not be read; everything, if nothing could be."""
+        missed = self.outcome.not_checked
+        checked = {_plain(path) for path in self.outcome.checked}
+        if not self.outcome.checked and all(e.omission is not Omission.UNRELATED for e in missed):
+            return missed or [NotChecked(path, _NOTHING) for path in sorted(self.named)]
+        return [
+            entry
+            for entry in missed
+            if entry.omission is Omission.UNREADABLE and _plain(entry.path) in self.named - checked
+        ]
 
     def _find(self, paths: Sequence[str]) -> None:
         """Sorts every file that is meant."""
@@ -123,11 +142,16 @@ class Check:
         self.existing = search.existing
         mirror = self._elsewhere.mirror
         for missed in [*search.missed, *(mirror.missed if mirror else ())]:
-            self._leave_out(missed.path, missed.reason)
+            spared = getattr(missed, "spared", False)
+            omission = Omission.UNRELATED if spared else Omission.UNREADABLE
+            self._leave_out(missed.path, missed.reason, omission)
 
     def _sort(self, found: Found) -> None:
         """Puts a file where it is checked, or says why it is not."""
+        if found.named:
+            self.named.add(_plain(found.path))
         if found.path == STDIN:
+            self.named.add(STDIN_NAME)
             self._take_stdin()
             return
         kind = by_name(found.path)
@@ -135,7 +159,10 @@ class Check:
             self._count(found.path)
             return
         try:
-            self._place(found, kind)
+            with cpu_limit(_SECONDS):
+                self._place(found, kind)
+        except TooSlowError:
+            self._leave_out(found.path, f"it took more than {_SECONDS:.0f} s to tell what it is")
         except SourceError as error:
             self._leave_out(found.path, reason_of(error))
         except Exception as error:  # noqa: BLE001 - the other files have to be checked
@@ -157,7 +184,7 @@ class Check:
         elif kind is None or (kind is FileKind.OTHER and not found.named):
             self._count(path)
         else:
-            self._leave_out(path, _unruled(kind))
+            self._leave_out(path, _unruled(kind), Omission.UNKNOWN)
 
     def _scan(self) -> None:
         """Reads data, checkpoints and logs, and the data that configurations point to."""
@@ -165,16 +192,21 @@ class Check:
             self._point()
         if not self.scans.files and not self.scans.requests:
             return
+        from nanguard.engine.workers import Workers
+
         meter = Meter(self.scans.size(), self.plan.scanned)
         mirror = self._elsewhere.mirror
         scan = replace(self.plan.scan, progress=meter)
         if mirror is not None:
             scan = replace(scan, bring=mirror.bring)
-        try:
-            for file in self.scans.check(self.plan.selection, scan):
-                self.outcome.add(file)
-        finally:
-            meter.stopped = True
+        with Workers() as workers:
+            if scan.spread is in_threads:
+                scan = replace(scan, spread=workers.spread)
+            try:
+                for file in self.scans.check(self.plan.selection, scan):
+                    self.outcome.add(file)
+            finally:
+                meter.stopped = True
 
     def _point(self) -> None:
         from nanguard.engine.pointed import requests_of
@@ -190,9 +222,9 @@ class Check:
         if kind is FileKind.NOTEBOOK:
             self.code.append((path, kind))
         elif kind is not FileKind.CONFIG:
-            self._leave_out(path, _unruled(kind))
+            self._leave_out(path, _unruled(kind), Omission.UNKNOWN)
         elif not named and not may_configure(data):
-            self._leave_out(path, NO_TRAINING)
+            self._leave_out(path, NO_TRAINING, Omission.UNRELATED)
         else:
             text = Text(path, decode(path, data, python=False).content)
             if not self.configs.read(text, sure=named or by_name(path) is not None):
@@ -210,12 +242,12 @@ class Check:
             elif kind in (FileKind.PYTHON, FileKind.NOTEBOOK):
                 self.outcome.add(check_bytes(STDIN_NAME, data, kind, self.plan.selection))
             else:
-                self._leave_out(STDIN_NAME, _unruled(kind))
+                self._leave_out(STDIN_NAME, _unruled(kind), Omission.UNKNOWN)
         except SourceError as error:
             self._leave_out(STDIN_NAME, reason_of(error))
 
-    def _leave_out(self, path: str, reason: str) -> None:
-        self.outcome.not_checked.append(NotChecked(path, reason))
+    def _leave_out(self, path: str, reason: str, omission: Omission = Omission.UNREADABLE) -> None:
+        self.outcome.not_checked.append(NotChecked(path, reason, omission))
 
     def _count(self, path: str) -> None:
         name = path.replace("\\", "/").rpartition("/")[2]
@@ -231,11 +263,17 @@ class Check:
             listed = ", ".join(f"{ending} {count}" for ending, count in most[:8])
             total, more = sum(self._others.values()), ", ..." if len(most) > 8 else ""
             files = "1 file is" if total == 1 else f"{total} files are"
-            self._leave_out("other files", f"{files} of kinds without rules ({listed}{more})")
+            reason = f"{files} of kinds without rules ({listed}{more})"
+            self._leave_out("other files", reason, Omission.UNKNOWN)
         self.outcome.checked.sort()
         self.outcome.seen.sort(
             key=lambda s: (s.finding.path or "", s.finding.line or 0, s.finding.column or 0)
         )
+
+
+def _plain(path: str) -> str:
+    """Returns a path as every part of a check writes it."""
+    return path if "://" in path else str(Path(path))
 
 
 def _unruled(kind: FileKind) -> str:

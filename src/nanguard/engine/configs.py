@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from nanguard.engine.judging import in_order, judge, seen_in
 from nanguard.engine.limits import TooSlowError, cpu_limit
-from nanguard.engine.outcome import FileOutcome, NotChecked, failure, reason_of
+from nanguard.engine.outcome import FileOutcome, NotChecked, Omission, failure, reason_of
 from nanguard.engine.suppressions import ignores_in, suppress, unused
 from nanguard.errors import SourceError
 from nanguard.rules.catalogue import all_rules
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from nanguard.findings import Finding
     from nanguard.sources.text import Text
 
-_SECONDS = 30.0
+_SECONDS = 15.0
 _PART_LIMIT = 64 << 10  # characters; a file that is part of another one's settings is short
 _PARTS = 2_000
 NO_TRAINING = "it holds no settings of a training run"
@@ -50,7 +50,8 @@ class Configs:
         """
         reason = self._why_not(text)
         if reason and sure:
-            self.left_out.append(FileOutcome.left_out(text.path, reason))
+            omission = Omission.UNRELATED if reason == NO_TRAINING else Omission.UNREADABLE
+            self.left_out.append(FileOutcome.left_out(text.path, reason, omission))
         return sure or not reason
 
     def _why_not(self, text: Text) -> str:
@@ -142,7 +143,7 @@ class Configs:
                 runs = self.runs()
                 used = {document.path for run in runs for document in run.documents}
                 for path in self.texts.keys() - used:
-                    outcomes[path] = FileOutcome.left_out(path, NO_TRAINING)
+                    outcomes[path] = FileOutcome.left_out(path, NO_TRAINING, Omission.UNRELATED)
                 for run in runs:
                     some, failed = judge(rules, run, run.documents[0].path)
                     findings += some

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from nanguard.engine.edits import diff_of
 from nanguard.engine.judging import in_order, judge, seen_in
 from nanguard.engine.limits import TooSlowError, cpu_limit
-from nanguard.engine.outcome import FileOutcome, NotChecked, failure, reason_of
+from nanguard.engine.outcome import FileOutcome, NotChecked, Omission, failure, reason_of
 from nanguard.engine.suppressions import ignores_in, suppress, unused
 from nanguard.errors import SourceError
 from nanguard.rules.catalogue import all_rules
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from nanguard.findings import Finding, Fix
     from nanguard.sources.notebook import Notebook
 
-_SECONDS = 30.0
+_SECONDS = 15.0
 
 
 def check_path(path: str, kind: FileKind, selection: Selection) -> FileOutcome:
@@ -89,7 +89,8 @@ def check_notebook(notebook: Notebook, selection: Selection) -> FileOutcome:
     """
     findings, outcome = _judged(notebook.code, selection)
     outcome.not_checked += [
-        NotChecked(notebook.path, f"{cell} is not Python: {why}") for cell, why in notebook.broken
+        NotChecked(notebook.path, f"{cell} is not Python: {why}", Omission.UNRELATED)
+        for cell, why in notebook.broken
     ]
 
     def diff(fix: Fix) -> str:

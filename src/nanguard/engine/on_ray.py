@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from nanguard.errors import MissingDependencyError, SourceError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from nanguard.sources.scanning import Scan
 
@@ -24,7 +24,12 @@ _AHEAD = 4  # tasks under way for every processor of the cluster
 
 
 def on_ray(
-    work: Callable[[Item, Scan], Result], items: Iterable[Item], scan: Scan
+    work: Callable[[Item, Scan], Result],
+    items: Iterable[Item],
+    scan: Scan,
+    *,
+    files: Callable[[Item], Sequence[Path]] | None = None,
+    lost: Callable[[Item, SourceError], Result] | None = None,
 ) -> Iterator[Result]:
     """Yields what comes of each item, in their order, from tasks of a Ray cluster.
 
@@ -35,6 +40,8 @@ def on_ray(
         work: A function of a module.
         items: The items.
         scan: How to scan.
+        files: Not needed: the cluster has limits of its own.
+        lost: Returns what comes of an item that killed every worker that read it.
 
     Raises:
         SourceError: A file killed every worker that read it.
@@ -51,9 +58,9 @@ def on_ray(
         for item in todo:
             waiting.append((item, task.remote(item, shared)))
             if len(waiting) >= room:
-                yield _result(ray, scan, *waiting.popleft())
+                yield _result(ray, scan, lost, *waiting.popleft())
         while waiting:
-            yield _result(ray, scan, *waiting.popleft())
+            yield _result(ray, scan, lost, *waiting.popleft())
     finally:
         for _, reference in waiting:
             ray.cancel(reference, force=True)
@@ -85,18 +92,23 @@ def _started() -> Any:
     return ray
 
 
-def _result(ray: Any, scan: Scan, item: Any, reference: Any) -> Any:
+def _result(
+    ray: Any, scan: Scan, lost: Callable[[Any, SourceError], Any] | None, item: Any, reference: Any
+) -> Any:
     try:
         result = ray.get(reference)
     except ray.exceptions.RayTaskError as error:
         # What the work itself raised, as it would have been raised here.
         raise error.cause if isinstance(error.cause, Exception) else error from error
     except (ray.exceptions.WorkerCrashedError, ray.exceptions.OutOfMemoryError) as error:
-        raise SourceError(
+        killed = SourceError(
             f"it killed {RETRIES + 1} workers that read it",
             where=str(item),
             do="Check it on a machine with more memory.",
-        ) from error
+        )
+        if lost is None:
+            raise killed from error
+        return lost(item, killed)
     if isinstance(item, Path) and item.is_file():
         scan.progress(str(item), item.stat().st_size)
     return result

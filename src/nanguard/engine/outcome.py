@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from enum import Enum
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -35,6 +36,19 @@ class Seen:
         return out
 
 
+class Omission(str, Enum):
+    """What it means that something was not checked.
+
+    UNREADABLE is missing, damaged, or too much for its reader: if it was named, the check could
+    not do its work. UNKNOWN is of a kind that has no rules. UNRELATED was read, and there is
+    nothing in it to check.
+    """
+
+    UNREADABLE = "unreadable"
+    UNKNOWN = "unknown"
+    UNRELATED = "unrelated"
+
+
 @dataclass(frozen=True, slots=True)
 class NotChecked:
     """Something that was not looked at, and why: never to be taken for clean.
@@ -42,10 +56,12 @@ class NotChecked:
     Attributes:
         path: The file or folder.
         reason: Why.
+        omission: What that means for the check.
     """
 
     path: str
     reason: str
+    omission: Omission = Omission.UNREADABLE
 
     def to_json(self) -> dict[str, str]:
         """Returns the entry as the report's JSON has it."""
@@ -71,9 +87,11 @@ class FileOutcome:
     suppressed: int = 0
 
     @classmethod
-    def left_out(cls, path: str, reason: str) -> FileOutcome:
+    def left_out(
+        cls, path: str, reason: str, omission: Omission = Omission.UNREADABLE
+    ) -> FileOutcome:
         """Returns the outcome of a file that was not looked at."""
-        return cls(path, checked=False, not_checked=[NotChecked(path, reason)])
+        return cls(path, checked=False, not_checked=[NotChecked(path, reason, omission)])
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,9 +186,9 @@ class Outcome:
         return max((s.finding.severity for s in self.seen), key=lambda s: s.rank, default=None)
 
 
-def failure(error: Exception) -> str:
+def failure(error: BaseException) -> str:
     """Returns what is said about a file on which nanguard itself failed."""
-    said = f"{type(error).__name__}: {error}".splitlines()[0][:200]
+    said = f"{type(error).__name__}: {error}".split("\n", 1)[0][:200]
     return f"nanguard failed on it: {said}"
 
 

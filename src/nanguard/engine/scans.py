@@ -13,7 +13,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nanguard.engine.judging import in_order, judge
-from nanguard.engine.outcome import FileOutcome, NotChecked, Seen, failure, reason_of
+from nanguard.engine.outcome import (
+    FileOutcome,
+    NotChecked,
+    Omission,
+    Seen,
+    failure,
+    reason_of,
+)
 from nanguard.errors import SourceError
 from nanguard.sources.kinds import SCANNED, FileKind, reader
 
@@ -106,7 +113,8 @@ class Scans:
             if rules:
                 yield from Bench(name, rules, selection, scan).outcomes(paths, requests)
             else:
-                yield from (FileOutcome.left_out(path, _UNWANTED) for path in paths)
+                for path in paths:
+                    yield FileOutcome.left_out(path, _UNWANTED, Omission.UNRELATED)
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 COOKIE = "nanguard_token"
+MOST_HEADERS = 16 << 10  # bytes; those of browsers have one or two thousand
 _HEADERS = {
     "Content-Security-Policy": (
         "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
@@ -73,6 +74,8 @@ class Gate:
         await answer(scope, receive, send_with_headers)
 
     def _refusal(self, scope: Scope) -> ASGIApp | None:
+        if sum(len(name) + len(value) for name, value in scope["headers"]) > MOST_HEADERS:
+            return PlainTextResponse("The headers are too long.\n", 431)
         host = _header(scope, b"host")
         if not self._is_ours(_name_of(host)):
             said = f"This server does not answer to the name {host[:100]!r}.\n"

@@ -8,19 +8,22 @@ import socket
 import sys
 import webbrowser
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from nanguard.errors import SourceError, UsageError
 from nanguard.serve.app import Site
-from nanguard.serve.gate import Gate, is_loopback
+from nanguard.serve.gate import MOST_HEADERS, Gate, is_loopback
 from nanguard.serve.index import Index
 
 if TYPE_CHECKING:
+    import asyncio
     from pathlib import Path
     from types import FrameType
 
+_SECONDS_TO_ASK = 10.0
 _NO_HOST = "this machine has no such address"
 _REASONS = {
     errno.EADDRINUSE: ("it is in use", "Choose another with --port, or any free one: --port 0"),
@@ -46,6 +49,47 @@ class Options:
     token: str | None = None
     names: tuple[str, ...] = ()
     browser: bool = False
+
+
+class _Patient(H11Protocol):
+    """A connection that waits for the whole of a request, but not for ever."""
+
+    _deadline: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Begins to wait for a request."""
+        super().connection_made(transport)
+        self._wait()
+
+    def data_received(self, data: bytes) -> None:
+        """Takes in a part of a request; one that is whole is answered in its own time."""
+        super().data_received(data)
+        if self._is_answering() and self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
+
+    def on_response_complete(self) -> None:
+        """Begins to wait for the next request."""
+        super().on_response_complete()
+        if self._deadline is None and not self._is_answering():
+            self._wait()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Stops waiting."""
+        super().connection_lost(exc)
+        if self._deadline is not None:
+            self._deadline.cancel()
+
+    def _wait(self) -> None:
+        self._deadline = self.loop.call_later(_SECONDS_TO_ASK, self._give_up)
+
+    def _give_up(self) -> None:
+        if not self._is_answering() and not self.transport.is_closing():
+            self.transport.close()
+
+    def _is_answering(self) -> bool:
+        cycle: Any = self.cycle  # None before the first request
+        return cycle is not None and not cycle.response_complete
 
 
 class _Server(uvicorn.Server):
@@ -83,11 +127,17 @@ def serve(root: Path, options: Options) -> None:
         timeout_graceful_shutdown=1,
         ws="none",
         proxy_headers=False,
+        http=_Patient,
+        h11_max_incomplete_event_size=MOST_HEADERS,
     )
     server = _Server(config)
     server.site = site
-    address = _address(options.host, listening.getsockname()[1], token)
-    sys.stdout.write(f"{root}: {address}\nCtrl-C ends it.\n")
+    port = listening.getsockname()[1]
+    address = _address(options.host, port, token)
+    # A token that was given is known to those who need it; terminals and logs keep what they show.
+    shown = address if options.token is None else _address(options.host, port, None)
+    yours = "" if options.token is None else " (add ?token= and the token you gave)"
+    sys.stdout.write(f"{root}: {shown}{yours}\nCtrl-C ends it.\n")
     sys.stdout.flush()
     index.start()
     if options.browser:

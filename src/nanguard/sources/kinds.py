@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 HEAD = 8192
 SCAN_HEAD = 64 << 10
+# What the list of the files of a checkpoint is called.
+INDEX = (".safetensors.index.json", ".bin.index.json")
 
 
 class FileKind(str, Enum):
@@ -41,7 +43,7 @@ _ENDINGS = {
     FileKind.DATA: ".csv .tsv .jsonl .ndjson .parquet .npy .npz .arrow .feather .h5 .hdf5 .lmdb "
     ".tfrecord .mat",
     FileKind.CHECKPOINT: ".pt .pth .ckpt .bin .safetensors .distcp .pkl .pickle .onnx .gguf",
-    FileKind.LOG: ".log .tfevents",
+    FileKind.LOG: ".log .tfevents .wandb",
     FileKind.OTHER: ".md .rst .html .css .js .ts .sh .bat .c .cc .cpp .cu .cuh .h .hpp .java .rs "
     ".go .lua .rb .png .jpg .jpeg .gif .svg .webp .ico .bmp .tif .tiff .mp3 .mp4 .wav .flac .ogg "
     ".avi .mov .mkv .webm .pdf .gz .bz2 .xz .zip .tar .tgz .7z .zst .whl .egg .so .dll .dylib .a "
@@ -60,10 +62,11 @@ _MAGIC = (
 _UTF16 = (b"\xff\xfe", b"\xfe\xff")
 _SHEBANG = re.compile(rb"#!.*\bpython[\d.]*\b")
 _IMPORT = re.compile(rb"^(?:import [\w.]+|from [\w.]+ import )", re.MULTILINE)
-_BLOCK = re.compile(rb"^(?:def|class) \w+.*:\s*(?:#.*)?$", re.MULTILINE)
+_BLOCK = re.compile(rb"^(?:def|class) \w.*:\s*(?:#.*)?$", re.MULTILINE)
 _KEY = re.compile(rb"^[ \t]*(?:- )?[\w.\"'/-]+[ \t]*(?::(?:\s|$)|=)", re.MULTILINE)
 _TABLE = re.compile(rb"^\[\[?[\w.\"' -]+\]\]?\s*$", re.MULTILINE)
-_STEP = re.compile(rb"(?:\bstep|\bepoch|\biter)\w*\W{0,3}\d+.*\bloss", re.IGNORECASE)
+_STEP = re.compile(rb"\b(?:step|epoch|iter)(?:\w*\d|\w*\W{1,3}\d)")
+_LOSS = re.compile(rb"\bloss")
 _DATA = re.compile(
     r"data|train_(?:dir|path|file)|"
     r"\.(?:jsonl?|ndjson|jsonlines|[ct]sv|parquet|pq|arrow|feather|np[yz]|safetensors)\b",
@@ -82,6 +85,8 @@ def by_name(name: str) -> FileKind | None:
     path = PurePath(name)
     if ".tfevents." in path.name or path.name == "trainer_state.json":
         return FileKind.LOG
+    if path.name.endswith(INDEX):
+        return FileKind.CHECKPOINT
     kind = _BY_ENDING.get(path.suffix.lower())
     if kind is FileKind.OTHER:  # packed, or by an old habit: model.pth.tar
         inner = _BY_ENDING.get(PurePath(path.stem).suffix.lower())
@@ -174,13 +179,21 @@ def _by_content(head: bytes, guess: FileKind | None) -> FileKind:
         return FileKind.PYTHON
     if head.startswith(b"#!"):
         return FileKind.OTHER
-    if len(_STEP.findall(head)) >= 3:
+    if sum(map(_is_step, head.lower().splitlines())) >= 3:
         return FileKind.LOG
     if _IMPORT.search(head) or _BLOCK.search(head):
         return FileKind.PYTHON
     lines = [line for line in head.splitlines() if line.strip() and line.lstrip()[:1] != b"#"]
     keys = len(_KEY.findall(head)) + len(_TABLE.findall(head))
     return FileKind.CONFIG if lines and keys * 2 >= len(lines) else FileKind.OTHER
+
+
+def _is_step(line: bytes) -> bool:
+    """Returns whether a line, in lower case, names a numbered step and then a loss."""
+    at = -1
+    for found in _LOSS.finditer(line):
+        at = found.start()
+    return at >= 0 and _STEP.search(line, 0, at) is not None
 
 
 def _json(start: bytes, guess: FileKind | None) -> FileKind:

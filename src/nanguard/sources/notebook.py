@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 _TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|[{}\[\],:]', re.DOTALL)
-_ASSIGNED = re.compile(r"^(\s*[\w, .]+=\s*)[%!].*$")
+_ASSIGNED = re.compile(r"^(\s*[\w,.][\w, .]*=\s*)[%!].*$")
 _HELP = re.compile(r"^[\w.]+\?{1,2}\s*$|^\?{1,2}[\w.]+\s*$")
 # Cell magics whose cell is still Python.
 _PYTHON_CELL = re.compile(r"^%%(?:time|timeit|capture|prun|python3?)\b")

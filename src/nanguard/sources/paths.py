@@ -48,10 +48,12 @@ class Missed:
     Attributes:
         path: The file or folder.
         reason: Why.
+        spared: Whether it could be looked at, and is left out on purpose.
     """
 
     path: str
     reason: str
+    spared: bool = False
 
 
 @dataclass(slots=True)
@@ -145,7 +147,7 @@ class Search:
                 continue
             elif original := _original(entry.name, names):
                 reason = f"it is the repaired copy of {original}; name it to check it"
-                self.missed.append(Missed(path, reason))
+                self.missed.append(Missed(path, reason, spared=True))
             elif _is_file(entry):
                 yield Found(path, named=False)
         stack.extend(reversed(below))

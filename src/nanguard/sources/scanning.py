@@ -2,19 +2,23 @@
 
 A reader spreads its files with ``scan.each(read_one, paths)``, where ``read_one(path, scan)`` is a
 function of a module and returns something small that can be pickled: the same work is then done by
-threads here or by other machines. Bytes are read from ``with scan.at_hand(path) as local``, which
-brings a file here first where it lies elsewhere; what is said about it names ``path``.
+threads here, by other processes or by other machines. Bytes are read from
+``with scan.at_hand(path) as local``, which brings a file here first where it lies elsewhere; what
+is said about it names ``path``.
 """
 
 from __future__ import annotations
 
 import contextlib
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeVar
+
+if TYPE_CHECKING:
+    from nanguard.errors import SourceError
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -29,9 +33,15 @@ class Spread(Protocol):
     """A way to do the same work on many items, several at once, in their order."""
 
     def __call__(
-        self, work: Callable[[Item, Scan], Result], items: Iterable[Item], scan: Scan
+        self,
+        work: Callable[[Item, Scan], Result],
+        items: Iterable[Item],
+        scan: Scan,
+        *,
+        files: Callable[[Item], Sequence[Path]] | None = None,
+        lost: Callable[[Item, SourceError], Result] | None = None,
     ) -> Iterator[Result]:
-        """Yields what comes of each item."""
+        """Yields what comes of each item; see ``Scan.each``."""
 
 
 def _nobody(path: str, read: int) -> None:
@@ -60,7 +70,12 @@ class Expected:
 
 
 def in_threads(
-    work: Callable[[Item, Scan], Result], items: Iterable[Item], scan: Scan
+    work: Callable[[Item, Scan], Result],
+    items: Iterable[Item],
+    scan: Scan,
+    *,
+    files: Callable[[Item], Sequence[Path]] | None = None,
+    lost: Callable[[Item, SourceError], Result] | None = None,
 ) -> Iterator[Result]:
     """Yields what comes of each item, in their order; a few threads are ahead of the reader.
 
@@ -68,6 +83,8 @@ def in_threads(
         work: What is done with an item.
         items: The items.
         scan: How to scan; where several threads work, each item is done by one.
+        files: Not needed: a thread cannot be limited.
+        lost: Not needed: a thread is not lost.
     """
     todo = list(items)
     if scan.threads <= 1 or len(todo) <= 1:
@@ -107,14 +124,24 @@ class Scan:
     spread: Spread = in_threads
     bring: AtHand = contextlib.nullcontext
 
-    def each(self, work: Callable[[Item, Scan], Result], items: Iterable[Item]) -> Iterator[Result]:
+    def each(
+        self,
+        work: Callable[[Item, Scan], Result],
+        items: Iterable[Item],
+        *,
+        files: Callable[[Item], Sequence[Path]] | None = None,
+        lost: Callable[[Item, SourceError], Result] | None = None,
+    ) -> Iterator[Result]:
         """Yields what a function makes of each item, in their order, several at once.
 
         Args:
             work: A function of a module, called with an item and a scan.
             items: The items; they, and what is made of them, can be pickled.
+            files: Returns the files of an item; their sizes say what it may cost to read it.
+            lost: Returns what comes of an item that ended the process that read it, or cost more
+                than it may. Without it, that is raised.
         """
-        return self.spread(work, items, self)
+        return self.spread(work, items, self, files=files, lost=lost)
 
     def at_hand(self, path: Path) -> AbstractContextManager[Path]:
         """Returns a context in which a file can be read, and gives its place here."""

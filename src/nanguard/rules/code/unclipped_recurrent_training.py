@@ -19,7 +19,9 @@ if TYPE_CHECKING:
     from nanguard.sources.python.code import Code
     from nanguard.sources.python.values import Value
 
-_CLIP = re.compile(r"clip_?grad|grad\w*clip|clip_?norm|max_grad_norm|clip_gradients", re.IGNORECASE)
+_CLIP = re.compile(
+    r"clip_?grad|grad\w{0,30}clip|clip_?norm|max_grad_norm|clip_gradients", re.IGNORECASE
+)
 _FIX = Fix("clip before the step: torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)")
 
 

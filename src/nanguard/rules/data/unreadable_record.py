@@ -18,8 +18,9 @@ if TYPE_CHECKING:
 class UnreadableRecord(DataRule):
     """A line that is no JSON, a row with cells too few or too many, a text among numbers.
 
-    Marks of an unfinished merge, a header in the middle of a table, a line that was cut off when a
-    disk was full, and files that are damaged as a whole are told by the same rule.
+    Marks of an unfinished merge, a header in the middle of a table, and a line that was cut off
+    when a disk was full are told by the same rule. It is an error where the whole file is damaged:
+    a quote that is never closed, a list that breaks off, a column that cannot be decoded.
 
     Why it breaks a run: a loader stops hours into the epoch; or it passes over the line in silence,
     and the number of steps, the order of records and the labels beside them no longer fit.
@@ -37,16 +38,18 @@ class UnreadableRecord(DataRule):
         Fails('{"label": 1}\n<<<<<<< HEAD\n{"label": 0}\n', line=2),
         Fails('{"label": 1, "text": "a"}\n{"label": 0, "te', line=2),
         Fails("a,b,label\n0.1,0.2,1\n0.3,0\n0.4,0.5,1\n", line=3, file="example.csv"),
+        Passes('a,label\n"say ""no""",1\n"x",0\n', "example.csv"),
+        Fails('a,label\n"x",1\n"y,0\nz,1\n', line=3, file="example.csv"),
     )
 
     def check(self, source: DataSet) -> Iterator[Finding]:
         """Yields one finding for each file."""
         for file in source.files:
             if file.broken is not None:
-                yield self.finding(f"{file.broken}", path=file.path, line=None)
+                yield self.finding(file.broken, path=file.path, line=None, severity=Severity.ERROR)
                 continue
             bad = file.ledger.unreadable
-            if not bad.count or _is_another_layout(file):
+            if not bad.count or (_is_another_layout(file) and not file.ledger.damaged):
                 continue
             fixes: tuple[Fix, ...] = (Fix("repair or remove these lines"),)
             if file.ledger.conflict:
@@ -55,6 +58,7 @@ class UnreadableRecord(DataRule):
                 f"{records(bad.count)} cannot be read, {bad.told()}: {bad.first[0].value}",
                 path=file.path,
                 line=bad.line,
+                severity=Severity.ERROR if file.ledger.damaged else None,
                 fixes=fixes,
             )
 

@@ -11,14 +11,17 @@ from typing import TYPE_CHECKING, Any
 from nanguard.sources.checkpoint.bisecting import read_run_in_part
 from nanguard.sources.checkpoint.checkpoint import Checkpoint, Run, step_of
 from nanguard.sources.checkpoint.distributed import ENDING, METADATA, jobs_of
+from nanguard.sources.checkpoint.inert import DamagedError
 from nanguard.sources.checkpoint.names import shard_of
 from nanguard.sources.checkpoint.part import Job, Part, read_job, read_part
-from nanguard.sources.checkpoint.recognition import INDEX, recognises
+from nanguard.sources.checkpoint.recognition import recognises
 from nanguard.sources.checkpoint.units import Unit, files_in, is_one_source, units_of
+from nanguard.sources.kinds import INDEX
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
+    from nanguard.errors import SourceError
     from nanguard.sources.scanning import Scan
 
 __all__ = ["open_sources", "read_part", "recognises", "recognises_folder", "watch"]
@@ -97,12 +100,16 @@ def read_units(units: Sequence[Unit], scan: Scan, numbers: bool) -> list[Checkpo
     """
     plans = [_plan(unit, scan) for unit in units]
     jobs = [replace(job, numbers=numbers) for plan, _ in plans for job in plan]
-    parts = scan.each(read_job, jobs)
+    parts = scan.each(read_job, jobs, files=lambda job: [job.path], lost=_lost)
     found = []
     for unit, (plan, known) in zip(units, plans, strict=True):
         read = [next(parts) for _ in plan]
         found.append(_checkpoint(unit, [*read, *known], numbers))
     return found
+
+
+def _lost(job: Job, error: SourceError) -> Part:
+    return Part(str(job.path), not_checked=error.what)
 
 
 def _plan(unit: Unit, scan: Scan) -> tuple[list[Job], list[Part]]:
@@ -141,9 +148,15 @@ def _missing_shards(unit: Unit) -> list[tuple[str, str]]:
     """Returns the parts of a whole that are not there, each with the file that tells."""
     there = {file.name for file in unit.files}
     lost: dict[str, str] = {}
+    unread: list[tuple[str, str]] = []
     for file in unit.files:
         if file.name.endswith(INDEX):
-            for name in _listed(file) - there:
+            try:
+                listed = _listed(file)
+            except DamagedError as error:
+                unread.append((str(file), str(error)))
+                continue
+            for name in listed - there:
                 lost.setdefault(name, str(file))
         shard = shard_of(file.name)
         if shard is not None and shard[2] <= 10_000:
@@ -152,18 +165,26 @@ def _missing_shards(unit: Unit) -> list[tuple[str, str]]:
                 name = f"{stem}-{number:05d}-of-{count:05d}{file.suffix}"
                 if name not in there and not (file.parent / name).exists():
                     lost.setdefault(name, str(file.parent))
-    return [(place, f"{name} is missing") for name, place in sorted(lost.items())]
+    return [*unread, *((place, f"{name} is missing") for name, place in sorted(lost.items()))]
 
 
 def _listed(index: Path) -> set[str]:
-    """Returns the files that an index says there are."""
+    """Returns the files that an index names and that are not there.
+
+    Raises:
+        DamagedError: It is no index.
+    """
     try:
-        if not index.is_file() or index.stat().st_size > MAX_INDEX:
-            return set()
+        if index.stat().st_size > MAX_INDEX:
+            raise DamagedError(f"the index is larger than {MAX_INDEX >> 20} MB")
         found: Any = json.loads(index.read_bytes())
         names = set(map(str, found["weight_map"].values()))
-    except (OSError, ValueError, RecursionError, KeyError, TypeError, AttributeError):
-        return set()
+    except OSError as error:
+        raise DamagedError(f"the index cannot be read ({error.strerror})") from error
+    except (ValueError, RecursionError, MemoryError) as error:
+        raise DamagedError("the index is no JSON; it may be cut off") from error
+    except (KeyError, TypeError, AttributeError) as error:
+        raise DamagedError("the index does not say where tensors are") from error
     # Only names of files beside the index are looked at.
     return {
         name for name in names if Path(name).name == name and not (index.parent / name).exists()

@@ -7,10 +7,11 @@ import re
 import struct
 from typing import TYPE_CHECKING
 
+from nanguard.sources.kinds import INDEX
+
 if TYPE_CHECKING:
     from pathlib import Path
 
-INDEX = (".safetensors.index.json", ".bin.index.json")
 POINTER = b"version https://git-lfs"
 # What torch.save of old begins with: the pickle of a magic number.
 LEGACY = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."
@@ -55,7 +56,7 @@ def recognises(path: Path, head: bytes) -> bool:
     if name == ".metadata":
         return head[:1] == b"\x80" and b"torch.distributed" in head
     if name.endswith(INDEX):
-        return b'"weight_map"' in head
+        return True
     if head.startswith(b"PK\3\4"):
         return name.endswith(_SURE) or name.endswith(".bin") or _archive(head)
     if is_pickle(head):

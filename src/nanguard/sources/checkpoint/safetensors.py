@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from typing import Any
 
 from nanguard.sources.checkpoint.blob import Blob, read
@@ -13,6 +14,7 @@ from nanguard.sources.checkpoint.stored import MAX_DIMENSIONS, Region, Storage, 
 from nanguard.sources.checkpoint.tree import Tree
 
 MAX_HEADER = 1 << 25
+_DTYPE = re.compile(r"[BCFIU][A-Z0-9_]{1,20}")
 
 
 def read_safetensors(blob: Blob) -> Tree:
@@ -25,19 +27,44 @@ def read_safetensors(blob: Blob) -> Tree:
     size, header = _header(blob)
     tree = Tree()
     room = blob.size - size - 8
-    claimed = 0
+    places = []
     for name, about in header.items():
         if name == "__metadata__":
             continue
-        found = _tensor(blob, 8 + size, name, about, room)
+        found, begin, end = _tensor(blob, 8 + size, name, about, room)
+        places.append((begin, end, name))
         if found is None:
             tree.unread += 1
-            continue
-        claimed += found.storage.nbytes
-        if claimed > room:
-            raise DamagedError("tensors of the file lie on top of each other")
-        tree.tensors.append((found, False))
+        else:
+            tree.tensors.append((found, False))
+    refuse_gaps(places, room)
     return tree
+
+
+def refuse_gaps(places: list[tuple[int, int, str]], room: int) -> None:
+    """Makes sure that tensors cover the numbers of a file, each byte once, as the format wants it.
+
+    Args:
+        places: Where each tensor begins and ends, and its name.
+        room: How many bytes of numbers the file has.
+
+    Raises:
+        DamagedError: Some bytes belong to no tensor, or to several.
+    """
+    at = 0
+    for begin, end, name in sorted(places):
+        if begin < at:
+            raise DamagedError(f"{name[:100]} lies on top of another tensor")
+        if begin > at:
+            raise DamagedError(f"{begin - at:,} bytes before {name[:100]} belong to no tensor")
+        at = end
+    if at < room:
+        raise DamagedError(f"the last {room - at:,} bytes belong to no tensor")
+
+
+def is_dtype(written: object) -> bool:
+    """Returns whether a word may name a type of numbers, also one that is newer than this."""
+    return isinstance(written, str) and _DTYPE.fullmatch(written) is not None
 
 
 def _header(blob: Blob) -> tuple[int, dict[str, Any]]:
@@ -55,8 +82,10 @@ def _header(blob: Blob) -> tuple[int, dict[str, Any]]:
     return size, header
 
 
-def _tensor(blob: Blob, base: int, name: str, about: object, room: int) -> StoredTensor | None:
-    """Returns a tensor as the header describes it; None if its type is not known."""
+def _tensor(
+    blob: Blob, base: int, name: str, about: object, room: int
+) -> tuple[StoredTensor | None, int, int]:
+    """Returns a tensor as the header describes it, None if its type is not known; and its place."""
     if not isinstance(about, dict):
         raise DamagedError(f"{name[:100]} is described by {type(about).__name__}")
     shape, offsets = _counts(about.get("shape")), _counts(about.get("data_offsets"))
@@ -67,14 +96,16 @@ def _tensor(blob: Blob, base: int, name: str, about: object, room: int) -> Store
         raise DamagedError(
             f"{name[:100]} ends at byte {end:,} of the numbers, of which the file has {room:,}"
         )
+    if not is_dtype(about.get("dtype")):
+        raise DamagedError(f"{name[:100]} has no type")
     dtype = DTYPES.get(SAFETENSORS.get(str(about.get("dtype")), ""))
     if dtype is None:
-        return None
+        return None, begin, end
     count = math.prod(shape)
     if dtype.nbytes(count) != end - begin:
         raise DamagedError(f"{name[:100]} has {end - begin:,} bytes of {dtype.nbytes(count):,}")
     storage = Storage(blob, base + begin, end - begin)
-    return StoredTensor((name[:300],), dtype, shape, storage, Region(0, count))
+    return StoredTensor((name[:300],), dtype, shape, storage, Region(0, count)), begin, end
 
 
 def _counts(made: object) -> tuple[int, ...] | None:

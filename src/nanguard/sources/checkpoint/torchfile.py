@@ -71,6 +71,8 @@ def _read(blob: Blob, nesting: _Nesting) -> TorchFile:
         found = _legacy(blob, first.end, nesting)
         found.names = {**first.names, **found.names}
         return found
+    if isinstance(first.value, int) and first.end < blob.size:
+        raise DamagedError(f"it begins with the number {first.value:#x}, not with that of torch")
     return TorchFile(_walked(first, _Outside(blob, nesting)), first.names)
 
 
@@ -158,12 +160,19 @@ def _archive(blob: Blob, nesting: _Nesting) -> TorchFile:
     if not pickles:
         raise DamagedError("the archive has no data.pkl, which says what is in it")
     root = min(pickles, key=len).removesuffix("data.pkl")
+    if not {f"{root}version", f"{root}.data/version"} & entries.keys():
+        raise DamagedError("the archive has no version, which torch asks for first")
+    for entry in entries.values():  # torch refuses an archive of which one file is not there
+        data_offset(blob, entry)
     script = any(name.startswith(f"{root}code/") for name in entries)
     pickle = _part(blob, entries[f"{root}data.pkl"])
     sources = _Archived(blob, pickle, entries, f"{root}data/", nesting)
     order = entries.get(f"{root}byteorder")
-    if order is not None and order.size < 16:
-        sources.swapped = read(_part(blob, order), 0, 16).strip() == b"big"
+    if order is not None:
+        written = read(_part(blob, order), 0, 16).strip()
+        if written not in (b"little", b"big"):
+            raise DamagedError(f"the order of its bytes is {written!r}")
+        sources.swapped = written == b"big"
     pickled = read_pickle(pickle)
     found = TorchFile(_walked(pickled, sources), pickled.names, script)
     constants = entries.get(f"{root}constants.pkl")

@@ -16,7 +16,8 @@ from nanguard.sources.checkpoint.names import (
     step_in,
     template,
 )
-from nanguard.sources.checkpoint.recognition import INDEX, recognises
+from nanguard.sources.checkpoint.recognition import recognises
+from nanguard.sources.kinds import INDEX
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence

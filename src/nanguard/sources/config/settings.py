@@ -11,9 +11,10 @@ if TYPE_CHECKING:
     from nanguard.sources.config.document import Document
     from nanguard.sources.config.node import Entry, Node
 
-_NUMBER = re.compile(r"[-+]?(?:\d[\d_]*\.?\d*|\.\d+)(?:[eE][-+]?\d+)?")
-_SCIENTIFIC = re.compile(r"[-+]?(?:\d[\d_]*\.?\d*|\.\d+)[eE][-+]?\d+")
-NUMBERS = re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?")
+# Digits are read in one way only: "\d+\.?\d*" would try every place to cut a long number in two.
+_NUMBER = re.compile(r"[-+]?(?:\d[\d_]*(?:\.\d*)?|\.\d+)(?:[eE][-+]?\d+)?")
+_SCIENTIFIC = re.compile(r"[-+]?(?:\d[\d_]*(?:\.\d*)?|\.\d+)[eE][-+]?\d+")
+NUMBERS = re.compile(r"[-+]?(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][-+]?\d+)?")
 _ON = frozenset(("true", "yes", "on", "1", "enabled", "enable"))
 _OFF = frozenset(("false", "no", "off", "0", "none", "disabled", "null", "never"))
 

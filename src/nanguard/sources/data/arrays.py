@@ -12,6 +12,9 @@ from dataclasses import dataclass
 from typing import IO, TYPE_CHECKING, Any
 
 from nanguard.errors import SourceError
+from nanguard.sources.checkpoint.dtypes import SAFETENSORS
+from nanguard.sources.checkpoint.inert import DamagedError
+from nanguard.sources.checkpoint.safetensors import is_dtype, refuse_gaps
 from nanguard.sources.data.dataset import NeedsCodeError
 
 if TYPE_CHECKING:
@@ -21,6 +24,7 @@ if TYPE_CHECKING:
 BLOCK = 16 << 20
 MAX_HEADER = 100 << 20
 MAX_UNPACKED = 1 << 36  # bytes that one packed array may grow to
+MAX_ARRAYS = 100_000
 MAX_PLAIN, MAX_RATIO = 1 << 30, 200  # beyond both, an archive is meant to do harm
 _HEADER_ERRORS = (ValueError, TypeError, EOFError, SyntaxError, tokenize.TokenError, MemoryError)
 _ARCHIVE_ERRORS = (
@@ -112,8 +116,15 @@ def _npy(path: Path) -> Array:
 def _npz(path: Path) -> list[Array]:
     try:
         with zipfile.ZipFile(path) as archive:
-            infos = [info for info in archive.infolist() if info.filename.endswith(".npy")]
-            return [_member(path, archive, info) for info in infos[:1000]]
+            infos = archive.infolist()
+            for info in infos:
+                if not info.filename.endswith(".npy"):
+                    with archive.open(info) as other:  # what is written about it has to be true
+                        other.read(1)
+            arrays = [info for info in infos if info.filename.endswith(".npy")]
+            if len(arrays) > MAX_ARRAYS:
+                raise _error(path, f"the archive has {len(arrays)} arrays")
+            return [_member(path, archive, info) for info in arrays]
     except _ARCHIVE_ERRORS as error:
         raise _error(path, f"the archive is damaged: {error}") from error
 
@@ -191,21 +202,29 @@ def _safetensors(path: Path) -> list[Array]:
     if header is None:
         raise _error(path, "the header cannot be read")
     start, size = 8 + length, path.stat().st_size
-    out = []
-    for name, entry in header.items():
-        if name != "__metadata__" and isinstance(entry, dict):
-            out.append(_tensor(path, name, entry, (start, size)))
+    tensors = {name: entry for name, entry in header.items() if name != "__metadata__"}
+    out = [_tensor(path, name, entry, (start, size)) for name, entry in tensors.items()]
+    try:
+        refuse_gaps([(*e["data_offsets"], name) for name, e in tensors.items()], size - start)
+    except DamagedError as error:
+        raise _error(path, str(error)) from error
     return out
 
 
 def _tensor(path: Path, name: str, entry: dict[str, Any], place: tuple[int, int]) -> Array:
     import numpy as np
 
+    if not isinstance(entry, dict):
+        raise _error(path, f"{name} is not described")
     written = _SAFETENSORS.get(str(entry.get("dtype")))
     shape: Any = entry.get("shape")
     offsets: Any = entry.get("data_offsets")
     if not _whole(shape) or not _whole(offsets) or len(offsets) != 2:
         raise _error(path, f"{name} has no shape or no place")
+    if not is_dtype(entry.get("dtype")):
+        raise _error(path, f"{name} has no type")
+    if written is None and entry["dtype"] not in SAFETENSORS:
+        raise _error(path, f"{name} has the type {entry['dtype']}, which is not known")
     if written is None:
         return Array(name, tuple(shape), "V", lambda: iter(()))
     dtype = np.dtype("<u2" if written == "bf16" else written)

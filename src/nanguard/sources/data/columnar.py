@@ -11,7 +11,7 @@ from nanguard.sources.data.ledger import Ledger
 from nanguard.sources.data.roles import Column, Roles, Shape, roles_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
 
     import polars as pl
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 ROWS = 1 << 17
 MAX_MESSAGE = 1 << 30
+UNLOOKED = 32 << 20  # bytes of the file that are decoded at once where nobody looks at them
+_END = b"ARROW1"
 
 
 def read_parquet(path: Path, watch: Watch, scan: Scan) -> tuple[Ledger, Roles]:
@@ -40,7 +42,11 @@ def read_arrow(path: Path, watch: Watch, scan: Scan) -> tuple[Ledger, Roles]:
 
     with path.open("rb") as file:
         start = file.read(12)
-    if start.startswith(b"ARROW1") and start[8:] != b"\xff\xff\xff\xff":
+        file.seek(-min(len(_END), file.seek(0, 2)), 2)
+        end = file.read()
+    if start.startswith(_END) and end != _END:
+        raise _broken(path)
+    if start.startswith(_END) and start[8:] != b"\xff\xff\xff\xff":
         return _read_lazy(pl.scan_ipc(path), path, watch, scan)
     ledger, roles = Ledger(), None
     for batch in _batches(path):
@@ -89,16 +95,36 @@ def _read_lazy(lazy: pl.LazyFrame, path: Path, watch: Watch, scan: Scan) -> tupl
     reader = FrameReader(roles, watch)
     size, step = path.stat().st_size, max(1, _step(roles))
     for start in range(0, total if roles.read else 0, step):
-        frame = lazy.select(roles.read).slice(start, step).collect()
-        if frame.height != min(step, total - start):
-            raise SourceError(
-                f"the file promises {total} rows and ends after {start + frame.height}",
-                where=str(path),
-                do="Write the file again.",
-            )
-        ledger.merge(reader.read(frame))
-        scan.progress(str(path), size * frame.height // total)
+        ledger.merge(reader.read(_slice(lazy, roles.read, start, step, total, path)))
+        scan.progress(str(path), size * min(step, total - start) // total)
+    _decode_others(lazy, set(roles.read), total, path)
     return ledger, roles
+
+
+def _decode_others(lazy: pl.LazyFrame, known: set[str], total: int, path: Path) -> None:
+    """Decodes the columns that no rule looks at: a loader will, and it fails where this does."""
+    step = max(1, UNLOOKED * total // max(1, path.stat().st_size))
+    for name in lazy.collect_schema():
+        for start in range(0, total if name not in known else 0, step):
+            _slice(lazy, [name], start, step, total, path)
+
+
+def _slice(
+    lazy: pl.LazyFrame, names: Sequence[str], start: int, step: int, total: int, path: Path
+) -> pl.DataFrame:
+    """Returns some rows of some columns.
+
+    Raises:
+        SourceError: There are fewer than the file promises.
+    """
+    frame = lazy.select(names).slice(start, step).collect()
+    if frame.height != min(step, total - start):
+        raise SourceError(
+            f"the file promises {total} rows and ends after {start + frame.height}",
+            where=str(path),
+            do="Write the file again.",
+        )
+    return frame
 
 
 def _step(roles: Roles) -> int:

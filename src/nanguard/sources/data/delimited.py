@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import itertools
 import math
 import re
 from dataclasses import dataclass
@@ -29,6 +30,7 @@ SLOW = 256 << 10
 PARTS = 8
 MAX_CELL = 64 << 20
 MAX_COLUMNS = 20_000
+MAX_OPENED = 8  # quotes of one block that are never closed; each costs another reading of the rest
 DELIMITERS = (",", "\t", ";", "|")
 _WHOLE = re.compile(r"[ \t]*[-+]?[0-9]{1,18}[ \t]*")
 
@@ -193,6 +195,8 @@ class _Reader:
         """Reads a block with quotes, which cannot be cut where a line ends."""
         import polars as pl
 
+        if data.count(b'"') % 2:
+            return self._slow(data)
         try:
             return self._fast(data)
         except (pl.exceptions.PolarsError, pl.exceptions.PanicException, _UnevenError):
@@ -237,24 +241,50 @@ class _Reader:
     def _slow(self, data: bytes) -> Ledger:
         reader = RowReader(self.roles, self.watch)
         csv.field_size_limit(max(csv.field_size_limit(), MAX_CELL))
-        text = io.StringIO(data.decode("utf-8", "replace"), newline="")
-        rows = csv.reader(text, delimiter=self.layout.delimiter)
-        line = 1
+        lines = io.StringIO(data.decode("utf-8", "replace"), newline="").readlines()
+        start = 0
+        for _ in range(MAX_OPENED):
+            start = self._rows(lines, start, reader)
+            if start >= len(lines):
+                break
+        else:
+            reader.ledger.refuse(start + 1, "what follows quotes that are never closed")
+        ledger = reader.finish()
+        ledger.lines = data.count(b"\n") + (not data.endswith(b"\n"))
+        return ledger
+
+    def _rows(self, lines: list[str], start: int, reader: RowReader) -> int:
+        """Reads rows from a line on; returns where to go on after a quote that is never closed."""
+        rows = csv.reader(itertools.islice(lines, start, None), delimiter=self.layout.delimiter)
+        line = start + 1
         while True:
             try:
                 cells = next(rows)
             except StopIteration:
-                break
+                return len(lines)
             except csv.Error as error:
                 reader.ledger.refuse(line, str(error))
-                line = rows.line_num + 1
+                line = start + rows.line_num + 1
                 continue
+            after = start + rows.line_num + 1
+            if after > len(lines) and self._is_open(lines[line - 1 :]):
+                reader.ledger.refuse(line, "the quote that opens here is never closed")
+                reader.ledger.damaged = True
+                return line
             if any(cells) and not (len(cells) < len(self.layout.names) and cells[0][:1] == "#"):
                 self._row(cells, line, reader)
-            line = rows.line_num + 1
-        ledger = reader.finish()
-        ledger.lines = data.count(b"\n") + (not data.endswith(b"\n"))
-        return ledger
+            line = after
+
+    def _is_open(self, lines: list[str]) -> bool:
+        """Returns whether the last row, given by its lines, ends inside a quote."""
+        if '"' not in lines[0]:
+            return False
+        # One more quote closes an open row; behind a row that is whole it begins another.
+        rows = csv.reader(itertools.chain(lines, ('"',)), delimiter=self.layout.delimiter)
+        try:
+            return sum(1 for _ in rows) == 1
+        except csv.Error:
+            return False
 
     def _row(self, cells: list[str], line: int, reader: RowReader) -> None:
         names = self.layout.names

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from nanguard.errors import SourceError
 from nanguard.sources.data.roles import Roles, roles_of
 from nanguard.sources.data.rows import RowReader
-from nanguard.sources.data.samples import columns_of
+from nanguard.sources.data.samples import columns_of, speakable
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -30,18 +30,23 @@ def read_json_list(path: Path, watch: Watch, scan: Scan) -> tuple[Ledger, Roles]
             where=str(path),
             do="Save it as JSON lines, one record in each.",
         )
-    text = path.read_bytes().decode("utf-8-sig", "replace")
+    data = path.read_bytes()
+    text = data.decode("utf-8-sig", "replace")
     records, broken = _records(text)
-    columns = columns_of(value for value, _ in records[:SAMPLE] if isinstance(value, dict))
+    if broken is None and (at := _foreign(data)) is not None:
+        broken = "not UTF-8", 1 + data.count(b"\n", 0, at)
+    sample = [speakable(value) for value, _ in records[:SAMPLE] if isinstance(value, dict)]
+    columns = columns_of(sample)
     roles = roles_of(columns, watch.expected)
     reader = RowReader(roles, watch)
     for value, line in records:
         if isinstance(value, dict):
-            reader.add(value, line)
+            reader.add(speakable(value), line)
         else:
             reader.ledger.refuse(line, f"a {type(value).__name__}, not an object")
     if broken is not None:
         reader.ledger.refuse(broken[1], broken[0])
+        reader.ledger.damaged = True
     scan.progress(str(path), size)
     return reader.finish(), roles
 
@@ -52,20 +57,45 @@ def _records(text: str) -> tuple[list[tuple[Any, int]], tuple[str, int] | None]:
     out: list[tuple[Any, int]] = []
     at, line, counted = text.find("[") + 1, 1, 0
     while True:
-        at = _past(text, at)
+        at = _past_space(text, at)
         line += text.count("\n", counted, at)
         counted = at
-        if at < len(text) and text[at] == "]":
-            return out, None
+        if not out and text[at : at + 1] == "]":
+            return out, _after(text, at + 1, line)
         try:
             value, at = decoder.raw_decode(text, at)
         except (ValueError, RecursionError) as error:
             why = error.msg if isinstance(error, json.JSONDecodeError) else "nested too deep"
             return out, (f"not JSON: {why}", line)
         out.append((value, line))
+        at = _past_space(text, at)
+        line += text.count("\n", counted, at)
+        counted = at
+        if text[at : at + 1] == "]":
+            return out, _after(text, at + 1, line)
+        if text[at : at + 1] != ",":
+            return out, ("not JSON: the list is not closed", line)
+        at += 1
 
 
-def _past(text: str, at: int) -> int:
-    while at < len(text) and text[at] in " \t\r\n,":
+def _after(text: str, at: int, line: int) -> tuple[str, int] | None:
+    """Returns what is wrong with what stands behind a list; None if nothing does."""
+    end = _past_space(text, at)
+    if end == len(text):
+        return None
+    return "not JSON: something stands behind the list", line + text.count("\n", at, end)
+
+
+def _past_space(text: str, at: int) -> int:
+    while at < len(text) and text[at] in " \t\r\n":
         at += 1
     return at
+
+
+def _foreign(data: bytes) -> int | None:
+    """Returns where a text stops being UTF-8; None if it does not."""
+    try:
+        data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        return error.start
+    return None

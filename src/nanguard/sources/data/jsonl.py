@@ -20,7 +20,7 @@ from nanguard.sources.data.ledger import Ledger
 from nanguard.sources.data.places import Place
 from nanguard.sources.data.roles import Column, Roles, roles_of
 from nanguard.sources.data.rows import RowReader
-from nanguard.sources.data.samples import columns_of
+from nanguard.sources.data.samples import columns_of, speakable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -56,7 +56,8 @@ def records_in(data: bytes, limit: int) -> Iterator[dict[str, Any]]:
 def parsed(line: bytes) -> tuple[Any, str | None]:
     """Returns what a line of JSON means, and why it cannot be read; one of them is None."""
     try:
-        return json.loads(line), None
+        value = json.loads(line)
+        return speakable(value) if b"\\u" in line else value, None
     except UnicodeDecodeError:
         return None, "not UTF-8"
     except RecursionError:

@@ -22,6 +22,7 @@ class Ledger:
         tokens: Its columns of token ids, by name.
         unreadable: Records that cannot be read; the value of a place says why.
         conflict: Whether marks of an unfinished merge were seen.
+        damaged: Whether readers of its format refuse the file as a whole because of them.
         zero: Records whose features are all zero.
     """
 
@@ -32,6 +33,7 @@ class Ledger:
     tokens: dict[str, Tokens] = field(default_factory=dict)
     unreadable: Places = field(default_factory=Places)
     conflict: bool = False
+    damaged: bool = False
     zero: Places = field(default_factory=Places)
 
     def merge(self, other: Ledger) -> None:
@@ -53,6 +55,7 @@ class Ledger:
         self.unreadable.merge(other.unreadable, records, lines)
         self.zero.merge(other.zero, records, lines)
         self.conflict |= other.conflict
+        self.damaged |= other.damaged
         self.records += other.records
         self.lines += other.lines
 

@@ -59,9 +59,10 @@ def open_sources(
 
 def read_request(request: Request, scan: Scan) -> DataSet:
     """Returns a data set, read; what the user expects counts more than what files say."""
-    request = _completed(request, scan.expected)
+    request = _completed(request, scan)
     watches = [Watch(_of_file(path, request), request.measured) for path in request.paths]
-    files = scan.each(_read_one, zip(request.paths, watches, strict=True))
+    jobs = zip(request.paths, watches, strict=True)
+    files = scan.each(_read_one, jobs, files=lambda job: [job[0]], lost=_lost)
     return DataSet(tuple(files), request)
 
 
@@ -78,8 +79,12 @@ def _read_one(one: tuple[Path, Watch], scan: Scan) -> DataFile:
         return DataFile(str(path), "unknown", error=refused)
 
 
-def _completed(request: Request, flags: Expected) -> Request:
-    own = request.expected
+def _lost(job: tuple[Path, Watch], error: SourceError) -> DataFile:
+    return DataFile(str(job[0]), "unknown", error=error)
+
+
+def _completed(request: Request, scan: Scan) -> Request:
+    own, flags = request.expected, scan.expected
     expected = Expected(
         label_key=flags.label_key or own.label_key,
         classes=flags.classes if flags.classes is not None else own.classes,
@@ -90,8 +95,13 @@ def _completed(request: Request, flags: Expected) -> Request:
     )
     folders = {path.parent for path in request.paths}
     named = named_beside(folders.pop()) if len(folders) == 1 else Named()
-    if not named.classes and len(request.paths) == 1:
-        named = replace(_inside(request.paths[0]), vocabulary=named.vocabulary)
+    if (
+        not named.classes
+        and len(request.paths) == 1
+        and request.paths[0].suffix.lower() == ".parquet"
+    ):
+        found = scan.each(_inside, request.paths, files=lambda path: [path], lost=_nameless)
+        named = replace(next(found), vocabulary=named.vocabulary)
     if named.classes and request.named is None:
         request = replace(request, named=named.classes, names=named.file)
     return replace(request, expected=with_names(expected, named))
@@ -107,20 +117,26 @@ def _of_file(path: Path, request: Request) -> Expected:
     return replace(expected, classes=max(expected.groups.values()))
 
 
-def _inside(path: Path) -> Named:
+def _inside(path: Path, scan: Scan) -> Named:
     """Returns the classes that a Parquet file names in its own description."""
-    if path.suffix.lower() != ".parquet":
-        return Named()
     import json
 
     try:
         import polars as pl
-
-        described = pl.read_parquet_metadata(path).get("huggingface", "")
+    except ModuleNotFoundError:
+        return Named()
+    try:
+        with scan.at_hand(path) as here:
+            described = pl.read_parquet_metadata(here).get("huggingface", "")
         found = class_label(json.loads(described)["info"]["features"])
-    except Exception:  # noqa: BLE001 - what cannot be read here is told when the file is read
+    except (Exception, pl.exceptions.PanicException):  # noqa: BLE001 - told when the file is read
         return Named()
     return Named() if found is None else Named(found[1], found[0], str(path))
+
+
+def _nameless(_path: Path, _error: SourceError) -> Named:
+    """Returns that a file names no classes; why it cannot be read is told when it is read."""
+    return Named()
 
 
 def _alone(paths: Iterable[Path]) -> Iterator[Request]:

@@ -27,6 +27,20 @@ def columns_of(records: Iterable[Mapping[str, Any]]) -> list[Column]:
     return [Column(name, *_winner(counts)) for name, counts in votes.items()]
 
 
+def speakable(record: Any) -> Any:
+    """Returns a record whose names and texts can be written down: half a character cannot be."""
+    if not isinstance(record, dict):
+        return record
+    return {
+        _written(name): _written(value) if isinstance(value, str) else value
+        for name, value in record.items()
+    }
+
+
+def _written(text: str) -> str:
+    return text if text.isascii() else text.encode("utf-8", "replace").decode("utf-8")
+
+
 def shape_of(value: Any, depth: int = 0) -> tuple[Shape, int]:
     """Returns what a value is, and in how many lists it lies."""
     if value is None:

@@ -82,11 +82,11 @@ def open_sources(paths: Sequence[Path], scan: Scan) -> Iterator[Log]:
     for path, form in single:
         event_file = records.pop(path.parent, None) if path.name == METRICS else None
         jobs.append((path, form, event_file))
-    yield from scan.each(_read, jobs)
+    yield from scan.each(_read, jobs, files=lambda job: [job[0]], lost=_lost)
     for path in records.values():
         yield _with_events(Log(str(path)), path)
-    for folder, files in runs.items():
-        yield _read_run(folder, sorted(set(files)), scan)
+    events = [(folder, tuple(sorted(set(files)))) for folder, files in runs.items()]
+    yield from scan.each(_read_run, events, files=lambda run: run[1], lost=_lost_run)
 
 
 def _read(job: tuple[Path, Form, Path | None], scan: Scan) -> Log:
@@ -100,8 +100,21 @@ def _read(job: tuple[Path, Form, Path | None], scan: Scan) -> Log:
     return log if event_file is None else _with_events(log, event_file)
 
 
-def _read_run(folder: Path, files: list[Path], scan: Scan) -> Log:
-    name = str(files[0]) if len(files) == 1 else str(folder)
+def _lost(job: tuple[Path, Form, Path | None], error: SourceError) -> Log:
+    return Log(str(job[0]), problem=error)
+
+
+def _lost_run(run: tuple[Path, tuple[Path, ...]], error: SourceError) -> Log:
+    return Log(_name_of(*run), problem=error)
+
+
+def _name_of(folder: Path, files: tuple[Path, ...]) -> str:
+    return str(files[0]) if len(files) == 1 else str(folder)
+
+
+def _read_run(run: tuple[Path, tuple[Path, ...]], scan: Scan) -> Log:
+    folder, files = run
+    name = _name_of(folder, files)
     try:
         with ExitStack() as stack:
             here = [stack.enter_context(scan.at_hand(file)) for file in files]

@@ -47,6 +47,7 @@ _OF_DATA = word_set(
 )
 
 
+_HOLES = re.compile(rb"\0{64,}")
 _CODE = re.compile(r"^ *(?:import \w|from [\w.]+ import |def \w+\(|class \w+[(:])", re.MULTILINE)
 
 
@@ -57,7 +58,7 @@ def form_of(path: Path, head: bytes) -> Form | None:
         path: The file; its ending is a hint.
         head: How it begins.
     """
-    if head.startswith(MAGIC):
+    if head.startswith(MAGIC) or (path.suffix.lower() == ".wandb" and not head):
         return Form.WANDB
     if is_events(path.name, head):
         return Form.EVENTS
@@ -94,6 +95,8 @@ def _is_csv(text: str) -> bool:
 def _decoded(head: bytes) -> str | None:
     if head.startswith((b"\xff\xfe", b"\xfe\xff")):
         return head[: len(head) // 2 * 2].decode("utf-16", "replace")
+    # A machine that went down, or a rotated file, leaves stretches of zeros between lines.
+    head = _HOLES.sub(b"", head)
     if head.count(b"\0") > len(head) // 100:
         return None
     text = head.decode("utf-8", "replace")

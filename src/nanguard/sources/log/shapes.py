@@ -22,7 +22,11 @@ _NUMBER = re.compile(
 )
 _BAR = re.compile(r"([▏▎▍▌▋▊▉█#━╸╺ ]{4,}|(?<=\[)[=>.]{4,}(?=\]))")
 _SPECIAL = re.compile(r"([\\.^$*+?{}\[\]|()])")
-# What stands beside an open part never matches it too, so that no line takes long to refuse.
+# What stands beside an open part never matches it too, so that no line takes long to refuse. The
+# sign of a number stands first, that of its exponent behind the e: "1e5-1e5-1e5" has one reading.
+_GOES_ON = frozenset("eE.")
+_ANY_WHOLE = "[0-9.]+"
+_ANY_NUMBER = "[-+]?[0-9.]+(?:[eE][-+]?[0-9]+)?"
 _ANY_BAR = "[▏▎▍▌▋▊▉█#━╸╺ ]+"
 _ANY_ARROW = "[=>.]+"
 
@@ -62,15 +66,19 @@ def shape_of(text: str, line: Line) -> Shape | None:
     out: list[str] = []
     at = 0
     for start, end in _spans(text, wanted):
+        # "7e-7e-7" can be read as numbers in many ways.
+        if text[end : end + 1] in _GOES_ON:
+            return None
         out.append(_fixed(text[at:start]))
         value = wanted.get(start)
         if value is None:
-            out.append("[0-9.]+" if text[start:end].strip("0123456789.") == "" else "[-+.0-9eE]+")
+            plain = text[start:end].strip("0123456789.") == ""
+            out.append(_ANY_WHOLE if plain else _ANY_NUMBER)
         else:
             if value.end != end:
                 return None
             order.append(value)
-            out.append("([-+.0-9eE]+)")
+            out.append(f"({_ANY_NUMBER})")
         at = end
     out.append(_fixed(text[at:]))
     opened = [v for v in wanted.values() if math.isfinite(v.number)]

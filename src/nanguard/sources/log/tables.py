@@ -12,7 +12,7 @@ _LONGEST = 1000
 _RULED = re.compile(r"[|│┃]")
 _SPACED = re.compile(r"\s{2,}|\t")
 _NUMBERISH = re.compile(r"(?i)^(?:[-+]?[\d.,:/%eE+-]+[%a-zA-Z]{0,3}|nan|inf|-inf|none|n/a|-|)$")
-_PROGRESS = re.compile(r":?\s+\d+%[|━].*$")
+_PROGRESS = re.compile(r"(?::|(?<!\s))\s+\d+%[|━].*$")
 _RULE = re.compile(r"^[\s|+│┃─━┼╇╈═╪:=-]*$")
 
 

@@ -39,8 +39,10 @@ def read_wandb(path: Path, scan: Scan) -> Log:
     """
     gathering = Gathering(str(path))
     loose: dict[tuple[object, ...], Rows] = {}
+    read = 0
     try:
         for number, record in enumerate(_records(path, scan), 1):
+            read = number
             _add(record, number, loose)
             if number % _ROWS == 0:
                 gathering.add(list(loose.values()))
@@ -50,6 +52,12 @@ def read_wandb(path: Path, scan: Scan) -> Log:
             f"a record could not be read ({error}).",
             where=str(path),
             do="What stands before it was checked; the file may be cut short.",
+        )
+    if not read and gathering.log.problem is None:
+        gathering.log.problem = SourceError(
+            "the file holds no whole record.",
+            where=str(path),
+            do="The run may have ended before anything was written: see its output.",
         )
     gathering.add(list(loose.values()))
     for series in gathering.log.series:

@@ -32,10 +32,18 @@ _PASSED_ON = _NEGATES | {
     "logical_or", "logical_and", "as_tensor", "tensor", "nonzero", "numel", "count_nonzero", "to",
     "abs", "numpy", "tolist", "mean",
 }  # fmt: skip
-_ASKS = re.compile(
-    r"(is|has|have|any|all|check|contains|detect|found|not)_?\w*(nan|finite|inf|bad_?loss)", re.I
-)
+_WORDS = re.compile(r"\w+")
+_ASKS = re.compile(r"is|has|have|any|all|check|contains|detect|found|not", re.IGNORECASE)
+_FOR = re.compile(r"nan|finite|inf|bad_?loss", re.IGNORECASE)
 _LARGE = 1e3
+
+
+def _asks(name: str) -> bool:
+    """Returns whether a function asks for numbers that are not finite, as ``has_any_nan`` does."""
+    return any(
+        (asks := _ASKS.search(word)) is not None and _FOR.search(word, asks.end()) is not None
+        for word in _WORDS.findall(name)
+    )
 
 
 class Conditions:
@@ -110,7 +118,7 @@ class Conditions:
                 inner.append(func.value)
             for part in inner:
                 yield from self.checks(part, bad=bad != (name in _NEGATES), depth=depth)
-        elif _ASKS.search(name) and node.args and node.args[0] in self.code.values:
+        elif _asks(name) and node.args and node.args[0] in self.code.values:
             good = "finite" in name and "non" not in name and "not" not in name
             subject = self.code.values[node.args[0]]
             yield Check(node, subject, BOTH, bad != good, exact=False)
