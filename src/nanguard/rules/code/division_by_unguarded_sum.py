@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import ast
 from typing import TYPE_CHECKING, ClassVar
 
 from nanguard.findings import Finding, Fix, Severity
 from nanguard.rules.code_rule import CodeRule, bare, operand, replaced
 from nanguard.rules.numbers import can_be_zero, guarded_by, is_for_show
+from nanguard.rules.places import is_about_data, is_evaluation
 from nanguard.rules.quotients import has_eps_outside
 from nanguard.rules.rule import Fails, Passes
 
@@ -66,6 +68,8 @@ class DivisionByUnguardedSum(CodeRule):
                 continue
             if guarded_by(divisor, quotient.guards) or _is_never_empty(divisor):
                 continue
+            if _is_written_to_what_was_counted(code, quotient, divisor):
+                continue
             key = (id(quotient.scope), divisor.name)
             if has_eps_outside(code, quotient) or (divisor.name and key in told):
                 continue
@@ -94,9 +98,25 @@ def _is_hardly_zero(code: Code, quotient: Value, divisor: Value) -> bool:
     """Returns whether little speaks for a sum of 0, or NaN is reckoned with."""
     if any(part.name == "attention_mask" for part in divisor.upstream(12)):
         return True
+    if is_evaluation(code) or is_about_data(quotient):
+        return True
     if is_for_show(quotient) or not _EXPECT_NAN.isdisjoint(code.operations):
         return True
     return not _is_count(divisor) and divisor.core.op == "sum" and quotient.inputs[0].op != "mul"
+
+
+def _is_written_to_what_was_counted(code: Code, quotient: Value, divisor: Value) -> bool:
+    """Returns whether a quotient goes only to elements whose number its divisor holds.
+
+    ``w[y == 1] = a / ((y == 1).sum() + b)``: where nothing was counted, nothing is written.
+    """
+    statement = code.statement_of(quotient.node) if quotient.node is not None else None
+    targets = statement.targets if isinstance(statement, ast.Assign) else []
+    picked = {ast.unparse(t.slice) for t in targets if isinstance(t, ast.Subscript)}
+    return any(
+        part.op == "compare" and part.node is not None and ast.unparse(part.node) in picked
+        for part in divisor.upstream(24)
+    )
 
 
 def _is_weighted_mean(quotient: Value) -> bool:

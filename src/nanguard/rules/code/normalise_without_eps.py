@@ -7,7 +7,14 @@ from typing import TYPE_CHECKING, ClassVar
 
 from nanguard.findings import Finding, Fix, Severity
 from nanguard.rules.code_rule import CodeRule, bare, operand, replaced
-from nanguard.rules.numbers import can_be_zero, guarded_by, is_about_training, is_number, is_table
+from nanguard.rules.numbers import (
+    can_be_zero,
+    guarded_by,
+    is_about_training,
+    is_number,
+    is_table,
+)
+from nanguard.rules.places import is_evaluation, is_used_only
 from nanguard.rules.quotients import has_eps_outside
 from nanguard.rules.rule import Fails, Passes
 
@@ -82,7 +89,9 @@ class NormaliseWithoutEps(CodeRule):
                 quotient.node,
                 f"division by a {word} that can be 0: 0 / 0 is NaN",
                 fixes=_fixes(code, quotient),
-                weak=(word == "peak" and not is_about_training(code))
+                weak=not is_about_training(code)
+                or is_evaluation(code)
+                or is_used_only(quotient)
                 or (word not in ("range", "peak") and _is_hardly_zero(quotient, divisor)),
             )
 

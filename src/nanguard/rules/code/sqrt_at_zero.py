@@ -11,10 +11,10 @@ from nanguard.rules.numbers import (
     can_be_zero,
     guarded_by,
     is_about_training,
-    is_for_show,
     is_given,
     is_number,
 )
+from nanguard.rules.places import is_beside_training
 from nanguard.rules.rule import Fails, Passes
 
 if TYPE_CHECKING:
@@ -86,7 +86,7 @@ class SqrtAtZero(CodeRule):
                 root.node,
                 f"square root of a {what} that can be 0: its gradient there is infinite",
                 fixes=_fixes(code, root),
-                weak=is_for_show(root) or _is_hardly_zero(value),
+                weak=is_beside_training(code, root) or _is_hardly_zero(value),
             )
 
 

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, ClassVar
 
 from nanguard.findings import Finding, Fix, Severity
 from nanguard.rules.code_rule import CodeRule, bare, operand, replaced
-from nanguard.rules.numbers import guarded_by, is_bounded, is_table
+from nanguard.rules.numbers import guarded_by, is_bounded, is_made_here, is_table
+from nanguard.rules.places import carries_gradient, is_beside_training, is_of_time
 from nanguard.rules.rule import Fails, Passes
 
 if TYPE_CHECKING:
@@ -68,6 +69,8 @@ class UnboundedExp(CodeRule):
             value = power.inputs[0] if power.inputs else None
             if value is None or not power.grad or is_bounded(value) or is_table(value):
                 continue
+            if is_made_here(value) or not carries_gradient(value):
+                continue
             what = next((word for kind, word in _WHAT.items() if value.has(kind)), "")
             if not what and value.core.op == "" and _OFFSET.fullmatch(value.core.name.lower()):
                 what = "predicted offset"
@@ -85,7 +88,9 @@ class UnboundedExp(CodeRule):
                 f"exp of a {what} without an upper bound: inf above 88.7 in float32, above 11.1 "
                 "in float16",
                 fixes=_fixes(code, power),
-                weak=_is_hardly_large(value, what),
+                weak=_is_hardly_large(value, what)
+                or is_of_time(value)
+                or is_beside_training(code, power),
             )
 
 

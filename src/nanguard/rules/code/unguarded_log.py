@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, ClassVar
 
 from nanguard.findings import Finding, Fix, Severity
 from nanguard.rules.code_rule import CodeRule, bare, operand, replaced
-from nanguard.rules.numbers import can_be_zero, ends_as_number, guarded_by, is_about_training
+from nanguard.rules.numbers import can_be_zero, ends_as_number, guarded_by
 from nanguard.rules.outputs import is_module_output, some_module_returns
+from nanguard.rules.places import carries_gradient, is_beside_training, is_clipped, is_of_time
 from nanguard.rules.rule import Fails, Passes
 
 if TYPE_CHECKING:
@@ -61,12 +62,14 @@ class UnguardedLog(CodeRule):
     def check(self, code: Code) -> Iterator[Finding]:
         """Yields what is wrong with a file."""
         probable = some_module_returns(code, "softmax")
-        trains = is_about_training(code)
         for log in code.of("log", "log2", "log10"):
             value = log.inputs[0] if log.inputs else None
             if value is None or not can_be_zero(value) or guarded_by(value, log.guards):
                 continue
             if ends_as_number(code, log.node):
+                continue
+            of_time, clipped = is_of_time(value), is_clipped(code, log.node)
+            if clipped and (of_time or not carries_gradient(value)):
                 continue
             kind = _kind(value, log, outputs_are_probabilities=probable)
             if kind:
@@ -79,7 +82,7 @@ class UnguardedLog(CodeRule):
                     log.node,
                     f"log of a {kind} that can be 0: -inf, and an infinite gradient",
                     fixes=(Fix("bound it from below", edits=edits),),
-                    weak=not trains,
+                    weak=of_time or clipped or is_beside_training(code, log),
                 )
 
 

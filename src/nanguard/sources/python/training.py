@@ -136,11 +136,16 @@ class Training:
 
 
 def is_test(code: Code) -> bool:
-    """Returns whether a file tests other code, going by its name."""
+    """Returns whether a file tests other code, going by its name and its functions."""
     path = code.text.path.replace("\\", "/")
     name = path.rpartition("/")[2]
-    return name.startswith(("test_", "conftest.")) or (
-        name.endswith("_test.py") or "/tests/" in path or "/test/" in path
+    if name.startswith("conftest.") or "/tests/" in path or "/test/" in path:
+        return True
+    if not name.startswith("test_") and not name.endswith("_test.py"):
+        return False
+    # A script that evaluates a model on its test data is often called so, too.
+    return any(function.name.startswith("test") for function in code.functions) or any(
+        cls.name.startswith("Test") for cls in code.classes.values()
     )
 
 
