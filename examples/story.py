@@ -148,7 +148,10 @@ class Story:
     def findings(self, path: str) -> list[dict[str, Any]]:
         """Returns what ``nanguard check`` says about a file of the system."""
         ended = self.run(
-            nanguard("check", path, "--format", "json", "--fail-on", "none", "--no-cache")
+            nanguard(
+                "check", path, "--format", "json", "--fail-on", "none", "--no-cache",
+                "--extend-select", "security",
+            )  # fmt: skip
         )
         try:
             report = json.loads(ended.output[ended.output.index("{") :])

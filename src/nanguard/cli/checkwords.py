@@ -20,6 +20,7 @@ FLAGS = {
 VALUES = {
     "--format": "form",
     "--select": "select",
+    "--extend-select": "extend",
     "--ignore": "ignore",
     "--fail-on": "fail_on",
     "--baseline": "baseline",
@@ -72,7 +73,7 @@ def split(given: str) -> tuple[str, ...]:
 
 def _take(told: dict[str, Any], field: str, value: str) -> bool:
     """Adds the value of an option; returns whether it is one."""
-    if field in ("select", "ignore"):
+    if field in ("select", "extend", "ignore"):
         told[field] = (*told.get(field, ()), *split(value))
         return bool(value)
     if field == "group":

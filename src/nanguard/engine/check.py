@@ -16,6 +16,7 @@ from nanguard.engine.scans import Meter, Scans
 from nanguard.engine.selection import Selection
 from nanguard.errors import SourceError
 from nanguard.rules.catalogue import broken
+from nanguard.sources.config.usage import Usage
 from nanguard.sources.files import (
     CONFIG_LIMIT,
     NOTEBOOK_LIMIT,
@@ -101,6 +102,7 @@ class Check:
             self._find(self._elsewhere.here(paths))
             for file in check_files(self.code, self.plan):
                 self.outcome.add(file)
+            self.configs.usage = self._usage()
             for file in self.configs.check(self.plan.selection):
                 self.outcome.add(file)
             self._scan()
@@ -110,6 +112,10 @@ class Check:
             self._elsewhere.rename(self.outcome)
         self.outcome.seconds = time.monotonic() - began
         return self.outcome
+
+    def _usage(self) -> Usage:
+        """Returns what the project's code reads: the code that was named."""
+        return Usage(tuple(path for path, kind in self.code if kind is FileKind.PYTHON))
 
     def _find(self, paths: Sequence[str]) -> None:
         """Sorts every file that is meant."""

@@ -11,6 +11,7 @@ from nanguard.engine.outcome import FileOutcome, NotChecked, failure, reason_of
 from nanguard.engine.suppressions import ignores_in, suppress, unused
 from nanguard.errors import SourceError
 from nanguard.rules.catalogue import all_rules
+from nanguard.sources.config.usage import Usage
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -33,11 +34,13 @@ class Configs:
         texts: Their texts, by path.
         documents: What was read from them, by path.
         left_out: What came of files that cannot be read, or are about something else.
+        usage: What the project's code reads.
     """
 
     texts: dict[str, Text] = field(default_factory=dict)
     documents: dict[str, Any] = field(default_factory=dict)
     left_out: list[FileOutcome] = field(default_factory=list)
+    usage: Usage = field(default_factory=Usage)
     _parts: int = 0
     _read: list[Any] | None = None
 
@@ -92,6 +95,7 @@ class Configs:
             {**self.texts, text.path: text},
             {**self.documents, text.path: read_document(text)},
             self.left_out,
+            self.usage,
         )
 
     def around(self, path: str) -> Configs:
@@ -101,6 +105,7 @@ class Configs:
         return Configs(
             {name: text for name, text in self.texts.items() if name in near},
             {name: document for name, document in self.documents.items() if name in near},
+            usage=self.usage,
         )
 
     def check(self, selection: Selection) -> list[FileOutcome]:
@@ -130,7 +135,7 @@ class Configs:
         from nanguard.sources.config.run import read_project
 
         if self._read is None:
-            self._read = list(read_project(list(self.documents.values())))
+            self._read = list(read_project(list(self.documents.values()), self.usage))
         return self._read
 
     def _judged(self, selection: Selection) -> tuple[list[Finding], dict[str, FileOutcome]]:

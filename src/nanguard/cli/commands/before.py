@@ -33,6 +33,13 @@ def check(
             help="Rules to run: names, codes, or SRC, CFG, DAT, CKP, LOG. May be repeated."
         ),
     ] = None,
+    extend: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--extend-select",
+            help="Rules or groups to run besides, such as security. May be repeated.",
+        ),
+    ] = None,
     ignore: Annotated[
         list[str] | None, typer.Option(help="Rules to leave out, likewise. May be repeated.")
     ] = None,
@@ -119,6 +126,7 @@ def check(
         _words(select),
         _words(ignore),
         None if fail_on is None else fail_on.value,
+        extend=_words(extend),
         fix=fix,
         unsafe=unsafe,
         diff=diff,

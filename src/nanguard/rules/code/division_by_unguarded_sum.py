@@ -49,6 +49,20 @@ class DivisionByUnguardedSum(CodeRule):
             "    return nll.sum() / n\n",
             line=6,
         ),
+        Fails(
+            "import torch\n\n\ndef scatter_loss(f, y, c):\n    z = f[y == c]\n"
+            "    n = z.shape[0]\n    return (z - z.mean(0)).square().sum() / (n - 1)\n",
+            line=7,
+        ),
+        Passes(
+            "import torch\n\n\ndef scatter_loss(f, y, c):\n    z = f[y == c]\n"
+            "    n = z.shape[0]\n    if n < 2:\n        return f.sum() * 0\n"
+            "    return (z - z.mean(0)).square().sum() / (n - 1)\n"
+        ),
+        Passes(
+            "import torch\n\n\ndef weigh(y, w):\n    pos = (y == 1).sum().float()\n"
+            "    neg = (y == 0).sum().float()\n    w[y == 1] = neg / (pos + neg)\n    return w\n"
+        ),
         Passes("import torch\n\n\ndef f(x, mask):\n    return x.sum() / mask.sum().clamp(min=1)\n"),
         Passes(
             "import torch\n\n\ndef f(x, mask):\n    n = mask.sum()\n    if n == 0:\n"
@@ -87,11 +101,22 @@ def _is_count(value: Value) -> bool:
     core = value.core
     if core.op == "mul":
         return any(_is_count(part) for part in core.inputs)
+    if core.op == "sub" and core.inputs[1].number() == 1:
+        return _is_number_picked(core.inputs[0])
     if core.has("masksum", "weightsum"):
         return core.op in ("sum", "mean", "count_nonzero", "nansum", "add")
     if core.op in ("index_add", "scatter_add") and core.inputs:
         return value.has("count") or core.inputs[-1].core.op in ("ones", "ones_like")
     return core.op in ("sum", "bincount", "histc") and value.has("count")
+
+
+def _is_number_picked(value: Value) -> bool:
+    """Returns whether it is how many elements a condition has picked, such as those of a class."""
+    core = value.core
+    if core.op in ("shape", "size", "len", "numel", "getitem") or value.has("size"):
+        picked = [part for part in value.upstream(8) if part.op == "getitem" and len(part.inputs) > 1]
+        return any(part.inputs[1].has("mask", "bool") for part in picked)
+    return core.has("masksum") and core.op == "sum"
 
 
 def _is_hardly_zero(code: Code, quotient: Value, divisor: Value) -> bool:

@@ -14,7 +14,7 @@ from nanguard.rules.numbers import (
     is_number,
     is_table,
 )
-from nanguard.rules.places import is_evaluation, is_used_only
+from nanguard.rules.places import is_about_data, is_evaluation, is_used_only
 from nanguard.rules.quotients import has_eps_outside
 from nanguard.rules.rule import Fails, Passes
 
@@ -66,6 +66,13 @@ class NormaliseWithoutEps(CodeRule):
             "    return (x - lo) / (hi - lo)\n",
             line=6,
         ),
+        Fails(
+            "import numpy as np\nimport torch\nfrom torch.utils.data import Dataset\n\n\n"
+            "class Waves(Dataset):\n    def __getitem__(self, i):\n"
+            "        x = np.load(self.files[i])\n"
+            "        return torch.from_numpy((x - np.mean(x)) / np.std(x))\n",
+            line=9,
+        ),
         Passes("import torch\n\n\ndef f(x):\n    return x / (x.norm(dim=-1) + 1e-6)\n"),
         Passes("import torch\n\n\ndef f(x, mean, std):\n    return (x - mean) / std\n"),
         Passes("import torch\n\n\ndef f(x, eps):\n    return x / x.std().clamp(min=eps)\n"),
@@ -77,7 +84,8 @@ class NormaliseWithoutEps(CodeRule):
             divisor = _divisor(quotient)
             if divisor is None:
                 continue
-            word = _word(divisor)
+            in_data = is_about_data(quotient)
+            word = _word(divisor, numpy=in_data)
             if not word or not can_be_zero(divisor) or guarded_by(divisor, quotient.guards):
                 continue
             if has_eps_outside(code, quotient) or is_table(divisor) or is_number(divisor):
@@ -89,11 +97,16 @@ class NormaliseWithoutEps(CodeRule):
                 quotient.node,
                 f"division by a {word} that can be 0: 0 / 0 is NaN",
                 fixes=_fixes(code, quotient),
-                weak=not is_about_training(code)
-                or is_evaluation(code)
-                or is_used_only(quotient)
+                weak=_is_beside(code, quotient, in_data=in_data)
                 or (word not in ("range", "peak") and _is_hardly_zero(quotient, divisor)),
             )
+
+
+def _is_beside(code: Code, quotient: Value, *, in_data: bool) -> bool:
+    """Returns whether the quotient goes into no step of a training."""
+    if is_evaluation(code) or is_used_only(quotient):
+        return True
+    return not in_data and not is_about_training(code)
 
 
 def _divisor(quotient: Value) -> Value | None:
@@ -131,12 +144,12 @@ def _is_of_the_same(over: Value, divisor: Value) -> bool:
     )
 
 
-def _word(divisor: Value) -> str:
+def _word(divisor: Value, *, numpy: bool = False) -> str:
     core = divisor.core
-    if core.op.startswith("numpy."):
+    if core.op.startswith("numpy.") and not numpy:
         return ""
     if core.op == "mul":
-        return next((word for part in core.inputs if (word := _word(part))), "")
+        return next((word for part in core.inputs if (word := _word(part, numpy=numpy))), "")
     if core.op in ("max", "amax", "maximum") and core.inputs:
         inner = core.inputs[0]
         if inner.has("norm", "std"):

@@ -51,6 +51,15 @@ class UnguardedLog(CodeRule):
             "    return (1 - p).log()\n",
             line=6,
         ),
+        Fails(
+            "import torch\n\n\ndef bce_loss(x, y):\n    p = torch.sigmoid(x)\n"
+            "    return -((1 - y) * torch.log1p(-p)).mean()\n",
+            line=6,
+        ),
+        Passes(
+            "import torch\n\n\ndef bce_loss(x, y):\n    p = torch.sigmoid(x).clamp(max=1 - 1e-6)\n"
+            "    return -((1 - y) * torch.log1p(-p)).mean()\n"
+        ),
         Passes("import torch\n\n\ndef kl(p, q):\n    return torch.log((p / q).clamp(min=1e-8))\n"),
         Passes("import torch\n\n\ndef f(n):\n    return torch.log((n + 1.0) / (n + 1.0).sum())\n"),
         Passes(
@@ -62,6 +71,7 @@ class UnguardedLog(CodeRule):
     def check(self, code: Code) -> Iterator[Finding]:
         """Yields what is wrong with a file."""
         probable = some_module_returns(code, "softmax")
+        yield from self._at_minus_one(code)
         for log in code.of("log", "log2", "log10"):
             value = log.inputs[0] if log.inputs else None
             if value is None or not can_be_zero(value) or guarded_by(value, log.guards):
@@ -84,6 +94,27 @@ class UnguardedLog(CodeRule):
                     fixes=(Fix("bound it from below", edits=edits),),
                     weak=of_time or clipped or is_beside_training(code, log),
                 )
+
+    def _at_minus_one(self, code: Code) -> Iterator[Finding]:
+        for log in code.of("log1p"):
+            value = log.inputs[0].core if log.inputs else None
+            if value is None or value.op != "neg" or not value.inputs or value.lo > -1:
+                continue
+            inner = value.inputs[0]
+            if _is_chance(inner) and not guarded_by(inner, log.guards):
+                yield self.at(
+                    code,
+                    log.node,
+                    "log1p of minus a probability that can be 1: -inf, and an infinite gradient",
+                    fixes=(Fix("take logsigmoid(-x) of the logits, or bound it below 1"),),
+                    weak=is_beside_training(code, log),
+                )
+
+
+def _is_chance(value: Value) -> bool:
+    """Returns whether a value goes up to exactly 1: a probability, or a share of a sum."""
+    core = value.core
+    return core.op in ("softmax", "sigmoid") or core.has("probability", "cosine")
 
 
 def _unscaled(value: Value) -> Value:
