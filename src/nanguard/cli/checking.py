@@ -53,6 +53,8 @@ class Asked:
         ignore_label: Labels that are meant to be skipped.
         watch: Whether to audit checkpoints as they are written.
         engine: Where files are scanned: local or ray.
+        statistics: Whether to count findings by rule instead of listing them.
+        verbose: Whether to list files of kinds without rules as well.
     """
 
     paths: tuple[str, ...]
@@ -78,6 +80,8 @@ class Asked:
     watch: bool = False
     engine: str = "local"
     extend: tuple[str, ...] = ()
+    statistics: bool = False
+    verbose: bool = False
 
 
 def run_check(asked: Asked) -> int:

@@ -16,6 +16,9 @@ FLAGS = {
     "--no-cache": "no_cache",
     "--checklist": "checklist",
     "--watch": "watch",
+    "--statistics": "statistics",
+    "--verbose": "verbose",
+    "-v": "verbose",
 }
 VALUES = {
     "--format": "form",
@@ -35,6 +38,7 @@ VALUES = {
     "--ignore-label": "ignore_label",
     "--engine": "engine",
 }
+HERE = "."  # what is meant where no path is named
 FORMATS = ("text", "json", "sarif", "github")
 FAIL_ON = ("error", "warning", "info", "none")
 ENGINES = ("local", "ray")
@@ -59,11 +63,9 @@ def asked_by(words: list[str]) -> Asked | None:
                 return None
             if not _take(told, VALUES[name], value if given else next(rest, "")):
                 return None
-    if not paths:
-        return None
     from nanguard.cli.checking import Asked
 
-    return Asked(tuple(paths), **told)
+    return Asked(tuple(paths) or (HERE,), **told)
 
 
 def split(given: str) -> tuple[str, ...]:

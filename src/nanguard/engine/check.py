@@ -198,10 +198,11 @@ class Check:
         elif kind is not FileKind.CONFIG:
             self._leave_out(path, _unruled(kind))
         elif not named and not may_configure(data):
-            self._leave_out(path, NO_TRAINING)
+            self._leave_out(path, NO_TRAINING, expected=True)
         else:
             text = Text(path, decode(path, data, python=False).content)
-            if not self.configs.read(text, sure=named or by_name(path) is not None):
+            sure = named or by_name(path) is not None
+            if not self.configs.read(text, sure=sure, named=named):
                 self._count(path)
 
     def _take_stdin(self) -> None:
@@ -220,8 +221,8 @@ class Check:
         except SourceError as error:
             self._leave_out(STDIN_NAME, reason_of(error))
 
-    def _leave_out(self, path: str, reason: str) -> None:
-        self.outcome.not_checked.append(NotChecked(path, reason))
+    def _leave_out(self, path: str, reason: str, *, expected: bool = False) -> None:
+        self.outcome.not_checked.append(NotChecked(path, reason, expected=expected))
 
     def _count(self, path: str) -> None:
         name = path.replace("\\", "/").rpartition("/")[2]
@@ -237,7 +238,8 @@ class Check:
             listed = ", ".join(f"{ending} {count}" for ending, count in most[:8])
             total, more = sum(self._others.values()), ", ..." if len(most) > 8 else ""
             files = "1 file is" if total == 1 else f"{total} files are"
-            self._leave_out("other files", f"{files} of kinds without rules ({listed}{more})")
+            said = f"{files} of kinds without rules ({listed}{more})"
+            self._leave_out("other files", said, expected=True)
         self.outcome.checked.sort()
         self.outcome.seen.sort(
             key=lambda s: (s.finding.path or "", s.finding.line or 0, s.finding.column or 0)

@@ -54,7 +54,9 @@ class Announced:
         before = values_of(configs.documents[self.path])
         parsed = any(self.path in run.parsed for run in configs.runs())
         return [
-            replace(finding, fixes=tuple(self._fixes(finding, text, before, configs, parsed=parsed)))
+            replace(
+                finding, fixes=tuple(self._fixes(finding, text, before, configs, parsed=parsed))
+            )
             for finding in found
         ]
 

@@ -42,18 +42,23 @@ class Configs:
     left_out: list[FileOutcome] = field(default_factory=list)
     usage: Usage = field(default_factory=Usage)
     _parts: int = 0
+    _named: set[str] = field(default_factory=set)
     _read: list[Any] | None = None
 
-    def read(self, text: Text, *, sure: bool = True) -> bool:
+    def read(self, text: Text, *, sure: bool = True, named: bool = True) -> bool:
         """Reads one more file; returns whether it has its place here.
 
         Args:
             text: What the file holds.
             sure: Whether it is a configuration; else one that cannot be read is none.
+            named: Whether the user named it; else it may as well be about something else.
         """
         reason = self._why_not(text)
+        if named:
+            self._named.add(text.path)
         if reason and sure:
-            self.left_out.append(FileOutcome.left_out(text.path, reason))
+            expected = reason == NO_TRAINING and not named
+            self.left_out.append(FileOutcome.left_out(text.path, reason, expected=expected))
         return sure or not reason
 
     def _why_not(self, text: Text) -> str:
@@ -147,7 +152,8 @@ class Configs:
                 runs = self.runs()
                 used = {document.path for run in runs for document in run.documents}
                 for path in self.texts.keys() - used:
-                    outcomes[path] = FileOutcome.left_out(path, NO_TRAINING)
+                    named = path in self._named
+                    outcomes[path] = FileOutcome.left_out(path, NO_TRAINING, expected=not named)
                 for run in runs:
                     some, failed = judge(rules, run, run.documents[0].path)
                     findings += some

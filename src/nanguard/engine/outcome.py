@@ -42,10 +42,12 @@ class NotChecked:
     Attributes:
         path: The file or folder.
         reason: Why.
+        expected: Whether no rule reads such files anyway.
     """
 
     path: str
     reason: str
+    expected: bool = False
 
     def to_json(self) -> dict[str, str]:
         """Returns the entry as the report's JSON has it."""
@@ -71,9 +73,9 @@ class FileOutcome:
     suppressed: int = 0
 
     @classmethod
-    def left_out(cls, path: str, reason: str) -> FileOutcome:
+    def left_out(cls, path: str, reason: str, *, expected: bool = False) -> FileOutcome:
         """Returns the outcome of a file that was not looked at."""
-        return cls(path, checked=False, not_checked=[NotChecked(path, reason)])
+        return cls(path, checked=False, not_checked=[NotChecked(path, reason, expected=expected)])
 
 
 @dataclass(frozen=True, slots=True)

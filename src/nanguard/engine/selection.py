@@ -74,7 +74,12 @@ class Selection:
         Raises:
             SettingsError: A word names no rule.
         """
-        words = {*self.select, *self.extend, *self.ignore, *(w for _, words in self.per_file for w in words)}
+        words = {
+            *self.select,
+            *self.extend,
+            *self.ignore,
+            *(w for _, words in self.per_file for w in words),
+        }
         if not words:
             return self
         known = [(rule.code, rule.name) for rule in all_rules()] + [UNUSED_IGNORE]

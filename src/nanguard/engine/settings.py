@@ -14,7 +14,16 @@ from nanguard.sources.scanning import Expected
 
 _LARGEST = 1 << 20
 _FAIL_ON = ("error", "warning", "info", "none")
-_KEYS = ("select", "extend-select", "ignore", "fail-on", "per-file-ignores", "exclude", "baseline", "data")
+_KEYS = (
+    "select",
+    "extend-select",
+    "ignore",
+    "fail-on",
+    "per-file-ignores",
+    "exclude",
+    "baseline",
+    "data",
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,8 @@ _TABLE = frozenset(
     {
         "linspace", "arange", "cumprod", "cumsum", "ones", "zeros", "logspace", "flip", "tensor",
         "as_tensor", "full", "neg", "add", "sub", "mul", "div", "pow", "sqrt", "log", "exp", "cos",
-        "clamp", "named", "getitem", "cat", "float", "double", "to", "stack", "view",
+        "clamp", "named", "getitem", "cat", "float", "double", "to", "stack", "view", "eye",
+        "type_as", "norm", "sum", "mean",
     }
 )  # fmt: skip
 _MADE = frozenset(

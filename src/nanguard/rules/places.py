@@ -6,7 +6,7 @@ import ast
 import re
 from typing import TYPE_CHECKING
 
-from nanguard.rules.numbers import is_about_training, is_for_show
+from nanguard.rules.numbers import is_about_training, is_for_show, names_of
 from nanguard.sources.python.training import Training
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 _EVALUATES = re.compile(
     r"(^|_)(eval(s|uat\w*)?|metrics?|bench(mark\w*)?|visuali[sz]\w*|plot\w*|demos?|infer\w*"
     r"|predict\w*|sampl(e|es|ing)|generate|export\w*|analy\w+|compare?|comparison|verif\w+|tests?"
-    r"|examples?|preprocess\w*|prepare|compute|convert\w*)($|_)"
+    r"|preprocess\w*|prepare|compute|convert\w*)($|_)"
 )
 _USES = re.compile(
     r"_?(eval\w*|validat\w*|test\w*|sample_\w+|\w+_samples?|visuali[sz]e\w*|plot\w*|generate\w*"
@@ -27,14 +27,19 @@ _USES = re.compile(
 )
 _FOLDERS = 2  # how many folders above a file still say what it is for
 # Functions in which a module or a table is set up, before anything is trained.
-_SETUP = re.compile(r"__init__|__post_init__|setup|build\w*|_?(re)?init\w*|register_schedule|reset_\w+")
+_SETUP = re.compile(
+    r"__init__|__post_init__|setup|build\w*|_?(re)?init\w*|register_schedule|reset_\w+"
+)
 _DATASETS = ("Dataset", "IterableDataset", "DataModule", "LightningDataModule", "Sampler")
-_DATA_METHODS = re.compile(r"__getitem__|__iter__|_?collate\w*|_?load_\w+|_?read_\w+|_?preprocess\w*")
+_DATA_METHODS = re.compile(
+    r"__getitem__|__iter__|_?collate\w*|_?load_\w+|_?read_\w+|_?preprocess\w*"
+)
 # What a diffusion model is told about the step: numbers from a sampler or a schedule.
 _TIME = re.compile(
     r"(t|ts|t1m|tt|time|times|time_?steps?|t_\w+|sigmas?(_\w+)?|snr|log_?snr|alphas?(_\w+)?"
     r"|betas?(_\w+)?|gammas?(_\w+)?)"
 )
+_SNR = re.compile(r"(log_?)?snr\w*")
 _NO_GRADIENT = frozenset(
     {"compare", "rand", "rand_like", "randint", "randn", "randn_like", "arange", "linspace",
      "detach", "item", "bernoulli", "one_hot", "argmax", "bincount", "size", "shape", "numel",
@@ -45,13 +50,10 @@ _CLIPS = frozenset({"clip", "clamp", "clip_", "clamp_", "clamp_min", "clamp_min_
 
 def is_evaluation(code: Code) -> bool:
     """Returns whether a file measures or uses a model, by its name and by what it does not do."""
-    known: bool | None = code.facts.get(is_evaluation)
-    if known is None:
-        *folders, name = code.text.path.replace("\\", "/").lower().split("/")
-        words = [name.rpartition(".")[0] or name, *folders[-_FOLDERS:]]
-        named = any(_EVALUATES.search(word.replace("-", "_")) for word in words)
-        known = code.facts[is_evaluation] = named and not Training.of(code).backwards
-    return known
+    *folders, name = code.text.path.replace("\\", "/").lower().split("/")
+    words = [name.rpartition(".")[0] or name, *folders[-_FOLDERS:]]
+    named = any(_EVALUATES.search(word.replace("-", "_")) for word in words)
+    return named and not Training.of(code).backwards
 
 
 def is_beside_training(code: Code, value: Value) -> bool:
@@ -91,6 +93,8 @@ def is_about_data(value: Value) -> bool:
 
 def is_of_time(value: Value) -> bool:
     """Returns whether a value is made from a step's time alone, which its sampler bounds."""
+    if any(_SNR.fullmatch(name.lower()) for name in names_of(value, 6)):
+        return True
     leaves = [*_leaves(value)]
     times = [leaf for leaf in leaves if _is_time(leaf)]
     return bool(times) and all(_is_time(leaf) or not may_learn(leaf) for leaf in leaves)

@@ -111,10 +111,11 @@ class ClipDisabledByHugeNorm(CodeRule):
 
 def _has_none(call: Value) -> bool:
     """Whether a function of torch is given None as its limit, which it takes for a number."""
-    limit = call.arg(1, "clip_value" if named(call) == "clip_grad_value" else "max_norm")
-    given = limit.core.node if limit is not None else None
-    plain = isinstance(given, ast.Constant) and given.value is None
-    return call.path.startswith("torch.") and plain
+    if not isinstance(call.node, ast.Call) or not call.path.startswith("torch."):
+        return False
+    written = [k.value for k in call.node.keywords if k.arg in ("clip_value", "max_norm")]
+    given = [*written, *call.node.args[1:2]]
+    return any(isinstance(limit, ast.Constant) and limit.value is None for limit in given)
 
 
 def _limit(call: Value) -> Value | None:

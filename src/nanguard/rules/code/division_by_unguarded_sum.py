@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, ClassVar
 
 from nanguard.findings import Finding, Fix, Severity
 from nanguard.rules.code_rule import CodeRule, bare, operand, replaced
-from nanguard.rules.numbers import can_be_zero, guarded_by, is_for_show
-from nanguard.rules.places import is_about_data, is_evaluation
+from nanguard.rules.numbers import can_be_zero, guarded_by, is_for_show, is_number
+from nanguard.rules.places import is_about_data, is_set_up
 from nanguard.rules.quotients import has_eps_outside
 from nanguard.rules.rule import Fails, Passes
 
@@ -114,8 +114,8 @@ def _is_number_picked(value: Value) -> bool:
     """Returns whether it is how many elements a condition has picked, such as those of a class."""
     core = value.core
     if core.op in ("shape", "size", "len", "numel", "getitem") or value.has("size"):
-        picked = [part for part in value.upstream(8) if part.op == "getitem" and len(part.inputs) > 1]
-        return any(part.inputs[1].has("mask", "bool") for part in picked)
+        chosen = [p for p in value.upstream(8) if p.op == "getitem" and len(p.inputs) > 1]
+        return any(part.inputs[1].has("mask", "bool") for part in chosen)
     return core.has("masksum") and core.op == "sum"
 
 
@@ -123,7 +123,9 @@ def _is_hardly_zero(code: Code, quotient: Value, divisor: Value) -> bool:
     """Returns whether little speaks for a sum of 0, or NaN is reckoned with."""
     if any(part.name == "attention_mask" for part in divisor.upstream(12)):
         return True
-    if is_evaluation(code) or is_about_data(quotient):
+    if is_about_data(quotient) or is_set_up(quotient) or is_number(divisor):
+        return True
+    if "keepdims" in divisor.core.keywords:  # an array of numpy, which has no gradient
         return True
     if is_for_show(quotient) or not _EXPECT_NAN.isdisjoint(code.operations):
         return True

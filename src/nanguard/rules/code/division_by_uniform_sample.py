@@ -101,4 +101,3 @@ def _fixes(code: Code, quotient: Value) -> tuple[Fix, ...]:
     if node is None:
         return (Fix(title),)
     return (Fix(title, edits=(replaced(code, node, f"{bare(code, node)}.clamp(min=1e-3)"),)),)
-

@@ -89,7 +89,6 @@ class InfMaskedLogitsLoss(CodeRule):
                 )
         yield from self._smoothed(code, seen)
 
-
     def _smoothed(self, code: Code, seen: set[int]) -> Iterator[Finding]:
         """Yields masked logits whose log-probabilities are multiplied with targets, zeros too."""
         for product in code.of("mul"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from typing import TYPE_CHECKING, ClassVar
 
@@ -116,16 +117,26 @@ def _summed_and_logged(code: Code) -> set[int]:
 
 
 def _names(value: Value) -> set[str]:
-    return {part.name for part in value.upstream(8) if part.name}
+    return {part.name.strip("_") for part in value.upstream(8) if part.name}
 
 
 def _clamped_in_place(code: Code) -> set[str]:
     """Returns the names of what is kept in range elsewhere in the file."""
     found: set[str] = set()
     for bound in code.of("clamp", "clamp_max"):
-        if bound.name.endswith("_") and bound.inputs:
-            found |= {part.name for part in bound.inputs[0].upstream(4) if part.name}
+        kept = bound.name.endswith("_") or (bool(bound.inputs) and _is_kept(code, bound))
+        if kept and bound.inputs and is_bounded(bound):
+            names = {part.name for part in bound.inputs[0].upstream(4) if part.name}
+            found |= {name.strip("_") for name in names}
     return found - {"data", "self"}
+
+
+def _is_kept(code: Code, bound: Value) -> bool:
+    """Returns whether an attribute is given its own value, clamped."""
+    statement = code.statement_of(bound.node) if bound.node is not None else None
+    targets = statement.targets if isinstance(statement, ast.Assign) else []
+    given = bound.inputs[0].core.name
+    return any(isinstance(t, ast.Attribute) and t.attr == given for t in targets)
 
 
 def _fixes(code: Code, power: Value) -> tuple[Fix, ...]:

@@ -83,8 +83,7 @@ class ScientificNotationIsString(ConfigRule):
         line, column = leaf.document.text.position(texts[0].start)
         edits = tuple(Edit(n.start, n.end, _respelled(n.raw.strip())) for n in texts)
         return self.finding(
-            f"{'.'.join(leaf.path)} is {raw}, which YAML 1.1 reads as text, not as a number"
-            f"{use}",
+            f"{'.'.join(leaf.path)} is {raw}, which YAML 1.1 reads as text, not as a number{use}",
             path=leaf.document.path,
             line=line,
             column=column,
