@@ -49,6 +49,23 @@ def test_a_value_is_changed_where_the_code_reads_it(
     assert copy == (HUGE.replace("1.0e+6", "1.0") if is_fixed else "")
 
 
+def test_code_around_a_configuration_that_is_named_alone_is_asked(tmp_path: Path):
+    for name, content in (
+        ("requirements.txt", "torch\n"),
+        ("src/train.py", 'clip = cfg["clip"]\n'),
+        ("conf/run.yaml", HUGE),
+    ):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(content)
+    conf = tmp_path / "conf" / "run.yaml"
+    out = tmp_path / "report.txt"
+    run_check(Asked((str(conf),), fix=True, output=out, no_cache=True, jobs=1))
+    assert not (tmp_path / "conf" / "run_fixed.yaml").exists()
+    (tmp_path / "src/train.py").write_text('clip = cfg["max_grad_norm"]\n')
+    run_check(Asked((str(conf),), fix=True, output=out, no_cache=True, jobs=1))
+    assert (tmp_path / "conf" / "run_fixed.yaml").exists()
+
+
 def test_a_key_is_renamed_only_if_asked_for(tmp_path: Path):
     folder = tmp_path / "p"
     folder.mkdir()

@@ -16,7 +16,7 @@ from nanguard.engine.scans import Meter, Scans
 from nanguard.engine.selection import Selection
 from nanguard.errors import SourceError
 from nanguard.rules.catalogue import broken
-from nanguard.sources.config.usage import Usage
+from nanguard.sources.config.usage import Usage, project_of
 from nanguard.sources.files import (
     CONFIG_LIMIT,
     NOTEBOOK_LIMIT,
@@ -114,8 +114,17 @@ class Check:
         return self.outcome
 
     def _usage(self) -> Usage:
-        """Returns what the project's code reads: the code that was named."""
-        return Usage(tuple(path for path, kind in self.code if kind is FileKind.PYTHON))
+        """Returns what the project's code reads: the code that was named, or lies around."""
+        named = [path for path, kind in self.code if kind is FileKind.PYTHON]
+        return Usage(lambda: named or self._code_around())
+
+    def _code_around(self) -> list[str]:
+        """Returns the code of the project that the configurations belong to."""
+        root = next((found for path in self.configs.texts if (found := project_of(path))), None)
+        if root is None:
+            return []
+        search = Search(self.plan.exclude, root)
+        return [found.path for found in search.files([root]) if found.path.endswith(".py")]
 
     def _find(self, paths: Sequence[str]) -> None:
         """Sorts every file that is meant."""

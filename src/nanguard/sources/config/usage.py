@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from nanguard.sources.config.names import normal
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
 _TEXT = re.compile(r"""["']([A-Za-z_][\w.\-]{0,63})["']""")
 _ATTRIBUTE = re.compile(r"\.([A-Za-z_]\w*)")
@@ -22,6 +22,8 @@ _CAST = re.compile(r"\bfloat\(\s*([^()\n]*(?:\([^()\n]*\))?[^()\n]*)\)")
 _GIVEN = re.compile(r"^\s*(\w+)\s*(?::[^=\n]+)?=\s*(.*(?:\.get\(|\[)\s*[\"'].*)$", re.MULTILINE)
 _LARGEST = 1 << 20
 _MOST_FILES = 5_000
+_LEVELS = 5  # folders above a configuration in which its project may begin
+_MARKS = (".git", "pyproject.toml", "setup.py", "requirements.txt")
 
 
 @dataclass(slots=True)
@@ -35,10 +37,15 @@ class Usage:
     """What the code of a project does with keys of configurations.
 
     Attributes:
-        paths: The files of code; none if there is no code to look at.
+        find: Returns the files of code; asked once, and only if something depends on it.
     """
 
-    paths: tuple[str, ...] = ()
+    find: Callable[[], Sequence[str]] = tuple
+
+    @cached_property
+    def paths(self) -> tuple[str, ...]:
+        """The files of code; none if there is no code to look at."""
+        return tuple(self.find())[:_MOST_FILES]
 
     @property
     def known(self) -> bool:
@@ -65,8 +72,17 @@ class Usage:
         return found
 
 
+def project_of(path: str) -> str | None:
+    """Returns the folder of the project that a file belongs to; None if nothing marks one."""
+    folder = Path(path).absolute().parent
+    for place in (folder, *folder.parents)[:_LEVELS]:
+        if any((place / mark).exists() for mark in _MARKS):
+            return str(place)
+    return None
+
+
 def _contents(paths: Iterable[str]) -> Iterator[str]:
-    for path in list(paths)[:_MOST_FILES]:
+    for path in paths:
         try:
             with Path(path).open(encoding="utf-8", errors="replace") as file:
                 yield file.read(_LARGEST)
