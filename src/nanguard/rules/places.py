@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from nanguard.sources.python.code import Code
+    from nanguard.sources.python.scopes import Function
     from nanguard.sources.python.values import Value
 
 # Words in the names of files and folders that measure, show or use a model and do not train it.
@@ -60,7 +61,15 @@ def is_beside_training(code: Code, value: Value) -> bool:
     """Returns whether no gradient of a training step is likely to pass a place."""
     if not value.grad or not is_about_training(code) or is_evaluation(code):
         return True
-    return is_used_only(value) or is_set_up(value) or is_about_data(value)
+    if is_used_only(value) or is_set_up(value) or is_about_data(value):
+        return True
+    return value.scope is not None and is_called_without_gradient(code, value.scope)
+
+
+def is_called_without_gradient(code: Code, function: Function) -> bool:
+    """Returns whether every call of a function in its file is made where none is recorded."""
+    calls = Training.of(code).callers(function)
+    return bool(calls) and not any(call.grad and not is_set_up(call) for call in calls)
 
 
 def is_used_only(value: Value) -> bool:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from nanguard.findings import Finding, Fix, Severity
 from nanguard.rules.code_rule import CodeRule
+from nanguard.rules.places import is_called_without_gradient
 from nanguard.rules.rule import Fails, Passes
 from nanguard.sources.python.cleaning import asks_nan, cleaning_hook
 from nanguard.sources.python.conditions import Conditions
@@ -98,6 +99,8 @@ class NanToNumHidesCause(CodeRule):
             hidden = _hidden(value)
             if hidden is None or value.node is None or not value.grad or value.scope is None:
                 continue
+            if _mends_own_quotient(hidden) or is_called_without_gradient(code, value.scope):
+                continue
             if _runs_in_forward(training, value.scope) and _is_activation(
                 code, roles, hidden, value
             ):
@@ -136,6 +139,13 @@ def _hidden(value: Value) -> Value | None:
             return None
         return next((part for part in kept if part.number() is None and part.lo != part.hi), None)
     return value.inputs[0] if len(value.inputs) > 1 and asks_nan(value.inputs[1]) else None
+
+
+def _mends_own_quotient(value: Value) -> bool:
+    """Whether it is the sign of a number, ``x / abs(x)``, which is set where that is 0."""
+    quotient = value.core
+    under = quotient.inputs[1].core if quotient.op == "div" and len(quotient.inputs) > 1 else None
+    return under is not None and under.op == "abs" and bool(under.inputs)
 
 
 def _runs_in_forward(training: Training, function: Function, depth: int = 3) -> bool:

@@ -31,6 +31,9 @@ _WORDS = {
     "sumsq": "root mean square",
     "var": "variance",
 }
+# What is 0 for a constant input, which data has; a norm of 0 needs an input of zeros, and what
+# is measured so in real code hardly ever is one.
+_CONSTANT = ("range", "standard deviation", "variance")
 # What comes out of networks or random numbers, by its name.
 _LIVELY = re.compile(r"embed|feat|latent|noise|token|weight|^(low|high|v0|v1|q1|q2)$")
 
@@ -97,7 +100,8 @@ class NormaliseWithoutEps(CodeRule):
                 quotient.node,
                 f"division by a {word} that can be 0: 0 / 0 is NaN",
                 fixes=_fixes(code, quotient),
-                weak=_is_beside(code, quotient, in_data=in_data)
+                weak=(word not in _CONSTANT and not in_data)
+                or _is_beside(code, quotient, in_data=in_data)
                 or (word not in ("range", "peak") and _is_hardly_zero(quotient, divisor)),
             )
 

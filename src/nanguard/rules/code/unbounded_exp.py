@@ -99,6 +99,9 @@ def _is_hardly_large(value: Value, what: str) -> bool:
     """Returns whether it is one learned number, or a ratio for what was drawn by a policy."""
     if any(part.op == "parameter" for part in value.upstream(5)):
         return True
+    # Scales that are learned by themselves, moved by a temperature or picked by a class.
+    if value.has("logscale") and any(part.op == "parameter" for part in value.upstream(24)):
+        return not any(part.has("network") for part in value.upstream(24))
     if what != "log-ratio":
         return False
     summed = any(part.op in ("sum", "cumsum") for part in value.upstream(16))
