@@ -7,6 +7,8 @@ import re
 from functools import cached_property
 from typing import TYPE_CHECKING
 
+from nanguard.sources.paths import in_tests
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
@@ -32,7 +34,6 @@ _RANKS = re.compile(
     r"|FullyShardedDataParallel$|fully_shard$|DistributedSampler$|^accelerate\.Accelerator$"
     r"|^(horovod|deepspeed|fairscale|torch_xla)\b"
 )
-_TESTS = re.compile(r"(^|/)(unit_?)?tests?(_\w+)?/")
 _UNSCALE = ("accelerator", "fabric", "self", "trainer")
 _TRAINERS = ("Trainer", "Fabric")
 
@@ -140,7 +141,7 @@ def is_test(code: Code) -> bool:
     """Returns whether a file tests other code, going by its name and its functions."""
     path = code.text.path.replace("\\", "/")
     name = path.rpartition("/")[2]
-    if name.startswith("conftest.") or _TESTS.search(path):
+    if name.startswith("conftest.") or in_tests(path):
         return True
     if not name.startswith("test_") and not name.endswith("_test.py"):
         return False
