@@ -26,7 +26,9 @@ _MADE = frozenset(
     {"tensor", "randint", "rand", "randn", "ones", "zeros", "full", "arange", "linspace", "eye"}
 )
 _TRUTH = re.compile(r"(^|_)(gt|truth|target|label|true|ref)(s|_|$)|groundtruth")
-_SHOW = re.compile(r"metrics|eval|visual|plot|draw|accuracy|psnr|confusion|meter$|evaluator")
+_SHOW = re.compile(
+    r"metrics|eval|visual|plot|draw|accuracy|psnr|nmse|distortion_ratio|confusion|meter$|evaluator"
+)
 _SAFE_LEAVES = frozenset({"linspace", "arange", "ones", "zeros", "logspace", "full", "eye"})
 
 

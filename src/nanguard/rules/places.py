@@ -18,15 +18,14 @@ if TYPE_CHECKING:
 
 # Words in the names of files and folders that measure, show or use a model and do not train it.
 _EVALUATES = re.compile(
-    r"(^|_)(eval(s|uat\w*)?|metrics?|bench(mark\w*)?|visuali[sz]\w*|plot\w*|demos?|infer\w*"
-    r"|predict\w*|sampl(e|es|ing)|generate|export\w*|analy\w+|compare?|comparison|verif\w+|tests?"
+    r"(^|_)(eval(s|uat\w*)?|metrics|bench(mark\w*)?|visuali[sz]\w*|plot\w*|demos?|infer\w*"
+    r"|predict\w*|sampl(e|es|ing)|generate|export\w*|analy\w+|compare?|comparison|verif\w+"
     r"|preprocess\w*|prepare|compute|convert\w*)($|_)"
 )
 _USES = re.compile(
     r"_?(eval\w*|validat\w*|test\w*|sample_\w+|\w+_samples?|visuali[sz]e\w*|plot\w*|generate\w*"
     r"|infer\w*|predict\w*|interpolat\w*|slerp|compute_metrics?|calc(ulate)?_\w*)"
 )
-_FOLDERS = 2  # how many folders above a file still say what it is for
 # Functions in which a module or a table is set up, before anything is trained.
 _SETUP = re.compile(
     r"__init__|__post_init__|setup|build\w*|_?(re)?init\w*|register_schedule|reset_\w+"
@@ -52,8 +51,10 @@ _CLIPS = frozenset({"clip", "clamp", "clip_", "clamp_", "clamp_min", "clamp_min_
 def is_evaluation(code: Code) -> bool:
     """Returns whether a file measures or uses a model, by its name and by what it does not do."""
     *folders, name = code.text.path.replace("\\", "/").lower().split("/")
-    words = [name.rpartition(".")[0] or name, *folders[-_FOLDERS:]]
-    named = any(_EVALUATES.search(word.replace("-", "_")) for word in words)
+    # Only the folder it lies in: what is further up may be the name of the whole project.
+    stem = name.rpartition(".")[0] or name
+    words = [word.replace("-", "_") for word in (stem, *folders[-1:])]
+    named = stem.startswith("test") or any(_EVALUATES.search(word) for word in words)
     return named and not Training.of(code).backwards
 
 

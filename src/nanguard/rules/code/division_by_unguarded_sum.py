@@ -125,7 +125,8 @@ def _is_hardly_zero(code: Code, quotient: Value, divisor: Value) -> bool:
         return True
     if is_about_data(quotient) or is_set_up(quotient) or is_number(divisor):
         return True
-    if "keepdims" in divisor.core.keywords:  # an array of numpy, which has no gradient
+    table = any(part.op == "value_counts" for part in divisor.upstream(8))
+    if table or "keepdims" in divisor.core.keywords:  # of pandas or numpy, without gradients
         return True
     if is_for_show(quotient) or not _EXPECT_NAN.isdisjoint(code.operations):
         return True

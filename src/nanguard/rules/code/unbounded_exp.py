@@ -99,6 +99,9 @@ def _is_hardly_large(value: Value, what: str) -> bool:
     """Returns whether it is one learned number, or a ratio for what was drawn by a policy."""
     if any(part.op == "parameter" for part in value.upstream(5)):
         return True
+    held = value.core.node if value.core.op == "attribute" else None
+    if isinstance(held, ast.Attribute) and isinstance(held.value, ast.Attribute):
+        return True  # what a module or a schedule keeps, and no network has made for this batch
     # Scales that are learned by themselves, moved by a temperature or picked by a class.
     if value.has("logscale") and any(part.op == "parameter" for part in value.upstream(24)):
         return not any(part.has("network") for part in value.upstream(24))
