@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 # Words in the names of files and folders that measure, show or use a model and do not train it.
 _EVALUATES = re.compile(
-    r"(^|_)(eval(s|uat\w*)?|metrics|bench(mark\w*)?|visuali[sz]\w*|plot\w*|demos?|infer\w*"
+    r"(^|_)(eval(s|uat\w*)?|metrics|accurac\w+|miners?|bench(mark\w*)?|visuali[sz]\w*|plot\w*|demos?|infer\w*"
     r"|predict\w*|sampl(e|es|ing)|generate|export\w*|analy\w+|compare?|comparison|verif\w+"
     r"|preprocess\w*|prepare|compute|convert\w*)($|_)"
 )

@@ -104,7 +104,9 @@ def _may_be_causal(masking: Value) -> bool:
     if any(part.name in ("attn_mask", "attention_bias") for part in mask.upstream(8)):
         return True
     # Handed in as a whole: most are made from lengths, which leave something in every row.
-    return not any(part.op in _MAKES for part in mask.upstream(8))
+    return not any(
+        part.op in _MAKES and (part.op != "mul" or part.has("mask")) for part in mask.upstream(8)
+    )
 
 
 def _fixes(code: Code, masking: Value) -> tuple[Fix, ...]:
