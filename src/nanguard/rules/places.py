@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 # Words in the names of files and folders that measure, show or use a model and do not train it.
 _EVALUATES = re.compile(
     r"(^|_)(eval(s|uat\w*)?|metrics|accurac\w+|miners?|bench(mark\w*)?|visuali[sz]\w*|plot\w*|demos?|infer\w*"
-    r"|predict\w*|sampl(e|es|ing)|generate|export\w*|analy\w+|compare?|comparison|verif\w+"
+    r"|predict(or|ing)?|sampl(e|es|ing)|generate|export\w*|analy\w+|compare?|comparison|verif\w+"
     r"|preprocess\w*|prepare|compute|convert\w*)($|_)"
 )
 _USES = re.compile(
