@@ -91,3 +91,12 @@ def test_the_rules_are_listed():
         "unsafe-checkpoint-load"
     ]
     assert {line[:3] for line in listed(("CFG",)).splitlines()} == {"CFG"}
+
+
+def test_the_hint_says_which_repairs_need_unsafe(tmp_path: Path):
+    place = tmp_path / "p"
+    place.mkdir()
+    (place / "run.yaml").write_text("lr: 1.0e-4\nepochs: 3\nbatch_size: 8\nmax_grad_nrom: 1.0\n")
+    told = shown(place)
+    assert "1 can be repaired with --fix --unsafe" in told
+    assert "can be repaired: nanguard check --fix" not in told

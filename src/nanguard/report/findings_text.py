@@ -250,9 +250,11 @@ def summary(outcome: Outcome) -> str:
 
 
 def _is_applied(finding: Finding) -> bool:
-    """Returns whether ``--fix`` alone repairs a finding: configurations go to a copy."""
+    """Returns whether ``--fix`` alone repairs a finding: values of configurations, in a copy."""
     python = (finding.path or "").endswith((".py", ".ipynb"))
-    return not python or any(fix.safe for fix in finding.fixes)
+    if python:
+        return any(fix.safe for fix in finding.fixes)
+    return any(not fix.keys for fix in finding.fixes)
 
 
 def _many(count: int, word: str, words: str | None = None) -> str:

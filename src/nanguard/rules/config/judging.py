@@ -70,12 +70,13 @@ class ConfigRule(Rule[RunConfig]):
         )
 
 
-def change(title: str, edits: tuple[Edit, ...], *plan: str) -> Fix:
+def change(title: str, edits: tuple[Edit, ...], *plan: str, keys: bool = False) -> Fix:
     """Returns a fix that changes the numbers a run computes.
 
     Args:
         title: What to do, in a line, with the reason.
         edits: The changes.
         plan: What to do once the repair has held, in order.
+        keys: Whether a key is renamed or added, which is done only if asked for.
     """
-    return Fix(title, safe=False, edits=edits, plan=plan)
+    return Fix(title, safe=False, edits=edits, plan=plan, keys=keys)

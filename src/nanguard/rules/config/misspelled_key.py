@@ -59,6 +59,7 @@ class MisspelledKey(ConfigRule):
                         f"write {found.right}",
                         rename(found),
                         "The setting now takes effect: check that its value is the one you want.",
+                        keys=True,
                     ),
                 ),
             )
