@@ -39,12 +39,14 @@ class Fix:
         safe: Whether the fix keeps what the program computes.
         edits: The same as changes of the finding's file; none if it has to be done by hand.
         plan: What to do once the repair has held, in order.
+        keys: Whether it renames or adds a key of a configuration.
     """
 
     title: str
     safe: bool = False
     edits: tuple[Edit, ...] = ()
     plan: tuple[str, ...] = ()
+    keys: bool = False
 
     def to_json(self) -> dict[str, Any]:
         """Returns the fix as the report's JSON has it."""

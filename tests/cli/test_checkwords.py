@@ -49,7 +49,6 @@ def test_plain_words_are_understood():
 @pytest.mark.parametrize(
     "words",
     [
-        [],
         ["--help"],
         ["a", "--help"],
         ["a", "--no-such-option"],
@@ -64,8 +63,15 @@ def test_plain_words_are_understood():
         ["a", "--label-key"],
         ["a", "--engine", "spark"],
         ["a", "--", "b"],
-        ["--fix"],
     ],
 )
 def test_everything_else_is_left_to_typer(words: list[str]):
     assert asked_by(words) is None
+
+
+@pytest.mark.parametrize("words", [[], ["--fix"]])
+def test_no_path_means_this_folder(words: list[str]):
+    asked = asked_by(words)
+    assert asked is not None
+    assert asked.paths == (".",)
+    assert asked.fix == ("--fix" in words)

@@ -36,6 +36,7 @@ class Asked:
         paths: What to look at.
         form: How to answer.
         select: Rules to run, instead of those of the settings.
+        extend: Rules or groups to run besides.
         ignore: Rules to leave out, besides those of the settings.
         fail_on: From which severity on the exit code is 1.
         fix: Whether to repair.
@@ -55,6 +56,8 @@ class Asked:
         ignore_label: Labels that are meant to be skipped.
         watch: Whether to audit checkpoints as they are written.
         engine: Where files are scanned: local or ray.
+        statistics: Whether to count findings by rule instead of listing them.
+        verbose: Whether to list files of kinds without rules as well.
     """
 
     paths: tuple[str, ...]
@@ -79,6 +82,9 @@ class Asked:
     ignore_label: tuple[int, ...] = ()
     watch: bool = False
     engine: str = "local"
+    extend: tuple[str, ...] = ()
+    statistics: bool = False
+    verbose: bool = False
 
 
 def run_check(asked: Asked) -> int:
@@ -184,7 +190,11 @@ def _start(paths: tuple[str, ...]) -> str:
 def _plan(asked: Asked, project: Project, progress: Progress) -> Plan:
     root = str(project.root)
     selection = Selection(
-        asked.select or project.select, (*project.ignore, *asked.ignore), project.per_file, root
+        asked.select or project.select,
+        (*project.ignore, *asked.ignore),
+        project.per_file,
+        root,
+        (*project.extend, *asked.extend, *(("security",) if asked.checklist else ())),
     ).checked_words()
     # Kept outcomes hold no edits, which repairs are made of.
     fresh = asked.no_cache or asked.fix or asked.diff

@@ -16,10 +16,14 @@ FLAGS = {
     "--no-cache": "no_cache",
     "--checklist": "checklist",
     "--watch": "watch",
+    "--statistics": "statistics",
+    "--verbose": "verbose",
+    "-v": "verbose",
 }
 VALUES = {
     "--format": "form",
     "--select": "select",
+    "--extend-select": "extend",
     "--ignore": "ignore",
     "--fail-on": "fail_on",
     "--baseline": "baseline",
@@ -34,6 +38,7 @@ VALUES = {
     "--ignore-label": "ignore_label",
     "--engine": "engine",
 }
+HERE = "."  # what is meant where no path is named
 FORMATS = ("text", "json", "sarif", "github")
 FAIL_ON = ("error", "warning", "info", "none")
 ENGINES = ("local", "ray")
@@ -58,11 +63,9 @@ def asked_by(words: list[str]) -> Asked | None:
                 return None
             if not _take(told, VALUES[name], value if given else next(rest, "")):
                 return None
-    if not paths:
-        return None
     from nanguard.cli.checking import Asked
 
-    return Asked(tuple(paths), **told)
+    return Asked(tuple(paths) or (HERE,), **told)
 
 
 def split(given: str) -> tuple[str, ...]:
@@ -72,7 +75,7 @@ def split(given: str) -> tuple[str, ...]:
 
 def _take(told: dict[str, Any], field: str, value: str) -> bool:
     """Adds the value of an option; returns whether it is one."""
-    if field in ("select", "ignore"):
+    if field in ("select", "extend", "ignore"):
         told[field] = (*told.get(field, ()), *split(value))
         return bool(value)
     if field == "group":

@@ -57,11 +57,13 @@ def rendered(asked: Asked, outcome: Outcome) -> str:
         from nanguard.report.github import as_github
 
         return as_github(outcome)
-    from nanguard.report.findings_text import Page, brief
+    from nanguard.report.findings_text import Page, brief, statistics
 
+    if asked.statistics:
+        return statistics(outcome)
     if asked.quiet:
         return brief(outcome)
     terminal = asked.output is None and sys.stdout.isatty()
     plain = "NO_COLOR" in os.environ or os.environ.get("TERM") == "dumb"
     width = shutil.get_terminal_size((100, 25)).columns
-    return Page(outcome, colour=terminal and not plain, width=width).render()
+    return Page(outcome, colour=terminal and not plain, width=width, verbose=asked.verbose).render()

@@ -52,6 +52,25 @@ def sentence(rule: Any) -> str:
     return inspect.cleandoc(rule.__doc__ or "").split("\n\n")[0].replace("\n", " ")
 
 
+def listed(words: tuple[str, ...] = ()) -> str:
+    """Returns one line for each rule that words name: code, name, severity, what it is.
+
+    Raises:
+        SettingsError: A word names no rule.
+    """
+    from nanguard.engine.selection import Selection, stands_for
+
+    Selection(words).checked_words()
+    lines = []
+    for rule in pages().values():
+        group = getattr(rule, "group", "")
+        if words and not any(stands_for(w, rule.code, rule.name) or w == group for w in words):
+            continue
+        about = sentence(rule) + (f" (asked for: {group})" if group else "")
+        lines.append(f"{rule.code}  {rule.severity.value:<7}  {rule.name:<31}  {about}\n")
+    return "".join(sorted(lines))
+
+
 def find(word: str) -> Any | None:
     """Returns the rule with a name or a code; None if there is none."""
     known = pages()

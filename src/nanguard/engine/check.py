@@ -18,6 +18,7 @@ from nanguard.engine.scans import Meter, Scans
 from nanguard.engine.selection import Selection
 from nanguard.errors import SourceError
 from nanguard.rules.catalogue import broken
+from nanguard.sources.config.usage import Usage, project_of
 from nanguard.sources.files import (
     CONFIG_LIMIT,
     NOTEBOOK_LIMIT,
@@ -108,6 +109,7 @@ class Check:
             self._find(here)
             for file in check_files(self.code, self.plan):
                 self.outcome.add(file)
+            self.configs.usage = self._usage()
             for file in self.configs.check(self.plan.selection):
                 self.outcome.add(file)
             self._scan()
@@ -129,6 +131,19 @@ class Check:
             for entry in missed
             if entry.omission is Omission.UNREADABLE and _plain(entry.path) in self.named - checked
         ]
+
+    def _usage(self) -> Usage:
+        """Returns what the project's code reads: the code that was named, or lies around."""
+        named = [path for path, kind in self.code if kind is FileKind.PYTHON]
+        return Usage(lambda: named or self._code_around())
+
+    def _code_around(self) -> list[str]:
+        """Returns the code of the project that the configurations belong to."""
+        root = next((found for path in self.configs.texts if (found := project_of(path))), None)
+        if root is None:
+            return []
+        search = Search(self.plan.exclude, root)
+        return [found.path for found in search.files([root]) if found.path.endswith(".py")]
 
     def _find(self, paths: Sequence[str]) -> None:
         """Sorts every file that is meant."""
@@ -224,10 +239,11 @@ class Check:
         elif kind is not FileKind.CONFIG:
             self._leave_out(path, _unruled(kind), Omission.UNKNOWN)
         elif not named and not may_configure(data):
-            self._leave_out(path, NO_TRAINING, Omission.UNRELATED)
+            self._leave_out(path, NO_TRAINING, Omission.UNRELATED, expected=True)
         else:
             text = Text(path, decode(path, data, python=False).content)
-            if not self.configs.read(text, sure=named or by_name(path) is not None):
+            sure = named or by_name(path) is not None
+            if not self.configs.read(text, sure=sure, named=named):
                 self._count(path)
 
     def _take_stdin(self) -> None:
@@ -246,8 +262,15 @@ class Check:
         except SourceError as error:
             self._leave_out(STDIN_NAME, reason_of(error))
 
-    def _leave_out(self, path: str, reason: str, omission: Omission = Omission.UNREADABLE) -> None:
-        self.outcome.not_checked.append(NotChecked(path, reason, omission))
+    def _leave_out(
+        self,
+        path: str,
+        reason: str,
+        omission: Omission = Omission.UNREADABLE,
+        *,
+        expected: bool = False,
+    ) -> None:
+        self.outcome.not_checked.append(NotChecked(path, reason, omission, expected=expected))
 
     def _count(self, path: str) -> None:
         name = path.replace("\\", "/").rpartition("/")[2]
@@ -264,7 +287,7 @@ class Check:
             total, more = sum(self._others.values()), ", ..." if len(most) > 8 else ""
             files = "1 file is" if total == 1 else f"{total} files are"
             reason = f"{files} of kinds without rules ({listed}{more})"
-            self._leave_out("other files", reason, Omission.UNKNOWN)
+            self._leave_out("other files", reason, Omission.UNKNOWN, expected=True)
         self.outcome.checked.sort()
         self.outcome.seen.sort(
             key=lambda s: (s.finding.path or "", s.finding.line or 0, s.finding.column or 0)

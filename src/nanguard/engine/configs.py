@@ -11,6 +11,7 @@ from nanguard.engine.outcome import FileOutcome, NotChecked, Omission, failure, 
 from nanguard.engine.suppressions import ignores_in, suppress, unused
 from nanguard.errors import SourceError
 from nanguard.rules.catalogue import all_rules
+from nanguard.sources.config.usage import Usage
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -33,25 +34,34 @@ class Configs:
         texts: Their texts, by path.
         documents: What was read from them, by path.
         left_out: What came of files that cannot be read, or are about something else.
+        usage: What the project's code reads.
     """
 
     texts: dict[str, Text] = field(default_factory=dict)
     documents: dict[str, Any] = field(default_factory=dict)
     left_out: list[FileOutcome] = field(default_factory=list)
+    usage: Usage = field(default_factory=Usage)
     _parts: int = 0
+    _named: set[str] = field(default_factory=set)
     _read: list[Any] | None = None
 
-    def read(self, text: Text, *, sure: bool = True) -> bool:
+    def read(self, text: Text, *, sure: bool = True, named: bool = True) -> bool:
         """Reads one more file; returns whether it has its place here.
 
         Args:
             text: What the file holds.
             sure: Whether it is a configuration; else one that cannot be read is none.
+            named: Whether the user named it; else it may as well be about something else.
         """
         reason = self._why_not(text)
+        if named:
+            self._named.add(text.path)
         if reason and sure:
-            omission = Omission.UNRELATED if reason == NO_TRAINING else Omission.UNREADABLE
-            self.left_out.append(FileOutcome.left_out(text.path, reason, omission))
+            unrelated = reason == NO_TRAINING
+            omission = Omission.UNRELATED if unrelated else Omission.UNREADABLE
+            expected = unrelated and not named
+            left_out = FileOutcome.left_out(text.path, reason, omission, expected=expected)
+            self.left_out.append(left_out)
         return sure or not reason
 
     def _why_not(self, text: Text) -> str:
@@ -93,6 +103,7 @@ class Configs:
             {**self.texts, text.path: text},
             {**self.documents, text.path: read_document(text)},
             self.left_out,
+            self.usage,
         )
 
     def around(self, path: str) -> Configs:
@@ -102,6 +113,7 @@ class Configs:
         return Configs(
             {name: text for name, text in self.texts.items() if name in near},
             {name: document for name, document in self.documents.items() if name in near},
+            usage=self.usage,
         )
 
     def check(self, selection: Selection) -> list[FileOutcome]:
@@ -131,7 +143,7 @@ class Configs:
         from nanguard.sources.config.run import read_project
 
         if self._read is None:
-            self._read = list(read_project(list(self.documents.values())))
+            self._read = list(read_project(list(self.documents.values()), self.usage))
         return self._read
 
     def _judged(self, selection: Selection) -> tuple[list[Finding], dict[str, FileOutcome]]:
@@ -143,7 +155,9 @@ class Configs:
                 runs = self.runs()
                 used = {document.path for run in runs for document in run.documents}
                 for path in self.texts.keys() - used:
-                    outcomes[path] = FileOutcome.left_out(path, NO_TRAINING, Omission.UNRELATED)
+                    outcomes[path] = FileOutcome.left_out(
+                        path, NO_TRAINING, Omission.UNRELATED, expected=path not in self._named
+                    )
                 for run in runs:
                     some, failed = judge(rules, run, run.documents[0].path)
                     findings += some

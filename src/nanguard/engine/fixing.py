@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nanguard.engine.check import STDIN_NAME
+from nanguard.engine.config_fixes import Announced
 from nanguard.engine.edits import whole_diff
 from nanguard.engine.files import check_python
 from nanguard.engine.history import keep
@@ -35,7 +36,8 @@ class Fixing:
 
     Attributes:
         check: The check, after it has run.
-        unsafe: Whether Python files also get fixes that change what they compute.
+        unsafe: Whether Python files also get fixes that change what they compute, and
+            configurations those that change a key, or a value whose reader is not known.
         write: Whether files are written.
         baseline: What is known, and therefore left as it is.
     """
@@ -44,6 +46,7 @@ class Fixing:
     unsafe: bool = False
     write: bool = True
     baseline: Baseline | None = None
+    _announced: dict[str, Announced] = field(default_factory=dict)
 
     def run(self) -> Outcome:
         """Returns the outcome with what was repaired, and with what is left to be found."""
@@ -118,15 +121,25 @@ class Fixing:
 
     def _fixable(self, configs: Configs) -> list[str]:
         files = configs.check(self.check.plan.selection)
-        return [f.path for f in files if any(map(_first, self._unknown(f.seen)))]
+        fixable = [f for f in files if any(map(_first, self._unknown(f.seen)))]
+        return [
+            f.path
+            for f in fixable
+            if any(map(_first, self._allowed(f.path).allowed(self._unknown(f.seen), configs)))
+        ]
+
+    def _allowed(self, path: str) -> Announced:
+        return self._announced.setdefault(path, Announced(path, unsafe=self.unsafe))
 
     def _config(self, configs: Configs, path: str, changes: list[Change]) -> Configs:
         """Returns the configurations with one of them repaired."""
         selection, near = self.check.plan.selection, configs.around(path)
 
         def look(content: str) -> list[Finding]:
-            files = near.replaced(Text(path, content)).check(selection)
-            return self._unknown([seen for f in files if f.path == path for seen in f.seen])
+            now = near.replaced(Text(path, content))
+            files = now.check(selection)
+            found = self._unknown([seen for f in files if f.path == path for seen in f.seen])
+            return self._allowed(path).allowed(found, now)
 
         work = Repairing(look, _first)
         try:
@@ -159,10 +172,13 @@ class Fixing:
         decoded = decode(path, read_bytes(path, CONFIG_LIMIT), python=False)
         data = decoded.encode(repaired)
         folder = Path(self.check.plan.root) / ".nanguard" / "configs"
+        fixes = [change.fix for change in repair.changes]
+        self._allowed(path).check(decoded.encode(decoded.content), data, fixes)
         lost = keep(folder, repair, data)
         if lost:
             self.check.outcome.not_checked.append(NotChecked(str(folder), lost))
         write_atomically(Path(target), data)
+        self._allowed(path).check(data, read_bytes(target, CONFIG_LIMIT), ())
 
     def _failed(self, path: str, error: SourceError | OSError) -> None:
         entry = NotChecked(path, f"it was not repaired: {_said(error)}")

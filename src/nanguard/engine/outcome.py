@@ -57,11 +57,13 @@ class NotChecked:
         path: The file or folder.
         reason: Why.
         omission: What that means for the check.
+        expected: Whether no rule reads such files anyway.
     """
 
     path: str
     reason: str
     omission: Omission = Omission.UNREADABLE
+    expected: bool = False
 
     def to_json(self) -> dict[str, str]:
         """Returns the entry as the report's JSON has it."""
@@ -88,10 +90,16 @@ class FileOutcome:
 
     @classmethod
     def left_out(
-        cls, path: str, reason: str, omission: Omission = Omission.UNREADABLE
+        cls,
+        path: str,
+        reason: str,
+        omission: Omission = Omission.UNREADABLE,
+        *,
+        expected: bool = False,
     ) -> FileOutcome:
         """Returns the outcome of a file that was not looked at."""
-        return cls(path, checked=False, not_checked=[NotChecked(path, reason, omission)])
+        entry = NotChecked(path, reason, omission, expected=expected)
+        return cls(path, checked=False, not_checked=[entry])
 
 
 @dataclass(frozen=True, slots=True)

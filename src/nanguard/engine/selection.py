@@ -30,21 +30,28 @@ class Selection:
         ignore: The same, of rules to leave out.
         per_file: Pairs of a pattern and what is left out of the files it matches.
         root: The folder the patterns are relative to.
+        extend: Names, codes or groups of rules to run besides.
     """
 
     select: tuple[str, ...] = ()
     ignore: tuple[str, ...] = ()
     per_file: tuple[tuple[str, tuple[str, ...]], ...] = ()
     root: str = "."
+    extend: tuple[str, ...] = ()
 
-    def wants(self, code: str, name: str) -> bool:
-        """Returns whether a rule runs at all."""
-        chosen = not self.select or any(stands_for(word, code, name) for word in self.select)
-        return chosen and not any(stands_for(word, code, name) for word in self.ignore)
+    def wants(self, code: str, name: str, group: str = "") -> bool:
+        """Returns whether a rule runs at all; one of a group only if it is asked for."""
+        if any(stands_for(word, code, name) for word in self.ignore):
+            return False
+        if any(stands_for(word, code, name) or word == group != "" for word in self.extend):
+            return True
+        if group:  # nobody who selects all rules about code means one about something else
+            return any(word in (name, group, ALL) or word.upper() == code for word in self.select)
+        return not self.select or any(stands_for(word, code, name) for word in self.select)
 
     def rules(self, reads: Reads) -> tuple[Rule[Any], ...]:
         """Returns the rules of one kind that run."""
-        return tuple(rule for rule in rules_for(reads) if self.wants(rule.code, rule.name))
+        return tuple(r for r in rules_for(reads) if self.wants(r.code, r.name, r.group))
 
     def ignored_in(self, path: str) -> tuple[str, ...]:
         """Returns what is left out of one file."""
@@ -67,12 +74,19 @@ class Selection:
         Raises:
             SettingsError: A word names no rule.
         """
-        words = {*self.select, *self.ignore, *(w for _, words in self.per_file for w in words)}
+        words = {
+            *self.select,
+            *self.extend,
+            *self.ignore,
+            *(w for _, words in self.per_file for w in words),
+        }
         if not words:
             return self
         known = [(rule.code, rule.name) for rule in all_rules()] + [UNUSED_IGNORE]
+        groups = {rule.group for rule in all_rules()} - {""}
         for word in sorted(words):
-            if not any(stands_for(word, code, name) for code, name in known):
+            named = any(stands_for(word, code, name) for code, name in known)
+            if not named and word not in groups:
                 raise _unknown(word, [name for _, name in known])
         return self
 

@@ -14,7 +14,16 @@ from nanguard.sources.scanning import Expected
 
 _LARGEST = 1 << 20
 _FAIL_ON = ("error", "warning", "info", "none")
-_KEYS = ("select", "ignore", "fail-on", "per-file-ignores", "exclude", "baseline", "data")
+_KEYS = (
+    "select",
+    "extend-select",
+    "ignore",
+    "fail-on",
+    "per-file-ignores",
+    "exclude",
+    "baseline",
+    "data",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +33,7 @@ class Project:
     Attributes:
         root: The folder of the settings; patterns and the baseline are relative to it.
         select: Names, codes or beginnings of codes of the rules to run; none for all.
+        extend: Names, codes or groups of rules to run besides.
         ignore: The same, of rules to leave out.
         fail_on: From which severity on the exit code is 1.
         per_file: Pairs of a pattern and what is left out of the files it matches.
@@ -39,6 +49,7 @@ class Project:
     per_file: tuple[tuple[str, tuple[str, ...]], ...] = ()
     exclude: tuple[str, ...] = ()
     baseline: Path | None = None
+    extend: tuple[str, ...] = ()
     expected: Expected = field(default_factory=Expected)
 
 
@@ -115,6 +126,7 @@ def _project(table: dict[str, Any], path: Path) -> Project:
     return Project(
         path.parent,
         select=_words(table, "select", path),
+        extend=_words(table, "extend-select", path),
         ignore=_words(table, "ignore", path),
         fail_on=_fail_on(table, path),
         per_file=tuple((pattern, _words(per_file, pattern, path)) for pattern in per_file),

@@ -101,7 +101,7 @@ TASKS: dict[str, Task] = {
             "Confirm the labels of every data set: all of them below its number of classes.",
             "Try 1 % of the data, then one data set at a time.",
             "Raise the learning rate from 1e-6 to 2e-6, then to 5e-6.",
-            "Only then mask logits again, with -1e9 in fp32, and never the target's class.",
+            "Only then mask logits again, with -1e4, no label smoothing, never the target's class.",
         ),
     ),
     "diffusion": Task(

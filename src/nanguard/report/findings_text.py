@@ -39,16 +39,19 @@ class Page:
         outcome: What came of the check.
         colour: Whether to use colour.
         width: How wide the terminal is.
+        verbose: Whether to list files that no rule reads as well.
     """
 
     outcome: Outcome
     colour: bool = False
     width: int = 100
+    verbose: bool = False
     _lines: list[str] = field(default_factory=list)
 
     def render(self) -> str:
         """Returns the whole report."""
-        for path, group in groupby(self.outcome.seen, key=lambda seen: seen.finding.path or ""):
+        found = worst_first(self.outcome)
+        for path, group in groupby(found, key=lambda seen: seen.finding.path or ""):
             self._lines.append(self._styled(literal(path, 1000), "title"))
             for seen in group:
                 self._lines += self._finding(seen)
@@ -162,7 +165,7 @@ class Page:
 
     def _not_checked(self) -> Iterator[str]:
         """Yields what was not checked; many files with one reason share a line."""
-        entries = self.outcome.not_checked
+        entries = [e for e in self.outcome.not_checked if self.verbose or not e.expected]
         if not entries:
             return
         counts = Counter(entry.reason for entry in entries)
@@ -201,7 +204,7 @@ class Page:
 def brief(outcome: Outcome) -> str:
     """Returns one line for each finding, and nothing else."""
     lines = []
-    for seen in outcome.seen:
+    for seen in worst_first(outcome):
         f = seen.finding
         place = ":".join(str(part) for part in (f.path, f.line, f.column) if part is not None)
         words = place_in_words(f)
@@ -209,6 +212,22 @@ def brief(outcome: Outcome) -> str:
         told = f"{f.severity.value}: {literal(f.message, 1000)}{where} [{f.name}]"
         lines.append(f"{literal(place, 1000)}: {told}\n")
     return "".join(lines)
+
+
+def worst_first(outcome: Outcome) -> list[Seen]:
+    """Returns what was found, errors first, and as it stands in the files among equals."""
+    return sorted(outcome.seen, key=lambda seen: -seen.finding.severity.rank)
+
+
+def statistics(outcome: Outcome) -> str:
+    """Returns how often each rule has spoken, the worst and most frequent first."""
+    counts = Counter((s.finding.severity, s.finding.code, s.finding.name) for s in outcome.seen)
+    ordered = sorted(counts.items(), key=lambda item: (-item[0][0].rank, -item[1], item[0][1]))
+    lines = [
+        f"{count:>6}  {severity.value:<7}  {code}  {literal(name)}\n"
+        for (severity, code, name), count in ordered
+    ]
+    return "".join(lines) + summary(outcome) + "\n"
 
 
 def summary(outcome: Outcome) -> str:
@@ -221,6 +240,8 @@ def summary(outcome: Outcome) -> str:
     parts = [f"{found or 'no findings'} in {checked}"]
     if outcome.not_checked:
         parts.append(f"{_many(len(outcome.not_checked), 'entry', 'entries')} not checked")
+        hidden = sum(entry.expected for entry in outcome.not_checked)
+        parts[-1] += f" ({hidden} without rules: -v)" if hidden else ""
     if outcome.suppressed:
         parts.append(f"{outcome.suppressed} allowed by comments")
     if outcome.known:
@@ -229,9 +250,11 @@ def summary(outcome: Outcome) -> str:
 
 
 def _is_applied(finding: Finding) -> bool:
-    """Returns whether ``--fix`` alone repairs a finding: configurations go to a copy."""
+    """Returns whether ``--fix`` alone repairs a finding: values of configurations, in a copy."""
     python = (finding.path or "").endswith((".py", ".ipynb"))
-    return not python or any(fix.safe for fix in finding.fixes)
+    if python:
+        return any(fix.safe for fix in finding.fixes)
+    return any(not fix.keys for fix in finding.fixes)
 
 
 def _many(count: int, word: str, words: str | None = None) -> str:

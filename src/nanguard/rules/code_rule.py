@@ -6,6 +6,7 @@ import ast
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from nanguard.findings import Edit, Finding, Severity
+from nanguard.rules.places import is_evaluation
 from nanguard.rules.rule import Reads, Rule
 from nanguard.sources.python.code import Code
 from nanguard.sources.python.training import is_test
@@ -29,10 +30,11 @@ class CodeRule(Rule[Code]):
             node: What the finding is about.
             message: What was found.
             weak: Whether little speaks for it; it is then no more than a remark. So is
-                everything about test files, whose data is known.
+                everything about test files, whose data is known, and about files that only
+                evaluate or use a model.
             more: Further fields of the finding, such as its fixes.
         """
-        if weak or is_test(code):
+        if weak or is_test(code) or is_evaluation(code):
             more["severity"] = Severity.INFO
         line = column = None
         if node is not None:

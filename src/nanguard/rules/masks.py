@@ -84,6 +84,8 @@ def keeps_one_per_row(masking: Value) -> bool:
     mask = mask_of(masking)
     if mask is None:
         return True
+    if _is_end_of_rows(mask):
+        return True
     scores = masking.inputs[0] if masking.op != "where" else masking.inputs[1]
     given = False
     positions = False
@@ -97,6 +99,13 @@ def keeps_one_per_row(masking: Value) -> bool:
         given = given or (not part.inputs and part.has("mask")) or _is_lengths(part)
         positions = positions or part.op == "arange"
     return positions and not given
+
+
+def _is_end_of_rows(index: Value) -> bool:
+    """Returns whether what is filled is the end of each row, as in ``x[:, n:] = -inf``."""
+    last = index.items[-1] if index.items else index
+    node = last.node
+    return isinstance(node, ast.Slice) and node.lower is not None and node.upper is None
 
 
 def _is_used_to_spare_rows(code: Code, rows: Value, softmax: Value) -> bool:

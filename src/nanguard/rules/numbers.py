@@ -18,14 +18,17 @@ _TABLE = frozenset(
     {
         "linspace", "arange", "cumprod", "cumsum", "ones", "zeros", "logspace", "flip", "tensor",
         "as_tensor", "full", "neg", "add", "sub", "mul", "div", "pow", "sqrt", "log", "exp", "cos",
-        "clamp", "named", "getitem", "cat", "float", "double", "to", "stack", "view",
+        "clamp", "named", "getitem", "cat", "float", "double", "to", "stack", "view", "eye",
+        "type_as", "norm", "sum", "mean",
     }
 )  # fmt: skip
 _MADE = frozenset(
     {"tensor", "randint", "rand", "randn", "ones", "zeros", "full", "arange", "linspace", "eye"}
 )
 _TRUTH = re.compile(r"(^|_)(gt|truth|target|label|true|ref)(s|_|$)|groundtruth")
-_SHOW = re.compile(r"metrics|eval|visual|plot|draw|accuracy|psnr|confusion|meter$|evaluator")
+_SHOW = re.compile(
+    r"metrics|eval|visual|plot|draw|accuracy|psnr|nmse|distortion_ratio|confusion|meter$|evaluator"
+)
 _SAFE_LEAVES = frozenset({"linspace", "arange", "ones", "zeros", "logspace", "full", "eye"})
 
 

@@ -67,6 +67,8 @@ class Rule(ABC, Generic[Read]):
         reads: The kind of source it looks at.
         seen_in: The address of a real incident.
         examples: Texts it is silent and not silent about.
+        group: What it is about where that is not numbers; such a rule runs only if it, or its
+            group, is asked for.
     """
 
     code: ClassVar[str]
@@ -75,6 +77,7 @@ class Rule(ABC, Generic[Read]):
     reads: ClassVar[Reads]
     seen_in: ClassVar[str]
     examples: ClassVar[tuple[Passes | Fails, ...]]
+    group: ClassVar[str] = ""
 
     @abstractmethod
     def check(self, source: Read) -> Iterator[Finding]:

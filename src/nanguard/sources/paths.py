@@ -25,7 +25,13 @@ _SKIPPED = frozenset(
 )  # fmt: skip
 _MARKS = ("pyvenv.cfg", "CACHEDIR.TAG")
 _COPY = "_fixed"
+_TESTS = re.compile(r"(^|/)((unit_?)?tests?|test_?(scripts?|cases|suite|runs|utils))/")
 _STARS = re.compile(r"(?:^|(?<=/))\*\*(?:/|$)")
+
+
+def in_tests(path: str) -> bool:
+    """Returns whether a file lies in a folder of tests, going by the folder's name."""
+    return _TESTS.search(path.replace("\\", "/")) is not None
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,11 +14,10 @@ CONFIGS = Path(__file__).parents[2] / "configs"
 CASES = json.loads((CONFIGS / "labels.json").read_text(encoding="utf-8"))["cases"]
 
 
-def found(target: Path, *, fix: bool = False) -> list[dict]:
+def found(target: Path, *, fix: bool = False, unsafe: bool = False) -> list[dict]:
     report = target.parent / "report.json"
-    run_check(
-        Asked((str(target),), "json", fail_on="none", output=report, no_cache=True, jobs=1, fix=fix)
-    )
+    words = {"fix": fix, "unsafe": unsafe, "no_cache": True, "jobs": 1}
+    run_check(Asked((str(target),), "json", fail_on="none", output=report, **words))
     return json.loads(report.read_text(encoding="utf-8"))["findings"]
 
 
@@ -48,8 +47,11 @@ def test_a_labelled_configuration(case: dict, tmp_path: Path):
     ]
     assert (missed, false) == ([], [])
     if case.get("fix"):
-        found(target, fix=True)
-        assert target.read_bytes() == source.read_bytes()
         copy = target.with_name(f"{target.stem}_fixed{target.suffix}")
         wanted = {lab["rule"] for lab in case["expected"] if lab.get("fixable")}
+        found(target, fix=True)
+        if "misspelled-key" in wanted:  # a key is renamed only by whoever says so
+            assert not copy.exists()
+            found(target, fix=True, unsafe=True)
+        assert target.read_bytes() == source.read_bytes()
         assert wanted & {one["name"] for one in found(copy)} == set()

@@ -54,6 +54,7 @@ MODEL: tuple[Point, ...] = (
             "log-of-softmax",
             "unbounded-exp",
             "division-by-unguarded-sum",
+            "division-by-uniform-sample",
             "bce-after-sigmoid",
             "gumbel-log-log",
             "acos-at-boundary",

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from nanguard.cli.checkwords import split
+from nanguard.cli.checkwords import HERE, split
 from nanguard.cli.choices import CheckFormat, Engine, FailOn
 from nanguard.cli.commands.app import app
 from nanguard.presets import FAMILIES, LEVELS, PRECISIONS, TASKS, Choice
@@ -21,9 +21,11 @@ from nanguard.presets import FAMILIES, LEVELS, PRECISIONS, TASKS, Choice
 )
 def check(
     paths: Annotated[
-        list[str],
-        typer.Argument(help="Files, folders, patterns in quotes; - for standard input."),
-    ],
+        list[str] | None,
+        typer.Argument(
+            help="Files, folders, patterns in quotes; - for standard input; this folder without."
+        ),
+    ] = None,
     form: Annotated[CheckFormat, typer.Option("--format", help="How to answer.")] = (
         CheckFormat.TEXT
     ),
@@ -31,6 +33,13 @@ def check(
         list[str] | None,
         typer.Option(
             help="Rules to run: names, codes, or SRC, CFG, DAT, CKP, LOG. May be repeated."
+        ),
+    ] = None,
+    extend: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--extend-select",
+            help="Rules or groups to run besides, such as security. May be repeated.",
         ),
     ] = None,
     ignore: Annotated[
@@ -103,6 +112,13 @@ def check(
     engine: Annotated[
         Engine, typer.Option(help="Scan files here, or as tasks of a Ray cluster.")
     ] = Engine.LOCAL,
+    statistics: Annotated[  # noqa: FBT002
+        bool, typer.Option("--statistics", help="Count findings by rule instead of listing them.")
+    ] = False,
+    verbose: Annotated[  # noqa: FBT002
+        bool,
+        typer.Option("--verbose", "-v", help="Also list files of kinds that have no rules."),
+    ] = False,
 ) -> None:
     """Look at training code, configurations, data, checkpoints and logs.
 
@@ -114,11 +130,12 @@ def check(
     from nanguard.cli.checking import Asked, run_check
 
     asked = Asked(
-        tuple(paths),
+        tuple(paths or (HERE,)),
         form.value,
         _words(select),
         _words(ignore),
         None if fail_on is None else fail_on.value,
+        extend=_words(extend),
         fix=fix,
         unsafe=unsafe,
         diff=diff,
@@ -136,6 +153,8 @@ def check(
         ignore_label=tuple(ignore_label or ()),
         watch=watch,
         engine=engine.value,
+        statistics=statistics,
+        verbose=verbose,
     )
     raise typer.Exit(run_check(asked))
 
@@ -192,6 +211,22 @@ def preset(
     from nanguard.cli.presetting import run_preset
 
     run_preset(Choice(family, level, precision, task, form), output, force=force)
+
+
+@app.command(epilog="Examples:\n\n- `nanguard rules`\n\n- `nanguard rules CFG`")
+def rules(
+    words: Annotated[
+        list[str] | None,
+        typer.Argument(help="Names, codes, groups, or SRC, CFG, DAT, CKP, LOG; all without."),
+    ] = None,
+) -> None:
+    """List the rules of `nanguard check`, one line each.
+
+    A rule that belongs to a group runs only if it is asked for: `--extend-select GROUP`.
+    """
+    from nanguard.cli.rulepages import listed
+
+    typer.echo(listed(tuple(words or ())), nl=False)
 
 
 def _words(given: list[str] | None) -> tuple[str, ...]:

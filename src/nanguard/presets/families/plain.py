@@ -109,7 +109,8 @@ def _task(values: Values) -> tuple[Section, ...]:
             "enable_logits_masking",
             value=False,
             note="A wrong label map masks the target's own class, and the loss is inf. Turn it on "
-            "again as the last step of the plan, with -1e9 in fp32 instead of -inf.",
+            "again as the last step of the plan, with -1e4 instead of -inf and label_smoothing at "
+            "0: smoothing gives masked classes a share of the target.",
         )
         sections.append(Section("datasets", (off,)))
     return tuple(sections)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, ClassVar
 from nanguard.findings import Edit, Finding, Fix, Severity
 from nanguard.rules.code_rule import CodeRule, bare, operand, replaced
 from nanguard.rules.numbers import guarded_by
+from nanguard.rules.places import carries_gradient, is_beside_training
 from nanguard.rules.rule import Fails, Passes
 
 if TYPE_CHECKING:
@@ -58,12 +59,15 @@ class AcosAtBoundary(CodeRule):
                 continue
             if not _reaches_one(value):
                 continue
+            if not carries_gradient(value):
+                continue
             yield self.at(
                 code,
                 angle.node,
                 f"{angle.op} of a value that can be exactly 1 or -1, where its gradient is "
                 "infinite",
                 fixes=(Fix("stay away from ±1, or use atan2", edits=_edits(code, angle)),),
+                weak=is_beside_training(code, angle),
             )
 
 

@@ -59,6 +59,11 @@ class ClipDisabledByHugeNorm(CodeRule):
             "    torch.nn.utils.clip_grad_norm_(model.parameters(), args.grad_clip)\n",
             line=10,
         ),
+        Fails(
+            "import torch\n\n\ndef step(model, opt):\n"
+            "    torch.nn.utils.clip_grad_value_(model.parameters(), None)\n    opt.step()\n",
+            line=5,
+        ),
         Passes(
             "import torch\n\n\ndef step(model, opt):\n"
             "    torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm=10.0)\n"
@@ -75,6 +80,11 @@ class ClipDisabledByHugeNorm(CodeRule):
         """Yields what is wrong with a file."""
         training = Training.of(code)
         for call in training.clips:
+            if call.node is not None and _has_none(call):
+                message = "a limit of None is not a number: the call raises a TypeError"
+                fix = Fix("give a number, such as 1.0, or leave the call out")
+                yield self.at(code, call.node, message, fixes=(fix,))
+                continue
             if named(call) in _CLIPS:
                 yield from self._judged(code, call, _limit(call), measures=_is_used(code, call))
         for key in ("Trainer", "TrainingArguments", "Seq2SeqTrainingArguments"):
@@ -97,6 +107,15 @@ class ClipDisabledByHugeNorm(CodeRule):
         fix = Fix("clip at a norm near those of a healthy run, such as 1.0", edits=edits)
         message = f"a limit of {name_of(number)} clips no gradient that can still be used"
         yield self.at(code, call.node, message, fixes=(fix,))
+
+
+def _has_none(call: Value) -> bool:
+    """Whether a function of torch is given None as its limit, which it takes for a number."""
+    if not isinstance(call.node, ast.Call) or not call.path.startswith("torch."):
+        return False
+    written = [k.value for k in call.node.keywords if k.arg in ("clip_value", "max_norm")]
+    given = [*written, *call.node.args[1:2]]
+    return any(isinstance(limit, ast.Constant) and limit.value is None for limit in given)
 
 
 def _limit(call: Value) -> Value | None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import ast
 from typing import TYPE_CHECKING, ClassVar
 
 from nanguard.findings import Finding, Fix, Severity
 from nanguard.rules.code_rule import CodeRule, bare, operand, replaced
-from nanguard.rules.numbers import can_be_zero, guarded_by, is_for_show
+from nanguard.rules.numbers import can_be_zero, guarded_by, is_for_show, is_number
+from nanguard.rules.places import is_about_data, is_set_up
 from nanguard.rules.quotients import has_eps_outside
 from nanguard.rules.rule import Fails, Passes
 
@@ -47,6 +49,20 @@ class DivisionByUnguardedSum(CodeRule):
             "    return nll.sum() / n\n",
             line=6,
         ),
+        Fails(
+            "import torch\n\n\ndef scatter_loss(f, y, c):\n    z = f[y == c]\n"
+            "    n = z.shape[0]\n    return (z - z.mean(0)).square().sum() / (n - 1)\n",
+            line=7,
+        ),
+        Passes(
+            "import torch\n\n\ndef scatter_loss(f, y, c):\n    z = f[y == c]\n"
+            "    n = z.shape[0]\n    if n < 2:\n        return f.sum() * 0\n"
+            "    return (z - z.mean(0)).square().sum() / (n - 1)\n"
+        ),
+        Passes(
+            "import torch\n\n\ndef weigh(y, w):\n    pos = (y == 1).sum().float()\n"
+            "    neg = (y == 0).sum().float()\n    w[y == 1] = neg / (pos + neg)\n    return w\n"
+        ),
         Passes("import torch\n\n\ndef f(x, mask):\n    return x.sum() / mask.sum().clamp(min=1)\n"),
         Passes(
             "import torch\n\n\ndef f(x, mask):\n    n = mask.sum()\n    if n == 0:\n"
@@ -66,6 +82,8 @@ class DivisionByUnguardedSum(CodeRule):
                 continue
             if guarded_by(divisor, quotient.guards) or _is_never_empty(divisor):
                 continue
+            if _is_written_to_what_was_counted(code, quotient, divisor):
+                continue
             key = (id(quotient.scope), divisor.name)
             if has_eps_outside(code, quotient) or (divisor.name and key in told):
                 continue
@@ -83,6 +101,8 @@ def _is_count(value: Value) -> bool:
     core = value.core
     if core.op == "mul":
         return any(_is_count(part) for part in core.inputs)
+    if core.op == "sub" and core.inputs[1].number() == 1:
+        return _is_number_picked(core.inputs[0])
     if core.has("masksum", "weightsum"):
         return core.op in ("sum", "mean", "count_nonzero", "nansum", "add")
     if core.op in ("index_add", "scatter_add") and core.inputs:
@@ -90,13 +110,41 @@ def _is_count(value: Value) -> bool:
     return core.op in ("sum", "bincount", "histc") and value.has("count")
 
 
+def _is_number_picked(value: Value) -> bool:
+    """Returns whether it is how many elements a condition has picked, such as those of a class."""
+    core = value.core
+    if core.op in ("shape", "size", "len", "numel", "getitem") or value.has("size"):
+        chosen = [p for p in value.upstream(8) if p.op == "getitem" and len(p.inputs) > 1]
+        return any(part.inputs[1].has("mask", "bool") for part in chosen)
+    return core.has("masksum") and core.op == "sum"
+
+
 def _is_hardly_zero(code: Code, quotient: Value, divisor: Value) -> bool:
     """Returns whether little speaks for a sum of 0, or NaN is reckoned with."""
     if any(part.name == "attention_mask" for part in divisor.upstream(12)):
         return True
+    if is_about_data(quotient) or is_set_up(quotient) or is_number(divisor):
+        return True
+    table = any(part.op == "value_counts" for part in divisor.upstream(8))
+    if table or "keepdims" in divisor.core.keywords:  # of pandas or numpy, without gradients
+        return True
     if is_for_show(quotient) or not _EXPECT_NAN.isdisjoint(code.operations):
         return True
     return not _is_count(divisor) and divisor.core.op == "sum" and quotient.inputs[0].op != "mul"
+
+
+def _is_written_to_what_was_counted(code: Code, quotient: Value, divisor: Value) -> bool:
+    """Returns whether a quotient goes only to elements whose number its divisor holds.
+
+    ``w[y == 1] = a / ((y == 1).sum() + b)``: where nothing was counted, nothing is written.
+    """
+    statement = code.statement_of(quotient.node) if quotient.node is not None else None
+    targets = statement.targets if isinstance(statement, ast.Assign) else []
+    picked = {ast.unparse(t.slice) for t in targets if isinstance(t, ast.Subscript)}
+    return any(
+        part.op == "compare" and part.node is not None and ast.unparse(part.node) in picked
+        for part in divisor.upstream(24)
+    )
 
 
 def _is_weighted_mean(quotient: Value) -> bool:

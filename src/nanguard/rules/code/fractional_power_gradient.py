@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, ClassVar
 from nanguard.findings import Finding, Fix, Severity
 from nanguard.rules.code_rule import CodeRule, bare, operand, replaced
 from nanguard.rules.numbers import can_be_zero, guarded_by, is_number
+from nanguard.rules.places import is_beside_training
 from nanguard.rules.rule import Fails, Passes
 
 if TYPE_CHECKING:
@@ -75,6 +76,7 @@ class FractionalPowerGradient(CodeRule):
                 power.node,
                 f"power {number:.3g} of a value that can be 0: its gradient there is infinite",
                 fixes=(Fix("keep the base away from 0", edits=edits),),
+                weak=is_beside_training(code, power),
             )
 
 

@@ -47,6 +47,13 @@ class InfMaskedLogitsLoss(CodeRule):
             "    return criterion(logits, y)\n",
             line=8,
         ),
+        Fails(
+            "import torch\nimport torch.nn.functional as F\n\n\ndef loss(logits, y, n, eps=0.1):\n"
+            '    logits[:, n:] = float("-inf")\n    logs = F.log_softmax(logits, dim=-1)\n'
+            "    share = torch.full_like(logs, eps / logs.size(-1))\n"
+            "    return -(share * logs).sum(-1).mean()\n",
+            line=6,
+        ),
         Passes(
             "import torch\nimport torch.nn.functional as F\n\n\ndef loss(logits, y, dead):\n"
             "    return F.cross_entropy(logits.masked_fill(dead, -1e4), y)\n"
@@ -67,7 +74,9 @@ class InfMaskedLogitsLoss(CodeRule):
             if logits is None:
                 continue
             for masking in fills_with_minus_inf(logits):
-                if id(masking.node) in seen or _spares_the_target(masking, loss):
+                if id(masking.node) in seen:
+                    continue
+                if _spares_the_target(masking, loss) and not _smooths(loss):
                     continue
                 seen.add(id(masking.node))
                 yield self.at(
@@ -78,6 +87,38 @@ class InfMaskedLogitsLoss(CodeRule):
                         Fix("mask with a finite number", edits=finite_fill(code, masking, "-1e4")),
                     ),
                 )
+        yield from self._smoothed(code, seen)
+
+    def _smoothed(self, code: Code, seen: set[int]) -> Iterator[Finding]:
+        """Yields masked logits whose log-probabilities are multiplied with targets, zeros too."""
+        for product in code.of("mul"):
+            for part in product.inputs[:2]:
+                logs = part.core
+                if logs.op != "log_softmax" or not logs.inputs or not product.grad:
+                    continue
+                for masking in fills_with_minus_inf(logs.inputs[0]):
+                    if id(masking.node) in seen or _is_looked_after(code, product):
+                        continue
+                    seen.add(id(masking.node))
+                    yield self.at(
+                        code,
+                        masking.node if masking.scope is product.scope else product.node,
+                        "log-probabilities of logits that are masked with -inf are multiplied: "
+                        "0 * -inf is NaN, and label smoothing gives every class a share",
+                        fixes=(Fix("smooth over the classes that are left only"),),
+                    )
+
+
+def _smooths(loss: Value) -> bool:
+    """Returns whether every class, masked or not, gets a share of the target."""
+    given = loss.keywords.get("label_smoothing")
+    return given is not None and given.number() != 0
+
+
+def _is_looked_after(code: Code, product: Value) -> bool:
+    """Returns whether masked classes are taken out again, or zeros put in place of NaN."""
+    mending = code.of("masked_fill", "where", "nan_to_num", "xlogy", "masked_select")
+    return any(used.scope is product.scope and used.line >= product.line - 2 for used in mending)
 
 
 def _spares_the_target(masking: Value, loss: Value) -> bool:

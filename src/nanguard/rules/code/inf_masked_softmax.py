@@ -21,6 +21,12 @@ if TYPE_CHECKING:
     from nanguard.sources.python.code import Code
     from nanguard.sources.python.values import Value
 
+# What makes a mask of others, or of numbers, so that nothing may be left.
+_MAKES = frozenset(
+    {"and", "or", "mul", "rand", "bernoulli", "isin", "logical_and", "logical_or", "cdist", "lt",
+     "gt", "le", "ge", "xor"}
+)  # fmt: skip
+
 
 class InfMaskedSoftmax(CodeRule):
     """-inf written by a mask, then a softmax, with nothing that keeps a fully masked row apart.
@@ -91,10 +97,15 @@ class InfMaskedSoftmax(CodeRule):
 
 
 def _may_be_causal(masking: Value) -> bool:
-    """Returns whether a mask was handed in under a name that says nothing about rows."""
+    """Returns whether a mask was handed in, and nothing here says that a row can be empty."""
     mask = mask_of(masking)
-    return mask is not None and any(
-        part.name in ("attn_mask", "attention_bias") for part in mask.upstream(8)
+    if mask is None:
+        return False
+    if any(part.name in ("attn_mask", "attention_bias") for part in mask.upstream(8)):
+        return True
+    # Handed in as a whole: most are made from lengths, which leave something in every row.
+    return not any(
+        part.op in _MAKES and (part.op != "mul" or part.has("mask")) for part in mask.upstream(8)
     )
 
 

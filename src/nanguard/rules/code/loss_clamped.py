@@ -64,6 +64,8 @@ class LossClamped(CodeRule):
         for value in code.of("clamp", "clamp_max", "minimum", "min", "hardtanh"):
             if value.node is None or not value.grad or not value.inputs:
                 continue
+            if _never_reached(value):
+                continue
             if _bounds_above(value) and _is_loss(roles, value) and roles.is_trained_on(value):
                 message = "a clamped loss has no gradient above its bound"
                 yield self.at(code, value.node, message, fixes=(_FIX,))
@@ -80,6 +82,13 @@ def _is_in_a_loss(value: Value) -> bool:
         return False
     names = f"{scope.name} {scope.cls.name if scope.cls is not None else ''}".lower()
     return "loss" in names or "criterion" in names
+
+
+def _never_reached(value: Value) -> bool:
+    """Whether the loss stays below the bound anyway."""
+    bound = value.arg(1 if value.op == "clamp_max" else 2, "max")
+    number = bound.number() if bound is not None else None
+    return value.op.startswith("clamp") and number is not None and value.inputs[0].hi <= number
 
 
 def _bounds_above(value: Value) -> bool:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from nanguard.findings import Edit, Finding, Fix, Severity
 from nanguard.rules.code_rule import CodeRule, replaced
+from nanguard.rules.places import is_evaluation
 from nanguard.rules.rule import Fails, Passes
 from nanguard.sources.python.conditions import Conditions
 from nanguard.sources.python.roles import Roles, label
@@ -77,7 +78,7 @@ class NanCheckMissesInf(CodeRule):
 
     def check(self, code: Code) -> Iterator[Finding]:
         """Yields what is wrong with a file."""
-        if not code.relevant or is_test(code):
+        if not code.relevant or is_test(code) or is_evaluation(code):
             return
         conditions = Conditions.of(code)
         roles = Roles.of(code)
@@ -87,12 +88,12 @@ class NanCheckMissesInf(CodeRule):
                 role = roles.role(check.subject)
                 if not role or check.node in seen or _asked_elsewhere(code, check, test):
                     continue
-                if _only_names(code, check.node):
+                if _only_names(code, check.node) or _only_shows(roles, test):
                     continue
                 seen.add(check.node)
                 what = {"norm": "gradient norm"}.get(role, role)
                 message = f"this asks a {what} for NaN only: Inf passes and reaches the weights"
-                fix = Fix(_TITLE, safe=True, edits=_edits(code, check.node))
+                fix = Fix(_TITLE, safe=_raises(test), edits=_edits(code, check.node))
                 yield self.at(code, check.node, message, fixes=(fix,))
 
 
@@ -128,6 +129,26 @@ def _only_names(code: Code, node: ast.expr) -> bool:
         isinstance(branch, ast.Constant) and isinstance(branch.value, str)
         for branch in (parent.body, parent.orelse)
     )
+
+
+def _only_shows(roles: Roles, test: Test) -> bool:
+    """Whether a number that is only shown is written in place of a NaN."""
+    for statement in test.when_bad:
+        if not isinstance(statement, ast.Assign) or not isinstance(statement.value, ast.Constant):
+            return False
+        value = roles.code.values.get(statement.value)
+        names = {target.id for target in statement.targets if isinstance(target, ast.Name)}
+        trained = names & roles.trained.get(id(test.function), set())
+        if not names or trained or (value is not None and roles.is_trained_on(value)):
+            return False
+    return bool(test.when_bad)
+
+
+def _raises(test: Test) -> bool:
+    """Whether a run ends there: to see Inf as well then hides nothing that was seen before."""
+    if isinstance(test.node, ast.Assert):
+        return True
+    return any(isinstance(statement, ast.Raise) for statement in test.when_bad)
 
 
 def _asked_elsewhere(code: Code, check: Check, test: Test) -> bool:

@@ -85,7 +85,12 @@ class NanLossReplaced(CodeRule):
         for test in Conditions.of(code).tests:
             for node in _in_branch(code, roles, test):
                 places[node] = None
+        told: set[ast.stmt | None] = set()
         for node in places:
+            statement = code.statement_of(node)
+            if statement in told:
+                continue
+            told.add(statement)
             message = "a loss that is not finite is replaced and trained on: the fault stays hidden"
             yield self.at(code, node, message, fixes=(_FIX,))
 

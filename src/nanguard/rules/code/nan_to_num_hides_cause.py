@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from typing import TYPE_CHECKING, ClassVar
 
 from nanguard.findings import Finding, Fix, Severity
 from nanguard.rules.code_rule import CodeRule
+from nanguard.rules.places import is_called_without_gradient
 from nanguard.rules.rule import Fails, Passes
 from nanguard.sources.python.cleaning import asks_nan, cleaning_hook
+from nanguard.sources.python.conditions import Conditions
 from nanguard.sources.python.roles import Roles, label
 from nanguard.sources.python.training import Training
 
@@ -27,6 +30,7 @@ _NOT_FORWARD = re.compile(
     r"^(__init__|_?init|reset|load|save|log|val|test|predict|metric|plot|eval)"
 )
 _DATA = frozenset({"element", "field", "enumerate", "zip", ""})
+_PREDICTION = re.compile(r"(^|_)(pred\w*|logits?|out(put)?s?|recon\w*|hidden|features?)($|_)")
 _MOVES = frozenset({"getitem", "part", "named", "join", "attribute"})
 
 
@@ -60,6 +64,17 @@ class NanToNumHidesCause(CodeRule):
             "        return attend(x, x, x)\n",
             line=7,
         ),
+        Fails(
+            "import torch\nimport torch.nn.functional as F\n\n\ndef get_loss(pred, target):\n"
+            "    if torch.isnan(pred).any():\n        pred = torch.nan_to_num(pred, nan=0.0)\n"
+            "    return F.mse_loss(pred, target)\n",
+            line=7,
+        ),
+        Passes(
+            "import torch\nimport torch.nn.functional as F\n\n\ndef get_loss(pred, target):\n"
+            "    if torch.isnan(target).any():\n        target = torch.nan_to_num(target)\n"
+            "    return F.mse_loss(pred, target)\n"
+        ),
         Passes(
             "import torch\nfrom torch import nn\n\n\nclass Net(nn.Module):\n"
             "    def forward(self, x):\n        known = ~torch.isnan(x)\n"
@@ -78,14 +93,40 @@ class NanToNumHidesCause(CodeRule):
         for hook in training.called("register_forward_hook", "register_module_forward_hook"):
             if hook.node is not None and cleaning_hook(hook):
                 yield self.at(code, hook.node, _MESSAGE, fixes=(_FIX,))
+        for node in _under_conditions(code, training):
+            yield self.at(code, node, _MESSAGE, fixes=(_FIX,))
         for value in code.of("nan_to_num", "masked_fill", "where", "setitem"):
             hidden = _hidden(value)
             if hidden is None or value.node is None or not value.grad or value.scope is None:
+                continue
+            if _mends_own_quotient(hidden) or is_called_without_gradient(code, value.scope):
                 continue
             if _runs_in_forward(training, value.scope) and _is_activation(
                 code, roles, hidden, value
             ):
                 yield self.at(code, value.node, _MESSAGE, fixes=(_FIX,))
+
+
+def _under_conditions(code: Code, training: Training) -> Iterator[ast.AST]:
+    """Yields where NaN of a prediction is looked for, and replaced where it was found."""
+    for test in Conditions.of(code).tests:
+        if not (_runs_in_forward(training, test.function) or "loss" in test.function.name.lower()):
+            continue
+        asked = {label(c.subject): c.subject for c in test.checks if "nan" in c.sees and c.bad}
+        for statement in test.when_bad:
+            value = code.values.get(statement.value) if isinstance(statement, ast.Assign) else None
+            if value is None or value.op != "nan_to_num" or not value.inputs or not value.grad:
+                continue
+            subject = asked.get(label(value.inputs[0]))
+            if subject is not None and _is_predicted(subject):
+                yield statement
+
+
+def _is_predicted(value: Value) -> bool:
+    """Whether a network has made a value, by what is seen of it or by its name."""
+    if any(part.has("network") or part.op == "call" for part in value.upstream(6)):
+        return not value.has("labels", "loss")
+    return _PREDICTION.search(value.name.lower()) is not None
 
 
 def _hidden(value: Value) -> Value | None:
@@ -98,6 +139,13 @@ def _hidden(value: Value) -> Value | None:
             return None
         return next((part for part in kept if part.number() is None and part.lo != part.hi), None)
     return value.inputs[0] if len(value.inputs) > 1 and asks_nan(value.inputs[1]) else None
+
+
+def _mends_own_quotient(value: Value) -> bool:
+    """Whether it is the sign of a number, ``x / abs(x)``, which is set where that is 0."""
+    quotient = value.core
+    under = quotient.inputs[1].core if quotient.op == "div" and len(quotient.inputs) > 1 else None
+    return under is not None and under.op == "abs" and bool(under.inputs)
 
 
 def _runs_in_forward(training: Training, function: Function, depth: int = 3) -> bool:

@@ -7,7 +7,14 @@ from typing import TYPE_CHECKING, ClassVar
 
 from nanguard.findings import Finding, Fix, Severity
 from nanguard.rules.code_rule import CodeRule, bare, operand, replaced
-from nanguard.rules.numbers import can_be_zero, guarded_by, is_about_training, is_number, is_table
+from nanguard.rules.numbers import (
+    can_be_zero,
+    guarded_by,
+    is_about_training,
+    is_number,
+    is_table,
+)
+from nanguard.rules.places import is_about_data, is_evaluation, is_used_only
 from nanguard.rules.quotients import has_eps_outside
 from nanguard.rules.rule import Fails, Passes
 
@@ -24,6 +31,9 @@ _WORDS = {
     "sumsq": "root mean square",
     "var": "variance",
 }
+# What is 0 for a constant input, which data has; a norm of 0 needs an input of zeros, and what
+# is measured so in real code hardly ever is one.
+_CONSTANT = ("range", "standard deviation", "variance")
 # What comes out of networks or random numbers, by its name.
 _LIVELY = re.compile(r"embed|feat|latent|noise|token|weight|^(low|high|v0|v1|q1|q2)$")
 
@@ -59,6 +69,13 @@ class NormaliseWithoutEps(CodeRule):
             "    return (x - lo) / (hi - lo)\n",
             line=6,
         ),
+        Fails(
+            "import numpy as np\nimport torch\nfrom torch.utils.data import Dataset\n\n\n"
+            "class Waves(Dataset):\n    def __getitem__(self, i):\n"
+            "        x = np.load(self.files[i])\n"
+            "        return torch.from_numpy((x - np.mean(x)) / np.std(x))\n",
+            line=9,
+        ),
         Passes("import torch\n\n\ndef f(x):\n    return x / (x.norm(dim=-1) + 1e-6)\n"),
         Passes("import torch\n\n\ndef f(x, mean, std):\n    return (x - mean) / std\n"),
         Passes("import torch\n\n\ndef f(x, eps):\n    return x / x.std().clamp(min=eps)\n"),
@@ -70,7 +87,8 @@ class NormaliseWithoutEps(CodeRule):
             divisor = _divisor(quotient)
             if divisor is None:
                 continue
-            word = _word(divisor)
+            in_data = is_about_data(quotient)
+            word = _word(divisor, numpy=in_data)
             if not word or not can_be_zero(divisor) or guarded_by(divisor, quotient.guards):
                 continue
             if has_eps_outside(code, quotient) or is_table(divisor) or is_number(divisor):
@@ -82,9 +100,17 @@ class NormaliseWithoutEps(CodeRule):
                 quotient.node,
                 f"division by a {word} that can be 0: 0 / 0 is NaN",
                 fixes=_fixes(code, quotient),
-                weak=(word == "peak" and not is_about_training(code))
+                weak=(word not in _CONSTANT and not in_data)
+                or _is_beside(code, quotient, in_data=in_data)
                 or (word not in ("range", "peak") and _is_hardly_zero(quotient, divisor)),
             )
+
+
+def _is_beside(code: Code, quotient: Value, *, in_data: bool) -> bool:
+    """Returns whether the quotient goes into no step of a training."""
+    if is_evaluation(code) or is_used_only(quotient):
+        return True
+    return not in_data and not is_about_training(code)
 
 
 def _divisor(quotient: Value) -> Value | None:
@@ -122,12 +148,12 @@ def _is_of_the_same(over: Value, divisor: Value) -> bool:
     )
 
 
-def _word(divisor: Value) -> str:
+def _word(divisor: Value, *, numpy: bool = False) -> str:
     core = divisor.core
-    if core.op.startswith("numpy."):
+    if core.op.startswith("numpy.") and not numpy:
         return ""
     if core.op == "mul":
-        return next((word for part in core.inputs if (word := _word(part))), "")
+        return next((word for part in core.inputs if (word := _word(part, numpy=numpy))), "")
     if core.op in ("max", "amax", "maximum") and core.inputs:
         inner = core.inputs[0]
         if inner.has("norm", "std"):

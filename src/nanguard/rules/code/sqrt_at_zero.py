@@ -11,10 +11,10 @@ from nanguard.rules.numbers import (
     can_be_zero,
     guarded_by,
     is_about_training,
-    is_for_show,
     is_given,
     is_number,
 )
+from nanguard.rules.places import carries_gradient, is_beside_training, is_of_time
 from nanguard.rules.rule import Fails, Passes
 
 if TYPE_CHECKING:
@@ -55,6 +55,20 @@ class SqrtAtZero(CodeRule):
         Passes(
             "import torch\n\n\ndef dist(a, b):\n    return ((a - b) ** 2 + 1e-12).sum().sqrt()\n"
         ),
+        Fails(
+            "import torch\nimport torch.nn.functional as F\n\n\ndef margin_loss(x, w):\n"
+            "    cosine = F.linear(F.normalize(x), F.normalize(w))\n"
+            "    return torch.sqrt(1.0 - torch.pow(cosine, 2)).mean()\n",
+            line=7,
+        ),
+        Passes(
+            "import torch\n\n\ndef margin_loss(cosine):\n"
+            "    return torch.sqrt((1.0 - cosine**2).clamp(1e-9, 1.0))\n"
+        ),
+        Passes(
+            "import torch\n\n\ndef noised(x, noise, alpha):\n"
+            "    return alpha * x + torch.sqrt(1 - alpha**2) * noise\n"
+        ),
         Passes(
             "import torch\n\n\n@torch.no_grad()\ndef rmse(a, b):\n"
             "    return (a - b).square().mean().sqrt()\n"
@@ -79,14 +93,17 @@ class SqrtAtZero(CodeRule):
             if (root.op == "pow" and not _is_tensor(value)) or is_given(value):
                 continue
             what = "variance" if value.has("var") else "distance"
+            if _is_one_minus_square(value):
+                what = "1 minus a square"
             if value.has("sumsq", "hypot"):
                 what = "sum of squares"
+            article = "" if what[0] == "1" else "a "
             yield self.at(
                 code,
                 root.node,
-                f"square root of a {what} that can be 0: its gradient there is infinite",
+                f"square root of {article}{what} that can be 0: its gradient there is infinite",
                 fixes=_fixes(code, root),
-                weak=is_for_show(root) or _is_hardly_zero(value),
+                weak=is_beside_training(code, root) or _is_hardly_zero(value),
             )
 
 
@@ -104,11 +121,23 @@ def _is_hardly_zero(value: Value) -> bool:
 
 
 def _is_measure(root: Value, value: Value, *, trains: bool) -> bool:
-    if value.has("sumsq", "var"):
+    if value.has("sumsq", "var") or _is_one_minus_square(value):
         return True
     if value.has("distance") and value.core.op in ("sub", "clamp", "clamp_min", "relu", "add"):
         return True
     return root.op == "sqrt" and value.has("hypot") and trains
+
+
+def _is_one_minus_square(value: Value) -> bool:
+    """Returns whether it is the square of a sine, got from a cosine that may be exactly 1."""
+    core = value.core
+    while core.op in ("clamp", "clamp_min", "relu", "abs") and core.inputs:
+        core = core.inputs[0].core
+    if core.op != "sub" or core.inputs[0].number() != 1:
+        return False
+    square = core.inputs[1].core
+    learned = carries_gradient(square) and not is_of_time(square)
+    return square.has("square") and square.op in ("pow", "square", "mul") and learned
 
 
 def _is_tensor(value: Value) -> bool:

@@ -70,7 +70,8 @@ class StdOfFew(CodeRule):
                 spread.node,
                 f"{spread.op} of what can be a single element is NaN, whatever is added to it",
                 fixes=(Fix("use unbiased=False (correction=0)", edits=_edits(code, spread)),),
-                weak=any(part.name in ("weight", "data") for part in value.upstream(6)),
+                weak=spread.scope is code.module
+                or any(part.name in ("weight", "data") for part in value.upstream(6)),
             )
 
 

@@ -9,7 +9,9 @@ from nanguard.findings import Finding, Fix, Severity
 from nanguard.rules.code_rule import CodeRule
 from nanguard.rules.rule import Fails, Passes
 from nanguard.sources.python.cleaning import cleaned_gradients
-from nanguard.sources.python.reach import after, leaves, marks_of, names_in, spans
+from nanguard.sources.python.conditions import Conditions
+from nanguard.sources.python.reach import after, leaves, marks_of, names_in, spans, within
+from nanguard.sources.python.roles import label
 from nanguard.sources.python.training import Training, is_step
 
 if TYPE_CHECKING:
@@ -97,7 +99,10 @@ def _steps_after(code: Code, training: Training, node: ast.AST, depth: int = 3) 
     function = training.owner(node)
     lines = [e.line for e in function.events if training.does(e, is_step)]
     marks = marks_of(code, node)
+    asked = _asked_around(code, node)
     for later in after(code, node):
+        if asked and _leaves_if_bad(code, later, asked):
+            return False
         if isinstance(later, ast.If) and marks & names_in(later.test):
             if leaves(later.body) or leaves(later.orelse) or spans(later, lines):
                 return False
@@ -112,6 +117,23 @@ def _steps_after(code: Code, training: Training, node: ast.AST, depth: int = 3) 
             called = [*training.called(function.name)]
         calls = [call.node for call in called if call.node is not None]
         return any(_after_call(code, training, call, depth) for call in calls)
+    return False
+
+
+def _asked_around(code: Code, node: ast.AST) -> set[str]:
+    """The values that were found bad where a node runs, by name."""
+    line = getattr(node, "lineno", 0)
+    tests = [test for test in Conditions.of(code).tests if within(line, test.when_bad)]
+    return {label(check.subject) for test in tests for check in test.checks} - {""}
+
+
+def _leaves_if_bad(code: Code, later: ast.stmt, asked: set[str]) -> bool:
+    """Whether a later statement leaves for the same reason, before the optimizer steps."""
+    for test in Conditions.of(code).tests:
+        if test.node is later and leaves(test.when_bad):
+            seen = {label(c.subject) for c in test.checks if "nan" in c.sees and c.bad}
+            if seen & asked:
+                return True
     return False
 
 

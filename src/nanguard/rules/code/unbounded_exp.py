@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from typing import TYPE_CHECKING, ClassVar
 
 from nanguard.findings import Finding, Fix, Severity
 from nanguard.rules.code_rule import CodeRule, bare, operand, replaced
-from nanguard.rules.numbers import guarded_by, is_bounded, is_table
+from nanguard.rules.numbers import guarded_by, is_bounded, is_made_here, is_table
+from nanguard.rules.places import carries_gradient, is_beside_training, is_of_time
 from nanguard.rules.rule import Fails, Passes
 
 if TYPE_CHECKING:
@@ -68,6 +70,8 @@ class UnboundedExp(CodeRule):
             value = power.inputs[0] if power.inputs else None
             if value is None or not power.grad or is_bounded(value) or is_table(value):
                 continue
+            if is_made_here(value) or not carries_gradient(value):
+                continue
             what = next((word for kind, word in _WHAT.items() if value.has(kind)), "")
             if not what and value.core.op == "" and _OFFSET.fullmatch(value.core.name.lower()):
                 what = "predicted offset"
@@ -85,7 +89,9 @@ class UnboundedExp(CodeRule):
                 f"exp of a {what} without an upper bound: inf above 88.7 in float32, above 11.1 "
                 "in float16",
                 fixes=_fixes(code, power),
-                weak=_is_hardly_large(value, what),
+                weak=_is_hardly_large(value, what)
+                or is_of_time(value)
+                or is_beside_training(code, power),
             )
 
 
@@ -93,6 +99,12 @@ def _is_hardly_large(value: Value, what: str) -> bool:
     """Returns whether it is one learned number, or a ratio for what was drawn by a policy."""
     if any(part.op == "parameter" for part in value.upstream(5)):
         return True
+    held = value.core.node if value.core.op == "attribute" else None
+    if isinstance(held, ast.Attribute) and isinstance(held.value, ast.Attribute):
+        return True  # what a module or a schedule keeps, and no network has made for this batch
+    # Scales that are learned by themselves, moved by a temperature or picked by a class.
+    if value.has("logscale") and any(part.op == "parameter" for part in value.upstream(24)):
+        return not any(part.has("network") for part in value.upstream(24))
     if what != "log-ratio":
         return False
     summed = any(part.op in ("sum", "cumsum") for part in value.upstream(16))
@@ -111,16 +123,26 @@ def _summed_and_logged(code: Code) -> set[int]:
 
 
 def _names(value: Value) -> set[str]:
-    return {part.name for part in value.upstream(8) if part.name}
+    return {part.name.strip("_") for part in value.upstream(8) if part.name}
 
 
 def _clamped_in_place(code: Code) -> set[str]:
     """Returns the names of what is kept in range elsewhere in the file."""
     found: set[str] = set()
     for bound in code.of("clamp", "clamp_max"):
-        if bound.name.endswith("_") and bound.inputs:
-            found |= {part.name for part in bound.inputs[0].upstream(4) if part.name}
+        kept = bound.name.endswith("_") or (bool(bound.inputs) and _is_kept(code, bound))
+        if kept and bound.inputs and is_bounded(bound):
+            names = {part.name for part in bound.inputs[0].upstream(4) if part.name}
+            found |= {name.strip("_") for name in names}
     return found - {"data", "self"}
+
+
+def _is_kept(code: Code, bound: Value) -> bool:
+    """Returns whether an attribute is given its own value, clamped."""
+    statement = code.statement_of(bound.node) if bound.node is not None else None
+    targets = statement.targets if isinstance(statement, ast.Assign) else []
+    given = bound.inputs[0].core.name
+    return any(isinstance(t, ast.Attribute) and t.attr == given for t in targets)
 
 
 def _fixes(code: Code, power: Value) -> tuple[Fix, ...]:

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, ClassVar
 
 from nanguard.findings import Finding, Fix, Severity
 from nanguard.rules.code_rule import CodeRule, bare, operand, replaced
-from nanguard.rules.numbers import can_be_zero, ends_as_number, guarded_by, is_about_training
+from nanguard.rules.numbers import can_be_zero, ends_as_number, guarded_by
 from nanguard.rules.outputs import is_module_output, some_module_returns
+from nanguard.rules.places import carries_gradient, is_beside_training, is_clipped, is_of_time
 from nanguard.rules.rule import Fails, Passes
 
 if TYPE_CHECKING:
@@ -50,6 +51,15 @@ class UnguardedLog(CodeRule):
             "    return (1 - p).log()\n",
             line=6,
         ),
+        Fails(
+            "import torch\n\n\ndef bce_loss(x, y):\n    p = torch.sigmoid(x)\n"
+            "    return -((1 - y) * torch.log1p(-p)).mean()\n",
+            line=6,
+        ),
+        Passes(
+            "import torch\n\n\ndef bce_loss(x, y):\n    p = torch.sigmoid(x).clamp(max=1 - 1e-6)\n"
+            "    return -((1 - y) * torch.log1p(-p)).mean()\n"
+        ),
         Passes("import torch\n\n\ndef kl(p, q):\n    return torch.log((p / q).clamp(min=1e-8))\n"),
         Passes("import torch\n\n\ndef f(n):\n    return torch.log((n + 1.0) / (n + 1.0).sum())\n"),
         Passes(
@@ -61,12 +71,15 @@ class UnguardedLog(CodeRule):
     def check(self, code: Code) -> Iterator[Finding]:
         """Yields what is wrong with a file."""
         probable = some_module_returns(code, "softmax")
-        trains = is_about_training(code)
+        yield from self._at_minus_one(code)
         for log in code.of("log", "log2", "log10"):
             value = log.inputs[0] if log.inputs else None
             if value is None or not can_be_zero(value) or guarded_by(value, log.guards):
                 continue
             if ends_as_number(code, log.node):
+                continue
+            of_time, clipped = is_of_time(value), is_clipped(code, log.node)
+            if clipped and (of_time or not carries_gradient(value)):
                 continue
             kind = _kind(value, log, outputs_are_probabilities=probable)
             if kind:
@@ -79,8 +92,29 @@ class UnguardedLog(CodeRule):
                     log.node,
                     f"log of a {kind} that can be 0: -inf, and an infinite gradient",
                     fixes=(Fix("bound it from below", edits=edits),),
-                    weak=not trains,
+                    weak=of_time or clipped or is_beside_training(code, log),
                 )
+
+    def _at_minus_one(self, code: Code) -> Iterator[Finding]:
+        for log in code.of("log1p"):
+            value = log.inputs[0].core if log.inputs else None
+            if value is None or value.op != "neg" or not value.inputs or value.lo > -1:
+                continue
+            inner = value.inputs[0]
+            if _is_chance(inner) and not guarded_by(inner, log.guards):
+                yield self.at(
+                    code,
+                    log.node,
+                    "log1p of minus a probability that can be 1: -inf, and an infinite gradient",
+                    fixes=(Fix("take logsigmoid(-x) of the logits, or bound it below 1"),),
+                    weak=is_beside_training(code, log),
+                )
+
+
+def _is_chance(value: Value) -> bool:
+    """Returns whether a value goes up to exactly 1: a probability, or a share of a sum."""
+    core = value.core
+    return core.op in ("softmax", "sigmoid") or core.has("probability", "cosine")
 
 
 def _unscaled(value: Value) -> Value:

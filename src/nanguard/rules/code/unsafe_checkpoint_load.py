@@ -42,11 +42,15 @@ class UnsafeCheckpointLoad(CodeRule):
     the next.
 
     Say `torch.load(path, weights_only=True)`, or store weights as safetensors.
+
+    This is about safety and not about numbers, so it is asked for: `--extend-select security`.
+    A torch of 2.6 or later, where the requirements ask for one, loads safely by itself.
     """
 
     code = "SRC031"
     name = "unsafe-checkpoint-load"
     severity = Severity.WARNING
+    group = "security"
     seen_in = "https://github.com/UMMISCO/ecgtizer/issues/5"
     examples: ClassVar = (
         Fails(

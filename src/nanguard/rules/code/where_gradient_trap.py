@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, ClassVar
 
 from nanguard.findings import Finding, Fix, Severity
@@ -21,6 +22,9 @@ _REACH = 10
 _NO_GRADIENT = ("count", "masksum", "uniform", "size")
 _STOP = frozenset({"where", "matmul", "call", "each"})
 _SINGULAR = frozenset({"log", "log2", "log10", "sqrt", "rsqrt", "reciprocal"})
+
+# Numbers of things, which are not computed by what is trained.
+_SIZE = re.compile(r"(num|n|nb)_|(n|num)$")
 
 
 class WhereGradientTrap(CodeRule):
@@ -128,4 +132,4 @@ def _risky_input(part: Value) -> Value | None:
 
 
 def _shares(value: Value, looked_at: set[str]) -> bool:
-    return any(name in looked_at for name in names_of(value))
+    return any(name in looked_at for name in names_of(value) if not _SIZE.match(name))

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from nanguard.findings import Fix
+from nanguard.findings import Fix, Severity
 from nanguard.rules.rule import Rule
 from nanguard.sources.config.run import RunConfig
+from nanguard.sources.paths import in_tests
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from nanguard.findings import Edit, Finding, Severity
+    from nanguard.findings import Edit, Finding
     from nanguard.sources.config.run import Stage
     from nanguard.sources.config.settings import Setting
 
@@ -29,7 +31,9 @@ class ConfigRule(Rule[RunConfig]):
             place = (finding.path, finding.line, finding.column)
             if place not in seen and finding.path in source.owned:
                 seen.add(place)
-                yield finding
+                # What is set up in a folder of tests trains nothing that anybody waits for.
+                tested = in_tests(finding.path or "")
+                yield replace(finding, severity=Severity.INFO) if tested else finding
 
     def look(self, source: RunConfig) -> Iterator[Finding]:
         """Yields what is wrong with each part of a run."""
@@ -66,12 +70,13 @@ class ConfigRule(Rule[RunConfig]):
         )
 
 
-def change(title: str, edits: tuple[Edit, ...], *plan: str) -> Fix:
+def change(title: str, edits: tuple[Edit, ...], *plan: str, keys: bool = False) -> Fix:
     """Returns a fix that changes the numbers a run computes.
 
     Args:
         title: What to do, in a line, with the reason.
         edits: The changes.
         plan: What to do once the repair has held, in order.
+        keys: Whether a key is renamed or added, which is done only if asked for.
     """
-    return Fix(title, safe=False, edits=edits, plan=plan)
+    return Fix(title, safe=False, edits=edits, plan=plan, keys=keys)

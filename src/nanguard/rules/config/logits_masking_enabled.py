@@ -24,7 +24,10 @@ class LogitsMaskingEnabled(ConfigRule):
     the label map masks the target itself, and the loss of that sample is inf: every evaluation
     shows ``Loss: inf`` while the accuracy looks merely low.
 
-    Switch it off until the labels are known to be right, or mask with a finite value such as -1e4.
+    Label smoothing makes it certain: every class, masked or not, gets a share of the target.
+
+    Switch it off until the labels are known to be right, or mask with a finite value such as -1e4;
+    with label smoothing, smooth over the classes of the data set only.
     """
 
     code = "CFG015"
@@ -36,6 +39,12 @@ class LogitsMaskingEnabled(ConfigRule):
         Passes(
             "lr: 1.0e-5\nepochs: 3\nlogits_masking: {enabled: true, mask_value: -1.0e+4}\n",
             "b.yaml",
+        ),
+        Fails(
+            "lr: 1.0e-5\nepochs: 3\nlabel_smoothing: 0.1\n"
+            "logits_masking: {enabled: true, mask_value: -1.0e+9}\n",
+            line=4,
+            file="c.yaml",
         ),
         Fails(
             "lr: 1.0e-5\nepochs: 3\ndatasets:\n  enable_logits_masking: true\n",
@@ -51,13 +60,21 @@ class LogitsMaskingEnabled(ConfigRule):
         if masking is None or masking.truth is not True:
             return
         value = stage.number("logits_mask_value")
-        if value is not None and math.isfinite(value):
+        share = stage.number("label_smoothing")
+        smoothed = share is not None and 0 < share < 1
+        finite = value is not None and math.isfinite(value)
+        if finite and not smoothed:
             return
+        harm = "a target class that is masked by a wrong label map has a loss of inf"
+        if smoothed:
+            harm = (
+                f"label smoothing of {share:g} gives masked classes a share of the target, and "
+                f"each adds that share of its masked logit to the loss"
+            )
+            harm += "" if finite else ": inf"
         yield self.at(
             masking,
-            f"{masking.key} = {masking.written}: a target class that is masked by a wrong "
-            f"label map "
-            "has a loss of inf",
+            f"{masking.key} = {masking.written}: {harm}",
             change(
                 "switch it off until the labels are known to be right",
                 set_to(masking, value=False),

@@ -76,7 +76,9 @@ class MissingGradientClipping(ConfigRule):
             return
         rate = stage.get("lr")
         if rate is not None and stage.family.clips is None:
-            yield self.at(rate, f"nothing clips the gradients; {reason}", _fix(_added(stage, rate)))
+            yield self.at(
+                rate, f"nothing clips the gradients; {reason}", _fix(_added(stage, rate), keys=True)
+            )
 
 
 def _on(setting: Setting) -> bool:
@@ -134,10 +136,11 @@ def _added(stage: Stage, rate: Setting) -> tuple[Edit, ...]:
     return add_after(trainer or rate, stage.family.adds.get("clip_norm", "max_grad_norm"), 1.0)
 
 
-def _fix(edits: tuple[Edit, ...]) -> Fix:
+def _fix(edits: tuple[Edit, ...], *, keys: bool = False) -> Fix:
     return change(
         "clip the gradient norm at 1.0",
         edits,
         "Watch the gradient norm: if it is cut at most steps, lower the learning rate instead.",
         "If spikes still reach the loss, go on with 0.5, then 0.3.",
+        keys=keys,
     )

@@ -44,6 +44,8 @@ class MisspelledKey(ConfigRule):
         """Yields one finding for each key that looks like another."""
         for found in source.misspelled:
             entry = found.entry
+            usage = source.usage
+            unread = usage.known and not usage.reads(found.right)
             yield self.finding(
                 f"{entry.key} is no key that is known; {found.right} is, and this one has no "
                 f"effect",
@@ -51,11 +53,13 @@ class MisspelledKey(ConfigRule):
                 line=entry.line,
                 column=found.document.text.position(entry.start)[1],
                 where=found.dotted,
+                severity=Severity.INFO if unread and not found.closed else None,
                 fixes=(
                     change(
                         f"write {found.right}",
                         rename(found),
                         "The setting now takes effect: check that its value is the one you want.",
+                        keys=True,
                     ),
                 ),
             )

@@ -77,7 +77,7 @@ class NoWarmup(ConfigRule):
             message = "there is no warm-up: training starts at the full rate of"
             key = stage.family.adds.get("warmup_steps")
             edits = add_after(rate, key, 1000) if key else ()
-            fix = change("warm up over 1 000 steps", edits, *_plan())
+            fix = change("warm up over 1 000 steps", edits, *_plan(), keys=True)
             yield self.at(rate, _said(message, rate, half), fix, severity=severity)
 
 

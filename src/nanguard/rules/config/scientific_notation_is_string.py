@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from nanguard.sources.config.leaves import Leaf
     from nanguard.sources.config.node import Node
     from nanguard.sources.config.run import RunConfig, Stage
+    from nanguard.sources.config.usage import Usage
 
 _NAMES = (
     "name",
@@ -71,26 +72,36 @@ class ScientificNotationIsString(ConfigRule):
                 continue
             texts = [n for n in [leaf.entry.node, *leaf.entry.node.items] if reads_as_text(n)]
             if texts:
-                yield self._text(leaf, texts)
+                yield self._text(leaf, texts, _use(source.usage, leaf.key))
 
     def judge(self, stage: Stage) -> Iterator[Finding]:
         """Yields nothing: the rule looks at whole files."""
         yield from ()
 
-    def _text(self, leaf: Leaf, texts: list[Node]) -> Finding:
+    def _text(self, leaf: Leaf, texts: list[Node], use: str) -> Finding:
         raw = texts[0].raw.strip()
         line, column = leaf.document.text.position(texts[0].start)
         edits = tuple(Edit(n.start, n.end, _respelled(n.raw.strip())) for n in texts)
         return self.finding(
-            f"{'.'.join(leaf.path)} is {raw}, which YAML 1.1 reads as text, not as a number",
+            f"{'.'.join(leaf.path)} is {raw}, which YAML 1.1 reads as text, not as a number{use}",
             path=leaf.document.path,
             line=line,
             column=column,
             where=".".join(leaf.path),
+            severity=Severity.INFO if use else None,
             fixes=(
                 change(f"write {edits[0].text}: a point, and a sign before the exponent", edits),
             ),
         )
+
+
+def _use(usage: Usage, key: str) -> str:
+    """Returns why the text does no harm in this project, as far as its code shows."""
+    if usage.makes_number(key):
+        return "; the code here makes a number of it"
+    if usage.known and not usage.reads(key):
+        return "; no code here reads it"
+    return ""
 
 
 def _respelled(raw: str) -> str:

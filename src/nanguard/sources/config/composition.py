@@ -36,6 +36,21 @@ def composed(documents: Sequence[Document]) -> tuple[list[Tree], set[str]]:
     return trees, taken
 
 
+def group_files(documents: Sequence[Document]) -> frozenset[str]:
+    """Returns the files that lie in a folder which a defaults list names as a group.
+
+    Hydra may be told to take them on the command line, whatever the list itself takes.
+    """
+    folders = {
+        PurePath(document.path).parent.joinpath(*group)
+        for document in documents
+        for root in document.roots
+        for group, _ in _defaults(root)
+        if group
+    }
+    return frozenset(d.path for d in documents if PurePath(d.path).parent in folders)
+
+
 def _attached(
     root: Node, document: Document, files: dict[str, Document]
 ) -> Iterator[tuple[tuple[str, ...], Tree | None]]:

@@ -53,7 +53,7 @@ ROLES: dict[str, frozenset[str]] = {
         "launcher flops_profiler tensorboard aio autotuning profiler profile search_space teacher "
         "ref reference generation_config metrics metric early_stopping visualizer val_dataloader "
         "test_dataloader val_loader test_loader eval_dataset val_dataset test_dataset demo deploy "
-        "generation_kwargs eval_config log_history",
+        "generation_kwargs eval_config log_history postprocessor postprocessing reranker retrieval",
     }.items()
 }
 _ROLE_OF = {name: role for role, names in ROLES.items() for name in names}

@@ -136,6 +136,8 @@ def read_precision(settings: Iterable[Setting], partial: frozenset[str]) -> Prec
     for setting in chosen:
         if setting.name == "amp_dtype" and id(setting.parent) in idle:
             continue  # the type of a mode that is off
+        if setting.name == "amp" and setting.truth is False and _is_cast_by(chosen, partial):
+            continue  # the program leaves casting to DeepSpeed
         worlds = _worlds(setting, launched=setting.path in partial)
         if alone and worlds == {"bf16"} and setting.name == "bf16":
             worlds = _BF16  # without autocast it can only mean the weights
@@ -145,6 +147,11 @@ def read_precision(settings: Iterable[Setting], partial: frozenset[str]) -> Prec
     for claim in claims:
         left = left & claim.worlds
     return Precision(tuple(claims), left)
+
+
+def _is_cast_by(settings: list[Setting], partial: frozenset[str]) -> bool:
+    """Returns whether DeepSpeed is told to cast, which it does without the program's help."""
+    return any(s.path in partial and s.name in ("fp16", "bf16") and s.truth for s in settings)
 
 
 def type_of(setting: Setting) -> str | None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from nanguard.sources.config.beside import beside, referred
-from nanguard.sources.config.composition import composed
+from nanguard.sources.config.composition import composed, group_files
 from nanguard.sources.config.families import Facts, Family, family_of
 from nanguard.sources.config.families.hydra import composes
 from nanguard.sources.config.keys import setting_for
@@ -24,8 +24,10 @@ if TYPE_CHECKING:
     from nanguard.sources.config.document import Document
     from nanguard.sources.config.leaves import Leaf, Section, Tree
     from nanguard.sources.config.node import Entry
+    from nanguard.sources.config.usage import Usage
 
 _MAX_STAGES = 50
+_USERS = ("plain", "hydra", "yacs")  # families of files that programs of users read
 _MAX_SPELLED = 2000  # keys of a file written by hand
 
 
@@ -53,9 +55,10 @@ class Part:
         return self.tree.document.path
 
 
-def read_runs(documents: Sequence[Document]) -> list[RunConfig]:
+def read_runs(documents: Sequence[Document], usage: Usage) -> list[RunConfig]:
     """Returns the runs that files given together describe."""
     trees, taken = composed(documents)
+    grouped = group_files(documents)
     read = [_part(tree) for tree in trees if tree.root.kind == "mapping"]
     chosen = [part for part in read if is_training(part.facts, part.family)]
     own = [part for part in chosen if not part.family.partial and part.path not in taken]
@@ -64,8 +67,10 @@ def read_runs(documents: Sequence[Document]) -> list[RunConfig]:
     reported: set[str] = set()
     for part in own:
         others = _companions(part, aside, [member.path for member in own])
-        runs.append(_run(part, others, reported))
-    runs += [_run(part, [], reported) for part in aside if part.path not in reported]
+        runs.append(_run(part, others, reported, usage))
+    runs += [_run(part, [], reported, usage) for part in aside if part.path not in reported]
+    for run in runs:
+        run.turns_text_into_numbers |= grouped
     return runs
 
 
@@ -96,7 +101,7 @@ def _references(part: Part) -> list[str]:
     ]
 
 
-def _run(part: Part, others: list[Part], reported: set[str]) -> RunConfig:
+def _run(part: Part, others: list[Part], reported: set[str], usage: Usage) -> RunConfig:
     everything = [part, *others]
     owned = {document.path for each in everything for document in each.tree.documents()}
     owned = (owned - reported) | {part.path}
@@ -116,8 +121,10 @@ def _run(part: Part, others: list[Part], reported: set[str]) -> RunConfig:
         stages=tuple(_stages(part, others)),
         leaves=tuple(leaf for each in everything for leaf in each.leaves),
         repeated=tuple(item for each in everything for item in _repeated(each)),
-        misspelled=tuple(item for each in everything for item in _misspelled(each)),
+        misspelled=tuple(item for each in everything for item in _misspelled(each, usage)),
         turns_text_into_numbers=turning,
+        usage=usage,
+        parsed=frozenset(each.path for each in everything if _has_reader(each)),
     )
 
 
@@ -158,7 +165,8 @@ def _setting(leaf: Leaf, part: Part) -> Setting | None:
     else:
         name = setting_for(leaf.key, leaf.sections)
     if name is None and len(part.leaves) <= _MAX_SPELLED:
-        right = intended(leaf.key, part.family, root=_at_root(leaf.sections, part.family))
+        root = _at_root(leaf.sections, part.family)
+        right = intended(leaf.key, part.family, root=root, closed=_is_closed(part))
         name = setting_for(right, leaf.sections) if right else None
     if name is None:
         return None
@@ -178,6 +186,17 @@ def _at_root(sections: tuple[str, ...], family: Family) -> bool:
     return sections == (("trainer",) if family.name == "lightning" else ())
 
 
+def _has_reader(part: Part) -> bool:
+    """Returns whether a program that is known reads a file, and not one of the user's."""
+    at_root = part.family.at_root
+    return part.family.name not in _USERS and (at_root is None or at_root(part.facts))
+
+
+def _is_closed(part: Part) -> bool:
+    """Returns whether the keys at a file's root go to a parser that knows all of them."""
+    return part.family.closed and (part.family.at_root is None or part.family.at_root(part.facts))
+
+
 def _repeated(part: Part) -> Iterator[Repeated]:
     seen: set[int] = set()
     for section in part.sections:
@@ -193,8 +212,9 @@ def _repeated(part: Part) -> Iterator[Repeated]:
                 first[entry.key] = entry
 
 
-def _misspelled(part: Part) -> Iterator[Misspelling]:
+def _misspelled(part: Part, usage: Usage) -> Iterator[Misspelling]:
     seen: set[int] = set()
+    closed = _is_closed(part)
     for section in part.sections:
         if id(section.node) in seen or len(part.leaves) > _MAX_SPELLED:
             continue
@@ -202,7 +222,8 @@ def _misspelled(part: Part) -> Iterator[Misspelling]:
         names = tuple(normal(name) for name in section.path)
         for entry in section.node.entries:
             root = _at_root(names, part.family)
-            right = None if entry.merged else intended(normal(entry.key), part.family, root=root)
-            if right is not None:
+            key = normal(entry.key)
+            right = None if entry.merged else intended(key, part.family, root=root, closed=closed)
+            if right is not None and not usage.reads(entry.key):
                 dotted = ".".join((*section.path, entry.key))
-                yield Misspelling(entry, right, dotted, section.document)
+                yield Misspelling(entry, right, dotted, section.document, closed and root)

@@ -7,6 +7,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from nanguard.sources.config.precision import PRECISION_SETTINGS, Precision, read_precision
+from nanguard.sources.config.usage import Usage
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -29,12 +30,14 @@ class Misspelling:
         right: The key it looks like.
         dotted: Where it stands.
         document: The file.
+        closed: Whether its reader is known, and drops or refuses a key that is not its own.
     """
 
     entry: Entry
     right: str
     dotted: str
     document: Document
+    closed: bool = False
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -132,6 +135,8 @@ class RunConfig:
         repeated: Keys that stand twice in one mapping.
         misspelled: Keys that are almost ones that are known.
         turns_text_into_numbers: Files whose reader takes ``1e-5`` for a number, by path.
+        usage: What the project's code reads.
+        parsed: Files that go to a program whose keys are known, and not to one of the user's.
     """
 
     documents: tuple[Document, ...]
@@ -143,6 +148,8 @@ class RunConfig:
     repeated: tuple[Repeated, ...] = ()
     misspelled: tuple[Misspelling, ...] = ()
     turns_text_into_numbers: frozenset[str] = field(default_factory=frozenset)
+    usage: Usage = field(default_factory=Usage)
+    parsed: frozenset[str] = field(default_factory=frozenset)
 
     @property
     def path(self) -> str:
@@ -150,14 +157,18 @@ class RunConfig:
         return self.documents[0].path
 
 
-def read_project(documents: Sequence[Document]) -> list[RunConfig]:
+def read_project(documents: Sequence[Document], usage: Usage | None = None) -> list[RunConfig]:
     """Returns the runs that files given together describe.
 
     Files that do not configure a training run are left out, unless a run is composed of them.
+
+    Args:
+        documents: The files.
+        usage: What the project's code reads, where there is code.
     """
     from nanguard.sources.config.project import read_runs
 
-    return read_runs(documents)
+    return read_runs(documents, usage or Usage())
 
 
 def _weight(setting: Setting) -> tuple[int, int]:

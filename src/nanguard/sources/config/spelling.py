@@ -31,18 +31,19 @@ _WORDS = words(
 _MIN_WORD = 5
 
 
-def intended(key: str, family: Family, *, root: bool) -> str | None:
+def intended(key: str, family: Family, *, root: bool, closed: bool = True) -> str | None:
     """Returns the known key that a key is a misspelling of; None if it is fine or unknown.
 
     Args:
         key: The key in normal form.
         family: The family of the file.
         root: Whether it stands where the family's own keys stand.
+        closed: Whether the family's reader reads the file there, and no program of the user's.
     """
     if len(key) < _MIN_WORD or key in _usual() or key in family.known:
         return None
     if root and family.known:
-        found = _near_key(key, family)
+        found = _near_key(key, family, closed=closed and family.closed)
         if found:
             return found
     return _near_words(key)
@@ -73,17 +74,18 @@ def _slip(word: str, right: str) -> bool:
     return len(right) >= _MIN_WORD + 1 and distance(word, right, 1) <= 1
 
 
-def _near_key(key: str, family: Family) -> str | None:
+def _near_key(key: str, family: Family, *, closed: bool) -> str | None:
     """Returns the family's key that differs in one word, in its ending, or in underscores."""
     squeezed, parts = key.replace("_", ""), key.split("_")
     for right in sorted(family.known):
         if len(right) < 6 or abs(len(right) - len(key)) > 2 or _british(key) == _british(right):
             continue
-        if family.closed and (right in (key + "s", key + "es") or key == right + "s"):
+        shut = closed and right not in family.script
+        if shut and (right in (key + "s", key + "es") or key == right + "s"):
             return right
-        if family.closed and right.replace("_", "") == squeezed:
+        if shut and right.replace("_", "") == squeezed:
             return right
-        if _one_word_off(parts, right.split("_"), least=3 if family.closed else 4):
+        if _one_word_off(parts, right.split("_"), least=3 if closed else 4):
             return right
     return None
 

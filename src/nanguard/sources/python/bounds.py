@@ -183,6 +183,18 @@ def of_pow(inputs: tuple[Value, ...], keywords: dict[str, Value]) -> Known:
     return -INF, INF, padded
 
 
+def of_square(inputs: tuple[Value, ...], keywords: dict[str, Value]) -> Known:
+    """``square``."""
+    low = inputs[0].lo
+    return low * low if 0 < low < 1e100 else 0.0, INF, _kinds("square")
+
+
+def of_mse_loss(inputs: tuple[Value, ...], keywords: dict[str, Value]) -> Known:
+    """``mse_loss``; no two numbers of unit vectors are further apart than 2."""
+    units = len(inputs) > 1 and all(value.has("unit") for value in inputs[:2])
+    return 0.0, 4.0 if units else INF, _kinds("loss", "sumsq")
+
+
 def of_clamp(inputs: tuple[Value, ...], keywords: dict[str, Value]) -> Known:
     """``clamp``."""
     value = inputs[0]

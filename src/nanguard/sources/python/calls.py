@@ -176,8 +176,10 @@ class Calls(Binding):
             if held is not None:
                 self.code.values[func] = held
                 return self._called(node, held, inputs, keywords)
-            if cls.is_module() and not _is_generic(func.attr):
+            if cls.is_module() and not (_is_generic(func.attr) or func.attr == "register_buffer"):
                 return self._unknown_call(node, receiver, inputs, keywords, func.attr)
+            if func.attr == "register_buffer":
+                self._buffer(cls, inputs, keywords)
         if receiver.function is not None:
             return self._unknown_call(node, receiver, inputs, keywords, func.attr)
         op = _ALIASES.get(func.attr.rstrip("_"), func.attr.rstrip("_"))
@@ -189,6 +191,15 @@ class Calls(Binding):
             made.cls, made.path = receiver.cls, receiver.path
         self._literal_tensor(made)
         return made
+
+    def _buffer(self, cls: Class, inputs: tuple[Value, ...], keywords: dict[str, Value]) -> None:
+        """Gives ``self`` the attribute that ``self.register_buffer(name, tensor)`` makes."""
+        name = keywords.get("name") or (inputs[0] if inputs else None)
+        tensor = keywords.get("tensor") or (inputs[1] if len(inputs) > 1 else None)
+        if name is None or tensor is None or not isinstance(name.const, str):
+            return
+        held = self.make("buffer", tensor.node or self.scope.node, (tensor,))
+        cls.attributes.setdefault(name.const, []).append(self.renamed(held, name.const))
 
     def _instance(
         self, node: ast.Call, cls: Class, inputs: tuple[Value, ...], keywords: dict[str, Value]

@@ -23,7 +23,7 @@ _EFFECTS: dict[str, Callable[..., Known]] = {
     "einsum": bounds.of_matmul,
     "linear": bounds.of_matmul,
     "abs": bounds.of_abs,
-    "square": bounds.fixed(0.0, INF, "square"),
+    "square": bounds.of_square,
     "clamp": bounds.of_clamp,
     "clip": bounds.of_clamp,
     "clamp_min": bounds.of_clamp_min,
@@ -149,7 +149,7 @@ for _loss in [
     "margin_ranking_loss",
 ]:
     _EFFECTS[_loss] = bounds.fixed(-INF, INF, "loss")
-_EFFECTS["mse_loss"] = bounds.fixed(0.0, INF, "loss", "sumsq")
+_EFFECTS["mse_loss"] = bounds.of_mse_loss
 
 
 def known(op: str, inputs: tuple[Value, ...], keywords: dict[str, Value]) -> Known:

@@ -7,6 +7,8 @@ import re
 from functools import cached_property
 from typing import TYPE_CHECKING
 
+from nanguard.sources.paths import in_tests
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
@@ -136,11 +138,16 @@ class Training:
 
 
 def is_test(code: Code) -> bool:
-    """Returns whether a file tests other code, going by its name."""
+    """Returns whether a file tests other code, going by its name and its functions."""
     path = code.text.path.replace("\\", "/")
     name = path.rpartition("/")[2]
-    return name.startswith(("test_", "conftest.")) or (
-        name.endswith("_test.py") or "/tests/" in path or "/test/" in path
+    if name.startswith("conftest.") or in_tests(path):
+        return True
+    if not name.startswith("test_") and not name.endswith("_test.py"):
+        return False
+    # A script that evaluates a model on its test data is often called so, too.
+    return any(function.name.startswith("test") for function in code.functions) or any(
+        cls.name.startswith("Test") for cls in code.classes.values()
     )
 
 

@@ -95,6 +95,7 @@ SHAPE = frozenset(
         "to_dense",
         "real",
         "named",
+        "buffer",
         "result",
         "pad",
         "interpolate",

@@ -42,6 +42,8 @@ class Family:
             in normal form; an empty section is the root.
         known: Its own keys, among which a stranger that looks like one of them is a slip.
         closed: Whether its reader refuses or drops keys that are not its own.
+        at_root: Whether a file hands its root to that reader; None if every file does.
+        script: Those of its known keys that are a script's own, and not its reader's.
         turns_text_into_numbers: Whether its reader takes ``1e-5`` for a number.
         clips: The norm it clips to where nothing is set; 0 if its recipes do without; None if it
             leaves clipping to the user.
@@ -56,6 +58,8 @@ class Family:
     keys: Mapping[tuple[str, str], str | None] = field(default_factory=dict)
     known: frozenset[str] = frozenset()
     closed: bool = False
+    at_root: Callable[[Facts], bool] | None = None
+    script: frozenset[str] = frozenset()
     turns_text_into_numbers: bool = False
     clips: float | None = None
     optimizer: str | None = None

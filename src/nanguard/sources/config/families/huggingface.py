@@ -54,12 +54,19 @@ def _matches(facts: Facts) -> bool:
     return any(len(keys & _OWN) >= 3 for keys in (facts.top, *inner))
 
 
+def _parsed(facts: Facts) -> bool:
+    """Returns whether the root holds the arguments, and not a section of a file of one's own."""
+    return len(facts.top & _OWN) >= 3
+
+
 FAMILY = Family(
     name="huggingface",
     order=60,
     matches=_matches,
     known=TRAINING_ARGUMENTS | _SCRIPT,
     closed=True,
+    at_root=_parsed,
+    script=_SCRIPT,
     clips=1.0,
     optimizer="adamw",
     adds={"clip_norm": "max_grad_norm", "warmup_steps": "warmup_steps"},

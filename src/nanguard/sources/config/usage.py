@@ -1,0 +1,104 @@
+"""Which keys of configurations a project's code reads, and how."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from nanguard.sources.config.names import normal
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+
+_TEXT = re.compile(r"""["']([A-Za-z_][\w.\-]{0,63})["']""")
+_ATTRIBUTE = re.compile(r"\.([A-Za-z_]\w*)")
+_FIELD = re.compile(r"^\s+([a-z_]\w*)\s*:\s*[A-Za-z\"']", re.MULTILINE)
+_OPTION = re.compile(r"""["']--([A-Za-z][\w\-]*)["']""")
+# A number is made of what was read: at once, or of the name that was given to it.
+_CAST = re.compile(r"\bfloat\(\s*([^()\n]*(?:\([^()\n]*\))?[^()\n]*)\)")
+_GIVEN = re.compile(r"^\s*(\w+)\s*(?::[^=\n]+)?=\s*(.*(?:\.get\(|\[)\s*[\"'].*)$", re.MULTILINE)
+_LARGEST = 1 << 20
+_MOST_FILES = 5_000
+_LEVELS = 5  # folders above a configuration in which its project may begin
+_MARKS = (".git", "pyproject.toml", "setup.py", "requirements.txt")
+
+
+@dataclass(slots=True)
+class _Found:
+    read: set[str] = field(default_factory=set)
+    cast: set[str] = field(default_factory=set)
+
+
+@dataclass(eq=False)
+class Usage:
+    """What the code of a project does with keys of configurations.
+
+    Attributes:
+        find: Returns the files of code; asked once, and only if something depends on it.
+    """
+
+    find: Callable[[], Sequence[str]] = tuple
+
+    @cached_property
+    def paths(self) -> tuple[str, ...]:
+        """The files of code; none if there is no code to look at."""
+        return tuple(self.find())[:_MOST_FILES]
+
+    @property
+    def known(self) -> bool:
+        """Whether there is any code to go by."""
+        return bool(self.paths)
+
+    def reads(self, key: str) -> bool:
+        """Returns whether the code mentions a key the way keys are read.
+
+        Args:
+            key: The key, dotted or not, as the file writes it; its last part counts.
+        """
+        return normal(key.rpartition(".")[2]) in self._found.read
+
+    def makes_number(self, key: str) -> bool:
+        """Returns whether the code turns what it reads under a key into a number."""
+        return normal(key.rpartition(".")[2]) in self._found.cast
+
+    @cached_property
+    def _found(self) -> _Found:
+        found = _Found()
+        for content in _contents(self.paths):
+            _look(content, found)
+        return found
+
+
+def project_of(path: str) -> str | None:
+    """Returns the folder of the project that a file belongs to; None if nothing marks one."""
+    folder = Path(path).absolute().parent
+    for place in (folder, *folder.parents)[:_LEVELS]:
+        if any((place / mark).exists() for mark in _MARKS):
+            return str(place)
+    return None
+
+
+def _contents(paths: Iterable[str]) -> Iterator[str]:
+    for path in paths:
+        try:
+            with Path(path).open(encoding="utf-8", errors="replace") as file:
+                yield file.read(_LARGEST)
+        except OSError:
+            continue
+
+
+def _look(content: str, found: _Found) -> None:
+    for pattern in (_TEXT, _ATTRIBUTE, _FIELD, _OPTION):
+        for name in set(pattern.findall(content)):
+            found.read |= {normal(part) for part in name.split(".")}
+    if "float" not in content:
+        return
+    given = {name: _TEXT.findall(read) for name, read in _GIVEN.findall(content)}
+    for inside in set(_CAST.findall(content)):
+        keys = [*_TEXT.findall(inside), *given.get(inside.strip(), ())]
+        if re.fullmatch(r"[\w.\[\]]+\.\w+", inside.strip()):
+            keys.append(inside.strip().rpartition(".")[2])
+        found.cast |= {normal(key) for key in keys}
