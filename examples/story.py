@@ -148,8 +148,6 @@ class Story:
     def findings(self, path: str) -> list[dict[str, Any]]:
         """Returns what ``nanguard check`` says about a file of the system."""
         words = ["--format", "json", "--fail-on", "none", "--no-cache"]
-        # How a checkpoint is loaded is asked about, too.
-        words += ["--extend-select", "security"]
         ended = self.run(nanguard("check", path, *words))
         try:
             report = json.loads(ended.output[ended.output.index("{") :])

@@ -81,8 +81,6 @@ def project(folder: Path, **files: str) -> Path:
 
 
 def answers(folder: Path, **plan: Any) -> dict[str, Answer]:
-    # As the command does: what a checklist asks for includes how checkpoints are loaded.
-    plan.setdefault("selection", Selection(extend=("security",)))
     check = Check(Plan(root=str(folder), jobs=1, **plan))
     check.run([str(folder)])
     filled = fill_in(check, [str(folder)])

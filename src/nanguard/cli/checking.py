@@ -194,7 +194,7 @@ def _plan(asked: Asked, project: Project, progress: Progress) -> Plan:
         (*project.ignore, *asked.ignore),
         project.per_file,
         root,
-        (*project.extend, *asked.extend, *(("security",) if asked.checklist else ())),
+        (*project.extend, *asked.extend),
     ).checked_words()
     # Kept outcomes hold no edits, which repairs are made of.
     fresh = asked.no_cache or asked.fix or asked.diff

@@ -40,14 +40,14 @@ class Selection:
     extend: tuple[str, ...] = ()
 
     def wants(self, code: str, name: str, group: str = "") -> bool:
-        """Returns whether a rule runs at all; one of a group only if it is asked for."""
-        if any(stands_for(word, code, name) for word in self.ignore):
-            return False
-        if any(stands_for(word, code, name) or word == group != "" for word in self.extend):
-            return True
-        if group:  # nobody who selects all rules about code means one about something else
-            return any(word in (name, group, ALL) or word.upper() == code for word in self.select)
-        return not self.select or any(stands_for(word, code, name) for word in self.select)
+        """Returns whether a rule runs at all; it is named by itself, or by its group."""
+
+        def named(words: tuple[str, ...]) -> bool:
+            return any(stands_for(word, code, name) or word == group != "" for word in words)
+
+        return not named(self.ignore) and (
+            not self.select or named(self.select) or named(self.extend)
+        )
 
     def rules(self, reads: Reads) -> tuple[Rule[Any], ...]:
         """Returns the rules of one kind that run."""

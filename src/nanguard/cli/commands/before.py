@@ -39,7 +39,7 @@ def check(
         list[str] | None,
         typer.Option(
             "--extend-select",
-            help="Rules or groups to run besides, such as security. May be repeated.",
+            help="Rules or groups to run besides the selected ones. May be repeated.",
         ),
     ] = None,
     ignore: Annotated[

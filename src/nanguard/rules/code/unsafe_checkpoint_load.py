@@ -43,13 +43,14 @@ class UnsafeCheckpointLoad(CodeRule):
 
     Say `torch.load(path, weights_only=True)`, or store weights as safetensors.
 
-    This is about safety and not about numbers, so it is asked for: `--extend-select security`.
+    This is about safety and not about numbers, so it is a remark, of the group `security`:
+    `--ignore security` leaves it out.
     A torch of 2.6 or later, where the requirements ask for one, loads safely by itself.
     """
 
     code = "SRC031"
     name = "unsafe-checkpoint-load"
-    severity = Severity.WARNING
+    severity = Severity.INFO
     group = "security"
     seen_in = "https://github.com/UMMISCO/ecgtizer/issues/5"
     examples: ClassVar = (
