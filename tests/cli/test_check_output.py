@@ -70,7 +70,7 @@ def test_rules_are_named_by_their_group(tmp_path: Path):
     (place / "a.py").write_text(LOAD)
     # It is about safety, not about numbers: a remark.
     (found,) = json.loads(shown(place, form="json"))["findings"]
-    assert (found["rule"], found["severity"]) == ("unsafe-checkpoint-load", "info")
+    assert (found["name"], found["severity"]) == ("unsafe-checkpoint-load", "info")
     for words in ({"extend": ("security",), "select": ("CFG",)}, {"select": ("security",)}):
         assert "unsafe-checkpoint-load" in shown(place, **words)
     for words in ({"ignore": ("security",)}, {"select": ("CFG",)}):

@@ -71,6 +71,8 @@ def spread(*jobs: list[str], how: str, threads: int) -> tuple[list[list[str]], l
         text=True,
         check=False,
         timeout=120,
+        # A new process finds no module in the current folder.
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
     )
     assert done.stderr == ""
     made, read = json.loads(done.stdout)
