@@ -80,6 +80,7 @@ class Facts:
         optimizer_name: What the script calls its optimizer.
         autocast: The type autocast computes in, where it was on.
         half_parameters: Whether parameters are of a 16-bit type.
+        schedule: Where the function begins that made the learning rate bad, if it is known.
         growth: How parameters changed since the start of the replay.
         losses: The losses of the steps before.
         stale_grads: Whether gradients of earlier steps were still there at backward.
@@ -105,6 +106,7 @@ class Facts:
     optimizer_name: str | None = None
     autocast: str | None = None
     half_parameters: bool = False
+    schedule: Site | None = None
     growth: Growth | None = None
     losses: list[float] = field(default_factory=list)
     stale_grads: bool = False

@@ -8,6 +8,7 @@ from nanguard.findings import Edit, Finding, Fix, Severity
 from nanguard.rules.code_rule import CodeRule, bare, operand, replaced
 from nanguard.rules.numbers import guarded_by
 from nanguard.rules.rule import Fails, Passes
+from nanguard.sources.python import floors
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -71,8 +72,7 @@ def _edits(code: Code, angle: Value) -> tuple[Edit, ...]:
     node = operand(angle)
     if node is None:
         return ()
-    inside = "clamp(-1 + 1e-6, 1 - 1e-6)"
-    return (replaced(code, node, f"{bare(code, node)}.{inside}"),)
+    return (replaced(code, node, f"{bare(code, node)}{floors.cosine()}"),)
 
 
 def _reaches_one(value: Value) -> bool:

@@ -10,6 +10,7 @@ from nanguard.rules.code_rule import CodeRule, bare, operand, replaced
 from nanguard.rules.numbers import can_be_zero, guarded_by, is_about_training, is_number, is_table
 from nanguard.rules.quotients import has_eps_outside
 from nanguard.rules.rule import Fails, Passes
+from nanguard.sources.python import floors
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -143,5 +144,5 @@ def _fixes(code: Code, quotient: Value) -> tuple[Fix, ...]:
     title = "bound the divisor from below"
     if node is None:
         return (Fix(title),)
-    low = "1e-12" if quotient.op == "rsqrt" else "1e-6"
+    low = floors.SQUARE if quotient.op == "rsqrt" else floors.DIVISOR
     return (Fix(title, edits=(replaced(code, node, f"{bare(code, node)}.clamp(min={low})"),)),)
