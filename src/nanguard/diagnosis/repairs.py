@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from nanguard.tracer.sites import Site
 
 _NARROW = ("int8", "uint8", "int16", "short", "int32", "int")
+_ADDING_UP = ("sum", "item", "len", "numel", "size", "count_nonzero", "norm", "float")
 _DIVIDING = ("div", "div_", "divide", "divide_", "true_divide", "true_divide_")
 # Quotients beyond this are no weights that somebody meant, or no numbers of a 16-bit type.
 _LARGEST, _LARGEST_HALF = 1e9, 1e4
@@ -141,12 +142,13 @@ def positive_number(case: Case) -> list[Repair]:
     """
     number = case.origin.detail.scalars.get("other") if case.origin.detail else None
     whole = isinstance(number, int)
-    least = floors.COUNT if whole else floors.TEMPERATURE
+    source = number_made_at(case)
+    scheduled = source is not None and not whole and not _adds_up(source)
+    least = floors.COUNT if whole else floors.TEMPERATURE if scheduled else floors.DIVISOR
     summary = f"keep the divisor away from zero with max(..., {least})"
     if whole:
         summary = "divide by 1 where the count is 0: max(..., 1)"
-    source = number_made_at(case)
-    if source is not None and not whole:
+    if scheduled:
         at_source = edit(
             source,
             f"keep what the schedule gives away from zero with max(..., {least})",
@@ -177,7 +179,20 @@ def number_made_at(case: Case) -> Site | None:
 def _at_least(file: SourceFile, site: Site, least: str) -> str | None:
     """Returns a text in which the number that an expression gives is bounded from below."""
     node = file.node_at(site, lambda node: span_of(node) == site.span)
-    return None if node is None else file.replaced([(node, f"max({file.text_of(node)}, {least})")])
+    if node is None:
+        return None
+    if isinstance(node, ast.Call) and called_name(node) == "max":
+        zero = [n for n in node.args if isinstance(n, ast.Constant) and n.value == 0]
+        if zero:
+            return file.replaced([(zero[0], least)])
+    return file.replaced([(node, f"max({file.text_of(node)}, {least})")])
+
+
+def _adds_up(site: Site) -> bool:
+    """Returns whether a number was counted or added up: no schedule brings it down to 0."""
+    file = SourceFile.open(site.file)
+    node = None if file is None else file.node_at(site, lambda node: span_of(node) == site.span)
+    return node is None or any(called_name(inner) in _ADDING_UP for inner in ast.walk(node))
 
 
 def bounded_quotient(case: Case) -> list[Repair]:

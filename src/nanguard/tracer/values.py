@@ -58,7 +58,7 @@ def is_part(tensor: Tensor) -> bool:
 def part_of(tensor: Tensor) -> tuple[int, int]:
     """Returns which part of its memory a tensor is: where it begins, and how many values it has."""
     try:
-        return tensor.storage_offset(), tensor.numel()
+        return int(tensor.storage_offset()), tensor.numel()
     except (NotImplementedError, RuntimeError):  # as above
         return 0, 0
 

@@ -64,10 +64,8 @@ class ExplodingOptimization(Cause):
             evidence.append({"what": "losses before", "last": case.facts.losses[-5:]})
         strength = (0.75 if grown else 0.7) if large >= _HUGE else 0.4
         if _is_buffer(case):
-            grown_to = (
-                f"the buffer {case.origin.buffer} overflows {case.precision}: it has grown to"
-            )
-            return Suspicion(strength, f"{grown_to} {name_of(large)}", evidence)
+            said = f"the buffer {case.origin.buffer} overflows {case.precision}: it has grown to "
+            return Suspicion(strength, said + name_of(large), evidence)
         how = "hold" if _came_large(case) else "have grown to"
         whose = ", which comes with the data" if _came_large(case) else ""
         return Suspicion(
