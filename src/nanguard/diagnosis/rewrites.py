@@ -171,7 +171,7 @@ def _log_of(file: SourceFile, node: ast.expr, line: int) -> str | None:
     if softmax is None and isinstance(base, ast.Name) and line:
         # The elements were chosen before: p = softmax(z); q = p.gather(1, y); log(q)
         chosen = _value_of(file, base.id, line)
-        softmax = None if chosen is None else _log_of(file, chosen, chosen.lineno)
+        softmax = None if chosen is None else _log_of(file, chosen, line)
     text, start = file.text_of(node), file.text_of(base)
     return softmax + text[len(start) :] if softmax and text.startswith(start) else None
 

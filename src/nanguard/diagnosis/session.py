@@ -325,11 +325,13 @@ class Explanation:
             if trial is None and repair.source is not None and place < _TRIED_REPAIRS:
                 path, text = repair.source
                 trial = self._lab.try_out(repair.summary, source={path: text})
-            if repair.diff and trial is not None and _failed(trial):
-                refuted = refuted or trial.finite is False
+            if trial is not None and _failed(trial):
+                refuted = refuted or (repair.diff is not None and trial.finite is False)
                 continue  # it stays among the trials, but nobody should make this change
             tried.append(repair if trial is None else replace(repair, trial=trial))
-        return sorted(tried, key=lambda repair: _demerit(repair, usual)), refuted
+        at_source = any(map(_is_at_source, tried))
+        tried.sort(key=lambda repair: _demerit(repair, usual, at_source=at_source))
+        return tried, refuted
 
 
 def _failed(trial: Trial) -> bool:
@@ -342,13 +344,24 @@ def _helped(repair: Repair, usual: Usual) -> bool:
     return usual.allows(repair.trial, exact=repair.exact)
 
 
-def _demerit(repair: Repair, usual: Usual) -> int:
-    """Returns 0 for a good repair, more for one that hides the fault or left the step far off."""
+def _demerit(repair: Repair, usual: Usual, *, at_source: bool) -> int:
+    """Returns 0 for a good repair, more for one that was not tried or left the step far off.
+
+    Args:
+        repair: The repair.
+        usual: What is usual for the loss.
+        at_source: Whether another repairs what this one may only hide.
+    """
     if _helped(repair, usual):
-        return 2 if repair.silences else 0
-    if repair.trial is None:
-        return 1 if repair.diff and not repair.silences else 4
-    return 3 if repair.trial.finite else 4
+        return 2 if repair.silences and at_source else 0
+    if _is_at_source(repair):
+        return 1
+    return 3 if repair.trial is not None and repair.trial.finite else 4
+
+
+def _is_at_source(repair: Repair) -> bool:
+    """Returns whether a change repairs what could not be tried, as it lies before the step."""
+    return repair.trial is None and repair.diff is not None and not repair.silences
 
 
 def _fix(repair: Repair, usual: Usual, folder: str) -> dict[str, Any]:
