@@ -46,7 +46,7 @@ _REFUTED = 0.7
 _SHOWN = ("reproduced", "low-precision-only")
 _LARGEST_SEARCH = 64
 # What was bad before the step, or the part of it that is replayed, began.
-_HANDED_ON = ("input", "parameter")
+_HANDED_ON = ("input", "parameter", "buffer")
 
 
 def explain(message: dict[str, Any], replayer: Replayer) -> None:
@@ -177,7 +177,7 @@ class Explanation:
 
     def _with_detail(self, outcome: Outcome, origin: Origin) -> Origin:
         """Returns an origin with its numbers; on a device, a replay of its own reads them."""
-        if origin.detail is not None or origin.op in ("input", "parameter", "aten.empty"):
+        if origin.detail is not None or origin.op in (*_HANDED_ON, "aten.empty"):
             return origin
         if outcome.facts.came_in:
             return origin  # no operation of the step's

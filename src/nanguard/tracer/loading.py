@@ -44,12 +44,17 @@ def file_being_loaded(frame: FrameType | None) -> str | None:
 
 
 def state_name(record: Record, trace: Trace) -> str | None:
-    """Returns the parameter that a loaded tensor went into; "" for other state, None for data."""
+    """Returns what a loaded tensor went into; "" for an optimizer, None for data.
+
+    Args:
+        record: The tensor.
+        trace: The step.
+    """
     reached = {id(record)}
     for other in sorted(trace.bad, key=lambda bad: bad.index):
         if not any(id(writer) in reached for writer in other.bad_writers):
             continue
-        name = trace.written_parameter(other)
+        name = trace.written_parameter(other) or trace.written_buffer(other)
         if name is not None:
             return name
         if other.phase == "optimizer":

@@ -213,7 +213,7 @@ def _place(record: Record, trace: Trace, sink: str) -> tuple[str, str, str | Non
         if parameter is not None:
             return "init", parameter.rpartition(".")[0] or "<root>", parameter
         return "forward", path or LOSS, None
-    if record.op == "parameter":
+    if record.op in ("parameter", "buffer"):
         name = record.name or ""
         return "init", name.rpartition(".")[0] or "<root>", name
     if record.op in ("input", LOADED):
@@ -286,7 +286,7 @@ def _ancestry(start: Record) -> tuple[list[Ancestor], set[str], list[Site]]:
             low, high = (record.low, record.high) if record.exact else (math.nan, math.nan)
             ancestors.append(Ancestor(record.op, distance, site, low, high, record.name))
             if record.is_source:
-                sources.add("parameter" if record.op == "parameter" else "data")
+                sources.add(record.op if record.op in ("parameter", "buffer") else "data")
             elif any(word in record.op for word in _RANDOM):
                 sources.add("random")
             if record.literal and record.intended and site is not None:

@@ -461,6 +461,8 @@ class Trace(TorchDispatchMode):
         # What a script trains without a model or an optimizer is known by its being a leaf.
         leaf = tensor.is_leaf and tensor.requires_grad
         kind = "parameter" if name is not None or leaf else "input"
+        if kind == "input" and key in self._buffers:
+            kind, name = "buffer", self._buffers[key]
         source = Record(record.index, kind, self.step, "data", None, name=name)
         self._writers.setdefault(key, source)
         self._parts[part] = source

@@ -52,7 +52,7 @@ class BadInitialization(Cause):
             return Suspicion(0.89, _loaded(case.origin.loaded_from, case.origin.parameter))
         if case.phase == "init":
             name = case.origin.parameter or "a parameter"
-            if case.origin.op == "parameter":
+            if case.origin.op in ("parameter", "buffer"):
                 # Who made it so is another question, which a second run may answer.
                 return Suspicion(0.7, f"{name} was not finite when the step began")
             return Suspicion(0.95, f"{name} holds memory that was never filled")

@@ -40,7 +40,9 @@ class ExpOverflow(Cause):
 
     def suspect(self, case: Case) -> Suspicion | None:
         """Returns whether exp made an infinity out of a finite number."""
-        if case.op not in EXPONENTIALS or case.phase == "backward":
+        if case.op not in EXPONENTIALS:
+            return None
+        if case.phase == "backward" and not case.origin.hand_written:
             return None
         stats = case.input("self")
         high = stats.high if stats is not None else float("nan")

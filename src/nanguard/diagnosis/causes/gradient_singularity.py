@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from nanguard.diagnosis.case import ARCS, LOGS, ROOTS, STATISTICS
+from nanguard.diagnosis.case import ARCS, EXPONENTIALS, LOGS, ROOTS, STATISTICS
 from nanguard.diagnosis.cause import Cause, Suspicion
 from nanguard.diagnosis.repairs import (
     Repair,
@@ -40,6 +40,8 @@ class GradientSingularity(Cause):
     def suspect(self, case: Case) -> Suspicion | None:
         """Returns whether backward made a bad value out of good ones."""
         if case.phase != "backward" or case.by_number_zero():
+            return None
+        if case.origin.hand_written and case.op in EXPONENTIALS:
             return None
         bare = [abs(v) for s in case.inputs for v in (s.low, s.high) if not math.isnan(v)]
         if max(bare, default=0.0) > _HUGE:

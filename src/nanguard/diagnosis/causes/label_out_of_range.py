@@ -110,6 +110,8 @@ class LabelOutOfRange(Cause):
             known = case.origin.sources.get(stats.name, set())
             if case.saturates(stats.name):
                 continue  # the model's, even where its parameters are not known as such
+            if not stats.shape and any(a.op == "input" for a in case.ancestors(stats.name, 1)):
+                continue  # one number that the script has computed: a weight, a schedule
             if stats.at_fault and "data" in known and "parameter" not in known:
                 return stats
         return None
