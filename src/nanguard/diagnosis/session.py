@@ -230,6 +230,8 @@ class Explanation:
         )
         if trial.finite:
             case.facts.samples = rows
+            known = case.facts.batch_indices
+            case.facts.indices = [known[row] for row in rows if row < len(known)]
 
     def _describe(self, incident: dict[str, Any], case: Case) -> None:
         origin, facts = case.origin, case.facts

@@ -87,6 +87,7 @@ class Facts:
         table: Every operation of the step, where it was asked for.
         notes: What else is worth knowing.
         indices: Where the samples are in the data set.
+        batch_indices: Where all samples of the batch are, if the loader told.
         path: The way of the bad value, operation by operation.
         came_in: Whether the batch was bad when a loader handed it out.
         unseen: Whether the script may have made the data bad itself, before the replay began.
@@ -113,6 +114,7 @@ class Facts:
     table: list[dict[str, Any]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     indices: list[int] = field(default_factory=list)
+    batch_indices: list[int] = field(default_factory=list)
     path: list[dict[str, Any]] = field(default_factory=list)
     came_in: bool = False
     unseen: bool = False
