@@ -73,3 +73,12 @@ def test_numbers_that_fit_or_are_only_looked_up_with_are_not_blamed(call):
 )
 def test_look_of_numbers_that_wrapped_before(values, dtype, wrapped):
     assert may_have_wrapped(torch.tensor(values, dtype=dtype)) is wrapped
+
+
+def test_whole_numbers_under_vmap_are_let_through():
+    counts = torch.full((3, 4), 32760, dtype=torch.int16)
+
+    def call():
+        torch.func.vmap(lambda row: (row + row).float().log())(counts)
+
+    assert traced(call).bad

@@ -467,7 +467,7 @@ class Trace(TorchDispatchMode):
         self._writers.setdefault(key, source)
         self._parts[part] = source
         if not is_float(held) or not held.numel() or values.is_hollow(held):
-            source.wrapped = wrapping.may_have_wrapped(held)
+            source.wrapped = not values.is_hollow(held) and wrapping.may_have_wrapped(held)
             return source
         if values.is_late(held):
             source.place = record.place
