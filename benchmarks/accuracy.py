@@ -2,7 +2,9 @@
 
 Each case is a small training script with a label: where its first bad value comes from, at which
 step, and why. It runs unmodified under ``nanguard run``, and its first incident is compared with
-the label. Healthy scripts that look suspicious must stay silent.
+the label. Healthy scripts that look suspicious must stay silent. A case of several files is a
+folder, whose ``train.py`` is run. Beside the sums stands a table of how sure nanguard was, and how
+often it was right then.
 
     python -m benchmarks.accuracy                      # both sets
     python -m benchmarks.accuracy tests/cases/open wgan_gp char_rnn
@@ -17,6 +19,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import shutil
 import subprocess
@@ -77,7 +80,10 @@ def lines_on_cuda(case: Case) -> list[str]:
 
 
 def _run(case: Case, device: str, scratch: str, command: list[str], seconds: float) -> str:
-    text = (case.folder / case.label["file"]).read_text()
+    script = case.folder / case.label["file"]
+    if script.parent != case.folder:
+        shutil.copytree(script.parent, scratch, dirs_exist_ok=True)
+    text = script.read_text()
     if device == "cuda":
         shutil.copy(_TESTS / "where" / "cudashim.py", scratch)
         # The line numbers, which are labels, stay.
@@ -108,12 +114,43 @@ def judge(case: Case, incident: dict[str, Any] | None) -> dict[str, bool | None]
         "phase": origin.get("phase") in {label["phase"], *(label.get("accept_phases") or [])},
         "op": _bare(origin.get("op"))
         in {_bare(op) for op in [label["origin_op"], *(label.get("accept_ops") or [])]},
-        "line": origin.get("line") in {label["origin_line"], label.get("data_line")},
+        "line": _is_line(label, origin),
         "module": origin.get("module") == label["origin_module"],
         "cause": cause.get("code") in {label["category"], *(label.get("accept_categories") or [])},
         "sample": None if row is None else row in incident.get("samples", []),
         "fix": any(fix["verified"] for fix in incident.get("fixes", [])),
     }
+
+
+def _is_line(label: dict[str, Any], origin: dict[str, Any]) -> bool:
+    known = {label["origin_line"], label.get("data_line")} - {None}
+    file = label.get("origin_file")
+    same = file is None or Path(str(origin.get("file"))).name == file
+    return same and origin.get("line") in known
+
+
+# Where the bands of stated confidence begin; from the last on, a report says "proven".
+BANDS = (0.0, 0.5, 0.7, 0.9)
+
+
+def calibration(judged: list[tuple[float, bool]]) -> list[dict[str, Any]]:
+    """Returns, for each band of stated confidence, how often the cause was right.
+
+    Args:
+        judged: The confidence of each incident, and whether its cause is the labelled one.
+    """
+    rows = []
+    for low, high in zip(BANDS, (*BANDS[1:], math.inf), strict=True):
+        band = [(stated, right) for stated, right in judged if low <= stated < high]
+        if band:
+            rows.append(
+                {
+                    "stated": f"{low:.1f} to {min(high, 1.0):.1f}",
+                    "mean": round(sum(stated for stated, _ in band) / len(band), 2),
+                    "right": f"{sum(right for _, right in band)}/{len(band)}",
+                }
+            )
+    return rows
 
 
 def _said(incident: dict[str, Any]) -> str:
@@ -133,6 +170,7 @@ def score(folder: Path, names: list[str], device: str, jobs: int) -> dict[str, A
     with ThreadPoolExecutor(jobs) as pool:
         found = list(pool.map(lambda case: first_incident(case, device=device), cases))
     judged = []
+    stated: list[tuple[float, bool]] = []
     alarms = absent = elsewhere = 0
     for case, incident in zip(cases, found, strict=True):
         if case.healthy:
@@ -152,6 +190,9 @@ def score(folder: Path, names: list[str], device: str, jobs: int) -> dict[str, A
                 print(f"{case.name:20s} fails in line {lines[0]} there; said: {_said(incident)}")
                 continue
         judged.append(row)
+        if incident:
+            confidence = (incident.get("cause") or {}).get("confidence", 0.0)
+            stated.append((confidence, bool(row["cause"])))
         print(f"{case.name:20s} {'wrong: ' + ', '.join(wrong) if wrong else 'right'}")
         if wrong and incident:
             print(f"{'':20s} said: {_said(incident)}")
@@ -161,6 +202,7 @@ def score(folder: Path, names: list[str], device: str, jobs: int) -> dict[str, A
         sums[column] = f"{sum(map(bool, known))}/{len(known)}"
     if device == "cuda":
         sums["does not come up"], sums["fails elsewhere"] = absent, elsewhere
+    sums["calibration"] = calibration(stated)
     sums["false alarms"] = f"{alarms}/{sum(case.healthy for case in cases)}"
     return sums
 

@@ -51,14 +51,15 @@ def divided(folder, body):
 def test_number_that_is_no_count_may_stay_below_1(tmp_path):
     found = divided(tmp_path, TEMPERATURE)
     (fix,) = found["fixes"]
-    assert "model(x) / max(temperature, 1e-8), y)\n" in fix["diff"]
+    assert "+    temperature = max(1e-3, 0.6 - step / 10)\n" in fix["diff"]
+    assert "train.py:10 has computed" in found["cause"]["summary"]
     assert "count" not in fix["summary"]
 
 
 @pytest.mark.parametrize(
     ("body", "line"),
     [
-        (FLOAT_COUNT, "* mask).sum() / max(count, 1e-8)\n"),
+        (FLOAT_COUNT, "* mask).sum() / max(count, 1e-6)\n"),
         (IN_PLACE, "+    loss /= max(count, 1)\n"),
         (METHOD, "* mask).sum().div(max(count, 1))\n"),
     ],

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import ast
+import subprocess
+from pathlib import Path
 
 import pytest
 
-from nanguard.diagnosis.edits import SourceFile, argument, called_name
+from nanguard.diagnosis.edits import SourceFile, addressed, argument, called_name
 from nanguard.diagnosis.repairs import bounded, set_keyword
 from nanguard.tracer.sites import Site
 
@@ -115,9 +117,50 @@ def test_keyword_is_set(tmp_path, before, after):
 
 def test_diff_is_unified(file):
     new = TEXT.replace("opt.step()", "scaler.step(opt)")
-    diff = file.diff(new)
+    diff = addressed(file.diff(new), str(Path(file.path).parent))
     assert "-    opt.step()\n+    scaler.step(opt)\n" in diff
     assert diff.startswith("--- a/train.py\n+++ b/train.py\n")
+
+
+def test_diff_names_the_file_as_seen_from_where_the_command_ran(file):
+    folder = Path(file.path).parent
+    diff = file.diff(TEXT.replace("opt.step()", "scaler.step(opt)"))
+    inside = addressed(diff, str(folder.parent))
+    assert inside.startswith(f"--- a/{folder.name}/train.py\n+++ b/{folder.name}/train.py\n@@")
+    elsewhere = addressed(diff, str(folder / "other"))
+    assert elsewhere.startswith(f"--- a{file.path}\n")
+
+
+KINDS = {
+    "plain": (b"", "\n", "utf-8"),
+    "byte order mark": (b"\xef\xbb\xbf", "\n", "utf-8"),
+    "windows": (b"", "\r\n", "utf-8"),
+    "cookie": (b"# -*- coding: latin-1 -*-\n", "\n", "latin-1"),
+    "form feed": (b"\x0c\n", "\n", "utf-8"),
+    "separator": ("s = '\u2028'\n".encode(), "\n", "utf-8"),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("end", [True, False])
+def test_diff_applies_whatever_the_file_is_like(tmp_path, kind, end):
+    head, newline, encoding = KINDS[kind]
+    text = f"import torch  # größe{newline}{newline}y = torch.log(x){newline if end else ''}"
+    path = tmp_path / "lm" / "train.py"
+    path.parent.mkdir()
+    path.write_bytes(head + text.encode(encoding))
+    found = SourceFile.open(str(path))
+    line = 3 + head.count(b"\n")
+    node = found.node_at(site(line), lambda n: called_name(n) == "log")
+    new = found.replaced([(argument(node), "x.clamp(min=1e-7)")])
+    compile(new, "train.py", "exec")
+    diff = addressed(found.diff(new), str(tmp_path))
+    # Diffs are kept as text; a file in another encoding is patched in that one.
+    (tmp_path / "change.diff").write_bytes(diff.encode(encoding))
+    subprocess.run(["git", "init", "-q"], cwd=tmp_path, check=True)
+    subprocess.run(["git", "apply", "change.diff"], cwd=tmp_path, check=True)
+    patched = text.replace("log(x)", "log(x.clamp(min=1e-7))")
+    assert path.read_bytes() == head + patched.encode(encoding)
 
 
 @pytest.mark.parametrize("content", [b"\xff\xfe\x00", b"def f(:\n", b"(" * 5000])

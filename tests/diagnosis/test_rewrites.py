@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from nanguard.diagnosis.case import Case
-from nanguard.diagnosis.rewrites import log_softmax, shifted_exp
+from nanguard.diagnosis.rewrites import log_softmax, logs_without_probabilities, shifted_exp
 from nanguard.diagnosis.task import Outcome
 from nanguard.tracer.origin import Origin
 from nanguard.tracer.sites import Site
@@ -67,6 +67,12 @@ def changed(repairs, folder, body, line):
         (["return (z + y).softmax(-1).log()"], "return (z + y).log_softmax(-1)"),
         (["p = F.softmax(z, 1)", "return p.log()"], "return F.log_softmax(z, 1)"),
         (["p = z.softmax(1)", "return -p[0, y].log()"], "return -z.log_softmax(1)[0, y]"),
+        (
+            ["p = z.softmax(1)", "q = p.gather(1, y)", "return q.squeeze(1).log()"],
+            "return z.log_softmax(1).gather(1, y).squeeze(1)",
+        ),
+        (["p = z.softmax(1)", "q = p.gather(1, y)", "z = z + 1", "return q.log()"], None),
+        (["p = z.softmax(1)", "q = p.gather(1, y)", "y = y + 1", "return q.log()"], None),
         (["p = z.softmax(1)", "z = z + 1", "return p.log()"], None),
         (["p = z.softmax(1)", "p = p + 0.1", "return p.log()"], None),
         (["p = z.softmax(1)", "return (p * y).log()"], None),
@@ -77,6 +83,38 @@ def changed(repairs, folder, body, line):
 )
 def test_log_of_a_softmax(tmp_path, body, new):
     assert changed(log_softmax, tmp_path, body, len(body) + 1) == new
+
+
+ENTROPY = "torch.nn.functional.binary_cross_entropy"
+
+
+@pytest.mark.parametrize(
+    ("body", "new"),
+    [
+        (["return torch.log(torch.sigmoid(z))"], "return torch.nn.functional.logsigmoid(z)"),
+        (
+            ["p = z.sigmoid()", "return (1 - p).log()"],
+            "return torch.nn.functional.logsigmoid(-(z))",
+        ),
+        (
+            ["p = z.sigmoid()", "return -(y * p.log() + (1 - y) * (1 - p).log()).mean()"],
+            f"return {ENTROPY}_with_logits(z, y)",
+        ),
+        (
+            ["return -torch.mean((1 - y) * torch.log(1 - z) + y * torch.log(z))"],
+            f"return {ENTROPY}(z, y)",
+        ),
+        (
+            ["return -(y * z.log() + (1 - y) * (1 - z).log()).sum(1)"],
+            f'return -((-{ENTROPY}(z, y, reduction="none"))).sum(1)',
+        ),
+        (["return -(y * z.log() + (1 - z) * (1 - y).log()).mean()"], None),
+        (["return -(y * z.log() + (2 - y) * (1 - z).log()).mean()"], None),
+        (["p = self.sigmoid(z)", "return p.log()"], None),
+    ],
+)
+def test_log_of_a_sigmoid(tmp_path, body, new):
+    assert changed(logs_without_probabilities, tmp_path, body, len(body) + 1) == new
 
 
 @pytest.mark.parametrize(

@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
-import pytest
+import os
+import subprocess
+import sys
+from pathlib import Path
 
+import pytest
+import torch
+
+import nanguard
 from nanguard.tracer import sites
 from nanguard.tracer.sites import here
 
@@ -41,3 +48,25 @@ def test_package_that_hands_a_call_on_is_passed_over(package):
 def test_package_with_a_loop_of_its_own_is_where_the_call_is(package):
     site = package["fit"](here)
     assert (site.file.rpartition("/")[2], site.function) == ("framework.py", "backward")
+
+
+def test_links_to_packages_are_known_by_every_name(tmp_path):
+    """A virtual environment or a home that is a link must not make torch's lines the user's."""
+    script = tmp_path / "ask.py"
+    script.write_text(
+        "import os, sys, torch\n"
+        "from nanguard.tracer import sites\n"
+        "real = os.path.realpath\n"
+        "files = [torch.nn.__file__, sites.__file__, os.__file__]\n"
+        "print([sites.is_users(name) for file in files for name in (file, real(file))])\n"
+        "print(sites.is_users(sys.argv[0]), sites.is_users(real(sys.argv[0])))\n"
+    )
+    real = Path(torch.__file__).parents[1]
+    (tmp_path / "linked").symlink_to(real)
+    own = Path(nanguard.__file__).parents[1]
+    (tmp_path / "ours").symlink_to(own)
+    env = {**os.environ, "PYTHONPATH": f"{tmp_path / 'ours'}{os.pathsep}{tmp_path / 'linked'}"}
+    out = subprocess.run(
+        [sys.executable, str(script), "x"], env=env, capture_output=True, text=True, check=True
+    ).stdout.splitlines()
+    assert out == [str([False] * 6), "True True"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -29,6 +30,9 @@ STATISTICS = (
     "batch_norm_stats",
 )  # fmt: skip
 DIVISIONS = ("div", "reciprocal", "true_divide", "floor_divide", "addcdiv", "rsqrt")
+_PROBABILITIES = {"sigmoid", "_softmax", "softmax", "_safe_softmax"}
+# Operations within which a probability is still one: 1 - p, p[rows, y].
+_NEAR = 6
 EXPONENTIALS = ("exp", "expm1", "exp2", "sinh", "cosh")
 
 
@@ -137,6 +141,20 @@ class Case:
     def ancestor_ops(self, name: str, within: int = 24) -> set[str]:
         """Returns the names of the operations an input came from."""
         return {bare(ancestor.op) for ancestor in self.ancestors(name, within)}
+
+    def made_of(self) -> str:
+        """Returns what is known about whole numbers that wrapped around on the way; else ""."""
+        wrapped = self.origin.wrapped
+        if wrapped is None:
+            return ""
+        if wrapped.site is None:
+            return "; it is made of whole numbers that seem to have gone over the end of their type"
+        where = f"{Path(wrapped.site.file).name}:{wrapped.site.line}"
+        return f"; it is made of whole numbers that went over the end of their type in {where}"
+
+    def saturates(self, name: str) -> bool:
+        """Returns whether an input is a probability that a model put out, so that it may be 0."""
+        return bool(self.ancestor_ops(name, _NEAR) & _PROBABILITIES)
 
     def in_float32(self) -> Trial:
         """Tries the step without 16-bit types."""

@@ -50,6 +50,10 @@ class Cause(ABC):
         """Tries what would keep the step finite if this is the cause, and only then."""
         return []
 
+    def concluded(self, case: Case, suspicion: Suspicion) -> str:
+        """Returns what happened, in a sentence, now that things have been tried."""
+        return suspicion.summary
+
     def repairs(self, case: Case) -> list[Repair]:
         """Returns what the user can do about it."""
         return []

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import ast
 import difflib
+import io
+import os
 import re
+import tokenize
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
@@ -17,6 +20,16 @@ if TYPE_CHECKING:
 Expression: TypeAlias = ast.expr | ast.AugAssign
 _Node = TypeVar("_Node", bound=ast.AST)
 _LIMIT = 4 << 20
+# Lines as Python counts them: a form feed, U+2028 and the like end none.
+_LINE = re.compile(rb"[^\r\n]*(?:\r\n|\r|\n)|[^\r\n]+")
+_BYTE_ORDER_MARK = "\ufeff"
+
+
+def _decoded(data: bytes) -> tuple[str, str]:
+    """Returns a file's byte order mark, if it has one, and its text, as Python reads it."""
+    encoding, _ = tokenize.detect_encoding(io.BytesIO(data).readline)
+    text = data.decode(encoding)
+    return (_BYTE_ORDER_MARK if encoding == "utf-8-sig" else ""), text
 
 
 class SourceFile:
@@ -24,9 +37,10 @@ class SourceFile:
 
     def __init__(self, path: str) -> None:
         self.path = path
-        self.text = Path(path).read_text(encoding="utf-8")
+        self._mark, self.text = _decoded(Path(path).read_bytes())
         self.tree = ast.parse(self.text)
-        self._lines = [line.encode() for line in self.text.splitlines(keepends=True)]
+        self._lines = _LINE.findall(self.text.encode())
+        self._newline = "\r\n" if "\r\n" in self.text else "\n"
 
     @classmethod
     def open(cls, path: str) -> SourceFile | None:
@@ -48,12 +62,12 @@ class SourceFile:
         for node in ast.walk(self.tree):
             if not isinstance(node, (ast.expr, ast.AugAssign)) or not accept(node):
                 continue
-            if site.span is not None and _span(node) == site.span:
+            if site.span is not None and span_of(node) == site.span:
                 return node
             if node.lineno <= site.line <= (node.end_lineno or node.lineno):
                 found.append(node)
         if site.span is not None:
-            inside = [node for node in found if _within(_span(node), site.span)]
+            inside = [node for node in found if _within(span_of(node), site.span)]
             found = inside or found
         return min(found, key=_length) if found else None
 
@@ -79,7 +93,7 @@ class SourceFile:
         """Returns the text with some nodes replaced."""
         lines = list(self._lines)
         for node, new in sorted(changes, key=lambda change: _start(change[0]), reverse=True):
-            line, end_line, column, end_column = _span(node)
+            line, end_line, column, end_column = span_of(node)
             before = lines[line - 1][:column]
             after = lines[end_line - 1][end_column:]
             lines[line - 1 : end_line] = [before + new.encode() + after]
@@ -94,11 +108,11 @@ class SourceFile:
             called: What the statement calls, where several stand on one line.
         """
         statement = self._statement_on(line, called)
-        lines = list(self._lines)
+        lines, newline = list(self._lines), self._newline.encode()
         if statement is None:
             start, end, column = line, line, len(lines[line - 1])
         else:
-            start, end, _, column = _span(statement)
+            start, end, _, column = span_of(statement)
         indent = re.match(rb"\s*", lines[start - 1])
         margin = indent.group() if indent else b""
         before, after = lines[end - 1][:column], lines[end - 1][column:]
@@ -106,10 +120,12 @@ class SourceFile:
         if self._shares_line_with_header(start):
             lines[end - 1] = before + b"; " + new.encode() + after
         elif following is None:
-            lines.insert(end, margin + new.encode() + b"\n")
+            if not lines[end - 1].endswith((b"\n", b"\r")):
+                lines[end - 1] += newline
+            lines.insert(end, margin + new.encode() + newline)
         else:
             rest = after[following.end() :]
-            lines[end - 1] = before + b"\n" + margin + new.encode() + b"\n" + margin + rest
+            lines[end - 1] = before + newline + margin + new.encode() + newline + margin + rest
         return b"".join(lines).decode()
 
     def _statement_on(self, line: int, called: str) -> ast.stmt | None:
@@ -136,17 +152,44 @@ class SourceFile:
         return False
 
     def diff(self, new: str) -> str:
-        """Returns the change as a unified diff."""
-        name = Path(self.path).name
-        return "".join(
-            difflib.unified_diff(
-                self.text.splitlines(keepends=True),
-                new.splitlines(keepends=True),
-                f"a/{name}",
-                f"b/{name}",
-                n=2,
-            )
+        """Returns the change as a unified diff, which ``git apply`` takes.
+
+        The file is named by its path; ``addressed`` names it as a reader would.
+        """
+        before, after = self._mark + self.text, self._mark + new
+        lines = difflib.unified_diff(
+            _ended_lines(before), _ended_lines(after), f"a/{self.path}", f"b/{self.path}", n=2
         )
+        return "".join(
+            line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n"
+            for line in lines
+        )
+
+
+def _ended_lines(text: str) -> list[str]:
+    """Returns the lines of a text as diffs count them, with their ends."""
+    lines = text.split("\n")
+    return [f"{line}\n" for line in lines[:-1]] + ([lines[-1]] if lines[-1] else [])
+
+
+def addressed(diff: str, folder: str) -> str:
+    """Returns a diff that names its file as seen from a folder, if it lies there.
+
+    Args:
+        diff: A diff whose file is named by its path.
+        folder: The folder that the command ran in.
+    """
+    old, new, rest = diff.split("\n", 2)
+    named = [f"{line[:6]}{_name_from(line[6:], folder)}" for line in (old, new)]
+    return "\n".join([*named, rest])
+
+
+def _name_from(path: str, folder: str) -> str:
+    """Returns a file's path from a folder; all of it, if the file lies elsewhere."""
+    real, base = os.path.realpath(Path(folder, path)), os.path.realpath(folder)
+    inside = real.startswith(base.rstrip(os.sep) + os.sep)
+    name = os.path.relpath(real, base) if inside else str(Path(path).absolute()).lstrip(os.sep)
+    return name.replace(os.sep, "/")
 
 
 def called_name(node: ast.AST) -> str:
@@ -173,7 +216,8 @@ def argument(call: ast.Call) -> ast.expr | None:
     return call.args[0] if call.args else None
 
 
-def _span(node: ast.AST) -> tuple[int, int, int, int]:
+def span_of(node: ast.AST) -> tuple[int, int, int, int]:
+    """Returns where a node lies, as (line, end line, column, end column)."""
     return (
         getattr(node, "lineno", 0),
         getattr(node, "end_lineno", 0) or 0,
@@ -194,5 +238,5 @@ def _within(inner: tuple[int, int, int, int], outer: tuple[int, int, int, int]) 
 
 
 def _length(node: ast.AST) -> int:
-    line, end_line, column, end_column = _span(node)
+    line, end_line, column, end_column = span_of(node)
     return (end_line - line) * 1000 + end_column - column

@@ -5,10 +5,13 @@ from __future__ import annotations
 import ast
 import math
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from nanguard.diagnosis.edits import SourceFile, argument, called_name
+from nanguard.diagnosis.edits import SourceFile, argument, called_name, span_of
+from nanguard.diagnosis.numbers import made_at
+from nanguard.sources.python import floors
 from nanguard.tracer.sites import is_installed
 
 if TYPE_CHECKING:
@@ -19,6 +22,8 @@ if TYPE_CHECKING:
     from nanguard.tracer.records import Stats
     from nanguard.tracer.sites import Site
 
+_NARROW = ("int8", "uint8", "int16", "short", "int32", "int")
+_ADDING_UP = ("sum", "item", "len", "numel", "size", "count_nonzero", "norm", "float")
 _DIVIDING = ("div", "div_", "divide", "divide_", "true_divide", "true_divide_")
 # Quotients beyond this are no weights that somebody meant, or no numbers of a 16-bit type.
 _LARGEST, _LARGEST_HALF = 1e9, 1e4
@@ -34,6 +39,7 @@ class Repair:
         diff: The change, for the reader.
         trial: What came of trying it, if that was done already.
         exact: Whether it computes the same as before, wherever that was finite.
+        silences: Why the change only hides the fault, where it does; "" where it repairs it.
     """
 
     summary: str
@@ -41,6 +47,7 @@ class Repair:
     diff: str | None = None
     trial: Trial | None = None
     exact: bool = False
+    silences: str = ""
 
 
 def edit(
@@ -71,7 +78,7 @@ def bounded_operand(case: Case, names: tuple[str, ...], bound: str, summary: str
     Args:
         case: The case.
         names: The functions that may be called at the origin.
-        bound: The call that bounds, such as ``.clamp(min=1e-8)``.
+        bound: The call that bounds, such as ``.clamp(min=1e-7)``.
         summary: The change in words.
     """
 
@@ -101,8 +108,9 @@ def bounded_divisor(case: Case) -> list[Repair]:
     """Keeps a divisor away from zero."""
     stats = case.divisor()
     count = stats is not None and _is_count(case, stats)
-    small = "1e-4" if case.is_half else "1e-8"
-    bound = ".clamp(min=1)" if count else f".clamp(min={small})"
+    rooted = case.op == "rsqrt"
+    small = (floors.square if rooted else floors.divisor)(half=case.is_half)
+    bound = f".clamp(min={floors.COUNT if count else small})"
     signed = stats is not None and stats.negatives > 0
     summary = f"keep the divisor away from zero with {bound}"
     if signed:
@@ -133,12 +141,21 @@ def positive_number(case: Case) -> list[Repair]:
     a temperature, may be far below 1 in good steps.
     """
     number = case.origin.detail.scalars.get("other") if case.origin.detail else None
-    small = "1e-4" if case.is_half else "1e-8"
     whole = isinstance(number, int)
-    least = "1" if whole else small
+    source = number_made_at(case)
+    scheduled = source is not None and not whole and not _adds_up(source)
+    least = floors.COUNT if whole else floors.TEMPERATURE if scheduled else floors.DIVISOR
     summary = f"keep the divisor away from zero with max(..., {least})"
     if whole:
         summary = "divide by 1 where the count is 0: max(..., 1)"
+    if scheduled:
+        at_source = edit(
+            source,
+            f"keep what the schedule gives away from zero with max(..., {least})",
+            lambda file, at: _at_least(file, at, least),
+        )
+        if at_source:
+            return at_source
 
     def make(file: SourceFile, site: Site) -> str | None:
         divisor = _divisor_of(file.node_at(site, _divides))
@@ -147,6 +164,35 @@ def positive_number(case: Case) -> list[Repair]:
         return file.replaced([(divisor, f"max({file.text_of(divisor)}, {least})")])
 
     return edit(case.origin.site, summary, make)
+
+
+def number_made_at(case: Case) -> Site | None:
+    """Returns the line that computed the plain number which is divided by."""
+    site = case.origin.site
+    file = None if site is None else SourceFile.open(site.file)
+    if site is None or file is None:
+        return None
+    divisor = _divisor_of(file.node_at(site, _divides))
+    return None if divisor is None else made_at(divisor, site, case.origin.callers)
+
+
+def _at_least(file: SourceFile, site: Site, least: str) -> str | None:
+    """Returns a text in which the number that an expression gives is bounded from below."""
+    node = file.node_at(site, lambda node: span_of(node) == site.span)
+    if node is None:
+        return None
+    if isinstance(node, ast.Call) and called_name(node) == "max":
+        zero = [n for n in node.args if isinstance(n, ast.Constant) and n.value == 0]
+        if zero:
+            return file.replaced([(zero[0], least)])
+    return file.replaced([(node, f"max({file.text_of(node)}, {least})")])
+
+
+def _adds_up(site: Site) -> bool:
+    """Returns whether a number was counted or added up: no schedule brings it down to 0."""
+    file = SourceFile.open(site.file)
+    node = None if file is None else file.node_at(site, lambda node: span_of(node) == site.span)
+    return node is None or any(called_name(inner) in _ADDING_UP for inner in ast.walk(node))
 
 
 def bounded_quotient(case: Case) -> list[Repair]:
@@ -269,14 +315,23 @@ def with_keyword(
 
 
 def set_keyword(file: SourceFile, call: ast.Call, name: str, value: str) -> str:
-    """Returns the text with a keyword argument of a call set."""
+    """Returns the text of a file with a keyword argument of a call set."""
     known = next((k for k in call.keywords if k.arg == name), None)
     if known is not None:
         return file.replaced([(known.value, value)])
+    return file.replaced([(call, call_with(file, call, name, value))])
+
+
+def call_with(file: SourceFile, call: ast.Call, name: str, value: str) -> str:
+    """Returns the text of a call with a keyword argument set."""
     text = file.text_of(call).rstrip()
+    known = next((k for k in call.keywords if k.arg == name), None)
+    if known is not None:
+        before = rf"\b{name}\s*=\s*{re.escape(file.text_of(known.value))}"
+        return re.sub(before, f"{name}={value}", text, count=1)
     inner = text[:-1].rstrip().rstrip(",")
     comma = "" if inner.endswith("(") else ", "
-    return file.replaced([(call, f"{inner}{comma}{name}={value})")])
+    return f"{inner}{comma}{name}={value})"
 
 
 def numbers_on_line(
@@ -309,6 +364,42 @@ def replaced_text(site: Site | None, summary: str, pattern: str, new: str) -> li
     for repair in found:
         repair.summary = summary
     return found
+
+
+def silencing(repairs: list[Repair], why: str) -> list[Repair]:
+    """Returns repairs that are marked as hiding a fault which lies elsewhere."""
+    return [replace(repair, silences=why) for repair in repairs]
+
+
+def wider_integers(case: Case) -> list[Repair]:
+    """Counts in int64 where a narrower type went over its end."""
+    wrapped = case.origin.wrapped
+    site = None if wrapped is None else wrapped.site or case.origin.site
+    if site is None:
+        return []
+    summary = "count in int64: the type there is too narrow for these numbers"
+    here = edit(site, summary, lambda file, at: _with_int64(file, at.line))
+    if here and wrapped is not None and wrapped.site is not None:
+        return here
+    # Tensors that were made before the step stay as they are: this cannot be tried in it.
+    found = edit(site, summary, lambda file, _at: _with_int64(file, None))
+    return [replace(repair, source=None) for repair in found] or [
+        Repair(f"line {site.line} of {Path(site.file).name}: {summary}")
+    ]
+
+
+def _with_int64(file: SourceFile, line: int | None) -> str | None:
+    """Returns a text in which narrow types of whole numbers, on one line or all, are int64."""
+    found = [
+        node
+        for node in ast.walk(file.tree)
+        if isinstance(node, ast.Attribute)
+        and isinstance(node.value, ast.Name)
+        and node.value.id == "torch"
+        and node.attr in _NARROW
+        and (line is None or node.lineno == line)
+    ]
+    return file.replaced([(node, "torch.int64") for node in found]) if found else None
 
 
 def clipped_gradients(case: Case) -> list[Repair]:

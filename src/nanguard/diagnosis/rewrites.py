@@ -22,6 +22,134 @@ _ARRANGING = (
 _NEGLIGIBLE = 1e-3
 
 
+def logs_without_probabilities(case: Case) -> list[Repair]:
+    """Stays with logarithms where a probability, which may become 0, was computed on the way."""
+    return binary_cross_entropy(case) or log_sigmoid(case) or log_softmax(case)
+
+
+def binary_cross_entropy(case: Case) -> list[Repair]:
+    """Takes torch's own binary cross entropy instead of ``y * log(p) + (1 - y) * log(1 - p)``."""
+
+    def make(file: SourceFile, site: Site) -> str | None:
+        call = file.node_at(site, lambda node: called_name(node) == "log")
+        found = None if call is None else _entropy_around(file, call)
+        if found is None:
+            return None
+        node, chance, target, mean = found
+        logit = _logit_of(file, chance, node.lineno)
+        given = file.text_of(chance) if logit is None else logit
+        name = f"{_functional(file)}.binary_cross_entropy{'' if logit is None else '_with_logits'}"
+        if mean:
+            return file.replaced([(node, f"{name}({given}, {file.text_of(target)})")])
+        new = f'(-{name}({given}, {file.text_of(target)}, reduction="none"))'
+        return file.replaced([(node, new)])
+
+    summary = "use torch's binary cross entropy, which never takes the log of 0"
+    return _exact(edit(case.origin.site, summary, make))
+
+
+def _entropy_around(
+    file: SourceFile, call: ast.AST
+) -> tuple[ast.expr, ast.expr, ast.expr, bool] | None:
+    """Returns a binary cross entropy around a logarithm: what to replace, p, y, whether a mean."""
+    for node in ast.walk(file.tree):
+        if not isinstance(node, ast.BinOp) or not isinstance(node.op, ast.Add):
+            continue
+        if not any(inner is call for inner in ast.walk(node)):
+            continue
+        for one, other in ((node.left, node.right), (node.right, node.left)):
+            first, second = _weighted_log(one), _weighted_log(other)
+            if first is None or second is None:
+                continue
+            (target, chance), (rest, against) = first, second
+            if file.text_of(target) == _rest_of(file, rest) and file.text_of(chance) == _rest_of(
+                file, against
+            ):
+                whole = _negative_mean(file, node)
+                return (node if whole is None else whole), chance, target, whole is not None
+    return None
+
+
+def _weighted_log(node: ast.expr) -> tuple[ast.expr, ast.expr] | None:
+    """Returns y and p of ``y * log(p)``."""
+    if not isinstance(node, ast.BinOp) or not isinstance(node.op, ast.Mult):
+        return None
+    for weight, log in ((node.left, node.right), (node.right, node.left)):
+        if isinstance(log, ast.Call) and called_name(log) == "log":
+            inner = argument(log)
+            return None if inner is None else (weight, inner)
+    return None
+
+
+def _rest_of(file: SourceFile, node: ast.expr) -> str | None:
+    """Returns ``p`` for ``1 - p``."""
+    if not isinstance(node, ast.BinOp) or not isinstance(node.op, ast.Sub):
+        return None
+    one = isinstance(node.left, ast.Constant) and node.left.value == 1
+    return file.text_of(node.right) if one else None
+
+
+def _negative_mean(file: SourceFile, node: ast.expr) -> ast.expr | None:
+    """Returns ``-(...).mean()`` or ``-torch.mean(...)`` around an expression, if it stands so."""
+    for outer in ast.walk(file.tree):
+        if not isinstance(outer, ast.UnaryOp) or not isinstance(outer.op, ast.USub):
+            continue
+        call = outer.operand
+        if not isinstance(call, ast.Call) or called_name(call) != "mean" or call.keywords:
+            continue
+        extra = [arg for arg in call.args if arg is not node]
+        if argument(call) is node and not extra:
+            return outer
+    return None
+
+
+def log_sigmoid(case: Case) -> list[Repair]:
+    """Takes ``logsigmoid`` instead of the logarithm of a sigmoid, or of 1 minus it."""
+
+    def make(file: SourceFile, site: Site) -> str | None:
+        call = file.node_at(site, lambda node: called_name(node) == "log")
+        inner = argument(call) if isinstance(call, ast.Call) else None
+        if call is None or inner is None:
+            return None
+        rest = _rest_of(file, inner)
+        chance = inner.right if rest is not None and isinstance(inner, ast.BinOp) else inner
+        logit = _logit_of(file, chance, call.lineno)
+        if logit is None:
+            return None
+        given = logit if rest is None else f"-({logit})"
+        return file.replaced([(call, f"{_functional(file)}.logsigmoid({given})")])
+
+    return _exact(edit(case.origin.site, "use logsigmoid instead of the log of a sigmoid", make))
+
+
+def _logit_of(file: SourceFile, node: ast.expr, line: int) -> str | None:
+    """Returns what the sigmoid that an expression stands for is taken of."""
+    if isinstance(node, ast.Name):
+        value = _value_of(file, node.id, line)
+        return None if value is None else _logit_of(file, value, 0)
+    if not isinstance(node, ast.Call) or called_name(node) != "sigmoid" or node.keywords:
+        return None
+    owner = node.func.value if isinstance(node.func, ast.Attribute) else None
+    if owner is None or (isinstance(owner, ast.Name) and owner.id == "self"):
+        return None  # a function or a module of the user's
+    inner = argument(node)
+    return None if inner is None else file.text_of(inner)
+
+
+def _functional(file: SourceFile) -> str:
+    """Returns what a file calls ``torch.nn.functional``."""
+    for node in file.tree.body:
+        if isinstance(node, ast.Import):
+            for name in node.names:
+                if name.name == "torch.nn.functional" and name.asname:
+                    return name.asname
+        if isinstance(node, ast.ImportFrom) and node.module == "torch.nn":
+            for name in node.names:
+                if name.name == "functional":
+                    return name.asname or "functional"
+    return "torch.nn.functional"
+
+
 def log_softmax(case: Case) -> list[Repair]:
     """Takes ``log_softmax`` instead of the logarithm of a softmax, which may be 0."""
 
@@ -30,14 +158,22 @@ def log_softmax(case: Case) -> list[Repair]:
         inner = argument(call) if isinstance(call, ast.Call) else None
         if call is None or inner is None:
             return None
-        base = _arranged(inner)
-        softmax = _softmax_of(file, base, call.lineno)
-        text, start = file.text_of(inner), file.text_of(base)
-        if softmax is None or not text.startswith(start):
-            return None
-        return file.replaced([(call, softmax + text[len(start) :])])
+        new = _log_of(file, inner, call.lineno)
+        return None if new is None else file.replaced([(call, new)])
 
     return _exact(edit(case.origin.site, "use log_softmax instead of the log of a softmax", make))
+
+
+def _log_of(file: SourceFile, node: ast.expr, line: int) -> str | None:
+    """Returns the logarithm of elements of a softmax, by ``log_softmax``."""
+    base = _arranged(node)
+    softmax = _softmax_of(file, base, line)
+    if softmax is None and isinstance(base, ast.Name) and line:
+        # The elements were chosen before: p = softmax(z); q = p.gather(1, y); log(q)
+        chosen = _value_of(file, base.id, line)
+        softmax = None if chosen is None else _log_of(file, chosen, line)
+    text, start = file.text_of(node), file.text_of(base)
+    return softmax + text[len(start) :] if softmax and text.startswith(start) else None
 
 
 def _exact(repairs: list[Repair]) -> list[Repair]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import linecache
+import math
 import time
 from dataclasses import replace
 from functools import partial
@@ -11,9 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 from nanguard import incident as incidents
 from nanguard.diagnosis import limits
-from nanguard.diagnosis.case import Case
+from nanguard.diagnosis.case import STATISTICS, Case
 from nanguard.diagnosis.cause import all_causes
+from nanguard.diagnosis.edits import SourceFile, addressed
 from nanguard.diagnosis.lab import Lab
+from nanguard.diagnosis.numbers import last_return, sets_rate_at
 from nanguard.diagnosis.task import Task
 from nanguard.diagnosis.usual import Usual
 from nanguard.findings import name_of
@@ -23,7 +26,7 @@ if TYPE_CHECKING:
     from nanguard.diagnosis.lab import Replayer, Trial
     from nanguard.diagnosis.limits import Budget
     from nanguard.diagnosis.repairs import Repair
-    from nanguard.diagnosis.task import Outcome
+    from nanguard.diagnosis.task import Facts, Outcome
     from nanguard.tracer.origin import Origin
     from nanguard.tracer.sites import Site
 
@@ -35,11 +38,15 @@ _SMALLEST_SCALAR_BATCH = 2
 # What a report calls proven begins at 0.9: a cause that nothing showed stays below.
 _UNPROVEN = 0.89
 _PROVEN = 0.9
+# What a change to the line that made the step a good one is worth, and what is left of a cause if
+# its changes left the step bad.
+_REPAIRED = 0.95
+_REFUTED = 0.7
 # The verdicts of replays that came to the bad step.
 _SHOWN = ("reproduced", "low-precision-only")
 _LARGEST_SEARCH = 64
 # What was bad before the step, or the part of it that is replayed, began.
-_HANDED_ON = ("input", "parameter")
+_HANDED_ON = ("input", "parameter", "buffer")
 
 
 def explain(message: dict[str, Any], replayer: Replayer) -> None:
@@ -132,6 +139,8 @@ class Explanation:
             return self._unknown(incident, "the trace shows no operation that made the bad value")
         origin = self._with_detail(outcome, outcome.origin)
         origin = self._first_cause(outcome, origin)
+        if outcome.facts.lr is not None and not math.isfinite(outcome.facts.lr):
+            origin = replace(origin, site=_schedule(outcome.facts) or origin.site)
         case = Case(outcome, origin, self._lab)
         self._find_samples(case)
         self._describe(incident, case)
@@ -168,7 +177,7 @@ class Explanation:
 
     def _with_detail(self, outcome: Outcome, origin: Origin) -> Origin:
         """Returns an origin with its numbers; on a device, a replay of its own reads them."""
-        if origin.detail is not None or origin.op in ("input", "parameter", "aten.empty"):
+        if origin.detail is not None or origin.op in (*_HANDED_ON, "aten.empty"):
             return origin
         if outcome.facts.came_in:
             return origin  # no operation of the step's
@@ -199,7 +208,10 @@ class Explanation:
     def _find_samples(self, case: Case) -> None:
         """Finds the sample at fault by halving, where the bad value is a single number."""
         detail, size = case.origin.detail, case.facts.batch_size
-        if case.facts.samples or detail is None or detail.output.count != 1 or not size:
+        if case.facts.samples or detail is None or not size:
+            return
+        # A statistic over the batch does not tell which of its samples has made it bad.
+        if detail.output.count != 1 and case.op not in STATISTICS:
             return
         if case.phase != "forward" or not _SMALLEST_SCALAR_BATCH <= size <= _LARGEST_SEARCH:
             return
@@ -218,6 +230,8 @@ class Explanation:
         )
         if trial.finite:
             case.facts.samples = rows
+            known = case.facts.batch_indices
+            case.facts.indices = [known[row] for row in rows if row < len(known)]
 
     def _describe(self, incident: dict[str, Any], case: Case) -> None:
         origin, facts = case.origin, case.facts
@@ -249,22 +263,29 @@ class Explanation:
                 for s in case.inputs
             ]
             return
-        (confidence, cause, suspicion), *others = ranked
+        (confidence, confirmed, cause, suspicion), *others = ranked
         incident["evidence"] = suspicion.evidence
-        usual, repairs = Usual(case.facts.losses), self._repairs(cause, case)
-        incident["fixes"] = [_fix(repair, usual) for repair in repairs]
-        if any(repair.diff and not _demerit(repair, usual) for repair in repairs):
-            confidence = max(confidence, 0.95)
+        usual = Usual(case.facts.losses)
+        repairs, refuted = self._repairs(cause, case)
+        folder = incident["run"].get("folder") or str(Path.cwd())
+        incident["fixes"] = [_fix(repair, usual, folder) for repair in repairs]
+        helped = [repair for repair in repairs if _helped(repair, usual)]
+        if any(repair.diff for repair in helped):
+            confidence = max(confidence, _REPAIRED)
         elif self._only_far_off(case):
             confidence = min(confidence, _UNPROVEN)
+        if not helped and not confirmed:
+            confidence = min(confidence, _UNPROVEN)
+            if refuted:
+                confidence *= _REFUTED
         incident["cause"] = {
             "code": cause.code,
-            "summary": suspicion.summary,
+            "summary": cause.concluded(case, suspicion),
             "confidence": round(confidence, 2),
         }
         incident["other_causes"] = [
             {"code": other.code, "summary": why.summary, "confidence": round(how, 2)}
-            for how, other, why in others[:3]
+            for how, _, other, why in others[:3]
         ]
 
     def _only_far_off(self, case: Case) -> bool:
@@ -272,7 +293,12 @@ class Explanation:
         finite = [trial for trial in self._lab.trials if trial.finite]
         return bool(finite) and not any(map(Usual(case.facts.losses).allows, finite))
 
-    def _ranked(self, case: Case) -> list[tuple[float, Cause, Suspicion]]:
+    def _ranked(self, case: Case) -> list[tuple[float, bool, Cause, Suspicion]]:
+        """Returns the causes that something speaks for, the likeliest first.
+
+        Each has its confidence, and whether a trial has confirmed it. What nothing has confirmed
+        stays below what a report calls proven.
+        """
         found = [(cause, cause.suspect(case)) for cause in all_causes()]
         suspected = [(cause, suspicion) for cause, suspicion in found if suspicion is not None]
         suspected.sort(key=lambda pair: -pair[1].strength)
@@ -281,26 +307,33 @@ class Explanation:
         for place, (cause, suspicion) in enumerate(suspected):
             trials = cause.trials(case) if place < _TRIED_CAUSES else []
             confidence = suspicion.strength
-            if any(map(usual.allows, trials)):
+            confirmed = any(map(usual.allows, trials))
+            if confirmed:
                 confidence += (1 - confidence) * 0.7
             elif any(trial.finite is False for trial in trials):
                 confidence *= 0.5
-            ranked.append((confidence, cause, suspicion))
+            ranked.append((confidence, confirmed, cause, suspicion))
         return sorted(ranked, key=lambda entry: -entry[0])
 
-    def _repairs(self, cause: Cause, case: Case) -> list[Repair]:
-        """Returns the repairs of a cause, tried as far as there is time, the best ones first."""
+    def _repairs(self, cause: Cause, case: Case) -> tuple[list[Repair], bool]:
+        """Returns the repairs of a cause, tried as far as there is time, the best ones first.
+
+        Beside them stands whether a change was tried that should have helped, and did not.
+        """
         usual = Usual(case.facts.losses)
-        tried = []
+        tried, refuted = [], False
         for place, repair in enumerate(cause.repairs(case)):
             trial = repair.trial
             if trial is None and repair.source is not None and place < _TRIED_REPAIRS:
                 path, text = repair.source
                 trial = self._lab.try_out(repair.summary, source={path: text})
-            if repair.diff and trial is not None and _failed(trial):
+            if trial is not None and _failed(trial):
+                refuted = refuted or (repair.diff is not None and trial.finite is False)
                 continue  # it stays among the trials, but nobody should make this change
             tried.append(repair if trial is None else replace(repair, trial=trial))
-        return sorted(tried, key=lambda repair: _demerit(repair, usual))
+        at_source = any(map(_is_at_source, tried))
+        tried.sort(key=lambda repair: _demerit(repair, usual, at_source=at_source))
+        return tried, refuted
 
 
 def _failed(trial: Trial) -> bool:
@@ -308,26 +341,60 @@ def _failed(trial: Trial) -> bool:
     return trial.finite is False or trial.crashed
 
 
-def _demerit(repair: Repair, usual: Usual) -> int:
-    """Returns 0 for a good repair, more for one that left the step far off, or bad."""
-    if usual.allows(repair.trial, exact=repair.exact):
-        return 0
-    return 1 if repair.trial is not None and repair.trial.finite else 2
+def _helped(repair: Repair, usual: Usual) -> bool:
+    """Returns whether a repair was tried, and made the step a good one."""
+    return usual.allows(repair.trial, exact=repair.exact)
 
 
-def _fix(repair: Repair, usual: Usual) -> dict[str, Any]:
+def _demerit(repair: Repair, usual: Usual, *, at_source: bool) -> int:
+    """Returns 0 for a good repair, more for one that was not tried or left the step far off.
+
+    Args:
+        repair: The repair.
+        usual: What is usual for the loss.
+        at_source: Whether another repairs what this one may only hide.
+    """
+    if _helped(repair, usual):
+        return 2 if repair.silences and at_source else 0
+    if _is_at_source(repair):
+        return 1
+    return 3 if repair.trial is not None and repair.trial.finite else 4
+
+
+def _is_at_source(repair: Repair) -> bool:
+    """Returns whether a change repairs what could not be tried, as it lies before the step."""
+    return repair.trial is None and repair.diff is not None and not repair.silences
+
+
+def _fix(repair: Repair, usual: Usual, folder: str) -> dict[str, Any]:
     trial = repair.trial
     how = "not tried" if trial is None else trial.result
     if trial is not None and usual.is_far_from(trial, exact=repair.exact):
         how += f", far above the {name_of(usual.loss)} of the steps before"
+    summary = repair.summary
+    if repair.silences:
+        summary += f"; this silences it: {repair.silences}"
     out: dict[str, Any] = {
-        "summary": repair.summary,
-        "verified": trial is not None and bool(trial.finite),
+        "summary": summary,
+        # A step that is finite and far off would ruin the weights all the same.
+        "verified": usual.allows(trial, exact=repair.exact),
         "how": how,
     }
+    if repair.silences:
+        out["silences"] = True
     if repair.diff:
-        out["diff"] = repair.diff
+        out["diff"] = addressed(repair.diff, folder)
     return out
+
+
+def _schedule(facts: Facts) -> Site | None:
+    """Returns the line that made a learning rate bad: the optimizer's step only meets with it."""
+    begins = facts.schedule
+    if begins is not None:
+        file = SourceFile.open(begins.file)
+        return None if file is None else last_return(file, begins.function, begins.line)
+    files = [SourceFile.open(site.file) for site in (facts.step_site, facts.made) if site]
+    return next((at for file in files if file and (at := sets_rate_at(file))), None)
 
 
 def _place(site: Site | None) -> dict[str, Any]:

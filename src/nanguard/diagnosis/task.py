@@ -80,12 +80,14 @@ class Facts:
         optimizer_name: What the script calls its optimizer.
         autocast: The type autocast computes in, where it was on.
         half_parameters: Whether parameters are of a 16-bit type.
+        schedule: Where the function begins that made the learning rate bad, if it is known.
         growth: How parameters changed since the start of the replay.
         losses: The losses of the steps before.
         stale_grads: Whether gradients of earlier steps were still there at backward.
         table: Every operation of the step, where it was asked for.
         notes: What else is worth knowing.
         indices: Where the samples are in the data set.
+        batch_indices: Where all samples of the batch are, if the loader told.
         path: The way of the bad value, operation by operation.
         came_in: Whether the batch was bad when a loader handed it out.
         unseen: Whether the script may have made the data bad itself, before the replay began.
@@ -105,12 +107,14 @@ class Facts:
     optimizer_name: str | None = None
     autocast: str | None = None
     half_parameters: bool = False
+    schedule: Site | None = None
     growth: Growth | None = None
     losses: list[float] = field(default_factory=list)
     stale_grads: bool = False
     table: list[dict[str, Any]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     indices: list[int] = field(default_factory=list)
+    batch_indices: list[int] = field(default_factory=list)
     path: list[dict[str, Any]] = field(default_factory=list)
     came_in: bool = False
     unseen: bool = False

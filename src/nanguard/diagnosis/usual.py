@@ -18,6 +18,8 @@ _FAR = 100.0
 _ABOVE_LARGEST = 10.0
 # A loss below this ruins nothing: one that is a mean of signed numbers is usually about 0.
 _HARMLESS = 10.0
+# Nobody trains with a loss beyond this; all there is to go by before the first good step.
+_SANE = 1e8
 # One outlier may make the true loss that much larger.
 _MORE_IF_EXACT = 100.0
 
@@ -37,6 +39,8 @@ class Usual:
         self.loss = median(calm) if calm else math.inf
         largest = max(calm, default=math.inf)
         self._limit = max(_FAR * self.loss, _ABOVE_LARGEST * largest, _HARMLESS)
+        if not calm:
+            self._limit = _SANE
 
     def is_far_from(self, trial: Trial, *, exact: bool = False) -> bool:
         """Returns whether a step that is finite has a loss far above what is usual.

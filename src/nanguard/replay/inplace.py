@@ -643,7 +643,7 @@ def _is_small(value: Any) -> bool:
 
 
 def _came_in(outcome: Outcome) -> bool:
-    return outcome.origin is None or outcome.origin.op in ("input", "parameter")
+    return outcome.origin is None or outcome.origin.op in ("input", "parameter", "buffer")
 
 
 def scalars_in(names: dict[str, Any]) -> list[Tensor]:

@@ -22,6 +22,7 @@ from nanguard.guard.rng import RandomStreams
 from nanguard.replay import changes
 from nanguard.replay.reading import read_trace
 from nanguard.replay.watch import Watch, pass_over
+from nanguard.tracer.schedules import schedule_of
 from nanguard.tracer.sites import here, users_frame
 from nanguard.tracer.trace import Trace
 from nanguard.trackers import be_silent
@@ -236,6 +237,8 @@ class Replay(Watch):
         if optimizer is not None:
             facts.optimizer = type(optimizer).__name__
             facts.lr = learning_rate([optimizer])
+            if facts.lr is not None and not math.isfinite(facts.lr):
+                facts.schedule = schedule_of(optimizer)
             eps = optimizer.param_groups[0].get("eps")
             facts.eps = float(eps) if isinstance(eps, (int, float)) else None
             facts.made = next((m.site for m in self.made_by if m.optimizer() is optimizer), None)

@@ -69,8 +69,9 @@ class Watch(ABC):
         self._depth = 0
         self._unscaled: Tensor | None = None
         self._scaler: Any = None
-        # Each buffer at the first look: which tensor it was, and whether it held no NaN.
-        self._baseline: dict[str, tuple[int, bool]] = {}
+        # Each buffer at the first look: which tensor it was, whether it held no NaN, and whether it
+        # held no infinity either.
+        self._baseline: dict[str, tuple[int, bool, bool]] = {}
         # The losses of the last good steps.
         self.recent_losses: deque[float] = deque(maxlen=_RECENT)
         # The samples of batches that a loader has begun, in the order in which it hands them out.
@@ -320,18 +321,21 @@ class Watch(ABC):
         if self._buffers is None or young or self.ordinal % _LOOK_AGAIN == 0:
             self._buffers = self.buffers()
             for name, buffer in self._buffers.items():
-                if self._baseline.get(name, (0, True))[0] != id(buffer):
-                    self._baseline[name] = (id(buffer), not _is_spoilt(buffer))
+                if self._baseline.get(name, (0, True, True))[0] != id(buffer):
+                    good = not _is_spoilt(buffer)
+                    self._baseline[name] = (id(buffer), good, all_finite([buffer]))
         if not self._buffers or all_finite(self._buffers.values()):
             return None
         names = [
             name
             for name, buffer in self._buffers.items()
-            if self._baseline[name][1] and _is_spoilt(buffer)
+            if (self._baseline[name][1] and _is_spoilt(buffer))
+            or (self._baseline[name][2] and _has_overflowed(buffer))
         ]
         if not names:
             return None
-        return Symptom("buffer", "nan", self.loss_value(), names=names)
+        kind = "nan" if any(_has_nan(self._buffers[name]) for name in names) else "inf"
+        return Symptom("buffer", kind, self.loss_value(), names=names)
 
     def bad_manual_gradient(self) -> Symptom | None:
         """Returns what is wrong with the gradients of a script that has no optimizer."""
@@ -436,6 +440,12 @@ def _is_spoilt(buffer: Tensor) -> bool:
     """
     half = buffer.dtype in (torch.float16, torch.bfloat16)
     return _has_nan(buffer) or (half and not all_finite([buffer]))
+
+
+def _has_overflowed(buffer: Tensor) -> bool:
+    """Returns whether a buffer that was finite at first holds +Inf; masks are filled with -Inf."""
+    values = local(buffer.detach())
+    return values.layout is torch.strided and bool((values == math.inf).any())
 
 
 def _has_nan(tensor: Tensor) -> bool:

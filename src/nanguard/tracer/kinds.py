@@ -27,6 +27,8 @@ UNFILLED = (
     "aten.empty", "aten.empty_like", "aten.empty_strided", "aten.empty_permuted",
     "aten.new_empty", "aten.new_empty_strided",
 )  # fmt: skip
+# What stands for a tensor that came out of a file.
+LOADED = "torch.load"
 # What hands on all values of its inputs and adds none. Casts do so if the new type is wider.
 KEEPING = ("aten.clone", "aten._unsafe_view", "aten.cat", "aten.stack", "aten._to_copy")
 

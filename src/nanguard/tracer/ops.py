@@ -23,6 +23,9 @@ _SMALL = 1 << 20
 # What makes a tensor out of numpy's memory, a list or a number says so with one of these.
 _LIFTS = ("aten::lift_fresh", "aten::lift")
 _CHECKPOINT: str = torch.utils.checkpoint.__file__
+# BatchNorm, whose schema does not tell that it writes to its running statistics.
+_UPDATING = ("aten.native_batch_norm", "aten.cudnn_batch_norm", "aten.miopen_batch_norm")
+_STATISTICS = frozenset({"running_mean", "running_var"})
 _known: dict[int, Op] = {}
 
 
@@ -36,9 +39,11 @@ class Op:
         reads: Which of them may hold tensors: place, name, and whether they are written to.
         numbers: Which of them may be numbers: place and name.
         writes: Which of them it writes to.
+        updates: Which of them it writes to without saying so.
         is_view: Whether its result lies in the memory of an argument, which it does not change.
         is_native: Whether it is torch's own.
         lifts: Whether it stands for a tensor that came from outside of torch.
+        sets: Whether it gives a tensor the memory of something that was read.
         unfilled: Whether its result holds anything at all.
         extreme: Whether it matters which infinity its result is.
         keeps: Whether its result holds the values of its arguments, all of them, and no others.
@@ -46,7 +51,7 @@ class Op:
 
     __slots__ = (
         "extreme", "func", "is_native", "is_view", "keeps", "lifts", "name", "names", "numbers",
-        "reads", "unfilled", "writes",
+        "reads", "sets", "unfilled", "updates", "writes",
     )  # fmt: skip
 
     def __init__(self, func: Any) -> None:
@@ -59,12 +64,15 @@ class Op:
         aliases = [(a.name, a.alias_info) for a in arguments if a.alias_info is not None]
         self.writes = frozenset(name for name, alias in aliases if alias.is_write)
         kinds = [(place, a.name, str(a.type)) for place, a in enumerate(arguments)]
-        self.reads = tuple((p, n, n in self.writes) for p, n, kind in kinds if "Tensor" in kind)
+        self.updates = _STATISTICS if self.name in _UPDATING else frozenset[str]()
+        written = self.writes | self.updates
+        self.reads = tuple((p, n, n in written) for p, n, kind in kinds if "Tensor" in kind)
         self.numbers = tuple((p, n) for p, n, kind in kinds if _is_number(kind))
         # Operations of a higher order run others, which are seen by themselves.
         self.is_view = schema is None or (bool(aliases) and not self.writes)
         self.is_native = name.startswith("aten::")
         self.lifts = name in _LIFTS
+        self.sets = name == "aten::set_"
         self.unfilled = self.name in UNFILLED
         self.extreme = self.name in EXTREMES
         self.keeps = self.name in KEEPING
@@ -97,7 +105,7 @@ def op_of(func: Any) -> Op:
 def results_of(op: Op, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> list[Tensor]:
     """Returns what an operation wrote, as far as it can be bad and can be looked at."""
     results = [out] if isinstance(out, torch.Tensor) else values.tensors_of(out)
-    if op.writes:
+    if op.writes or op.updates:
         # BatchNorm writes to its running statistics, which are not among its results.
         known = {id(tensor) for tensor in results}
         results = results + [

@@ -6,7 +6,8 @@ import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from nanguard.tracer.kinds import LAYERS, UNFILLED, nothing_left
+from nanguard.tracer.kinds import LAYERS, LOADED, UNFILLED, nothing_left
+from nanguard.tracer.loading import state_name
 from nanguard.tracer.modules import LOSS
 from nanguard.tracer.sites import Site, site_of
 
@@ -22,6 +23,9 @@ _RANDOM = (
 )  # fmt: skip
 # How far back the making of a value is followed.
 _DEPTH = 24
+# The same for whole numbers, and what does not hand on the values of all its inputs.
+_WRAPPED_DEPTH = 12
+_LOOKS_UP = ("embedding", "index", "gather", "scatter", "remainder", "bitwise", "take")
 _WIDTH = 400
 
 
@@ -65,6 +69,12 @@ class Origin:
         literals: Lines on which the user wrote an infinity that is among the inputs.
         parameter: The parameter's name, if it is one that was bad from the start.
         intended: Whether the bad value is an infinity that somebody meant.
+        callers: Where the function around the line was called from, the nearest first.
+        buffer: The buffer of a model that it was written to, if it was.
+        loaded_from: The file that the bad value was loaded from, as state, if it was.
+        hand_written: Whether it was made by a backward that the user wrote.
+        wrapped: Where whole numbers went over the end of their type that it was made of, with what
+            that gave.
     """
 
     index: int
@@ -81,6 +91,11 @@ class Origin:
     literals: list[Site] = field(default_factory=list)
     parameter: str | None = None
     intended: bool = False
+    callers: list[Site] = field(default_factory=list)
+    buffer: str | None = None
+    loaded_from: str | None = None
+    hand_written: bool = False
+    wrapped: Ancestor | None = None
 
 
 def producers(sinks: Iterable[Record]) -> list[Record]:
@@ -162,6 +177,8 @@ def origin_of(record: Record, trace: Trace, *, sink: str) -> Origin:
     op = record.forward or record.op
     if record.op in UNFILLED:
         op = "aten.empty"
+    elif record.op == LOADED and phase == "data":
+        op = "input"
     origin = Origin(
         record.index,
         record.step,
@@ -173,6 +190,11 @@ def origin_of(record: Record, trace: Trace, *, sink: str) -> Origin:
         record.detail,
         parameter=parameter,
         intended=record.intended,
+        callers=[site_of(place) for place in record.callers],
+        buffer=trace.written_buffer(record),
+        loaded_from=record.name if record.op == LOADED and phase == "init" else None,
+        hand_written=record.phase == "backward" and record.forward is None and bool(record.place),
+        wrapped=_wrapped(record),
     )
     if record.detail is not None:
         for stats, writer in zip(record.detail.inputs, record.writers, strict=False):
@@ -191,11 +213,12 @@ def _place(record: Record, trace: Trace, sink: str) -> tuple[str, str, str | Non
         if parameter is not None:
             return "init", parameter.rpartition(".")[0] or "<root>", parameter
         return "forward", path or LOSS, None
-    if record.op == "parameter":
+    if record.op in ("parameter", "buffer"):
         name = record.name or ""
         return "init", name.rpartition(".")[0] or "<root>", name
-    if record.op == "input":
-        return "data", "input", None
+    if record.op in ("input", LOADED):
+        state = state_name(record, trace) if record.op == LOADED else None
+        return ("data", "input", None) if state is None else _place_of_state(state)
     if record.phase == "backward":
         return "backward", path or LOSS, None
     after = trace.last_backward and record.index >= trace.last_backward
@@ -209,6 +232,13 @@ def _place(record: Record, trace: Trace, sink: str) -> tuple[str, str, str | Non
     if path is None and _feeds_model(record, trace):
         return "data", "input", None
     return "forward", path or LOSS, None
+
+
+def _place_of_state(name: str) -> tuple[str, str, str | None]:
+    """Returns where state belongs that was loaded: to a parameter, or else to the optimizer."""
+    if not name:
+        return "init", "optimizer", None
+    return "init", name.rpartition(".")[0] or "<root>", name
 
 
 def _feeds_model(record: Record, trace: Trace) -> bool:
@@ -256,7 +286,7 @@ def _ancestry(start: Record) -> tuple[list[Ancestor], set[str], list[Site]]:
             low, high = (record.low, record.high) if record.exact else (math.nan, math.nan)
             ancestors.append(Ancestor(record.op, distance, site, low, high, record.name))
             if record.is_source:
-                sources.add("parameter" if record.op == "parameter" else "data")
+                sources.add(record.op if record.op in ("parameter", "buffer") else "data")
             elif any(word in record.op for word in _RANDOM):
                 sources.add("random")
             if record.literal and record.intended and site is not None:
@@ -269,6 +299,25 @@ def _ancestry(start: Record) -> tuple[list[Ancestor], set[str], list[Site]]:
         if not level:
             break
     return ancestors, sources, literals
+
+
+def _wrapped(start: Record) -> Ancestor | None:
+    """Returns the nearest whole numbers that went over the end of their type, and came in here.
+
+    What is only looked up or compared with such numbers, as with a hash, does not hold them.
+    """
+    seen, level = {id(start)}, list(start.writers)
+    for distance in range(_WRAPPED_DEPTH):
+        following: list[Record] = []
+        for record in level:
+            if record.wrapped and not any(writer.wrapped for writer in record.writers):
+                site = None if record.place is None else site_of(record.place)
+                return Ancestor(record.op, distance, site, record.low, record.high)
+            if id(record) not in seen and not any(word in record.op for word in _LOOKS_UP):
+                seen.add(id(record))
+                following += record.writers
+        level = following
+    return None
 
 
 def bad_rows(detail: Detail | None, batch_size: int | None) -> list[int]:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from nanguard.numerics import is_float
+from nanguard.tracer.kinds import LOADED
 from nanguard.tracer.values import kinds_in
 
 if TYPE_CHECKING:
@@ -199,7 +200,7 @@ class Record:
             to the optimizer.
         place: The user's code it was called from; in backward, that of the forward operation.
         inside: The module it ran in; None outside of any.
-        name: The name of a parameter.
+        name: The name of a parameter; the file that a tensor was loaded from.
         forward: In backward, the forward operation whose derivative this is part of.
         writers: The operations that wrote its inputs.
         bad_writers: Those among them whose values are not finite here.
@@ -214,6 +215,10 @@ class Record:
         literal: Whether a bad value was written by the user as such, like ``float("-inf")``.
         intended: Whether its bad values are infinities that somebody meant.
         detail: A closer look, where the result is bad.
+        callers: Where the function around its place was called from, where the result is bad.
+        memory: Where its first result lies.
+        wrapped: Whether its whole numbers are not what they stand for: they went over the end of
+            their type, here or in what it read.
     """
 
     index: int
@@ -236,6 +241,9 @@ class Record:
     literal: bool = False
     intended: bool = False
     detail: Detail | None = None
+    callers: tuple[Place, ...] = ()
+    memory: int | None = None
+    wrapped: bool = False
 
     @property
     def bad(self) -> bool:
@@ -257,4 +265,4 @@ class Record:
     @property
     def is_source(self) -> bool:
         """Whether this is a tensor that was there before, and no operation."""
-        return "." not in self.op
+        return "." not in self.op or self.op == LOADED

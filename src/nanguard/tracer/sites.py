@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import linecache
 import os
+import site
 import sys
 import sysconfig
 from dataclasses import dataclass
@@ -15,12 +16,32 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from types import CodeType, FrameType
 
-_OWN = str(Path(__file__).resolve().parents[1]) + os.sep
+
+def _spellings(*folders: str) -> tuple[str, ...]:
+    """Returns folders in every spelling they are known by: a home or an environment may be a link.
+
+    Python names files as they were found on its path, which may be another spelling than the one
+    that ``resolve`` comes to.
+    """
+    found = {spelling for folder in folders if folder for spelling in (folder, _real(folder))}
+    return tuple(sorted(spelling.rstrip(os.sep) + os.sep for spelling in found))
+
+
+def _real(path: str) -> str:
+    return os.path.realpath(path)
+
+
 # Found without importing it: sites are also looked at where there is no torch.
 _SPEC = importlib.util.find_spec("torch")
-_TORCH = str(Path(_SPEC.origin or "").resolve().parent) + os.sep if _SPEC else "\0"
-_STDLIB = sysconfig.get_paths()["stdlib"] + os.sep
-_SITE = tuple({sysconfig.get_paths()["purelib"], sysconfig.get_paths()["platlib"]})
+_PATHS = sysconfig.get_paths()
+_OWN = _spellings(str(Path(__file__).parents[1]))
+_TORCH = _spellings(str(Path(_SPEC.origin).parent)) if _SPEC and _SPEC.origin else ()
+_STDLIB = _spellings(_PATHS["stdlib"], _PATHS["platstdlib"], str(Path(os.__file__).parent))
+_SITE = _spellings(_PATHS["purelib"], _PATHS["platlib"], site.getusersitepackages())
+
+
+# How far up the stack it is looked who called the user's code.
+_CALLERS = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,19 +81,35 @@ is_users: Callable[[str], bool] = _Files().__getitem__
 def _is_users(filename: str) -> bool:
     if filename.startswith("<"):
         return filename in ("<stdin>", "<string>")
-    if filename.startswith((_OWN, _TORCH)):
+    if _lies_in(filename, (*_OWN, *_TORCH)):
         return False
-    return not filename.startswith(_STDLIB) or is_installed(filename)
+    return not _lies_in(filename, _STDLIB) or is_installed(filename)
+
+
+class _Real(dict[str, str]):
+    """Where files really lie; asked once for each of them."""
+
+    def __missing__(self, filename: str) -> str:
+        self[filename] = _real(filename)
+        return self[filename]
+
+
+_real_path: Callable[[str], str] = _Real().__getitem__
+
+
+def _lies_in(filename: str, folders: tuple[str, ...]) -> bool:
+    """Returns whether a file lies in one of some folders, by any of its names."""
+    return filename.startswith(folders) or _real_path(filename).startswith(folders)
 
 
 def is_ours(filename: str) -> bool:
     """Returns whether a file belongs to nanguard."""
-    return filename.startswith(_OWN)
+    return _lies_in(filename, _OWN)
 
 
 def is_installed(filename: str) -> bool:
     """Returns whether a file belongs to an installed package, which nobody edits."""
-    return filename.startswith(_SITE)
+    return _lies_in(filename, _SITE)
 
 
 def users_frame(frame: FrameType | None) -> FrameType | None:
@@ -88,6 +125,22 @@ Place = tuple["CodeType", int, int]
 def place_of(frame: FrameType) -> Place:
     """Returns where a frame is, at almost no cost; ``site_of`` makes sense of it later."""
     return frame.f_code, frame.f_lasti, frame.f_lineno or 0
+
+
+def callers_of(frame: FrameType | None) -> tuple[Place, ...]:
+    """Returns where the user's code was called from, the nearest place first.
+
+    Args:
+        frame: Any frame; the nearest of the user's is where the code is, and not where it was
+            called from.
+    """
+    found: list[Place] = []
+    frame = users_frame(frame)
+    while frame is not None and len(found) < _CALLERS:
+        frame = users_frame(frame.f_back)
+        if frame is not None:
+            found.append(place_of(frame))
+    return tuple(found)
 
 
 def site_of(place: Place) -> Site:

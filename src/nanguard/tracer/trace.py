@@ -19,8 +19,9 @@ from torch.utils._python_dispatch import (
 )
 
 from nanguard.numerics import is_float, local
-from nanguard.tracer import values
-from nanguard.tracer.kinds import UNFILLED
+from nanguard.tracer import values, wrapping
+from nanguard.tracer.kinds import LOADED, UNFILLED
+from nanguard.tracer.loading import file_being_loaded
 from nanguard.tracer.modules import ModuleStack, tensors_in
 from nanguard.tracer.ops import (
     autocast_type,
@@ -35,7 +36,7 @@ from nanguard.tracer.ops import (
     users_frame_of_op,
 )
 from nanguard.tracer.records import Detail, Record, detail_of, stats_of, where_bad
-from nanguard.tracer.sites import place_of
+from nanguard.tracer.sites import callers_of, place_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -117,6 +118,7 @@ class Trace(TorchDispatchMode):
         # The number that each thread gives to its next node.
         self._numbers: dict[int, int] = {}
         self._parameters: dict[int, str] = {}
+        self._buffers: dict[int, str] = {}
         # What came in, part by part: samples lie in one memory, and not all of them are bad.
         self._parts: dict[tuple[int, int, int], Record] = {}
         # How large parameters were when a model was first called in this step.
@@ -200,6 +202,14 @@ class Trace(TorchDispatchMode):
             (n for key, n in self._parameters.items() if self._writers.get(key) is record), None
         )
 
+    def written_parameter(self, record: Record) -> str | None:
+        """Returns the parameter that an operation wrote to, whoever has done so since."""
+        return None if record.memory is None else self._parameters.get(record.memory)
+
+    def written_buffer(self, record: Record) -> str | None:
+        """Returns the buffer of a model that an operation wrote to."""
+        return None if record.memory is None else self._buffers.get(record.memory)
+
     def before_training(self, record: Record) -> bool:
         """Returns whether an operation ran before any model was called."""
         return self._first_call is None or record.index < self._first_call
@@ -238,10 +248,14 @@ class Trace(TorchDispatchMode):
         with _unseen():
             inputs = self._inputs(op, args, kwargs, record)
         out = _call(op, args, kwargs)
+        if op.sets and self._load(out):
+            return out
         with _unseen():
             if index in self._heal:
                 out = values.heal(out, in_place=bool(op.writes))
             results = results_of(op, args, kwargs, out)
+            if not results and op.name in wrapping.OPS:
+                self._note_whole_numbers(record, op, args, kwargs, out, inputs)
             if results:
                 try:
                     self._note(record, op, results, inputs, args, kwargs)
@@ -284,12 +298,34 @@ class Trace(TorchDispatchMode):
             record.low = record.high = math.nan
         else:
             self._measure(record, op, results, inputs, args, kwargs)
+        record.memory = values.memory_of(results[0])
         for tensor in results:
             key = values.memory_of(tensor)
             if op.writes:
                 self._overwrite(record, tensor, self._writers.get(key))
             self._writers[key] = record
         self.records.append(record)
+
+    def _note_whole_numbers(
+        self,
+        record: Record,
+        op: Op,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        out: Any,
+        inputs: Inputs,
+    ) -> None:
+        """Notes whole numbers that have wrapped around, and what is made of them; no others."""
+        if not isinstance(out, torch.Tensor) or values.is_late(out) or values.is_hollow(out):
+            return
+        read = {name: tensor for name, tensor, _ in inputs}
+        record.wrapped = any(writer.wrapped for _, _, writer in inputs) or wrapping.has_wrapped(
+            op.name, {**dict(op.named(args, kwargs)), **read}, out
+        )
+        if record.wrapped:
+            record.writers = tuple(writer for _, _, writer in inputs)
+            self._writers[values.memory_of(out)] = record
+            self.records.append(record)
 
     def _overwrite(self, record: Record, tensor: Tensor, before: Record | None) -> None:
         """Notes who wrote to the rest of some memory, if an operation wrote to a part of it."""
@@ -336,6 +372,8 @@ class Trace(TorchDispatchMode):
             for stats, (_, tensor, writer) in zip(record.detail.inputs, inputs, strict=True)
             if stats.nonfinite
         )
+        if not record.bad_writers:
+            record.callers = callers_of(sys._getframe(1))
         self._judge(record)
 
     def _judge(self, record: Record) -> None:
@@ -420,11 +458,16 @@ class Trace(TorchDispatchMode):
         if known is not None and part in self._parts:
             return self._parts[part]
         name = self._parameters.get(key)
-        kind = "input" if name is None else "parameter"
+        # What a script trains without a model or an optimizer is known by its being a leaf.
+        leaf = tensor.is_leaf and tensor.requires_grad
+        kind = "parameter" if name is not None or leaf else "input"
+        if kind == "input" and key in self._buffers:
+            kind, name = "buffer", self._buffers[key]
         source = Record(record.index, kind, self.step, "data", None, name=name)
         self._writers.setdefault(key, source)
         self._parts[part] = source
         if not is_float(held) or not held.numel() or values.is_hollow(held):
+            source.wrapped = not values.is_hollow(held) and wrapping.may_have_wrapped(held)
             return source
         if values.is_late(held):
             source.place = record.place
@@ -441,9 +484,29 @@ class Trace(TorchDispatchMode):
             self.unmeasured += 1  # a kind of tensor that cannot be looked at
             return source
         if source.bad:
+            if name is None:
+                source.op = "input"  # data may be asked for its gradient, too
             source.place = record.place
             _look_closely(source, held)
         return source
+
+    def _load(self, tensor: Tensor) -> bool:
+        """Notes a tensor that is read from a file; returns whether it is."""
+        file = file_being_loaded(sys._getframe(1))
+        if file is None:
+            return False
+        with _unseen():
+            record = self._new_record(self._count, LOADED)
+            record.name, record.inside = file, None
+            self._writers[values.memory_of(tensor)] = record
+            if is_float(tensor) and tensor.numel() and not values.is_late(tensor):
+                record.low, record.high = values.extremes_of(tensor)
+                if record.bad:
+                    _look_closely(record, tensor)
+                    # A number that was stored was not written as such by the script.
+                    record.literal = record.intended = False
+                    self.bad.append(record)
+        return True
 
     def _measure_sources(self, unread: Unread) -> None:
         """Lets a device look at what was there before."""
@@ -508,6 +571,8 @@ class Trace(TorchDispatchMode):
             self.entered.append((self.writer(tensor), bad))
 
     def _know_model(self, module: nn.Module) -> None:
+        for name, buffer in module.named_buffers():
+            self._buffers.setdefault(values.memory_of(values.unwrapped(buffer)), name)
         for name, parameter in module.named_parameters():
             if not any(module is known for known in self._models):
                 self._models.append(module)
@@ -635,4 +700,4 @@ def _carry(record: Record, before: Record) -> None:
 
 def _lasts(record: Record) -> bool:
     """Returns whether an operation matters beyond its step."""
-    return record.bad or record.op in UNFILLED
+    return record.bad or record.wrapped or record.op in UNFILLED

@@ -4,20 +4,27 @@ from __future__ import annotations
 
 import ast
 import math
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nanguard.diagnosis.case import ARCS, LOGS, ROOTS
 from nanguard.diagnosis.cause import Cause, Suspicion
 from nanguard.diagnosis.edits import called_name
 from nanguard.diagnosis.repairs import Repair, edit
+from nanguard.errors import NanguardError
 
 if TYPE_CHECKING:
     from nanguard.diagnosis.case import Case
     from nanguard.diagnosis.edits import SourceFile
+    from nanguard.sources.checkpoint.part import Measured
     from nanguard.tracer.sites import Site
 
 # What is not defined for every number.
 _LIMITED = (*LOGS, *ROOTS, *ARCS, "pow", "_weight_norm", "_weight_norm_interface")
+# Steps in which a parameter that nothing has used yet still has its first value.
+_EARLY = 2
+# Tensors of a file that a sentence names.
+_NAMED = 3
 # More than any parameter begins with.
 _LARGE = 1e6
 _UNFILLED = ("empty", "Tensor", "FloatTensor", "empty_like", "new_empty")
@@ -27,17 +34,27 @@ class BadInitialization(Cause):
     """A parameter nobody filled, or one whose first value makes its layer undefined."""
 
     code = "bad-initialization"
-    meaning = "a parameter is uninitialised, or its initial value makes the layer undefined"
+    meaning = (
+        "a parameter is uninitialised, its initial value makes the layer undefined, or state that "
+        "was loaded is bad"
+    )
     why = (
         "torch.empty and torch.Tensor(n) hand out memory as it is: sometimes zeros, sometimes NaN. "
         "And a scale that starts at 0 cannot be divided by. Fill every parameter, with a value for "
-        "which the layer is defined."
+        "which the layer is defined. Weights, moments and averages that come out of a checkpoint "
+        "are as bad as they were when it was saved: `nanguard check FILE` names them. Go back to "
+        "an earlier one."
     )
 
     def suspect(self, case: Case) -> Suspicion | None:
         """Returns whether a parameter's first value is at fault."""
+        if case.origin.loaded_from is not None:
+            return Suspicion(0.89, _loaded(case.origin.loaded_from, case.origin.parameter))
         if case.phase == "init":
             name = case.origin.parameter or "a parameter"
+            if case.origin.op in ("parameter", "buffer"):
+                # Who made it so is another question, which a second run may answer.
+                return Suspicion(0.7, f"{name} was not finite when the step began")
             return Suspicion(0.95, f"{name} holds memory that was never filled")
         scalars = case.origin.detail.scalars.values() if case.origin.detail else ()
         if any(isinstance(value, float) and not math.isfinite(value) for value in scalars):
@@ -52,7 +69,9 @@ class BadInitialization(Cause):
             limited = case.op in _LIMITED and bool(stats.at_fault)
             singular = divisor is stats if divisor is not None else limited
             if known == {"parameter"} and singular and case.phase == "forward":
-                early = case.outcome.step <= 2
+                # What an optimizer has moved is not what it began with, unless it is still 0.
+                still = not any(stats.at_fault)
+                early = case.outcome.step == 0 or (still and case.outcome.step <= _EARLY)
                 names = [a.name for a in case.ancestors(stats.name) if a.op == "parameter"]
                 first = names[0] if names else "a parameter"
                 return Suspicion(
@@ -64,6 +83,11 @@ class BadInitialization(Cause):
 
     def repairs(self, case: Case) -> list[Repair]:
         """Fills the parameter."""
+        file = case.origin.loaded_from
+        if file is not None:
+            return [
+                Repair(f"go back to a checkpoint before {file}, or load only what is good in it")
+            ]
         if case.phase != "init":
             return self._other_value(case)
 
@@ -99,3 +123,29 @@ class BadInitialization(Cause):
             return None
 
         return edit(case.origin.site, "begin with a value for which the layer is defined", make)
+
+
+def _loaded(file: str, parameter: str | None) -> str:
+    """Returns what is bad in a file that state was loaded from."""
+    name = Path(file).name
+    found = _bad_in(file)
+    if not found:
+        what = "state" if parameter is None else parameter
+        return f"{what} came out of {name} with values that are not finite"
+    listed = ", ".join(
+        f"{tensor.name} ({tensor.numbers.nonfinite} of {tensor.numbers.count})"
+        for tensor in found[:_NAMED]
+    )
+    more = f" and {len(found) - _NAMED} more" if len(found) > _NAMED else ""
+    return f"{name} holds values that are not finite: {listed}{more}"
+
+
+def _bad_in(file: str) -> list[Measured]:
+    """Returns the tensors of a checkpoint that are not finite, as far as they can be read."""
+    from nanguard.sources.checkpoint.part import read_part
+    from nanguard.sources.scanning import Scan
+
+    try:
+        return read_part(Path(file), Scan(threads=1)).poisoned
+    except (OSError, ValueError, NanguardError):
+        return []

@@ -8,12 +8,17 @@ from typing import TYPE_CHECKING
 from nanguard.diagnosis.case import STATISTICS, bare
 from nanguard.diagnosis.cause import Cause, Suspicion
 from nanguard.diagnosis.edits import called_name
-from nanguard.diagnosis.repairs import Repair, bounded_divisor, edit, without_samples
+from nanguard.diagnosis.repairs import Repair, bounded_divisor, call_with, edit, without_samples
+from nanguard.sources.python import floors
 
 if TYPE_CHECKING:
     from nanguard.diagnosis.case import Case
     from nanguard.diagnosis.edits import SourceFile
     from nanguard.tracer.sites import Site
+
+
+# The square of more than this is too large for float32, or soon will be.
+_HUGE = 1e15
 
 
 def _is_spread_by_hand(case: Case, name: str) -> bool:
@@ -38,6 +43,8 @@ class DegenerateStatistics(Cause):
 
     def suspect(self, case: Case) -> Suspicion | None:
         """Returns whether a spread is zero or undefined."""
+        if case.largest_input() > _HUGE:
+            return None  # their squares are too large, whether they differ or not
         if case.op in STATISTICS:
             where = "the derivative of " if case.phase == "backward" else ""
             count = case.inputs[0].count if case.inputs else 0
@@ -67,11 +74,12 @@ class DegenerateStatistics(Cause):
             call = file.node_at(site, lambda node: called_name(node) in ("std", "var"))
             if not isinstance(call, ast.Call):
                 return None
-            text = file.text_of(call).rstrip()
-            inner = text[:-1].rstrip().rstrip(",")
-            comma = "" if inner.endswith("(") else ", "
-            new = f"{inner}{comma}unbiased=False).clamp(min=1e-6)"
-            return file.replaced([(call, new)])
+            known = next((k for k in call.keywords if k.arg in ("unbiased", "correction")), None)
+            name = "unbiased" if known is None or known.arg is None else known.arg
+            value = "0" if name == "correction" else "False"
+            bound = floors.DIVISOR if called_name(call) == "std" else floors.VARIANCE
+            changed = call_with(file, call, name, value)
+            return file.replaced([(call, f"{changed}.clamp(min={bound})")])
 
         if case.op in ("std", "var"):
             summary = "take the spread with unbiased=False and keep it away from zero"

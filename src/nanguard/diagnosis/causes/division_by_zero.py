@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nanguard.diagnosis.cause import Cause, Suspicion
@@ -10,9 +11,13 @@ from nanguard.diagnosis.repairs import (
     bounded_divisor,
     bounded_operand,
     bounded_quotient,
+    number_made_at,
     positive_number,
+    silencing,
+    wider_integers,
     without_samples,
 )
+from nanguard.sources.python import floors
 
 if TYPE_CHECKING:
     from nanguard.diagnosis.case import Case
@@ -34,8 +39,12 @@ class DivisionByZero(Cause):
 
     def suspect(self, case: Case) -> Suspicion | None:
         """Returns whether the divisor is zero where the result is bad."""
-        if case.by_number_zero() and case.phase not in ("backward", "init"):
-            return Suspicion(0.85, f"{case.op} by the number 0, which the script has computed")
+        if case.by_number_zero() and case.phase != "init":
+            # In backward it is the same number: dividing by it gave an infinity before.
+            strength = 0.87 if case.phase == "backward" else 0.85
+            source = number_made_at(case)
+            where = "the script" if source is None else f"{Path(source.file).name}:{source.line}"
+            return Suspicion(strength, f"{case.op} by the number 0, which {where} has computed")
         if case.op in _NORMALISE and not any(stats.nonfinite for stats in case.inputs):
             return Suspicion(0.75, f"{case.op} divides by the norm of a weight, which is 0")
         divisor = case.divisor()
@@ -44,7 +53,8 @@ class DivisionByZero(Cause):
         strength = 0.6 if case.phase == "optimizer" else 0.8
         return Suspicion(
             strength,
-            f"{case.op} by zero: {divisor.zeros} of {divisor.count} divisors are exactly 0",
+            f"{case.op} by zero: {divisor.zeros} of {divisor.count} divisors are exactly 0"
+            + case.made_of(),
             [{"what": f"divisor of {case.origin.op}", **divisor.to_json()}],
         )
 
@@ -52,11 +62,16 @@ class DivisionByZero(Cause):
         """Bounds the divisor, or what it gave."""
         if case.by_number_zero():
             return positive_number(case)
+        if case.origin.wrapped is not None:
+            bounded = silencing(bounded_divisor(case), "the number is wrong, not only too small")
+            return wider_integers(case) + bounded
         found = bounded_divisor(case) + bounded_quotient(case)
         if case.op in ("pow", "rsqrt"):
             divisor = case.divisor()
             count = divisor is not None and divisor.whole
-            bound = ".clamp(min=1)" if count else ".clamp(min=1e-8)"
+            rooted = floors.square(half=case.is_half)
+            small = floors.COUNT if count else rooted if case.op == "rsqrt" else floors.BASE
+            bound = f".clamp(min={small})"
             found += bounded_operand(
                 case, ("pow", "rsqrt"), bound, f"keep the base away from zero with {bound}"
             )

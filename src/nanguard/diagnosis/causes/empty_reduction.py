@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import math
+import re
 from typing import TYPE_CHECKING
 
 from nanguard.diagnosis.cause import Cause, Suspicion
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
 
 _MEANS = ("mean", "nanmean", "median", "std", "var", "mse_loss", "l1_loss", "smooth_l1_loss")
 _CHOICES = ("amax", "amin", "scatter_reduce", "index_reduce", "segment_reduce")
+# What gives an empty tensor its values reduces nothing.
+_FILLING = ("set", "copy", "resize")
 _IGNORING = ("nll_loss_forward", "nll_loss2d_forward")
 
 
@@ -42,7 +45,7 @@ class EmptyReduction(Cause):
         if case.origin.intended:
             return None
         empty = [stats for stats in case.inputs if stats.count == 0]
-        if empty:
+        if empty and len(empty) == len(case.inputs) and case.op not in _FILLING:
             return Suspicion(
                 0.95,
                 f"{case.op} over a selection of shape {list(empty[0].shape)}, which is empty",
@@ -60,11 +63,8 @@ class EmptyReduction(Cause):
             inner = argument(call) if isinstance(call, ast.Call) else None
             if inner is None or not isinstance(call, ast.Call) or called_name(call) != "mean":
                 return None
-            if isinstance(call.func, ast.Attribute) and inner is call.func.value and call.args:
-                return None
-            text = file.text_of(inner)
-            whole = text if text.isidentifier() else f"({text})"
-            return file.replaced([(call, f"({whole}.sum() / max({whole}.numel(), 1))")])
+            new = _sum_by_count(file, call, inner)
+            return None if new is None else file.replaced([(call, new)])
 
         def cross_entropy(file: SourceFile, site: Site) -> str | None:
             call = file.node_at(site, lambda n: called_name(n) in ("cross_entropy", "nll_loss"))
@@ -93,6 +93,21 @@ class EmptyReduction(Cause):
                 case.origin.site, "divide the sum by the count, at least 1, not by nothing", mean
             )
         return found + without_samples(case, "leave out batches in which nothing is selected")
+
+
+def _sum_by_count(file: SourceFile, call: ast.Call, inner: ast.expr) -> str | None:
+    """Returns a mean as a sum divided by a count of at least 1, over the same dimension."""
+    keywords = {keyword.arg: file.text_of(keyword.value) for keyword in call.keywords}
+    rest = [file.text_of(arg) for arg in call.args if arg is not inner]
+    text = file.text_of(inner)
+    whole = text if text.isidentifier() else f"({text})"
+    if not rest and not keywords:
+        return f"({whole}.sum() / max({whole}.numel(), 1))"
+    over = keywords.get("dim", rest[0] if rest else None)
+    if over is None or len(rest) > 2 or not re.fullmatch(r"-?\d+", over):
+        return None  # over several dimensions, or in another type
+    asked = ", ".join([*rest, *(f"{name}={value}" for name, value in keywords.items())])
+    return f"({whole}.sum({asked}) / max({whole}.shape[{over}], 1))"
 
 
 def _nothing_left(case: Case) -> Suspicion | None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from nanguard.diagnosis.case import EXPONENTIALS
 from nanguard.diagnosis.cause import Cause, Suspicion
-from nanguard.diagnosis.repairs import Repair, bounded_operand, without_samples
+from nanguard.diagnosis.repairs import Repair, bounded_operand, silencing, without_samples
 from nanguard.diagnosis.rewrites import shifted_exp
 from nanguard.diagnosis.usual import Usual
 from nanguard.findings import name_of
@@ -18,6 +18,13 @@ if TYPE_CHECKING:
 # Bounds for an exponent: the first that is above those that gave something finite is taken.
 _BOUNDS, _BOUNDS_HALF = (20, 40, 80), (10,)
 _CLOSE_BOUND = 5
+# Steps in which training has brought nothing anywhere yet.
+_EARLY = 20
+
+
+def _has_drifted(case: Case) -> bool:
+    """Returns whether what training has learned is too large, and not one sample."""
+    return case.from_parameters and not case.facts.samples and case.outcome.step > _EARLY
 
 
 class ExpOverflow(Cause):
@@ -33,7 +40,9 @@ class ExpOverflow(Cause):
 
     def suspect(self, case: Case) -> Suspicion | None:
         """Returns whether exp made an infinity out of a finite number."""
-        if case.op not in EXPONENTIALS or case.phase == "backward":
+        if case.op not in EXPONENTIALS:
+            return None
+        if case.phase == "backward" and not case.origin.hand_written:
             return None
         stats = case.input("self")
         high = stats.high if stats is not None else float("nan")
@@ -63,6 +72,8 @@ class ExpOverflow(Cause):
         for bound in (wide, _CLOSE_BOUND) if good < _CLOSE_BOUND else (wide,):
             call = f".clamp(max={bound})"
             made = bounded_operand(case, EXPONENTIALS, call, f"bound the exponent with {call}")
+            if _has_drifted(case):
+                made = silencing(made, "training has brought it there; bound what learns it")
             for repair in made:
                 if repair.source is not None:
                     path, text = repair.source

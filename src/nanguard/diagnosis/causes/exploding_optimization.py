@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 from nanguard.diagnosis.case import CASTS, DIVISIONS, EXPONENTIALS, LARGEST, STATISTICS
 from nanguard.diagnosis.cause import Cause, Suspicion
-from nanguard.diagnosis.repairs import Repair, clipped_gradients
+from nanguard.diagnosis.repairs import Repair, clipped_gradients, silencing, without_samples
+from nanguard.diagnosis.usual import Usual
 from nanguard.findings import name_of
 
 if TYPE_CHECKING:
@@ -14,6 +16,14 @@ if TYPE_CHECKING:
     from nanguard.diagnosis.lab import Trial
 
 _HUGE = 1e9
+# The square of more than this is too large for float32.
+_SQUARED = 1e15
+# From here on a learning rate is suspicious by itself, and more so where steps are normalised.
+_HIGH, _HIGH_ADAPTIVE = 1.0, 0.05
+# Of this many losses this many are so far below zero: there is no bound to them. Near the end
+# everything jumps about.
+_FALLING, _MOST_FALLING, _DEEP = 10, 7, 1e6
+_SLOWER = "a learning rate ten times lower"
 # The extremes of the wide types: no number grows to just these.
 _EXTREMES = (LARGEST["bfloat16"], 3.4028234663852886e38)
 
@@ -39,6 +49,8 @@ class ExplodingOptimization(Cause):
         growth = case.facts.growth
         grown = growth is not None and growth.last > 10 * max(growth.first, 1e-12)
         singular = case.op in (*DIVISIONS, *EXPONENTIALS, *STATISTICS)
+        if case.op in STATISTICS and large > _SQUARED:
+            singular = False  # they are squared, whether they differ or not
         if large < _HUGE and not grown:
             return None
         evidence = [
@@ -51,30 +63,90 @@ class ExplodingOptimization(Cause):
         if case.facts.losses:
             evidence.append({"what": "losses before", "last": case.facts.losses[-5:]})
         strength = (0.75 if grown else 0.7) if large >= _HUGE else 0.4
+        if _is_buffer(case):
+            said = f"the buffer {case.origin.buffer} overflows {case.precision}: it has grown to "
+            return Suspicion(strength, said + name_of(large), evidence)
+        how = "hold" if _came_large(case) else "have grown to"
+        whose = ", which comes with the data" if _came_large(case) else ""
         return Suspicion(
             strength * (0.6 if singular else 1.0),
-            f"{case.origin.kernel} overflows {case.precision}: its inputs have grown to "
-            f"{name_of(large)}",
+            f"{case.origin.kernel} overflows {case.precision}: its inputs {how} "
+            f"{name_of(large)}{whose}",
             evidence,
         )
 
+    def concluded(self, case: Case, suspicion: Suspicion) -> str:
+        """Returns what ran away, and what kept it from doing so."""
+        if _falls_without_bound(case):
+            last = name_of(case.facts.losses[-1])
+            return (
+                f"the loss falls without bound, to {last} in the step before: a term of it has the "
+                f"wrong sign, or nothing that bounds it from below. {suspicion.summary}"
+            )
+        slower = next((t for t in case.lab.trials if t.what == _SLOWER), None)
+        rate = case.facts.lr
+        if rate is not None and Usual(case.facts.losses).allows(slower):
+            tenth = f"with a tenth of the learning rate ({name_of(rate)})"
+            return f"{suspicion.summary}; {tenth} it does not"
+        return suspicion.summary
+
     def trials(self, case: Case) -> list[Trial]:
-        """Goes more slowly."""
+        """Goes more slowly, or leaves out what came in so large."""
+        if _is_buffer(case):
+            return []  # no gradient has a part in it
+        if _came_large(case):
+            trial = case.without_samples()
+            return [trial] if trial else []
         found = [case.lab.try_out("gradients clipped to norm 1 in every step", clip=1.0)]
         if case.facts.lr is not None:
-            found.append(case.lab.try_out("a learning rate ten times lower", lr_factor=0.1))
+            found.append(case.lab.try_out(_SLOWER, lr_factor=0.1))
         return found
 
     def repairs(self, case: Case) -> list[Repair]:
         """Clips, and lowers the learning rate."""
-        found = clipped_gradients(case)
-        if case.facts.lr is not None:
-            lower = case.lab.try_out("a learning rate ten times lower", lr_factor=0.1)
-            rate = name_of(case.facts.lr)
-            found.append(
-                Repair(f"lower the learning rate ({rate}) by a factor of ten", trial=lower)
+        if _came_large(case):
+            return without_samples(case, "scale the data, or drop what is that large")
+        if _is_buffer(case):
+            line = "" if case.origin.site is None else f"line {case.origin.site.line}: "
+            return [
+                Repair(
+                    f"{line}let {case.origin.buffer} forget: an average weighs the old by m and "
+                    "the new by 1 - m"
+                )
+            ]
+        found, rate = clipped_gradients(case), case.facts.lr
+        if rate is not None:
+            lower = case.lab.try_out(_SLOWER, lr_factor=0.1)
+            slower = Repair(
+                f"lower the learning rate ({name_of(rate)}) by a factor of ten", trial=lower
             )
+            high = _HIGH_ADAPTIVE if "Ada" in (case.facts.optimizer or "") else _HIGH
+            found = [slower, *found] if rate >= high else [*found, slower]
+        if _falls_without_bound(case):
+            found = silencing(found, "the loss has no minimum; look at the sign of its terms")
         return found
+
+
+def _is_buffer(case: Case) -> bool:
+    """Returns whether what has grown is a buffer, which no gradient moves."""
+    return case.origin.buffer is not None and case.op not in STATISTICS
+
+
+def _came_large(case: Case) -> bool:
+    """Returns whether the largest input came with the data, and no parameter had a part in it."""
+    largest = max(
+        case.inputs,
+        key=lambda s: max((abs(v) for v in (s.low, s.high) if not math.isnan(v)), default=0.0),
+        default=None,
+    )
+    known = set() if largest is None else case.origin.sources.get(largest.name, set())
+    return known == {"data"} and case.op in STATISTICS
+
+
+def _falls_without_bound(case: Case) -> bool:
+    """Returns whether the loss went down and down, far below zero."""
+    last = case.facts.losses[-_FALLING:]
+    return len(last) == _FALLING and sum(loss < -_DEEP for loss in last) >= _MOST_FALLING
 
 
 def _is_mask(case: Case) -> bool:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from nanguard.diagnosis.case import SOFTMAX
 from nanguard.diagnosis.cause import Cause, Suspicion
-from nanguard.diagnosis.repairs import Repair, finite_masks, without_samples
+from nanguard.diagnosis.repairs import Repair, finite_masks, silencing, without_samples
 
 if TYPE_CHECKING:
     from nanguard.diagnosis.case import Case
@@ -53,6 +53,7 @@ class FullyMaskedSoftmax(Cause):
 
     def repairs(self, case: Case) -> list[Repair]:
         """Masks with a finite number."""
-        return finite_masks(case) + without_samples(
+        masked = silencing(finite_masks(case), "the row has nothing to attend to all the same")
+        return masked + without_samples(
             case, "leave out samples in which everything is masked, or keep one entry unmasked"
         )

@@ -5,9 +5,18 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from nanguard.diagnosis.case import ARCS, LOGS, STATISTICS
+from nanguard.diagnosis.case import ARCS, EXPONENTIALS, LOGS, ROOTS, STATISTICS
 from nanguard.diagnosis.cause import Cause, Suspicion
-from nanguard.diagnosis.repairs import Repair, bounded_divisor, bounded_operand, without_samples
+from nanguard.diagnosis.repairs import (
+    Repair,
+    bounded_divisor,
+    bounded_operand,
+    silencing,
+    without_samples,
+)
+from nanguard.diagnosis.rewrites import logs_without_probabilities
+from nanguard.findings import name_of
+from nanguard.sources.python import floors
 
 if TYPE_CHECKING:
     from nanguard.diagnosis.case import Case
@@ -30,7 +39,9 @@ class GradientSingularity(Cause):
 
     def suspect(self, case: Case) -> Suspicion | None:
         """Returns whether backward made a bad value out of good ones."""
-        if case.phase != "backward":
+        if case.phase != "backward" or case.by_number_zero():
+            return None
+        if case.origin.hand_written and case.op in EXPONENTIALS:
             return None
         bare = [abs(v) for s in case.inputs for v in (s.low, s.high) if not math.isnan(v)]
         if max(bare, default=0.0) > _HUGE:
@@ -46,6 +57,11 @@ class GradientSingularity(Cause):
             {"what": f"input {s.name} of {case.origin.kernel} in backward", **s.to_json()}
             for s in case.inputs
         ]
+        if case.origin.hand_written:
+            faults = [value for s in case.inputs for value in s.at_fault]
+            given = f" of {name_of(faults[0])}" if faults else ""
+            said = f"the backward that the script defines takes {case.op}{given}"
+            return Suspicion(strength, f"{said}, while its function's value is usable", evidence)
         return Suspicion(
             strength,
             f"the derivative of {case.op} is not finite{where}, while its value is usable",
@@ -54,23 +70,28 @@ class GradientSingularity(Cause):
 
     def repairs(self, case: Case) -> list[Repair]:
         """Keeps the argument away from the singular point."""
-        op, found = case.op, []
+        op, half = case.op, case.is_half
+        found: list[Repair] = []
         if op in ("sqrt", "pow", "rsqrt", "linalg_vector_norm"):
-            bound = ".clamp(min=1e-12)"
+            bound = f".clamp(min={floors.BASE if op == 'pow' else floors.square(half=half)})"
             found += bounded_operand(
                 case, ("sqrt", "pow", "rsqrt"), bound, f"keep the argument above 0 with {bound}"
             )
         elif op in ARCS:
-            bound = ".clamp(-1 + 1e-6, 1 - 1e-6)"
+            bound = floors.cosine(half=half)
             found += bounded_operand(
                 case, ARCS, bound, f"keep the argument inside of (-1, 1) with {bound}"
             )
         elif op in LOGS:
-            found += bounded_operand(
-                case, LOGS, ".clamp(min=1e-8)", "keep the argument above 0 with .clamp(min=1e-8)"
+            bound = f".clamp(min={floors.probability(half=half)})"
+            found += logs_without_probabilities(case) + bounded_operand(
+                case, LOGS, bound, f"keep the argument above 0 with {bound}"
             )
         elif op in ("div", "reciprocal"):
             found += bounded_divisor(case)
+        given = case.inputs[0].at_fault if case.inputs else []
+        if case.origin.hand_written and op in (*LOGS, *ROOTS) and min(given, default=0.0) < 0:
+            found = silencing(found, "find out why the argument became negative")
         return found + without_samples(
             case, "leave out samples that lie on the singular point, or move them off it"
         )

@@ -2,17 +2,29 @@
 
 from __future__ import annotations
 
+import ast
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from nanguard.diagnosis.case import ARCS, LOGS, ROOTS
 from nanguard.diagnosis.cause import Cause, Suspicion
-from nanguard.diagnosis.repairs import Repair, finite_masks, with_keyword, without_samples
+from nanguard.diagnosis.repairs import (
+    Repair,
+    edit,
+    finite_masks,
+    set_keyword,
+    silencing,
+    with_keyword,
+    without_samples,
+)
 from nanguard.findings import name_of
 
 if TYPE_CHECKING:
     from nanguard.diagnosis.case import Case
+    from nanguard.diagnosis.edits import SourceFile
     from nanguard.diagnosis.lab import Trial
     from nanguard.tracer.records import Stats
+    from nanguard.tracer.sites import Site
 
 _CHOOSES = ("nll_loss_forward", "nll_loss2d_forward", "nll_loss_nd", "gather", "index", "take")
 _LIMITED = (*LOGS, *ROOTS, *ARCS)
@@ -48,6 +60,12 @@ class LabelOutOfRange(Cause):
         if case.origin.intended and (case.op in _CHOOSES or case.origin.module == "loss"):
             if case.op == "logsumexp":
                 return None
+            if _smoothed(case):
+                return Suspicion(
+                    0.9,
+                    "label smoothing gives a share of the target to classes whose logits are "
+                    "masked with -inf, so the loss is inf",
+                )
             return Suspicion(
                 0.9, "the target is a class whose logit was masked with -inf, so its loss is inf"
             )
@@ -56,7 +74,16 @@ class LabelOutOfRange(Cause):
         return self._from_targets(case)
 
     def _from_targets(self, case: Case) -> Suspicion | None:
+        if case.origin.wrapped is not None:
+            return None  # the script has made a wrong number of good data
         stats = self._from_data(case)
+        if stats is not None and _is_distribution(case):
+            return Suspicion(
+                0.85,
+                f"log_prob of a value outside of the distribution's support, or on its edge: "
+                f"{case.op} of {name_of(stats.at_fault[0])}",
+                [{"what": f"input {stats.name} of {case.origin.op}", **stats.to_json()}],
+            )
         if stats is not None:
             value = stats.at_fault[0]
             near = case.ancestors(stats.name, 1)
@@ -81,6 +108,10 @@ class LabelOutOfRange(Cause):
         """Returns an operand at fault that no parameter had a part in."""
         for stats in case.inputs:
             known = case.origin.sources.get(stats.name, set())
+            if case.saturates(stats.name):
+                continue  # the model's, even where its parameters are not known as such
+            if not stats.shape and any(a.op == "input" for a in case.ancestors(stats.name, 1)):
+                continue  # one number that the script has computed: a weight, a schedule
             if stats.at_fault and "data" in known and "parameter" not in known:
                 return stats
         return None
@@ -96,7 +127,14 @@ class LabelOutOfRange(Cause):
 
     def repairs(self, case: Case) -> list[Repair]:
         """Repairs the target, or makes the loss tell it apart."""
-        found = without_samples(case, "repair or drop the target; check the label map and scale")
+        what = "repair or drop the target; check the label map and scale"
+        if _is_distribution(case):
+            what = "keep the value inside of the support, where it is stored or clamped"
+        if case.origin.intended and _smoothed(case):
+            return _without_smoothing(case) + silencing(
+                finite_masks(case), "masked classes still take a share of the target"
+            )
+        found = without_samples(case, what)
         if case.op.endswith("ctc_loss"):
             summary = "let CTC ignore targets that cannot be aligned: zero_infinity=True"
             found += with_keyword(
@@ -105,3 +143,31 @@ class LabelOutOfRange(Cause):
         if case.origin.intended:
             found += finite_masks(case)
         return found
+
+
+def _smoothed(case: Case) -> bool:
+    """Returns whether the loss adds up all log-probabilities, as label smoothing does."""
+    if case.op not in ("sum", "mean", "mul"):
+        return False
+    return any("_log_softmax" in case.ancestor_ops(stats.name, 3) for stats in case.inputs)
+
+
+def _is_distribution(case: Case) -> bool:
+    """Returns whether a distribution is asked how likely a value is."""
+    return case.origin.site is not None and "log_prob" in case.origin.site.code
+
+
+def _without_smoothing(case: Case) -> list[Repair]:
+    """Turns label smoothing off where the file asks for it."""
+
+    def make(file: SourceFile, _site: Site) -> str | None:
+        for node in ast.walk(file.tree):
+            if isinstance(node, ast.Call) and any(
+                keyword.arg == "label_smoothing" for keyword in node.keywords
+            ):
+                return set_keyword(file, node, "label_smoothing", "0.0")
+        return None
+
+    summary = "smooth over the classes that are not masked only, or not at all: label_smoothing=0.0"
+    # The loss was mostly made before the step, so that this cannot be tried in it.
+    return [replace(repair, source=None) for repair in edit(case.origin.site, summary, make)]

@@ -6,13 +6,24 @@ from typing import TYPE_CHECKING
 
 from nanguard.diagnosis.case import ARCS, LOGS, ROOTS
 from nanguard.diagnosis.cause import Cause, Suspicion
-from nanguard.diagnosis.repairs import Repair, bounded_operand, without_samples
-from nanguard.diagnosis.rewrites import log_softmax
+from nanguard.diagnosis.repairs import (
+    Repair,
+    bounded_operand,
+    silencing,
+    wider_integers,
+    without_samples,
+)
+from nanguard.diagnosis.rewrites import logs_without_probabilities
 from nanguard.findings import name_of
+from nanguard.sources.python import floors
 
 if TYPE_CHECKING:
     from nanguard.diagnosis.case import Case
     from nanguard.tracer.records import Stats
+
+
+# What is this far below zero did not get there by rounding.
+_FAR = 1e-3
 
 
 class LogOrSqrtDomain(Cause):
@@ -40,7 +51,8 @@ class LogOrSqrtDomain(Cause):
         number = case.origin.detail.all_bad if case.origin.detail else 0
         return Suspicion(
             0.78,
-            f"{case.op}({value}): {number} of {stats.count} elements are outside of its domain",
+            f"{case.op}({value}): {number} of {stats.count} elements are outside of its domain"
+            + case.made_of(),
             [{"what": f"input of {case.origin.op}", **stats.to_json()}],
         )
 
@@ -57,13 +69,22 @@ class LogOrSqrtDomain(Cause):
 
     def repairs(self, case: Case) -> list[Repair]:
         """Takes the form that cannot leave the domain, or bounds the argument."""
-        same = log_softmax(case) if case.op == "log" else []
-        small = "1e-6" if case.is_half else "1e-8"
+        half = case.is_half
+        small = floors.probability(half=half) if case.op in LOGS else floors.square(half=half)
         bound = f".clamp(min={small})"
         if case.op == "log1p":
-            bound = ".clamp(min=-1 + 1e-6)"
+            bound = f".clamp(min=-1 + {floors.probability(half=half)})"
         elif case.op in ARCS:
-            bound = ".clamp(-1 + 1e-6, 1 - 1e-6)"
+            bound = floors.cosine(half=half)
+        elif case.op in ("pow", "float_power"):
+            bound = f".clamp(min={floors.BASE})"
         names = (case.op, "pow") if case.op in ROOTS else (case.op, "log")
         cut = bounded_operand(case, names, bound, f"keep the argument in its domain with {bound}")
+        if case.origin.wrapped is not None:
+            cut = silencing(cut, "the number is wrong, not only out of range")
+            return wider_integers(case) + cut
+        stats = self._argument(case)
+        if stats is not None and case.op not in ARCS and min(stats.at_fault, default=0.0) < -_FAR:
+            cut = silencing(cut, "find out why the argument became negative")
+        same = logs_without_probabilities(case) if case.op in LOGS else []
         return same + cut + without_samples(case, "look at the samples for which this happens")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ast
 import math
+from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nanguard.diagnosis.cause import Cause, Suspicion
@@ -36,7 +38,9 @@ class OptimizerMisuse(Cause):
         """Returns whether the step, and not the loss, is at fault."""
         rate = case.facts.lr
         if rate is not None and not math.isfinite(rate):
-            return Suspicion(0.97, f"the learning rate is {name_of(rate)}")
+            site = case.origin.site
+            where = "" if site is None else f", made so by {Path(site.file).name}:{site.line}"
+            return Suspicion(0.97, f"the learning rate is {name_of(rate)}{where}")
         if case.symptom.scaled_by_hand:
             return Suspicion(
                 0.95,
@@ -75,7 +79,9 @@ class OptimizerMisuse(Cause):
                 lambda file, site: _by_the_scaler(file, site, facts.scaler_name),
             )
         if facts.lr is not None and not math.isfinite(facts.lr):
-            return [Repair(f"repair the schedule: it makes the learning rate {name_of(facts.lr)}")]
+            return _bounded_progress(case) or [
+                Repair(f"repair the schedule: it makes the learning rate {name_of(facts.lr)}")
+            ]
         if facts.eps == 0:
             return with_keyword(facts.made, "eps", "1e-8", "give the optimizer an eps above 0")
         if case.phase == "optimizer" and case.divisor() is not None:
@@ -83,6 +89,30 @@ class OptimizerMisuse(Cause):
         if facts.stale_grads:
             return [Repair("clear the gradients in every step: optimizer.zero_grad()")]
         return []
+
+
+def _bounded_progress(case: Case) -> list[Repair]:
+    """Keeps ``1 - step / total`` at 0 or above where a schedule computes with it."""
+
+    def make(file: SourceFile, site: Site) -> str | None:
+        scope = file.scope_of(site.line)
+        found = [
+            node
+            for node in ast.walk(scope)
+            if isinstance(node, ast.BinOp)
+            and isinstance(node.op, ast.Sub)
+            and isinstance(node.left, ast.Constant)
+            and node.left.value == 1
+            and isinstance(node.right, ast.BinOp)
+            and isinstance(node.right.op, ast.Div)
+        ]
+        if len(found) != 1:
+            return None
+        return file.replaced([(found[0], f"max({file.text_of(found[0])}, 0.0)")])
+
+    made = edit(case.origin.site, "keep what is left of the run at 0 or above", make)
+    # The schedule was asked before the step, so that this cannot be tried in it.
+    return [replace(repair, source=None) for repair in made]
 
 
 def _by_the_scaler(file: SourceFile, site: Site, known: str | None) -> str | None:

@@ -9,6 +9,7 @@ from nanguard.rules.code_rule import CodeRule, bare, operand, replaced
 from nanguard.rules.numbers import guarded_by
 from nanguard.rules.places import carries_gradient, is_beside_training
 from nanguard.rules.rule import Fails, Passes
+from nanguard.sources.python import floors
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -75,8 +76,7 @@ def _edits(code: Code, angle: Value) -> tuple[Edit, ...]:
     node = operand(angle)
     if node is None:
         return ()
-    inside = "clamp(-1 + 1e-6, 1 - 1e-6)"
-    return (replaced(code, node, f"{bare(code, node)}.{inside}"),)
+    return (replaced(code, node, f"{bare(code, node)}{floors.cosine()}"),)
 
 
 def _reaches_one(value: Value) -> bool:

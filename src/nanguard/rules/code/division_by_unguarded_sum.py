@@ -11,6 +11,7 @@ from nanguard.rules.numbers import can_be_zero, guarded_by, is_for_show, is_numb
 from nanguard.rules.places import is_about_data, is_set_up
 from nanguard.rules.quotients import has_eps_outside
 from nanguard.rules.rule import Fails, Passes
+from nanguard.sources.python import floors
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -179,7 +180,8 @@ def _is_never_empty(value: Value) -> bool:
 def _fixes(code: Code, quotient: Value) -> tuple[Fix, ...]:
     node = operand(quotient, 1)
     title = "bound the divisor from below"
-    bound = f".clamp(min={'1' if _is_number_of(quotient, quotient.inputs[1].core) else '1e-6'})"
+    counts = _is_number_of(quotient, quotient.inputs[1].core)
+    bound = f".clamp(min={floors.COUNT if counts else floors.DIVISOR})"
     if node is None:
         return (Fix(title + f": {bound}"),)
     return (Fix(title, edits=(replaced(code, node, f"{bare(code, node)}{bound}"),)),)

@@ -11,6 +11,7 @@ from nanguard.rules.code_rule import CodeRule, bare, operand, replaced
 from nanguard.rules.numbers import can_be_zero, guarded_by, is_number
 from nanguard.rules.places import is_beside_training
 from nanguard.rules.rule import Fails, Passes
+from nanguard.sources.python import floors
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -70,7 +71,8 @@ class FractionalPowerGradient(CodeRule):
             if (number == 0.5 and base.has("sumsq", "var")) or guarded_by(base, power.guards):
                 continue
             node = operand(power)
-            edits = (replaced(code, node, f"{bare(code, node)}.clamp(min=1e-6)"),) if node else ()
+            bound = f".clamp(min={floors.BASE})"
+            edits = (replaced(code, node, f"{bare(code, node)}{bound}"),) if node else ()
             yield self.at(
                 code,
                 power.node,

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, ClassVar
 from nanguard.findings import Edit, Finding, Fix, Severity
 from nanguard.rules.code_rule import CodeRule, bare, operand, replaced
 from nanguard.rules.rule import Fails, Passes
+from nanguard.sources.python import floors
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -74,7 +75,8 @@ def _edits(code: Code, inner: Value) -> tuple[Edit, ...]:
     node = operand(inner)
     if node is None:
         return ()
-    return (replaced(code, node, f"{bare(code, node)}.clamp(1e-6, 1 - 1e-6)"),)
+    eps = floors.COSINE
+    return (replaced(code, node, f"{bare(code, node)}.clamp({eps}, 1 - {eps})"),)
 
 
 def _inner_log(outer: Value) -> Value | None:

@@ -17,6 +17,7 @@ from nanguard.rules.numbers import (
 from nanguard.rules.places import is_about_data, is_evaluation, is_used_only
 from nanguard.rules.quotients import has_eps_outside
 from nanguard.rules.rule import Fails, Passes
+from nanguard.sources.python import floors
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -169,5 +170,5 @@ def _fixes(code: Code, quotient: Value) -> tuple[Fix, ...]:
     title = "bound the divisor from below"
     if node is None:
         return (Fix(title),)
-    low = "1e-12" if quotient.op == "rsqrt" else "1e-6"
+    low = floors.SQUARE if quotient.op == "rsqrt" else floors.DIVISOR
     return (Fix(title, edits=(replaced(code, node, f"{bare(code, node)}.clamp(min={low})"),)),)

@@ -16,6 +16,7 @@ from nanguard.rules.numbers import (
 )
 from nanguard.rules.places import carries_gradient, is_beside_training, is_of_time
 from nanguard.rules.rule import Fails, Passes
+from nanguard.sources.python import floors
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -173,7 +174,7 @@ def _fixes(code: Code, root: Value) -> tuple[Fix, ...]:
     title = "add a small number under the root"
     if node is None:
         return (Fix(title),)
-    sum_of = f"{code.segment(node)} + 1e-12"
+    sum_of = f"{code.segment(node)} + {floors.SQUARE}"
     argument = isinstance(root.node, ast.Call) and node in root.node.args
     written = sum_of if argument else f"({sum_of})"
     return (Fix(title, edits=(replaced(code, node, written),)),)

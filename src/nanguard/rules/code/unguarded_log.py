@@ -11,6 +11,7 @@ from nanguard.rules.numbers import can_be_zero, ends_as_number, guarded_by
 from nanguard.rules.outputs import is_module_output, some_module_returns
 from nanguard.rules.places import carries_gradient, is_beside_training, is_clipped, is_of_time
 from nanguard.rules.rule import Fails, Passes
+from nanguard.sources.python import floors
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -31,7 +32,7 @@ class UnguardedLog(CodeRule):
     exactly 0 by underflow, `1 - p` as soon as p rounds to 1, a ratio with its numerator. Times a
     weight of 0 the infinity becomes NaN.
 
-    Bound it from below (`x.clamp(min=1e-8)`), or stay with log-probabilities: `log_softmax`,
+    Bound it from below (`x.clamp(min=1e-7)`), or stay with log-probabilities: `log_softmax`,
     `logsigmoid`, `torch.xlogy`, `log1p`.
     """
 
@@ -44,7 +45,7 @@ class UnguardedLog(CodeRule):
             "import torch\n\n\ndef kl(p, q):\n    return (p * torch.log(p / q)).sum(-1)\n",
             line=5,
             fixed="import torch\n\n\ndef kl(p, q):\n"
-            "    return (p * torch.log((p / q).clamp(min=1e-8))).sum(-1)\n",
+            "    return (p * torch.log((p / q).clamp(min=1e-7))).sum(-1)\n",
         ),
         Fails(
             "import torch\n\n\ndef f(logits):\n    p = torch.sigmoid(logits)\n"
@@ -60,7 +61,7 @@ class UnguardedLog(CodeRule):
             "import torch\n\n\ndef bce_loss(x, y):\n    p = torch.sigmoid(x).clamp(max=1 - 1e-6)\n"
             "    return -((1 - y) * torch.log1p(-p)).mean()\n"
         ),
-        Passes("import torch\n\n\ndef kl(p, q):\n    return torch.log((p / q).clamp(min=1e-8))\n"),
+        Passes("import torch\n\n\ndef kl(p, q):\n    return torch.log((p / q).clamp(min=1e-7))\n"),
         Passes("import torch\n\n\ndef f(n):\n    return torch.log((n + 1.0) / (n + 1.0).sum())\n"),
         Passes(
             "import torch\n\n\ndef f(p):\n    safe = torch.where(p > 0, p, torch.ones_like(p))\n"
@@ -84,9 +85,8 @@ class UnguardedLog(CodeRule):
             kind = _kind(value, log, outputs_are_probabilities=probable)
             if kind:
                 node = operand(log)
-                edits = (
-                    (replaced(code, node, f"{bare(code, node)}.clamp(min=1e-8)"),) if node else ()
-                )
+                bound = f".clamp(min={floors.PROBABILITY})"
+                edits = (replaced(code, node, f"{bare(code, node)}{bound}"),) if node else ()
                 yield self.at(
                     code,
                     log.node,
