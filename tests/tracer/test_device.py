@@ -246,3 +246,10 @@ def test_what_was_bad_before_a_step_is_known_in_it(late):
         trace.begin_step(1)
         loss = (weights * 2).sum()
     assert origin(trace, loss).op == "aten.log"
+
+
+def test_data_that_is_asked_for_its_gradient_is_data(late):
+    x = torch.tensor([[1.0, math.nan]], requires_grad=True)
+    with traced() as trace:
+        loss = nn.Linear(2, 1)(x).sum()
+    assert (origin(trace, loss).op, origin(trace, loss).phase) == ("input", "data")

@@ -184,6 +184,8 @@ class Trace(TorchDispatchMode):
             _read([*(source for source, _ in self._unread), *late])
             for source, held in self._unread:
                 if source.bad and source.detail is None:
+                    if source.name is None:
+                        source.op = "input"  # data may be asked for its gradient, too
                     _look_closely(source, held)
         self._unread = []
         # What is copied was written before.
