@@ -40,6 +40,12 @@ def script(folder, *, bad=-1, steps=12, before="", after=""):
     return path
 
 
+def undefined(path):
+    """Makes the fault one that a bound repairs: 0 / 0, of which it makes 0."""
+    path.write_text(path.read_text().replace("loss / (loss", "loss * 0 / (loss"))
+    return path
+
+
 def run(folder, *arguments, options=(), timeout=180, **kwargs):
     command = [sys.executable, "-m", "nanguard", "run", "--incidents", "found", *options, "--"]
     return subprocess.run(
@@ -189,7 +195,8 @@ def test_no_command_is_a_clear_message(tmp_path, command):
 def test_module_shell_and_arguments(tmp_path):
     (tmp_path / "pkg").mkdir()
     (tmp_path / "pkg" / "__init__.py").write_text("")
-    script(tmp_path / "pkg", bad=5, before="import sys; print(sys.argv[1:], __package__)\n")
+    before = "import sys; print(sys.argv[1:], __package__)\n"
+    undefined(script(tmp_path / "pkg", bad=5, before=before))
     (tmp_path / "go.sh").write_text(f"cd {tmp_path}\n{sys.executable} -m pkg.train --lr 1e-3\n")
     done = run(tmp_path, "bash", "go.sh")
     assert done.returncode == 0
@@ -234,7 +241,7 @@ def test_replays_write_nothing(tmp_path):
     """The script's own files are those of the run, and of nothing that came after."""
     before = "log = open('log.txt', 'a'); open('once.txt', 'x').close()\n"
     after = "\nlog.write('end\\n'); torch.save(model.state_dict(), 'model.pt')\n"
-    path = script(tmp_path, bad=5, before=before, after=after)
+    path = undefined(script(tmp_path, bad=5, before=before, after=after))
     path.write_text(
         path.read_text().replace(
             "    optimizer.step()\n",
@@ -377,10 +384,8 @@ def test_loss_terms_are_named_where_the_sum_is_scaled(tmp_path, backward):
 
 def test_fixes_are_tried_where_a_module_of_the_script_needs_torch_first(tmp_path):
     (tmp_path / "parts.py").write_text("import torch\n\ndef noise():\n    return torch.ones(())\n")
-    path = script(tmp_path, bad=5, before="import parts\n")
-    path.write_text(
-        path.read_text().replace("loss / (loss * 0)", "loss / (loss * 0 * parts.noise())")
-    )
+    path = undefined(script(tmp_path, bad=5, before="import parts\n"))
+    path.write_text(path.read_text().replace("(loss * 0)", "(loss * 0 * parts.noise())"))
     run(tmp_path, sys.executable, path)
     (found,) = incidents(tmp_path)
     fix = next(fix for fix in found["fixes"] if fix.get("diff"))

@@ -11,10 +11,12 @@ import pytest
 import torch
 from torch import nn
 from torch._subclasses import FakeTensorMode
+from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 from torch.utils.checkpoint import checkpoint
 
+from nanguard.tracer import ops
 from nanguard.tracer.origin import bad_rows, origin_of, producers, suspects
 from nanguard.tracer.path import path_of
 from nanguard.tracer.trace import Trace
@@ -480,3 +482,31 @@ def test_gradients_of_each_sample():
         y = 1.0 / found["weight"].flatten(1).norm(dim=1)  # divides by a norm
     made = origin(trace, y)
     assert (made.op, made.site.line) == ("aten.reciprocal", line_of("divides by a norm"))
+
+
+@pytest.mark.parametrize("lengths", [torch.tensor, tuple])
+def test_ctc_is_called_as_without_a_trace(lengths, monkeypatch):
+    def step():
+        torch.manual_seed(0)
+        x = torch.randn(6, 2, 5, requires_grad=True)
+        target = torch.tensor([1, 2, 3, 1])
+        logs = x.log_softmax(-1)
+        loss = F.ctc_loss(logs, target, lengths([6, 5]), lengths([2, 2]))
+        loss.backward()
+        return loss.detach(), x.grad
+
+    called = []
+    plain = ops.with_lengths_as_numbers
+
+    def seen(func, args):
+        called.append(str(plain(func, args)[0]))
+        return plain(func, args)
+
+    monkeypatch.setattr("nanguard.tracer.trace.with_lengths_as_numbers", seen)
+    bare = step()
+    with traced() as trace:
+        watched = step()
+    assert all(map(torch.equal, bare, watched))
+    # A kernel for CUDA takes lengths that lie on the CPU as numbers only.
+    assert called == ["aten._ctc_loss.default", "aten._ctc_loss_backward.default"]
+    assert "aten._ctc_loss" in [record.op for record in trace.records]

@@ -352,6 +352,8 @@ class Starts:
         """Notes that an optimizer was called."""
         for start in self.ended:
             start.stepped = True
+            if start.later is not None:
+                start.later.stepped = True
 
     def step_ended(self) -> list[Start]:
         """Forgets the step that is over; returns what it began with."""

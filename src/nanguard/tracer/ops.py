@@ -102,6 +102,20 @@ def op_of(func: Any) -> Op:
     return op
 
 
+def with_lengths_as_numbers(func: Any, args: tuple[Any, ...]) -> tuple[Any, tuple[Any, ...]]:
+    """Returns a CTC loss, or its derivative, as torch calls it where no mode is on.
+
+    With a mode, torch does not make numbers of lengths that lie on the CPU, which its kernel for
+    CUDA then refuses.
+    """
+    at = 3 if "backward" in str(func) else 2
+    lengths = args[at : at + 2]
+    if not all(isinstance(one, torch.Tensor) and one.is_cpu for one in lengths):
+        return func, args
+    known = func.overloadpacket.default
+    return known, (*args[:at], *(one.tolist() for one in lengths), *args[at + 2 :])
+
+
 def results_of(op: Op, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> list[Tensor]:
     """Returns what an operation wrote, as far as it can be bad and can be looked at."""
     results = [out] if isinstance(out, torch.Tensor) else values.tensors_of(out)

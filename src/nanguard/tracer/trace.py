@@ -34,6 +34,7 @@ from nanguard.tracer.ops import (
     results_of,
     runs_engine,
     users_frame_of_op,
+    with_lengths_as_numbers,
 )
 from nanguard.tracer.records import Detail, Record, detail_of, stats_of, where_bad
 from nanguard.tracer.sites import callers_of, place_of
@@ -621,10 +622,14 @@ def _take_off(mode: TorchDispatchMode) -> None:
 
 def _call(op: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Runs an operation; a function mode that did not see it being called does not see this."""
+    func = op.func
+    if op.name.startswith("aten._ctc_loss"):
+        with _unseen():
+            func, args = with_lengths_as_numbers(func, args)
     if op.is_native and _function_modes():
         with torch._C.DisableTorchFunction():
-            return op.func(*args, **kwargs)
-    return op.func(*args, **kwargs)
+            return func(*args, **kwargs)
+    return func(*args, **kwargs)
 
 
 def _unseen() -> contextlib.AbstractContextManager[Any]:

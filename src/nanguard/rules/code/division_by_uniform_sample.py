@@ -9,6 +9,7 @@ from nanguard.rules.code_rule import CodeRule, bare, operand, replaced
 from nanguard.rules.numbers import guarded_by, is_number
 from nanguard.rules.places import is_evaluation, is_used_only
 from nanguard.rules.rule import Fails, Passes
+from nanguard.sources.python import floors
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -100,4 +101,4 @@ def _fixes(code: Code, quotient: Value) -> tuple[Fix, ...]:
     title = "keep what is drawn away from 0"
     if node is None:
         return (Fix(title),)
-    return (Fix(title, edits=(replaced(code, node, f"{bare(code, node)}.clamp(min=1e-3)"),)),)
+    return (Fix(title, edits=(replaced(code, node, f"{bare(code, node)}.clamp(min={floors.DRAW})"),)),)

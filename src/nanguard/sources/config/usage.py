@@ -15,11 +15,13 @@ if TYPE_CHECKING:
 
 _TEXT = re.compile(r"""["']([A-Za-z_][\w.\-]{0,63})["']""")
 _ATTRIBUTE = re.compile(r"\.([A-Za-z_]\w*)")
-_FIELD = re.compile(r"^\s+([a-z_]\w*)\s*:\s*[A-Za-z\"']", re.MULTILINE)
+_FIELD = re.compile(r"^[ \t]+([a-z_]\w*)[ \t]*:[ \t]*[A-Za-z\"']", re.MULTILINE)
 _OPTION = re.compile(r"""["']--([A-Za-z][\w\-]*)["']""")
 # A number is made of what was read: at once, or of the name that was given to it.
-_CAST = re.compile(r"\bfloat\(\s*([^()\n]*(?:\([^()\n]*\))?[^()\n]*)\)")
-_GIVEN = re.compile(r"^\s*(\w+)\s*(?::[^=\n]+)?=\s*(.*(?:\.get\(|\[)\s*[\"'].*)$", re.MULTILINE)
+_CAST = re.compile(r"\bfloat\(([^()\n]*(?:\([^()\n]*\)[^()\n]*)?)\)")
+_GIVEN = re.compile(
+    r"^[ \t]*(\w+)[ \t]*(?::[^=\n]+)?=(.*(?:\.get\(|\[)[ \t]*[\"'].*)$", re.MULTILINE
+)
 _LARGEST = 1 << 20
 _MOST_FILES = 5_000
 _LEVELS = 5  # folders above a configuration in which its project may begin

@@ -22,6 +22,8 @@ PROBABILITY, PROBABILITY_HALF = "1e-7", "1e-3"
 BASE = "1e-6"
 # The distance from 1 and -1 of a cosine, and of a uniform draw from 0 and 1.
 COSINE, COSINE_HALF = "1e-6", "1e-3"
+# A uniform draw that something is divided by.
+DRAW = "1e-3"
 # A temperature or another plain number that a schedule brings down to 0.
 TEMPERATURE = "1e-3"
 
