@@ -51,7 +51,8 @@ test: dev-setup browser  ## Run the tests
 	@$(BIN)/python -m pytest -n 2 --dist loadfile tests/guard tests/recovery
 
 test-examples: dev-setup  ## Bring about every cause of the five systems and every open case, about 15 minutes
-	@NANGUARD_EXAMPLES=all $(BIN)/python -m pytest tests/examples tests/launch/test_cases.py
+	@NANGUARD_EXAMPLES=all $(BIN)/python -m pytest tests/examples tests/launch/test_cases.py \
+		tests/diagnosis/test_sources_of_faults.py
 
 test-remote: dev-setup  ## Run the tests that need a server and a cluster on this machine
 	@$(PIP) --editable '.[dev-remote]'

@@ -101,4 +101,5 @@ def _fixes(code: Code, quotient: Value) -> tuple[Fix, ...]:
     title = "keep what is drawn away from 0"
     if node is None:
         return (Fix(title),)
-    return (Fix(title, edits=(replaced(code, node, f"{bare(code, node)}.clamp(min={floors.DRAW})"),)),)
+    bounded = f"{bare(code, node)}.clamp(min={floors.DRAW})"
+    return (Fix(title, edits=(replaced(code, node, bounded),)),)
