@@ -105,6 +105,15 @@ def test_data_that_can_be_had_only_once(tmp_path, way):
     assert printed[0] == printed[1]
 
 
+@pytest.mark.parametrize("way", ["raise", "leave"])
+def test_script_without_a_model_that_ends_itself(tmp_path, way):
+    run(tmp_path, "bare.py", way)
+    (incident,) = found_in(tmp_path)
+    assert incident["by_script"]
+    assert incident["origin"]["line"] == line_of("bare.py", "FAULT")
+    assert incident["cause"]["code"] == "log-or-sqrt-domain"
+
+
 def test_gradients_that_do_not_come_out_the_same_prove_nothing(tmp_path):
     run(tmp_path, "data.py", "gradients", "by chance", options=("--explain-seconds", "1"))
     (incident,) = found_in(tmp_path)
@@ -128,7 +137,7 @@ def test_what_is_open_already_is_not_written_to(tmp_path):
 
 
 @pytest.mark.parametrize("step", [7, 0])
-@pytest.mark.parametrize(("way", "code"), [("raise", 1), ("leave", 5)])
+@pytest.mark.parametrize(("way", "code"), [("raise", 1), ("leave", 5), ("quit", 5)])
 def test_script_that_ends_itself(tmp_path, way, code, step):
     done = run(tmp_path, "ends.py", way, *(["at once"] if step == 0 else []))
     assert done.returncode == code

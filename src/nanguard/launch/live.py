@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import builtins
 import contextlib
 import functools
 import math
@@ -149,7 +150,13 @@ class Live(Watch):
                 self._own(lambda: self._ended_by(trace))
 
         sys.excepthook = hook
-        leave = sys.exit
+        sys.exit = self._heard(sys.exit)
+        for name in ("exit", "quit"):
+            if name in vars(builtins):
+                setattr(builtins, name, self._heard(vars(builtins)[name]))
+
+    def _heard(self, leave: Callable[..., Any]) -> Any:
+        """Returns what ends the script, after it was looked whether its numbers are bad."""
 
         @functools.wraps(leave)
         def exit_(*args: Any) -> Any:
@@ -157,7 +164,7 @@ class Live(Watch):
                 self._own(lambda: self._left_in(sys._getframe(3)))
             return leave(*args)
 
-        sys.exit = exit_
+        return exit_
 
     def stand_aside(self) -> None:
         """Leaves the run to a guard of its own."""
@@ -710,9 +717,13 @@ class Live(Watch):
             frame = frame.f_back
 
     def _begun_in(self, frame: FrameType) -> Start | None:
-        """Returns a start of the code around a frame, where no step has come to its end so far."""
+        """Returns a start of the code around a frame, where steps are not seen to begin.
+
+        Either none has come to its end so far, or no model is called in them.
+        """
         name = frame.f_code.co_filename
-        if self.backwards or not is_users(name) or is_installed(name):
+        seen = self.backwards and self.starts.sees_models
+        if seen or not is_users(name) or is_installed(name):
             return None
         start = self.starts.after_the_fact(frame)
         if start is not None:

@@ -251,6 +251,11 @@ class Starts:
         self._looked_for_streams = False
         self._moves = False
 
+    @property
+    def sees_models(self) -> bool:
+        """Whether models are called in the steps, so that these are seen to begin."""
+        return bool(self._regions)
+
     def begin(self) -> None:
         """Begins to follow."""
         self.is_on = True

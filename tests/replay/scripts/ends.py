@@ -13,6 +13,8 @@ for step, (x, y) in list(enumerate(batches()))[first:]:
     if not torch.isfinite(loss):
         if sys.argv[1] == "raise":
             raise FloatingPointError(f"loss is {loss.item()}")
+        if sys.argv[1] == "quit":
+            quit(5)
         sys.exit(5)
     optimizer.zero_grad()
     loss.backward()
