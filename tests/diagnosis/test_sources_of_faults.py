@@ -120,6 +120,7 @@ def test_objective_without_a_minimum_is_called_so():
     assert all(fix["silences"] for fix in incident["fixes"])
 
 
+@_only_if_all
 @pytest.mark.parametrize("name", ["ok_inf_buffer", "ok_resume", "ok_ints"])
 def test_infinite_buffers_files_and_hashes_that_are_meant_are_no_faults(name):
     assert first_incident(_OWN[name]) is None

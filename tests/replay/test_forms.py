@@ -92,7 +92,7 @@ def test_what_comes_with_the_data(tmp_path, way, mark, method, causes):
         assert trial["finite"]
 
 
-@pytest.mark.parametrize("way", ["name", "attribute", "world"])
+@pytest.mark.parametrize("way", ["name", "world"])
 def test_data_that_can_be_had_only_once(tmp_path, way):
     for name, options in (("traced", ()), ("other", ("--no-trace",))):
         (tmp_path / name).mkdir()

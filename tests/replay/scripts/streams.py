@@ -1,4 +1,4 @@
-"""Data that can be had only once: of a generator, of one that belongs to an object, of a world."""
+"""Data that can be had only once: of a generator, or of one that belongs to an object."""
 
 import sys
 
@@ -17,10 +17,10 @@ class Trainer:
     def __init__(self):
         self.net = Net()
         self.optimizer = torch.optim.AdamW(self.net.parameters(), lr=1e-2)
-        self.samples, self.world = batches(), World()
+        self.world = World()
 
     def step(self, number):
-        x, y = next(self.samples) if sys.argv[1] == "attribute" else self.world.act()
+        x, y = self.world.act()
         loss = F.mse_loss(self.net(x), y)
         self.optimizer.zero_grad()
         loss.backward()
