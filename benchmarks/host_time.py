@@ -11,17 +11,11 @@ difference between the two is ours.
 from __future__ import annotations
 
 import argparse
-import json
-import platform
 import statistics
-import sys
-import tempfile
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from benchmarks.run_overhead import run
+from benchmarks.run_overhead import last_line, machine, run, show, turns
 
 # Of a turn's blocks, the share that counts: the others were disturbed.
 _QUICK = 0.25
@@ -32,25 +26,20 @@ def measure(device: str, rounds: int, script: list[str]) -> dict[str, Any]:
     script = ["-m", "benchmarks.scripts.tiny", "--device", device, *script]
     steps: dict[bool, list[float]] = {False: [], True: []}
     losses = set()
-    with tempfile.TemporaryDirectory() as folder:
-        for turn in range(rounds):
-            for guarded in (False, True) if turn % 2 == 0 else (True, False):
-                said = json.loads(run(guarded, script, folder)[0].strip().splitlines()[-1])
-                times = sorted(said["us"])
-                steps[guarded].append(statistics.mean(times[: max(1, int(_QUICK * len(times)))]))
-                losses.add(said["loss"])
+    for guarded, folder in turns(rounds):
+        said = last_line(run(guarded, script, folder)[0])
+        times = sorted(said["us"])
+        steps[guarded].append(statistics.mean(times[: max(1, int(_QUICK * len(times)))]))
+        losses.add(said["loss"])
     plain, watched = (statistics.median(steps[guarded]) for guarded in (False, True))
     return {
-        "device": torch.cuda.get_device_name() if device == "cuda" else platform.machine(),
-        "torch": torch.__version__,
-        "python": platform.python_version(),
+        **machine(device),
         "us_plain": round(plain, 1),
         "us_run": round(watched, 1),
         "us_ours": round(watched - plain, 1),
         "turns_plain": [round(us, 1) for us in steps[False]],
         "turns_run": [round(us, 1) for us in steps[True]],
         "same_loss": len(losses) == 1,
-        "command": " ".join(sys.argv),
     }
 
 
@@ -64,10 +53,7 @@ def main() -> None:
     parser.add_argument("--output", type=Path)
     args = parser.parse_args()
     script = ["--blocks", str(args.blocks), "--block", str(args.block)]
-    result = measure(args.device, args.rounds, script)
-    print(json.dumps(result, indent=1))
-    if args.output:
-        args.output.write_text(json.dumps(result, indent=1) + "\n")
+    show(measure(args.device, args.rounds, script), args.output)
 
 
 if __name__ == "__main__":

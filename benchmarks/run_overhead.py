@@ -20,9 +20,12 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 _ROOT = Path(__file__).resolve().parents[1]
 
@@ -51,27 +54,52 @@ def run(guarded: bool, arguments: list[str], folder: str) -> tuple[str, float]: 
     return done.stdout, time.perf_counter() - began
 
 
+def turns(rounds: int) -> Iterator[tuple[bool, str]]:
+    """Yields whether a turn is guarded, and a folder: without and with, in changing order."""
+    with tempfile.TemporaryDirectory() as folder:
+        for turn in range(rounds):
+            for guarded in (False, True) if turn % 2 == 0 else (True, False):
+                yield guarded, folder
+
+
+def last_line(out: str) -> dict[str, Any]:
+    """Returns what a script says about itself at its end."""
+    said: dict[str, Any] = json.loads(out.strip().splitlines()[-1])
+    return said
+
+
+def machine(device: str) -> dict[str, str]:
+    """Returns what a result was measured with."""
+    cuda = device == "cuda"
+    return {
+        "device": torch.cuda.get_device_name() if cuda else platform.processor() or "cpu",
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "command": " ".join(["python -m", *sys.orig_argv[2:]]),
+    }
+
+
+def show(result: dict[str, Any], output: Path | None) -> None:
+    """Prints a result, and writes it if that is wanted."""
+    print(json.dumps(result, indent=1))
+    if output:
+        output.write_text(json.dumps(result, indent=1) + "\n")
+
+
 def measure(device: str, rounds: int, script: list[str]) -> dict[str, Any]:
     """Measures steps and start."""
     script = ["-m", "benchmarks.scripts.gpt", "--device", device, *script]
     steps: dict[bool, list[float]] = {False: [], True: []}
     starts: dict[bool, list[float]] = {False: [], True: []}
     losses = set()
-    with tempfile.TemporaryDirectory() as folder:
-        for turn in range(rounds):
-            for guarded in (False, True) if turn % 2 == 0 else (True, False):
-                out, _ = run(guarded, script, folder)
-                told = json.loads(out.strip().splitlines()[-1])
-                steps[guarded] += told["ms"]
-                losses.add(told["loss"])
-                starts[guarded].append(run(guarded, ["-c", "import torch"], folder)[1])
+    for guarded, folder in turns(rounds):
+        said = last_line(run(guarded, script, folder)[0])
+        steps[guarded] += said["ms"]
+        losses.add(said["loss"])
+        starts[guarded].append(run(guarded, ["-c", "import torch"], folder)[1])
     plain, watched = statistics.median(steps[False]), statistics.median(steps[True])
     return {
-        "device": torch.cuda.get_device_name()
-        if device == "cuda"
-        else platform.processor() or "cpu",
-        "torch": torch.__version__,
-        "python": platform.python_version(),
+        **machine(device),
         "ms_plain": round(plain, 3),
         "ms_run": round(watched, 3),
         "ratio": round(watched / plain, 4),
@@ -81,7 +109,6 @@ def measure(device: str, rounds: int, script: list[str]) -> dict[str, Any]:
             statistics.median(starts[True]) - statistics.median(starts[False]), 3
         ),
         "same_loss": len(losses) == 1,
-        "command": " ".join(sys.argv),
     }
 
 
@@ -97,10 +124,7 @@ def main() -> None:
     args = parser.parse_args()
     script = ["--blocks", str(args.blocks), "--block", str(args.block)]
     script += ["--launch-bound"] * args.launch_bound
-    result = measure(args.device, args.rounds, script)
-    print(json.dumps(result, indent=1))
-    if args.output:
-        args.output.write_text(json.dumps(result, indent=1) + "\n")
+    show(measure(args.device, args.rounds, script), args.output)
 
 
 if __name__ == "__main__":

@@ -114,6 +114,13 @@ def test_script_without_a_model_that_ends_itself(tmp_path, way):
     assert incident["cause"]["code"] == "log-or-sqrt-domain"
 
 
+def test_results_that_cannot_be_looked_at_are_counted(tmp_path):
+    run(tmp_path, "kinds.py")
+    (incident,) = found_in(tmp_path)
+    assert incident["origin"]["line"] == line_of("kinds.py", "FAULT")
+    assert any("cannot be looked at" in note for note in incident["notes"])
+
+
 def test_gradients_that_do_not_come_out_the_same_prove_nothing(tmp_path):
     run(tmp_path, "data.py", "gradients", "by chance", options=("--explain-seconds", "1"))
     (incident,) = found_in(tmp_path)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nanguard.diagnosis.edits import SourceFile, argument, called_name, span_of
-from nanguard.diagnosis.numbers import made_at
+from nanguard.diagnosis.plain_numbers import made_at
 from nanguard.sources.python import floors
 from nanguard.tracer.sites import is_installed
 

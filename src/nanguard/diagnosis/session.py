@@ -16,7 +16,7 @@ from nanguard.diagnosis.case import STATISTICS, Case
 from nanguard.diagnosis.cause import all_causes
 from nanguard.diagnosis.edits import SourceFile, addressed
 from nanguard.diagnosis.lab import Lab
-from nanguard.diagnosis.numbers import last_return, sets_rate_at
+from nanguard.diagnosis.plain_numbers import last_return, sets_rate_at
 from nanguard.diagnosis.task import Task
 from nanguard.diagnosis.usual import Usual
 from nanguard.findings import name_of

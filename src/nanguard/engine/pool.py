@@ -125,7 +125,7 @@ def _round(batches: Sequence[Batch], plan: Plan, workers: int) -> Iterator[FileO
             except BrokenProcessPool:
                 continue
         pool.shutdown()
-    except BaseException:
+    except BaseException:  # Ctrl-C, too, and it goes on
         _abandon(pool)
         raise
 

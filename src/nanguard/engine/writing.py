@@ -30,7 +30,7 @@ def write_atomically(path: Path, data: bytes) -> None:
             os.fsync(file.fileno())
         temporary.chmod(_mode(path))
         temporary.replace(path)
-    except BaseException:
+    except BaseException:  # Ctrl-C, too, and it goes on
         with contextlib.suppress(OSError):
             temporary.unlink()
         raise

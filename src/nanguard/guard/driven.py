@@ -153,7 +153,7 @@ class Driven:
         self.lost += sum(shares) / len(shares)
         try:
             self._stepper.give_up(flight, optimizers)
-        except BaseException:
+        except BaseException:  # Ctrl-C, too, and it goes on
             self.close()
             raise
         self._parts.scaling.overflow(optimizers)

@@ -126,7 +126,7 @@ class NanguardCallback(TrainerCallback):
                 loss = train(model, inputs, *args, **kwargs)
                 if accelerator.sync_gradients:
                     driven.judge()
-            except BaseException:
+            except BaseException:  # Ctrl-C, too, and it goes on
                 self.close()
                 raise
             # The Trainer only adds it to the mean it logs, from which the skipped steps are taken

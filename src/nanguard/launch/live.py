@@ -199,7 +199,7 @@ class Live(Watch):
             begun = True
             try:
                 result = call(*args)
-            except BaseException as error:
+            except BaseException as error:  # the script's, whatever it is: it goes on
                 own = error
                 raise
             return result

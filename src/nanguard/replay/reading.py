@@ -40,6 +40,10 @@ def read_trace(replay: Replay, outcome: Outcome) -> None:
     facts.autocast = trace.autocast
     if replay.task.table:
         facts.table = trace.table()
+    if trace.unmeasured:
+        facts.notes.append(
+            f"{trace.unmeasured} results of operations are of kinds that cannot be looked at"
+        )
     sinks = _sinks(replay, trace, symptom)
     made = producers(sinks)
     if not made:

@@ -520,7 +520,7 @@ class Trace(TorchDispatchMode):
             else:
                 numbers = [[number] for number in values.largest_of(held)]
         except (RuntimeError, NotImplementedError):
-            self.unmeasured += 1
+            self.unmeasured += 1  # as above
             return
         for (source, _), late in zip(unread, numbers, strict=True):
             source.late, source.exact = late, self.exact
