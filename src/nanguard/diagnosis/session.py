@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import linecache
 import math
 import time
@@ -14,9 +16,10 @@ from nanguard import incident as incidents
 from nanguard.diagnosis import limits
 from nanguard.diagnosis.case import STATISTICS, Case
 from nanguard.diagnosis.cause import all_causes
-from nanguard.diagnosis.edits import SourceFile, addressed
+from nanguard.diagnosis.edits import SourceFile, addressed, changed_file
 from nanguard.diagnosis.lab import Lab
 from nanguard.diagnosis.plain_numbers import last_return, sets_rate_at
+from nanguard.diagnosis.sentence import sentence, users_site
 from nanguard.diagnosis.task import Task
 from nanguard.diagnosis.usual import Usual
 from nanguard.findings import name_of
@@ -242,6 +245,9 @@ class Explanation:
             "module": origin.module,
             **_place(origin.site),
         }
+        outer = None if origin.site is None else users_site(origin.site, origin.callers)
+        if outer is not None:
+            incident["origin"]["called_from"] = _place(outer)
         incident["samples"] = facts.samples
         incident["path"] = facts.path
         if facts.indices:
@@ -278,11 +284,13 @@ class Explanation:
             confidence = min(confidence, _UNPROVEN)
             if refuted:
                 confidence *= _REFUTED
+        summary = cause.concluded(case, suspicion)
         incident["cause"] = {
             "code": cause.code,
-            "summary": cause.concluded(case, suspicion),
+            "summary": summary,
             "confidence": round(confidence, 2),
         }
+        incident["sentence"] = sentence(case, cause.code, summary, folder)
         incident["other_causes"] = [
             {"code": other.code, "summary": why.summary, "confidence": round(how, 2)}
             for how, _, other, why in others[:3]
@@ -384,6 +392,9 @@ def _fix(repair: Repair, usual: Usual, folder: str) -> dict[str, Any]:
         out["silences"] = True
     if repair.diff:
         out["diff"] = addressed(repair.diff, folder)
+        path = changed_file(repair.diff)
+        with contextlib.suppress(OSError):
+            out["sha256"] = hashlib.sha256(Path(path).read_bytes()).hexdigest()
     return out
 
 

@@ -25,6 +25,7 @@ from nanguard.launch.trust import sign
 from nanguard.launch.unguarded import noticed
 from nanguard.launch.waiting import SignOfLife
 from nanguard.record import TRACKERS
+from nanguard.report.words import in_a_line, is_fixable
 from nanguard.trackers import TRACK, TRACK_DIR, check_names
 
 if TYPE_CHECKING:
@@ -295,18 +296,14 @@ def outcome_line(found: dict[str, Any], folder: Path) -> str:
         found: The incident, with a cause.
         folder: Where it is.
     """
-    cause, origin = found["cause"], found.get("origin") or {}
-    place = ""
-    if origin.get("line"):
-        place = f" at {Path(str(origin['file'])).name}:{origin['line']} ({origin.get('op')})"
-    rank = f" on rank {found['rank']}" if found["run"]["ranks"] > 1 else ""
-    what = f"nanguard: step {found['step']}{rank}: {cause.get('code')}{place}"
+    cause = found["cause"]
     # A second run that came to the step would find the same once more.
     replay = found["replay"]
     final = replay.get("method") == "second-run" and replay["verdict"] != "not-replayed"
     again = cause.get("code") == "unknown" and _is_replayable(found) and not final
     command = "replay --explain" if again else "explain"
-    return f"{what}: {cause.get('summary')}\n          nanguard {command} {_short(folder)}"
+    fix = f"\n          nanguard fix {_short(folder)}" if is_fixable(found) else ""
+    return f"nanguard: {in_a_line(found)}\n          nanguard {command} {_short(folder)}{fix}"
 
 
 def _print(text: str) -> None:

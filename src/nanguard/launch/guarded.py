@@ -23,6 +23,7 @@ from nanguard.launch.trust import sign
 from nanguard.numerics import all_finite
 from nanguard.replay import replay as replays
 from nanguard.replay.inplace import InPlace
+from nanguard.report.words import in_a_line
 from nanguard.tracer.symptom import Symptom
 
 if TYPE_CHECKING:
@@ -213,7 +214,7 @@ class GuardWriter(IncidentWriter):
     def tell(self, folder: Path) -> None:
         """Says what was found out about an incident."""
         try:
-            line = incidents.in_a_line(incidents.read(folder))
+            line = in_a_line(incidents.read(folder))
         except IncidentError:
             return
         if line is not None:

@@ -16,6 +16,7 @@ import nanguard
 from nanguard import incident as incidents
 from nanguard.errors import IncidentError
 from nanguard.launch.notes import ATTACHED, STEPPED, STOPPED, leave
+from nanguard.report.words import in_a_line, is_fixable
 
 if TYPE_CHECKING:
     from nanguard.diagnosis.lab import Replayer
@@ -165,11 +166,13 @@ class IncidentWriter:
     def tell(self, folder: Path) -> None:
         """Says what was found out about an incident."""
         try:
-            line = incidents.in_a_line(incidents.read(folder))
+            found = incidents.read(folder)
         except IncidentError:
             return
+        line = in_a_line(found)
         if line is not None:
-            self.say(f"{line}\n          nanguard explain {_short(folder)}")
+            fix = f"\n          nanguard fix {_short(folder)}" if is_fixable(found) else ""
+            self.say(f"{line}\n          nanguard explain {_short(folder)}{fix}")
 
     def _new(self, bad: BadStep) -> dict[str, Any]:
         return {
