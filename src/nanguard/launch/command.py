@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from dataclasses import astuple
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from nanguard.diagnosis import limits
 from nanguard.errors import IncidentError, LaunchError
 from nanguard.launch.children import end_guarded, wait_for
+from nanguard.launch.known_faults import read_quarantine
 from nanguard.launch.notes import ATTACHED, INTERRUPTED, STEPPED, STEPS, UNGUARDED, processes
 from nanguard.launch.notes import STOPPED as STOPPED_NOTE
 from nanguard.launch.options import HOME, VARIABLE, Options
@@ -53,6 +55,7 @@ def run_command(
     explain_seconds: float | None = None,
     control: Path | None = None,
     track: Sequence[str] = (),
+    quarantine: bool = False,
 ) -> int:
     """Runs a command under the guard; returns the exit code of ``nanguard run``.
 
@@ -69,6 +72,7 @@ def run_command(
         control: An empty folder for what the processes tell, of whoever is going to read it and
             to start the command again; None if nobody is.
         track: Where else the run is written to, such as ``tensorboard``.
+        quarantine: Whether loaders leave out samples that were found bad, here or in earlier runs.
     """
     must_be_there(command)
     chosen = check_names(track, "nanguard run --track")
@@ -90,6 +94,8 @@ def run_command(
             explain_seconds=explain_seconds,
             recover=control is not None,
             track=chosen,
+            quarantine=quarantine,
+            left_out=tuple(map(astuple, read_quarantine(Path.cwd()))) if quarantine else None,
         )
         code = _run_and_tell(command, options)
         return STOPPED if any(place.glob(f"{STOPPED_NOTE}*")) else code

@@ -27,6 +27,7 @@ from nanguard.guard.policy import Action, Decision, Policy, Trouble
 from nanguard.launch.attach import is_launcher
 from nanguard.launch.closures import step_with_closure
 from nanguard.launch.incident_writer import BadStep, IncidentWriter
+from nanguard.launch.known_faults import items_drawn
 from nanguard.launch.lastgood import LastGood
 from nanguard.launch.late import Late
 from nanguard.launch.pulse import Pulse
@@ -50,6 +51,7 @@ if TYPE_CHECKING:
     from torch import Tensor
     from torch.optim import Optimizer
 
+    from nanguard.launch.known_faults import Item
     from nanguard.launch.options import Options
     from nanguard.replay.start import Start
 
@@ -125,6 +127,8 @@ class Live(Watch):
         self.held: Held | None = None
         self.patches = Patches(self)
         self.starts = Starts(on_left=self._script_left)
+        if self.writer.quarantine is not None:
+            self.left_out = self.writer.quarantine.without_bad
 
     def open(self) -> None:
         """Begins."""
@@ -511,8 +515,10 @@ class Live(Watch):
         self._note_bad(step, optimizer)
         if self.held is not None:
             self.held.restore(self.held.shape)
-        poisoned, decision = self._decide(step)
+        drawn = items_drawn(self.starts, starts)
+        poisoned, decision = self._decide(step, drawn)
         bad = BadStep(symptom, step, ordinal, decision, tuple(self._bad))
+        bad.drawn = drawn
         bad.seconds = statistics.median(self._step_times) if self._step_times else None
         bad.why = _why_not(symptom, poisoned=poisoned)
         starts = starts if bad.why is None else []
@@ -536,7 +542,7 @@ class Live(Watch):
             # The last step of the one that leads belongs to the same round.
             self._pulse.bad(step if leads else self._tried - 1)
 
-    def _decide(self, step: int) -> tuple[bool, Decision]:
+    def _decide(self, step: int, drawn: list[Item]) -> tuple[bool, Decision]:
         """Returns whether the run itself is bad by now, and what to do about a bad step."""
         trained = [p for p in self.named_parameters().values() if p.requires_grad]
         poisoned = not all_finite(trained) or self.bad_buffers() is not None
@@ -544,6 +550,8 @@ class Live(Watch):
         wanted = poisoned or self._options.on_bad == "rollback"
         can_roll_back = wanted and self._last_good.is_there
         trouble = Trouble(step, poisoned=poisoned, can_roll_back=can_roll_back)
+        if not self.together.active:  # ranks know of their own samples only, and decide alike
+            trouble = self.writer.with_known(trouble, drawn)
         return poisoned, self._policy.bad(trouble)
 
     @staticmethod
@@ -777,7 +785,7 @@ class Live(Watch):
         tried = self._left.count + self.ordinal
         reason = f"{how}; {self._left.count} of {tried} steps so far"
         bad = BadStep(symptom, step, self.ordinal, Decision(Action.SKIP, reason), tuple(self._bad))
-        bad.known = {"by_script": True}
+        bad.known, bad.drawn = {"by_script": True}, items_drawn(self.starts, starts)
         for start in starts:
             start.reported = True
         if self.writer.report(bad):
