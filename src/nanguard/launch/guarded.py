@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     from nanguard.guard.parts import Parts
     from nanguard.guard.policy import Trouble
     from nanguard.guard.recorder import BadStep as Told
-    from nanguard.launch.known_faults import Item
     from nanguard.replay.replay import Replay
     from nanguard.replay.start import Start
 
@@ -136,10 +135,7 @@ class Recording:
         """Returns what the ladder has to know, with what the run has met before."""
         if self._replay is not None or self._writer.ranks > 1:
             return trouble  # ranks know of their own samples only, and decide alike
-        return self._writer.with_known(trouble, self._drawn(trouble.step))
-
-    def _drawn(self, step: int) -> list[Item]:
-        return items_drawn(self._followed.starts, self._starts.get(step, []))
+        return self._writer.with_known(trouble, items_drawn(self._followed.starts))
 
     def culprit(self) -> str:
         """Returns what went wrong most often, in a sentence; empty if nothing was explained."""
@@ -162,7 +158,7 @@ class Recording:
         step.known = {"guard": {"alone": bad.alone}, "samples": bad_samples(bad.batches)}
         if seen.limit is not None:
             step.known["guard"]["limit"] = seen.limit
-        step.drawn = self._drawn(bad.step)
+        step.drawn = items_drawn(self._followed.starts)
         written = self._writer.report(step)
         self._held_back.append(bad.step)
         starts = self._starts.get(bad.step, [])

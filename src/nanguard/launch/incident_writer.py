@@ -6,7 +6,7 @@ import os
 import platform
 import sys
 import time
-from dataclasses import dataclass, field, replace
+from dataclasses import astuple, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +17,7 @@ from nanguard import incident as incidents
 from nanguard.errors import IncidentError
 from nanguard.launch.known_faults import (
     QUARANTINE,
+    Drawn,
     Fault,
     Item,
     KnownFaults,
@@ -62,7 +63,7 @@ class BadStep:
     why: str | None = None
     known: dict[str, Any] = field(default_factory=dict)
     seconds: float | None = None
-    drawn: list[Item] = field(default_factory=list)
+    drawn: Drawn = field(default_factory=dict)
 
 
 class IncidentWriter:
@@ -116,7 +117,7 @@ class IncidentWriter:
     def _may_recognise(self) -> bool:
         return len(self.known) > 0 and self._recognised < _RECOGNISED
 
-    def with_known(self, trouble: Trouble, drawn: list[Item]) -> Trouble:
+    def with_known(self, trouble: Trouble, drawn: Drawn) -> Trouble:
         """Returns what the ladder has to know, with what the run has met before.
 
         Args:
@@ -271,6 +272,7 @@ class IncidentWriter:
             self.say(f"{line}\n          nanguard explain {_short(folder)}{fix}")
 
     def _new(self, bad: BadStep) -> dict[str, Any]:
+        left_out = sorted(self.quarantine.left_out) if self.quarantine is not None else []
         return {
             "schema": incidents.SCHEMA,
             "step": bad.step,
@@ -291,6 +293,7 @@ class IncidentWriter:
                 "nanguard": nanguard.__version__,
                 "platform": platform.platform(),
                 "device": "cuda" if torch.cuda.is_initialized() else "cpu",
+                **({"left_out": [astuple(item) for item in left_out]} if left_out else {}),
             },
             "replay": {
                 "verdict": "not-replayed",

@@ -26,7 +26,7 @@ from nanguard.report.words import sentence
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from nanguard.replay.start import Start, Starts
+    from nanguard.replay.start import Starts
 
 # The list of what was left out, below the folder that the command runs in.
 QUARANTINE = Path(".nanguard", "quarantine.jsonl")
@@ -53,6 +53,10 @@ class Item:
     index: int
 
 
+# Samples by their place in the data set of the loader that has handed them out.
+Drawn = dict[int, list[Item]]
+
+
 def item_of(dataset: Any, index: int) -> Item:
     """Returns a sample as it is known later, and in other runs: by the set it really lies in."""
     while hasattr(dataset, "dataset") and hasattr(dataset, "indices"):  # a Subset
@@ -65,20 +69,19 @@ def item_of(dataset: Any, index: int) -> Item:
     return Item(f"{kind.__module__}.{kind.__qualname__}", length, int(index))
 
 
-def items_drawn(starts: Starts, of: Sequence[Start]) -> list[Item]:
-    """Returns the samples that loaders have handed out for some passes of a step.
+def items_drawn(starts: Starts) -> Drawn:
+    """Returns the samples of the last batches, by their place in the loader's own data set.
+
+    Loaders look ahead, and a step may take several batches: these are all that it may be made of.
 
     Args:
         starts: What knows the last batches.
-        of: The passes.
     """
-    batches = [id(batch) for start in of for batch in (*start.drawn, *start.given)]
-    return [
-        item_of(own._dataset, index)
-        for own, batch, indices in starts.batches
-        if id(batch) in batches and indices
-        for index in indices
-    ]
+    found: Drawn = {}
+    for own, _batch, indices in starts.batches:
+        for index in indices:
+            found.setdefault(index, []).append(item_of(own._dataset, index))
+    return found
 
 
 @dataclass(slots=True)
@@ -123,7 +126,7 @@ class KnownFaults:
     def __getitem__(self, place: int) -> Fault:
         return self._faults[place]
 
-    def add(self, fault: Fault, drawn: Sequence[Item], found: dict[str, Any]) -> None:
+    def add(self, fault: Fault, drawn: Drawn, found: dict[str, Any]) -> None:
         """Remembers a fault that was explained.
 
         Args:
@@ -134,9 +137,10 @@ class KnownFaults:
         fault.items.update(_at_fault(drawn, found) if _lies_in_samples(fault.cause) else ())
         self._faults.append(fault)
 
-    def bad_items(self, drawn: Iterable[Item]) -> list[Item]:
+    def bad_items(self, drawn: Drawn) -> list[Item]:
         """Returns those samples that are known to be bad."""
-        return [item for item in drawn if any(item in fault.items for fault in self._faults)]
+        known = {item for fault in self._faults for item in fault.items}
+        return sorted({item for items in drawn.values() for item in items} & known)
 
     def fault_of(self, items: Sequence[Item]) -> Fault | None:
         """Returns the fault that samples are known for."""
@@ -148,7 +152,7 @@ class KnownFaults:
         """Whether a lower learning rate may help against what was met last."""
         return not self._faults or _is_helped_by_lower_rate(self._faults[-1].cause)
 
-    def count(self, fault: Fault, step: int, found: dict[str, Any], drawn: Sequence[Item]) -> None:
+    def count(self, fault: Fault, step: int, found: dict[str, Any], drawn: Drawn) -> None:
         """Counts another step of a fault, in its incident; the folder of that step goes.
 
         Args:
@@ -217,16 +221,11 @@ def discard(folder: Path) -> None:
     shutil.rmtree(folder, ignore_errors=True)
 
 
-def _at_fault(drawn: Sequence[Item], found: dict[str, Any]) -> list[Item]:
+def _at_fault(drawn: Drawn, found: dict[str, Any]) -> list[Item]:
     """Returns the samples of a step that its incident names."""
-    indices = set(found.get("dataset_indices") or ())
-    size = found.get("batch_size")
-    known = [item for item in drawn if item.index in indices]
-    if len(known) < len(indices) and isinstance(size, int):
-        # The incident counts in a part of the data set.
-        rows = found.get("samples") or []
-        known = [drawn[row] for row in rows if row < len(drawn)] if len(drawn) == size else []
-    return known
+    return sorted(
+        {item for place in found.get("dataset_indices") or () for item in drawn.get(place, ())}
+    )
 
 
 @cache

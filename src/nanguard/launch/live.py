@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from torch import Tensor
     from torch.optim import Optimizer
 
-    from nanguard.launch.known_faults import Item
+    from nanguard.launch.known_faults import Drawn
     from nanguard.launch.options import Options
     from nanguard.replay.start import Start
 
@@ -515,7 +515,7 @@ class Live(Watch):
         self._note_bad(step, optimizer)
         if self.held is not None:
             self.held.restore(self.held.shape)
-        drawn = items_drawn(self.starts, starts)
+        drawn = items_drawn(self.starts)
         poisoned, decision = self._decide(step, drawn)
         bad = BadStep(symptom, step, ordinal, decision, tuple(self._bad))
         bad.drawn = drawn
@@ -542,7 +542,7 @@ class Live(Watch):
             # The last step of the one that leads belongs to the same round.
             self._pulse.bad(step if leads else self._tried - 1)
 
-    def _decide(self, step: int, drawn: list[Item]) -> tuple[bool, Decision]:
+    def _decide(self, step: int, drawn: Drawn) -> tuple[bool, Decision]:
         """Returns whether the run itself is bad by now, and what to do about a bad step."""
         trained = [p for p in self.named_parameters().values() if p.requires_grad]
         poisoned = not all_finite(trained) or self.bad_buffers() is not None
@@ -785,7 +785,7 @@ class Live(Watch):
         tried = self._left.count + self.ordinal
         reason = f"{how}; {self._left.count} of {tried} steps so far"
         bad = BadStep(symptom, step, self.ordinal, Decision(Action.SKIP, reason), tuple(self._bad))
-        bad.known, bad.drawn = {"by_script": True}, items_drawn(self.starts, starts)
+        bad.known, bad.drawn = {"by_script": True}, items_drawn(self.starts)
         for start in starts:
             start.reported = True
         if self.writer.report(bad):

@@ -72,6 +72,9 @@ _AHEAD = 3
 _OBJECTS = 8
 # Bytes of a batch that is prepared in place, and so has to be copied before.
 _SMALL = 64 << 20
+# Batches that are remembered: all of a step that adds up the gradients of several, and a few,
+# as loaders look ahead and a device tells late.
+_MOST_BATCHES, _LEAST_BATCHES = 64, 4
 # Tensors among the live-in names whose versions are compared.
 _COMPARED = 64
 _MODULE_CALL = nn.Module._call_impl.__code__
@@ -224,7 +227,10 @@ class Starts:
         self.ended: list[Start] = []
         self.why_not: str | None = None
         self.streams = RandomStreams([])
-        self.batches: deque[tuple[Any, Any, list[int]]] = deque(maxlen=3)
+        self.batches: deque[tuple[Any, Any, list[int]]] = deque(maxlen=_MOST_BATCHES)
+        # How many batches were handed out in the last two steps, and since then.
+        self._drawn_in: deque[int] = deque(maxlen=2)
+        self._drawn_since = 0
         self.paused = False
         self._long = long
         self._thread: int | None = None
@@ -283,6 +289,7 @@ class Starts:
         if not self.is_on:
             return
         self.batches.append((loader, batch, indices))
+        self._drawn_since += 1
         self._since = [*self._since[-2:], batch]
         if not self._long:
             self._given.append(_Given(batch, copies=self._moves))
@@ -364,6 +371,10 @@ class Starts:
         """Forgets the step that is over; returns what it began with."""
         ended, self.ended = self.ended, []
         self.current, self._since = None, []
+        self._drawn_in.append(self._drawn_since)
+        self._drawn_since = 0
+        while len(self.batches) > max(_LEAST_BATCHES, sum(self._drawn_in)):
+            self.batches.popleft()
         self._calls.clear()
         if self._hook is not None:
             frame = _outside(sys._getframe(1))
