@@ -6,6 +6,7 @@ import atexit
 import builtins
 import contextlib
 import functools
+import inspect
 import math
 import multiprocessing
 import os
@@ -716,13 +717,28 @@ class Live(Watch):
 
     def _left_in(self, frame: FrameType | None) -> None:
         """Notes the step that the script is about to leave, if its numbers are bad."""
-        start = self.starts.current
         self._left.ends = True
-        while (start is None or start.site is None) and frame is not None:
-            its = start is None or frame.f_code is start.region.code
-            if its and self._left.note(start or self._begun_in(frame), frame.f_locals):
-                break
+        frames: list[FrameType] = []
+        while frame is not None:
+            frames.append(frame)
             frame = frame.f_back
+        start = self.starts.current
+        if start is None or start.site is None:
+            self._note_left(frames)
+
+    def _note_left(self, frames: list[FrameType]) -> None:
+        """Notes the step that some frames, the innermost first, have left, if a number is bad."""
+        start = self.starts.current
+        given = None
+        for frame in frames:
+            if start is None:
+                handed = _bad_number_given(frame)
+                given = given if handed is None else handed
+                begun = self._begun_in(frame) if handed is None else None
+            else:
+                begun = start if frame.f_code is start.region.code else None
+            if begun is not None and self._left.note(begun, frame.f_locals, given):
+                break
 
     def _begun_in(self, frame: FrameType) -> Start | None:
         """Returns a start of the code around a frame, where steps are not seen to begin.
@@ -752,15 +768,11 @@ class Live(Watch):
 
     def _ended_by(self, trace: TracebackType | None) -> None:
         """Reports the step that the script has ended at, if its numbers were bad."""
-        start = self.starts.current
         frames: list[FrameType] = []
         while trace is not None:
             frames.insert(0, trace.tb_frame)
             trace = trace.tb_next
-        for frame in frames:
-            its = start is None or frame.f_code is start.region.code
-            if its and self._left.note(start or self._begun_in(frame), frame.f_locals):
-                break
+        self._note_left(frames)
         found = self._left.take()
         if found is not None:
             self._report_left(*found, "the script ended itself")
@@ -771,6 +783,17 @@ class Live(Watch):
         loss = next((float(x) for start in starts for x in start.losses), None)
         symptom = Symptom("gradient", kind, loss, norm)
         self._report_by_script(symptom, starts, "the script did not make the step")
+
+    def _meet_unused_gradient(self) -> None:
+        """Reports gradients that were bad when the script ended, with which no step was made."""
+        optimizer = next(iter(self.optimizers()), None)
+        starts = [start for start in self.starts.ended if not start.reported]
+        if self._aside or optimizer is None or not starts:
+            return
+        loss, gradient = self.verdict(optimizer)
+        symptom = loss or gradient
+        if symptom is not None:
+            self._report_by_script(symptom, starts, "the script ended itself")
 
     def _report_left(self, start: Start, value: float, how: str) -> None:
         symptom = Symptom("loss", "nan" if math.isnan(value) else "inf", value)
@@ -801,6 +824,7 @@ class Live(Watch):
             return
         self._late.close()
         self._own(self._meet_left)
+        self._own(self._meet_unused_gradient)
         if self._bad or self._left.count:
             self.writer.summary(self.ordinal, len(self._bad) + self._left.count)
         if self._pulse is not None:
@@ -816,6 +840,26 @@ class Live(Watch):
             return all_finite([p for p in self.named_parameters().values() if p.requires_grad])
         except RuntimeError:  # of a device that has failed
             return True
+
+
+def _bad_number_given(frame: FrameType) -> Any:
+    """Returns the bad number that a function was given; None if there is none.
+
+    Such a function only looks at the number: whoever called it has made it.
+    """
+    code = frame.f_code
+    count = code.co_argcount + code.co_kwonlyargcount
+    count += bool(code.co_flags & inspect.CO_VARARGS) + bool(code.co_flags & inspect.CO_VARKEYWORDS)
+    for name in code.co_varnames[:count]:
+        value: Any = frame.f_locals.get(name)
+        several = list(value.values()) if isinstance(value, dict) else value
+        for each in several if isinstance(several, (list, tuple)) else [several]:
+            single = isinstance(each, torch.Tensor) and each.numel() == 1
+            if single and not is_good(each.detach()):
+                return each
+            if isinstance(each, float) and not math.isfinite(each):
+                return each
+    return None
 
 
 def _why_not(symptom: Symptom, *, poisoned: bool) -> str | None:
@@ -846,19 +890,20 @@ class _LeftByScript:
         self.read = False
         self._found: tuple[Start, float] | None = None
 
-    def note(self, start: Start | None, names: Any) -> bool:
+    def note(self, start: Start | None, names: Any, given: Any = None) -> bool:
         """Notes a step that was left, if a number that it has made is bad; returns whether it is.
 
         Args:
             start: What it began with; None if nobody knows.
             names: The names of its code, as they were when it was left.
+            given: A bad number that the code has handed to a function; None if there is none.
         """
         if start is None:
             return False
         made = {n: names[n] for n in start.piece.stores if n in names}
         # A number that was there before tells nothing about this step.
         made = {n: value for n, value in made.items() if start.before.get(n) != id(value)}
-        for value in made.values():
+        for value in (*made.values(), given):
             graph = isinstance(value, torch.Tensor) and value.requires_grad and value.numel() == 1
             if graph and not is_good(value.detach()):
                 self.add(start, float(value.detach()))
