@@ -23,6 +23,7 @@ from rich.text import Text
 from nanguard import incident as incidents
 from nanguard.engine.writing import write_atomically
 from nanguard.errors import IncidentError, UsageError
+from nanguard.launch.trust import is_ours
 from nanguard.report import words
 from nanguard.report.fields import branch, entries, literal, source, text, texts
 
@@ -141,13 +142,10 @@ def _chosen(incident: dict[str, Any], place: Path) -> dict[str, Any]:
 
 
 def _must_be_ours(incident: dict[str, Any], place: Path) -> None:
-    from nanguard.launch import again
-
-    try:
-        ours = again.is_trusted(incident, place)
-    except (IncidentError, KeyError):
-        ours = False
-    if not ours:
+    run = branch(incident, "run")
+    command, folder = run.get("command"), run.get("folder")
+    words_of = [str(word) for word in command] if isinstance(command, list) else []
+    if not is_ours(words_of, str(folder), run.get("signature")):
         raise UsageError(
             "this incident was not made by you, and its change would be written to a file.",
             where=str(place),
