@@ -46,6 +46,8 @@ class Repair:
         trial: What came of trying it, if that was done already.
         exact: Whether it computes the same as before, wherever that was finite.
         silences: Why the change only hides the fault, where it does; "" where it repairs it.
+        acts_later: Whether it changes what the next step begins with, so that replaying the bad
+            step alone shows nothing about it.
     """
 
     summary: str
@@ -54,6 +56,7 @@ class Repair:
     trial: Trial | None = None
     exact: bool = False
     silences: str = ""
+    acts_later: bool = False
 
 
 def edit(
@@ -401,7 +404,9 @@ def clipped_gradients(case: Case) -> list[Repair]:
             site.line, f"torch.nn.utils.clip_grad_norm_({model}.parameters(), 1.0)", "backward"
         )
 
-    return edit(site, "clip the gradients after backward", make)
+    made = edit(site, "clip the gradients after backward", make)
+    # Weights that are too large by now stay so, whatever is done after this step's backward.
+    return [replace(repair, acts_later=case.phase != "backward") for repair in made]
 
 
 def without_samples(case: Case, what: str) -> list[Repair]:

@@ -369,7 +369,8 @@ class Explanation:
         tried, refuted = [], False
         for place, repair in enumerate(cause.repairs(case)):
             trial = repair.trial
-            if trial is None and repair.source is not None and place < _TRIED_REPAIRS:
+            shows = self._method != "in-place" or not repair.acts_later
+            if trial is None and repair.source is not None and place < _TRIED_REPAIRS and shows:
                 path, text = repair.source
                 trial = self._lab.try_out(repair.summary, source={path: text})
             if trial is not None and _failed(trial):

@@ -173,6 +173,8 @@ class KnownFaults:
         fault.again = [*fault.again, entry][:_LISTED]
         self._write(fault)
         if not items or not _lies_in_samples(fault.cause):
+            if fault.times & (fault.times - 1):
+                return  # 2, 4, 8, ... times: a run that goes down this way has enough to say
             self._say(f"step {step}: the same as at step {fault.step} ({fault.times} times so far)")
         else:
             self._tell_once_an_epoch(fault, step, items)
