@@ -19,6 +19,7 @@ from nanguard.diagnosis.cause import all_causes
 from nanguard.diagnosis.edits import SourceFile, addressed, changed_file
 from nanguard.diagnosis.lab import Lab
 from nanguard.diagnosis.plain_numbers import last_return, sets_rate_at
+from nanguard.diagnosis.repairs import inside_a_library
 from nanguard.diagnosis.sentence import sentence, users_site
 from nanguard.diagnosis.task import Task
 from nanguard.diagnosis.usual import Usual
@@ -367,7 +368,7 @@ class Explanation:
         """
         usual = Usual(case.facts.losses)
         tried, refuted = [], False
-        for place, repair in enumerate(cause.repairs(case)):
+        for place, repair in enumerate(cause.repairs(case) or inside_a_library(case)):
             trial = repair.trial
             shows = self._method != "in-place" or not repair.acts_later
             if trial is None and repair.source is not None and place < _TRIED_REPAIRS and shows:

@@ -78,6 +78,7 @@ class Facts:
         model_name: What the script calls its model.
         scaler_name: What the script calls its GradScaler.
         optimizer_name: What the script calls its optimizer.
+        clip_limit: The norm that the script clips its gradients to, if it does.
         autocast: The type autocast computes in, where it was on.
         half_parameters: Whether parameters are of a 16-bit type.
         schedule: Where the function begins that made the learning rate bad, if it is known.
@@ -105,6 +106,7 @@ class Facts:
     model_name: str | None = None
     scaler_name: str | None = None
     optimizer_name: str | None = None
+    clip_limit: float | None = None
     autocast: str | None = None
     half_parameters: bool = False
     schedule: Site | None = None

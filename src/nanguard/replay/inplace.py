@@ -451,6 +451,7 @@ class InPlaceReplay(Replay):
         self._together = together
         self.outcome: Outcome | None = None
         self.again: list[Any] = []
+        self.clip_limit = run.clip_limit
         self.facts.losses = [x for x in run.recent_losses if math.isfinite(x)]
 
     @contextlib.contextmanager

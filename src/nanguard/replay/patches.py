@@ -45,6 +45,8 @@ class Watcher(Protocol):
     def made(self, optimizer: Optimizer) -> None:
         """Hears of a new optimizer."""
 
+    clip_limit: float | None
+
     def clipped(self, parameters: list[torch.Tensor], norm: Any) -> None:
         """Hears of gradients that were clipped, and of their norm."""
 
@@ -242,6 +244,8 @@ class Patches:
             single = isinstance(parameters, torch.Tensor)
             clipped = [parameters] if single else list(parameters)
             norm = original(clipped, *args, **kwargs)
+            limit = args[0] if args else kwargs.get("max_norm")
+            self.now.clip_limit = float(limit) if isinstance(limit, (int, float)) else None
             usual = not args[1:] and not set(kwargs) - {"max_norm", "foreach"}
             if usual:
                 self.now.clipped(clipped, norm)

@@ -247,6 +247,7 @@ class Replay(Watch):
         if self._norms:
             before = self._norms[-2] if len(self._norms) > 1 else self._norms[0]
             facts.growth = Growth(self._norms[0], self._norms[-1], abs(self._norms[-1] - before))
+        facts.clip_limit = self.clip_limit
         facts.half_parameters = any(
             p.dtype in (torch.float16, torch.bfloat16) for p in self.named_parameters().values()
         )

@@ -64,6 +64,8 @@ class Watch(ABC):
         self.backwards = 0
         # The norm of all gradients since the last backward, where the script has computed it.
         self.clipped_norm: Tensor | None = None
+        # The norm that the script clips its gradients to, if it does.
+        self.clip_limit: float | None = None
         # The norm of the gradients of this step, where it was looked at.
         self.grad_norm: float | None = None
         self._depth = 0
