@@ -16,6 +16,7 @@ from nanguard import incident as incidents
 from nanguard.diagnosis import limits
 from nanguard.diagnosis.case import STATISTICS, Case
 from nanguard.diagnosis.cause import all_causes
+from nanguard.diagnosis.drifting import drift_behind
 from nanguard.diagnosis.edits import SourceFile, addressed, changed_file
 from nanguard.diagnosis.lab import Lab
 from nanguard.diagnosis.plain_numbers import last_return, sets_rate_at
@@ -329,6 +330,10 @@ class Explanation:
             "confidence": round(confidence, 2),
         }
         incident["sentence"] = sentence(case, cause.code, summary, folder)
+        drift = drift_behind(case)
+        if drift is not None:
+            incident["drift"] = drift.to_json()
+            incident["sentence"] += f"; {drift.in_words()}"
         incident["other_causes"] = [
             {"code": other.code, "summary": why.summary, "confidence": round(how, 2)}
             for how, _, other, why in others[:3]

@@ -52,6 +52,10 @@ class Task:
     answer: Connection | None = None
 
 
+# How a number moved: steps, and what it was then.
+Curve = list[tuple[int, float]]
+
+
 @dataclass
 class Growth:
     """How the size of the parameters changed from one step to another."""
@@ -84,6 +88,7 @@ class Facts:
         schedule: Where the function begins that made the learning rate bad, if it is known.
         growth: How parameters changed since the start of the replay.
         losses: The losses of the steps before.
+        curves: The element farthest from zero of small parameters in the steps before, by name.
         stale_grads: Whether gradients of earlier steps were still there at backward.
         table: Every operation of the step, where it was asked for.
         notes: What else is worth knowing.
@@ -112,6 +117,7 @@ class Facts:
     schedule: Site | None = None
     growth: Growth | None = None
     losses: list[float] = field(default_factory=list)
+    curves: dict[str, Curve] = field(default_factory=dict)
     stale_grads: bool = False
     table: list[dict[str, Any]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)

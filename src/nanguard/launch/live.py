@@ -437,6 +437,8 @@ class Live(Watch):
         """Looks at what a step has made of the run, now and then; counts it."""
         due = self.ordinal < _CAREFUL or self.ordinal % _CAREFUL == 0
         symptom = (self.bad_state(optimizer) if due else None) or self.bad_buffers()
+        if due and symptom is None:
+            self._own(lambda: self.curves.look(self.ordinal, self.named_parameters()))
         if symptom is not None:
             self.meet(symptom, optimizer)
         else:

@@ -452,6 +452,7 @@ class InPlaceReplay(Replay):
         self.outcome: Outcome | None = None
         self.again: list[Any] = []
         self.clip_limit = run.clip_limit
+        self.facts.curves = run.curves.all()
         self.facts.losses = [x for x in run.recent_losses if math.isfinite(x)]
 
     @contextlib.contextmanager

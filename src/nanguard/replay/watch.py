@@ -14,6 +14,7 @@ from torch.amp.grad_scaler import OptState
 
 from nanguard.guard.optimizers import parameters_of, state_tensors
 from nanguard.numerics import Gradients, all_finite, is_float, local, norm_at_hand, whole
+from nanguard.replay.curves import Curves
 from nanguard.tracer.modules import all_modules
 from nanguard.tracer.sites import here
 from nanguard.tracer.symptom import Symptom
@@ -74,6 +75,7 @@ class Watch(ABC):
         # Each buffer at the first look: which tensor it was, whether it held no NaN, and whether it
         # held no infinity either.
         self._baseline: dict[str, tuple[int, bool, bool]] = {}
+        self.curves = Curves()
         # The losses of the last good steps.
         self.recent_losses: deque[float] = deque(maxlen=_RECENT)
         # The samples of batches that a loader has begun, in the order in which it hands them out.
