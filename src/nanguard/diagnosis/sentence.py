@@ -174,7 +174,8 @@ class _Sentence:
         if stats is None and not number:
             return None
         node = divisor_of(self._node(_is_quotient))
-        what = "0" if node is None else f"{self._named(node)}, which is 0"
+        plain = node is None or isinstance(node, ast.Constant)
+        what = "0" if plain or node is None else f"{self._named(node)}, which is 0"
         if node is None:
             return self._inside(f"divides by {what}{self._for()}: {self._quotient()}")
         count = "" if stats is None else self._share(stats.zeros, stats.count)
