@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import runpy
 
 import pytest
@@ -157,7 +158,7 @@ def test_a_quantity_that_drifts_is_named_with_the_step_since_which_it_does(tmp_p
     assert drift.name == "log_var"
     assert 105 <= drift.began <= 140  # a tenth of the way, to within the distance of two points
     assert len(drift.curve) <= 129
-    incident = {"drift": drift.to_json()}
+    incident = json.loads(json.dumps({"drift": drift.to_json()}))
     assert words.drift(incident).startswith(f"log_var since step {drift.began}: 0.5 ")
 
 

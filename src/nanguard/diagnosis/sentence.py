@@ -145,7 +145,7 @@ class _Sentence:
     def _by_cause(self) -> str | None:
         """Says what is not about an operation."""
         case, code = self._case, self._code
-        if case.origin.loaded_from is not None:
+        if case.loaded is not None or case.origin.loaded_from is not None:
             return f"loads state that is not finite: {self._summary}"
         if code == "bad-input-data" and case.phase == "data":
             return self._data()

@@ -184,6 +184,8 @@ class Explanation:
         if outcome.facts.lr is not None and not math.isfinite(outcome.facts.lr):
             origin = replace(origin, site=_schedule(outcome.facts) or origin.site)
         case = Case(outcome, origin, self._lab)
+        if case.loaded is not None and case.loaded.site is not None:
+            case.origin = replace(origin, site=case.loaded.site)
         self._find_samples(case)
         self._describe(incident, case)
         self._diagnose(incident, case)

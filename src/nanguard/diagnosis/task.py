@@ -52,6 +52,21 @@ class Task:
     answer: Connection | None = None
 
 
+@dataclass(frozen=True)
+class Loaded:
+    """State that was bad when a module took it over.
+
+    Attributes:
+        dtype: The type it had in the file.
+        infinite: Whether it held infinities.
+        site: Where the script loads it.
+    """
+
+    dtype: str
+    infinite: bool
+    site: Site | None
+
+
 # How a number moved: steps, and what it was then.
 Curve = list[tuple[int, float]]
 
@@ -88,6 +103,7 @@ class Facts:
         schedule: Where the function begins that made the learning rate bad, if it is known.
         growth: How parameters changed since the start of the replay.
         losses: The losses of the steps before.
+        loaded_bad: State that was bad when a module took it over, by its name.
         curves: The element farthest from zero of small parameters in the steps before, by name.
         stale_grads: Whether gradients of earlier steps were still there at backward.
         table: Every operation of the step, where it was asked for.
@@ -117,6 +133,7 @@ class Facts:
     schedule: Site | None = None
     growth: Growth | None = None
     losses: list[float] = field(default_factory=list)
+    loaded_bad: dict[str, Loaded] = field(default_factory=dict)
     curves: dict[str, Curve] = field(default_factory=dict)
     stale_grads: bool = False
     table: list[dict[str, Any]] = field(default_factory=list)

@@ -185,6 +185,12 @@ class Live(Watch):
         super().made(optimizer)
         self._own(self._mark_all)
 
+    def loaded(self, state: Any) -> None:
+        """Marks the buffers anew: what was loaded is not what a bad step has changed."""
+        if not self._aside:
+            self._own(lambda: super(Live, self).loaded(state))
+            self._own(self._mark_all)
+
     def step(self, optimizer: Optimizer, call: Callable[..., Any], closure: Any) -> Any:
         """Lets an optimizer step if all is well."""
         return self._guarded(call, lambda made: super(Live, self).step(optimizer, made, closure))

@@ -452,7 +452,7 @@ class InPlaceReplay(Replay):
         self.outcome: Outcome | None = None
         self.again: list[Any] = []
         self.clip_limit = run.clip_limit
-        self.facts.curves = run.curves.all()
+        self.facts.curves, self.facts.loaded_bad = run.curves.all(), dict(run.loaded_bad)
         self.facts.losses = [x for x in run.recent_losses if math.isfinite(x)]
 
     @contextlib.contextmanager

@@ -45,6 +45,9 @@ class Watcher(Protocol):
     def made(self, optimizer: Optimizer) -> None:
         """Hears of a new optimizer."""
 
+    def loaded(self, state: Any) -> None:
+        """Hears of state that a module has taken over."""
+
     clip_limit: float | None
 
     def clipped(self, parameters: list[torch.Tensor], norm: Any) -> None:
@@ -111,6 +114,7 @@ class Patches:
         self._patch_scaler()
         self._patch_clipping()
         self._patch_loader()
+        self._patch_state()
 
     def take_off(self) -> None:
         """Leaves torch as it was found."""
@@ -233,6 +237,17 @@ class Patches:
 
         self._replace(scaler_type, "step", scaler_step)
         self._replace(scaler_type, "scale", scaler_scale)
+
+    def _patch_state(self) -> None:
+        original = nn.Module.load_state_dict
+
+        @functools.wraps(original)
+        def load(module: nn.Module, state: Any, *args: Any, **kwargs: Any) -> Any:
+            result = original(module, state, *args, **kwargs)
+            self.now.loaded(state)
+            return result
+
+        self._replace(nn.Module, "load_state_dict", load)
 
     def _patch_clipping(self) -> None:
         original = nn.utils.clip_grad_norm_

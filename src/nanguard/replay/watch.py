@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.amp.grad_scaler import OptState
 
+from nanguard.diagnosis.task import Loaded
 from nanguard.guard.optimizers import parameters_of, state_tensors
 from nanguard.numerics import Gradients, all_finite, is_float, local, norm_at_hand, whole
 from nanguard.replay.curves import Curves
@@ -35,6 +36,8 @@ _YOUNG = 4
 # Losses of good steps that are remembered, and batches that a loader may prepare ahead.
 _RECENT = 64
 _AHEAD = 1024
+# Numbers that are looked at when state is loaded: more take seconds.
+_MOST_LOADED = 1 << 26
 
 
 @dataclass
@@ -76,6 +79,8 @@ class Watch(ABC):
         # held no infinity either.
         self._baseline: dict[str, tuple[int, bool, bool]] = {}
         self.curves = Curves()
+        # State that was bad when a module took it over, by its name.
+        self.loaded_bad: dict[str, Loaded] = {}
         # The losses of the last good steps.
         self.recent_losses: deque[float] = deque(maxlen=_RECENT)
         # The samples of batches that a loader has begun, in the order in which it hands them out.
@@ -92,6 +97,18 @@ class Watch(ABC):
         """Notes a new optimizer."""
         self.made_by.append(Made(weakref.ref(optimizer), here()))
         self._models = self._buffers = None
+
+    def loaded(self, state: Any) -> None:
+        """Notes what is bad in state that a module has taken over, where looking is cheap."""
+        held = [(str(n), t) for n, t in dict(state).items() if isinstance(t, torch.Tensor)]
+        floats = [(n, t) for n, t in held if is_float(t) and t.device.type == "cpu"]
+        if sum(t.numel() for _, t in floats) > _MOST_LOADED or all_finite(t for _, t in floats):
+            return
+        site = here()
+        for name, tensor in floats:
+            if not all_finite([tensor]):
+                kind = str(tensor.dtype).removeprefix("torch.")
+                self.loaded_bad[name] = Loaded(kind, bool(torch.isinf(tensor).any()), site)
 
     def scaled(self, scaler: Any, loss: Any) -> None:
         """Notes the loss before it is scaled."""
