@@ -189,7 +189,8 @@ class Live(Watch):
         """Marks the buffers anew: what was loaded is not what a bad step has changed."""
         if not self._aside:
             self._own(lambda: super(Live, self).loaded(state))
-            self._own(self._mark_all)
+            if self.starts.current is None:  # in a step, buffers may be what it has made of them
+                self._own(self._mark_all)
 
     def step(self, optimizer: Optimizer, call: Callable[..., Any], closure: Any) -> Any:
         """Lets an optimizer step if all is well."""

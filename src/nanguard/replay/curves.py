@@ -7,8 +7,12 @@ with few points, for tensors that are small enough to be looked at now and then.
 
 from __future__ import annotations
 
+import contextlib
 import math
 from typing import TYPE_CHECKING
+
+import torch
+from torch import nn
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -43,7 +47,10 @@ class Curves:
             return
         small = [(n, p) for n, p in named.items() if 0 < p.numel() <= _SMALL]
         for name, parameter in small[:_MOST_TENSORS]:
-            if parameter.device.type == "cpu" and parameter.is_floating_point():
+            plain = type(parameter) in (torch.Tensor, nn.Parameter)
+            if not plain or parameter.device.type != "cpu" or not parameter.is_floating_point():
+                continue
+            with contextlib.suppress(RuntimeError, NotImplementedError):  # of unusual types
                 low, high = (float(end) for end in parameter.detach().aminmax())
                 value = low if abs(low) > abs(high) else high
                 if math.isfinite(value):

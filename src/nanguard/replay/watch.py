@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import weakref
 from abc import ABC, abstractmethod
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import nn
 from torch.amp.grad_scaler import OptState
 
 from nanguard.diagnosis.task import Loaded
@@ -23,7 +26,7 @@ from nanguard.tracer.symptom import Symptom
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from torch import Tensor, nn
+    from torch import Tensor
     from torch.optim import Optimizer
 
     from nanguard.tracer.sites import Site
@@ -36,8 +39,10 @@ _YOUNG = 4
 # Losses of good steps that are remembered, and batches that a loader may prepare ahead.
 _RECENT = 64
 _AHEAD = 1024
-# Numbers that are looked at when state is loaded: more take seconds.
-_MOST_LOADED = 1 << 26
+# Numbers that are looked at when state is loaded: more take seconds. And how often that is done:
+# some scripts hand state from one model to another in every step.
+_MOST_LOADED, _LOADS = 1 << 26, 64
+_PLAIN = (torch.Tensor, nn.Parameter)
 
 
 @dataclass
@@ -81,6 +86,7 @@ class Watch(ABC):
         self.curves = Curves()
         # State that was bad when a module took it over, by its name.
         self.loaded_bad: dict[str, Loaded] = {}
+        self._loads = 0
         # The losses of the last good steps.
         self.recent_losses: deque[float] = deque(maxlen=_RECENT)
         # The samples of batches that a loader has begun, in the order in which it hands them out.
@@ -100,15 +106,19 @@ class Watch(ABC):
 
     def loaded(self, state: Any) -> None:
         """Notes what is bad in state that a module has taken over, where looking is cheap."""
-        held = [(str(n), t) for n, t in dict(state).items() if isinstance(t, torch.Tensor)]
-        floats = [(n, t) for n, t in held if is_float(t) and t.device.type == "cpu"]
-        if sum(t.numel() for _, t in floats) > _MOST_LOADED or all_finite(t for _, t in floats):
+        self._loads += 1
+        if self._loads > _LOADS or not isinstance(state, Mapping):
             return
-        site = here()
-        for name, tensor in floats:
-            if not all_finite([tensor]):
-                kind = str(tensor.dtype).removeprefix("torch.")
-                self.loaded_bad[name] = Loaded(kind, bool(torch.isinf(tensor).any()), site)
+        held = [(str(name), t) for name, t in state.items() if type(t) in _PLAIN]
+        floats = [(n, t) for n, t in held if is_float(t) and t.device.type == "cpu"]
+        if sum(t.numel() for _, t in floats) > _MOST_LOADED:
+            return
+        with contextlib.suppress(RuntimeError, NotImplementedError):  # of unusual types
+            for name, tensor in floats:
+                if not all_finite([tensor]):
+                    kind = str(tensor.dtype).removeprefix("torch.")
+                    infinite = bool(torch.isinf(tensor).any())
+                    self.loaded_bad[name] = Loaded(kind, infinite, here())
 
     def scaled(self, scaler: Any, loss: Any) -> None:
         """Notes the loss before it is scaled."""
