@@ -165,13 +165,13 @@ def _bare(op: Any) -> str:
 
 
 def score(folder: Path, names: list[str], device: str, jobs: int) -> dict[str, Any]:
-    """Runs the cases of a set, a few at a time, and prints a line for each."""
+    """Runs the cases of a set, a few at a time, and prints a line for each as soon as it can."""
     cases = [case for case in cases_in(folder) if not names or case.name in names]
-    with ThreadPoolExecutor(jobs) as pool:
-        found = list(pool.map(lambda case: first_incident(case, device=device), cases))
     judged = []
     stated: list[tuple[float, bool]] = []
     alarms = absent = elsewhere = 0
+    pool = ThreadPoolExecutor(jobs)
+    found = pool.map(lambda case: first_incident(case, device=device), cases)
     for case, incident in zip(cases, found, strict=True):
         if case.healthy:
             alarms += incident is not None
@@ -196,6 +196,7 @@ def score(folder: Path, names: list[str], device: str, jobs: int) -> dict[str, A
         print(f"{case.name:20s} {'wrong: ' + ', '.join(wrong) if wrong else 'right'}")
         if wrong and incident:
             print(f"{'':20s} said: {_said(incident)}")
+    pool.shutdown()
     sums: dict[str, Any] = {}
     for column in COLUMNS:
         known = [row[column] for row in judged if row[column] is not None]

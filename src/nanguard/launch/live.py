@@ -36,7 +36,7 @@ from nanguard.launch.tracked import Tracked
 from nanguard.numerics import all_finite, whole
 from nanguard.replay.inplace import InPlace
 from nanguard.replay.patches import Patches
-from nanguard.replay.start import Starts
+from nanguard.replay.starts import Starts
 from nanguard.replay.terms import terms_of
 from nanguard.replay.watch import Watch, is_good, leaves_of, pass_over, single_number
 from nanguard.settings import Settings
@@ -57,8 +57,9 @@ STOPPED = 3
 _AS_IT_IS = contextlib.nullcontext()
 # What guards this process; None if nothing does.
 current: Live | None = None
-# Steps after which parameters are looked at each time, and between two looks from then on.
+# The first steps, after each of which parameters are looked at, and steps between two looks later.
 _CAREFUL = 16
+_SCAN = 64
 # Functions of the script, from the innermost one outwards, that an evaluation is looked for in.
 _OUTWARDS = 4
 # What one replay may take: so many steps' time, and so many seconds at least.
@@ -430,7 +431,7 @@ class Live(Watch):
 
     def look_after(self, optimizer: Optimizer) -> None:
         """Looks at what a step has made of the run, now and then; counts it."""
-        due = self.ordinal < _CAREFUL or self.ordinal % _CAREFUL == 0
+        due = self.ordinal < _CAREFUL or self.ordinal % _SCAN == 0
         symptom = (self.bad_state(optimizer) if due else None) or self.bad_buffers()
         if symptom is not None:
             self.meet(symptom, optimizer)

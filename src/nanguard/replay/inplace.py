@@ -50,7 +50,8 @@ if TYPE_CHECKING:
     from nanguard.replay.data import Drawn
     from nanguard.replay.patches import Patches
     from nanguard.replay.region import Piece
-    from nanguard.replay.start import Start, Starts
+    from nanguard.replay.start import Start
+    from nanguard.replay.starts import Starts
     from nanguard.replay.watch import Watch
 
     Apply = Callable[[Watch, Optimizer, Callable[..., Any]], dict[str, float]]

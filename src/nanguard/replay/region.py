@@ -101,6 +101,7 @@ class Region:
         lines: The lines that it was found from.
         header: The line that is passed before each turn of the loop; None if there is none.
         moves: Whether it changes tensors in place that it was given.
+        changes_losses: Whether it changes its losses in place after their backward pass.
         unpacked: The names that the loop takes its items apart into, for each tuple of them.
     """
 
@@ -121,6 +122,7 @@ class Region:
         self.kind = "function" if loop is None else "loop"
         self.header = None if loop is None or _is_endless(loop) else loop.lineno
         self.moves = False
+        self.changes_losses = False
         holder: Any = owner if loop is None else loop
         body = _without_docstring(holder.body) if loop is None else holder.body
         self._skipped = len(holder.body) - len(body)
