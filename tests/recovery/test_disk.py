@@ -363,6 +363,16 @@ for line in sys.stdin:
 """
 
 
+def _wait_for_change(folder: Path) -> None:
+    before, until = _names_in(folder), time.monotonic() + 60.0
+    while _names_in(folder) == before and time.monotonic() < until:
+        time.sleep(0.005)
+
+
+def _names_in(folder: Path) -> set[str]:
+    return {path.name for path in folder.glob("*")} if folder.exists() else set()
+
+
 def test_kill_9_at_any_moment_never_loses_the_last_good_snapshot(tmp_path: Path):
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     rng = random.Random(11)
@@ -382,7 +392,9 @@ def test_kill_9_at_any_moment_never_loses_the_last_good_snapshot(tmp_path: Path)
             zygote.stdin.write(f"{folder}\n")
             zygote.stdin.flush()
             child = int(zygote.stdout.readline())
-            time.sleep(0.15 + rng.random() * 0.12)
+            # On a busy machine it takes a while until the run has come to where it writes.
+            _wait_for_change(folder / "snapshots")
+            time.sleep(rng.random() * 0.12)
             os.kill(child, signal.SIGKILL)
             assert zygote.stdout.readline().strip() == "dead"
             unfinished += len(list((folder / "snapshots").glob(".*")))
