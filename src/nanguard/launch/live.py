@@ -6,6 +6,7 @@ import atexit
 import builtins
 import contextlib
 import functools
+import inspect
 import math
 import multiprocessing
 import os
@@ -27,6 +28,7 @@ from nanguard.guard.policy import Action, Decision, Policy, Trouble
 from nanguard.launch.attach import is_launcher
 from nanguard.launch.closures import step_with_closure
 from nanguard.launch.incident_writer import BadStep, IncidentWriter
+from nanguard.launch.known_faults import items_drawn
 from nanguard.launch.lastgood import LastGood
 from nanguard.launch.late import Late
 from nanguard.launch.pulse import Pulse
@@ -50,6 +52,7 @@ if TYPE_CHECKING:
     from torch import Tensor
     from torch.optim import Optimizer
 
+    from nanguard.launch.known_faults import Drawn
     from nanguard.launch.options import Options
     from nanguard.replay.start import Start
 
@@ -126,6 +129,8 @@ class Live(Watch):
         self.held: Held | None = None
         self.patches = Patches(self)
         self.starts = Starts(on_left=self._script_left)
+        if self.writer.quarantine is not None:
+            self.left_out = self.writer.quarantine.without_bad
 
     def open(self) -> None:
         """Begins."""
@@ -512,8 +517,10 @@ class Live(Watch):
         self._note_bad(step, optimizer)
         if self.held is not None:
             self.held.restore(self.held.shape)
-        poisoned, decision = self._decide(step)
+        drawn = items_drawn(self.starts)
+        poisoned, decision = self._decide(step, drawn)
         bad = BadStep(symptom, step, ordinal, decision, tuple(self._bad))
+        bad.drawn = drawn
         bad.seconds = statistics.median(self._step_times) if self._step_times else None
         bad.why = _why_not(symptom, poisoned=poisoned)
         starts = starts if bad.why is None else []
@@ -537,7 +544,7 @@ class Live(Watch):
             # The last step of the one that leads belongs to the same round.
             self._pulse.bad(step if leads else self._tried - 1)
 
-    def _decide(self, step: int) -> tuple[bool, Decision]:
+    def _decide(self, step: int, drawn: Drawn) -> tuple[bool, Decision]:
         """Returns whether the run itself is bad by now, and what to do about a bad step."""
         trained = [p for p in self.named_parameters().values() if p.requires_grad]
         poisoned = not all_finite(trained) or self.bad_buffers() is not None
@@ -545,6 +552,8 @@ class Live(Watch):
         wanted = poisoned or self._options.on_bad == "rollback"
         can_roll_back = wanted and self._last_good.is_there
         trouble = Trouble(step, poisoned=poisoned, can_roll_back=can_roll_back)
+        if not self.together.active:  # ranks know of their own samples only, and decide alike
+            trouble = self.writer.with_known(trouble, drawn)
         return poisoned, self._policy.bad(trouble)
 
     @staticmethod
@@ -709,13 +718,28 @@ class Live(Watch):
 
     def _left_in(self, frame: FrameType | None) -> None:
         """Notes the step that the script is about to leave, if its numbers are bad."""
-        start = self.starts.current
         self._left.ends = True
-        while (start is None or start.site is None) and frame is not None:
-            its = start is None or frame.f_code is start.region.code
-            if its and self._left.note(start or self._begun_in(frame), frame.f_locals):
-                break
+        frames: list[FrameType] = []
+        while frame is not None:
+            frames.append(frame)
             frame = frame.f_back
+        start = self.starts.current
+        if start is None or start.site is None:
+            self._note_left(frames)
+
+    def _note_left(self, frames: list[FrameType]) -> None:
+        """Notes the step that some frames, the innermost first, have left, if a number is bad."""
+        start = self.starts.current
+        given = None
+        for frame in frames:
+            if start is None:
+                handed = _bad_number_given(frame)
+                given = given if handed is None else handed
+                begun = self._begun_in(frame) if handed is None else None
+            else:
+                begun = start if frame.f_code is start.region.code else None
+            if begun is not None and self._left.note(begun, frame.f_locals, given):
+                break
 
     def _begun_in(self, frame: FrameType) -> Start | None:
         """Returns a start of the code around a frame, where steps are not seen to begin.
@@ -745,15 +769,11 @@ class Live(Watch):
 
     def _ended_by(self, trace: TracebackType | None) -> None:
         """Reports the step that the script has ended at, if its numbers were bad."""
-        start = self.starts.current
         frames: list[FrameType] = []
         while trace is not None:
             frames.insert(0, trace.tb_frame)
             trace = trace.tb_next
-        for frame in frames:
-            its = start is None or frame.f_code is start.region.code
-            if its and self._left.note(start or self._begun_in(frame), frame.f_locals):
-                break
+        self._note_left(frames)
         found = self._left.take()
         if found is not None:
             self._report_left(*found, "the script ended itself")
@@ -764,6 +784,17 @@ class Live(Watch):
         loss = next((float(x) for start in starts for x in start.losses), None)
         symptom = Symptom("gradient", kind, loss, norm)
         self._report_by_script(symptom, starts, "the script did not make the step")
+
+    def _meet_unused_gradient(self) -> None:
+        """Reports gradients that were bad when the script ended, with which no step was made."""
+        optimizer = next(iter(self.optimizers()), None)
+        starts = [start for start in self.starts.ended if not start.reported]
+        if self._aside or optimizer is None or not starts:
+            return
+        loss, gradient = self.verdict(optimizer)
+        symptom = loss or gradient
+        if symptom is not None:
+            self._report_by_script(symptom, starts, "the script ended itself")
 
     def _report_left(self, start: Start, value: float, how: str) -> None:
         symptom = Symptom("loss", "nan" if math.isnan(value) else "inf", value)
@@ -778,7 +809,7 @@ class Live(Watch):
         tried = self._left.count + self.ordinal
         reason = f"{how}; {self._left.count} of {tried} steps so far"
         bad = BadStep(symptom, step, self.ordinal, Decision(Action.SKIP, reason), tuple(self._bad))
-        bad.known = {"by_script": True}
+        bad.known, bad.drawn = {"by_script": True}, items_drawn(self.starts)
         for start in starts:
             start.reported = True
         if self.writer.report(bad):
@@ -794,6 +825,7 @@ class Live(Watch):
             return
         self._late.close()
         self._own(self._meet_left)
+        self._own(self._meet_unused_gradient)
         if self._bad or self._left.count:
             self.writer.summary(self.ordinal, len(self._bad) + self._left.count)
         if self._pulse is not None:
@@ -809,6 +841,26 @@ class Live(Watch):
             return all_finite([p for p in self.named_parameters().values() if p.requires_grad])
         except RuntimeError:  # of a device that has failed
             return True
+
+
+def _bad_number_given(frame: FrameType) -> Any:
+    """Returns the bad number that a function was given; None if there is none.
+
+    Such a function only looks at the number: whoever called it has made it.
+    """
+    code = frame.f_code
+    count = code.co_argcount + code.co_kwonlyargcount
+    count += bool(code.co_flags & inspect.CO_VARARGS) + bool(code.co_flags & inspect.CO_VARKEYWORDS)
+    for name in code.co_varnames[:count]:
+        value: Any = frame.f_locals.get(name)
+        several = list(value.values()) if isinstance(value, dict) else value
+        for each in several if isinstance(several, (list, tuple)) else [several]:
+            single = isinstance(each, torch.Tensor) and each.numel() == 1
+            if single and not is_good(each.detach()):
+                return each
+            if isinstance(each, float) and not math.isfinite(each):
+                return each
+    return None
 
 
 def _why_not(symptom: Symptom, *, poisoned: bool) -> str | None:
@@ -839,19 +891,20 @@ class _LeftByScript:
         self.read = False
         self._found: tuple[Start, float] | None = None
 
-    def note(self, start: Start | None, names: Any) -> bool:
+    def note(self, start: Start | None, names: Any, given: Any = None) -> bool:
         """Notes a step that was left, if a number that it has made is bad; returns whether it is.
 
         Args:
             start: What it began with; None if nobody knows.
             names: The names of its code, as they were when it was left.
+            given: A bad number that the code has handed to a function; None if there is none.
         """
         if start is None:
             return False
         made = {n: names[n] for n in start.piece.stores if n in names}
         # A number that was there before tells nothing about this step.
         made = {n: value for n, value in made.items() if start.before.get(n) != id(value)}
-        for value in made.values():
+        for value in (*made.values(), given):
             graph = isinstance(value, torch.Tensor) and value.requires_grad and value.numel() == 1
             if graph and not is_good(value.detach()):
                 self.add(start, float(value.detach()))

@@ -266,6 +266,7 @@ class InPlace:
             self.announce(task, variant.number)
         replay = ReplayedStep(task, self._run, start, together=self._together, reads=self._reads)
         replay.indices, replay.drawn = [], [(b, i) for _, b, i in self._starts.batches]
+        replay.began_with = [*start.names.values(), *(start.whole or {}).values()]
         replay.streams = variant.streams
         versions = [(t, t._version) for t in start.names.values() if _has_version(t)]
         with self._as_before(start, variant.streams) as stack:

@@ -230,10 +230,15 @@ class MadeStep(ReplayedStep):
 
 
 def scalars_in(names: dict[str, Any]) -> list[Tensor]:
-    """Returns the single numbers among some names that a graph leads to, bad ones first."""
+    """Returns the single numbers among some names that a graph leads to, bad ones first.
+
+    Methods keep theirs in attributes.
+    """
+    own = names.get("self")
+    held = vars(own).values() if hasattr(own, "__dict__") else ()
     found = [
         value.detach()
-        for value in names.values()
+        for value in (*names.values(), *held)
         if issubclass(type(value), torch.Tensor)
         and value.numel() == 1
         and value.is_floating_point()

@@ -197,6 +197,14 @@ class Given:
         return any(tensor._version != version for tensor, version in self._versions)
 
 
+def bytes_of(batch: Any) -> int:
+    """Returns how many bytes the tensors of a batch take, those right in it."""
+    parts = batch.values() if isinstance(batch, (dict, UserDict)) else batch
+    several = isinstance(batch, (dict, UserDict, list, tuple))
+    tensors = [t for t in (parts if several else (batch,)) if isinstance(t, torch.Tensor)]
+    return sum(t.numel() * t.element_size() for t in tensors)
+
+
 def is_part(value: object, batch: dict[Any, Any] | UserDict[Any, Any]) -> bool:
     """Returns whether a value is a batch, or what is left of it."""
     return isinstance(value, (dict, UserDict)) and bool(value) and value.keys() <= batch.keys()

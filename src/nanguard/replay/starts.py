@@ -27,6 +27,7 @@ from nanguard.replay.start import (
     Ambient,
     Given,
     Start,
+    bytes_of,
     copied,
     devices_in_use,
     is_generator,
@@ -77,6 +78,9 @@ _UNRECORDED = 2
 _SETTLED = 2
 # Batches that a loader may be ahead of the loop, and one.
 _AHEAD = 3
+# Batches that are remembered: a few, as loaders look ahead and a device tells late, and all of a
+# step that adds up the gradients of several, as long as these do not take too many bytes.
+_LEAST_BATCHES, _MOST_BATCHES, _BATCH_BYTES = 3, 64, 256 << 20
 # Objects of the script whose attributes are remembered.
 _OBJECTS = 8
 _LONG = hasattr(sys, "monitoring")
@@ -108,7 +112,10 @@ class Starts:
         self.ended: list[Start] = []
         self.why_not: str | None = None
         self.streams = RandomStreams([])
-        self.batches: deque[tuple[Any, Any, list[int]]] = deque(maxlen=3)
+        self.batches: deque[tuple[Any, Any, list[int]]] = deque(maxlen=_MOST_BATCHES)
+        # How many batches were handed out in the last two steps, and since then.
+        self._drawn_in: deque[int] = deque(maxlen=2)
+        self._drawn_since = 0
         self.paused = False
         self._long = long
         self._thread: int | None = None
@@ -167,6 +174,9 @@ class Starts:
         if not self.is_on:
             return
         self.batches.append((loader, batch, indices))
+        self._drawn_since += 1
+        if len(self.batches) > _LEAST_BATCHES:
+            self._forget_batches(_BATCH_BYTES // max(1, bytes_of(batch)))
         self._since = [*self._since[-2:], batch]
         if not self._long:
             self._given.append(Given(batch, copies=self._moves))
@@ -176,6 +186,10 @@ class Starts:
                 self.current.later.given.append(batch)
         elif not self._long and self._regions:
             self._earlier, self._taken_by_batch = self.streams.capture(), True
+
+    def _forget_batches(self, most: int) -> None:
+        while len(self.batches) > max(_LEAST_BATCHES, most):
+            self.batches.popleft()
 
     def before_backward(self, losses: list[Tensor]) -> None:
         """Ends the start that is going on with a backward pass."""
@@ -251,6 +265,9 @@ class Starts:
             if start.lost_losses:
                 start.region.changes_losses = True
         self.current, self._since = None, []
+        self._drawn_in.append(self._drawn_since)
+        self._drawn_since = 0
+        self._forget_batches(sum(self._drawn_in))
         self._calls.clear()
         if self._hook is not None:
             frame = outside(sys._getframe(1))

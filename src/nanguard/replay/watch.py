@@ -81,6 +81,8 @@ class Watch(ABC):
         # The samples of batches that a loader has begun, in the order in which it hands them out.
         self.chosen: weakref.WeakKeyDictionary[Any, deque[list[int]]]
         self.chosen = weakref.WeakKeyDictionary()
+        # Takes a data set and the samples chosen for a batch, and leaves out those known to be bad.
+        self.left_out: Callable[[Any, Any], Any] | None = None
         self._models: list[nn.Module] | None = None
         self._buffers: dict[str, Tensor] | None = None
 
@@ -166,6 +168,17 @@ class Watch(ABC):
     def next_batch(self, own: Any, draw: Callable[[], Any]) -> Any:
         """Hands on a batch of a loader."""
         return draw()
+
+    def choose(self, own: Any, draw: Callable[[], Any]) -> Any:
+        """Returns which samples a loader takes for its next batch, without those left out."""
+        indices = draw()
+        if self.left_out is not None:
+            kept = self.left_out(own._dataset, indices)
+            while kept is None:
+                kept = self.left_out(own._dataset, draw())
+            indices = kept
+        self.chose(own, indices)
+        return indices
 
     def chose(self, own: Any, indices: Any) -> None:
         """Notes which samples a loader takes for a batch that it will hand out."""
