@@ -1,1 +1,1 @@
-"""Damaged and hostile files for ``nanguard check``: made, checked, and compared with other readers."""
+"""Damaged and hostile files for ``nanguard``: made, checked, compared with other readers."""

@@ -1,8 +1,8 @@
 """Fuzzes ``nanguard check``, ``explain`` and ``report``; see ``CONTRIBUTING.md``.
 
-    python -m benchmarks.fuzz --seconds 600 --processes 2      # what make fuzz does
-    python -m benchmarks.fuzz --count 100000 --seed 3 torch safetensors
-    python -m benchmarks.fuzz --again torch 4711               # one input by its number
+python -m benchmarks.fuzz --seconds 600 --processes 2      # what make fuzz does
+python -m benchmarks.fuzz --count 100000 --seed 3 torch safetensors
+python -m benchmarks.fuzz --again torch 4711               # one input by its number
 """
 
 from __future__ import annotations

@@ -90,7 +90,9 @@ class Verdict:
     failed: str = ""
 
 
-def _here(work: Any, items: Any, scan: Any, *, files: Any = None, lost: Any = None) -> Iterator[Any]:
+def _here(
+    work: Any, items: Any, scan: Any, *, files: Any = None, lost: Any = None
+) -> Iterator[Any]:
     """Reads files in this process, which is one that may die."""
     del files, lost
     yield from (work(item, scan) for item in items)
@@ -137,7 +139,9 @@ def _shown(kind: str, path: Path) -> Verdict:
         if kind == "incident":
             found = incident.read(path)
             with Path(os.devnull).open("w") as nowhere:
-                Console(file=nowhere, width=100).print(incident_page(found, folder=str(path.parent)))
+                Console(file=nowhere, width=100).print(
+                    incident_page(found, folder=str(path.parent))
+                )
         runs = [open_run(one, Scan(threads=1)) for one in find_runs([str(path.parent)])]
         for run in runs:
             judge(run)
@@ -284,7 +288,7 @@ class _Lane:
         self._start()
 
     def _drain(self) -> None:
-        os.set_blocking(self._pipe, True)  # noqa: FBT003
+        os.set_blocking(self._pipe, True)
         while said := os.read(self._pipe, 1 << 16):
             self._rest += said
         os.close(self._pipe)
@@ -306,7 +310,7 @@ class _Lane:
             finally:
                 os._exit(code)
         os.close(end)
-        os.set_blocking(self._pipe, False)  # noqa: FBT003
+        os.set_blocking(self._pipe, False)
 
     def _work(self, pipe: int) -> None:
         """Checks inputs until there are no more."""
@@ -382,7 +386,10 @@ def as_a_user(kind: str, data: bytes) -> tuple[str, str]:
     with tempfile.TemporaryDirectory(prefix="nanguard-fuzz-", dir=_quick_disk()) as scratch:
         path = Path(scratch, KINDS[kind].file)
         path.write_bytes(data)
-        words = {"incident": ["explain", path.parent], "run": ["report", path.parent, "-o", "r.html"]}
+        words = {
+            "incident": ["explain", path.parent],
+            "run": ["report", path.parent, "-o", "r.html"],
+        }
         command = words.get(kind, ["check", "--format", "json", "--no-cache", path])
         try:
             done = subprocess.run(  # noqa: S603 - our own command

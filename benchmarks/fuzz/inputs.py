@@ -1,8 +1,8 @@
 """The kinds of files that are fuzzed, where their seeds are, and the input of any number.
 
 Seeds are the labelled corpora of the tests, small files of torch in ``seeds``, in which most bytes
-are structure (``torch.save`` of a few tensors), and a few that are made here. Input ``n`` of a seed is
-the same on every machine that has the same files.
+are structure, and a few that are made here. Input ``n`` of a seed is the same on every machine that
+has the same files.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ KINDS: dict[str, Kind] = {
     "toml": Kind("config.toml", "words", ("configs/own/*/*.toml",)),
     "csv": Kind("train.csv", "text", ("data_cases/own/**/*.csv",)),
     "jsonl": Kind("train.jsonl", "lines", ("data_cases/own/**/*.jsonl",)),
-    "json-data": Kind("train.json", "json", ("data_cases/o*/**/*.json",)),
+    "json-data": Kind("train.json", "json"),
     "parquet": Kind("train.parquet", "bytes", ("data_cases/o*/**/*.parquet",)),
     "arrow": Kind("train.arrow", "bytes", ("data_cases/own/**/*.arrow",)),
     "npy": Kind("train.npy", "bytes", ("data_cases/o*/**/*.npy",)),
@@ -66,7 +66,7 @@ KINDS: dict[str, Kind] = {
 @functools.cache
 def seeds(kind: str) -> list[bytes]:
     """Returns the seeds of a kind, in a fixed order; at least one."""
-    made = _MADE.get(kind, lambda: [])()
+    made = _MADE.get(kind, list)()
     found = sorted({path for pattern in KINDS[kind].seeds for path in TESTS.glob(pattern)})
     found += sorted((Path(__file__).parent / "seeds" / kind).glob("*"))
     small = [p for p in found if p.is_file() and 0 < p.stat().st_size <= _LARGEST_SEED]
@@ -99,6 +99,11 @@ def _notebooks() -> list[bytes]:
     return out
 
 
+def _lists() -> list[bytes]:
+    rows = [data.splitlines()[:20] for data in seeds("jsonl")]
+    return [b"[" + b",\n".join(lines) + b"]" for lines in rows]
+
+
 def _incidents() -> list[bytes]:
     step = {"where": "loss", "kind": "nan", "loss": "nan", "grad_norm": 3.1, "terms": {"a": 2.1}}
     origin = {"phase": "forward", "op": "aten.log", "module": "head", "file": "train.py",
@@ -118,8 +123,9 @@ def _incidents() -> list[bytes]:
         "run": {"command": ["python", "train.py"], "folder": "/", "ordinal": 7, "ranks": 1,
                 "seconds": 1.5, "torch": "2.4", "python": "3.11"},
     }  # fmt: skip
-    return [json.dumps(incident, indent=1).encode(), json.dumps({"schema": incident["schema"],
-            "step": 1, "rank": 0, "symptom": step, "replay": {"verdict": "not-replayed"}}).encode()]  # fmt: skip
+    short = {name: incident[name] for name in ("schema", "step", "rank", "symptom")}
+    short["replay"] = {"verdict": "not-replayed"}
+    return [json.dumps(one, indent=1).encode() for one in (incident, short)]
 
 
 def _events() -> list[bytes]:
@@ -138,6 +144,7 @@ def _events() -> list[bytes]:
 
 _MADE: dict[str, Any] = {
     "notebook": _notebooks,
+    "json-data": _lists,
     "incident": _incidents,
     "run": _events,
 }

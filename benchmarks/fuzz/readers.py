@@ -113,12 +113,13 @@ def _tensorboard(path: Path) -> None:
         try:
             reader.GetNext()
         except Exception as error:
-            if "Truncated" in str(error) or type(error).__name__ == "OutOfRangeError":
+            if "truncated" in str(error).lower() or type(error).__name__ == "OutOfRangeError":
                 return
             raise
         Event.FromString(reader.record())
 
 
+# Logs of lines have no reader of their own: a line that is no JSON belongs into a log.
 READERS: dict[str, Callable[[Path], None]] = {
     "torch": _torch,
     "torch-legacy": _torch,
@@ -131,7 +132,6 @@ READERS: dict[str, Callable[[Path], None]] = {
     "json-config": _json,
     "json-data": _json,
     "jsonl": _json_lines,
-    "jsonl-log": _json_lines,
     "trainer-state": _json,
     "yaml": _yaml,
     "toml": _toml,

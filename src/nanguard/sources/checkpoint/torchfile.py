@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from nanguard.sources.checkpoint.dtypes import Dtype
 
 MAGIC = 0x1950A86A20F9469CFC6C
+# The only version there ever was of the older format.
+VERSION = 1001
 MAX_NESTED = 1000
 # Of all compressed files of an archive together.
 MAX_UNPACKED = 1 << 26
@@ -229,9 +231,11 @@ def _legacy_parts(blob: Blob, at: int) -> tuple[Pickled, dict[str, Storage]]:
     """
     names: dict[str, Global] = {}
     try:
-        for _ in range(2):  # the version of the format, and facts about the machine
+        for version in (VERSION, None):  # that of the format; then facts about the machine
             about = read_pickle(blob, at)
             names, at = {**names, **about.names}, about.end
+            if version is not None and about.value != version:
+                raise DamagedError(f"the version of its format is {str(about.value)[:40]}")
         pickled = read_pickle(blob, at)
         names = pickled.names = {**names, **pickled.names}
         return pickled, _lined_up(blob, pickled)

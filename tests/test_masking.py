@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from nanguard.sources.run.secrets import hidden
+from nanguard.masking import hidden
 
 
 @pytest.mark.parametrize(
