@@ -66,7 +66,7 @@ KINDS: dict[str, Kind] = {
 @functools.cache
 def seeds(kind: str) -> list[bytes]:
     """Returns the seeds of a kind, in a fixed order; at least one."""
-    made = _MADE.get(kind, list)()
+    made: list[bytes] = _MADE[kind]() if kind in _MADE else []
     found = sorted({path for pattern in KINDS[kind].seeds for path in TESTS.glob(pattern)})
     found += sorted((Path(__file__).parent / "seeds" / kind).glob("*"))
     small = [p for p in found if p.is_file() and 0 < p.stat().st_size <= _LARGEST_SEED]

@@ -71,7 +71,7 @@ def mutated(data: bytes, others: Sequence[bytes], form: str, rng: random.Random)
     return data
 
 
-def _at(data: bytes, rng: random.Random) -> int:
+def _at(data: bytes | bytearray, rng: random.Random) -> int:
     """Returns a place; the beginning and the end of a file are where its structure is."""
     where = rng.random()
     if where < 0.25:
@@ -188,7 +188,8 @@ def _tree(data: bytes, others: Sequence[bytes], rng: random.Random) -> bytes:
     holder: list[Any] = [tree]
     _change_in(holder, rng)
     indent = rng.choice((None, 1))
-    return json.dumps(holder[0], indent=indent).encode("utf-8", "surrogatepass")
+    text = json.dumps(holder[0], indent=indent)
+    return text.encode("utf-8", "surrogatepass")
 
 
 def _change_in(holder: Any, rng: random.Random) -> None:

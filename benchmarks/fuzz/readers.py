@@ -44,7 +44,7 @@ def _torch(path: Path) -> None:
 def _safetensors(path: Path) -> None:
     import safetensors
 
-    safetensors.deserialize(path.read_bytes())
+    safetensors.deserialize(path.read_bytes())  # type: ignore[no-untyped-call]
 
 
 def _parquet(path: Path) -> None:
@@ -58,7 +58,7 @@ def _arrow(path: Path) -> None:
 
     data = path.read_bytes()
     if data.startswith(b"ARROW1"):
-        polars.read_ipc(io.BytesIO(data), memory_map=False)
+        polars.read_ipc(io.BytesIO(data))
     else:
         polars.read_ipc_stream(io.BytesIO(data))
 

@@ -247,7 +247,8 @@ def _put_aside(folder: Path, name: str, keeps: Callable[[dict[str, Any]], bool])
         content = path.read_bytes()
     except FileNotFoundError:
         return 0
-    kept, others = [], []
+    kept: list[bytes] = []
+    others: list[bytes] = []
     for line in content.splitlines(keepends=True):
         (kept if keeps(_decoded(line)) else others).append(line)
     if others:

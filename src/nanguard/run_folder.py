@@ -120,7 +120,7 @@ class FolderLock:
             return False  # another guard of this process, which is over or was forgotten
         here = all(owner.get(key) == self._mine[key] for key in ("host", "namespace"))
         if here:
-            return _started(owner["pid"]) == owner["started"]
+            return bool(_started(owner["pid"]) == owner["started"])
         return self._shows_life()
 
     def _shows_life(self) -> bool:

@@ -17,7 +17,7 @@ import shutil
 import stat
 import threading
 import time
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any, cast
 
 import torch
 
@@ -256,7 +256,7 @@ def save_tree(tree: dict[str, Any], path: Path) -> None:
     with open_private(path) as file:
         noted = _Noting(file)
         try:
-            torch.save(portable(tree), noted)
+            torch.save(portable(tree), cast("IO[bytes]", noted))
         except RuntimeError as error:
             # Torch says "unexpected pos" about whatever the system said.
             raise noted.error or error from error

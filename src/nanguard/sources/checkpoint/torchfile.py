@@ -139,7 +139,7 @@ class _Archived(_Outside):
                 raise DamagedError(f"{name} is not in the archive")
             self.known[name] = self._file(entry)
         found = self.known[name]
-        if found.nbytes < nbytes:
+        if found.nbytes != nbytes:
             raise DamagedError(f"{name} has {found.nbytes:,} bytes of {nbytes:,}")
         return found
 
@@ -164,8 +164,10 @@ def _archive(blob: Blob, nesting: _Nesting) -> TorchFile:
     root = min(pickles, key=len).removesuffix("data.pkl")
     if not {f"{root}version", f"{root}.data/version"} & entries.keys():
         raise DamagedError("the archive has no version, which torch asks for first")
-    for entry in entries.values():  # torch refuses an archive of which one file is not there
+    for name, entry in entries.items():  # torch refuses an archive of which one file is not there
         data_offset(blob, entry)
+        if not name.startswith(root):
+            raise DamagedError(f"{name[:100]!r} in the archive does not lie in {root[:100]!r}")
     script = any(name.startswith(f"{root}code/") for name in entries)
     pickle = _part(blob, entries[f"{root}data.pkl"])
     sources = _Archived(blob, pickle, entries, f"{root}data/", nesting)

@@ -96,7 +96,9 @@ def _directory(blob: Blob) -> tuple[int, int, int, int]:
     end = at + found
     locator = read(blob, end - 20, 20) if end >= 20 else b""
     if locator.startswith(_LOCATOR):
-        end = struct.unpack_from("<Q", locator, 8)[0]
+        end, parts = struct.unpack_from("<QI", locator, 8)
+        if parts != 1:
+            raise DamagedError("the directory says that the archive is in several parts")
         record = read(blob, end, 56) if end < blob.size else b""
         if len(record) < 56 or not record.startswith(_END64):
             raise DamagedError("the archive has no directory where it says")
