@@ -277,3 +277,14 @@ def test_your_own_checkpoint_puts_the_record_back_as_well(tmp_path: Path):
     guard.load_state_dict(state)
     guard.close()
     assert steps_of(tmp_path) == list(range(6))
+
+
+def test_a_run_that_was_killed_before_its_first_snapshot_begins_its_record_anew(tmp_path: Path):
+    for killed_after in (3, None):
+        run = Run()
+        guard = run.make_guard(run_dir=tmp_path, snapshot_every=5, disk_every=5)
+        assert not guard.resume()
+        train(run, guard, batches(8), 1, until=killed_after)
+        guard._parts.journal.record.flush()
+        guard._parts.journal.record.close()
+    assert steps_of(tmp_path) == list(range(8))

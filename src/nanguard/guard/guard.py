@@ -253,6 +253,8 @@ class Guard:
         self._place.refuse_inside_loop("guard.resume()")
         manifest = self._recovery.resume()
         if manifest is None:
+            # The run begins anew; what one left behind that came to no snapshot is not its record.
+            self._parts.journal.go_back(self.steps, self.epoch)
             return False
         message = f"resumed after update {manifest['update']}"
         again = self._parts.journal.go_back(self.steps, self.epoch)
