@@ -405,7 +405,11 @@ def test_kill_9_at_any_moment_never_loses_the_last_good_snapshot(tmp_path: Path)
             zygote.stdin.write(f"{folder}\n")
             zygote.stdin.flush()
             child = int(zygote.stdout.readline())
-            time.sleep(0.15 + rng.random() * 0.12)
+            before, waited = finished(folder / "snapshots"), 0
+            while finished(folder / "snapshots") == before and waited < 4000:
+                time.sleep(0.005)
+                waited += 1
+            time.sleep(rng.random() * 0.08)
             os.kill(child, signal.SIGKILL)
             assert zygote.stdout.readline().strip() == "dead"
             unfinished += len(list((folder / "snapshots").glob(".*")))

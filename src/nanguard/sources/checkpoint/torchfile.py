@@ -177,6 +177,7 @@ def _archive(blob: Blob, nesting: _Nesting) -> TorchFile:
         if written not in (b"little", b"big"):
             raise DamagedError(f"the order of its bytes is {written!r}")
         sources.swapped = written == b"big"
+    _refuse_words(blob, entries, root)
     pickled = read_pickle(pickle)
     found = TorchFile(_walked(pickled, sources), pickled.names, script)
     constants = entries.get(f"{root}constants.pkl")
@@ -185,6 +186,23 @@ def _archive(blob: Blob, nesting: _Nesting) -> TorchFile:
         more = _Archived(blob, pickle, entries, f"{root}constants/", nesting)
         found.tree.tensors += walk(read_pickle(pickle).value, more).tensors
     return found
+
+
+def _refuse_words(blob: Blob, entries: dict[str, Entry], root: str) -> None:
+    """Refuses what torch fails on before it comes to the tensors.
+
+    Raises:
+        DamagedError: The alignment of storages is no number, or the mark of the writer no text.
+    """
+    alignment = entries.get(f"{root}.storage_alignment")
+    if alignment is not None and not read(_part(blob, alignment), 0, 40).strip().isdigit():
+        raise DamagedError("the alignment of its storages is no number")
+    mark = entries.get(f"{root}.data/serialization_id")
+    if mark is not None:
+        try:
+            read(_part(blob, mark), 0, 1 << 12).decode("utf-8")
+        except UnicodeDecodeError as error:
+            raise DamagedError("its serialization_id is no text") from error
 
 
 def _walked(pickled: Pickled, sources: _Outside) -> Tree:
