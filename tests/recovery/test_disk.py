@@ -301,6 +301,29 @@ def test_a_write_that_fails_leaves_nothing_behind(tmp_path: Path, monkeypatch: A
     assert newest(made)[0]["update"] == 1
 
 
+def test_a_full_disk_is_called_what_it_is(tmp_path: Path, monkeypatch: Any):
+    """Torch itself speaks of an unexpected position in an archive."""
+    monkeypatch.setattr(disk, "open_private", lambda _path: open("/dev/full", "wb", buffering=0))
+    with pytest.raises(OSError, match="No space left on device"):
+        snapshots(tmp_path).write(tree(2), update=2, step=2)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_snapshots_are_the_users_alone(tmp_path: Path):
+    before = os.umask(0)
+    try:
+        path = snapshots(tmp_path / "run" / "snapshots").write(tree(1), update=1, step=1)
+    finally:
+        os.umask(before)
+    modes = {p.name: oct(p.stat().st_mode & 0o777) for p in (path.parent, path, *path.iterdir())}
+    assert modes == {
+        "snapshots": "0o700",
+        path.name: "0o700",
+        "state.pt": "0o600",
+        "manifest.json": "0o600",
+    }
+
+
 FULL_DISK = """
 import json, resource, signal, sys
 import torch
