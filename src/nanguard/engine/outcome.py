@@ -80,6 +80,7 @@ class FileOutcome:
         checked: Whether it was looked at.
         not_checked: What was left out, and why.
         suppressed: How many findings a comment in the file allows.
+        needs: The other files that were looked into for it.
     """
 
     path: str
@@ -87,6 +88,7 @@ class FileOutcome:
     checked: bool = True
     not_checked: list[NotChecked] = field(default_factory=list)
     suppressed: int = 0
+    needs: tuple[str, ...] = ()
 
     @classmethod
     def left_out(

@@ -26,13 +26,25 @@ _SAME = (
 
 
 class Names:
-    """The names a module imports, and what they stand for."""
+    """The names a module imports, and what they stand for.
+
+    Attributes:
+        imports: The dotted path of each imported name.
+        origins: For each name, how many folders up its import begins, and the parts of its path.
+        roots: The first parts of all paths.
+    """
 
     def __init__(self, statements: Iterable[ast.stmt]) -> None:
         self.imports: dict[str, str] = {}
+        self.origins: dict[str, tuple[int, tuple[str, ...]]] = {}
         for node in statements:
             if isinstance(node, ast.Import):
                 for alias in node.names:
+                    parts = tuple(alias.name.split("."))
+                    self.origins[alias.asname or parts[0]] = (
+                        0,
+                        parts if alias.asname else parts[:1],
+                    )
                     if alias.asname:
                         self.imports[alias.asname] = alias.name
                     else:
@@ -40,8 +52,11 @@ class Names:
                         self.imports[top] = top
             elif isinstance(node, ast.ImportFrom):
                 prefix = "." * node.level + (node.module or "")
+                module = tuple(node.module.split(".")) if node.module else ()
                 for alias in node.names:
-                    self.imports[alias.asname or alias.name] = f"{prefix}.{alias.name}"
+                    name = alias.asname or alias.name
+                    self.imports[name] = f"{prefix}.{alias.name}"
+                    self.origins[name] = (node.level, (*module, alias.name))
         self.roots = {path.lstrip(".").partition(".")[0] for path in self.imports.values()}
 
     def imported(self, *packages: str) -> bool:
@@ -58,6 +73,15 @@ class Names:
             return ""
         parts.append(self.imports[node.id])
         return canonical(".".join(reversed(parts)))
+
+    def origin(self, node: ast.expr) -> tuple[int, tuple[str, ...]] | None:
+        """Returns where an expression is imported from: folders up, and the parts of its path."""
+        parts: list[str] = []
+        while isinstance(node, ast.Attribute):
+            parts.append(node.attr)
+            node = node.value
+        found = self.origins.get(node.id) if isinstance(node, ast.Name) else None
+        return (found[0], (*found[1], *reversed(parts))) if found else None
 
 
 def canonical(path: str) -> str:
