@@ -46,6 +46,10 @@ _ALIASES = {
     "isneginf": "isneginf",
     "isposinf": "isposinf",
 }
+# What gives a module back that computes the same.
+_WRAPPERS = frozenset(
+    {"DataParallel", "DistributedDataParallel", "FullyShardedDataParallel"}
+)
 # Where operations on numbers come from.
 _TORCH = ("torch.", "math.", "numpy.", "einops.", "torchvision.")
 
@@ -57,7 +61,7 @@ class Calls(Binding):
         path = self.code.names.path(node.func)
         if not path and isinstance(node.func, ast.Attribute):
             return self._method(node, node.func)
-        if path and self.code.project is not None:
+        if self.code.project is not None and (path or self.code.names.stars):
             made = self._elsewhere(node)
             if made is not None:
                 return made
@@ -129,6 +133,8 @@ class Calls(Binding):
         if last[:1].isupper() and last not in ("Tensor", "FloatTensor"):
             made = self.make("new", node, inputs, keywords, event=True)
             made.path = path
+            if last in _WRAPPERS and inputs:
+                made.cls = self.class_of(inputs[0])
             return made
         if not path.startswith(_TORCH):
             made = self.make("call", node, inputs, keywords, event=True)
@@ -244,6 +250,8 @@ class Calls(Binding):
                 return self._local(node, method, inputs, keywords, callee)
             return self._unknown_call(node, callee, inputs, keywords)
         layer = callee.core
+        while layer.path.rpartition(".")[2] in _WRAPPERS and layer.inputs:
+            layer = layer.inputs[0].core
         last = layer.path.rpartition(".")[2] if layer.op == "new" else ""
         if last == "Sequential" and layer.inputs:
             final = layer.inputs[-1]

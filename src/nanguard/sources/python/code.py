@@ -159,18 +159,26 @@ class Code:
 
     def found(self, node: ast.expr) -> Function | Class | Value | None:
         """Returns what an imported name stands for in another file of the project."""
-        origin = self.names.origin(node) if self.project is not None else None
-        if origin is None or self.project is None:
+        if self.project is None:
             return None
-        return self.project.find(self.text.path, *origin)
+        origin = self.names.origin(node)
+        if origin is not None:
+            return self.project.find(self.text.path, *origin)
+        if not self.names.stars or not isinstance(node, ast.Name):
+            return None
+        starred = (
+            self.project.find(self.text.path, up, (*module, node.id))
+            for up, module in self.names.stars
+        )
+        return next((found for found in starred if found is not None), None)
 
     def ready(self, cls: Class) -> None:
-        """Sees to it that the attributes of a class of another file are known."""
+        """Sees to it that the attributes of a class are known."""
         for ancestor in cls.line_of_descent():
-            if ancestor.home is not None and ancestor.home is not self:
-                for first in _FIRST:
-                    if first in ancestor.methods:
-                        ancestor.home._read_function(ancestor.methods[first])
+            home = ancestor.home or self
+            for first in _FIRST:
+                if first in ancestor.methods and ancestor.methods[first].state == "new":
+                    home._read_function(ancestor.methods[first])
 
     def class_meant(self, name: str, arguments: int) -> Class | None:
         """Returns the module of the file that a variable of this name is an instance of.
@@ -291,6 +299,7 @@ class Code:
         for cls in self.classes.values():
             self._class_body(flow, cls)
         flow.body(self.tree.body)
+        self.globals = flow.env  # branches make new ones
         self.module.state = "read"
 
     def _read_functions(self) -> None:
@@ -334,6 +343,18 @@ class Code:
         flow.body(function.node.body)
         function.state = "read"
 
+    def _given(self, function: Function, place: int, name: str, value: Value) -> None:
+        """Takes over a truth value that everybody who makes such an object writes down."""
+        if self.project is None or function.cls is None or not name.isidentifier():
+            return
+        defaults = function.node.args.defaults  # type: ignore[union-attr]
+        if not any(isinstance(d, ast.Constant) and isinstance(d.value, bool) for d in defaults):
+            return
+        calls = self.project.calls_of(function.cls.name)
+        flags = {_flag(call, place, name) for call in calls or ()}
+        if len(flags) == 1 and flags != {None}:
+            value.const = flags.pop()
+
     def _parameters(self, function: Function, flow: Flow) -> None:
         arguments = function.node.args  # type: ignore[union-attr]
         positional = [*arguments.posonlyargs, *arguments.args]
@@ -358,12 +379,24 @@ class Code:
                     value.const = default.const
                     value.lo, value.hi = default.lo, default.hi
                     value.kinds |= {"default"}
+            if function.name == "__init__" and function.cls is not None:
+                self._given(function, place - 1, argument.arg, value)
             value.node = value.node or argument
             flow.env[argument.arg] = value
             function.parameters[argument.arg] = value
         for extra in (arguments.vararg, arguments.kwarg):
             if extra is not None:
                 flow.env[extra.arg] = Value(kinds=frozenset(), node=extra, name=extra.arg)
+
+
+def _flag(call: ast.Call, place: int, name: str) -> bool | None:
+    """Returns the truth value that a call gives a parameter; None if it is not written there."""
+    if any(isinstance(given, ast.Starred) for given in call.args):
+        return None
+    written = [k.value for k in call.keywords if k.arg == name] or call.args[place : place + 1]
+    given = written[0] if written else None
+    constant = isinstance(given, ast.Constant) and isinstance(given.value, bool)
+    return given.value if constant else None  # type: ignore[union-attr]
 
 
 def _accepts(function: Function | None, arguments: int) -> bool:

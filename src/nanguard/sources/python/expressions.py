@@ -212,7 +212,9 @@ class Expressions(Calls):
             return inner
         made = self.make(_UNARY[type(node.op)], node, (inner,))
         number = inner.number()
-        if number is not None and isinstance(node.op, ast.USub):
+        if isinstance(node.op, ast.Not) and isinstance(inner.const, bool):
+            made.const = not inner.const
+        elif number is not None and isinstance(node.op, ast.USub):
             made.const = -inner.const
         elif isinstance(node.op, ast.USub):
             made.name = inner.name

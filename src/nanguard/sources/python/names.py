@@ -23,6 +23,8 @@ _SAME = (
     ("torch.optim.adam.", "torch.optim."),
     ("torch.nn.modules.", "torch.nn."),
 )
+# Names that everybody uses for the same thing.
+_USUAL = {"torch": "torch", "nn": "torch.nn", "F": "torch.nn.functional", "np": "numpy"}
 
 
 class Names:
@@ -31,12 +33,14 @@ class Names:
     Attributes:
         imports: The dotted path of each imported name.
         origins: For each name, how many folders up its import begins, and the parts of its path.
+        stars: The modules all names of which are imported, in the same form.
         roots: The first parts of all paths.
     """
 
     def __init__(self, statements: Iterable[ast.stmt]) -> None:
         self.imports: dict[str, str] = {}
         self.origins: dict[str, tuple[int, tuple[str, ...]]] = {}
+        self.stars: list[tuple[int, tuple[str, ...]]] = []
         for node in statements:
             if isinstance(node, ast.Import):
                 for alias in node.names:
@@ -54,10 +58,20 @@ class Names:
                 prefix = "." * node.level + (node.module or "")
                 module = tuple(node.module.split(".")) if node.module else ()
                 for alias in node.names:
+                    if alias.name == "*":
+                        self.stars.append((node.level, module))
+                        continue
                     name = alias.asname or alias.name
                     self.imports[name] = f"{prefix}.{alias.name}"
                     self.origins[name] = (node.level, (*module, alias.name))
+        if self.stars:
+            self._usual()
         self.roots = {path.lstrip(".").partition(".")[0] for path in self.imports.values()}
+
+    def _usual(self) -> None:
+        """Takes the usual short names for what they are: a star may have brought them."""
+        for name, path in _USUAL.items():
+            self.imports.setdefault(name, path)
 
     def imported(self, *packages: str) -> bool:
         """Returns whether the module imports one of these packages, or something from one."""

@@ -155,10 +155,13 @@ class Project:
         self, code: Code, members: tuple[str, ...], depth: int
     ) -> Function | Class | Value | None:
         """Looks for a name in what a file imports with a star."""
-        origin = code.names.origins.get("*")
-        if origin is None or depth <= 0:
+        if depth <= 0:
             return None
-        return self.find(code.text.path, origin[0], (*origin[1][:-1], *members), depth - 1)
+        starred = (
+            self.find(code.text.path, up, (*module, *members), depth - 1)
+            for up, module in code.names.stars
+        )
+        return next((found for found in starred if found is not None), None)
 
     def _link(self, code: Code) -> None:
         """Gives the classes of a file their ancestors in other files."""
