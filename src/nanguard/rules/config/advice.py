@@ -62,7 +62,7 @@ _ADAM: tuple[tuple[frozenset[str], Limit], ...] = (
     (frozenset(("transformer",)), Limit(6e-3, 3e-4, "a transformer")),
     (frozenset(("convolution",)), Limit(0.015, 1e-3, "a convolutional network")),
     (frozenset(("recurrent",)), Limit(0.02, 1e-3, "a recurrent network")),
-    (frozenset(), Limit(0.03, 1e-3, "an Adam-type optimizer")),
+    (frozenset(), Limit(0.06, 1e-3, "an Adam-type optimizer")),
 )
 _UNSURE = frozenset(("transformer", "tuned", "diffusion", "large"))
 
@@ -71,6 +71,8 @@ def limit_of(stage: Stage) -> Limit | None:
     """Returns how high the learning rate may be; None if any value can be right."""
     kind = kind_of(stage.optimizer)
     traits = stage.traits
+    if kind is None and traits & _UNSURE and "sgd" in stage.usage.optimizers:
+        kind = "sgd"  # the file does not say, and the code has it
     if kind in ("free", "lars", "other") or traits & {"noam", "prompt", "field"}:
         return None
     if kind in _BY_OPTIMIZER:

@@ -31,9 +31,7 @@ class ConfigRule(Rule[RunConfig]):
             place = (finding.path, finding.line, finding.column)
             if place not in seen and finding.path in source.owned:
                 seen.add(place)
-                # What is set up in a folder of tests trains nothing that anybody waits for.
-                tested = in_tests(finding.path or "")
-                yield replace(finding, severity=Severity.INFO) if tested else finding
+                yield _as_read(source, finding)
 
     def look(self, source: RunConfig) -> Iterator[Finding]:
         """Yields what is wrong with each part of a run."""
@@ -68,6 +66,19 @@ class ConfigRule(Rule[RunConfig]):
             severity=severity,
             fixes=fixes,
         )
+
+
+def _as_read(source: RunConfig, finding: Finding) -> Finding:
+    """Returns a finding as it weighs in this project."""
+    if in_tests(finding.path or ""):
+        # What is set up in a folder of tests trains nothing that anybody waits for.
+        return replace(finding, severity=Severity.INFO)
+    if finding.severity is Severity.INFO or not finding.where or finding.path in source.parsed:
+        return finding
+    if not source.usage.known or source.usage.mentions(finding.where):
+        return finding
+    message = f"{finding.message}; no code here reads it"
+    return replace(finding, severity=Severity.INFO, message=message)
 
 
 def change(title: str, edits: tuple[Edit, ...], *plan: str, keys: bool = False) -> Fix:

@@ -99,6 +99,8 @@ def _use(usage: Usage, key: str) -> str:
     """Returns why the text does no harm in this project, as far as its code shows."""
     if usage.makes_number(key):
         return "; the code here makes a number of it"
+    if usage.known and usage.reads_with_omegaconf:
+        return "; the code here loads files with OmegaConf, which reads it as a number"
     if usage.known and not usage.reads(key):
         return "; no code here reads it"
     return ""

@@ -38,6 +38,7 @@ class ValueOutOfRange(ConfigRule):
             "lr: 1.0e-4\nepochs: 3\ndropout: 0.0\nmax_steps: -1\nreward_weights: [1.0, -0.5]\n",
             "a.yaml",
         ),
+        Passes("learning_rate: [-4]\nweight_decay: [-4]\nepochs: 3\n", "powers_of_ten.yaml"),
         Fails("lr: -1.0e-4\nepochs: 3\n", 1, "a.yaml", "lr: 1.0e-4\nepochs: 3\n"),
         Fails('[optimizer]\nname = "adam"\nlr = 1e-4\nbetas = [0.9, 1.0]\n', 4, "a.toml"),
     )
@@ -50,6 +51,8 @@ class ValueOutOfRange(ConfigRule):
                 continue
             if setting.name == "betas":
                 yield from self._each(setting, found)
+            elif setting.node.kind == "sequence":
+                continue  # a grid to search, or exponents; the code knows what it means
             elif setting.number is not None and not found.holds(setting.number):
                 fix = change(
                     _title(found, setting.number), set_to(setting, found.right(setting.number))

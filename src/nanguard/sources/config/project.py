@@ -118,7 +118,7 @@ def _run(part: Part, others: list[Part], reported: set[str], usage: Usage) -> Ru
         owned=frozenset(owned),
         family=part.family,
         families=families,
-        stages=tuple(_stages(part, others)),
+        stages=tuple(_stages(part, others, usage)),
         leaves=tuple(leaf for each in everything for leaf in each.leaves),
         repeated=tuple(item for each in everything for item in _repeated(each)),
         misspelled=tuple(item for each in everything for item in _misspelled(each, usage)),
@@ -128,7 +128,7 @@ def _run(part: Part, others: list[Part], reported: set[str], usage: Usage) -> Ru
     )
 
 
-def _stages(part: Part, others: list[Part]) -> Iterator[Stage]:
+def _stages(part: Part, others: list[Part], usage: Usage) -> Iterator[Stage]:
     own = [(leaf.path, setting) for leaf in part.leaves if (setting := _setting(leaf, part))]
     shared = [
         setting for other in others for leaf in other.leaves if (setting := _setting(leaf, other))
@@ -149,7 +149,7 @@ def _stages(part: Part, others: list[Part]) -> Iterator[Stage]:
         levels = tuple(tuple(by_scope.get(level, ())) for level in outward)
         seen = [leaf for leaf in part.leaves if _visible(leaf, scope, every)]
         traits = read_traits([*seen, *(leaf for other in others for leaf in other.leaves)])
-        yield Stage(scope, levels, part.family, traits, partial)
+        yield Stage(scope, levels, part.family, traits, partial, usage)
 
 
 def _visible(leaf: Leaf, scope: Scope, scopes: set[Scope]) -> bool:

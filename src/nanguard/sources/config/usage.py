@@ -28,10 +28,23 @@ _LEVELS = 5  # folders above a configuration in which its project may begin
 _MARKS = (".git", "pyproject.toml", "setup.py", "requirements.txt")
 
 
+_WORD = re.compile(r"[A-Za-z_]\w*")
+_OPTIMIZER = re.compile(
+    r"\b(SGD|Adam|AdamW|RAdam|NAdam|Adamax|RMSprop|Adagrad|Adafactor|Lion|LAMB|LARS)\("
+)
+# What code that unpacks a section hands on without naming it.
+_HANDED_ON = frozenset(
+    normal(key) for key in ("lr", "learning_rate", "weight_decay", "betas", "eps", "momentum")
+)
+
+
 @dataclass(slots=True)
 class _Found:
     read: set[str] = field(default_factory=set)
     cast: set[str] = field(default_factory=set)
+    words: set[str] = field(default_factory=set)
+    optimizers: set[str] = field(default_factory=set)
+    readers: set[str] = field(default_factory=set)
 
 
 @dataclass(eq=False)
@@ -66,6 +79,24 @@ class Usage:
         """Returns whether the code turns what it reads under a key into a number."""
         return normal(key.rpartition(".")[2]) in self._found.cast
 
+    def mentions(self, key: str) -> bool:
+        """Returns whether a key, or a name like it, stands anywhere in the code.
+
+        Keys that are usually unpacked together, such as those of an optimizer, always count.
+        """
+        name = normal(key.rpartition(".")[2])
+        return name in _HANDED_ON or name in self._found.words or self.reads(key)
+
+    @property
+    def optimizers(self) -> frozenset[str]:
+        """The optimizers that the code makes, in lower case."""
+        return frozenset(self._found.optimizers)
+
+    @property
+    def reads_with_omegaconf(self) -> bool:
+        """Whether the code loads some file with OmegaConf, for which ``1e-5`` is a number."""
+        return "omegaconf" in self._found.readers
+
     @cached_property
     def _found(self) -> _Found:
         found = _Found()
@@ -96,6 +127,10 @@ def _look(content: str, found: _Found) -> None:
     for pattern in (_TEXT, _ATTRIBUTE, _FIELD, _OPTION):
         for name in set(pattern.findall(content)):
             found.read |= {normal(part) for part in name.split(".")}
+    found.words |= {normal(word) for word in set(_WORD.findall(content))}
+    found.optimizers |= {name.lower() for name in _OPTIMIZER.findall(content)}
+    if "OmegaConf.load" in content or "OmegaConf.create" in content or "hydra.main" in content:
+        found.readers.add("omegaconf")
     if "float" not in content:
         return
     given = {name: _TEXT.findall(read) for name, read in _GIVEN.findall(content)}
