@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from typing import TYPE_CHECKING, ClassVar
 
 from nanguard.findings import Finding, Fix, Severity
@@ -11,6 +12,7 @@ from nanguard.rules.numbers import can_be_zero, guarded_by, is_for_show, is_numb
 from nanguard.rules.places import is_about_data, is_set_up
 from nanguard.rules.quotients import has_eps_outside
 from nanguard.rules.rule import Fails, Passes
+from nanguard.rules.uses import is_only_shown, is_repaired_at_once
 from nanguard.sources.python import floors
 
 if TYPE_CHECKING:
@@ -22,6 +24,13 @@ if TYPE_CHECKING:
 # What leaves at least one element of every row in.
 _EXPECT_NAN = frozenset({"nanmean", "nanmin", "nanmax", "nansum", "nanmedian"})
 _NEVER_EMPTY = frozenset({"tril", "triu", "eye", "ones", "ones_like", "softmax"})
+
+
+# Masks made from the lengths of sequences, of which none is empty.
+_OF_SEQUENCES = re.compile(
+    r"(attention|attn|[a-z]|src|tgt|trg|mel|text|txt|seq|sequence|len|lens|length|spec|phone|wav"
+    r"|frame|time|input|encoder|decoder|enc|dec)_?masks?"
+)
 
 
 class DivisionByUnguardedSum(CodeRule):
@@ -69,6 +78,10 @@ class DivisionByUnguardedSum(CodeRule):
             "import torch\n\n\ndef f(x, mask):\n    n = mask.sum()\n    if n == 0:\n"
             "        return x.sum() * 0\n    return x.sum() / n\n"
         ),
+        Passes(
+            "import torch\n\n\ndef f(adj, keep):\n    adj = adj * keep\n"
+            "    return torch.nan_to_num(adj / keep.sum(-1, keepdim=True))\n"
+        ),
         Passes("import torch\n\n\ndef f(total, loader):\n    return total / len(loader)\n"),
     )
 
@@ -84,6 +97,8 @@ class DivisionByUnguardedSum(CodeRule):
             if guarded_by(divisor, quotient.guards) or _is_never_empty(divisor):
                 continue
             if _is_written_to_what_was_counted(code, quotient, divisor):
+                continue
+            if is_repaired_at_once(code, quotient.node):
                 continue
             key = (id(quotient.scope), divisor.name)
             if has_eps_outside(code, quotient) or (divisor.name and key in told):
@@ -122,7 +137,9 @@ def _is_number_picked(value: Value) -> bool:
 
 def _is_hardly_zero(code: Code, quotient: Value, divisor: Value) -> bool:
     """Returns whether little speaks for a sum of 0, or NaN is reckoned with."""
-    if any(part.name == "attention_mask" for part in divisor.upstream(12)):
+    if any(_OF_SEQUENCES.fullmatch(part.name.lower()) for part in divisor.upstream(12)):
+        return True
+    if is_only_shown(code, quotient):
         return True
     if is_about_data(quotient) or is_set_up(quotient) or is_number(divisor):
         return True

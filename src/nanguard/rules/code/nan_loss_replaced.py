@@ -60,6 +60,13 @@ class NanLossReplaced(CodeRule):
             "    loss.backward()\n    opt.step()\n",
             line=5,
         ),
+        Fails(
+            "import torch\nfrom torch import nn\n\n\nclass EdgeLoss(nn.Module):\n"
+            "    def forward(self, x, y):\n        edge_loss = (x - y).square().mean()\n"
+            "        if torch.isnan(edge_loss):\n            edge_loss = 0.0\n"
+            "        return x.abs().mean() + edge_loss, {}\n",
+            line=9,
+        ),
         Passes(
             "import torch\n\n\ndef step(loss, opt, log):\n    if not torch.isfinite(loss):\n"
             "        return\n    loss.backward()\n    opt.step()\n"
@@ -117,7 +124,7 @@ def _in_branch(code: Code, roles: Roles, test: Test) -> Iterator[ast.AST]:
             target = statement.targets[0]
             value = code.values.get(statement.value)
             named = target.id if isinstance(target, ast.Name) else getattr(target, "attr", "")
-            if named in losses and value is not None and roles.is_trained_on(value):
+            if named in losses and value is not None and roles.is_trained_on(value, test.function):
                 yield statement
         elif isinstance(statement, ast.Return) and _gives_back(code, test, statement):
             yield statement

@@ -62,7 +62,7 @@ _ADAM: tuple[tuple[frozenset[str], Limit], ...] = (
     (frozenset(("transformer",)), Limit(6e-3, 3e-4, "a transformer")),
     (frozenset(("convolution",)), Limit(0.015, 1e-3, "a convolutional network")),
     (frozenset(("recurrent",)), Limit(0.02, 1e-3, "a recurrent network")),
-    (frozenset(), Limit(0.06, 1e-3, "an Adam-type optimizer")),
+    (frozenset(), Limit(0.03, 1e-3, "an Adam-type optimizer")),
 )
 _UNSURE = frozenset(("transformer", "tuned", "diffusion", "large"))
 
@@ -75,6 +75,8 @@ def limit_of(stage: Stage) -> Limit | None:
         kind = "sgd"  # the file does not say, and the code has it
     if kind in ("free", "lars", "other") or traits & {"noam", "prompt", "field"}:
         return None
+    if stage.scope and stage.scope[-1] in ("aux", "auxiliary", "quantiles"):
+        return None  # the few parameters of an entropy model, which bear a high rate
     if kind in _BY_OPTIMIZER:
         return _BY_OPTIMIZER[kind]
     if kind == "sgd":

@@ -11,7 +11,8 @@ import ast
 import os
 import re
 import warnings
-from collections import OrderedDict
+from collections import Counter, OrderedDict
+from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -29,7 +30,9 @@ _KEPT_LINES = 60_000  # of outlines in a process; about 100 MB
 _PASSED_ON = 5  # files through which a name may be passed on before nobody looks further
 _MOST_CALLERS = 40  # files that are searched for the calls of one class or function
 _DEFINED = re.compile(rb"^[ \t]*(?:async[ \t]+)?(?:def|class)[ \t]+(\w+)", re.MULTILINE)
-_CALLED = re.compile(rb"(\w+)[ \t]*\(")
+_CALLED = re.compile(rb"(?<!def )(?<!class )\b(\w+)[ \t]*\(")
+_WORD = re.compile(rb"[A-Za-z_]\w*")
+_TRAINS = re.compile(rb"\.backward\(|[Tt]rainer\w*\(|\.fit\(")
 _NUMBER = r"(-?\d[\d_]*(?:\.\d*)?(?:[eE][+-]?\d+)?|-?\.\d+(?:[eE][+-]?\d+)?|float\(['\"]-?inf['\"]\))"
 _OPTION = re.compile(
     r"add_argument\(\s*(?:['\"]-\w['\"]\s*,\s*)?['\"]--?([A-Za-z][\w\-]*)['\"]"
@@ -37,6 +40,21 @@ _OPTION = re.compile(
 )
 _FIELD = re.compile(r"^[ \t]+(\w+)[ \t]*:[ \t]*[\w\[\]., |\"']{1,60}=[ \t]*" + _NUMBER, re.MULTILINE)
 _LONGEST_SETTINGS = 400_000  # characters; a file of settings is shorter
+
+
+@dataclass(slots=True)
+class _Index:
+    """What is called and named in a project, by name.
+
+    Attributes:
+        callers: The files that call something.
+        words: How often something is named, its definition counted.
+        trains: Whether a backward pass is started somewhere.
+    """
+
+    callers: dict[str, list[str]] = field(default_factory=dict)
+    words: dict[str, int] = field(default_factory=dict)
+    trains: bool = False
 
 
 class Project:
@@ -136,6 +154,15 @@ class Project:
         self.consulted |= {_absolute(path) for path in self._callers.get(name, ())}
         return self._callers.get(name, [])
 
+    def mentions(self, name: str) -> int:
+        """Returns how often the project writes the name of something that it defines."""
+        return self._index.words.get(name, 0)
+
+    @property
+    def trains(self) -> bool:
+        """Whether some file starts a backward pass, or hands a model to a trainer."""
+        return self._index.trains
+
     def _member(
         self, code: Code, members: tuple[str, ...], depth: int
     ) -> Function | Class | Value | None:
@@ -204,17 +231,27 @@ class Project:
         folders = [path.rpartition("/")[0] for path in self.paths]
         return os.path.commonpath(folders) if folders else ""
 
-    @cached_property
+    @property
     def _callers(self) -> dict[str, list[str]]:
-        """The files that call what the project defines, by its name."""
+        return self._index.callers
+
+    @cached_property
+    def _index(self) -> _Index:
+        """Where what the project defines is called, and how often it is named."""
         defined: set[bytes] = set()
-        called: dict[bytes, list[str]] = {}
+        for path in self.paths.values():
+            defined |= set(_DEFINED.findall(_bytes(path)))
+        index = _Index()
         for path in self.paths.values():
             data = _bytes(path)
-            defined |= set(_DEFINED.findall(data))
-            for name in set(_CALLED.findall(data)):
-                called.setdefault(name, []).append(path)
-        return {n.decode(errors="replace"): files for n, files in called.items() if n in defined}
+            index.trains = index.trains or _TRAINS.search(data) is not None
+            for name in defined.intersection(_CALLED.findall(data)):
+                index.callers.setdefault(name.decode(errors="replace"), []).append(path)
+            for name, number in Counter(_WORD.findall(data)).items():
+                if name in defined:
+                    word = name.decode(errors="replace")
+                    index.words[word] = index.words.get(word, 0) + number
+        return index
 
     @cached_property
     def _settings(self) -> dict[str, set[float]]:
