@@ -19,6 +19,7 @@ from nanguard.engine.scans import Meter, Scans
 from nanguard.engine.selection import Selection
 from nanguard.errors import SourceError
 from nanguard.rules.catalogue import broken
+from nanguard.sources.config.launchers import is_launcher
 from nanguard.sources.config.usage import Usage, project_of
 from nanguard.sources.files import (
     CONFIG_LIMIT,
@@ -92,6 +93,8 @@ class Check:
         scans: Data, checkpoints and logs.
         existing: How many of the named paths there are.
         named: The files and folders that were named, one by one or by a pattern.
+        project: The code that files are judged with.
+        scripts: Scripts that may start a training.
     """
 
     plan: Plan
@@ -101,6 +104,8 @@ class Check:
     scans: Scans = field(default_factory=Scans)
     existing: int = 0
     named: set[str] = field(default_factory=set)
+    project: Project | None = None
+    scripts: list[str] = field(default_factory=list)
     _others: dict[str, int] = field(default_factory=dict)
     _elsewhere: Elsewhere = field(default_factory=Elsewhere)
 
@@ -111,7 +116,8 @@ class Check:
             here = self._elsewhere.here(paths)
             self.named = {_plain(path) for path in (*paths, *here)}
             self._find(here)
-            for file in check_files(self.code, self.plan, self._project()):
+            self.project = self._project()
+            for file in check_files(self.code, self.plan, self.project):
                 self.outcome.add(file)
             self.configs.usage = self._usage()
             for file in self.configs.check(self.plan.selection):
@@ -139,7 +145,7 @@ class Check:
     def _usage(self) -> Usage:
         """Returns what the project's code reads: the code that was named, or lies around."""
         named = [path for path, kind in self.code if kind is FileKind.PYTHON]
-        return Usage(lambda: named or self._code_around())
+        return Usage(lambda: named or self._code_around(), tuple(self.scripts))
 
     def _project(self) -> Project | None:
         """Returns the code that files are judged with: what was named, and what lies around."""
@@ -186,6 +192,8 @@ class Check:
             self._take_stdin()
             return
         kind = by_name(found.path)
+        if is_launcher(found.path):
+            self.scripts.append(found.path)
         if kind is FileKind.OTHER and not found.named:
             self._count(found.path)
             return

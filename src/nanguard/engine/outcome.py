@@ -138,6 +138,7 @@ class Repair:
         changes: What was changed.
         diff: The same as a unified diff.
         written: Whether the target was written.
+        loaded_with: The library whose parser has loaded it, and found what was announced.
     """
 
     path: str
@@ -145,6 +146,7 @@ class Repair:
     changes: tuple[Change, ...]
     diff: str
     written: bool
+    loaded_with: str = ""
 
     def to_json(self) -> dict[str, Any]:
         """Returns the repair as the report's JSON has it."""
@@ -154,6 +156,7 @@ class Repair:
             "written": self.written,
             "changes": [change.to_json() for change in self.changes],
             "diff": self.diff,
+            "loaded_with": self.loaded_with or None,
         }
 
 

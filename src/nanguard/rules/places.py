@@ -102,11 +102,19 @@ def _is_idle(code: Code, function: Function) -> bool:
 
 def is_beside_training(code: Code, value: Value) -> bool:
     """Returns whether no gradient of a training step is likely to pass a place."""
-    if not value.grad or not is_about_training(code) or is_evaluation(code):
+    if not value.grad or is_evaluation(code):
+        return True
+    if not is_about_training(code) and not is_called_to_train(code, value):
         return True
     if is_used_only(value) or is_set_up(value) or is_about_data(value):
         return True
     return value.scope is not None and is_called_without_gradient(code, value.scope)
+
+
+def is_called_to_train(code: Code, value: Value) -> bool:
+    """Returns whether a file of the project that trains calls the function of a place."""
+    scope = value.scope
+    return code.project is not None and scope is not None and code.project.trains_with(scope.name)
 
 
 def is_called_without_gradient(code: Code, function: Function) -> bool:

@@ -14,7 +14,12 @@ from nanguard.rules.numbers import (
     is_number,
     is_table,
 )
-from nanguard.rules.places import is_about_data, is_evaluation, is_used_only
+from nanguard.rules.places import (
+    is_about_data,
+    is_called_to_train,
+    is_evaluation,
+    is_used_only,
+)
 from nanguard.rules.quotients import has_eps_outside
 from nanguard.rules.rule import Fails, Passes
 from nanguard.rules.uses import is_only_shown, is_repaired_at_once
@@ -115,7 +120,7 @@ def _is_beside(code: Code, quotient: Value, *, in_data: bool) -> bool:
     """Returns whether the quotient goes into no step of a training."""
     if is_evaluation(code) or is_used_only(quotient):
         return True
-    return not in_data and not is_about_training(code)
+    return not in_data and not is_about_training(code) and not is_called_to_train(code, quotient)
 
 
 def _divisor(quotient: Value) -> Value | None:

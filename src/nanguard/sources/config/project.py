@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 _MAX_STAGES = 50
 _USERS = ("plain", "hydra", "yacs")  # families of files that programs of users read
+_FILE_KEYS = frozenset(("config_file", "config_path", "config", "path", "file"))
 _MAX_SPELLED = 2000  # keys of a file written by hand
 
 
@@ -66,7 +67,7 @@ def read_runs(documents: Sequence[Document], usage: Usage) -> list[RunConfig]:
     runs: list[RunConfig] = []
     reported: set[str] = set()
     for part in own:
-        others = _companions(part, aside, [member.path for member in own])
+        others = _companions(part, aside, [member.path for member in own], usage)
         runs.append(_run(part, others, reported, usage))
     runs += [_run(part, [], reported, usage) for part in aside if part.path not in reported]
     for run in runs:
@@ -80,13 +81,20 @@ def _part(tree: Tree) -> Part:
     return Part(tree, leaves, sections, facts, family_of(facts))
 
 
-def _companions(part: Part, aside: list[Part], runs: list[str]) -> list[Part]:
-    """Returns the files that a launcher or DeepSpeed reads for a run."""
+def _companions(part: Part, aside: list[Part], runs: list[str], usage: Usage) -> list[Part]:
+    """Returns the files that a launcher or DeepSpeed reads for a run.
+
+    They are named in the run's own file, in the one that the launcher reads, or in the command
+    that starts the run; else the one that lies beside it is taken.
+    """
     found: list[Part] = []
+    launched = [sorted(launch.files) for launch in usage.launches if launch.names(part.path)]
     for name in ("accelerate", "deepspeed"):
         candidates = {other.path: other for other in aside if other.family.name == name}
-        path = referred(part.path, _references(part), list(candidates))
-        if path is None and not (name == "deepspeed" and _references(part)):
+        named = [file for each in (part, *found) for file in _references(each)]
+        commanded = [file for files in launched for file in files]
+        path = referred(part.path, [*named, *commanded], list(candidates))
+        if path is None and not (name == "deepspeed" and named) and not launched:
             path = beside(part.path, list(candidates), runs)
         if path is not None:
             found.append(candidates[path])
@@ -94,10 +102,15 @@ def _companions(part: Part, aside: list[Part], runs: list[str]) -> list[Part]:
 
 
 def _references(part: Part) -> list[str]:
+    """Returns the files that a file names for DeepSpeed."""
     return [
         leaf.node.value
         for leaf in part.leaves
-        if setting_for(leaf.key, leaf.sections) == "deepspeed" and isinstance(leaf.node.value, str)
+        if isinstance(leaf.node.value, str)
+        and (
+            setting_for(leaf.key, leaf.sections) == "deepspeed"
+            or (leaf.sections[-1:] == ("deepspeed",) and leaf.key in _FILE_KEYS)
+        )
     ]
 
 

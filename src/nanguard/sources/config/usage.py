@@ -8,6 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from nanguard.sources.config.launchers import Launch, launches_in
 from nanguard.sources.config.names import normal
 
 if TYPE_CHECKING:
@@ -53,14 +54,27 @@ class Usage:
 
     Attributes:
         find: Returns the files of code; asked once, and only if something depends on it.
+        scripts: The scripts that may start a training.
     """
 
     find: Callable[[], Sequence[str]] = tuple
+    scripts: tuple[str, ...] = ()
 
     @cached_property
     def paths(self) -> tuple[str, ...]:
         """The files of code; none if there is no code to look at."""
         return tuple(self.find())[:_MOST_FILES]
+
+    @cached_property
+    def launches(self) -> tuple[Launch, ...]:
+        """The commands that start a training with a configuration."""
+        return tuple(launches_in(self.scripts[:_MOST_FILES]))
+
+    def overridden(self, path: str, *keys: str) -> bool:
+        """Returns whether every command that names a file sets one of these keys itself."""
+        started = [launch for launch in self.launches if launch.names(path)]
+        wanted = {normal(key) for key in keys}
+        return bool(started) and all(wanted & launch.options.keys() for launch in started)
 
     @property
     def known(self) -> bool:

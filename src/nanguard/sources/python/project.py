@@ -49,12 +49,12 @@ class _Index:
     Attributes:
         callers: The files that call something.
         words: How often something is named, its definition counted.
-        trains: Whether a backward pass is started somewhere.
+        trains: The files that start a backward pass, or hand a model to a trainer.
     """
 
     callers: dict[str, list[str]] = field(default_factory=dict)
     words: dict[str, int] = field(default_factory=dict)
-    trains: bool = False
+    trains: set[str] = field(default_factory=set)
 
 
 class Project:
@@ -161,7 +161,11 @@ class Project:
     @property
     def trains(self) -> bool:
         """Whether some file starts a backward pass, or hands a model to a trainer."""
-        return self._index.trains
+        return bool(self._index.trains)
+
+    def trains_with(self, name: str) -> bool:
+        """Returns whether a file that trains calls something of this name."""
+        return not self._index.trains.isdisjoint(self.callers(name))
 
     def _member(
         self, code: Code, members: tuple[str, ...], depth: int
@@ -244,7 +248,8 @@ class Project:
         index = _Index()
         for path in self.paths.values():
             data = _bytes(path)
-            index.trains = index.trains or _TRAINS.search(data) is not None
+            if _TRAINS.search(data):
+                index.trains.add(path)
             for name in defined.intersection(_CALLED.findall(data)):
                 index.callers.setdefault(name.decode(errors="replace"), []).append(path)
             for name, number in Counter(_WORD.findall(data)).items():
