@@ -23,7 +23,7 @@ _EVALUATES = re.compile(
     r"|preprocess\w*|prepare|compute|convert\w*)($|_)"
 )
 _USES = re.compile(
-    r"_?(eval\w*|validat\w*|test\w*|sample_\w+|\w+_samples?|visuali[sz]e\w*|plot\w*|generate\w*"
+    r"_?(eval\w*|validat\w*|test\w*|sample_\w+|\w+_samples?|visuali[sz]e\w*|plot\w*|generate\w*|reverse"
     r"|infer\w*|predict\w*|interpolat\w*|slerp|compute_metrics?|calc(ulate)?_\w*)"
 )
 # Functions in which a module or a table is set up, before anything is trained.
@@ -112,9 +112,12 @@ def is_beside_training(code: Code, value: Value) -> bool:
 
 
 def is_called_to_train(code: Code, value: Value) -> bool:
-    """Returns whether a file of the project that trains calls the function of a place."""
-    scope = value.scope
-    return code.project is not None and scope is not None and code.project.trains_with(scope.name)
+    """Returns whether another file of a project that trains calls the function of a place."""
+    project, scope = code.project, value.scope
+    if project is None or scope is None or not project.trains:
+        return False
+    files = project.callers(scope.name)
+    return any(not _is_named_for_evaluation(path) for path in files if path != code.text.path)
 
 
 def is_called_without_gradient(code: Code, function: Function) -> bool:

@@ -23,7 +23,9 @@ if TYPE_CHECKING:
 
 # What leaves at least one element of every row in.
 _EXPECT_NAN = frozenset({"nanmean", "nanmin", "nanmax", "nansum", "nanmedian"})
-_NEVER_EMPTY = frozenset({"tril", "triu", "eye", "ones", "ones_like", "softmax"})
+_NEVER_EMPTY = frozenset(
+    {"tril", "triu", "eye", "ones", "ones_like", "softmax", "fill_diagonal", "fill_diagonal_"}
+)
 
 
 # Masks made from the lengths of sequences, of which none is empty.
@@ -123,6 +125,8 @@ def _is_count(value: Value) -> bool:
         return core.op in ("sum", "mean", "count_nonzero", "nansum", "add")
     if core.op in ("index_add", "scatter_add") and core.inputs:
         return value.has("count") or core.inputs[-1].core.op in ("ones", "ones_like")
+    if core.op == "sum" and core.inputs and core.inputs[0].core.op in ("bincount", "histc"):
+        return True
     return core.op in ("sum", "bincount", "histc") and value.has("count")
 
 
@@ -139,7 +143,7 @@ def _is_hardly_zero(code: Code, quotient: Value, divisor: Value) -> bool:
     """Returns whether little speaks for a sum of 0, or NaN is reckoned with."""
     if any(_OF_SEQUENCES.fullmatch(part.name.lower()) for part in divisor.upstream(12)):
         return True
-    if is_only_shown(code, quotient):
+    if is_only_shown(code, quotient) or _is_share_of_all(quotient, divisor):
         return True
     if is_about_data(quotient) or is_set_up(quotient) or is_number(divisor):
         return True
@@ -149,6 +153,15 @@ def _is_hardly_zero(code: Code, quotient: Value, divisor: Value) -> bool:
     if is_for_show(quotient) or not _EXPECT_NAN.isdisjoint(code.operations):
         return True
     return not _is_count(divisor) and divisor.core.op == "sum" and quotient.inputs[0].op != "mul"
+
+
+def _is_share_of_all(quotient: Value, divisor: Value) -> bool:
+    """Returns whether weights are divided by the sum of all of them, which is 0 only if all are."""
+    total, over = divisor.core, quotient.inputs[0].core
+    if total.op != "sum" or not total.inputs or len(total.inputs) > 1 or "dim" in total.keywords:
+        return False
+    counted = over.has("mask", "count") or over.op in ("bincount", "histc")
+    return total.inputs[0].core is over and not counted
 
 
 def _is_written_to_what_was_counted(code: Code, quotient: Value, divisor: Value) -> bool:

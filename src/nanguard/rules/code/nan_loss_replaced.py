@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from nanguard.findings import Finding, Fix, Severity
 from nanguard.rules.code_rule import CodeRule
+from nanguard.rules.numbers import is_number
 from nanguard.rules.rule import Fails, Passes
 from nanguard.sources.python.cleaning import asks, chooses
 from nanguard.sources.python.conditions import Conditions
@@ -115,6 +116,7 @@ def _in_branch(code: Code, roles: Roles, test: Test) -> Iterator[ast.AST]:
     losses = {label(c.subject) for c in test.checks if roles.role(c.subject) == "loss"}
     if not losses:
         return
+    numbers = {label(c.subject) for c in test.checks if is_number(c.subject)}
     if isinstance(test.node, ast.IfExp):
         value = code.values.get(test.node)
         if value is not None and roles.is_trained_on(value):
@@ -124,7 +126,8 @@ def _in_branch(code: Code, roles: Roles, test: Test) -> Iterator[ast.AST]:
             target = statement.targets[0]
             value = code.values.get(statement.value)
             named = target.id if isinstance(target, ast.Name) else getattr(target, "attr", "")
-            if named in losses and value is not None and roles.is_trained_on(value, test.function):
+            within = None if named in numbers else test.function
+            if named in losses and value is not None and roles.is_trained_on(value, within):
                 yield statement
         elif isinstance(statement, ast.Return) and _gives_back(code, test, statement):
             yield statement

@@ -51,8 +51,8 @@ class ValueOutOfRange(ConfigRule):
                 continue
             if setting.name == "betas":
                 yield from self._each(setting, found)
-            elif setting.node.kind == "sequence":
-                continue  # a grid to search, or exponents; the code knows what it means
+            elif _is_exponent(setting):
+                continue
             elif setting.number is not None and not found.holds(setting.number):
                 fix = change(
                     _title(found, setting.number), set_to(setting, found.right(setting.number))
@@ -67,6 +67,12 @@ class ValueOutOfRange(ConfigRule):
             edits = set_member(setting, at, right)
             fix = change(f"use {right}, the usual value", edits)
             yield self.at(setting, _message(setting, name_of(value), found), fix)
+
+
+def _is_exponent(setting: Setting) -> bool:
+    """Returns whether it is a list of a whole number, such as a power of ten to search over."""
+    number = setting.number
+    return setting.node.kind == "sequence" and number is not None and number.is_integer()
 
 
 def _message(setting: Setting, written: str, found: Range) -> str:

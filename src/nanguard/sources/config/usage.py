@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
 _TEXT = re.compile(r"""["']([A-Za-z_][\w.\-]{0,63})["']""")
-_ATTRIBUTE = re.compile(r"\.([A-Za-z_]\w*)")
+# A method that is called is not a key that is read, `get` and its like apart.
+_ATTRIBUTE = re.compile(r"\.([A-Za-z_]\w*)\b(?!\s*\()")
 _FIELD = re.compile(r"^[ \t]+([a-z_]\w*)[ \t]*:[ \t]*[A-Za-z\"']", re.MULTILINE)
 _OPTION = re.compile(r"""["']--([A-Za-z][\w\-]*)["']""")
 # A number is made of what was read: at once, or of the name that was given to it.
@@ -29,7 +30,7 @@ _LEVELS = 5  # folders above a configuration in which its project may begin
 _MARKS = (".git", "pyproject.toml", "setup.py", "requirements.txt")
 
 
-_WORD = re.compile(r"[A-Za-z_]\w*")
+_WORD = re.compile(r"\b[A-Za-z_]\w*\b(?!\s*\()")
 _OPTIMIZER = re.compile(
     r"\b(SGD|Adam|AdamW|RAdam|NAdam|Adamax|RMSprop|Adagrad|Adafactor|Lion|LAMB|LARS)\("
 )
@@ -107,9 +108,9 @@ class Usage:
         return frozenset(self._found.optimizers)
 
     @property
-    def reads_with_omegaconf(self) -> bool:
-        """Whether the code loads some file with OmegaConf, for which ``1e-5`` is a number."""
-        return "omegaconf" in self._found.readers
+    def reads_exponents(self) -> str:
+        """The reader of YAML in the code for which ``1e-5`` is a number; empty if there is none."""
+        return next(iter(sorted(self._found.readers)), "")
 
     @cached_property
     def _found(self) -> _Found:
@@ -144,7 +145,9 @@ def _look(content: str, found: _Found) -> None:
     found.words |= {normal(word) for word in set(_WORD.findall(content))}
     found.optimizers |= {name.lower() for name in _OPTIMIZER.findall(content)}
     if "OmegaConf.load" in content or "OmegaConf.create" in content or "hydra.main" in content:
-        found.readers.add("omegaconf")
+        found.readers.add("OmegaConf")
+    if "ruamel" in content:
+        found.readers.add("ruamel.yaml")
     if "float" not in content:
         return
     given = {name: _TEXT.findall(read) for name, read in _GIVEN.findall(content)}

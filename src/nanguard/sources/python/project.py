@@ -75,6 +75,7 @@ class Project:
         self._lines = 0
         self._modules: dict[tuple[str, int, tuple[str, ...]], tuple[str, int] | None] = {}
         self._calls: dict[str, list[ast.Call]] = {}
+        self._first: dict[tuple[str, str], str] = {}
 
     def __getstate__(self) -> dict[str, Any]:
         """Gives another process the files, and nothing that was read of them."""
@@ -163,9 +164,25 @@ class Project:
         """Whether some file starts a backward pass, or hands a model to a trainer."""
         return bool(self._index.trains)
 
-    def trains_with(self, name: str) -> bool:
-        """Returns whether a file that trains calls something of this name."""
-        return not self._index.trains.isdisjoint(self.callers(name))
+    def is_first(self, path: str, word: str, never: re.Pattern[str]) -> bool:
+        """Returns whether a file is the first with a word, and no file has what must not be there.
+
+        Args:
+            path: The file, as the user would name it.
+            word: What the files in question hold.
+            never: What no file of the project may hold.
+        """
+        key = (word, never.pattern)
+        if key not in self._first:
+            first = ""
+            for file in sorted(self.paths.values()):
+                content = _bytes(file).decode(errors="replace")
+                if never.search(content):
+                    first = ""
+                    break
+                first = first or (file if word in content and ".backward(" in content else "")
+            self._first[key] = first
+        return self._first[key] == path
 
     def _member(
         self, code: Code, members: tuple[str, ...], depth: int
