@@ -97,7 +97,7 @@ class Page:
         head = self._styled(finding.severity.value, finding.severity.value)
         name = self._styled(literal(finding.name), "bold")
         words = place_in_words(finding)
-        where = "" if place or not words else f" ({literal(words)})"
+        where = f" ({literal(words)})" if words and (finding.step is not None or not place) else ""
         message = literal(finding.message, 1000)
         yield f"  {place + '  ' if place else ''}{head}  {name}: {message}{where}"
         if seen.text.strip() and finding.line is not None:

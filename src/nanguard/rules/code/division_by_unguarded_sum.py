@@ -199,8 +199,10 @@ def _is_weighted_mean(quotient: Value) -> bool:
 
 
 def _is_never_empty(value: Value) -> bool:
-    if value.core.op in ("index_add", "scatter_add"):
-        return False
+    core = value.core
+    counted = core.inputs[0].core.op if core.op == "sum" and core.inputs else ""
+    if core.op in ("index_add", "scatter_add") or counted in ("bincount", "histc"):
+        return False  # what was counted may have been picked before
     return any(
         part.op in _NEVER_EMPTY or "causal" in part.name.lower() or part.op == "local"
         for part in value.upstream(16)
