@@ -47,9 +47,7 @@ _ALIASES = {
     "isposinf": "isposinf",
 }
 # What gives a module back that computes the same.
-_WRAPPERS = frozenset(
-    {"DataParallel", "DistributedDataParallel", "FullyShardedDataParallel"}
-)
+_WRAPPERS = frozenset({"DataParallel", "DistributedDataParallel", "FullyShardedDataParallel"})
 # Where operations on numbers come from.
 _TORCH = ("torch.", "math.", "numpy.", "einops.", "torchvision.")
 

@@ -33,12 +33,16 @@ _DEFINED = re.compile(rb"^[ \t]*(?:async[ \t]+)?(?:def|class)[ \t]+(\w+)", re.MU
 _CALLED = re.compile(rb"(?<!def )(?<!class )\b(\w+)[ \t]*\(")
 _WORD = re.compile(rb"[A-Za-z_]\w*")
 _TRAINS = re.compile(rb"\.backward\(|[Tt]rainer\w*\(|\.fit\(")
-_NUMBER = r"(-?\d[\d_]*(?:\.\d*)?(?:[eE][+-]?\d+)?|-?\.\d+(?:[eE][+-]?\d+)?|float\(['\"]-?inf['\"]\))"
+_NUMBER = (
+    r"(-?\d[\d_]*(?:\.\d*)?(?:[eE][+-]?\d+)?|-?\.\d+(?:[eE][+-]?\d+)?|float\(['\"]-?inf['\"]\))"
+)
 _OPTION = re.compile(
     r"add_argument\(\s*(?:['\"]-\w['\"]\s*,\s*)?['\"]--?([A-Za-z][\w\-]*)['\"]"
     r"[^()]{0,400}?\bdefault\s*=\s*" + _NUMBER
 )
-_FIELD = re.compile(r"^[ \t]+(\w+)[ \t]*:[ \t]*[\w\[\]., |\"']{1,60}=[ \t]*" + _NUMBER, re.MULTILINE)
+_FIELD = re.compile(
+    r"^[ \t]+(\w+)[ \t]*:[ \t]*[\w\[\]., |\"']{1,60}=[ \t]*" + _NUMBER, re.MULTILINE
+)
 _LONGEST_SETTINGS = 400_000  # characters; a file of settings is shorter
 
 
