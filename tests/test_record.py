@@ -16,8 +16,9 @@ import torch.nn.functional as F
 
 from nanguard import Guard, Settings
 from nanguard.record import RunRecord
+from nanguard.recovery import disk
 from nanguard.testing import inject
-from tests.training import Net, Run, batches, poisoned
+from tests.training import Net, Run, batches, differences, poisoned
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -133,6 +134,7 @@ LEAVES = """
 import sys
 from pathlib import Path
 from nanguard.record import RunRecord
+from nanguard.recovery import disk
 record = RunRecord(Path(sys.argv[1]), on_failure=print)
 for step in range(1000):
     record.metric({"step": step})
@@ -164,3 +166,129 @@ def test_a_run_that_is_resumed_appends(tmp_path: Path):
 
 def test_settings_can_be_written_down():
     assert Settings(max_skips=9).to_json()["max_skips"] == 9
+
+
+def steps_of(folder: Path) -> list[int]:
+    return [line["step"] for line in lines(folder / "metrics.jsonl")]
+
+
+def train(
+    run: Run, guard: Guard, data: list[Any], epochs: int, *, until: int | None = None
+) -> None:
+    """Trains to the end, or until so many steps were made, as if it were killed then."""
+    while guard.epoch < epochs:
+        for batch in guard.watch(data):
+            guard.backward(run.loss(batch))
+            guard.step(max_norm=1.0)
+            if guard.steps == until:
+                return
+        guard.end_epoch()
+
+
+@pytest.mark.parametrize("lag", [0, 2])
+@pytest.mark.parametrize("killed_after", [7, 8, 9, 10, 14, 19])
+def test_a_resumed_run_has_every_step_and_every_epoch_once(
+    tmp_path: Path, killed_after: int, lag: int
+):
+    """Killed between snapshots, at one, and around the ends of epochs of eight steps."""
+    data = batches(8)
+    first = Run()
+    guard = first.make_guard(run_dir=tmp_path, lag=lag, snapshot_every=3, disk_every=3)
+    train(first, guard, data, 3, until=killed_after)
+    guard._recovery.close()
+    guard._parts.journal.record.flush()
+    with (tmp_path / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 99, "lo')  # it was writing just then
+    second = Run()
+    guard = second.make_guard(run_dir=tmp_path, lag=lag, snapshot_every=3, disk_every=3)
+    assert guard.resume()
+    train(second, guard, data, 3)
+    guard.close()
+    assert steps_of(tmp_path) == list(range(24))
+    with (tmp_path / "training_history.csv").open() as file:
+        assert [row["epoch"] for row in csv.DictReader(file)] == ["1", "2", "3"]
+    whole = Run()
+    guard = whole.make_guard(run_dir=tmp_path / "whole", lag=lag, snapshot_every=3, disk_every=3)
+    train(whole, guard, data, 3)
+    guard.close()
+    assert not differences(whole.model.state_dict(), second.model.state_dict())
+    losses = [
+        [m["loss"] for m in lines(p / "metrics.jsonl")] for p in (tmp_path, tmp_path / "whole")
+    ]
+    assert losses[0] == losses[1]
+
+
+def test_what_was_written_after_the_snapshot_is_put_aside_and_said(tmp_path: Path):
+    run = Run()
+    guard = run.make_guard(run_dir=tmp_path, snapshot_every=4, disk_every=4)
+    train(run, guard, poisoned(batches(20), (9,)), 1, until=11)
+    guard._recovery.close()
+    guard._parts.journal.record.flush()
+    for _ in range(2):  # from the same snapshot twice
+        again = Run()
+        guard = again.make_guard(run_dir=tmp_path, snapshot_every=0, disk_every=4)
+        assert guard.resume()
+        guard.close()
+    assert steps_of(tmp_path) == list(range(8))
+    aside = lines(tmp_path / ".superseded.jsonl")
+    assert [line["step"] for line in aside if "loss" in line] == [8, 9, 10]
+    assert [line["step"] for line in aside if line.get("name") == "non-finite-loss"] == [9]
+    events = lines(tmp_path / "events.jsonl")
+    assert [line["message"] for line in events if line["name"] == "resumed"] == [
+        "resumed after update 8; 3 steps after it will be made again",
+        "resumed after update 8",
+    ]
+    assert "non-finite-loss" not in [line["name"] for line in events]
+
+
+def test_a_snapshot_counts_only_when_its_steps_are_in_the_record(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Looked at whenever a snapshot gets its name, while lines are only written now and then."""
+    monkeypatch.setattr("nanguard.record._FLUSH_SECONDS", 1000.0)
+    seen: list[tuple[int, int]] = []
+    rename = disk._flush
+
+    def look(path: Path) -> None:
+        rename(path)
+        for snapshot in disk.finished(tmp_path / "snapshots"):
+            update = int(snapshot.name.rpartition("-")[2])
+            seen.append((update, len(steps_of(tmp_path))))
+
+    monkeypatch.setattr(disk, "_flush", look)
+    run = Run()
+    guard = run.make_guard(run_dir=tmp_path, snapshot_every=2, disk_every=2, keep=9)
+    for batch in guard.watch(batches(9)):
+        guard.backward(run.loss(batch))
+        guard.step(max_norm=1.0)
+        guard._recovery.disk.close()
+    guard.close()
+    assert {update for update, _ in seen} >= {2, 4}
+    assert all(written >= update for update, written in seen), seen
+
+
+def test_your_own_checkpoint_puts_the_record_back_as_well(tmp_path: Path):
+    run = Run()
+    guard = run.make_guard(run_dir=tmp_path)
+    data, state = batches(10), {}
+    for batch in guard.watch(data):
+        guard.backward(run.loss(batch))
+        guard.step(max_norm=1.0)
+        if guard.steps == 6:
+            state = guard.state_dict()
+    guard.close()
+    guard = Run().make_guard(run_dir=tmp_path)
+    guard.load_state_dict(state)
+    guard.close()
+    assert steps_of(tmp_path) == list(range(6))
+
+
+def test_a_run_that_was_killed_before_its_first_snapshot_begins_its_record_anew(tmp_path: Path):
+    for killed_after in (3, None):
+        run = Run()
+        guard = run.make_guard(run_dir=tmp_path, snapshot_every=5, disk_every=5)
+        assert not guard.resume()
+        train(run, guard, batches(8), 1, until=killed_after)
+        guard._parts.journal.record.flush()
+        guard._parts.journal.record.close()
+    assert steps_of(tmp_path) == list(range(8))

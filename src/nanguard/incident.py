@@ -9,6 +9,8 @@ import stat
 from typing import TYPE_CHECKING, Any
 
 from nanguard.errors import IncidentError
+from nanguard.masking import hidden_tree
+from nanguard.run_folder import make_private, open_private
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -25,7 +27,8 @@ def new_folder(incidents: Path, step: int, rank: int) -> Path:
     for number in range(1, 10000):
         folder = incidents / (name if number == 1 else f"{name}-{number}")
         try:
-            folder.mkdir(parents=True)
+            make_private(incidents)
+            make_private(folder, exist_ok=False)
         except FileExistsError:
             continue
         return folder
@@ -37,13 +40,16 @@ def new_folder(incidents: Path, step: int, rank: int) -> Path:
 
 
 def write(folder: Path, incident: dict[str, Any]) -> None:
-    """Writes an incident; a reader sees the old one or the new one, and nothing in between."""
-    folder.mkdir(parents=True, exist_ok=True)
+    """Writes an incident; a reader sees the old one or the new one, and nothing in between.
+
+    Keys and passwords are hidden, wherever in it they stand.
+    """
+    make_private(folder)
     path = folder / NAME
     draft = folder / f".{NAME}.{os.getpid()}"
-    text = json.dumps(_plain(incident), indent=1, ensure_ascii=False, allow_nan=False)
-    with draft.open("w", encoding="utf-8") as file:
-        file.write(text + "\n")
+    text = json.dumps(hidden_tree(_plain(incident)), indent=1, ensure_ascii=False, allow_nan=False)
+    with open_private(draft) as file:
+        file.write(f"{text}\n".encode())
         file.flush()
         os.fsync(file.fileno())
     draft.replace(path)

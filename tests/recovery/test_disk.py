@@ -301,6 +301,29 @@ def test_a_write_that_fails_leaves_nothing_behind(tmp_path: Path, monkeypatch: A
     assert newest(made)[0]["update"] == 1
 
 
+def test_a_full_disk_is_called_what_it_is(tmp_path: Path, monkeypatch: Any):
+    """Torch itself speaks of an unexpected position in an archive."""
+    monkeypatch.setattr(disk, "open_private", lambda _path: open("/dev/full", "wb", buffering=0))
+    with pytest.raises(OSError, match="No space left on device"):
+        snapshots(tmp_path).write(tree(2), update=2, step=2)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_snapshots_are_the_users_alone(tmp_path: Path):
+    before = os.umask(0)
+    try:
+        path = snapshots(tmp_path / "run" / "snapshots").write(tree(1), update=1, step=1)
+    finally:
+        os.umask(before)
+    modes = {p.name: oct(p.stat().st_mode & 0o777) for p in (path.parent, path, *path.iterdir())}
+    assert modes == {
+        "snapshots": "0o700",
+        path.name: "0o700",
+        "state.pt": "0o600",
+        "manifest.json": "0o600",
+    }
+
+
 FULL_DISK = """
 import json, resource, signal, sys
 import torch
@@ -363,6 +386,16 @@ for line in sys.stdin:
 """
 
 
+def _wait_for_change(folder: Path) -> None:
+    before, until = _names_in(folder), time.monotonic() + 60.0
+    while _names_in(folder) == before and time.monotonic() < until:
+        time.sleep(0.005)
+
+
+def _names_in(folder: Path) -> set[str]:
+    return {path.name for path in folder.glob("*")} if folder.exists() else set()
+
+
 def test_kill_9_at_any_moment_never_loses_the_last_good_snapshot(tmp_path: Path):
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     rng = random.Random(11)
@@ -382,7 +415,9 @@ def test_kill_9_at_any_moment_never_loses_the_last_good_snapshot(tmp_path: Path)
             zygote.stdin.write(f"{folder}\n")
             zygote.stdin.flush()
             child = int(zygote.stdout.readline())
-            time.sleep(0.15 + rng.random() * 0.12)
+            # On a busy machine it takes a while until the run has come to where it writes.
+            _wait_for_change(folder / "snapshots")
+            time.sleep(rng.random() * 0.12)
             os.kill(child, signal.SIGKILL)
             assert zygote.stdout.readline().strip() == "dead"
             unfinished += len(list((folder / "snapshots").glob(".*")))

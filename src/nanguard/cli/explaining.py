@@ -15,6 +15,7 @@ from rich.text import Text
 
 from nanguard import incident as incidents
 from nanguard.errors import UsageError
+from nanguard.masking import hidden_tree
 from nanguard.report.fields import literal
 from nanguard.report.page import cause_page, incident_page
 
@@ -44,7 +45,7 @@ def explain_what(what: str, *, as_json: bool) -> None:
             where="nanguard explain",
             do=_meant(what, list(causes)),
         )
-    incident = incidents.read(Path(what))
+    incident = hidden_tree(incidents.read(Path(what)))
     if as_json:
         _print_json(incident)
     else:

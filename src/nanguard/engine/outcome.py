@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import TYPE_CHECKING, Any
+
+from nanguard.masking import hidden
 
 if TYPE_CHECKING:
     from nanguard.errors import SourceError
@@ -13,7 +15,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """A finding, and what a report shows beside it.
+    """A finding, and what a report shows beside it, without keys and passwords.
 
     Attributes:
         finding: The finding.
@@ -24,6 +26,14 @@ class Seen:
     finding: Finding
     text: str = ""
     diffs: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        """Hides secrets here, where every report, the baseline and the cache begin."""
+        message = hidden(self.finding.message)
+        if message != self.finding.message:
+            object.__setattr__(self, "finding", replace(self.finding, message=message))
+        object.__setattr__(self, "text", hidden(self.text))
+        object.__setattr__(self, "diffs", tuple(map(hidden, self.diffs)))
 
     def to_json(self) -> dict[str, Any]:
         """Returns the finding as the report's JSON has it, with the diffs of its fixes."""
@@ -80,6 +90,7 @@ class FileOutcome:
         checked: Whether it was looked at.
         not_checked: What was left out, and why.
         suppressed: How many findings a comment in the file allows.
+        needs: The other files that were looked into for it.
     """
 
     path: str
@@ -87,6 +98,7 @@ class FileOutcome:
     checked: bool = True
     not_checked: list[NotChecked] = field(default_factory=list)
     suppressed: int = 0
+    needs: tuple[str, ...] = ()
 
     @classmethod
     def left_out(
@@ -136,6 +148,7 @@ class Repair:
         changes: What was changed.
         diff: The same as a unified diff.
         written: Whether the target was written.
+        loaded_with: The library whose parser has loaded it, and found what was announced.
     """
 
     path: str
@@ -143,6 +156,7 @@ class Repair:
     changes: tuple[Change, ...]
     diff: str
     written: bool
+    loaded_with: str = ""
 
     def to_json(self) -> dict[str, Any]:
         """Returns the repair as the report's JSON has it."""
@@ -151,7 +165,8 @@ class Repair:
             "target": self.target,
             "written": self.written,
             "changes": [change.to_json() for change in self.changes],
-            "diff": self.diff,
+            "diff": hidden(self.diff),
+            "loaded_with": self.loaded_with or None,
         }
 
 

@@ -257,8 +257,13 @@ class Guard:
         self._place.refuse_inside_loop("guard.resume()")
         manifest = self._recovery.resume()
         if manifest is None:
+            # The run begins anew; what one left behind that came to no snapshot is not its record.
+            self._parts.journal.go_back(self.steps, self.epoch)
             return False
         message = f"resumed after update {manifest['update']}"
+        again = self._parts.journal.go_back(self.steps, self.epoch)
+        if again:
+            message += f"; {again} step{'s' * (again > 1)} after it will be made again"
         self._parts.journal.say(events.RESUMED(message, step=self.steps))
         return True
 
@@ -277,6 +282,7 @@ class Guard:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continues from what ``state_dict`` returned, with the next watched loop."""
         self._place.load_state_dict(state)
+        self._parts.journal.go_back(self.steps, self.epoch)
 
     def close(self) -> None:
         """Ends the guard: nothing of it is left on model or optimizer, all files are written."""

@@ -140,6 +140,20 @@ class Journal:
         if self.record is not None:
             self.record.epoch({"epoch": epoch, **metrics})
 
+    def go_back(self, step: int, epoch: int) -> int:
+        """Takes steps that will be made again out of the record; returns how many.
+
+        Args:
+            step: The step that comes next.
+            epoch: How many epochs were over before it.
+        """
+        return 0 if self.record is None else self.record.go_back(step, epoch)
+
+    def flush(self) -> None:
+        """Returns when the record is on the disk as far as the run has come."""
+        if self.record is not None:
+            self.record.flush()
+
     def close(self) -> None:
         """Writes what is left."""
         if self.trackers is not None:

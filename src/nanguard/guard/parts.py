@@ -172,6 +172,7 @@ def recovery_for(parts: Parts, guard: Part) -> Recovery:
         ranks=parts.ranks,
         sharded=parts.ranks.sharded and parts.ranks.world > 1,
         on_failure=parts.journal.failure(events.SNAPSHOT_FAILED),
+        before_finish=parts.journal.flush,
     )
 
 

@@ -19,6 +19,7 @@ from nanguard.errors import IncidentError
 from nanguard.launch.command import environment
 from nanguard.launch.options import Options
 from nanguard.launch.trust import is_ours
+from nanguard.masking import HIDDEN, hidden
 from nanguard.replay import landlock
 
 if TYPE_CHECKING:
@@ -132,14 +133,19 @@ def replay(
             raise IncidentError(
                 "the command did not come to the step again.",
                 where=str(folder),
-                do=f"Run it by hand to see why. It said at the end: {said[-300:] or 'nothing'}",
+                do=f"{_without_secrets(incident)}Run it by hand to see why. It said at the end: "
+                f"{hidden(said[-300:]) or 'nothing'}",
             )
         told: dict[str, Any] = json.loads(answer.read_text(encoding="utf-8"))
         return told
 
 
 def explain(
-    folder: Path, *, seconds: float | None = None, beat: Callable[[], None] = lambda: None
+    folder: Path,
+    *,
+    seconds: float | None = None,
+    beat: Callable[[], None] = lambda: None,
+    command: Sequence[str] | None = None,
 ) -> None:
     """Explains an incident that could not be replayed while its run went on.
 
@@ -148,6 +154,7 @@ def explain(
         seconds: How long all replays together may take; None for what the run and the machine
             need.
         beat: Called again and again while the command runs.
+        command: The command, where it is known; the one in the incident has no secrets.
 
     Raises:
         IncidentError: The time is too short for any explanation.
@@ -164,7 +171,7 @@ def explain(
         )
     with tempfile.TemporaryDirectory(prefix="nanguard-replay-") as scratch:
         again = {"mode": "explain", "folder": str(folder.absolute()), "control": scratch}
-        _SecondRun(incident, folder, again, Path(scratch), seconds).run(beat)
+        _SecondRun(incident, folder, again, Path(scratch), seconds, command).run(beat)
 
 
 def command_of(incident: dict[str, Any], folder: Path) -> tuple[list[str], Path]:
@@ -196,6 +203,13 @@ def command_of(incident: dict[str, Any], folder: Path) -> tuple[list[str], Path]
     return command, Path(place)  # type: ignore[return-value]
 
 
+def _without_secrets(incident: dict[str, Any]) -> str:
+    """Returns a sentence about a command whose secrets were not kept."""
+    if not any(HIDDEN in str(word) for word in incident["run"]["command"]):
+        return ""
+    return f"Keys and passwords are not kept: the command got {HIDDEN!r} for them. "
+
+
 def is_held_back() -> bool:
     """Returns whether a second run of a command is kept from writing to anybody's files."""
     return landlock.version() > 0
@@ -217,8 +231,10 @@ class _SecondRun:
         again: dict[str, Any],
         scratch: Path,
         seconds: float | None,
+        command: Sequence[str] | None = None,
     ) -> None:
-        self._command, self._place = command_of(incident, folder)
+        kept, self._place = command_of(incident, folder)
+        self._command = kept if command is None else list(command)
         self._to_step = limits.seconds_to_step(incident)
         self._folder = folder.absolute()
         self._again = again

@@ -26,6 +26,7 @@ from nanguard.launch.options import HOME, VARIABLE, Options
 from nanguard.launch.trust import sign
 from nanguard.launch.unguarded import noticed
 from nanguard.launch.waiting import SignOfLife
+from nanguard.masking import hidden_words
 from nanguard.record import TRACKERS
 from nanguard.report.words import in_a_line, is_fixable
 from nanguard.trackers import TRACK, TRACK_DIR, check_names
@@ -85,7 +86,7 @@ def run_command(
             control=str(place),
             command=tuple(command),
             folder=str(Path.cwd()),
-            signature=sign(list(command), str(Path.cwd())),
+            signature=sign(hidden_words(command), str(Path.cwd())),
             on_bad=on_bad,
             max_bad=max_bad,
             spikes=spikes,
@@ -255,7 +256,9 @@ def _explain_the_rest(paths: list[Path], options: Options) -> None:
     sign_of_life = SignOfLife(quiet=options.quiet)
     show = partial(sign_of_life.show, "running the command once more to find out why")
     try:
-        again.explain(first.parent, seconds=options.explain_seconds, beat=show)
+        again.explain(
+            first.parent, seconds=options.explain_seconds, beat=show, command=options.command
+        )
     except KeyboardInterrupt:
         _interrupted(options)
     except IncidentError:

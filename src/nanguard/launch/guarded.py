@@ -22,10 +22,12 @@ from nanguard.launch.known_faults import items_drawn
 from nanguard.launch.options import Options, from_environment
 from nanguard.launch.together import Together
 from nanguard.launch.trust import sign
+from nanguard.masking import hidden_words
 from nanguard.numerics import all_finite
 from nanguard.replay import replay as replays
 from nanguard.replay.inplace import InPlace
 from nanguard.report.words import in_a_line
+from nanguard.run_folder import make_private
 from nanguard.tracer.symptom import Symptom
 
 if TYPE_CHECKING:
@@ -258,7 +260,7 @@ def _options(folder: Path, *, control: str, quarantine: bool = False) -> Options
         control=control,
         command=tuple(command),
         folder=here,
-        signature=sign(command, here),
+        signature=sign(hidden_words(command), here),
         quiet=True,
         quarantine=quarantine,
     )
@@ -266,7 +268,7 @@ def _options(folder: Path, *, control: str, quarantine: bool = False) -> Options
 
 def _made(folder: Path) -> Path:
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        make_private(folder)
     except OSError as error:
         raise UsageError(
             f"the folder for incidents cannot be made: {error.strerror}.",

@@ -26,7 +26,7 @@ from nanguard.report.words import sentence
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from nanguard.replay.start import Starts
+    from nanguard.replay.starts import Starts
 
 # The list of what was left out, below the folder that the command runs in.
 QUARANTINE = Path(".nanguard", "quarantine.jsonl")

@@ -12,6 +12,7 @@ import contextlib
 from typing import TYPE_CHECKING
 
 from nanguard.diagnosis.limits import TRYING as TRYING
+from nanguard.masking import hidden
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -48,7 +49,7 @@ INTERRUPTED = "interrupted"
 def leave(control: Path, name: str, text: str = "") -> None:
     """Leaves a note; a folder that is gone or full must not end the run."""
     with contextlib.suppress(OSError):
-        (control / name).write_text(text)
+        (control / name).write_text(hidden(text))
 
 
 def processes(control: Path, kind: str) -> set[int]:

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from nanguard.launch.notes import BAD, ENDED, RAISED, RATE, STEPS
+from nanguard.masking import hidden_tree
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -101,7 +102,7 @@ class Pulse:
 
     def _leave(self, name: str, told: dict[str, Any]) -> None:
         with contextlib.suppress(OSError):
-            self._note(name).write_text(json.dumps(told))
+            self._note(name).write_text(json.dumps(hidden_tree(told)))
 
     def _note(self, name: str) -> Path:
         return self.control / f"{name}{os.getpid()}"

@@ -17,12 +17,13 @@ import shutil
 import stat
 import threading
 import time
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any, cast
 
 import torch
 
 from nanguard.errors import SnapshotError
 from nanguard.recovery.portable import from_portable, portable
+from nanguard.run_folder import make_private, open_private
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -49,10 +50,18 @@ class DiskSnapshots:
         keep: How many are kept.
     """
 
-    def __init__(self, folder: Path, *, keep: int, on_failure: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        keep: int,
+        on_failure: Callable[[str], None],
+        before_finish: Callable[[], None] = lambda: None,
+    ) -> None:
         self.folder = folder
         self.keep = keep
         self._on_failure = on_failure
+        self._before_finish = before_finish
         self._jobs: queue.Queue[Snapshot | None] = queue.Queue(maxsize=1)
         self._thread: threading.Thread | None = None
 
@@ -91,6 +100,7 @@ class DiskSnapshots:
         """Writes a state and returns its folder. Nothing half-written is ever left behind."""
         with Unfinished(self.folder, update) as unfinished:
             save_tree(tree, unfinished.path / STATE)
+            self._before_finish()
             return unfinished.finish(update=update, step=step, keep=self.keep)
 
     def load_last_good(self, use: Callable[[dict[str, Any]], None]) -> dict[str, Any] | None:
@@ -141,9 +151,9 @@ class Unfinished:
 
     def create(self) -> None:
         """Makes the folder."""
-        self._folder.mkdir(parents=True, exist_ok=True)
+        make_private(self._folder)
         self.remove()
-        self.path.mkdir()
+        make_private(self.path, exist_ok=False)
 
     def remove(self) -> None:
         """Deletes what was not finished."""
@@ -163,6 +173,7 @@ class Unfinished:
         manifest_path = self.path / _MANIFEST
         manifest_path.write_text(json.dumps(manifest, indent=1), encoding="utf-8")
         for path in (*files, manifest_path):
+            path.chmod(0o600)
             _flush(path)
         for folder in {path.parent for path in files} | {self.path}:
             _flush(folder)
@@ -242,7 +253,41 @@ def _regular(path: Path) -> os.stat_result:
 
 def save_tree(tree: dict[str, Any], path: Path) -> None:
     """Writes a state in such a form that it can be loaded without running anything."""
-    torch.save(portable(tree), path)
+    with open_private(path) as file:
+        noted = _Noting(file)
+        try:
+            torch.save(portable(tree), cast("IO[bytes]", noted))
+        except RuntimeError as error:
+            # Torch says "unexpected pos" about whatever the system said.
+            raise noted.error or error from error
+
+
+class _Noting:
+    """A file that keeps what the system says about a write that failed.
+
+    Attributes:
+        error: That; None if none failed.
+    """
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file = file
+        self.error: OSError | None = None
+
+    def write(self, data: Any) -> int:
+        """Writes all of it."""
+        try:
+            return self._file.write(data)
+        except OSError as error:
+            self.error = error
+            raise
+
+    def flush(self) -> None:
+        """Hands everything to the system."""
+        try:
+            self._file.flush()
+        except OSError as error:
+            self.error = error
+            raise
 
 
 def load_tree(path: Path) -> dict[str, Any]:

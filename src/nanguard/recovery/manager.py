@@ -36,6 +36,15 @@ class Recovery:
         memory: The snapshots in memory.
         disk: The snapshots on disk that the first rank writes; None without a run folder.
         sharded: Those that all ranks write together; None unless the model is sharded.
+
+    Args:
+        state: What a snapshot holds.
+        settings: When one is taken.
+        folder: Where they are written; None for memory only.
+        ranks: The ranks.
+        sharded: Whether all ranks write together.
+        on_failure: Told what could not be written.
+        before_finish: Called before a snapshot on disk counts: what belongs to it has to be there.
     """
 
     def __init__(
@@ -47,6 +56,7 @@ class Recovery:
         ranks: Together,
         sharded: bool,
         on_failure: Callable[[str], None],
+        before_finish: Callable[[], None] = lambda: None,
     ) -> None:
         self._state = state
         self._settings = settings
@@ -72,9 +82,13 @@ class Recovery:
         if sharded:
             from nanguard.recovery.sharded import ShardedSnapshots
 
-            self.sharded = ShardedSnapshots(folder, keep=keep, ranks=ranks, on_failure=on_failure)
+            self.sharded = ShardedSnapshots(
+                folder, keep=keep, ranks=ranks, on_failure=on_failure, before_finish=before_finish
+            )
         else:
-            self.disk = DiskSnapshots(folder, keep=keep, on_failure=on_failure)
+            self.disk = DiskSnapshots(
+                folder, keep=keep, on_failure=on_failure, before_finish=before_finish
+            )
 
     @property
     def can_roll_back(self) -> bool:

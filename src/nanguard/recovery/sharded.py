@@ -75,12 +75,19 @@ class ShardedSnapshots:
     """
 
     def __init__(
-        self, folder: Path, *, keep: int, ranks: Together, on_failure: Callable[[str], None]
+        self,
+        folder: Path,
+        *,
+        keep: int,
+        ranks: Together,
+        on_failure: Callable[[str], None],
+        before_finish: Callable[[], None] = lambda: None,
     ) -> None:
         self.folder = folder
         self.keep = keep
         self._ranks = ranks
         self._on_failure = on_failure
+        self._before_finish = before_finish
 
     def write(
         self, tree: dict[str, Any], sharded: Sequence[str], *, update: int, step: int
@@ -108,6 +115,7 @@ class ShardedSnapshots:
             rest = {name: part for name, part in tree.items() if name not in sharded}
             rest.update({name: _references(tree[name], name) for name in sharded})
             error = _attempt(lambda: save_tree(rest, path / STATE))
+            self._before_finish()
             error = error or _attempt(
                 lambda: unfinished.finish(update=update, step=step, keep=self.keep)
             )

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -152,8 +155,24 @@ def _save_batch(replay: Replay, trace: Trace, folder: Path) -> str | None:
     if sum(buffer.numel() * buffer.element_size() for buffer in buffers.values()) > _LIMIT:
         buffers = {}
     saved = {"batch": tensors, "buffers": buffers, "streams": _streams(replay.streams)}
-    _save(saved, folder / "batch.pt")
+    path = folder / "batch.pt"
+    try:
+        # Nobody else's to read, from its first byte on.
+        os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600))
+        _save(saved, path)
+    except (OSError, RuntimeError) as error:
+        with contextlib.suppress(OSError):
+            path.unlink()
+        return f"the batch could not be saved: {_why(error, folder)}"
     return None
+
+
+def _why(error: Exception, folder: Path) -> str:
+    """Returns what the system says about a file that torch could not write."""
+    if isinstance(error, OSError):
+        return error.strerror or str(error)
+    full = os.statvfs(folder).f_bavail == 0
+    return os.strerror(errno.ENOSPC) if full else str(error).split("\n", 1)[0][:200]
 
 
 def _streams(captured: dict[str, Any]) -> dict[str, Any]:

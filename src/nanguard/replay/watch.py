@@ -77,6 +77,10 @@ class Watch(ABC):
         self.clip_limit: float | None = None
         # The norm of the gradients of this step, where it was looked at.
         self.grad_norm: float | None = None
+        # What was clipped last: how many parameters are trained, which ones it were, and whether
+        # these are all.
+        self._clipped: tuple[int, ...] = ()
+        self._clips_all = False
         self._depth = 0
         self._unscaled: Tensor | None = None
         self._scaler: Any = None
@@ -103,6 +107,7 @@ class Watch(ABC):
         """Notes a new optimizer."""
         self.made_by.append(Made(weakref.ref(optimizer), here()))
         self._models = self._buffers = None
+        self._clipped = ()
 
     def loaded(self, state: Any) -> None:
         """Notes what is bad in state that a module has taken over, where looking is cheap."""
@@ -180,9 +185,13 @@ class Watch(ABC):
 
     def clipped(self, parameters: list[Tensor], norm: Any) -> None:
         """Notes the norm of the gradients that a script has clipped, if it is that of them all."""
-        trained = {id(p) for optimizer in self.optimizers() for p in parameters_of([optimizer])}
-        covers = trained <= {id(parameter) for parameter in parameters}
-        self.clipped_norm = norm if covers and isinstance(norm, torch.Tensor) else None
+        optimizers = self.optimizers()
+        count = sum(len(group["params"]) for o in optimizers for group in o.param_groups)
+        clipped = (count, *map(id, parameters))
+        if clipped != self._clipped:
+            trained = {id(p) for optimizer in optimizers for p in parameters_of([optimizer])}
+            self._clipped, self._clips_all = clipped, trained <= set(clipped[1:])
+        self.clipped_norm = norm if self._clips_all and isinstance(norm, torch.Tensor) else None
 
     def begin_pass(self, loader: Any) -> None:  # noqa: B027 - the live run has nothing to do
         """Hears that the script is about to go over a loader."""
@@ -327,7 +336,9 @@ class Watch(ABC):
         known = self.clipped_norm
         if known is None:
             known = norm_at_hand([p.grad for p in parameters])  # type: ignore[misc]
-        norm = float(whole(Gradients(parameters).norm() if known is None else known))
+            norm = float(whole(Gradients(parameters).norm()) if known is None else known)
+        else:
+            norm = float(whole(known))
         self.grad_norm = norm
         if math.isfinite(norm):
             return None

@@ -11,6 +11,7 @@ import time
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
+from nanguard.masking import hidden_tree
 from nanguard.trackers.tracker import Counting, Step, event_of
 
 if TYPE_CHECKING:
@@ -63,7 +64,7 @@ class Trackers:
     def event(self, line: dict[str, Any]) -> None:
         """Hands on an event."""
         if self._is_mine():
-            self._put(event_of(line))
+            self._put(event_of(hidden_tree(line)))
 
     def close(self) -> None:
         """Writes what is left and ends what was started, within reason."""

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from nanguard.sources.log.events import _masked
 from nanguard.sources.log.names import Role
 from nanguard.sources.log.reading import open_sources, recognises, recognises_folder
 from nanguard.sources.scanning import Scan
@@ -46,7 +47,8 @@ def chunk(field: int, data: bytes) -> bytes:
 
 
 def record(data: bytes) -> bytes:
-    return struct.pack("<QI", len(data), 0) + data + struct.pack("<I", 0)
+    length = struct.pack("<Q", len(data))
+    return length + struct.pack("<I", _masked(length)) + data + struct.pack("<I", _masked(data))
 
 
 def scalar(tag: str, step: int, value: float, *, tensor: str = "") -> bytes:

@@ -6,6 +6,7 @@ import contextlib
 import itertools
 import json
 import math
+import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -224,8 +225,11 @@ def _written(folder: Path, name: str, suffix: str, data: bytes) -> str:
     """Writes a new file; if there is one of that name, its own gets a number at its end."""
     for number in itertools.count(1):
         path = folder / f"{name}{'' if number == 1 else f'-{number}'}{suffix}"
-        with contextlib.suppress(FileExistsError), path.open("xb") as file:
-            file.write(data)
+        # It holds what the user's own file holds, secrets included.
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
+        with contextlib.suppress(FileExistsError):
+            with os.fdopen(os.open(path, flags, 0o600), "wb") as file:
+                file.write(data)
             break
     return str(path)
 

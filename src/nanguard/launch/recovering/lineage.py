@@ -8,6 +8,8 @@ from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from nanguard.errors import RecordError
+from nanguard.masking import hidden_tree
+from nanguard.run_folder import make_private
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -63,12 +65,13 @@ def append(folder: Path, line: Line) -> None:
     Raises:
         RecordError: It cannot be written.
     """
-    data = json.dumps({"schema": SCHEMA, **asdict(line)}, ensure_ascii=False) + "\n"
+    told = hidden_tree({"schema": SCHEMA, **asdict(line)})
+    data = json.dumps(told, ensure_ascii=False) + "\n"
     path = folder / NAME
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        make_private(folder)
         # One write of the whole line: two recoveries with one folder do not mix.
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o644)
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o600)
         try:
             os.write(descriptor, data.encode("utf-8", "backslashreplace"))
             os.fsync(descriptor)

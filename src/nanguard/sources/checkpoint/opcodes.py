@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 from typing import TYPE_CHECKING
 
-from nanguard.sources.checkpoint.inert import Call, DamagedError, Span, Table
+from nanguard.sources.checkpoint.inert import Call, DamagedError, Global, Span, Table
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -44,13 +44,28 @@ def _extend(r: Reader, items: list[object]) -> None:
     elif isinstance(target, Call):
         target.items = target.items or []
         target.items.extend(items)
+    else:
+        raise _senseless(r)
 
 
 def _set(r: Reader, items: list[object]) -> None:
     target = r.stack[-1]
-    if isinstance(target, (Table, Call)):
-        target.pairs = target.pairs or []
-        target.pairs.extend(zip(items[::2], items[1::2], strict=False))
+    if not isinstance(target, (Table, Call)):
+        raise _senseless(r)
+    target.pairs = target.pairs or []
+    target.pairs.extend(_pairs(r, items))
+
+
+def _pairs(r: Reader, items: list[object]) -> list[tuple[object, object]]:
+    """Returns keys with their values; no dictionary has half a pair, or a list for a key."""
+    if len(items) % 2 or any(isinstance(key, (list, Table)) for key in items[::2]):
+        raise _senseless(r)
+    return list(zip(items[::2], items[1::2], strict=True))
+
+
+def _senseless(r: Reader) -> DamagedError:
+    """Returns the error for what every reader of pickles fails on."""
+    return DamagedError(f"the pickle makes no sense at byte {r.at}")
 
 
 def _set_one(r: Reader) -> None:
@@ -62,9 +77,13 @@ def _build(r: Reader) -> None:
     state, target = r.stack.pop(), r.stack[-1]
     if isinstance(target, Call):
         target.state = state
+    elif not isinstance(target, Global):
+        raise _senseless(r)
 
 
 def _call(r: Reader, function: object, args: object) -> None:
+    if not isinstance(function, (Global, Call)) or not isinstance(args, (tuple, Call)):
+        raise _senseless(r)
     r.push_new(Call(function, args))
 
 
@@ -99,13 +118,12 @@ def _stack_global(r: Reader) -> None:
 
 
 def _table(r: Reader) -> None:
-    items = r.marked()
-    r.push_new(Table(list(zip(items[::2], items[1::2], strict=False))))
+    r.push_new(Table(_pairs(r, r.marked())))
 
 
 def _tuple_of(r: Reader, size: int) -> None:
     if len(r.stack) < size:
-        raise DamagedError(f"the pickle makes no sense at byte {r.at}")
+        raise _senseless(r)
     items = tuple(r.stack[-size:])
     del r.stack[-size:]
     r.push_new(items)

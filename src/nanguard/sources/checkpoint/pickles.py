@@ -163,6 +163,10 @@ class Reader:
 
     def refer(self, key: object) -> None:
         """Puts a reference to something outside the pickle on the stack."""
+        kind = key[0] if isinstance(key, tuple) and key else key
+        # Torch refers to storages, by a number in files of old, and to the source of modules.
+        if kind not in ("storage", "module", b"storage", b"module") and not isinstance(key, int):
+            raise DamagedError(f"the pickle refers to {str(kind)[:40]!r}, which nobody knows")
         self.outside.append(Persistent(key))
         self.push(self.outside[-1])
 

@@ -186,9 +186,15 @@ def _listed(index: Path) -> set[str]:
     except (KeyError, TypeError, AttributeError) as error:
         raise DamagedError("the index does not say where tensors are") from error
     # Only names of files beside the index are looked at.
-    return {
-        name for name in names if Path(name).name == name and not (index.parent / name).exists()
-    }
+    return {name for name in names if Path(name).name == name and not _exists(index.parent / name)}
+
+
+def _exists(path: Path) -> bool:
+    """Returns whether there is a file; a name that no file can have is the name of none."""
+    try:
+        return path.exists()
+    except (OSError, ValueError):
+        return False
 
 
 def _notice_unfinished(run: Run) -> None:

@@ -9,9 +9,13 @@ from nanguard.sources.checkpoint.dtypes import DTYPES, NUMPY, STORAGES, Dtype
 from nanguard.sources.checkpoint.inert import Call, DamagedError, Global, Persistent, Span
 from nanguard.sources.checkpoint.stored import Region, Storage, StoredTensor, region_of
 
-_TENSORS = frozenset(
-    {"_rebuild_tensor", "_rebuild_tensor_v2", "_rebuild_tensor_v3", "_rebuild_qtensor"}
-)
+# What torch calls to make a tensor, and with how many arguments.
+_TENSORS = {
+    "_rebuild_tensor": (4,),
+    "_rebuild_tensor_v2": (6, 7),
+    "_rebuild_tensor_v3": (7, 8),
+    "_rebuild_qtensor": (7,),
+}
 _ARRAYS = frozenset(
     f"{package}.{name}"
     for package in ("numpy.core", "numpy._core")
@@ -103,6 +107,8 @@ def _tensor(call: Call, name: str, sources: Sources) -> Rebuilt | None:
     args = call.args
     if not isinstance(args, tuple) or len(args) < 4:
         raise DamagedError("a tensor has no shape")
+    if len(args) not in _TENSORS[name]:
+        raise DamagedError(f"a tensor is made of {len(args)} parts, which torch does not know")
     start, shape, strides = args[1], _whole_numbers(args[2]), _whole_numbers(args[3])
     if not isinstance(start, int) or shape is None or strides is None:
         raise DamagedError("a tensor has no shape")

@@ -30,6 +30,7 @@ def read_safetensors(blob: Blob) -> Tree:
     places = []
     for name, about in header.items():
         if name == "__metadata__":
+            _refuse_metadata(about)
             continue
         found, begin, end = _tensor(blob, 8 + size, name, about, room)
         places.append((begin, end, name))
@@ -80,6 +81,16 @@ def _header(blob: Blob) -> tuple[int, dict[str, Any]]:
     if not isinstance(header, dict):
         raise DamagedError("the header is no JSON object")
     return size, header
+
+
+def _refuse_metadata(about: object) -> None:
+    """Refuses words about a file that are no texts, as the format's own reader does."""
+    pairs = about.items() if isinstance(about, dict) else ()
+    if about is not None and not isinstance(about, dict):
+        raise DamagedError(f"__metadata__ is {type(about).__name__}, not a table of texts")
+    for name, value in pairs:
+        if not isinstance(value, str):
+            raise DamagedError(f"__metadata__.{name[:100]} is {type(value).__name__}, not a text")
 
 
 def _tensor(

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from nanguard.sources.checkpoint.dtypes import Dtype
 
 MAGIC = 0x1950A86A20F9469CFC6C
+# The only version there ever was of the older format.
+VERSION = 1001
 MAX_NESTED = 1000
 # Of all compressed files of an archive together.
 MAX_UNPACKED = 1 << 26
@@ -137,7 +139,7 @@ class _Archived(_Outside):
                 raise DamagedError(f"{name} is not in the archive")
             self.known[name] = self._file(entry)
         found = self.known[name]
-        if found.nbytes < nbytes:
+        if found.nbytes != nbytes:
             raise DamagedError(f"{name} has {found.nbytes:,} bytes of {nbytes:,}")
         return found
 
@@ -162,8 +164,10 @@ def _archive(blob: Blob, nesting: _Nesting) -> TorchFile:
     root = min(pickles, key=len).removesuffix("data.pkl")
     if not {f"{root}version", f"{root}.data/version"} & entries.keys():
         raise DamagedError("the archive has no version, which torch asks for first")
-    for entry in entries.values():  # torch refuses an archive of which one file is not there
+    for name, entry in entries.items():  # torch refuses an archive of which one file is not there
         data_offset(blob, entry)
+        if not name.startswith(root):
+            raise DamagedError(f"{name[:100]!r} in the archive does not lie in {root[:100]!r}")
     script = any(name.startswith(f"{root}code/") for name in entries)
     pickle = _part(blob, entries[f"{root}data.pkl"])
     sources = _Archived(blob, pickle, entries, f"{root}data/", nesting)
@@ -173,6 +177,7 @@ def _archive(blob: Blob, nesting: _Nesting) -> TorchFile:
         if written not in (b"little", b"big"):
             raise DamagedError(f"the order of its bytes is {written!r}")
         sources.swapped = written == b"big"
+    _refuse_words(blob, entries, root)
     pickled = read_pickle(pickle)
     found = TorchFile(_walked(pickled, sources), pickled.names, script)
     constants = entries.get(f"{root}constants.pkl")
@@ -181,6 +186,23 @@ def _archive(blob: Blob, nesting: _Nesting) -> TorchFile:
         more = _Archived(blob, pickle, entries, f"{root}constants/", nesting)
         found.tree.tensors += walk(read_pickle(pickle).value, more).tensors
     return found
+
+
+def _refuse_words(blob: Blob, entries: dict[str, Entry], root: str) -> None:
+    """Refuses what torch fails on before it comes to the tensors.
+
+    Raises:
+        DamagedError: The alignment of storages is no number, or the mark of the writer no text.
+    """
+    alignment = entries.get(f"{root}.storage_alignment")
+    if alignment is not None and not read(_part(blob, alignment), 0, 40).strip().isdigit():
+        raise DamagedError("the alignment of its storages is no number")
+    mark = entries.get(f"{root}.data/serialization_id")
+    if mark is not None:
+        try:
+            read(_part(blob, mark), 0, 1 << 12).decode("utf-8")
+        except UnicodeDecodeError as error:
+            raise DamagedError("its serialization_id is no text") from error
 
 
 def _walked(pickled: Pickled, sources: _Outside) -> Tree:
@@ -229,9 +251,11 @@ def _legacy_parts(blob: Blob, at: int) -> tuple[Pickled, dict[str, Storage]]:
     """
     names: dict[str, Global] = {}
     try:
-        for _ in range(2):  # the version of the format, and facts about the machine
+        for version in (VERSION, None):  # that of the format; then facts about the machine
             about = read_pickle(blob, at)
             names, at = {**names, **about.names}, about.end
+            if version is not None and about.value != version:
+                raise DamagedError(f"the version of its format is {str(about.value)[:40]}")
         pickled = read_pickle(blob, at)
         names = pickled.names = {**names, **pickled.names}
         return pickled, _lined_up(blob, pickled)

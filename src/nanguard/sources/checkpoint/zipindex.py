@@ -16,7 +16,7 @@ MAX_DIRECTORY = 1 << 25
 _TAIL = 22 + 65535
 _END, _END64, _LOCATOR, _ENTRY, _LOCAL = b"PK\5\6", b"PK\6\6", b"PK\6\7", b"PK\1\2", b"PK\3\4"
 _FULL32 = 0xFFFFFFFF
-_ENCRYPTED = 1
+_ENCRYPTED, _MASKED = 1, 1 << 13
 _METHODS = (0, 8)  # as it is, and deflated
 
 
@@ -96,7 +96,9 @@ def _directory(blob: Blob) -> tuple[int, int, int, int]:
     end = at + found
     locator = read(blob, end - 20, 20) if end >= 20 else b""
     if locator.startswith(_LOCATOR):
-        end = struct.unpack_from("<Q", locator, 8)[0]
+        end, parts = struct.unpack_from("<QI", locator, 8)
+        if parts != 1:
+            raise DamagedError("the directory says that the archive is in several parts")
         record = read(blob, end, 56) if end < blob.size else b""
         if len(record) < 56 or not record.startswith(_END64):
             raise DamagedError("the archive has no directory where it says")
@@ -124,14 +126,21 @@ def _entries(data: bytes) -> Iterator[tuple[str, Entry]]:
     while data[at : at + 4] == _ENTRY:
         flags, method = struct.unpack_from("<HH", data, at + 8)
         packed, size, name_size, extra_size, note = struct.unpack_from("<IIHHH", data, at + 20)
-        header = struct.unpack_from("<I", data, at + 42)[0]
-        name = data[at + 46 : at + 46 + name_size].decode("utf-8", "replace")
-        extra = data[at + 46 + name_size : at + 46 + name_size + extra_size]
+        disk, header = struct.unpack_from("<H6xI", data, at + 34)
+        begin = at + 46
+        at = begin + name_size + extra_size + note
+        if at > len(data):
+            raise DamagedError("the directory of the archive ends within the words about a file")
+        try:
+            name = data[begin : begin + name_size].decode("utf-8")
+        except UnicodeDecodeError as error:
+            raise DamagedError("the name of a file in the archive is not UTF-8") from error
+        extra = data[begin + name_size : begin + name_size + extra_size]
         entry = Entry(*_wide(header, size, packed, extra), method)
-        if flags & _ENCRYPTED or (not method and entry.size != entry.packed):
+        odd = flags & (_ENCRYPTED | _MASKED) or disk not in (0, 1)
+        if odd or (not method and entry.size != entry.packed) or (entry.size and not entry.packed):
             raise DamagedError(f"{name[:100]} is described in a way that makes no sense")
         yield name, entry
-        at += 46 + name_size + extra_size + note
 
 
 def _wide(header: int, size: int, packed: int, extra: bytes) -> tuple[int, int, int]:

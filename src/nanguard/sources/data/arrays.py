@@ -80,7 +80,7 @@ def arrays_in(path: Path) -> list[Array]:
         magic = file.read(8)
     if magic.startswith(b"\x93NUMPY"):
         return [_npy(path)]
-    if magic.startswith(b"PK"):
+    if magic.startswith((b"PK\3\4", b"PK\5\6")):
         return _npz(path)
     return _safetensors(path)
 

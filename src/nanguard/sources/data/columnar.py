@@ -154,10 +154,10 @@ def _batches(path: Path) -> Iterator[bytes]:
 def _message(file: IO[bytes], path: Path) -> tuple[int, bytes] | None:
     """Returns the kind of the next message of a stream and its bytes; None at the end."""
     start = file.read(8)
-    if len(start) < 8 or start[:4] != b"\xff\xff\xff\xff":
-        if start and start[:4] != b"\xff\xff\xff\xff"[: len(start[:4])]:
-            raise _broken(path)
+    if not start:
         return None
+    if len(start) < 8 or start[:4] != b"\xff\xff\xff\xff":
+        raise _broken(path)
     size = int.from_bytes(start[4:], "little", signed=True)
     if size == 0:
         return None

@@ -96,7 +96,8 @@ class _Reader:
 
         try:
             return self._fast(data)
-        except (pl.exceptions.PolarsError, pl.exceptions.PanicException):
+        # A lone surrogate in a name is JSON, and no text that polars can take.
+        except (pl.exceptions.PolarsError, pl.exceptions.PanicException, UnicodeError):
             if len(data) <= SLOW:
                 return self._slow(data)
         ledger = Ledger()

@@ -63,22 +63,27 @@ def read_events(paths: list[Path], name: str, scan: Scan) -> Log:
 def _read(path: Path, points: _Points, scan: Scan) -> str | None:
     """Adds the scalars of a file; returns why it could not be read to its end."""
     read = 0
-    for record in _records(path):
-        if record is None:
-            # A writer may be in the middle of its last record; a file of nothing is no log.
-            return None if read else "the file holds no whole record"
-        read += len(record)
-        if read > 1 << 20:
-            scan.progress(str(path), read)
-            read = 1
-        try:
+    try:
+        for record in _records(path):
+            if record is None:
+                # A writer may be in the middle of its last record; a file of nothing is no log.
+                return None if read else "the file holds no whole record"
+            read += len(record)
+            if read > 1 << 20:
+                scan.progress(str(path), read)
+                read = 1
             _add(record, points)
-        except ValueError as error:
-            return f"a record is no event ({error})"
+    except ValueError as error:
+        return f"a record is damaged or no event ({error})"
     return None
 
 
 def _records(path: Path) -> Iterator[bytes | None]:
+    """Yields records; None where the file ends within one.
+
+    Raises:
+        ValueError: A checksum is wrong, so that nothing behind it can be trusted.
+    """
     with path.open("rb") as file:
         left = os.fstat(file.fileno()).st_size
         while left > 0:
@@ -86,7 +91,9 @@ def _records(path: Path) -> Iterator[bytes | None]:
             if header is None:
                 yield None
                 return
-            (length,) = struct.unpack("<Q", header[:8])
+            length, checksum = struct.unpack("<QI", header)
+            if _masked(header[:8]) != checksum:
+                raise ValueError("the checksum of its length is wrong")
             left -= length + 16
             if left < 0 or length > _MOST_RECORD:
                 yield None
@@ -98,7 +105,30 @@ def _records(path: Path) -> Iterator[bytes | None]:
             if data is None:
                 yield None
                 return
+            if _masked(data[:-4]) != struct.unpack("<I", data[-4:])[0]:
+                raise ValueError("its checksum is wrong")
             yield data[:-4]
+
+
+def _masked(data: bytes) -> int:
+    """Returns the CRC-32C of some bytes as event files hold it."""
+    table, crc = _TABLE, 0xFFFFFFFF
+    for byte in data:
+        crc = table[(crc ^ byte) & 0xFF] ^ (crc >> 8)
+    crc ^= 0xFFFFFFFF
+    return (((crc >> 15) | (crc << 17)) + 0xA282EAD8) & 0xFFFFFFFF
+
+
+def _crc_table() -> tuple[int, ...]:
+    table = []
+    for value in range(256):
+        for _ in range(8):
+            value = (value >> 1) ^ (0x82F63B78 if value & 1 else 0)
+        table.append(value)
+    return tuple(table)
+
+
+_TABLE = _crc_table()
 
 
 def _add(record: bytes, points: _Points) -> None:

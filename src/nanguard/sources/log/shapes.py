@@ -84,6 +84,8 @@ def shape_of(text: str, line: Line) -> Shape | None:
     opened = [v for v in wanted.values() if math.isfinite(v.number)]
     if len(order) != len(opened) or len({v.start for v in opened}) != len(opened):
         return None
+    if any(math.isfinite(v.number) and v not in order for v in line.values):
+        return None  # two of them are read from one place
     return _shape("^" + "".join(out) + "$", order, line, text)
 
 

@@ -6,9 +6,9 @@ import shlex
 from typing import TYPE_CHECKING, Any
 
 from nanguard.errors import SourceError
+from nanguard.masking import hidden, hidden_words
 from nanguard.sources.files import decode, read_bytes
 from nanguard.sources.log.records import loads
-from nanguard.sources.run.secrets import hidden
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -42,7 +42,7 @@ def environment_of(incidents: Sequence[dict[str, Any]]) -> dict[str, str]:
             continue
         command = run.get("command")
         if isinstance(command, list) and command:
-            out["command"] = hidden(shlex.join(map(str, command[:100])))
+            out["command"] = shlex.join(hidden_words(list(map(str, command[:100]))))
         for key in ("folder", "python", "torch", "nanguard", "platform", "device", "ranks"):
             if isinstance(run.get(key), (str, int)):
                 out[key] = str(run[key])

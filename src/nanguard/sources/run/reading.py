@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from nanguard import incident as incident_files
 from nanguard.errors import IncidentError, NanguardError, SourceError
+from nanguard.masking import hidden_tree
 from nanguard.record import METRICS
 from nanguard.sources.log.names import Role
 from nanguard.sources.log.reading import open_sources
@@ -130,7 +131,8 @@ def first_clock(logs: Sequence[Path]) -> Clock:
 def _read_incidents(run: Run, found: Found) -> None:
     for folder in found.incidents:
         try:
-            run.incidents.append({**incident_files.read(folder), "folder": str(folder)})
+            incident = hidden_tree(incident_files.read(folder))
+            run.incidents.append({**incident, "folder": str(folder)})
         except IncidentError as error:
             run.problems.append(_words(error))
     run.incidents.sort(key=lambda incident: (_number(incident, "step"), _number(incident, "rank")))

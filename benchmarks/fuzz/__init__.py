@@ -1,0 +1,1 @@
+"""Damaged and hostile files for ``nanguard``: made, checked, compared with other readers."""

@@ -1,0 +1,109 @@
+"""Fuzzes ``nanguard check``, ``explain`` and ``report``; see ``CONTRIBUTING.md``.
+
+python -m benchmarks.fuzz --seconds 600 --processes 2      # what make fuzz does
+python -m benchmarks.fuzz --count 100000 --seed 3 torch safetensors
+python -m benchmarks.fuzz --again torch 4711               # one input by its number
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from benchmarks.fuzz.campaign import Campaign, Failure, Tally, as_a_user, minimised, verdict_in
+from benchmarks.fuzz.inputs import KINDS, input_of
+
+# Failures that are made smaller; a defect that is met a thousand times is one.
+_MOST_MINIMISED = 20
+
+
+def main() -> int:
+    """Runs a campaign; returns 1 if anything went wrong."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.fuzz", description=__doc__)
+    parser.add_argument("kinds", nargs="*", metavar="KIND", help=", ".join(KINDS))
+    parser.add_argument("--seconds", type=float, help="how long; 600 without --count")
+    parser.add_argument("--count", type=int, help="how many inputs, of all kinds together")
+    parser.add_argument("--seed", type=int, default=0, help="what inputs come from")
+    parser.add_argument("--begin", type=int, default=0, help="the number of the first input")
+    parser.add_argument("--processes", type=int, default=1)
+    parser.add_argument("--failures", type=Path, default=Path("fuzz-failures"), help="a folder")
+    parser.add_argument("--output", type=Path, help="a file for the figures, as JSON")
+    parser.add_argument("--again", nargs=2, metavar=("KIND", "NUMBER"), help="check one input")
+    asked = parser.parse_args()
+    if asked.again:
+        return _again(asked.again[0], asked.seed, int(asked.again[1]))
+    unknown = [kind for kind in asked.kinds if kind not in KINDS]
+    if unknown:
+        parser.error(f"there is no kind {unknown[0]!r}; there are: {', '.join(KINDS)}")
+    seconds = 600.0 if asked.seconds is None and asked.count is None else asked.seconds
+    campaign = Campaign(
+        asked.kinds or list(KINDS),
+        seed=asked.seed,
+        begin=asked.begin,
+        processes=asked.processes,
+        tell=lambda tally: _write(asked.output, tally, began),
+    )
+    began = time.monotonic()
+    tally = campaign.run(count=asked.count, seconds=seconds)
+    _save(tally.failures, asked.failures)
+    _write(asked.output, tally, began)
+    print(json.dumps(_figures(tally, began), indent=1))
+    return 1 if tally.failures else 0
+
+
+def _again(kind: str, seed: int, number: int) -> int:
+    """Checks one input once more, here and as a user; leaves it in this folder."""
+    data = input_of(kind, seed, number)
+    Path(KINDS[kind].file).write_bytes(data)
+    says, (what, why) = verdict_in(kind, data), as_a_user(kind, data)
+    print(f"{KINDS[kind].file}: {len(data)} bytes, {says}; as a user: {what or 'fine'} {why}")
+    return int(says in ("traceback", "clean-but-refused") or bool(what))
+
+
+def _save(failures: list[Failure], folder: Path) -> None:
+    """Writes what failed, made small; the same input under the same name."""
+    for failure in failures[:_MOST_MINIMISED]:
+        small = minimised(failure)
+        folder.mkdir(parents=True, exist_ok=True)
+        digest = hashlib.sha256(small.data).hexdigest()[:12]
+        path = folder / f"{small.kind}-{small.what}-{digest}"
+        path.write_bytes(small.data)
+        print(f"{path}: input {small.number}: {small.why}", file=sys.stderr)
+
+
+def _figures(tally: Tally, began: float) -> dict[str, Any]:
+    wrong = dict.fromkeys(("traceback", "died", "slow", "large", "clean-but-refused"), 0)
+    for failure in tally.failures:
+        wrong[failure.what] += 1
+    return {
+        "command": " ".join(["python", "-m", "benchmarks.fuzz", *sys.argv[1:]]),
+        "python": sys.version.split()[0],
+        "cores": os.cpu_count(),
+        "seconds": round(time.monotonic() - began),
+        "inputs": tally.inputs.total(),
+        "compared_with_their_own_reader": tally.compared.total(),
+        "failures": wrong,
+        "kinds": {
+            kind: {"inputs": tally.inputs[kind], **dict(sorted(verdicts.items()))}
+            for kind, verdicts in tally.verdicts.items()
+        },
+        "failed": [
+            {"kind": one.kind, "number": one.number, "what": one.what, "why": one.why[:200]}
+            for one in tally.failures[:100]
+        ],
+    }
+
+
+def _write(path: Path | None, tally: Tally, began: float) -> None:
+    if path is not None:
+        path.write_text(json.dumps(_figures(tally, began), indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

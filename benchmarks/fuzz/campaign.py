@@ -1,0 +1,514 @@
+"""Checks fuzzed files in processes that may die, and says what went wrong with which input.
+
+The processes check without the limits that ``nanguard check`` sets for itself, which is quick. What
+ends one of them, or makes nanguard fail, is checked again as a user would; only what goes wrong
+then counts.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import os
+import resource
+import signal
+import struct
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from benchmarks.fuzz.inputs import KINDS, input_of, seeds
+from benchmarks.fuzz.readers import refusal
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from nanguard.engine.outcome import Outcome
+
+# What one input may cost.
+SECONDS = 20.0
+MEMORY = 1 << 30
+# Seconds without any progress, by the clock, after which a process hangs: machines are busy.
+_HANGS = 180.0
+# What a process that is at work says: which input, and whether the format's own reader has it now.
+_SAYS = struct.Struct("<qqq")
+_CHECKING, _READING, _DONE = 0, 1, 2
+_TRIES = 300  # checks that making a failing input smaller may take
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """An input that something went wrong with.
+
+    Attributes:
+        kind: What it is.
+        number: Its number; -1 for an input that has none.
+        what: ``traceback``, ``died``, ``slow``, ``large`` or ``clean-but-refused``.
+        why: What was said about it.
+        data: The input.
+    """
+
+    kind: str
+    number: int
+    what: str
+    why: str
+    data: bytes
+
+
+@dataclass(slots=True)
+class Tally:
+    """What came of a campaign.
+
+    Attributes:
+        inputs: How many inputs were checked, by kind.
+        verdicts: How often ``clean``, ``findings`` and ``not checked`` came out, by kind.
+        compared: How many clean files the format's own reader was asked about, by kind.
+        failures: What went wrong.
+    """
+
+    inputs: Counter[str] = field(default_factory=Counter)
+    verdicts: dict[str, Counter[str]] = field(default_factory=dict)
+    compared: Counter[str] = field(default_factory=Counter)
+    failures: list[Failure] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What one check came to.
+
+    Attributes:
+        says: ``clean``, ``findings`` or ``not checked``.
+        failed: What nanguard says about a file that it failed on; empty if it did not.
+    """
+
+    says: str
+    failed: str = ""
+
+
+def _here(
+    work: Any, items: Any, scan: Any, *, files: Any = None, lost: Any = None
+) -> Iterator[Any]:
+    """Reads files in this process, which is one that may die."""
+    del files, lost
+    yield from (work(item, scan) for item in items)
+
+
+def check(kind: str, path: Path) -> Verdict:
+    """Checks a file and renders what came of it, as each format of the report does."""
+    if kind in ("incident", "run"):
+        return _shown(kind, path)
+    from nanguard.cli.checking import Asked
+    from nanguard.cli.printing import rendered
+    from nanguard.engine.check import Check, Plan
+    from nanguard.sources.scanning import Scan
+
+    outcome = Check(Plan(jobs=1, scan=Scan(threads=1, spread=_here))).run([str(path)])
+    for form in ("text", "json", "github"):
+        rendered(Asked((str(path),), form), outcome)
+    return verdict_of(outcome)
+
+
+def verdict_of(outcome: Outcome) -> Verdict:
+    """Returns what a user would take from a check of one file."""
+    failed = [one.reason for one in outcome.not_checked if "nanguard failed on" in one.reason]
+    if failed:
+        return Verdict("not checked", failed[0])
+    if outcome.seen:
+        return Verdict("findings")
+    return Verdict("clean" if outcome.checked and not outcome.not_checked else "not checked")
+
+
+def _shown(kind: str, path: Path) -> Verdict:
+    """Shows an incident, or the folder of a run, as ``explain`` and ``report`` do."""
+    from rich.console import Console
+
+    from nanguard import incident
+    from nanguard.errors import NanguardError
+    from nanguard.report.html import page
+    from nanguard.report.judged import judge
+    from nanguard.report.page import incident_page
+    from nanguard.sources.run import find_runs, open_run
+    from nanguard.sources.scanning import Scan
+
+    try:
+        if kind == "incident":
+            found = incident.read(path)
+            with Path(os.devnull).open("w") as nowhere:
+                Console(file=nowhere, width=100).print(
+                    incident_page(found, folder=str(path.parent))
+                )
+        runs = [open_run(one, Scan(threads=1)) for one in find_runs([str(path.parent)])]
+        for run in runs:
+            judge(run)
+        page(runs, None).encode("utf-8", "backslashreplace")
+    except NanguardError:
+        return Verdict("not checked")
+    return Verdict("clean")
+
+
+class Campaign:
+    """Inputs of some kinds, one after the other, over some processes.
+
+    Args:
+        kinds: The kinds, which take turns.
+        seed: What all inputs come from.
+        begin: The number of the first input of each kind.
+        processes: How many processes work.
+        tell: Called with the tally, now and then.
+    """
+
+    def __init__(
+        self,
+        kinds: list[str],
+        *,
+        seed: int = 0,
+        begin: int = 0,
+        processes: int = 1,
+        tell: Callable[[Tally], None] = lambda tally: None,
+    ) -> None:
+        self._kinds = kinds
+        self._seed = seed
+        self._begin = begin
+        self._processes = processes
+        self._tell = tell
+        self.tally = Tally(verdicts={kind: Counter() for kind in kinds})
+
+    def run(self, *, count: int | None = None, seconds: float | None = None) -> Tally:
+        """Checks so many inputs of all kinds together, or for so many seconds.
+
+        Args:
+            count: How many inputs; None for no bound.
+            seconds: For how long; None for no bound.
+        """
+        for kind in self._kinds:
+            seeds(kind)  # read once, before there are several processes
+        until = None if seconds is None else time.monotonic() + seconds
+        with tempfile.TemporaryDirectory(prefix="nanguard-fuzz-", dir=_quick_disk()) as scratch:
+            lanes = [
+                _Lane(self, Path(scratch), lane, self._processes, count, until)
+                for lane in range(self._processes)
+            ]
+            told = time.monotonic()
+            while any(not lane.ended for lane in lanes):
+                for lane in lanes:
+                    lane.look()
+                time.sleep(0.05)
+                if time.monotonic() - told > 60:
+                    told = time.monotonic()
+                    self._tell(self.tally)
+        return self.tally
+
+    def named(self, number: int) -> tuple[str, int]:
+        """Returns the kind of the input of a turn, and its number."""
+        turn, at = divmod(number, len(self._kinds))
+        return self._kinds[at], self._begin + turn
+
+    def made(self, kind: str, number: int) -> bytes:
+        """Returns an input."""
+        return input_of(kind, self._seed, number)
+
+    def take(self, line: bytes) -> None:
+        """Takes in what a process says about one input."""
+        kind, number, says, compared, why = line.decode("utf-8", "replace").split("\t", 4)
+        self.tally.inputs[kind] += 1
+        self.tally.verdicts[kind][says] += 1
+        self.tally.compared[kind] += int(compared)
+        if says in ("traceback", "clean-but-refused"):
+            self.fail(kind, int(number), says, why)
+
+    def fail(self, kind: str, number: int, what: str, why: str) -> None:
+        """Notes a failure, if it is one to a user, too."""
+        data = self.made(kind, number)
+        if what != "clean-but-refused":
+            what, why = as_a_user(kind, data)
+        if what:
+            self.tally.failures.append(Failure(kind, number, what, why, data))
+
+
+class _Lane:
+    """One process after the other, and what it says."""
+
+    def __init__(
+        self,
+        campaign: Campaign,
+        scratch: Path,
+        lane: int,
+        lanes: int,
+        count: int | None,
+        until: float | None,
+    ) -> None:
+        self._campaign = campaign
+        self._folder = scratch / str(lane)
+        self._folder.mkdir()
+        self._next, self._lanes = lane, lanes
+        self._count, self._until = count, until
+        self._shared = mmap.mmap(-1, _SAYS.size)
+        self._since = time.monotonic()
+        self._last = -1
+        self._rest = b""
+        self.ended = False
+        self._start()
+
+    def look(self) -> None:
+        """Takes in what the process has said, and starts the next where it ended."""
+        if self.ended:
+            return
+        with contextlib.suppress(BlockingIOError):
+            while said := os.read(self._pipe, 1 << 16):
+                *lines, self._rest = (self._rest + said).split(b"\n")
+                for line in lines:
+                    self._campaign.take(line)
+        number, phase, _ = _SAYS.unpack(self._shared[:])
+        if number != self._last:
+            self._last, self._since = number, time.monotonic()
+        hangs = time.monotonic() - self._since > _HANGS and phase != _DONE
+        if hangs:
+            os.kill(self._process, signal.SIGKILL)
+        done, status = os.waitpid(self._process, 0 if hangs else os.WNOHANG)
+        if not done:
+            return
+        self._drain()
+        if status == 0:
+            self.ended = True
+            return
+        kind, at = self._campaign.named(number)
+        tally = self._campaign.tally
+        tally.inputs[kind] += 1
+        what = "slow" if hangs or os.WTERMSIG(status) == signal.SIGXCPU else "died"
+        if phase == _READING:  # nanguard said clean, and the format's own reader fell over it
+            what = "clean-but-refused"
+        tally.verdicts[kind][what] += 1
+        self._campaign.fail(kind, at, what, f"the process ended with {status}")
+        self._next = number + self._lanes
+        self._start()
+
+    def _drain(self) -> None:
+        os.set_blocking(self._pipe, True)
+        while said := os.read(self._pipe, 1 << 16):
+            self._rest += said
+        os.close(self._pipe)
+        *lines, self._rest = self._rest.split(b"\n")
+        for line in lines:
+            self._campaign.take(line)
+        self._rest = b""
+
+    def _start(self) -> None:
+        self._pipe, end = os.pipe()
+        self._since = time.monotonic()
+        self._process = os.fork()
+        if self._process == 0:
+            code = 1
+            try:
+                os.close(self._pipe)
+                self._work(end)
+                code = 0
+            finally:
+                os._exit(code)
+        os.close(end)
+        os.set_blocking(self._pipe, False)
+
+    def _work(self, pipe: int) -> None:
+        """Checks inputs until there are no more."""
+        _hold_back()
+        campaign = self._campaign
+        for number in range(self._next, sys.maxsize, self._lanes):
+            late = self._until is not None and time.monotonic() > self._until
+            if late or (self._count is not None and number >= self._count):
+                _SAYS.pack_into(self._shared, 0, number, _DONE, 0)
+                return
+            _SAYS.pack_into(self._shared, 0, number, _CHECKING, 0)
+            kind, at = campaign.named(number)
+            _allow(SECONDS)
+            what, compared, why = self._one(kind, campaign.made(kind, at), number)
+            said = "\t".join([kind, str(at), what, str(int(compared)), " ".join(why.split())])
+            os.write(pipe, said.encode("utf-8", "replace") + b"\n")
+
+    def _one(self, kind: str, data: bytes, number: int) -> tuple[str, bool, str]:
+        """Returns what came of an input, whether it was compared, and why it failed."""
+        path = self._folder / KINDS[kind].file
+        path.write_bytes(data)
+        try:
+            verdict = check(kind, path)
+        except BaseException as error:  # noqa: BLE001 - this is what is looked for
+            return "traceback", False, f"{type(error).__name__}: {error}"[:300]
+        finally:
+            _clear(self._folder, path)
+        if verdict.failed:
+            return "traceback", False, verdict.failed
+        if verdict.says != "clean":
+            return verdict.says, False, ""
+        path.write_bytes(data)
+        _SAYS.pack_into(self._shared, 0, number, _READING, 0)
+        why = refusal(kind, path)
+        _clear(self._folder, path)
+        return ("clean", True, "") if why is None else ("clean-but-refused", True, why)
+
+
+def _clear(folder: Path, path: Path) -> None:
+    path.unlink(missing_ok=True)
+    for other in folder.iterdir():  # no input may find what another has left
+        other.unlink()
+
+
+def _hold_back() -> None:
+    """Sets the limits of a process, and keeps what libraries print out of the way."""
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    signal.signal(signal.SIGXCPU, signal.SIG_DFL)
+    nowhere = os.open(os.devnull, os.O_RDWR)
+    for stream in (0, 1, 2):
+        os.dup2(nowhere, stream)
+    import nanguard.engine.check  # noqa: F401 - imported once, and not for the first input
+
+    with Path("/proc/self/status").open(encoding="ascii", errors="replace") as file:
+        held = next(int(line.split()[1]) << 10 for line in file if line.startswith("VmData"))
+    # Libraries that are imported later need room as well.
+    resource.setrlimit(resource.RLIMIT_DATA, (held + MEMORY + (1 << 29), resource.RLIM_INFINITY))
+
+
+def _allow(seconds: float) -> None:
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    spent = int(used.ru_utime + used.ru_stime)
+    resource.setrlimit(resource.RLIMIT_CPU, (spent + int(seconds) + 1, resource.RLIM_INFINITY))
+
+
+def as_a_user(kind: str, data: bytes) -> tuple[str, str]:
+    """Checks an input in a process of its own with the command; returns what goes wrong, and why.
+
+    Args:
+        kind: What it is.
+        data: The input.
+    """
+    with tempfile.TemporaryDirectory(prefix="nanguard-fuzz-", dir=_quick_disk()) as scratch:
+        path = Path(scratch, KINDS[kind].file)
+        path.write_bytes(data)
+        words = {
+            "incident": ["explain", path.parent],
+            "run": ["report", path.parent, "-o", "r.html"],
+        }
+        command = words.get(kind, ["check", "--format", "json", "--no-cache", path])
+        try:
+            done = subprocess.run(  # noqa: S603 - our own command
+                [sys.executable, "-m", "nanguard", *map(str, command)],
+                cwd=scratch,
+                env={**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)},
+                capture_output=True,
+                timeout=_HANGS,
+                check=False,
+                preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_CPU, (int(SECONDS), 30)),
+            )
+        except subprocess.TimeoutExpired:
+            return "slow", f"it took more than {_HANGS:.0f} s"
+    said = (done.stdout + done.stderr).decode("utf-8", "replace")
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    if used.ru_maxrss << 10 > MEMORY + (1 << 29):
+        return "large", f"a process held {used.ru_maxrss >> 10} MB"
+    if done.returncode == -signal.SIGXCPU:
+        return "slow", f"it took more than {SECONDS:.0f} s of processor time"
+    if done.returncode not in (0, 1, 2):
+        return "died", f"exit code {done.returncode}"
+    for sign in ("Traceback (most recent call last)", "nanguard failed on"):
+        if sign in said:
+            return "traceback", said[max(0, said.find(sign)) :][-400:]
+    return "", ""
+
+
+def minimised(failure: Failure) -> Failure:
+    """Returns a failure with as small an input as a few hundred checks can find."""
+    data = failure.data
+    tries = _TRIES
+    trial = _Trial(failure.kind)
+    size = max(1, len(data) // 2)
+    while size and tries > 0:
+        at = 0
+        while at < len(data) and tries > 0:
+            tries -= 1
+            candidate = data[:at] + data[at + size :]
+            if candidate and trial.verdict(candidate) == failure.what:
+                data = candidate
+            else:
+                at += size
+        size //= 2
+    trial.end()
+    return Failure(failure.kind, failure.number, failure.what, failure.why, data)
+
+
+class _Trial:
+    """Checks candidates in a process that may die of them, and in the next one then."""
+
+    def __init__(self, kind: str) -> None:
+        self._kind = kind
+        self._process = 0
+
+    def verdict(self, data: bytes) -> str:
+        """Returns the verdict on an input, or what went wrong."""
+        if not self._process:
+            self._start()
+        with contextlib.suppress(BrokenPipeError):
+            self._to.write(struct.pack("<Q", len(data)) + data)
+            self._to.flush()
+        said = self._from.readline().decode().strip()
+        if said:
+            return said
+        status = self.end()
+        slow = os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGXCPU
+        return "slow" if slow else "died"
+
+    def end(self) -> int:
+        """Ends the process; returns how it ended."""
+        if not self._process:
+            return 0
+        with contextlib.suppress(BrokenPipeError):
+            self._to.close()
+        self._from.close()
+        status = os.waitpid(self._process, 0)[1]
+        self._process = 0
+        return status
+
+    def _start(self) -> None:
+        jobs, to = os.pipe()
+        back, answers = os.pipe()
+        self._process = os.fork()
+        if self._process == 0:
+            try:
+                os.close(to)
+                os.close(back)
+                self._serve(jobs, answers)
+            finally:
+                os._exit(0)
+        os.close(jobs)
+        os.close(answers)
+        self._to, self._from = os.fdopen(to, "wb"), os.fdopen(back, "rb")
+
+    def _serve(self, jobs: int, answers: int) -> None:
+        _hold_back()
+        with os.fdopen(jobs, "rb") as file:
+            while head := file.read(8):
+                data = file.read(struct.unpack("<Q", head)[0])
+                _allow(SECONDS)
+                os.write(answers, f"{verdict_in(self._kind, data)}\n".encode())
+
+
+def verdict_in(kind: str, data: bytes) -> str:
+    """Checks an input in this process; returns the verdict, or what went wrong."""
+    with tempfile.TemporaryDirectory(prefix="nanguard-fuzz-", dir=_quick_disk()) as scratch:
+        path = Path(scratch, KINDS[kind].file)
+        path.write_bytes(data)
+        try:
+            verdict = check(kind, path)
+        except BaseException:  # noqa: BLE001 - this is what is looked for
+            return "traceback"
+        if verdict.failed:
+            return "traceback"
+        if verdict.says == "clean" and refusal(kind, path) is not None:
+            return "clean-but-refused"
+        return verdict.says
+
+
+def _quick_disk() -> str | None:
+    """Returns a place in memory, where there is one: a campaign writes each input once."""
+    return "/dev/shm" if os.access("/dev/shm", os.W_OK) else None  # noqa: S108

@@ -1,0 +1,150 @@
+"""The kinds of files that are fuzzed, where their seeds are, and the input of any number.
+
+Seeds are the labelled corpora of the tests, small files of torch in ``seeds``, in which most bytes
+are structure, and a few that are made here. Input ``n`` of a seed is the same on every machine that
+has the same files.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import random
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.fuzz.mutations import mutated
+
+TESTS = Path(__file__).resolve().parents[2] / "tests"
+# Larger seeds are slower to check, and most of them is numbers.
+_LARGEST_SEED = 24 << 10
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """A kind of files.
+
+    Attributes:
+        file: How a file of this kind is called.
+        form: What it is made of, for ``mutated``.
+        seeds: Where seeds are, as patterns below ``tests``.
+    """
+
+    file: str
+    form: str
+    seeds: tuple[str, ...] = ()
+
+
+KINDS: dict[str, Kind] = {
+    "python": Kind("train.py", "words", ("lint/own/*/*.py", "cases/own/*.py")),
+    "notebook": Kind("train.ipynb", "json"),
+    "yaml": Kind("config.yaml", "words", ("configs/own/*/*.yaml", "configs/own/*/*.yml")),
+    "json-config": Kind("config.json", "json", ("configs/own/*/*.json",)),
+    "toml": Kind("config.toml", "words", ("configs/own/*/*.toml",)),
+    "csv": Kind("train.csv", "text", ("data_cases/own/**/*.csv",)),
+    "jsonl": Kind("train.jsonl", "lines", ("data_cases/own/**/*.jsonl",)),
+    "json-data": Kind("train.json", "json"),
+    "parquet": Kind("train.parquet", "bytes", ("data_cases/o*/**/*.parquet",)),
+    "arrow": Kind("train.arrow", "bytes", ("data_cases/own/**/*.arrow",)),
+    "npy": Kind("train.npy", "bytes", ("data_cases/o*/**/*.npy",)),
+    "npz": Kind("train.npz", "zip", ("data_cases/o*/**/*.npz",)),
+    "torch": Kind("model.pt", "zip", ("checkpoints/o*/**/*.pt", "checkpoints/o*/**/*.pth")),
+    "torch-legacy": Kind("model.pth", "bytes", ("checkpoints/o*/*legacy*.pth",)),
+    "safetensors": Kind("model.safetensors", "safetensors", ("checkpoints/o*/**/*.safetensors",)),
+    "index": Kind("model.safetensors.index.json", "json", ("checkpoints/own/*/*.index.json",)),
+    "text-log": Kind("train.log", "words", ("logs/own/*.log", "logs/own/*.txt")),
+    "csv-log": Kind("metrics.csv", "text", ("logs/own/*.csv", "logs/own/*/*/*.csv")),
+    "jsonl-log": Kind("metrics.jsonl", "lines", ("logs/own/*.jsonl",)),
+    "trainer-state": Kind("trainer_state.json", "json", ("logs/own/**/*.json",)),
+    "tensorboard": Kind("events.out.tfevents.1.host.1.0", "bytes", ("logs/own/tb_*/*",)),
+    "incident": Kind("incident.json", "json"),
+    "run": Kind("events.jsonl", "lines"),
+}
+
+
+@functools.cache
+def seeds(kind: str) -> list[bytes]:
+    """Returns the seeds of a kind, in a fixed order; at least one."""
+    made: list[bytes] = _MADE[kind]() if kind in _MADE else []
+    found = sorted({path for pattern in KINDS[kind].seeds for path in TESTS.glob(pattern)})
+    found += sorted((Path(__file__).parent / "seeds" / kind).glob("*"))
+    small = [p for p in found if p.is_file() and 0 < p.stat().st_size <= _LARGEST_SEED]
+    if kind == "torch":
+        small = [path for path in small if path.read_bytes()[:2] == b"PK"]
+    return [path.read_bytes() for path in small] + made
+
+
+def input_of(kind: str, seed: int, number: int) -> bytes:
+    """Returns an input by its number.
+
+    Args:
+        kind: The kind.
+        seed: The seed of a campaign.
+        number: The number.
+    """
+    rng = random.Random(f"{seed}/{kind}/{number}")  # noqa: S311 - it has to be repeatable
+    known = seeds(kind)
+    return mutated(rng.choice(known), known, KINDS[kind].form, rng)
+
+
+def _notebooks() -> list[bytes]:
+    out = []
+    for code in seeds("python")[:20]:
+        lines = code.decode("utf-8", "replace").splitlines(keepends=True)
+        cell = {"cell_type": "code", "metadata": {}, "outputs": [], "source": lines}
+        about = {"cell_type": "markdown", "metadata": {}, "source": "# a model"}
+        book = {"cells": [about, cell], "metadata": {}, "nbformat": 4, "nbformat_minor": 5}
+        out.append(json.dumps(book).encode())
+    return out
+
+
+def _lists() -> list[bytes]:
+    rows = [data.splitlines()[:20] for data in seeds("jsonl")]
+    return [b"[" + b",\n".join(lines) + b"]" for lines in rows]
+
+
+def _incidents() -> list[bytes]:
+    step = {"where": "loss", "kind": "nan", "loss": "nan", "grad_norm": 3.1, "terms": {"a": 2.1}}
+    origin = {"phase": "forward", "op": "aten.log", "module": "head", "file": "train.py",
+              "line": 41, "function": "forward", "code": "torch.log(p)"}  # fmt: skip
+    incident = {
+        "schema": "nanguard.incident/1", "step": 7, "rank": 0, "symptom": step, "origin": origin,
+        "action": {"taken": "skip", "reason": "the loss is nan"},
+        "cause": {"code": "log-or-sqrt-domain", "summary": "log(0)", "confidence": 0.97},
+        "evidence": [{"what": "input of aten.log", "min": 0.0, "max": 1.0, "zeros": 3,
+                      "nonfinite": 0, "shape": [4, 2], "dtype": "float32"}],
+        "samples": [3],
+        "trials": [{"what": "in float64", "loss": "nan", "finite": False}],
+        "path": [origin, origin],
+        "fixes": [{"summary": "use F.logsigmoid(x)", "verified": True, "how": "replayed step 7",
+                   "diff": "--- a\n+++ b\n@@ -1 +1 @@\n-x\n+y\n"}],
+        "replay": {"verdict": "reproduced", "method": "in-place"},
+        "run": {"command": ["python", "train.py"], "folder": "/", "ordinal": 7, "ranks": 1,
+                "seconds": 1.5, "torch": "2.4", "python": "3.11"},
+    }  # fmt: skip
+    short = {name: incident[name] for name in ("schema", "step", "rank", "symptom")}
+    short["replay"] = {"verdict": "not-replayed"}
+    return [json.dumps(one, indent=1).encode() for one in (incident, short)]
+
+
+def _events() -> list[bytes]:
+    lines = [
+        {"time": 1.0 + at, "code": "RUN001", "name": "non-finite-loss", "severity": "error",
+         "message": "loss is nan", "step": at, "action": "skip", "reason": "x"}
+        for at in range(5)
+    ]  # fmt: skip
+    steps = [
+        {"step": at, "update": at, "epoch": 0, "loss": 1 / (at + 1), "grad_norm": 0.5, "lr": 1e-3,
+         "action": "step", "time": 1.0 + at, "terms": {"a": 0.5}}
+        for at in range(40)
+    ]  # fmt: skip
+    return ["".join(json.dumps(one) + "\n" for one in rows).encode() for rows in (lines, steps)]
+
+
+_MADE: dict[str, Any] = {
+    "notebook": _notebooks,
+    "json-data": _lists,
+    "incident": _incidents,
+    "run": _events,
+}

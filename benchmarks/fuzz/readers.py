@@ -1,0 +1,141 @@
+"""The formats' own readers: what they refuse, ``nanguard check`` must not call clean."""
+
+from __future__ import annotations
+
+import ast
+import io
+import json
+import sys
+import warnings
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+
+def refusal(kind: str, path: Path) -> str | None:
+    """Returns why the reader of a format refuses a file; None if it reads it.
+
+    Args:
+        kind: The kind of the file.
+        path: The file.
+    """
+    reader = READERS.get(kind)
+    if reader is None:
+        return None
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            reader(path)
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:  # noqa: BLE001 - a panic in a library is no Exception
+        return f"{type(error).__name__}: {str(error)[:200]}"
+    return None
+
+
+def _torch(path: Path) -> None:
+    import torch
+
+    torch.load(path, map_location="cpu", weights_only=True)
+
+
+def _safetensors(path: Path) -> None:
+    import safetensors
+
+    safetensors.deserialize(path.read_bytes())  # type: ignore[no-untyped-call]
+
+
+def _parquet(path: Path) -> None:
+    import polars
+
+    polars.read_parquet(path)
+
+
+def _arrow(path: Path) -> None:
+    import polars
+
+    data = path.read_bytes()
+    if data.startswith(b"ARROW1"):
+        polars.read_ipc(io.BytesIO(data))
+    else:
+        polars.read_ipc_stream(io.BytesIO(data))
+
+
+def _numpy(path: Path) -> None:
+    import numpy
+
+    found = numpy.load(path, allow_pickle=False)
+    if isinstance(found, numpy.lib.npyio.NpzFile):
+        with found:
+            for name in found.files:
+                found[name]
+
+
+def _json(path: Path) -> None:
+    json.loads(path.read_bytes())
+
+
+def _json_lines(path: Path) -> None:
+    for line in path.read_bytes().split(b"\n"):
+        if line.strip():
+            json.loads(line)
+
+
+def _yaml(path: Path) -> None:
+    import yaml
+
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    for event in yaml.parse(path.read_bytes(), Loader=loader):
+        del event
+
+
+def _toml(path: Path) -> None:
+    if sys.version_info >= (3, 11):
+        import tomllib
+    else:
+        import tomli as tomllib
+    tomllib.loads(path.read_bytes().decode("utf-8"))
+
+
+def _python(path: Path) -> None:
+    ast.parse(path.read_bytes())
+
+
+def _tensorboard(path: Path) -> None:
+    """Reads records with their checksums; a last one that is cut off is still being written."""
+    from tensorboard.compat.proto.event_pb2 import Event
+    from tensorboard.compat.tensorflow_stub.pywrap_tensorflow import PyRecordReader_New
+
+    reader = PyRecordReader_New(str(path))
+    while True:
+        try:
+            reader.GetNext()
+        except Exception as error:
+            if "truncated" in str(error).lower() or type(error).__name__ == "OutOfRangeError":
+                return
+            raise
+        Event.FromString(reader.record())
+
+
+# Logs of lines have no reader of their own: a line that is no JSON belongs into a log.
+READERS: dict[str, Callable[[Path], None]] = {
+    "torch": _torch,
+    "torch-legacy": _torch,
+    "safetensors": _safetensors,
+    "index": _json,
+    "parquet": _parquet,
+    "arrow": _arrow,
+    "npy": _numpy,
+    "npz": _numpy,
+    "json-config": _json,
+    "json-data": _json,
+    "jsonl": _json_lines,
+    "trainer-state": _json,
+    "yaml": _yaml,
+    "toml": _toml,
+    "python": _python,
+    "notebook": _json,
+    "tensorboard": _tensorboard,
+}
