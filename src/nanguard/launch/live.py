@@ -546,6 +546,8 @@ class Live(Watch):
                 stack.enter_context(self.together.lead(replayer, bad.ordinal))
             if not self.writer.may_explain or not starts:
                 return
+            named = self.named_parameters()
+            self.own(lambda: self.curves.look(self.ordinal, named, last=True))
             self.writer.explain(replayer)
         if replayer.differs and not (unfinished or reads):
             self._doubt = self.writer.folder

@@ -35,15 +35,16 @@ class Curves:
         self._every = 1
         self._looks = 0
 
-    def look(self, step: int, named: Mapping[str, Tensor]) -> None:
+    def look(self, step: int, named: Mapping[str, Tensor], *, last: bool = False) -> None:
         """Adds a point to each curve, unless there are many already.
 
         Args:
             step: How many steps were made.
             named: The parameters by their names; those on a device are left alone.
+            last: Whether this is the end of the curves, which is always of interest.
         """
         self._looks += 1
-        if self._looks % self._every:
+        if self._looks % self._every and not last:
             return
         small = [(n, p) for n, p in named.items() if 0 < p.numel() <= _SMALL]
         for name, parameter in small[:_MOST_TENSORS]:
