@@ -9,9 +9,11 @@ import pytest
 import torch
 
 from nanguard.diagnosis.case import Case
+from nanguard.diagnosis.causes.exploding_optimization import ExplodingOptimization
 from nanguard.diagnosis.drifting import drift_behind
 from nanguard.diagnosis.lab import Lab
 from nanguard.diagnosis.limits import Budget, limits_for
+from nanguard.diagnosis.repairs import bounded_divisor, clipped_gradients, inside_a_library
 from nanguard.diagnosis.sentence import item_in_words, sentence, users_site
 from nanguard.diagnosis.task import Facts, Outcome, Task
 from nanguard.replay.curves import Curves
@@ -130,6 +132,10 @@ def test_the_line_of_the_user_comes_before_that_of_a_library(tmp_path, monkeypat
     outer = users_site(case.origin.site, case.origin.callers)
     assert outer is not None
     assert outer.line == 5
+    # Nobody edits a library: what it is given is what can be changed.
+    assert bounded_divisor(case) == []
+    (advice,) = inside_a_library(case)
+    assert advice.summary == "train.py:5: change what the library is given; div runs in thing.py:2"
 
 
 def test_items_are_named_by_their_place_in_the_data_set():
@@ -138,6 +144,29 @@ def test_items_are_named_by_their_place_in_the_data_set():
     assert item_in_words(range(5), range(10, 15)) == "dataset items 10, 11, 12 and 2 more"
     assert item_in_words([], []) == ""
     assert users_site(Site("train.py", 3, "f"), []) is None
+
+
+# Divergence.
+
+
+def test_losses_that_run_away_make_divergence_likely_before_anything_was_tried(tmp_path):
+    code = "w = trained * 1e30\nloss = (w * w).sum()"
+    strengths = [
+        ExplodingOptimization().suspect(case_of(tmp_path, code, losses=losses, lr=3.0)).strength
+        for losses in ([1.0, 1.1, 0.9, 1.0], [1.0, 40.0, 3e3, 8e9])
+    ]
+    assert strengths == [0.7, 0.85]
+
+
+@pytest.mark.parametrize(("limit", "advised"), [(None, 1), (1e9, 1), (1.0, 0)])
+def test_who_clips_already_is_not_told_to_clip(tmp_path, limit, advised):
+    code = "w = trained * 1e30\nloss = (w * w).sum()"
+    case = case_of(tmp_path, code, clip_limit=limit)
+    case.facts.backward_site = Site(str(tmp_path / "train.py"), 4, "<module>")
+    repairs = clipped_gradients(case)
+    assert len(repairs) == advised
+    # This one step is bad whether its gradients are clipped or not.
+    assert all(repair.acts_later for repair in repairs)
 
 
 # Drift.

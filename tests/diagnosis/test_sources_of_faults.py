@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 from benchmarks.accuracy import cases_in, first_incident, judge
 
+from tests.diagnosis.running import found_in
+
 # Half of them with the other tests: each takes some ten seconds.
 _only_if_all = pytest.mark.skipif(
     os.environ.get("NANGUARD_EXAMPLES") != "all", reason="make test-examples runs all of them"
@@ -124,3 +126,33 @@ def test_objective_without_a_minimum_is_called_so():
 @pytest.mark.parametrize("name", ["ok_inf_buffer", "ok_resume", "ok_ints"])
 def test_infinite_buffers_files_and_hashes_that_are_meant_are_no_faults(name):
     assert first_incident(_OWN[name]) is None
+
+
+RESUMED = """
+import torch
+from torch import nn
+
+torch.manual_seed(0)
+model = nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, 1))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+for step in range(6):
+    if step == 3:
+        saved = {name: value.half() for name, value in model.state_dict().items()}
+        saved["0.running_mean"] = torch.full((4,), 70000.0).half()
+        model.load_state_dict(saved)  # LOADED
+        model.eval()
+    loss = model(torch.randn(8, 4)).square().mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+"""
+
+
+def test_state_that_was_saved_in_half_precision(tmp_path):
+    found = found_in(tmp_path, RESUMED)
+    lines = RESUMED.splitlines()
+    loads = next(n for n, line in enumerate(lines, 1) if line.endswith("# LOADED"))
+    assert (found["step"], found["cause"]["code"]) == (3, "half-precision-overflow")
+    # In place, the line that loads it; a second run, if there is time for one, comes to the cast.
+    assert found["origin"]["line"] == (loads if found["origin"]["op"] == "buffer" else loads - 1)
+    assert "float16" in found["sentence"]

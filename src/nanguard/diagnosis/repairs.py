@@ -459,9 +459,7 @@ def inside_a_library(case: Case) -> list[Repair]:
         return []
     where = f"{Path(outer.file).name}:{outer.line}"
     inside = f"{Path(site.file).name}:{site.line}"
-    return [
-        Repair(f"{where}: change what is given to the library there; {case.op} runs in {inside}")
-    ]
+    return [Repair(f"{where}: change what the library is given; {case.op} runs in {inside}")]
 
 
 def without_samples(case: Case, what: str) -> list[Repair]:
