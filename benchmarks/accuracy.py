@@ -71,15 +71,23 @@ def first_incident(
     return min(found, key=lambda incident: incident["step"], default=None)
 
 
-def lines_on_cuda(case: Case) -> list[str]:
-    """Returns the lines that turn good values into bad ones on CUDA, seen without nanguard."""
+def lines_on_cuda(case: Case) -> list[str] | None:
+    """Returns the lines that turn good values into bad ones on CUDA, seen without nanguard.
+
+    None for a script that cannot be run there: its tensors come to lie on two devices.
+    """
     with tempfile.TemporaryDirectory() as scratch:
         look = str(_TESTS / "where" / "truth.py")
-        out = _run(case, "cuda", scratch, [sys.executable, look], 120.0)
-    return [line.rpartition(" ")[2] for line in out.splitlines() if line.startswith("FIRST ")]
+        done = _run(case, "cuda", scratch, [sys.executable, look], 120.0)
+    told = [line for line in done.stdout.splitlines() if line.startswith("FIRST ")]
+    if not told and "device" in done.stderr.rstrip().rpartition("\n")[2]:
+        return None
+    return [line.rpartition(" ")[2] for line in told]
 
 
-def _run(case: Case, device: str, scratch: str, command: list[str], seconds: float) -> str:
+def _run(
+    case: Case, device: str, scratch: str, command: list[str], seconds: float
+) -> subprocess.CompletedProcess[str]:
     script = case.folder / case.label["file"]
     if script.parent != case.folder:
         shutil.copytree(script.parent, scratch, dirs_exist_ok=True)
@@ -97,7 +105,7 @@ def _run(case: Case, device: str, scratch: str, command: list[str], seconds: flo
         text=True,
         timeout=seconds,
         check=False,
-    ).stdout
+    )
 
 
 def judge(case: Case, incident: dict[str, Any] | None) -> dict[str, bool | None]:
@@ -165,13 +173,13 @@ def _bare(op: Any) -> str:
 
 
 def score(folder: Path, names: list[str], device: str, jobs: int) -> dict[str, Any]:
-    """Runs the cases of a set, a few at a time, and prints a line for each."""
+    """Runs the cases of a set, a few at a time, and prints a line for each as soon as it can."""
     cases = [case for case in cases_in(folder) if not names or case.name in names]
-    with ThreadPoolExecutor(jobs) as pool:
-        found = list(pool.map(lambda case: first_incident(case, device=device), cases))
     judged = []
     stated: list[tuple[float, bool]] = []
-    alarms = absent = elsewhere = 0
+    alarms = absent = unfit = elsewhere = 0
+    pool = ThreadPoolExecutor(jobs)
+    found = pool.map(lambda case: first_incident(case, device=device), cases)
     for case, incident in zip(cases, found, strict=True):
         if case.healthy:
             alarms += incident is not None
@@ -182,8 +190,9 @@ def score(folder: Path, names: list[str], device: str, jobs: int) -> dict[str, A
         if device == "cuda" and "line" in wrong:
             lines = lines_on_cuda(case)
             if incident is None and not lines:
-                absent += 1
-                print(f"{case.name:20s} does not come up")
+                absent += lines is not None
+                unfit += lines is None
+                print(f"{case.name:20s} does not {'run' if lines is None else 'come up'} there")
                 continue
             if incident and lines and lines[0] != str(case.label["origin_line"]):
                 elsewhere += 1
@@ -196,12 +205,14 @@ def score(folder: Path, names: list[str], device: str, jobs: int) -> dict[str, A
         print(f"{case.name:20s} {'wrong: ' + ', '.join(wrong) if wrong else 'right'}")
         if wrong and incident:
             print(f"{'':20s} said: {_said(incident)}")
+    pool.shutdown()
     sums: dict[str, Any] = {}
     for column in COLUMNS:
         known = [row[column] for row in judged if row[column] is not None]
         sums[column] = f"{sum(map(bool, known))}/{len(known)}"
     if device == "cuda":
-        sums["does not come up"], sums["fails elsewhere"] = absent, elsewhere
+        sums["does not run"], sums["does not come up"] = unfit, absent
+        sums["fails elsewhere"] = elsewhere
     sums["calibration"] = calibration(stated)
     sums["false alarms"] = f"{alarms}/{sum(case.healthy for case in cases)}"
     return sums

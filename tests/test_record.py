@@ -172,7 +172,9 @@ def steps_of(folder: Path) -> list[int]:
     return [line["step"] for line in lines(folder / "metrics.jsonl")]
 
 
-def train(run: Run, guard: Guard, data: list[Any], epochs: int, *, until: int | None = None) -> None:
+def train(
+    run: Run, guard: Guard, data: list[Any], epochs: int, *, until: int | None = None
+) -> None:
     """Trains to the end, or until so many steps were made, as if it were killed then."""
     while guard.epoch < epochs:
         for batch in guard.watch(data):
@@ -210,7 +212,9 @@ def test_a_resumed_run_has_every_step_and_every_epoch_once(
     train(whole, guard, data, 3)
     guard.close()
     assert not differences(whole.model.state_dict(), second.model.state_dict())
-    losses = [[m["loss"] for m in lines(p / "metrics.jsonl")] for p in (tmp_path, tmp_path / "whole")]
+    losses = [
+        [m["loss"] for m in lines(p / "metrics.jsonl")] for p in (tmp_path, tmp_path / "whole")
+    ]
     assert losses[0] == losses[1]
 
 

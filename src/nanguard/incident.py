@@ -94,17 +94,10 @@ def read(path: Path) -> dict[str, Any]:
     return _checked(incident, file)
 
 
-def in_a_line(incident: dict[str, Any]) -> str | None:
-    """Returns what was found out about an incident, in a line; None if nothing was."""
-    cause, origin = incident.get("cause") or {}, incident.get("origin") or {}
-    if not cause:
-        return None
-    place = ""
-    if origin.get("line"):
-        place = f" at {os.path.basename(str(origin['file']))}:{origin['line']} ({origin.get('op')})"  # noqa: PTH119
-    ranks = (incident.get("run") or {}).get("ranks", 1)
-    rank = f" on rank {incident['rank']}" if ranks > 1 else ""
-    return f"step {incident['step']}{rank}: {cause.get('code')}{place}: {cause.get('summary')}"
+def newest_first(folder: Path) -> list[Path]:
+    """Returns the incidents that runs have left below a folder, the newest first."""
+    found = [path for path in (folder / ".nanguard").glob(f"**/{NAME}") if path.is_file()]
+    return sorted(found, key=lambda path: -path.stat().st_mtime)
 
 
 def _checked(incident: Any, file: Path) -> dict[str, Any]:
@@ -134,6 +127,7 @@ def _checked(incident: Any, file: Path) -> dict[str, Any]:
 _FIELDS: dict[str, type] = {
     "step": int,
     "rank": int,
+    "sentence": str,
     "symptom": dict,
     "origin": dict,
     "cause": dict,

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import copy
+import math
 
 import pytest
 import torch
 import torch.nn.functional as F
 
 from nanguard import Guard, Settings
+from nanguard.guard.gate import Gate
+from nanguard.guard.rng import RandomStreams
+from nanguard.guard.spikes import LARGEST
 from tests.training import QUIET, Net, Run, adamw, batches, differences, poisoned, without
 
 pytestmark = [
@@ -136,3 +140,34 @@ def test_fp16_overflow_is_left_to_the_scaler_and_a_nan_loss_is_not():
     assert scaler.state_dict() == clean_scaler.state_dict()
     assert guard.summary().skipped == len(bad)
     assert guard.summary().overflows > 0
+
+
+@pytest.mark.parametrize("closed", [False, True])
+@pytest.mark.parametrize("norm", [2.0, 3e38, math.inf, math.nan])
+@pytest.mark.parametrize("loss", [1.0, -3e38, -math.inf, math.inf, math.nan])
+def test_the_quick_look_at_a_step_comes_to_the_same_verdict(loss: float, norm: float, closed: bool):
+    numbers = torch.tensor([loss, norm], device="cuda")
+    verdicts = []
+    for limit in (LARGEST, 3.2e38):  # below the largest number there is: the long way
+        gate = Gate(torch.device("cuda"))
+        gate.set(closed=closed)
+        gate.write_step(numbers[0], numbers[1])
+        gate.judge(limit, limit)
+        told = gate.post(("latch", "loss", "grad_norm")).read()
+        verdicts.append(told["latch"])
+        assert str([told["loss"], told["grad_norm"]]) == str(numbers.tolist())
+    assert verdicts[0] == verdicts[1] == float(closed or not torch.isfinite(numbers).all())
+
+
+def test_the_streams_of_a_device_are_put_back():
+    streams = RandomStreams([torch.device("cuda", 0)])
+    torch.rand(7, device="cuda")
+    before = streams.capture()
+    first = [torch.rand(5, device="cuda"), F.dropout(torch.ones(100, device="cuda"))]
+    torch.cuda.manual_seed(99)
+    streams.restore(before)
+    again = [torch.rand(5, device="cuda"), F.dropout(torch.ones(100, device="cuda"))]
+    assert all(map(torch.equal, first, again))
+    state = torch.cuda.get_rng_state()
+    streams.restore({**before, "cuda": [state]})  # as earlier versions have saved it
+    assert torch.equal(torch.cuda.get_rng_state(), state)

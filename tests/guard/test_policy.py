@@ -126,3 +126,25 @@ def test_a_policy_goes_on_where_its_state_was_taken(story: list[bool], cut: int)
     second = Policy(settings)
     second.load_state_dict(first.state_dict())
     assert got + play(second, steps[cut:]) == expected
+
+
+def test_what_was_known_to_be_bad_does_not_climb():
+    policy = Policy(Settings(max_skips=1, max_lr_cuts=1, max_rollbacks=0))
+    assert actions(policy, list(range(50)), known="sample 7 again") == ["skip"] * 50
+    assert policy.bad(Trouble(50, known="sample 7 again")).reason == "sample 7 again"
+    # What is not known climbs as before, and a run that is bad itself is never skipped.
+    assert actions(policy, [51, 52, 53]) == ["skip", "cut-lr", "skip"]
+    assert actions(policy, [54], known="sample 7 again", poisoned=True) == ["stop"]
+
+
+def test_known_samples_count_against_the_bound_that_the_user_has_set():
+    policy = Policy(Settings(max_bad=2))
+    assert actions(policy, [1, 2, 3], known="sample 7 again") == ["skip", "skip", "stop"]
+
+
+def test_the_learning_rate_stays_where_it_has_no_part():
+    policy = Policy(Settings(max_skips=1, max_lr_cuts=1, max_rollbacks=0))
+    got = actions(policy, [0, 1, 2, 3], rate_matters=False)
+    # As long as with cuts, and without them.
+    assert got == ["skip", "skip", "skip", "stop"]
+    assert policy.lr_factor == 1.0

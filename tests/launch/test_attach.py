@@ -254,7 +254,7 @@ def found(code="division-by-zero", *, ranks=1, method="second-run", verdict="rep
 )
 def test_the_command_that_tells_more(incident, words):
     line = command.outcome_line(incident, Path("/runs/a b"))
-    assert "at train.py:9 (aten.div): why" in line
+    assert "step 5: train.py:9: why   [" in line or "on rank 0: train.py:9: why   [" in line
     assert line.endswith(f"\n          nanguard {words} '/runs/a b'")
 
 

@@ -171,3 +171,26 @@ def test_data_that_can_be_had_only_once(tmp_path):
     assert (found["origin"]["line"], found["samples"]) == (18, [3])
     # The steps that the device has ignored behind it are made once more.
     assert "not made either" not in done.stderr
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+@pytest.mark.parametrize("text_on", ["cpu", "cuda"])
+def test_ctc_with_lengths_on_the_cpu_is_traced(reduction, text_on):
+    def step():
+        torch.manual_seed(0)
+        x = torch.randn(12, 3, 5, device="cuda", requires_grad=True)
+        text = torch.tensor([[1, 2, 3], [2, 1, 4], [3, 3, 1]], device=text_on)
+        lengths = torch.tensor([12, 11, 3]), torch.tensor([3, 2, 1])
+        loss = nn.functional.ctc_loss(x.log_softmax(-1), text, *lengths, reduction=reduction)
+        loss.sum().backward()
+        return loss.detach(), x.grad
+
+    bare = step()
+    trace = Trace()
+    trace.start()
+    trace.begin_step(0)
+    try:
+        watched = step()
+    finally:
+        trace.stop()
+    assert all(map(torch.allclose, bare, watched))

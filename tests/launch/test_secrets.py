@@ -159,9 +159,7 @@ def test_what_was_searched_is_what_holds_them_otherwise(folder: Path):
     assert b"learning_rate" in files["found.json"]
 
 
-def test_a_command_is_still_known_as_the_users_own(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_a_command_is_still_known_as_the_users_own(folder: Path, monkeypatch: pytest.MonkeyPatch):
     place = folder / INCIDENT
     incident = json.loads((place / "incident.json").read_text())
     monkeypatch.setenv("XDG_STATE_HOME", str(folder / "state"))

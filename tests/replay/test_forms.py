@@ -46,7 +46,7 @@ def found_in(folder: Path) -> list[dict[str, Any]]:
     ("script", "expected"),
     [
         ("loops.py", [POOLED, POOLED, MADE]),
-        ("left.py", [POOLED, ROOT, POOLED]),
+        ("left.py", [POOLED, POOLED, ROOT]),
         ("unusual.py", [POOLED, POOLED, POOLED]),
     ],
 )
@@ -59,10 +59,12 @@ def test_explained_in_place_and_the_run_goes_on_as_if_nobody_had_looked(tmp_path
     assert done.stdout == untraced.stdout
     incidents = found_in(tmp_path / "one")
     told = [
-        (Path(i["origin"]["file"]).name, i["origin"]["line"], i["cause"]["code"]) for i in incidents
+        (Path(i["origin"]["file"]).name, i["origin"]["line"], i["cause"]["code"])
+        for i in incidents
+        for _ in range(i.get("times", 1))
     ]
-    assert told == expected, done.stderr
-    assert [i["replay"]["method"] for i in incidents] == ["in-place"] * len(expected)
+    assert sorted(told) == sorted(expected), done.stderr
+    assert {i["replay"]["method"] for i in incidents} == {"in-place"}
     assert all(any(fix["verified"] for fix in i["fixes"]) for i in incidents)
 
 
@@ -105,13 +107,15 @@ def test_data_that_can_be_had_only_once(tmp_path, way):
     assert printed[0] == printed[1]
 
 
-@pytest.mark.parametrize("way", ["raise", "leave"])
+@pytest.mark.parametrize("way", ["raise", "leave", "helper", "attribute", "gradient"])
 def test_script_without_a_model_that_ends_itself(tmp_path, way):
     run(tmp_path, "bare.py", way)
     (incident,) = found_in(tmp_path)
     assert incident["by_script"]
-    assert incident["origin"]["line"] == line_of("bare.py", "FAULT")
-    assert incident["cause"]["code"] == "log-or-sqrt-domain"
+    mark = "FAULT IN BACKWARD" if way == "gradient" else "FAULT"
+    assert incident["origin"]["line"] == line_of("bare.py", mark)
+    cause = "gradient-singularity" if way == "gradient" else "log-or-sqrt-domain"
+    assert incident["cause"]["code"] == cause
 
 
 def test_results_that_cannot_be_looked_at_are_counted(tmp_path):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 
 from nanguard.engine.outcome import NotChecked, Outcome, Seen
 from nanguard.findings import Finding, Fix, Severity
@@ -31,7 +32,7 @@ def outcome(**changes: object) -> Outcome:
 
 
 def test_text_shows_the_line_the_mark_the_fix_and_what_was_not_checked():
-    assert Page(outcome()).render() == (
+    assert Page(outcome(), full=True).render() == (
         "a.py\n"
         "  3:9  warning  bad-thing [SRC001]\n"
         "    x is bad\n"
@@ -48,6 +49,44 @@ def test_text_shows_the_line_the_mark_the_fix_and_what_was_not_checked():
         "1 warning in 1 file; 1 entry not checked (0.0 s)\n"
         "1 can be repaired with --fix --unsafe, which changes what code computes.\n"
     )
+
+
+def test_a_finding_is_a_line_with_a_mark_below_its_place():
+    assert Page(outcome()).render() == (
+        "a.py\n"
+        "  3:9  warning  bad-thing: x is bad\n"
+        "    3 | z = x\n"
+        "      |     ^\n"
+        "\n"
+        "not checked\n"
+        "  b.py: it is broken\n"
+        "\n"
+        "1 warning in 1 file; 1 entry not checked (0.0 s)\n"
+        "1 can be repaired with --fix --unsafe, which changes what code computes.\n"
+        "--format full shows fixes and diffs; nanguard explain NAME says why.\n"
+    )
+
+
+def test_copies_of_a_file_are_folded():
+    told = outcome()
+    copy = replace(told.seen[0], finding=replace(told.seen[0].finding, path="old/a.py"))
+    other = replace(told.seen[0], finding=replace(told.seen[0].finding, path="b.py"))
+    told.seen += [copy, other]
+    text = Page(told).render()
+    assert "a.py (and 1 copy of it)\n" in text
+    assert "old/a.py" not in text
+    assert "b.py\n  3:9" in text
+    assert "3 warnings in 1 file" in text
+
+
+def test_the_first_line_says_what_is_most_likely_to_break_the_run():
+    told = outcome()
+    assert "most likely" not in Page(told).render()
+    log = Finding("LOG001", "non-finite-loss", Severity.ERROR, "NaN at 41", path="a.log", line=2)
+    config = Finding("CFG001", "bad", Severity.ERROR, "lr is 9", path="c.yaml", line=7)
+    told.seen += [Seen(log), Seen(config)]
+    first = Page(told).render().split("\n")[0]
+    assert first == "most likely to break this run: c.yaml:7: lr is 9"
 
 
 def test_colour_changes_nothing_but_colour():
@@ -100,7 +139,8 @@ def test_the_alignment_is_a_table_where_there_is_something_to_compare():
     assert "alignment of settings: 99 places, no conflict\n" in Page(told).render()
     told.alignment.append(row("z.yaml:1 bf16", "conflicts"))
     text = Page(told).render()
-    assert "  ... and 99 more places\n" in text
+    assert "  ... and 99 more places (-v lists them)\n" in text
+    assert "98.yaml:1 fp16" in Page(told, verbose=True).render()
     assert "z.yaml:1 bf16" in text
 
 
@@ -117,8 +157,9 @@ def scanned(**changes: object) -> Outcome:
 def test_a_step_is_shown_by_every_format():
     told = scanned()
     assert "  41  warning  bad-thing [SRC001]  (loss, step 4100)\n    x is bad\n" in (
-        Page(told).render()
+        Page(told, full=True).render()
     )
+    assert "  41  warning  bad-thing: x is bad (loss, step 4100)\n" in Page(told).render()
     assert brief(told) == "run/train.log:41: warning: x is bad (loss, step 4100) [bad-thing]\n"
     assert as_github(told) == (
         "::warning file=run/train.log,line=41,title=bad-thing (SRC001)"

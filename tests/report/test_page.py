@@ -138,7 +138,7 @@ def section(page: str, title: str) -> list[str]:
 
 def test_the_sections_come_in_the_order_in_which_they_are_read():
     lines = shown(INCIDENT).splitlines()
-    titles = [line for line in lines[2:] if line and not line.startswith(" ")]
+    titles = [line for line in lines[4:] if line and not line.startswith(" ")]
     assert titles == ["Where", "Why", "What was tried", "What to do", "Replay"]
 
 
@@ -494,6 +494,7 @@ def test_no_command_is_made_of_a_code_that_could_do_harm():
 def test_lengths_are_bounded():
     huge = "x" * 10_000
     incident = changed(
+        sentence="short",
         samples=list(range(1000)),
         trials=[{"what": huge, "finite": True, "result": huge}] * 1000,
         fixes=[{"summary": huge, "diff": f"+{huge}\n" * 1000, "verified": True}] * 1000,

@@ -93,8 +93,8 @@ def test_guarded_run_and_its_cause(tmp_path):
     )
     why = fact(verdict, "Where and why")
     assert why == (
-        "log-or-sqrt-domain at train.py:5 (aten.log): log(0): 3 of 512; proven by replay "
-        "(confidence 0.97). A fix was tried and held: clamp it."
+        "train.py:5: log(0): 3 of 512   [log-or-sqrt-domain, proven]. A fix was tried and held: "
+        "clamp it."
     )
 
 
@@ -102,7 +102,7 @@ def test_what_a_replay_did_not_show_is_not_claimed(tmp_path):
     replay = {"verdict": "not-replayed", "method": None}
     write_incident(tmp_path, 7, replay=replay, fixes=[], trials=[], path=[])
     why = fact(verdict_of(judged(tmp_path)), "Where and why")
-    assert "likely (confidence 0.97)" in why
+    assert "[log-or-sqrt-domain, likely]" in why
     assert "proven" not in why
     assert "held" not in why
 

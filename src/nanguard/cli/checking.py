@@ -152,7 +152,7 @@ def _refused(asked: Asked, check: Check) -> int:
     refused = check.refused()
     told = [entry for entry in check.outcome.not_checked if entry.path in asked.paths]
     # The report for people has said it; every other one may be read by nobody.
-    shown = asked.form == "text" and not asked.quiet and asked.output is None
+    shown = asked.form in ("text", "full") and not asked.quiet and asked.output is None
     for entry in dict.fromkeys((*refused, *(told if asked.quiet else ()))):
         if not shown or entry not in check.outcome.not_checked:
             reason = f"{literal(entry.path)} not checked: {literal(entry.reason)}"

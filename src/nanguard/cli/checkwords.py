@@ -39,7 +39,7 @@ VALUES = {
     "--engine": "engine",
 }
 HERE = "."  # what is meant where no path is named
-FORMATS = ("text", "json", "sarif", "github")
+FORMATS = ("text", "full", "concise", "json", "sarif", "github")
 FAIL_ON = ("error", "warning", "info", "none")
 ENGINES = ("local", "ray")
 _CHOICES = {"form": FORMATS, "fail_on": FAIL_ON, "engine": ENGINES}

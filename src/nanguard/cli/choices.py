@@ -39,6 +39,8 @@ class CheckFormat(str, Enum):
     """How ``nanguard check`` answers."""
 
     TEXT = "text"
+    FULL = "full"
+    CONCISE = "concise"
     JSON = "json"
     SARIF = "sarif"
     GITHUB = "github"

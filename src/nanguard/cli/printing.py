@@ -61,9 +61,15 @@ def rendered(asked: Asked, outcome: Outcome) -> str:
 
     if asked.statistics:
         return statistics(outcome)
-    if asked.quiet:
+    if asked.quiet or asked.form == "concise":
         return brief(outcome)
     terminal = asked.output is None and sys.stdout.isatty()
     plain = "NO_COLOR" in os.environ or os.environ.get("TERM") == "dumb"
     width = shutil.get_terminal_size((100, 25)).columns
-    return Page(outcome, colour=terminal and not plain, width=width, verbose=asked.verbose).render()
+    return Page(
+        outcome,
+        colour=terminal and not plain,
+        width=width,
+        verbose=asked.verbose,
+        full=asked.form == "full",
+    ).render()

@@ -36,11 +36,15 @@ class Cause(ABC):
         code: Its name in incidents; a contract.
         meaning: What it stands for, in a line.
         why: Why it happens and what to do, for ``nanguard explain``.
+        lower_rate_helps: Whether a lower learning rate may keep it from happening again.
+        lies_in_samples: Whether it comes again with the same samples, whatever the weights are.
     """
 
     code: str
     meaning: str
     why: str
+    lower_rate_helps: bool = True
+    lies_in_samples: bool = False
 
     @abstractmethod
     def suspect(self, case: Case) -> Suspicion | None:

@@ -22,6 +22,7 @@ _Node = TypeVar("_Node", bound=ast.AST)
 _LIMIT = 4 << 20
 # Lines as Python counts them: a form feed, U+2028 and the like end none.
 _LINE = re.compile(rb"[^\r\n]*(?:\r\n|\r|\n)|[^\r\n]+")
+_DIVIDING = ("div", "div_", "divide", "divide_", "true_divide", "true_divide_")
 _BYTE_ORDER_MARK = "\ufeff"
 
 
@@ -180,11 +181,16 @@ def addressed(diff: str, folder: str) -> str:
         folder: The folder that the command ran in.
     """
     old, new, rest = diff.split("\n", 2)
-    named = [f"{line[:6]}{_name_from(line[6:], folder)}" for line in (old, new)]
+    named = [f"{line[:6]}{name_from(line[6:], folder)}" for line in (old, new)]
     return "\n".join([*named, rest])
 
 
-def _name_from(path: str, folder: str) -> str:
+def changed_file(diff: str) -> str:
+    """Returns the path of the file that a diff changes, as ``SourceFile.diff`` has named it."""
+    return diff.split("\n", 1)[0].removeprefix("--- a/")
+
+
+def name_from(path: str, folder: str) -> str:
     """Returns a file's path from a folder; all of it, if the file lies elsewhere."""
     real, base = os.path.realpath(Path(folder, path)), os.path.realpath(folder)
     inside = real.startswith(base.rstrip(os.sep) + os.sep)
@@ -199,6 +205,34 @@ def called_name(node: ast.AST) -> str:
     if isinstance(node.func, ast.Attribute):
         return node.func.attr
     return node.func.id if isinstance(node.func, ast.Name) else ""
+
+
+def divides(node: ast.AST) -> bool:
+    """Returns whether something is divided: ``a / b``, ``a /= b``, ``a.div(b)``."""
+    if isinstance(node, (ast.BinOp, ast.AugAssign)):
+        return isinstance(node.op, ast.Div)
+    return called_name(node) in _DIVIDING
+
+
+def divisor_of(node: ast.AST | None) -> ast.expr | None:
+    """Returns what is divided by; of a power or a function, its base."""
+    if isinstance(node, ast.AugAssign):
+        return node.value
+    if isinstance(node, ast.BinOp):
+        return node.right if isinstance(node.op, ast.Div) else node.left
+    if isinstance(node, ast.Call):
+        if called_name(node) in _DIVIDING:
+            rest = node.args[-1:] or [k.value for k in node.keywords if k.arg == "other"]
+            return rest[0] if rest else None
+        return argument(node)
+    return None
+
+
+def is_power(node: ast.AST) -> bool:
+    """Returns whether something is raised to a power: ``a ** b``, ``a.pow(b)``."""
+    if isinstance(node, ast.BinOp):
+        return isinstance(node.op, ast.Pow)
+    return called_name(node) in ("pow", "pow_")
 
 
 def is_function_of(module: ast.AST) -> bool:

@@ -40,7 +40,7 @@ def _follow(
     if not isinstance(node, ast.Name):
         return None
     scope = file.scope_of(site.line)
-    value = _assigned(scope, node.id, site.line)
+    value = assigned(scope, node.id, site.line)
     if value is not None:
         at = _at(site.file, value, site.function)
         return _follow(file, value, at, callers, depth - 1) or at
@@ -57,7 +57,7 @@ def _at(path: str, node: ast.expr, function: str) -> Site:
     return Site(path, node.lineno, function, span_of(node))
 
 
-def _assigned(scope: ast.AST, name: str, line: int) -> ast.expr | None:
+def assigned(scope: ast.AST, name: str, line: int) -> ast.expr | None:
     """Returns what a name was last set to before a line, in one plain assignment."""
     found = [
         node.value

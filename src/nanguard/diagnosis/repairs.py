@@ -9,7 +9,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from nanguard.diagnosis.edits import SourceFile, argument, called_name, span_of
+from nanguard.diagnosis.edits import (
+    SourceFile,
+    argument,
+    called_name,
+    divides,
+    divisor_of,
+    span_of,
+)
 from nanguard.diagnosis.plain_numbers import made_at
 from nanguard.sources.python import floors
 from nanguard.tracer.sites import is_installed
@@ -24,7 +31,6 @@ if TYPE_CHECKING:
 
 _NARROW = ("int8", "uint8", "int16", "short", "int32", "int")
 _ADDING_UP = ("sum", "item", "len", "numel", "size", "count_nonzero", "norm", "float")
-_DIVIDING = ("div", "div_", "divide", "divide_", "true_divide", "true_divide_")
 # Quotients beyond this are no weights that somebody meant, or no numbers of a 16-bit type.
 _LARGEST, _LARGEST_HALF = 1e9, 1e4
 
@@ -120,10 +126,10 @@ def bounded_divisor(case: Case) -> list[Repair]:
         def accept(node: ast.AST) -> bool:
             if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Pow):
                 return isinstance(node.right, ast.UnaryOp)
-            return _divides(node) or called_name(node) in ("reciprocal", "rsqrt", "pow")
+            return divides(node) or called_name(node) in ("reciprocal", "rsqrt", "pow")
 
         node = file.node_at(site, accept)
-        divisor = _divisor_of(node)
+        divisor = divisor_of(node)
         if divisor is None:
             return None
         text = file.text_of(divisor)
@@ -158,7 +164,7 @@ def positive_number(case: Case) -> list[Repair]:
             return at_source
 
     def make(file: SourceFile, site: Site) -> str | None:
-        divisor = _divisor_of(file.node_at(site, _divides))
+        divisor = divisor_of(file.node_at(site, divides))
         if divisor is None:
             return None
         return file.replaced([(divisor, f"max({file.text_of(divisor)}, {least})")])
@@ -172,7 +178,7 @@ def number_made_at(case: Case) -> Site | None:
     file = None if site is None else SourceFile.open(site.file)
     if site is None or file is None:
         return None
-    divisor = _divisor_of(file.node_at(site, _divides))
+    divisor = divisor_of(file.node_at(site, divides))
     return None if divisor is None else made_at(divisor, site, case.origin.callers)
 
 
@@ -237,26 +243,6 @@ def _is_count(case: Case, stats: Stats) -> bool:
     spread = {"std", "var", "norm", "linalg_vector_norm", "pow", "sub", "mean"}
     sums = bool(made & {"sum", "bincount", "count_nonzero"})
     return stats.whole and stats.low >= 0 and sums and not made & spread
-
-
-def _divides(node: ast.AST) -> bool:
-    """Returns whether something is divided: ``a / b``, ``a /= b``, ``a.div(b)``."""
-    if isinstance(node, (ast.BinOp, ast.AugAssign)):
-        return isinstance(node.op, ast.Div)
-    return called_name(node) in _DIVIDING
-
-
-def _divisor_of(node: ast.AST | None) -> ast.expr | None:
-    if isinstance(node, ast.AugAssign):
-        return node.value
-    if isinstance(node, ast.BinOp):
-        return node.right if isinstance(node.op, ast.Div) else node.left
-    if isinstance(node, ast.Call):
-        if called_name(node) in _DIVIDING:
-            rest = node.args[-1:] or [k.value for k in node.keywords if k.arg == "other"]
-            return rest[0] if rest else None
-        return argument(node)
-    return None
 
 
 def finite_masks(case: Case) -> list[Repair]:

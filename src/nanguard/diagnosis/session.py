@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import linecache
 import math
 import time
@@ -14,14 +16,17 @@ from nanguard import incident as incidents
 from nanguard.diagnosis import limits
 from nanguard.diagnosis.case import STATISTICS, Case
 from nanguard.diagnosis.cause import all_causes
-from nanguard.diagnosis.edits import SourceFile, addressed
+from nanguard.diagnosis.edits import SourceFile, addressed, changed_file
 from nanguard.diagnosis.lab import Lab
 from nanguard.diagnosis.plain_numbers import last_return, sets_rate_at
+from nanguard.diagnosis.sentence import sentence, users_site
 from nanguard.diagnosis.task import Task
 from nanguard.diagnosis.usual import Usual
 from nanguard.findings import name_of
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from nanguard.diagnosis.cause import Cause, Suspicion
     from nanguard.diagnosis.lab import Replayer, Trial
     from nanguard.diagnosis.limits import Budget
@@ -53,7 +58,9 @@ def explain(message: dict[str, Any], replayer: Replayer) -> None:
     """Completes an incident on disk.
 
     Args:
-        message: The incident as it was written, where it is, and which step to replay.
+        message: The incident as it was written, where it is, and which step to replay. Which
+            faults are known already may be there, too; if this is one of them, ``same_as`` is its
+            place among them afterwards, and nothing is written.
         replayer: Makes replays.
     """
     folder = Path(message["folder"])
@@ -68,7 +75,12 @@ def explain(message: dict[str, Any], replayer: Replayer) -> None:
         _budget(message),
     )
     before = message["incident"]
-    found = Explanation(lab, message["method"]).complete(dict(before))
+    explanation = Explanation(lab, message["method"], message.get("known", ()))
+    found = explanation.complete(dict(before), only_known=message.get("only_known", False))
+    message["traced"], message["same_as"] = explanation.traced, explanation.same_as
+    if explanation.same_as is not None or found.get("cause") is None:
+        message["found"] = found
+        return
     known = (before.get("cause") or {}).get("confidence", 0.0)
     better = found["cause"]["confidence"] >= known or _goes_further(found, before)
     shown = found["replay"]["verdict"] in _SHOWN and better
@@ -111,15 +123,43 @@ def _budget(message: dict[str, Any]) -> Budget:
 
 
 class Explanation:
-    """Goes from a bad step to its origin, its cause, and what would repair it."""
+    """Goes from a bad step to its origin, its cause, and what would repair it.
 
-    def __init__(self, lab: Lab, method: str) -> None:
+    Attributes:
+        traced: The line and the operation that the trace shows, as others can be compared with it.
+        same_as: The known fault that this is another case of; None if it is none.
+    """
+
+    def __init__(self, lab: Lab, method: str, known: Sequence[tuple[Any, ...] | None] = ()) -> None:
         self._lab = lab
         self._method = method
+        self._known = list(known)
+        self.traced: tuple[Any, ...] | None = None
+        self.same_as: int | None = None
 
-    def complete(self, incident: dict[str, Any]) -> dict[str, Any]:
-        """Returns an incident with everything that could be found out about it."""
+    def complete(self, incident: dict[str, Any], *, only_known: bool = False) -> dict[str, Any]:
+        """Returns an incident with everything that could be found out about it.
+
+        Args:
+            incident: The incident.
+            only_known: Whether it is only looked whether the fault is a known one.
+        """
         outcome = self._lab.trace()
+        if outcome is not None and self._is_known(outcome):
+            facts = outcome.facts
+            met = {"samples": facts.samples, "batch_size": facts.batch_size}
+            return {**incident, **met, "dataset_indices": facts.indices}
+        return incident if only_known else self._complete(incident, outcome)
+
+    def _is_known(self, outcome: Outcome) -> bool:
+        """Returns whether a fault is another case of one that is known."""
+        self.traced = None if outcome.origin is None else _traced(outcome.origin)
+        if self.traced is None or self.traced not in self._known:
+            return False
+        self.same_as = self._known.index(self.traced)
+        return True
+
+    def _complete(self, incident: dict[str, Any], outcome: Outcome | None) -> dict[str, Any]:
         replay = incident["replay"] = {"verdict": "not-replayed", "method": self._method}
         if outcome is None or outcome.error is not None:
             replay["why"] = "no answer within the time" if outcome is None else outcome.error
@@ -242,6 +282,9 @@ class Explanation:
             "module": origin.module,
             **_place(origin.site),
         }
+        outer = None if origin.site is None else users_site(origin.site, origin.callers)
+        if outer is not None:
+            incident["origin"]["called_from"] = _place(outer)
         incident["samples"] = facts.samples
         incident["path"] = facts.path
         if facts.indices:
@@ -278,11 +321,13 @@ class Explanation:
             confidence = min(confidence, _UNPROVEN)
             if refuted:
                 confidence *= _REFUTED
+        summary = cause.concluded(case, suspicion)
         incident["cause"] = {
             "code": cause.code,
-            "summary": cause.concluded(case, suspicion),
+            "summary": summary,
             "confidence": round(confidence, 2),
         }
+        incident["sentence"] = sentence(case, cause.code, summary, folder)
         incident["other_causes"] = [
             {"code": other.code, "summary": why.summary, "confidence": round(how, 2)}
             for how, _, other, why in others[:3]
@@ -336,6 +381,12 @@ class Explanation:
         return tried, refuted
 
 
+def _traced(origin: Origin) -> tuple[Any, ...] | None:
+    """Returns where a bad value came from, as other steps can be compared with it."""
+    site = origin.site
+    return None if site is None else (site.file, site.line, origin.op, origin.phase)
+
+
 def _failed(trial: Trial) -> bool:
     """Returns whether a change left the step bad, or broke its code."""
     return trial.finite is False or trial.crashed
@@ -384,6 +435,9 @@ def _fix(repair: Repair, usual: Usual, folder: str) -> dict[str, Any]:
         out["silences"] = True
     if repair.diff:
         out["diff"] = addressed(repair.diff, folder)
+        path = changed_file(repair.diff)
+        with contextlib.suppress(OSError):
+            out["sha256"] = hashlib.sha256(Path(path).read_bytes()).hexdigest()
     return out
 
 
@@ -397,6 +451,15 @@ def _schedule(facts: Facts) -> Site | None:
     return next((at for file in files if file and (at := sets_rate_at(file))), None)
 
 
+def _function_at(site: Site) -> str:
+    """Returns the function around a place; code that is called again has a name of its own."""
+    name = site.function
+    file = SourceFile.open(site.file) if name.startswith("__") and not name.endswith("__") else None
+    if file is None:
+        return name
+    return getattr(file.scope_of(site.line), "name", "<module>")
+
+
 def _place(site: Site | None) -> dict[str, Any]:
     if site is None:
         return {"file": None, "line": None, "function": None, "code": None}
@@ -405,7 +468,7 @@ def _place(site: Site | None) -> dict[str, Any]:
     return {
         "file": site.file,
         "line": site.line,
-        "function": site.function,
+        "function": _function_at(site),
         "code": site.code,
         "excerpt": {"first": first, "lines": lines[first - 1 : site.line + _AROUND]},
     }

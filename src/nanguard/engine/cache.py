@@ -16,14 +16,16 @@ from typing import TYPE_CHECKING, Any
 from nanguard import __version__
 from nanguard.engine.outcome import FileOutcome, NotChecked, Omission, Seen
 from nanguard.engine.writing import own_folder, write_atomically
+from nanguard.errors import SourceError
 from nanguard.findings import Finding, Fix, Severity
 from nanguard.rules.catalogue import plugins
+from nanguard.sources.files import PYTHON_LIMIT, read_bytes
 from nanguard.sources.python.requirements import torch_floor
 
 if TYPE_CHECKING:
     from nanguard.engine.selection import Selection
 
-_SCHEMA = "nanguard.cache/2"
+_SCHEMA = "nanguard.cache/3"
 _LARGEST = 64 << 20
 _ENTRIES = 50_000
 _PLAIN = tuple(f.name for f in fields(Finding) if f.name not in ("path", "severity", "fixes"))
@@ -42,6 +44,7 @@ class Cache:
         self._made_by = f"{_program()}|{selection!r}"
         self._old = self._load()
         self._new: dict[str, Any] = {}
+        self._digests: dict[str, str] = {}
         self._changed = False
 
     def key(self, path: str, content: bytes) -> str:
@@ -51,11 +54,13 @@ class Cache:
         return hashlib.blake2b(content, digest_size=16, key=_short(about)).hexdigest()
 
     def get(self, key: str, path: str) -> FileOutcome | None:
-        """Returns a kept outcome; None if there is none, or no key."""
+        """Returns a kept outcome; None if there is none, no key, or a file it needed has changed."""
         entry = self._old.get(key) if key else None
         if entry is None:
             return None
         try:
+            if any(self._digest(needed) != digest for needed, digest in entry["needs"]):
+                return None
             outcome = _from_json(entry, path)
         except (KeyError, TypeError, ValueError, AttributeError):
             return None
@@ -65,8 +70,19 @@ class Cache:
     def put(self, key: str, outcome: FileOutcome) -> None:
         """Keeps an outcome, if there is a key for it."""
         if key:
-            self._new[key] = _to_json(outcome)
+            needs = [[needed, self._digest(needed)] for needed in outcome.needs]
+            self._new[key] = {**_to_json(outcome), "needs": needs}
             self._changed = True
+
+    def _digest(self, path: str) -> str:
+        """Returns what tells one content of a file from another; empty if it cannot be read."""
+        if path not in self._digests:
+            try:
+                data = read_bytes(path, PYTHON_LIMIT)
+                self._digests[path] = hashlib.blake2b(data, digest_size=16).hexdigest()
+            except SourceError:
+                self._digests[path] = ""
+        return self._digests[path]
 
     def save(self) -> None:
         """Writes everything to disk: what this check used first, then what older ones did."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,6 +19,7 @@ from nanguard.engine.scans import Meter, Scans
 from nanguard.engine.selection import Selection
 from nanguard.errors import SourceError
 from nanguard.rules.catalogue import broken
+from nanguard.sources.config.launchers import is_launcher
 from nanguard.sources.config.usage import Usage, project_of
 from nanguard.sources.files import (
     CONFIG_LIMIT,
@@ -44,9 +46,12 @@ from nanguard.sources.scanning import Scan, in_threads
 from nanguard.sources.text import Text
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
+
+    from nanguard.sources.python.project import Project
 
 STDIN_NAME = "<stdin>"
+_MOST_AROUND = 5_000  # files of a project that are listed around one that was named
 _SECONDS = 15.0  # of processor time that one file may cost before anybody reads it
 _NOTHING = "there is nothing in it that can be checked"
 
@@ -88,6 +93,8 @@ class Check:
         scans: Data, checkpoints and logs.
         existing: How many of the named paths there are.
         named: The files and folders that were named, one by one or by a pattern.
+        project: The code that files are judged with.
+        scripts: Scripts that may start a training.
     """
 
     plan: Plan
@@ -97,6 +104,8 @@ class Check:
     scans: Scans = field(default_factory=Scans)
     existing: int = 0
     named: set[str] = field(default_factory=set)
+    project: Project | None = None
+    scripts: list[str] = field(default_factory=list)
     _others: dict[str, int] = field(default_factory=dict)
     _elsewhere: Elsewhere = field(default_factory=Elsewhere)
 
@@ -107,7 +116,8 @@ class Check:
             here = self._elsewhere.here(paths)
             self.named = {_plain(path) for path in (*paths, *here)}
             self._find(here)
-            for file in check_files(self.code, self.plan):
+            self.project = self._project()
+            for file in check_files(self.code, self.plan, self.project):
                 self.outcome.add(file)
             self.configs.usage = self._usage()
             for file in self.configs.check(self.plan.selection):
@@ -135,15 +145,27 @@ class Check:
     def _usage(self) -> Usage:
         """Returns what the project's code reads: the code that was named, or lies around."""
         named = [path for path, kind in self.code if kind is FileKind.PYTHON]
-        return Usage(lambda: named or self._code_around())
+        return Usage(lambda: named or self._code_around(), tuple(self.scripts))
+
+    def _project(self) -> Project | None:
+        """Returns the code that files are judged with: what was named, and what lies around."""
+        if not self.code:
+            return None
+        from nanguard.sources.python.project import Project
+
+        files = [path for path, kind in self.code if kind is FileKind.PYTHON]
+        if all(_plain(path) in self.named for path, _ in self.code):
+            around = _code_below(self._root([path for path, _ in self.code]), self.plan.exclude)
+            known = {Path(path).absolute() for path in files}
+            files += [path for path in around if Path(path).absolute() not in known]
+        return Project(files)
 
     def _code_around(self) -> list[str]:
         """Returns the code of the project that the configurations belong to."""
-        root = next((found for path in self.configs.texts if (found := project_of(path))), None)
-        if root is None:
-            return []
-        search = Search(self.plan.exclude, root)
-        return [found.path for found in search.files([root]) if found.path.endswith(".py")]
+        return _code_below(self._root(self.configs.texts), self.plan.exclude)
+
+    def _root(self, paths: Iterable[str]) -> str | None:
+        return next((found for path in paths if (found := project_of(path))), None)
 
     def _find(self, paths: Sequence[str]) -> None:
         """Sorts every file that is meant."""
@@ -170,6 +192,8 @@ class Check:
             self._take_stdin()
             return
         kind = by_name(found.path)
+        if is_launcher(found.path):
+            self.scripts.append(found.path)
         if kind is FileKind.OTHER and not found.named:
             self._count(found.path)
             return
@@ -292,6 +316,14 @@ class Check:
         self.outcome.seen.sort(
             key=lambda s: (s.finding.path or "", s.finding.line or 0, s.finding.column or 0)
         )
+
+
+def _code_below(root: str | None, exclude: tuple[str, ...]) -> list[str]:
+    """Returns the Python files of a project, up to a number that can be looked through."""
+    if root is None:
+        return []
+    found = (entry.path for entry in Search(exclude, root).files([root]))
+    return [path for path in islice(found, _MOST_AROUND) if path.endswith(".py")]
 
 
 def _plain(path: str) -> str:

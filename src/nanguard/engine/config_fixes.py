@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from nanguard.engine.edits import apply, fits
 from nanguard.errors import SourceError
 from nanguard.sources.config.document import Document, read_document
+from nanguard.sources.files import CONFIG_LIMIT, decode, read_bytes
 from nanguard.sources.text import Text
 
 if TYPE_CHECKING:
@@ -92,6 +93,37 @@ class Announced:
                 do="Change the file by hand, and report this.",
             )
 
+    def compare(self, original: Values | str, copy: Values | str, fixes: Iterable[Fix]) -> None:
+        """Compares what the parser of a family made of a file and of its repaired copy.
+
+        Parsers add defaults, and derive some values from others; what counts is what the file
+        itself sets.
+
+        Raises:
+            SourceError: The parser refuses the copy, or more differs than the fixes said.
+        """
+        if isinstance(copy, str):
+            raise SourceError(
+                f"its parser refuses the copy: {copy}",
+                where=self.path,
+                do="Change the file by hand, and report this.",
+            )
+        announced = frozenset().union(*(self.keys.get(fix, frozenset()) for fix in fixes))
+        last = {key.rpartition(".")[2] for key in announced}
+        before = {} if isinstance(original, str) else original
+        written = values_of(read_document(_text_of(self.path)))
+        more = {
+            key
+            for key in difference(before, copy)
+            if before and key in written and key.rpartition(".")[2] not in last
+        }
+        if more:
+            raise SourceError(
+                f"its parser reads {', '.join(sorted(more)[:4])} otherwise in the copy",
+                where=self.path,
+                do="Change the file by hand, and report this.",
+            )
+
 
 def difference(before: Values, after: Values) -> set[str]:
     """Returns the dotted keys in which two files differ."""
@@ -100,6 +132,10 @@ def difference(before: Values, after: Values) -> set[str]:
         for key in before.keys() | after.keys()
         if before.get(key, _MISSING) != after.get(key, _MISSING)
     }
+
+
+def _text_of(path: str) -> Text:
+    return Text(path, decode(path, read_bytes(path, CONFIG_LIMIT), python=False).content)
 
 
 def values_of(document: Document) -> Values:

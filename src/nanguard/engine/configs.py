@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from nanguard.engine.judging import in_order, judge, seen_in
@@ -10,6 +10,7 @@ from nanguard.engine.limits import TooSlowError, cpu_limit
 from nanguard.engine.outcome import FileOutcome, NotChecked, Omission, failure, reason_of
 from nanguard.engine.suppressions import ignores_in, suppress, unused
 from nanguard.errors import SourceError
+from nanguard.findings import Severity
 from nanguard.rules.catalogue import all_rules
 from nanguard.sources.config.usage import Usage
 
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 _SECONDS = 15.0
 _PART_LIMIT = 64 << 10  # characters; a file that is part of another one's settings is short
 _PARTS = 2_000
+_TOLD_ONCE = frozenset({"missing-gradient-clipping"})
 NO_TRAINING = "it holds no settings of a training run"
 
 
@@ -167,7 +169,7 @@ class Configs:
             _give_up(outcomes, "the configurations took too long")
         except Exception as error:  # noqa: BLE001 - the other files have to be reported
             _give_up(outcomes, failure(error))
-        return in_order(findings), outcomes
+        return in_order(_once(findings)), outcomes
 
     def _suppress(self, outcomes: dict[str, FileOutcome], selection: Selection) -> None:
         for path, outcome in outcomes.items():
@@ -183,6 +185,29 @@ class Configs:
             complaints = unused(path, ignores, known, ran, selection)
             outcome.seen += [seen_in(self.texts[path], finding) for finding in complaints]
             outcome.seen.sort(key=lambda seen: seen.finding.line or 0)
+
+
+def _once(findings: list[Finding]) -> list[Finding]:
+    """Returns findings; what holds for the project as a whole is a remark after its first place."""
+    same = [
+        finding
+        for finding in in_order(findings)
+        if finding.name in _TOLD_ONCE and finding.severity is not Severity.INFO
+    ]
+    if len(same) < 2:
+        return findings
+    first = same[0]
+    others = f"{len(same) - 1} more configuration{'s' if len(same) > 2 else ''}"
+    told = replace(first, message=f"{first.message} (the same in {others})")
+    rest = {id(finding) for finding in same[1:]}
+    return [
+        told
+        if finding is first
+        else replace(finding, severity=Severity.INFO)
+        if id(finding) in rest
+        else finding
+        for finding in findings
+    ]
 
 
 def _give_up(outcomes: dict[str, FileOutcome], reason: str) -> None:

@@ -21,27 +21,42 @@ if TYPE_CHECKING:
     from nanguard.engine.selection import Selection
     from nanguard.findings import Finding, Fix
     from nanguard.sources.notebook import Notebook
+    from nanguard.sources.python.project import Project
 
 _SECONDS = 15.0
 
 
-def check_path(path: str, kind: FileKind, selection: Selection) -> FileOutcome:
+def check_path(
+    path: str, kind: FileKind, selection: Selection, project: Project | None = None
+) -> FileOutcome:
     """Returns what came of a file of Python code or a notebook.
 
     Args:
         path: The file.
         kind: What it is taken for.
         selection: The rules of the check.
+        project: The files it may import from.
     """
     try:
         limit = NOTEBOOK_LIMIT if kind is FileKind.NOTEBOOK else PYTHON_LIMIT
         data = read_bytes(path, limit)
     except SourceError as error:
         return FileOutcome.left_out(path, reason_of(error))
-    return check_bytes(path, data, kind, selection)
+    if project is not None:
+        project.consulted.clear()
+    outcome = check_bytes(path, data, kind, selection, project)
+    if project is not None:
+        outcome.needs = tuple(sorted(project.consulted))
+    return outcome
 
 
-def check_bytes(path: str, data: bytes, kind: FileKind, selection: Selection) -> FileOutcome:
+def check_bytes(
+    path: str,
+    data: bytes,
+    kind: FileKind,
+    selection: Selection,
+    project: Project | None = None,
+) -> FileOutcome:
     """Returns what came of the bytes of a file; bounded in time."""
     really = kind_of(path, data[:HEAD])
     if really in (FileKind.BINARY, FileKind.CHECKPOINT, FileKind.DATA):
@@ -50,7 +65,7 @@ def check_bytes(path: str, data: bytes, kind: FileKind, selection: Selection) ->
         with cpu_limit(_SECONDS), warnings.catch_warnings():
             # Python itself remarks on odd escapes while it parses; that is not our business.
             warnings.simplefilter("ignore")
-            return _check(path, data, kind, selection)
+            return _check(path, data, kind, selection, project)
     except SourceError as error:
         return FileOutcome.left_out(path, reason_of(error))
     except (RecursionError, MemoryError):
@@ -61,33 +76,38 @@ def check_bytes(path: str, data: bytes, kind: FileKind, selection: Selection) ->
         return FileOutcome.left_out(path, failure(error))
 
 
-def _check(path: str, data: bytes, kind: FileKind, selection: Selection) -> FileOutcome:
+def _check(
+    path: str, data: bytes, kind: FileKind, selection: Selection, project: Project | None
+) -> FileOutcome:
     if kind is FileKind.NOTEBOOK:
         from nanguard.sources.notebook import Notebook
 
         notebook = Notebook.read(path, decode(path, data, python=False).content)
-        return check_notebook(notebook, selection)
-    return check_python(Text(path, decode(path, data, python=True).content), selection)
+        return check_notebook(notebook, selection, project)
+    text = Text(path, decode(path, data, python=True).content)
+    return check_python(text, selection, project)
 
 
-def check_python(text: Text, selection: Selection) -> FileOutcome:
+def check_python(text: Text, selection: Selection, project: Project | None = None) -> FileOutcome:
     """Returns what came of a text of Python code.
 
     Raises:
         SourceError: It is not Python.
     """
-    findings, outcome = _judged(text, selection)
+    findings, outcome = _judged(text, selection, project)
     outcome.seen = [seen_in(text, finding) for finding in findings]
     return outcome
 
 
-def check_notebook(notebook: Notebook, selection: Selection) -> FileOutcome:
+def check_notebook(
+    notebook: Notebook, selection: Selection, project: Project | None = None
+) -> FileOutcome:
     """Returns what came of the code cells of a notebook.
 
     Raises:
         SourceError: No cell is Python.
     """
-    findings, outcome = _judged(notebook.code, selection)
+    findings, outcome = _judged(notebook.code, selection, project)
     outcome.not_checked += [
         NotChecked(notebook.path, f"{cell} is not Python: {why}", Omission.UNRELATED)
         for cell, why in notebook.broken
@@ -105,12 +125,14 @@ def check_notebook(notebook: Notebook, selection: Selection) -> FileOutcome:
     return outcome
 
 
-def _judged(text: Text, selection: Selection) -> tuple[list[Finding], FileOutcome]:
+def _judged(
+    text: Text, selection: Selection, project: Project | None
+) -> tuple[list[Finding], FileOutcome]:
     """Returns what rules and comments say about Python code, with everything but the lines."""
     from nanguard.sources.python.code import Code
 
     rules = [r for r in selection.rules("code") if selection.applies(r.code, r.name, text.path)]
-    raw, failed = judge(rules, Code.parse(text), text.path)
+    raw, failed = judge(rules, Code.parse(text, project), text.path)
     ignores = ignores_in(text, python=True)
     findings, allowed = suppress(raw, ignores)
     if ignores:

@@ -78,11 +78,13 @@ class Fixing:
         diff = whole_diff(path, path, decoded.content, repaired)
         outcome.repairs.append(Repair(path, path, tuple(work.changes), diff, self.write))
         if self.write:
-            self._now(check_python(Text(path, repaired), self.check.plan.selection))
+            text = Text(path, repaired)
+            self._now(check_python(text, self.check.plan.selection, self.check.project))
 
     def _look_at(self, path: str) -> Callable[[str], list[Finding]]:
         def look(content: str) -> list[Finding]:
-            file = check_python(Text(path, content), self.check.plan.selection)
+            text = Text(path, content)
+            file = check_python(text, self.check.plan.selection, self.check.project)
             return self._unknown(file.seen)
 
         return look
@@ -114,10 +116,66 @@ class Fixing:
                 copies[path] = copy_of(path)
             else:
                 as_it_was.add(path)
+        if self.write:
+            for path in self._ask_parsers(copies, changes):
+                as_it_was.add(path)
+                del copies[path]
         if not copies:
             return []
         left = [file for file in configs.check(self.check.plan.selection) if file.checked]
         return [_renamed(f, copies.get(f.path)) for f in left if f.path not in as_it_was]
+
+    def _ask_parsers(self, copies: dict[str, str], changes: dict[str, list[Change]]) -> list[str]:
+        """Loads copies with the parsers of their families; returns those that did not hold.
+
+        What an installed parser reads otherwise than announced is taken back.
+        """
+        from nanguard.engine.parsers import installed, parsed_by
+
+        families = {path: kind for path in copies if (kind := self._family(path))}
+        refused: list[str] = []
+        for family in sorted(set(families.values())):
+            paths = [path for path, kind in families.items() if kind == family]
+            if not installed(family):
+                continue
+            both = [file for path in paths for file in (path, copies[path])]
+            answers = parsed_by(family, *both)
+            for place, path in enumerate(paths):
+                fixes = [change.fix for change in changes[path]]
+                original, copy = answers[2 * place : 2 * place + 2]
+                try:
+                    if isinstance(original, str):
+                        continue  # it does not read the original either
+                    self._allowed(path).compare(original, copy, fixes)
+                except (SourceError, OSError) as error:
+                    Path(copies[path]).unlink(missing_ok=True)
+                    outcome = self.check.outcome
+                    outcome.repairs = [r for r in outcome.repairs if r.path != path]
+                    self._failed(path, error)
+                    refused.append(path)
+                else:
+                    self._note(path, family)
+        return refused
+
+    def _family(self, path: str) -> str:
+        """Returns the family of a configuration that has a parser of its own; empty if none has."""
+        from nanguard.engine.parsers import LIBRARIES
+
+        found = {run.families[path].name for run in self.check.configs.runs() if path in run.parsed}
+        found |= {
+            run.families[path].name
+            for run in self.check.configs.runs()
+            if path in run.families and run.families[path].name == "hydra"
+        }
+        return next((name for name in sorted(found) if name in LIBRARIES), "")
+
+    def _note(self, path: str, family: str) -> None:
+        from nanguard.engine.parsers import LIBRARIES
+
+        repairs = self.check.outcome.repairs
+        for place, repair in enumerate(repairs):
+            if repair.path == path:
+                repairs[place] = replace(repair, loaded_with=LIBRARIES[family])
 
     def _fixable(self, configs: Configs) -> list[str]:
         files = configs.check(self.check.plan.selection)

@@ -90,6 +90,7 @@ class FileOutcome:
         checked: Whether it was looked at.
         not_checked: What was left out, and why.
         suppressed: How many findings a comment in the file allows.
+        needs: The other files that were looked into for it.
     """
 
     path: str
@@ -97,6 +98,7 @@ class FileOutcome:
     checked: bool = True
     not_checked: list[NotChecked] = field(default_factory=list)
     suppressed: int = 0
+    needs: tuple[str, ...] = ()
 
     @classmethod
     def left_out(
@@ -146,6 +148,7 @@ class Repair:
         changes: What was changed.
         diff: The same as a unified diff.
         written: Whether the target was written.
+        loaded_with: The library whose parser has loaded it, and found what was announced.
     """
 
     path: str
@@ -153,6 +156,7 @@ class Repair:
     changes: tuple[Change, ...]
     diff: str
     written: bool
+    loaded_with: str = ""
 
     def to_json(self) -> dict[str, Any]:
         """Returns the repair as the report's JSON has it."""
@@ -162,6 +166,7 @@ class Repair:
             "written": self.written,
             "changes": [change.to_json() for change in self.changes],
             "diff": hidden(self.diff),
+            "loaded_with": self.loaded_with or None,
         }
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from nanguard.engine.files import check_path
 from nanguard.engine.outcome import FileOutcome
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from nanguard.engine.cache import Cache
     from nanguard.engine.check import Plan
     from nanguard.engine.selection import Selection
+    from nanguard.sources.python.project import Project
 
     Job = tuple[str, FileKind]
     Batch = Sequence[Job]
@@ -29,10 +30,16 @@ _CACHED_FROM = 4  # files; below, reading the cache costs more than it saves
 _DIED = "the process that checked it died"
 
 
-def check_files(files: Batch, plan: Plan) -> Iterator[FileOutcome]:
-    """Yields what came of each file of Python code or notebook, in no fixed order."""
+def check_files(files: Batch, plan: Plan, project: Project | None = None) -> Iterator[FileOutcome]:
+    """Yields what came of each file of Python code or notebook, in no fixed order.
+
+    Args:
+        files: The files, each with what it is taken for.
+        plan: How they are checked.
+        project: The files they may import from.
+    """
     if plan.cache is None or len(files) < _CACHED_FROM:
-        yield from _told(_checked(files, plan), 0, len(files), plan)
+        yield from _told(_checked(files, plan, project), 0, len(files), plan)
         return
     from nanguard.engine.cache import Cache
 
@@ -41,7 +48,7 @@ def check_files(files: Batch, plan: Plan) -> Iterator[FileOutcome]:
     kept = {path: cache.get(key, path) for path, key in keys.items()}
     left = [job for job in files if kept[job[0]] is None]
     yield from (outcome for outcome in kept.values() if outcome is not None)
-    for outcome in _told(_checked(left, plan), len(files) - len(left), len(files), plan):
+    for outcome in _told(_checked(left, plan, project), len(files) - len(left), len(files), plan):
         if all(entry.reason != _DIED for entry in outcome.not_checked):
             cache.put(keys[outcome.path], outcome)
         yield outcome
@@ -67,13 +74,13 @@ def _key(cache: Cache, path: str, kind: FileKind) -> str:
         return ""
 
 
-def _checked(files: Batch, plan: Plan) -> Iterator[FileOutcome]:
+def _checked(files: Batch, plan: Plan, project: Project | None) -> Iterator[FileOutcome]:
     workers = min(plan.jobs or processors(), len(files))
     if workers <= 1 or (not plan.jobs and _size(files) < _WORTH_IT):
         for path, kind in files:
-            yield check_path(path, kind, plan.selection)
+            yield check_path(path, kind, plan.selection, project)
         return
-    yield from _in_processes(files, plan, workers)
+    yield from _in_processes(files, plan, workers, project)
 
 
 def processors() -> int:
@@ -93,21 +100,25 @@ def _size(files: Batch) -> int:
     return total
 
 
-def _in_processes(files: Batch, plan: Plan, workers: int) -> Iterator[FileOutcome]:
+def _in_processes(
+    files: Batch, plan: Plan, workers: int, project: Project | None
+) -> Iterator[FileOutcome]:
     """Yields outcomes from other processes; a file that kills its process is reported."""
     left = dict(files)
     size = max(1, min(_BATCH, len(files) // (4 * workers)))
     batches = [files[i : i + size] for i in range(0, len(files), size)]
-    for outcome in _round(batches, plan, workers):
+    for outcome in _round(batches, plan, workers, project):
         left.pop(outcome.path, None)
         yield outcome
     # After a crash nobody knows whose fault it was: what is left goes one by one.
     for job in list(left.items()):
-        alone = list(_round([[job]], plan, 1))
+        alone = list(_round([[job]], plan, 1, project))
         yield alone[0] if alone else FileOutcome.left_out(job[0], _DIED)
 
 
-def _round(batches: Sequence[Batch], plan: Plan, workers: int) -> Iterator[FileOutcome]:
+def _round(
+    batches: Sequence[Batch], plan: Plan, workers: int, project: Project | None
+) -> Iterator[FileOutcome]:
     """Yields outcomes until everything is done or a process dies."""
     import multiprocessing
     from concurrent.futures import ProcessPoolExecutor, as_completed
@@ -116,7 +127,9 @@ def _round(batches: Sequence[Batch], plan: Plan, workers: int) -> Iterator[FileO
     # Forked processes have the rules already; elsewhere forking is not safe.
     how = "fork" if sys.platform.startswith("linux") else "spawn"
     plan.selection.rules("code")
-    pool = ProcessPoolExecutor(workers, multiprocessing.get_context(how), initializer=_quiet)
+    pool = ProcessPoolExecutor(
+        workers, multiprocessing.get_context(how), initializer=_begin, initargs=(project,)
+    )
     try:
         futures = [pool.submit(_batch, batch, plan.selection) for batch in batches]
         for future in as_completed(futures):
@@ -139,11 +152,18 @@ def _abandon(pool: ProcessPoolExecutor) -> None:
 
 
 def _batch(files: Batch, selection: Selection) -> list[FileOutcome]:
-    return [check_path(path, kind, selection) for path, kind in files]
+    return [check_path(path, kind, selection, _Worker.project) for path, kind in files]
 
 
-def _quiet() -> None:
-    """Leaves Ctrl-C to the process that waits for this one."""
+class _Worker:
+    """What a process that checks files keeps from one batch to the next."""
+
+    project: ClassVar[Project | None] = None
+
+
+def _begin(project: Project | None) -> None:
+    """Takes over the project, and leaves Ctrl-C to the process that waits for this one."""
     import signal
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    _Worker.project = project

@@ -262,6 +262,8 @@ class Flights:
             parts.journal.summary.rerun += self._rewind(flight)
         parts.judges[flight.lane].reject(reading)
         trouble = Trouble(flight.step, incident.poisoned, incident.can_roll_back)
+        if parts.recorder is not None:
+            trouble = parts.recorder.with_known(trouble)
         decision = parts.policy.bad(trouble)
         stopped = decision.action is Action.STOP
         if decision.action is Action.ROLLBACK or (
@@ -269,12 +271,15 @@ class Flights:
         ):
             self._roll_back()
         self._close(flight, reading, decision.action)
-        parts.journal.say(incident.finding, decision.action, decision.reason)
+        quiet = bool(trouble.known) and decision.action is Action.SKIP
+        parts.journal.say(incident.finding, decision.action, decision.reason, quiet=quiet)
         self._record(flight, incident, decision)
         if stopped:
             lost = incident.poisoned and not incident.can_roll_back
             advice = _ADVICE_IF_LOST if lost else _ADVICE
-            raise NonFiniteError(incident.finding, do=f"{decision.reason}. {advice}")
+            culprit = "" if parts.recorder is None else parts.recorder.culprit()
+            why = f"{decision.reason}{': ' if culprit else ''}{culprit}"
+            raise NonFiniteError(incident.finding, do=f"{why}. {advice}")
 
     def _record(self, flight: Flight, incident: Incident, decision: Decision) -> None:
         if self._parts.recorder is None or not incident.reports:

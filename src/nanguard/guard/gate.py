@@ -42,10 +42,13 @@ class Gate:
             self._limits = torch.full((3,), _LARGEST, dtype=torch.float32, device=device)
             self._judged = torch.zeros(3, dtype=torch.float32, device=device)
             self._bad = torch.zeros(3, dtype=torch.float32, device=device)
+            self._one = torch.ones((), dtype=torch.float32, device=device)
         # A latch that was set stays so.
         self._limits[0] = 0.5
         self._on_cuda = device.type == "cuda"
         self._first = self._board[:3]
+        # The loss and the gradient norm of the step.
+        self._numbers = self._board[1:3]
         self._index: dict[str, int] = {}
         self._places: dict[str, Tensor] = {}
         for name in ("latch", "loss", "grad_norm"):
@@ -69,6 +72,15 @@ class Gate:
         value = value.detach()
         place.copy_(value if value.dim() == 0 else value.view(()), non_blocking=True)
 
+    def write_step(self, loss: Tensor, norm: Tensor) -> None:
+        """Writes the loss and the gradient norm of a step, with one kernel where that will do."""
+        alike = all(n.dtype is torch.float32 and n.dim() == 0 and n.is_cuda for n in (loss, norm))
+        if alike and norm is not self._places["grad_norm"] and type(norm) is torch.Tensor:
+            torch.stack((loss.detach(), norm.detach()), out=self._numbers)
+        else:
+            self.write("grad_norm", norm)
+            self.write("loss", loss)
+
     def add(self, name: str, value: Tensor) -> None:
         """Adds to a number on the board."""
         place = self._places[name]
@@ -90,16 +102,24 @@ class Gate:
             forgiven: Whether a bad gradient norm is somebody else's business.
             agree: Makes a verdict that is good here good on all ranks, or on none.
         """
-        self._set_limits((loss_limit, min(norm_limit, _LARGEST)))
+        any_finite = _LARGEST <= loss_limit < math.inf and norm_limit >= _LARGEST
+        if self._on_cuda and any_finite and forgiven is None:
+            # This is the part of a step that every step pays for. What a GradScaler looks for is
+            # all that matters here, and its kernel leaves a latch that was set as it is.
+            torch._amp_foreach_non_finite_check_and_unscale_([self._numbers], self.latch, self._one)
+        else:
+            self._hold_to((loss_limit, min(norm_limit, _LARGEST)), forgiven)
+        if agree is not None:
+            self.close_if(~agree(self.latch == 0))
+
+    def _hold_to(self, limits: tuple[float, float], forgiven: Tensor | None) -> None:
+        self._set_limits(limits)
         inf = math.inf
-        # Three kernels: this is the part of a step that every step pays for.
         torch.nan_to_num(self._first, nan=inf, posinf=inf, neginf=inf, out=self._judged)
         torch.gt(self._judged, self._limits, out=self._bad)
         if forgiven is not None:
             self._bad[2].masked_fill_(forgiven, 0.0)
         torch.amax(self._bad, dim=0, out=self.latch)
-        if agree is not None:
-            self.close_if(~agree(self.latch == 0))
 
     def close_if(self, bad: Tensor) -> None:
         """Closes the gate if a 0-dim bool on the device says so."""

@@ -58,6 +58,8 @@ class Guard:
         ema: The moving average of the first model; the guard updates it after each step.
         run_dir: A folder for the run record and for snapshots on disk.
         incidents: A folder for incidents: bad steps, replayed and explained.
+        quarantine: Whether samples that were found bad are left out of the loaders from then on,
+            and listed in ``.nanguard/quarantine.jsonl``; this needs ``incidents``.
         trackers: Where else the run is written to: ``tensorboard``, ``wandb``, ``trackio``,
             ``mlflow``; by default what the environment variable ``NANGUARD_TRACK`` names.
         generators: Random generators of the loop's own, to be rewound with the others.
@@ -76,6 +78,7 @@ class Guard:
         ema: Any = None,
         run_dir: str | Path | None = None,
         incidents: str | Path | None = None,
+        quarantine: bool = False,
         trackers: Sequence[str] | None = None,
         generators: Sequence[Stream] = (),
         on_event: Callable[[Event], None] | None = None,
@@ -91,6 +94,7 @@ class Guard:
             ema=ema,
             run_dir=run_dir,
             incidents=incidents,
+            quarantine=quarantine,
             trackers=trackers,
             generators=generators,
             on_event=on_event,

@@ -54,11 +54,25 @@ class Journal:
         if run_dir is not None and first:
             self.record = RunRecord(run_dir, on_failure=self.failure(events.RECORD_FAILED))
 
-    def say(self, finding: Finding, action: Action = Action.STEP, reason: str = "") -> Event:
-        """Reports an event."""
+    def say(
+        self,
+        finding: Finding,
+        action: Action = Action.STEP,
+        reason: str = "",
+        *,
+        quiet: bool = False,
+    ) -> Event:
+        """Reports an event.
+
+        Args:
+            finding: What happened.
+            action: What was done about it.
+            reason: Why.
+            quiet: Whether the log has a line about all of its kind, and needs none of its own.
+        """
         event = Event(finding, action, reason)
         self.summary.count(event)
-        if self._first:
+        if self._first and not quiet:
             log.log(_LEVELS[finding.severity], "%s", event)
         if self.record is not None:
             self.record.event(event.to_json())

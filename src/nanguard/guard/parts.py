@@ -91,6 +91,7 @@ def assemble(
     ema: Any,
     run_dir: str | Path | None,
     incidents: str | Path | None,
+    quarantine: bool,
     trackers: Sequence[str] | None,
     generators: Sequence[Stream],
     on_event: Callable[[Event], None] | None,
@@ -138,7 +139,7 @@ def assemble(
             where="Guard(trackers=...)",
             on_failure=parts.journal.failure(events.TRACKER_FAILED),
         )
-    parts.recorder = recorder_for(incidents, parts)
+    parts.recorder = recorder_for(incidents, parts, quarantine=quarantine)
     if parts.recorder is not None:
         # A bad batch may be wanted again, however early the host looked.
         parts.keeper = Keeper(trial=lag + 2 if lag else 0)

@@ -36,11 +36,16 @@ class Trouble:
         poisoned: Whether parameters, buffers or optimizer state are already non-finite, so that
             skipping would be useless.
         can_roll_back: Whether there is a good snapshot.
+        known: Why the step was bound to be bad, such as a sample that was found bad before; ""
+            if nothing was known.
+        rate_matters: Whether a lower learning rate may help.
     """
 
     step: int
     poisoned: bool = False
     can_roll_back: bool = False
+    known: str = ""
+    rate_matters: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,9 +102,11 @@ class Policy:
 
     def _decide(self, trouble: Trouble) -> Decision:
         self._total += 1
-        self._good_since_cut = 0
-        self._bad_steps.append(trouble.step)
-        while self._bad_steps[0] <= trouble.step - self._settings.recent:
+        known = bool(trouble.known) and not trouble.poisoned
+        if not known:
+            self._good_since_cut = 0
+            self._bad_steps.append(trouble.step)
+        while self._bad_steps and self._bad_steps[0] <= trouble.step - self._settings.recent:
             self._bad_steps.popleft()
         limit = self._settings.max_bad
         if limit is not None and self._total > limit:
@@ -108,6 +115,9 @@ class Policy:
             return self._roll_back(trouble, "the run itself holds non-finite values")
         if self._settings.on_bad == "stop":
             return Decision(Action.STOP, "on_bad is 'stop'")
+        if known:
+            # Nothing about the run is unstable: no rung of the ladder would help.
+            return Decision(Action.SKIP, trouble.known)
         if self._settings.on_bad == "rollback":
             return self._roll_back(trouble, "on_bad is 'rollback'")
         return self._climb(trouble)
@@ -124,8 +134,11 @@ class Policy:
         lowered = max(settings.lr_floor, self.lr_factor * settings.lr_cut)
         if self._cuts < settings.max_lr_cuts and lowered < self.lr_factor:
             self._cuts += 1
-            self.lr_factor = lowered
             self._bad_steps.clear()
+            if not trouble.rate_matters:
+                why = "the learning rate stays, as it has no part in the cause"
+                return Decision(Action.SKIP, f"{reason}; {why}")
+            self.lr_factor = lowered
             return Decision(Action.CUT_LR, f"{reason}; learning rate now x {lowered:g}")
         return self._roll_back(trouble, reason)
 

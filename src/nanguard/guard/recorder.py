@@ -7,6 +7,8 @@ import os
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
+from nanguard.errors import UsageError
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
@@ -14,7 +16,7 @@ if TYPE_CHECKING:
     from torch.optim import Optimizer
 
     from nanguard.guard.parts import Parts
-    from nanguard.guard.policy import Decision
+    from nanguard.guard.policy import Decision, Trouble
 
 # Explaining a step needs the tracer and replays. Both lie above the
 # guard and use it, so that the guard can only know them by name.
@@ -94,8 +96,14 @@ class Recorder(Protocol):
     def held_back(self, optimizers: Sequence[Optimizer]) -> None:
         """Hears that a bad step is over."""
 
+    def with_known(self, trouble: Trouble) -> Trouble:
+        """Returns what the ladder has to know, with what the run has met before."""
+
     def bad(self, bad: BadStep) -> None:
         """Writes the incident of a bad step."""
+
+    def culprit(self) -> str:
+        """Returns what went wrong most often, in a sentence; empty if nothing was explained."""
 
     def judge_again(self, optimizers: Sequence[Optimizer]) -> None:
         """Ends a replay where the guard would have made its step."""
@@ -109,14 +117,26 @@ def is_replaying(recorder: Recorder | None) -> bool:
     return recorder is not None and recorder.replaying
 
 
-def recorder_for(incidents: str | Path | None, parts: Parts) -> Recorder | None:
+def recorder_for(
+    incidents: str | Path | None, parts: Parts, *, quarantine: bool = False
+) -> Recorder | None:
     """Returns who writes the incidents of a run; None if nobody wants any.
 
     Args:
         incidents: The folder for incidents.
         parts: The run.
+        quarantine: Whether samples that were found bad are left out of the loaders.
     """
     if incidents is None and _LAUNCHED not in os.environ:
+        if quarantine:
+            raise UsageError(
+                "quarantine needs incidents: only a step that was replayed shows which sample is "
+                "at fault.",
+                where="Guard(quarantine=True)",
+                do='Give a folder for them: Guard(..., incidents="incidents", quarantine=True).',
+            )
         return None
-    made: Recorder | None = importlib.import_module(_RECORDER).recorder(incidents, parts)
+    made: Recorder | None = importlib.import_module(_RECORDER).recorder(
+        incidents, parts, quarantine=quarantine
+    )
     return made

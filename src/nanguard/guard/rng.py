@@ -38,7 +38,8 @@ class RandomStreams:
         """Returns the state of every stream."""
         return {
             "torch": torch.get_rng_state(),
-            "cuda": [generator.get_state() for generator in self._on_devices],
+            # All there is to a stream on a device, and read many times faster than its state.
+            "cuda": [(stream.initial_seed(), stream.get_offset()) for stream in self._on_devices],
             "python": self._python.capture(),
             "numpy": self._capture_numpy(),
             "own": [_state_of(generator) for generator in self.generators],
@@ -47,8 +48,13 @@ class RandomStreams:
     def restore(self, state: dict[str, Any]) -> None:
         """Puts every stream back to a captured state."""
         torch.set_rng_state(state["torch"])
-        for generator, saved in zip(self._on_devices, state["cuda"], strict=False):
-            generator.set_state(saved)
+        for stream, saved in zip(self._on_devices, state["cuda"], strict=False):
+            if isinstance(saved, torch.Tensor):  # of a snapshot that an earlier version has made
+                stream.set_state(saved)
+            else:
+                seed, offset = saved
+                stream.manual_seed(seed)
+                stream.set_offset(offset)
         random.setstate(state["python"])
         numpy = sys.modules.get("numpy")
         if numpy is not None and state["numpy"] is not None:

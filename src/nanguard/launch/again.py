@@ -240,6 +240,8 @@ class _SecondRun:
         self._again = again
         self._scratch = scratch
         self._seconds = seconds
+        # What loaders left out in the run, they leave out here: their batches are the same then.
+        self._left_out = incident["run"].get("left_out") or []
 
     def run(self, beat: Callable[[], None], *, patience: float = 0.0) -> str:
         """Runs the command; returns what it said at its end.
@@ -257,6 +259,8 @@ class _SecondRun:
             patience=patience,
             explain_seconds=self._seconds,
             again={**self._again, "held": is_held_back()},
+            quarantine=bool(self._left_out),
+            left_out=tuple(self._left_out),
         )
         said = self._scratch / "said"
         with said.open("wb") as file:

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from dataclasses import astuple
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from nanguard.diagnosis import limits
 from nanguard.errors import IncidentError, LaunchError
 from nanguard.launch.children import end_guarded, wait_for
+from nanguard.launch.known_faults import read_quarantine
 from nanguard.launch.notes import ATTACHED, INTERRUPTED, STEPPED, STEPS, UNGUARDED, processes
 from nanguard.launch.notes import STOPPED as STOPPED_NOTE
 from nanguard.launch.options import HOME, VARIABLE, Options
@@ -26,6 +28,7 @@ from nanguard.launch.unguarded import noticed
 from nanguard.launch.waiting import SignOfLife
 from nanguard.masking import hidden_words
 from nanguard.record import TRACKERS
+from nanguard.report.words import in_a_line, is_fixable
 from nanguard.trackers import TRACK, TRACK_DIR, check_names
 
 if TYPE_CHECKING:
@@ -53,6 +56,7 @@ def run_command(
     explain_seconds: float | None = None,
     control: Path | None = None,
     track: Sequence[str] = (),
+    quarantine: bool = False,
 ) -> int:
     """Runs a command under the guard; returns the exit code of ``nanguard run``.
 
@@ -69,6 +73,7 @@ def run_command(
         control: An empty folder for what the processes tell, of whoever is going to read it and
             to start the command again; None if nobody is.
         track: Where else the run is written to, such as ``tensorboard``.
+        quarantine: Whether loaders leave out samples that were found bad, here or in earlier runs.
     """
     must_be_there(command)
     chosen = check_names(track, "nanguard run --track")
@@ -90,6 +95,8 @@ def run_command(
             explain_seconds=explain_seconds,
             recover=control is not None,
             track=chosen,
+            quarantine=quarantine,
+            left_out=tuple(map(astuple, read_quarantine(Path.cwd()))) if quarantine else None,
         )
         code = _run_and_tell(command, options)
         return STOPPED if any(place.glob(f"{STOPPED_NOTE}*")) else code
@@ -298,18 +305,14 @@ def outcome_line(found: dict[str, Any], folder: Path) -> str:
         found: The incident, with a cause.
         folder: Where it is.
     """
-    cause, origin = found["cause"], found.get("origin") or {}
-    place = ""
-    if origin.get("line"):
-        place = f" at {Path(str(origin['file'])).name}:{origin['line']} ({origin.get('op')})"
-    rank = f" on rank {found['rank']}" if found["run"]["ranks"] > 1 else ""
-    what = f"nanguard: step {found['step']}{rank}: {cause.get('code')}{place}"
+    cause = found["cause"]
     # A second run that came to the step would find the same once more.
     replay = found["replay"]
     final = replay.get("method") == "second-run" and replay["verdict"] != "not-replayed"
     again = cause.get("code") == "unknown" and _is_replayable(found) and not final
     command = "replay --explain" if again else "explain"
-    return f"{what}: {cause.get('summary')}\n          nanguard {command} {_short(folder)}"
+    fix = f"\n          nanguard fix {_short(folder)}" if is_fixable(found) else ""
+    return f"nanguard: {in_a_line(found)}\n          nanguard {command} {_short(folder)}{fix}"
 
 
 def _print(text: str) -> None:

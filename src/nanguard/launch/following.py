@@ -9,7 +9,7 @@ import torch
 
 from nanguard.numerics import is_float, local
 from nanguard.replay.patches import Patches
-from nanguard.replay.start import Starts
+from nanguard.replay.starts import Starts
 from nanguard.replay.watch import Made, Watch, is_good
 from nanguard.tracer.modules import tensors_in
 

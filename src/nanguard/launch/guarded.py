@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,6 +18,7 @@ from nanguard.guard import events
 from nanguard.launch import live
 from nanguard.launch.following import Followed, Several, bad_samples
 from nanguard.launch.incident_writer import BadStep, IncidentWriter
+from nanguard.launch.known_faults import items_drawn
 from nanguard.launch.options import Options, from_environment
 from nanguard.launch.together import Together
 from nanguard.launch.trust import sign
@@ -24,6 +26,7 @@ from nanguard.masking import hidden_words
 from nanguard.numerics import all_finite
 from nanguard.replay import replay as replays
 from nanguard.replay.inplace import InPlace
+from nanguard.report.words import in_a_line
 from nanguard.run_folder import make_private
 from nanguard.tracer.symptom import Symptom
 
@@ -33,6 +36,7 @@ if TYPE_CHECKING:
     from torch.optim import Optimizer
 
     from nanguard.guard.parts import Parts
+    from nanguard.guard.policy import Trouble
     from nanguard.guard.recorder import BadStep as Told
     from nanguard.replay.replay import Replay
     from nanguard.replay.start import Start
@@ -42,23 +46,28 @@ _KEPT = 4
 log = logging.getLogger("nanguard")
 
 
-def recorder(folder: str | Path | None, parts: Parts) -> Recording | None:
+def recorder(
+    folder: str | Path | None, parts: Parts, *, quarantine: bool = False
+) -> Recording | None:
     """Returns who writes the incidents of a guard.
 
     Args:
         folder: Where they go; None for where ``nanguard run`` puts them.
         parts: The run.
+        quarantine: Whether samples that were found bad are left out of the loaders.
     """
     if replays.current is not None:
         # This process is a copy that replays a step of a script with a guard in it.
         return Recording(parts, _options(Path(), control=""), replay=replays.current)
     launched = from_environment()
     if folder is None:
+        if launched is not None and quarantine:
+            launched = replace(launched, quarantine=True)
         return None if launched is None else Recording(parts, launched)
     made = _made(Path(folder))
     # The launcher waits for explanations by itself.
     control = "" if launched is None else launched.control
-    return Recording(parts, _options(made, control=control))
+    return Recording(parts, _options(made, control=control, quarantine=quarantine))
 
 
 class Recording:
@@ -78,6 +87,8 @@ class Recording:
         self._held_back: list[int] = []
         self._starts: dict[int, list[Start]] = {}
         self.replaying = False
+        if self._writer.quarantine is not None:
+            self._followed.left_out = self._writer.quarantine.without_bad
         if replay is None and options.trace:
             self._followed.begin()
 
@@ -122,6 +133,16 @@ class Recording:
         elif live.current is not None:
             live.current.heard_of_held_back(optimizers)
 
+    def with_known(self, trouble: Trouble) -> Trouble:
+        """Returns what the ladder has to know, with what the run has met before."""
+        if self._replay is not None or self._writer.ranks > 1:
+            return trouble  # ranks know of their own samples only, and decide alike
+        return self._writer.with_known(trouble, items_drawn(self._followed.starts))
+
+    def culprit(self) -> str:
+        """Returns what went wrong most often, in a sentence; empty if nothing was explained."""
+        return self._writer.known.culprit()
+
     def bad(self, bad: Told) -> None:
         """Writes an incident and explains it."""
         if self._replay is not None or os.getpid() != self._pid:
@@ -139,11 +160,13 @@ class Recording:
         step.known = {"guard": {"alone": bad.alone}, "samples": bad_samples(bad.batches)}
         if seen.limit is not None:
             step.known["guard"]["limit"] = seen.limit
+        step.drawn = items_drawn(self._followed.starts)
         written = self._writer.report(step)
         self._held_back.append(bad.step)
         starts = self._starts.get(bad.step, [])
         if written and why is None and starts and self._writer.may_explain:
             self._explain(bad.step, starts)
+        self._writer.tell_trackers(bad.step)
 
     def judge_again(self, optimizers: Sequence[Optimizer]) -> None:
         """Ends a replay where the guard would have made its step."""
@@ -204,25 +227,32 @@ class GuardWriter(IncidentWriter):
     def report(self, bad: BadStep) -> bool:
         """Writes an incident; returns whether that could be done."""
         written = super().report(bad)
-        if self.folder is not None:
-            self._parts.journal.incident(bad.step, self.folder)
-        else:
+        if self.folder is None:
             message = f"the incident of step {bad.step} could not be written to "
             message += self._options.incidents
             self._parts.journal.say(events.RECORD_FAILED(message, step=bad.step))
         return written
 
+    def announce(self, text: str) -> None:
+        """Says what the guard's own log does not."""
+        log.warning("%s", text)
+
+    def tell_trackers(self, step: int) -> None:
+        """Tells the trackers where the incident of a step is."""
+        if self.folder is not None:
+            self._parts.journal.incident(step, self.folder)
+
     def tell(self, folder: Path) -> None:
         """Says what was found out about an incident."""
         try:
-            line = incidents.in_a_line(incidents.read(folder))
+            line = in_a_line(incidents.read(folder))
         except IncidentError:
             return
         if line is not None:
             log.warning("%s (nanguard explain %s)", line, folder)
 
 
-def _options(folder: Path, *, control: str) -> Options:
+def _options(folder: Path, *, control: str, quarantine: bool = False) -> Options:
     """Returns options for a guard that writes its incidents into a folder of its own."""
     command, here = [*sys.orig_argv], str(Path.cwd())
     return Options(
@@ -232,6 +262,7 @@ def _options(folder: Path, *, control: str) -> Options:
         folder=here,
         signature=sign(hidden_words(command), here),
         quiet=True,
+        quarantine=quarantine,
     )
 
 

@@ -6,7 +6,7 @@ import os
 import platform
 import sys
 import time
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,16 +15,28 @@ import torch
 import nanguard
 from nanguard import incident as incidents
 from nanguard.errors import IncidentError
+from nanguard.launch.known_faults import (
+    QUARANTINE,
+    Drawn,
+    Fault,
+    Item,
+    KnownFaults,
+    Quarantine,
+    discard,
+)
 from nanguard.launch.notes import ATTACHED, STEPPED, STOPPED, leave
+from nanguard.report.words import in_a_line, is_fixable
 
 if TYPE_CHECKING:
     from nanguard.diagnosis.lab import Replayer
-    from nanguard.guard.policy import Decision
+    from nanguard.guard.policy import Decision, Trouble
     from nanguard.launch.options import Options
     from nanguard.tracer.symptom import Symptom
 
-# How many incidents of one process are explained; what comes after is only recorded.
+# How many faults of one process are explained; what comes after is only recorded.
 _EXPLAINED = 3
+# How many later steps are looked at to see whether their fault is a known one.
+_RECOGNISED = 32
 
 
 @dataclass
@@ -40,6 +52,7 @@ class BadStep:
         why: Why it cannot be replayed; None if that is to be found out.
         known: What else is known of it, as fields of the incident.
         seconds: How long a step of this run usually takes; None if that is not known.
+        drawn: The samples that loaders have handed out for it.
     """
 
     symptom: Symptom
@@ -50,6 +63,7 @@ class BadStep:
     why: str | None = None
     known: dict[str, Any] = field(default_factory=dict)
     seconds: float | None = None
+    drawn: Drawn = field(default_factory=dict)
 
 
 class IncidentWriter:
@@ -57,14 +71,25 @@ class IncidentWriter:
 
     Attributes:
         folder: The folder of the last incident; None if it could not be written.
+        known: What the run has met so far.
+        quarantine: The samples that loaders leave out; None if they leave out none.
     """
 
     def __init__(self, options: Options) -> None:
         self._options = options
         self._explained = 0
         self._began = time.monotonic()
+        self._recognised = 0
         self._incident: dict[str, Any] | None = None
+        self._bad: BadStep | None = None
         self.folder: Path | None = None
+        self.known = KnownFaults(self.announce)
+        self.quarantine: Quarantine | None = None
+        if options.quarantine:
+            several = self.ranks > 1
+            left_out = None if options.left_out is None else [Item(*i) for i in options.left_out]
+            folder = Path(options.folder)
+            self.quarantine = Quarantine(folder, several_ranks=several, known=left_out)
 
     @property
     def rank(self) -> int:
@@ -82,12 +107,36 @@ class IncidentWriter:
     @property
     def may_explain(self) -> bool:
         """Whether the next incident is to be explained."""
-        return self._options.trace and self._explained < _EXPLAINED
+        return self._options.trace and (self._may_find_causes or self._may_recognise)
+
+    @property
+    def _may_find_causes(self) -> bool:
+        return self._explained < _EXPLAINED
+
+    @property
+    def _may_recognise(self) -> bool:
+        return len(self.known) > 0 and self._recognised < _RECOGNISED
+
+    def with_known(self, trouble: Trouble, drawn: Drawn) -> Trouble:
+        """Returns what the ladder has to know, with what the run has met before.
+
+        Args:
+            trouble: What is wrong with a step.
+            drawn: The samples of the step.
+        """
+        items = sorted({item.index for item in self.known.bad_items(drawn)})
+        listed = ", ".join(map(str, items))
+        why = f"dataset item {listed} is known to be bad" if items else ""
+        return replace(trouble, known=why, rate_matters=self.known.lower_rate_helps)
 
     def say(self, text: str) -> None:
         """Tells the user, on the standard error."""
         if not self._options.quiet:
             print(f"nanguard: {text}", file=sys.stderr, flush=True)  # noqa: T201 - the user is here
+
+    def announce(self, text: str) -> None:
+        """Tells the user of something that a log of ours would not."""
+        self.say(text)
 
     def attached(self) -> None:
         """Tells the launcher that there is a process to guard."""
@@ -99,7 +148,8 @@ class IncidentWriter:
 
     def stopped(self, reason: str) -> None:
         """Tells the launcher that the guard ended the run."""
-        self.say(f"the run was stopped: {reason}")
+        culprit = self.known.culprit()
+        self.say(f"the run was stopped: {reason}{': ' if culprit else ''}{culprit}")
         self._leave_note(STOPPED, reason)
 
     def summary(self, steps: int, bad: int) -> None:
@@ -109,12 +159,10 @@ class IncidentWriter:
 
     def report(self, bad: BadStep) -> bool:
         """Writes an incident; returns whether that could be done."""
-        decision = bad.decision
-        self.say(
-            f"step {bad.step}: {bad.symptom.in_words()} -> {decision.action.value} "
-            f"({decision.reason})"
-        )
-        self._incident = self._new(bad)
+        known = self.known.bad_items(bad.drawn)
+        if not known:
+            self._tell_symptom(bad)
+        self._incident, self._bad = self._new(bad), bad
         try:
             self.folder = incidents.new_folder(Path(self._options.incidents), bad.step, self.rank)
             incidents.write(self.folder, self._incident)
@@ -122,29 +170,79 @@ class IncidentWriter:
             # The run is worth more than the report about it.
             self.folder = None
             self.say(f"the incident of step {bad.step} could not be written: {error}")
+        if known and self.folder is not None and not self.may_explain:
+            # That it is these samples again is all that is known of it.
+            self._count(self.known.fault_of(known), self._incident)
+            return False
         return self.folder is not None
+
+    def _tell_symptom(self, bad: BadStep) -> None:
+        action, reason = bad.decision.action.value, bad.decision.reason
+        self.say(f"step {bad.step}: {bad.symptom.in_words()} -> {action} ({reason})")
 
     def explain(self, replayer: Replayer) -> None:
         """Explains the last incident with replays in the process of the run itself."""
         from nanguard.diagnosis.session import explain
 
-        if self.folder is None or self._incident is None:
+        if self.folder is None or self._incident is None or self._bad is None:
             return
-        self._explained += 1
+        message: dict[str, Any] = {
+            "folder": str(self.folder),
+            "incident": self._incident,
+            "target": self._incident["run"]["ordinal"],
+            "method": "in-place",
+            "known": self.known.traced if self._recognised < _RECOGNISED else (),
+            "only_known": not self._may_find_causes,
+        }
         try:
-            explain(
-                {
-                    "folder": str(self.folder),
-                    "incident": self._incident,
-                    "target": self._incident["run"]["ordinal"],
-                    "method": "in-place",
-                },
-                replayer,
-            )
+            explain(message, replayer)
         except Exception as error:  # noqa: BLE001 - the run is worth more than an explanation
+            self._explained += 1
             self.say(f"the incident could not be explained: {error!r}")
             return
+        if message["same_as"] is not None:
+            self._recognised += 1
+            self._count(self.known[message["same_as"]], message["found"])
+            return
+        if self.known.bad_items(self._bad.drawn):
+            self._tell_symptom(self._bad)  # it is not the known samples, after all
+        if "found" in message:
+            self._recognised += 1
+            return
+        self._explained += 1
         self.tell(self.folder)
+        self._remember(message["traced"])
+
+    def _count(self, fault: Fault | None, found: dict[str, Any]) -> None:
+        """Counts a step as another one of a known fault; its own folder goes."""
+        if fault is None or self.folder is None or self._bad is None:
+            return
+        folder, self.folder = self.folder, fault.folder
+        self.known.count(fault, self._bad.step, found, self._bad.drawn)
+        discard(folder)
+        self._leave_out(fault)
+
+    def _remember(self, traced: tuple[Any, ...] | None) -> None:
+        """Remembers what was explained, so that the same is known when it comes again."""
+        if self.folder is None or self._bad is None:
+            return
+        try:
+            found = incidents.read(self.folder)
+        except IncidentError:
+            return
+        code = str((found.get("cause") or {}).get("code"))
+        fault = Fault(self.folder, self._bad.step, traced, code)
+        self.known.add(fault, self._bad.drawn, found)
+        self._leave_out(fault)
+
+    def _leave_out(self, fault: Fault) -> None:
+        new = [] if self.quarantine is None else self.quarantine.add(fault)
+        if new:
+            listed = ", ".join(str(item.index) for item in new)
+            many = "s" if len(new) > 1 else ""
+            self.announce(
+                f"dataset item{many} {listed} will be left out from now on ({QUARANTINE})"
+            )
 
     def did_not_come_again(self, folder: Path) -> None:
         """Completes an incident whose step was finite when exactly the same was done again."""
@@ -165,13 +263,16 @@ class IncidentWriter:
     def tell(self, folder: Path) -> None:
         """Says what was found out about an incident."""
         try:
-            line = incidents.in_a_line(incidents.read(folder))
+            found = incidents.read(folder)
         except IncidentError:
             return
+        line = in_a_line(found)
         if line is not None:
-            self.say(f"{line}\n          nanguard explain {_short(folder)}")
+            fix = f"\n          nanguard fix {_short(folder)}" if is_fixable(found) else ""
+            self.say(f"{line}\n          nanguard explain {_short(folder)}{fix}")
 
     def _new(self, bad: BadStep) -> dict[str, Any]:
+        left_out = sorted(self.quarantine.left_out) if self.quarantine is not None else []
         return {
             "schema": incidents.SCHEMA,
             "step": bad.step,
@@ -192,6 +293,7 @@ class IncidentWriter:
                 "nanguard": nanguard.__version__,
                 "platform": platform.platform(),
                 "device": "cuda" if torch.cuda.is_initialized() else "cpu",
+                **({"left_out": [astuple(item) for item in left_out]} if left_out else {}),
             },
             "replay": {
                 "verdict": "not-replayed",
@@ -206,7 +308,7 @@ class IncidentWriter:
         if not self._options.trace:
             return "explanations were turned off with --no-trace"
         if self._explained >= _EXPLAINED:
-            return f"only the first {_EXPLAINED} incidents of a process are explained"
+            return f"only the first {_EXPLAINED} faults of a process are explained"
         return "nobody has seen what the step began with"
 
     def _leave_note(self, name: str, text: str = "") -> None:

@@ -129,8 +129,7 @@ class Late:
         norm = watch.clipped_norm
         if norm is None:
             norm = Gradients(parameters_of([optimizer])).norm(out=gate["grad_norm"])
-        gate.write("grad_norm", norm)
-        gate.write("loss", self._loss(gate, watch))
+        gate.write_step(self._loss(gate, watch), norm)
         judge = self._live.judge_of(optimizer)
         loss_limit, norm_limit = judge.acts_on(judge.limits(self.ahead))
         gate.judge(loss_limit, norm_limit)

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import atexit
-import builtins
 import contextlib
-import functools
 import math
 import multiprocessing
 import os
@@ -22,34 +20,41 @@ import torch
 from nanguard.diagnosis.limits import load_now
 from nanguard.guard.held import BufferPlaces, Held
 from nanguard.guard.judge import Judge, Reading
-from nanguard.guard.optimizers import gradients_of, learning_rate, scaled_lr
+from nanguard.guard.optimizers import learning_rate, scaled_lr
 from nanguard.guard.policy import Action, Decision, Policy, Trouble
 from nanguard.launch.attach import is_launcher
-from nanguard.launch.closures import step_with_closure
+from nanguard.launch.by_script import ByScript
 from nanguard.launch.incident_writer import BadStep, IncidentWriter
+from nanguard.launch.known_faults import items_drawn
 from nanguard.launch.lastgood import LastGood
 from nanguard.launch.late import Late
 from nanguard.launch.pulse import Pulse
 from nanguard.launch.second_run import become_replay
 from nanguard.launch.together import Together
 from nanguard.launch.tracked import Tracked
-from nanguard.numerics import all_finite, whole
+from nanguard.launch.unusual_steps import (
+    grad_by_hand,
+    starts_without_backward,
+    step_by_hand,
+    step_with_closure,
+)
+from nanguard.numerics import all_finite
 from nanguard.replay.inplace import InPlace
 from nanguard.replay.patches import Patches
-from nanguard.replay.start import Starts
+from nanguard.replay.starts import Starts
 from nanguard.replay.terms import terms_of
-from nanguard.replay.watch import Watch, is_good, leaves_of, pass_over, single_number
+from nanguard.replay.watch import Watch, is_good, pass_over, single_number
 from nanguard.settings import Settings
-from nanguard.tracer.sites import is_installed, is_users, users_frame
 from nanguard.tracer.symptom import Symptom
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-    from types import FrameType, TracebackType
+    from types import FrameType
 
     from torch import Tensor
     from torch.optim import Optimizer
 
+    from nanguard.launch.known_faults import Drawn
     from nanguard.launch.options import Options
     from nanguard.replay.start import Start
 
@@ -57,15 +62,12 @@ STOPPED = 3
 _AS_IT_IS = contextlib.nullcontext()
 # What guards this process; None if nothing does.
 current: Live | None = None
-# Steps after which parameters are looked at each time, and between two looks from then on.
+# The first steps, after each of which parameters are looked at, and steps between two looks later.
 _CAREFUL = 16
-# Functions of the script, from the innermost one outwards, that an evaluation is looked for in.
-_OUTWARDS = 4
+_SCAN = 64
 # What one replay may take: so many steps' time, and so many seconds at least.
 _MOST_STEPS = 50
 _SHORTEST_LIMIT = 10.0
-# Bad numbers of evaluations that are looked into; a metric may be undefined each time.
-_EVALUATIONS = 3
 # Steps whose time is remembered.
 _TIMED = 32
 
@@ -92,6 +94,8 @@ class Live(Watch):
         starts: What its steps began with.
         held: The buffers as they were before the step.
         together: What the ranks know of each other.
+        bad_steps: The bad steps so far, as all optimizers together count.
+        is_aside: Whether nothing is guarded any more.
     """
 
     def __init__(self, options: Options) -> None:
@@ -108,15 +112,14 @@ class Live(Watch):
         self._late = Late(self)
         self._last_good = LastGood(self, wanted=options.on_bad == "rollback")
         self.together = Together()
-        self._bad: list[int] = []
+        self.bad_steps: list[int] = []
         self._pid = os.getpid()
-        self._aside = False
+        self.is_aside = False
         self._pulse: Pulse | None = None
         self._tracked: Tracked | None = None
-        self._left = _LeftByScript()
+        self._by_script = ByScript(self)
         # Which backward pass the last bad step belongs to.
         self._met_in = -1
-        self._evaluations = 0
         # An incident whose step was good when it was replayed.
         self._doubt: Path | None = None
         self._step_times: deque[float] = deque(maxlen=_TIMED)
@@ -125,6 +128,8 @@ class Live(Watch):
         self.held: Held | None = None
         self.patches = Patches(self)
         self.starts = Starts(on_left=self._script_left)
+        if self.writer.quarantine is not None:
+            self.left_out = self.writer.quarantine.without_bad
 
     def open(self) -> None:
         """Begins."""
@@ -135,41 +140,13 @@ class Live(Watch):
         if self.writer.rank == 0:
             self._tracked = Tracked(self)
         self.starts.begin()
-        self._listen()
+        self._by_script.listen()
         atexit.register(self.close)
-
-    def _listen(self) -> None:
-        """Hears of the exception that ends the script, if one does."""
-        before = sys.excepthook
-
-        def hook(
-            kind: type[BaseException], error: BaseException, trace: TracebackType | None
-        ) -> None:
-            before(kind, error, trace)
-            if issubclass(kind, Exception) and os.getpid() == self._pid:
-                self._own(lambda: self._ended_by(trace))
-
-        sys.excepthook = hook
-        sys.exit = self._heard(sys.exit)
-        for name in ("exit", "quit"):
-            if name in vars(builtins):
-                setattr(builtins, name, self._heard(vars(builtins)[name]))
-
-    def _heard(self, leave: Callable[..., Any]) -> Any:
-        """Returns what ends the script, after it was looked whether its numbers are bad."""
-
-        @functools.wraps(leave)
-        def exit_(*args: Any) -> Any:
-            if os.getpid() == self._pid:
-                self._own(lambda: self._left_in(sys._getframe(3)))
-            return leave(*args)
-
-        return exit_
 
     def stand_aside(self) -> None:
         """Leaves the run to a guard of its own."""
-        if not self._aside:
-            self._aside = True
+        if not self.is_aside:
+            self.is_aside = True
             self.starts.close()
             self.writer.say("the script has a Guard of its own, which decides about its steps")
 
@@ -178,7 +155,7 @@ class Live(Watch):
     def made(self, optimizer: Optimizer) -> None:
         """Marks the buffers of what the new optimizer trains, as its first step may be bad."""
         super().made(optimizer)
-        self._own(self._mark_all)
+        self.own(self._mark_all)
 
     def step(self, optimizer: Optimizer, call: Callable[..., Any], closure: Any) -> Any:
         """Lets an optimizer step if all is well."""
@@ -214,7 +191,7 @@ class Live(Watch):
         finally:
             own = None  # it holds this frame, and with it whatever the step held
 
-    def _own(self, look: Callable[[], None]) -> None:
+    def own(self, look: Callable[[], None]) -> None:
         """Does something of our own; gives up guarding if it fails."""
         try:
             look()
@@ -224,8 +201,8 @@ class Live(Watch):
             self._give_up(error)
 
     def _give_up(self, error: Exception) -> None:
-        if not self._aside:
-            self._aside = True
+        if not self.is_aside:
+            self.is_aside = True
             self.starts.close()
             self.writer.say(f"this process is not guarded any more: {error!r}")
 
@@ -234,17 +211,17 @@ class Live(Watch):
     def next_batch(self, own: Any, draw: Callable[[], Any]) -> Any:
         """Hands on a batch."""
         batch = draw()
-        if not self._aside:
+        if not self.is_aside:
             self.starts.drew(own, batch, self.indices_of(own))
         return batch
 
     def before_backward(self, losses: list[Tensor]) -> None:
         """Looks at the loss while its terms can still be named."""
-        if self._aside:
+        if self.is_aside:
             return
         if self.backwards == 0:
             self.writer.stepped()
-        self._own(lambda: self.starts.before_backward(losses))
+        self.own(lambda: self.starts.before_backward(losses))
         if not losses or losses[0].device.type != "cpu":
             return
         if all(map(is_good, losses)):
@@ -257,41 +234,24 @@ class Live(Watch):
 
     def after_backward(self) -> None:
         """Counts a step where there is no optimizer that would."""
-        if self._aside:
+        if self.is_aside:
             return
         self.starts.after_backward()
         # The graph of this step is gone by now, so that nobody minds a replay.
-        self._own(self._meet_left)
+        self.own(self._by_script.meet)
         if not self.made_by:
-            self._own(self._step_by_hand)
-
-    def _step_by_hand(self) -> None:
-        if self.ordinal == 0:
-            self.writer.say(
-                "no torch optimizer was made: the update is the script's own, so the gradients of "
-                "a bad step are set to 0 instead of holding it back"
-            )
-        symptom = self.bad_loss() or self.bad_manual_gradient()
-        if symptom is not None:
-            # There is no optimizer to hold back, but a gradient of 0 moves nothing.
-            for leaf in leaves_of(self.roots):
-                if leaf.grad is not None:
-                    leaf.grad.detach().zero_()
-            self.meet(symptom, None)
-        elif self._tracked is not None:
-            self._tracked.good(None)
-        self.end_manual_step()
+            self.own(lambda: step_by_hand(self))
 
     def judged_step(self, optimizer: Optimizer, call: Callable[..., Any], closure: Any) -> Any:
         """Makes a step only if loss and gradients are finite."""
         if "nanguard.guard.guard" in sys.modules and _called_by_a_guard():
             self.stand_aside()
-        if self._aside:
+        if self.is_aside:
             return call()
         if self.ordinal == 0:
             self.writer.stepped()
         self.starts.step_begins()
-        self._left.unstepped = None
+        self._by_script.unstepped = None
         if closure is None and self._scaler is None and self._late.can_take(optimizer):
             return self._late.step(optimizer, call)
         self._late.look()
@@ -300,11 +260,15 @@ class Live(Watch):
         loss, gradient = self.verdict(optimizer)
         symptom = self.together.agree(loss, gradient, self.ordinal) or self._spike(optimizer)
         if symptom is None:
-            self._note_discarded()
-            self._own(self._settle_doubt)
+            self._by_script.note_discarded()
+            self.own(self._settle_doubt)
         else:
             symptom.scaled_by_hand = self._scaler is not None
-            self.meet(symptom, optimizer, starts=self.starts.ended or self._by_hand(optimizer))
+            self.meet(
+                symptom,
+                optimizer,
+                starts=self.starts.ended or starts_without_backward(self, optimizer),
+            )
             return None
         with self.cut_rate(optimizer):
             result = call()
@@ -313,28 +277,15 @@ class Live(Watch):
         else:
             reason = "the gradients of all ranks together are finite, so the step was made"
             decision = Decision(Action.NOTED, reason)
-            self._own(lambda: self._report_on_rank(loss, optimizer, decision))
+            self.own(lambda: self._report_on_rank(loss, optimizer, decision))
         return result
-
-    def _by_hand(self, optimizer: Optimizer) -> list[Start]:
-        """Returns a start of the code around a step, in a script that never calls backward.
-
-        Its gradients take the place of losses: a replay has to come to the same ones.
-        """
-        if self.backwards or not self.starts.is_on:
-            return []
-        start = self.starts.after_the_fact(users_frame(sys._getframe(1)))
-        if start is None:
-            return []
-        start.losses = gradients_of(optimizer)
-        return [start]
 
     def judged_scaler_step(self, scaler: Any, optimizer: Any, call: Callable[[], Any]) -> Any:
         """Lets the scaler do its work; a bad loss is none of it."""
-        if self._aside:
+        if self.is_aside:
             return call()
         self.starts.step_begins()
-        self._left.unstepped = None
+        self._by_script.unstepped = None
         self._late.look()
         here = self.bad_loss()
         symptom = self.together.agree_on_loss(here)
@@ -350,15 +301,17 @@ class Live(Watch):
         else:
             reason = "the gradients of all ranks are bad, and their scalers leave the step out"
             decision = Decision(Action.SKIP, reason)
-            self._own(lambda: self._report_on_rank(here, optimizer, decision))
+            self.own(lambda: self._report_on_rank(here, optimizer, decision))
         return result
 
     def _report_on_rank(self, symptom: Symptom, optimizer: Any, decision: Decision) -> None:
         """Reports a bad loss of one rank, while all ranks together decide about its step."""
-        bad = BadStep(symptom, self.number_of(optimizer), self.ordinal, decision, tuple(self._bad))
-        self._bad.append(self.ordinal)
+        bad = BadStep(
+            symptom, self.number_of(optimizer), self.ordinal, decision, tuple(self.bad_steps)
+        )
+        self.bad_steps.append(self.ordinal)
         if self.writer.report(bad) and not self.together.in_lockstep:
-            self._explain(bad, self.starts.ended)
+            self.explain(bad, self.starts.ended)
 
     @property
     def lr_factor(self) -> float:
@@ -380,8 +333,8 @@ class Live(Watch):
             self._pulse.beat(self._tried)
             if self.ordinal == 1:
                 self._pulse.rate(learning_rate(self.optimizers()))
-        if not self._aside:
-            self._own(self._begin_step)
+        if not self.is_aside:
+            self.own(self._begin_step)
 
     @property
     def _tried(self) -> int:
@@ -410,6 +363,11 @@ class Live(Watch):
         self.held.mark()
         self.starts.step_ended()
 
+    def track_step(self) -> None:
+        """Tells trackers of a step that no optimizer makes."""
+        if self._tracked is not None:
+            self._tracked.good(None)
+
     def good(self, optimizer: Any, step: int | None = None, **numbers: float) -> None:
         """Counts a good step.
 
@@ -430,7 +388,7 @@ class Live(Watch):
 
     def look_after(self, optimizer: Optimizer) -> None:
         """Looks at what a step has made of the run, now and then; counts it."""
-        due = self.ordinal < _CAREFUL or self.ordinal % _CAREFUL == 0
+        due = self.ordinal < _CAREFUL or self.ordinal % _SCAN == 0
         symptom = (self.bad_state(optimizer) if due else None) or self.bad_buffers()
         if symptom is not None:
             self.meet(symptom, optimizer)
@@ -511,23 +469,25 @@ class Live(Watch):
         self._note_bad(step, optimizer)
         if self.held is not None:
             self.held.restore(self.held.shape)
-        poisoned, decision = self._decide(step)
-        bad = BadStep(symptom, step, ordinal, decision, tuple(self._bad))
+        drawn = items_drawn(self.starts)
+        poisoned, decision = self._decide(step, drawn)
+        bad = BadStep(symptom, step, ordinal, decision, tuple(self.bad_steps))
+        bad.drawn = drawn
         bad.seconds = statistics.median(self._step_times) if self._step_times else None
         bad.why = _why_not(symptom, poisoned=poisoned)
         starts = starts if bad.why is None else []
         self._clear_gradients(optimizer)
         if self.together.mine:
             written = self.writer.report(bad)
-            self._explain(bad, starts if written else [])
+            self.explain(bad, starts if written else [])
         elif self.together.in_lockstep and self._options.trace:
-            self.together.follow(self._replayer(bad, starts), ordinal)
+            self.together.follow(self.replayer(bad, starts), ordinal)
         if self._tracked is not None:
             self._tracked.bad(optimizer, step, symptom, decision)
         for start in starts:
             start.reported = True
-        self._bad.append(ordinal)
-        self._left.known_at = self.ordinal + 1
+        self.bad_steps.append(ordinal)
+        self._by_script.known_at = self.ordinal + 1
         self._act(decision)
 
     def _note_bad(self, step: int, optimizer: Any) -> None:
@@ -536,7 +496,7 @@ class Live(Watch):
             # The last step of the one that leads belongs to the same round.
             self._pulse.bad(step if leads else self._tried - 1)
 
-    def _decide(self, step: int) -> tuple[bool, Decision]:
+    def _decide(self, step: int, drawn: Drawn) -> tuple[bool, Decision]:
         """Returns whether the run itself is bad by now, and what to do about a bad step."""
         trained = [p for p in self.named_parameters().values() if p.requires_grad]
         poisoned = not all_finite(trained) or self.bad_buffers() is not None
@@ -544,6 +504,8 @@ class Live(Watch):
         wanted = poisoned or self._options.on_bad == "rollback"
         can_roll_back = wanted and self._last_good.is_there
         trouble = Trouble(step, poisoned=poisoned, can_roll_back=can_roll_back)
+        if not self.together.active:  # ranks know of their own samples only, and decide alike
+            trouble = self.writer.with_known(trouble, drawn)
         return poisoned, self._policy.bad(trouble)
 
     @staticmethod
@@ -560,7 +522,7 @@ class Live(Watch):
             self.writer.stopped(decision.reason)
             raise SystemExit(STOPPED)
 
-    def _explain(
+    def explain(
         self,
         bad: BadStep,
         starts: Sequence[Start],
@@ -569,7 +531,7 @@ class Live(Watch):
         reads: bool = False,
     ) -> None:
         """Replays a step, if that is wanted and can be done."""
-        replayer = self._replayer(bad, starts, unfinished=unfinished, reads=reads)
+        replayer = self.replayer(bad, starts, unfinished=unfinished, reads=reads)
         with contextlib.ExitStack() as stack:
             if self.together.in_lockstep and self._options.trace:
                 stack.enter_context(self.together.lead(replayer, bad.ordinal))
@@ -579,7 +541,7 @@ class Live(Watch):
         if replayer.differs and not (unfinished or reads):
             self._doubt = self.writer.folder
 
-    def _replayer(
+    def replayer(
         self,
         bad: BadStep,
         starts: Sequence[Start],
@@ -587,6 +549,14 @@ class Live(Watch):
         unfinished: bool = False,
         reads: bool = False,
     ) -> InPlace:
+        """Returns what replays a bad step.
+
+        Args:
+            bad: The step.
+            starts: What its passes began with.
+            unfinished: Whether the script has left it before its backward pass.
+            reads: Whether the bad number is one that the script has read.
+        """
         likely = list(starts)
         together = self.together.in_lockstep
         if not reads and not together:
@@ -629,159 +599,30 @@ class Live(Watch):
     def clipped(self, parameters: list[Tensor], norm: Any) -> None:
         """Notes the norm of gradients; a script that sees it may leave out the step."""
         super().clipped(parameters, norm)
-        if isinstance(norm, torch.Tensor) and not self._aside:
-            self._left.unstepped = (list(self.starts.ended), norm)
+        if isinstance(norm, torch.Tensor) and not self.is_aside:
+            self._by_script.unstepped = (list(self.starts.ended), norm)
 
     def grad(self, call: Callable[[], Any], outputs: Any) -> Any:
         """Follows gradients that the script applies by itself."""
         loss = single_number(outputs)
-        if self._aside or loss is None:
+        if self.is_aside or loss is None:
             return call()
-        self._own(lambda: self.starts.before_backward([loss]))
+        self.own(lambda: self.starts.before_backward([loss]))
         self.losses.append(loss)
         found = call()
         self.starts.after_backward()
         if not self.made_by:
-            self._own(lambda: self._grad_by_hand(found))
+            self.own(lambda: grad_by_hand(self, found))
         return found
 
-    def _grad_by_hand(self, found: Any) -> None:
-        self.writer.stepped()
-        given = [gradient for gradient in found if gradient is not None]
-        symptom = self.bad_loss()
-        if symptom is None and not all_finite(given):
-            symptom = Symptom("gradient", "nan", self.loss_value())
-        if symptom is not None:
-            # There is no optimizer to hold back, but a gradient of 0 moves nothing.
-            for gradient in given:
-                gradient.zero_()
-            self.meet(symptom, None)
-        self.end_manual_step()
-
     def read(self, tensor: Tensor, value: float) -> None:
-        """Hears of a bad number that the script has read; in an evaluation that is news."""
-        self._left.read = self._left.read or tensor.requires_grad
-        training = tensor.requires_grad or self._depth or self._is_in_step()
-        if self._aside or training or not self.starts.is_on or self._left.is_known(self.ordinal):
-            return
-        self._own(lambda: self._evaluated(tensor, value, sys._getframe(3)))
-
-    def _is_in_step(self) -> bool:
-        """Returns whether a graph may be alive that a replay would harm."""
-        start = self.starts.current
-        begun = start is not None and start.site is None and start.ambient.grad
-        return begun or bool(self.starts.ended)
-
-    def _evaluated(self, tensor: Tensor, value: float, frame: FrameType | None) -> None:
-        """Reports a bad number of an evaluation."""
-        starts: list[Start] = []
-        while frame is not None and len(starts) < 2 * _OUTWARDS:
-            if is_users(frame.f_code.co_filename) and not is_installed(frame.f_code.co_filename):
-                for statement in (True, False):
-                    start = self.starts.after_the_fact(frame, statement=statement)
-                    if start is not None:
-                        start.losses, start.whole = [tensor.detach().clone()], None
-                        starts.append(start)
-            frame = frame.f_back
-        symptom = Symptom("loss", "nan" if math.isnan(value) else "inf", value, evaluated=True)
-        reason = "the script read it in an evaluation; no step was touched"
-        self._left.known_at = self.ordinal
-        bad = BadStep(symptom, self.ordinal, self.ordinal, Decision(Action.NOTED, reason), ())
-        # A metric may well be undefined; what a model has put out may not.
-        self._evaluations += 1
-        if self._evaluations > _EVALUATIONS or not self.writer.may_explain:
-            return
-        if self._replayer(bad, starts, reads=True).comes_from_a_model() and self.writer.report(bad):
-            self._explain(bad, starts, reads=True)
+        """Hears of a bad number that the script has read."""
+        self._by_script.read(tensor, value, in_optimizer=bool(self._depth))
 
     def _script_left(self, start: Start, names: Any) -> None:
         """Undoes what a step has done to the buffers that the script has left as it was bad."""
-        if self._left.note(start, names) and self.held is not None:
+        if self._by_script.left(start, names) and self.held is not None:
             self.held.restore(self.held.shape)
-
-    def _note_discarded(self) -> None:
-        """Notes a pass whose loss was bad, and whose gradients the script has thrown away."""
-        for start in self.starts.ended if len(self.losses) > 1 else []:
-            bad = next((x for x in start.losses if not is_good(x)), None)
-            if bad is not None and not start.reported:
-                self._left.add(start, float(bad))
-
-    def _left_in(self, frame: FrameType | None) -> None:
-        """Notes the step that the script is about to leave, if its numbers are bad."""
-        start = self.starts.current
-        self._left.ends = True
-        while (start is None or start.site is None) and frame is not None:
-            its = start is None or frame.f_code is start.region.code
-            if its and self._left.note(start or self._begun_in(frame), frame.f_locals):
-                break
-            frame = frame.f_back
-
-    def _begun_in(self, frame: FrameType) -> Start | None:
-        """Returns a start of the code around a frame, where steps are not seen to begin.
-
-        Either none has come to its end so far, or no model is called in them.
-        """
-        name = frame.f_code.co_filename
-        seen = self.backwards and self.starts.sees_models
-        if seen or not is_users(name) or is_installed(name):
-            return None
-        start = self.starts.after_the_fact(frame)
-        if start is not None:
-            start.before = {}
-        return start
-
-    def _meet_left(self) -> None:
-        """Reports a step that the script has left before its backward pass, as it was bad."""
-        found = self._left.take()
-        if found is not None:
-            how = (
-                "the script ended itself" if self._left.ends else "the script skipped it by itself"
-            )
-            self._report_left(*found, how)
-        unstepped = self._left.take_unstepped()
-        if unstepped is not None:
-            self._report_unstepped(*unstepped)
-
-    def _ended_by(self, trace: TracebackType | None) -> None:
-        """Reports the step that the script has ended at, if its numbers were bad."""
-        start = self.starts.current
-        frames: list[FrameType] = []
-        while trace is not None:
-            frames.insert(0, trace.tb_frame)
-            trace = trace.tb_next
-        for frame in frames:
-            its = start is None or frame.f_code is start.region.code
-            if its and self._left.note(start or self._begun_in(frame), frame.f_locals):
-                break
-        found = self._left.take()
-        if found is not None:
-            self._report_left(*found, "the script ended itself")
-
-    def _report_unstepped(self, starts: list[Start], norm: float) -> None:
-        """Reports a step whose gradient the script has seen to be bad, and not applied."""
-        kind = "nan" if math.isnan(norm) else "inf"
-        loss = next((float(x) for start in starts for x in start.losses), None)
-        symptom = Symptom("gradient", kind, loss, norm)
-        self._report_by_script(symptom, starts, "the script did not make the step")
-
-    def _report_left(self, start: Start, value: float, how: str) -> None:
-        symptom = Symptom("loss", "nan" if math.isnan(value) else "inf", value)
-        self._report_by_script(symptom, [start], how, unfinished=True)
-
-    def _report_by_script(
-        self, symptom: Symptom, starts: list[Start], how: str, *, unfinished: bool = False
-    ) -> None:
-        optimizer = next(iter(self.optimizers()), None)
-        step = self.ordinal if optimizer is None else self.number_of(optimizer)
-        self._left.count += 1
-        tried = self._left.count + self.ordinal
-        reason = f"{how}; {self._left.count} of {tried} steps so far"
-        bad = BadStep(symptom, step, self.ordinal, Decision(Action.SKIP, reason), tuple(self._bad))
-        bad.known = {"by_script": True}
-        for start in starts:
-            start.reported = True
-        if self.writer.report(bad):
-            self._explain(bad, starts, unfinished=unfinished)
 
     def look(self) -> None:
         """Looks at the steps that the device has not told about yet."""
@@ -792,9 +633,10 @@ class Live(Watch):
         if os.getpid() != self._pid:
             return
         self._late.close()
-        self._own(self._meet_left)
-        if self._bad or self._left.count:
-            self.writer.summary(self.ordinal, len(self._bad) + self._left.count)
+        self.own(self._by_script.meet)
+        self.own(self._by_script.meet_unused_gradient)
+        if self.bad_steps or self._by_script.count:
+            self.writer.summary(self.ordinal, len(self.bad_steps) + self._by_script.count)
         if self._pulse is not None:
             self._pulse.end(finite=self._is_finite())
         if self._tracked is not None:
@@ -817,71 +659,6 @@ def _why_not(symptom: Symptom, *, poisoned: bool) -> str | None:
     if poisoned or symptom.where not in ("loss", "gradient"):
         return "the run itself is bad by now: the state before the step is gone"
     return None
-
-
-class _LeftByScript:
-    """A step that the script has left before its backward pass.
-
-    Attributes:
-        count: How many there were that were bad.
-        unstepped: Gradients whose norm was computed, and no step made with them so far.
-        known_at: The step after which a bad number was last reported.
-        ends: Whether the script is about to end itself.
-        read: Whether the script has read a bad number from a graph lately.
-    """
-
-    def __init__(self) -> None:
-        self.count = 0
-        self.unstepped: tuple[list[Start], Tensor] | None = None
-        self.known_at = -1
-        self.ends = False
-        self.read = False
-        self._found: tuple[Start, float] | None = None
-
-    def note(self, start: Start | None, names: Any) -> bool:
-        """Notes a step that was left, if a number that it has made is bad; returns whether it is.
-
-        Args:
-            start: What it began with; None if nobody knows.
-            names: The names of its code, as they were when it was left.
-        """
-        if start is None:
-            return False
-        made = {n: names[n] for n in start.piece.stores if n in names}
-        # A number that was there before tells nothing about this step.
-        made = {n: value for n, value in made.items() if start.before.get(n) != id(value)}
-        for value in made.values():
-            graph = isinstance(value, torch.Tensor) and value.requires_grad and value.numel() == 1
-            if graph and not is_good(value.detach()):
-                self.add(start, float(value.detach()))
-                return True
-            if self.read and isinstance(value, float) and not math.isfinite(value):
-                self.add(start, value)
-                return True
-        self.read = False
-        return False
-
-    def add(self, start: Start, value: float) -> None:
-        """Notes a step that was left because of a bad number."""
-        self._found = (start, value)
-
-    def is_known(self, ordinal: int) -> bool:
-        """Returns whether a bad number that is read now has been reported."""
-        return self.known_at >= ordinal
-
-    def take_unstepped(self) -> tuple[list[Start], float] | None:
-        """Returns a step that was not made because of its gradient, once."""
-        unstepped, self.unstepped = self.unstepped, None
-        if unstepped is None:
-            return None
-        # The script has waited for the norm by itself.
-        norm = float(whole(unstepped[1]).detach())
-        return None if math.isfinite(norm) else (unstepped[0], norm)
-
-    def take(self) -> tuple[Start, float] | None:
-        """Returns the last such step, once."""
-        found, self._found = self._found, None
-        return found
 
 
 def _called_by_a_guard() -> bool:

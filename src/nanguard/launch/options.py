@@ -32,6 +32,9 @@ class Options:
         again: What a second run of the command is for; None for the first.
         recover: Whether somebody is there to start the command again.
         track: Where else the run is written to.
+        quarantine: Whether loaders leave out samples that were found bad.
+        left_out: The samples that were known when the run began, as (data set, length, index);
+            None for those that are listed on disk.
     """
 
     incidents: str
@@ -49,6 +52,8 @@ class Options:
     again: dict[str, Any] | None = None
     recover: bool = False
     track: tuple[str, ...] = ()
+    quarantine: bool = False
+    left_out: tuple[tuple[str, int, int], ...] | None = None
 
     def to_text(self) -> str:
         """Returns the options as the environment variable holds them."""

@@ -57,6 +57,7 @@ def become_replay(live: Live, options: Options) -> None:
         if task is None:
             os._exit(0)
     follower = ForkedReplay(task, live)
+    follower.left_out = live.left_out
     live.patches.watcher = follower
     follower.begin()
 

@@ -59,8 +59,13 @@ class Watcher(Protocol):
             draw: Takes a batch from it.
         """
 
-    def chose(self, own: Any, indices: Any) -> None:
-        """Hears which samples of a data set an iterator takes for a batch."""
+    def choose(self, own: Any, draw: Callable[[], Any]) -> Any:
+        """Returns which samples of a data set an iterator takes for a batch.
+
+        Args:
+            own: The loader's iterator.
+            draw: Takes the next ones from its sampler.
+        """
 
 
 _INHERITED = object()
@@ -263,9 +268,7 @@ class Patches:
 
         @functools.wraps(choose)
         def chosen(own: Any) -> Any:
-            indices = choose(own)  # type: ignore[no-untyped-call]
-            self.now.chose(own, indices)
-            return indices
+            return self.now.choose(own, lambda: choose(own))  # type: ignore[no-untyped-call]
 
         self._replace(DataLoader, "__iter__", begin)
         self._replace(_BaseDataLoaderIter, "__next__", draw)

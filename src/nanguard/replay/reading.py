@@ -76,6 +76,17 @@ def _find_batch(replay: Replay, trace: Trace) -> None:
         if _has_same_values(batch, trace.arguments):
             trace.batch, replay.indices = batch, indices
             return
+    # The model may be given what the script has made of the batch, and there may be no model.
+    read = {id(writer) for record in trace.records for writer in record.writers}
+    held = {memory_of(tensor) for tensor in tensors_in(replay.began_with)}
+    for batch, indices in reversed(replay.drawn):
+        tensors = list(tensors_in(batch))
+        if any(id(trace.writer(t)) in read or memory_of(t) in held for t in tensors):
+            trace.batch, replay.indices = batch, indices
+            if trace.batch_size is None:
+                sizes = {tensor.shape[0] for tensor in tensors if tensor.dim()}
+                trace.batch_size = sizes.pop() if len(sizes) == 1 else None
+            return
 
 
 def _has_same_values(batch: Any, arguments: Any) -> bool:

@@ -17,8 +17,10 @@ from functools import reduce
 from types import CodeType
 from typing import TYPE_CHECKING, Any, cast
 
+from nanguard.replay.names import Names, names_in, own_nodes, unpacked_names
+
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Sequence
 
     Owner = ast.Module | ast.FunctionDef | ast.AsyncFunctionDef
     Path = list[tuple[str, int | None]]
@@ -29,7 +31,6 @@ _FUTURES: int = reduce(
     0,
 )
 _SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)
-_COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.GeneratorExp, ast.DictComp)
 _SIMPLE = (ast.Assign, ast.AugAssign, ast.AnnAssign, ast.Expr, ast.Assert, ast.Delete, ast.Pass)
 # Names that a compiled piece has for itself.
 AGAIN, _ONCE, _SEEN, _OUTER = "__again", "__once", "__seen", "__outer"
@@ -101,6 +102,7 @@ class Region:
         lines: The lines that it was found from.
         header: The line that is passed before each turn of the loop; None if there is none.
         moves: Whether it changes tensors in place that it was given.
+        changes_losses: Whether it changes its losses in place after their backward pass.
         unpacked: The names that the loop takes its items apart into, for each tuple of them.
     """
 
@@ -121,6 +123,7 @@ class Region:
         self.kind = "function" if loop is None else "loop"
         self.header = None if loop is None or _is_endless(loop) else loop.lineno
         self.moves = False
+        self.changes_losses = False
         holder: Any = owner if loop is None else loop
         body = _without_docstring(holder.body) if loop is None else holder.body
         self._skipped = len(holder.body) - len(body)
@@ -130,7 +133,7 @@ class Region:
         self._path = _path_to(self.source.tree, holder)
         self._owner_path = _path_to(self.source.tree, owner)
         self._targets = loop.target if isinstance(loop, (ast.For, ast.AsyncFor)) else None
-        self.unpacked = [] if self._targets is None else list(_unpacked(self._targets))
+        self.unpacked = [] if self._targets is None else list(unpacked_names(self._targets))
         # What a module's loops write is not the same when a step is replayed: globals go on.
         self._changing = _written_in_loops(owner) if isinstance(owner, ast.Module) else set()
         self.lines = tuple(lines)
@@ -209,14 +212,14 @@ class Region:
 
     def _build(self, tree: ast.Module, place: tuple[int, ...]) -> Piece:
         body = _cut(copy.deepcopy(self._body(tree)), place)
-        if any(isinstance(n, (ast.Yield, ast.YieldFrom, ast.Await)) for n in _own_nodes(body)):
+        if any(isinstance(n, (ast.Yield, ast.YieldFrom, ast.Await)) for n in own_nodes(body)):
             # What gives control away after the backward pass is not needed.
             last = _statement_at(body, max(self.lines))
             body = body if last is None else body[: last + 1]
         owner = cast("Owner", _follow(tree, self._owner_path))
         chain = _chain(tree, self._owner_path)
         cls = next((n.name for n in reversed(chain[:-1]) if isinstance(n, ast.ClassDef)), None)
-        targets = [] if self._targets is None else _names_in(self._targets)
+        targets = [] if self._targets is None else names_in(self._targets)
         changing = self._changing | set(targets)
         return Piece(self.code, self.kind, place, body, owner, cls, changing)
 
@@ -308,215 +311,6 @@ class Piece:
         return function
 
 
-class Names:
-    """Which names a piece of code reads before it has surely written them.
-
-    Attributes:
-        live: Those, in the order in which they are read.
-        loads: Every name that is read.
-        stores: Every name that is written.
-        declared: What nested functions declare as ``nonlocal``.
-    """
-
-    def __init__(self) -> None:
-        self.live: list[str] = []
-        self.loads: set[str] = set()
-        self.stores: set[str] = set()
-        self.declared: list[str] = []
-        self._sure: set[str] = set()
-
-    def read(self, body: Iterable[ast.AST]) -> None:
-        """Goes through statements in the order in which they run."""
-        for node in body:
-            self._visit(node)
-
-    def _load(self, name: str) -> None:
-        self.loads.add(name)
-        if name not in self._sure and name not in self.live:
-            self.live.append(name)
-
-    def _store(self, name: str) -> None:
-        self.stores.add(name)
-        self._sure.add(name)
-
-    def _visit(self, node: ast.AST) -> None:
-        visit = getattr(self, f"_visit_{type(node).__name__}", None)
-        if visit is not None:
-            visit(node)
-            return
-        for child in ast.iter_child_nodes(node):
-            self._visit(child)
-
-    def _visit_Name(self, node: ast.Name) -> None:
-        if isinstance(node.ctx, ast.Load):
-            self._load(node.id)
-        elif isinstance(node.ctx, ast.Store):
-            self._store(node.id)
-        else:
-            self._load(node.id)
-            self.stores.add(node.id)
-
-    def _visit_Assign(self, node: ast.Assign) -> None:
-        self.read([node.value, *node.targets])
-
-    def _visit_AnnAssign(self, node: ast.AnnAssign) -> None:
-        if node.value is not None:
-            self.read([node.value, node.target])
-
-    def _visit_AugAssign(self, node: ast.AugAssign) -> None:
-        if isinstance(node.target, ast.Name):
-            self._load(node.target.id)
-        self.read([node.value, node.target])
-
-    def _visit_NamedExpr(self, node: ast.NamedExpr) -> None:
-        self.read([node.value, node.target])
-
-    def _maybe(self, *bodies: Iterable[ast.AST]) -> None:
-        """Reads code of which one branch, or none, runs: only what all write is surely there."""
-        before = set(self._sure)
-        after = []
-        for body in bodies:
-            self._sure = set(before)
-            self.read(body)
-            after.append(self._sure)
-        self._sure = before | set.intersection(*after)
-
-    def _visit_If(self, node: ast.If) -> None:
-        self._visit(node.test)
-        self._maybe(node.body, node.orelse)
-
-    def _visit_IfExp(self, node: ast.IfExp) -> None:
-        self._visit(node.test)
-        self._maybe([node.body], [node.orelse])
-
-    def _visit_BoolOp(self, node: ast.BoolOp) -> None:
-        self._visit(node.values[0])
-        self._maybe(node.values[1:], [])
-
-    def _visit_For(self, node: ast.For | ast.AsyncFor) -> None:
-        self._visit(node.iter)
-        self._maybe([node.target, *node.body], [])
-        self._maybe(node.orelse, [])
-
-    _visit_AsyncFor = _visit_For
-
-    def _visit_While(self, node: ast.While) -> None:
-        self._visit(node.test)
-        self._maybe(node.body, [])
-        self._maybe(node.orelse, [])
-
-    def _visit_Try(self, node: Any) -> None:
-        before = set(self._sure)
-        self.read(node.body)
-        done = set(self._sure)
-        for handler in node.handlers:
-            self._sure = set(before)
-            self._visit(handler)
-        self._sure = done if not node.handlers else before
-        self._maybe(node.orelse, [])
-        self.read(node.finalbody)
-
-    _visit_TryStar = _visit_Try
-
-    def _visit_ExceptHandler(self, node: ast.ExceptHandler) -> None:
-        if node.type is not None:
-            self._visit(node.type)
-        if node.name is not None:
-            self._store(node.name)
-        self.read(node.body)
-
-    def _visit_With(self, node: ast.With | ast.AsyncWith) -> None:
-        for item in node.items:
-            self._visit(item.context_expr)
-            if item.optional_vars is not None:
-                self._visit(item.optional_vars)
-        self.read(node.body)
-
-    _visit_AsyncWith = _visit_With
-
-    def _visit_Match(self, node: ast.Match) -> None:
-        self._visit(node.subject)
-        self._maybe(*([case] for case in node.cases), [])
-
-    def _visit_match_case(self, node: ast.match_case) -> None:
-        for inner in ast.walk(node.pattern):
-            name = getattr(inner, "name", None) or getattr(inner, "rest", None)
-            if isinstance(name, str):
-                self._store(name)
-            if isinstance(inner, ast.expr):
-                self._visit(inner)
-        if node.guard is not None:
-            self._visit(node.guard)
-        self.read(node.body)
-
-    def _visit_comprehension_of(self, node: Any) -> None:
-        own = {n for g in node.generators for n in _names_in(g.target)}
-        self._visit(node.generators[0].iter)
-        inner: Any
-        for inner in ast.walk(node):
-            if isinstance(inner, ast.NamedExpr) and isinstance(inner.target, ast.Name):
-                self.stores.add(inner.target.id)
-            elif _is_load(inner) and inner.id not in own:
-                self._load(inner.id)
-
-    _visit_ListComp = _visit_SetComp = _visit_comprehension_of
-    _visit_GeneratorExp = _visit_DictComp = _visit_comprehension_of
-
-    def _visit_Lambda(self, node: ast.Lambda) -> None:
-        self._visit_function(node.args, [node.body])
-
-    def _visit_FunctionDef(self, node: ast.FunctionDef | ast.AsyncFunctionDef) -> None:
-        self.read(node.decorator_list)
-        self._visit_function(node.args, node.body)
-        self._store(node.name)
-
-    _visit_AsyncFunctionDef = _visit_FunctionDef
-
-    def _visit_ClassDef(self, node: ast.ClassDef) -> None:
-        self.read([*node.decorator_list, *node.bases, *(k.value for k in node.keywords)])
-        for name in _loads_in(node.body):
-            self._load(name)
-        self._store(node.name)
-
-    def _visit_Import(self, node: ast.Import | ast.ImportFrom) -> None:
-        for alias in node.names:
-            self._store(alias.asname or alias.name.partition(".")[0])
-
-    _visit_ImportFrom = _visit_Import
-
-    def _visit_Global(self, node: ast.Global | ast.Nonlocal) -> None:
-        self.stores.update(node.names)
-        for name in node.names:
-            self._load(name)
-
-    _visit_Nonlocal = _visit_Global
-
-    def _visit_function(self, args: ast.arguments, body: Iterable[ast.AST]) -> None:
-        """Reads what a function defined here needs from around it, whenever it is called."""
-        self.read([*args.defaults, *(d for d in args.kw_defaults if d is not None)])
-        given = [*args.posonlyargs, *args.args, *args.kwonlyargs]
-        own = {a.arg for a in [*given, *(v for v in (args.vararg, args.kwarg) if v)]}
-        body = list(body)
-        nonlocals = {
-            name
-            for statement in body
-            for n in ast.walk(statement)
-            if isinstance(n, ast.Nonlocal)
-            for name in n.names
-        }
-        own |= {
-            n.id
-            for statement in body
-            for n in ast.walk(statement)
-            if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)
-        } - nonlocals
-        self.declared += [name for name in sorted(nonlocals) if name not in self.declared]
-        self.stores |= nonlocals
-        for name in [*_loads_in(body), *sorted(nonlocals)]:
-            if name not in own:
-                self._load(name)
-
-
 class _Own(ast.NodeTransformer):
     """Makes a piece of a function a function of its own."""
 
@@ -554,19 +348,11 @@ class _Own(ast.NodeTransformer):
 
 def refuse_what_waits(body: Sequence[ast.stmt], code: CodeType) -> None:
     """Refuses code that gives control away in its middle, and so cannot simply be called."""
-    for node in _own_nodes(body):
+    for node in own_nodes(body):
         if isinstance(node, (ast.Yield, ast.YieldFrom)):
             raise NoRegionError(f"{code.co_name} is a generator that yields within the step")
         if isinstance(node, (ast.Await, ast.AsyncFor, ast.AsyncWith)):
             raise NoRegionError(f"{code.co_name} is a coroutine that waits within the step")
-
-
-def _own_nodes(body: Iterable[ast.AST]) -> Iterator[ast.AST]:
-    """Yields the nodes of some code, without those of the functions it defines."""
-    for node in body:
-        yield node
-        if not isinstance(node, _SCOPES):
-            yield from _own_nodes(ast.iter_child_nodes(node))
 
 
 def _owner(tree: ast.Module, code: CodeType) -> Owner:
@@ -584,7 +370,7 @@ def _innermost_loop(
     owner: Owner, lines: Sequence[int]
 ) -> ast.For | ast.AsyncFor | ast.While | None:
     found: ast.For | ast.AsyncFor | ast.While | None = None
-    for node in _own_nodes(owner.body):
+    for node in own_nodes(owner.body):
         if isinstance(node, (ast.For, ast.AsyncFor, ast.While)):
             last = max(s.end_lineno or s.lineno for s in node.body)
             if all(node.body[0].lineno <= line <= last for line in lines):
@@ -594,7 +380,7 @@ def _innermost_loop(
 
 def _written_in_loops(owner: Owner) -> set[str]:
     """Returns the names that are written in the loops of some code."""
-    loops = [n for n in _own_nodes(owner.body) if isinstance(n, (ast.For, ast.AsyncFor, ast.While))]
+    loops = [n for n in own_nodes(owner.body) if isinstance(n, (ast.For, ast.AsyncFor, ast.While))]
     names = Names()
     names.read(loops)
     return names.stores
@@ -687,28 +473,6 @@ def _follow(tree: ast.AST, path: Path) -> ast.AST:
 
 def _same(one: ast.AST, other: ast.AST) -> bool:
     return ast.dump(one) == ast.dump(other)
-
-
-def _unpacked(target: ast.AST) -> Iterator[list[str]]:
-    """Yields the names of each tuple of a loop's target, if it is made of names only."""
-    for node in ast.walk(target):
-        if isinstance(node, (ast.Tuple, ast.List)):
-            names = [item.id for item in node.elts if isinstance(item, ast.Name)]
-            if len(names) == len(node.elts):
-                yield names
-
-
-def _names_in(target: ast.AST) -> list[str]:
-    return [node.id for node in ast.walk(target) if isinstance(node, ast.Name)]
-
-
-def _is_load(node: ast.AST) -> bool:
-    return isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)
-
-
-def _loads_in(body: Iterable[ast.AST]) -> list[str]:
-    nodes: Iterator[Any] = (node for statement in body for node in ast.walk(statement))
-    return [node.id for node in nodes if _is_load(node)]
 
 
 def _call(name: str, args: list[ast.expr]) -> ast.Call:

@@ -50,6 +50,7 @@ class Replay(Watch):
         facts: What was found out so far.
         indices: Which samples of the data set are in the batch.
         drawn: The last batches that loaders have handed out, and their indices.
+        began_with: What the names of the step's code held when it began, where that is known.
         answered: Whether the step in question is over.
     """
 
@@ -65,6 +66,7 @@ class Replay(Watch):
         self.facts = Facts()
         self.indices: list[int] = []
         self.drawn: list[tuple[Any, list[int]]] = []
+        self.began_with: list[Any] = []
         self.answered = False
         self._norms: list[float] = []
         self._held: Held | None = None

@@ -66,6 +66,10 @@ class Watch(ABC):
         self.clipped_norm: Tensor | None = None
         # The norm of the gradients of this step, where it was looked at.
         self.grad_norm: float | None = None
+        # What was clipped last: how many parameters are trained, which ones it were, and whether
+        # these are all.
+        self._clipped: tuple[int, ...] = ()
+        self._clips_all = False
         self._depth = 0
         self._unscaled: Tensor | None = None
         self._scaler: Any = None
@@ -77,6 +81,8 @@ class Watch(ABC):
         # The samples of batches that a loader has begun, in the order in which it hands them out.
         self.chosen: weakref.WeakKeyDictionary[Any, deque[list[int]]]
         self.chosen = weakref.WeakKeyDictionary()
+        # Takes a data set and the samples chosen for a batch, and leaves out those known to be bad.
+        self.left_out: Callable[[Any, Any], Any] | None = None
         self._models: list[nn.Module] | None = None
         self._buffers: dict[str, Tensor] | None = None
 
@@ -86,6 +92,7 @@ class Watch(ABC):
         """Notes a new optimizer."""
         self.made_by.append(Made(weakref.ref(optimizer), here()))
         self._models = self._buffers = None
+        self._clipped = ()
 
     def scaled(self, scaler: Any, loss: Any) -> None:
         """Notes the loss before it is scaled."""
@@ -147,9 +154,13 @@ class Watch(ABC):
 
     def clipped(self, parameters: list[Tensor], norm: Any) -> None:
         """Notes the norm of the gradients that a script has clipped, if it is that of them all."""
-        trained = {id(p) for optimizer in self.optimizers() for p in parameters_of([optimizer])}
-        covers = trained <= {id(parameter) for parameter in parameters}
-        self.clipped_norm = norm if covers and isinstance(norm, torch.Tensor) else None
+        optimizers = self.optimizers()
+        count = sum(len(group["params"]) for o in optimizers for group in o.param_groups)
+        clipped = (count, *map(id, parameters))
+        if clipped != self._clipped:
+            trained = {id(p) for optimizer in optimizers for p in parameters_of([optimizer])}
+            self._clipped, self._clips_all = clipped, trained <= set(clipped[1:])
+        self.clipped_norm = norm if self._clips_all and isinstance(norm, torch.Tensor) else None
 
     def begin_pass(self, loader: Any) -> None:  # noqa: B027 - the live run has nothing to do
         """Hears that the script is about to go over a loader."""
@@ -157,6 +168,17 @@ class Watch(ABC):
     def next_batch(self, own: Any, draw: Callable[[], Any]) -> Any:
         """Hands on a batch of a loader."""
         return draw()
+
+    def choose(self, own: Any, draw: Callable[[], Any]) -> Any:
+        """Returns which samples a loader takes for its next batch, without those left out."""
+        indices = draw()
+        if self.left_out is not None:
+            kept = self.left_out(own._dataset, indices)
+            while kept is None:
+                kept = self.left_out(own._dataset, draw())
+            indices = kept
+        self.chose(own, indices)
+        return indices
 
     def chose(self, own: Any, indices: Any) -> None:
         """Notes which samples a loader takes for a batch that it will hand out."""
@@ -283,7 +305,9 @@ class Watch(ABC):
         known = self.clipped_norm
         if known is None:
             known = norm_at_hand([p.grad for p in parameters])  # type: ignore[misc]
-        norm = float(whole(Gradients(parameters).norm() if known is None else known))
+            norm = float(whole(Gradients(parameters).norm()) if known is None else known)
+        else:
+            norm = float(whole(known))
         self.grad_norm = norm
         if math.isfinite(norm):
             return None

@@ -29,6 +29,8 @@ _DIFF_LINES = 40
 _ALIKE = 4
 _SETTINGS = ("setting", "where", "value", "verdict")
 _ROWS = 24
+# What makes bad numbers, and what only shows them, in this order.
+_CAUSES = ("SRC", "CFG", "DAT", "CKP", "LOG")
 
 
 @dataclass(slots=True)
@@ -40,21 +42,30 @@ class Page:
         colour: Whether to use colour.
         width: How wide the terminal is.
         verbose: Whether to list files that no rule reads as well.
+        full: Whether to show fixes and their diffs; else a finding is a line and its place.
     """
 
     outcome: Outcome
     colour: bool = False
     width: int = 100
     verbose: bool = False
+    full: bool = False
     _lines: list[str] = field(default_factory=list)
 
     def render(self) -> str:
         """Returns the whole report."""
-        found = worst_first(self.outcome)
+        copies = copies_of(self.outcome)
+        hidden = {path for others in copies.values() for path in others}
+        found = [s for s in worst_first(self.outcome) if (s.finding.path or "") not in hidden]
+        self._lines += self._likely()
         for path, group in groupby(found, key=lambda seen: seen.finding.path or ""):
-            self._lines.append(self._styled(literal(path, 1000), "title"))
+            also = copies.get(path, ())
+            words = f" (and {_many(len(also), 'copy', 'copies')} of it)" if also else ""
+            self._lines.append(self._styled(f"{literal(path, 1000)}{words}", "title"))
             for seen in group:
-                self._lines += self._finding(seen)
+                self._lines += self._finding(seen) if self.full else self._line(seen)
+            if not self.full:
+                self._lines.append("")
         self._lines += self._alignment()
         for repair in self.outcome.repairs:
             self._lines += self._repair(repair)
@@ -62,9 +73,35 @@ class Page:
         self._lines += [f"stale in the baseline: {literal(e, 300)}" for e in self.outcome.stale]
         if self.outcome.stale:
             self._lines.append("")
-        self._lines.append(self._styled(summary(self.outcome), "bold"))
+        self._lines.append(self._styled(summary(self.outcome, verbose=self.verbose), "bold"))
         self._lines += self._hint()
         return "\n".join(self._lines) + "\n"
+
+    def _likely(self) -> Iterator[str]:
+        """Yields what is most likely to break the run, where several kinds of files say something.
+
+        Among many findings in code, settings, data, checkpoints and logs that is where to begin.
+        """
+        first = most_likely(self.outcome)
+        if first is None:
+            return
+        place = f"{literal(first.path or '', 1000)}:{first.line}" if first.line else first.path
+        words = f"most likely to break this run: {place}: {literal(first.message, 1000)}"
+        yield from (self._styled(line, "bold") for line in self._wrapped(words, 0))
+        yield ""
+
+    def _line(self, seen: Seen) -> Iterator[str]:
+        """Yields a finding as one line, with its place in the source below."""
+        finding = seen.finding
+        place = ":".join(str(n) for n in (finding.line, finding.column) if n is not None)
+        head = self._styled(finding.severity.value, finding.severity.value)
+        name = self._styled(literal(finding.name), "bold")
+        words = place_in_words(finding)
+        where = f" ({literal(words)})" if words and (finding.step is not None or not place) else ""
+        message = literal(finding.message, 1000)
+        yield f"  {place + '  ' if place else ''}{head}  {name}: {message}{where}"
+        if seen.text.strip() and finding.line is not None:
+            yield from self._source(seen)
 
     def _finding(self, seen: Seen) -> Iterator[str]:
         finding = seen.finding
@@ -127,6 +164,8 @@ class Page:
             for step, words in enumerate(change.fix.plan, start=1):
                 yield from self._wrapped(f"{step}. {literal(words, 500)}", 7)
         yield from (self._styled(source(line), _DIFF.get(line[:1], "")) for line in _body(repair))
+        if repair.loaded_with:
+            yield f"loaded with {repair.loaded_with}: nothing else differs from the original"
         yield ""
 
     def _alignment(self) -> Iterator[str]:
@@ -135,7 +174,7 @@ class Page:
         if not shown:
             return
         left = len(shown) - _ROWS
-        if left > 0:
+        if left > 0 and not self.verbose:
             shown = [row for row in shown if row.get("verdict") == "conflicts"][:_ROWS]
             left = len(self.outcome.alignment) - len(shown)
             if not shown:
@@ -149,8 +188,8 @@ class Page:
             line = "  ".join(cell.ljust(wide) for cell, wide in zip(row, widths, strict=True))
             style = "red" if row[-1] == "conflicts" else "dim" if row is table[0] else ""
             yield f"  {self._styled(line.rstrip(), style)}"
-        if left > 0:
-            yield f"  ... and {left} more places"
+        if left > 0 and not self.verbose:
+            yield f"  ... and {left} more places (-v lists them)"
         yield ""
 
     def _to_compare(self) -> list[dict[str, Any]]:
@@ -159,9 +198,8 @@ class Page:
         After a repair they would be those of the files before it.
         """
         rows = [] if self.outcome.repairs else self.outcome.alignment
-        files = {str(row.get("where")).rpartition(":")[0] for row in rows}
         alone = all(row.get("verdict") == "set once" for row in rows)
-        return rows if len(files) > 1 or not alone else []
+        return rows if self.verbose or not alone else []
 
     def _not_checked(self) -> Iterator[str]:
         """Yields what was not checked; many files with one reason share a line."""
@@ -189,6 +227,8 @@ class Page:
         if len(safe) < len(fixable):
             count = len(fixable) - len(safe)
             yield f"{count} can be repaired with --fix --unsafe, which changes what code computes."
+        if not self.full and any(seen.finding.fixes for seen in self.outcome.seen):
+            yield "--format full shows fixes and diffs; nanguard explain NAME says why."
 
     def _wrapped(self, text: str, indent: int) -> list[str]:
         pad = " " * indent
@@ -219,6 +259,33 @@ def worst_first(outcome: Outcome) -> list[Seen]:
     return sorted(outcome.seen, key=lambda seen: -seen.finding.severity.rank)
 
 
+def copies_of(outcome: Outcome) -> dict[str, list[str]]:
+    """Returns, for each file with copies, the copies: same name, same findings in the same lines."""
+    found: dict[str, list[tuple[Any, ...]]] = {}
+    for seen in outcome.seen:
+        f = seen.finding
+        about = (f.name, f.line, f.column, f.message, seen.text)
+        found.setdefault(f.path or "", []).append(about)
+    alike: dict[tuple[Any, ...], list[str]] = {}
+    for path, said in found.items():
+        alike.setdefault((path.rpartition("/")[2], *said), []).append(path)
+    groups = (sorted(paths, key=lambda path: (len(path), path)) for paths in alike.values())
+    return {first: others for first, *others in groups if others and first}
+
+
+def most_likely(outcome: Outcome) -> Finding | None:
+    """Returns what a user should look at first; None unless several kinds of files were judged.
+
+    That is what makes bad numbers, not what shows them: code and settings before data, data
+    before checkpoints and logs.
+    """
+    bad = [s.finding for s in outcome.seen if s.finding.severity is not Severity.INFO]
+    if len({finding.code[:3] for finding in bad} & set(_CAUSES)) < 2:
+        return None
+    causes = [finding for finding in bad if finding.code[:3] in _CAUSES]
+    return min(causes, key=lambda f: (-f.severity.rank, _CAUSES.index(f.code[:3])))
+
+
 def statistics(outcome: Outcome) -> str:
     """Returns how often each rule has spoken, the worst and most frequent first."""
     counts = Counter((s.finding.severity, s.finding.code, s.finding.name) for s in outcome.seen)
@@ -230,18 +297,22 @@ def statistics(outcome: Outcome) -> str:
     return "".join(lines) + summary(outcome) + "\n"
 
 
-def summary(outcome: Outcome) -> str:
-    """Returns the line that ends a report."""
+def summary(outcome: Outcome, *, verbose: bool = False) -> str:
+    """Returns the line that ends a report.
+
+    Args:
+        outcome: What came of the check.
+        verbose: Whether files of kinds without rules are worth a word.
+    """
     counts = Counter(seen.finding.severity for seen in outcome.seen)
     kinds = [_many(counts[s], s.value) for s in reversed(list(Severity)) if counts[s]]
     kinds.sort(key=lambda words: ("error" not in words, "warning" not in words))
     found = ", ".join(kinds).replace("infos", "remarks").replace("info", "remark")
     checked = _many(len(outcome.checked), "file")
     parts = [f"{found or 'no findings'} in {checked}"]
-    if outcome.not_checked:
-        parts.append(f"{_many(len(outcome.not_checked), 'entry', 'entries')} not checked")
-        hidden = sum(entry.expected for entry in outcome.not_checked)
-        parts[-1] += f" ({hidden} without rules: -v)" if hidden else ""
+    missed = [entry for entry in outcome.not_checked if verbose or not entry.expected]
+    if missed:
+        parts.append(f"{_many(len(missed), 'entry', 'entries')} not checked")
     if outcome.suppressed:
         parts.append(f"{outcome.suppressed} allowed by comments")
     if outcome.known:

@@ -93,7 +93,9 @@ def _headline(incident: dict[str, Any]) -> Text:
     noticed = whole(branch(incident, "replay"), "noticed_at")
     if noticed is not None and noticed != step:
         line.append(f"\nIt was noticed at step {noticed}; the replay shows that it began earlier.")
-    return line.append(f"\n{words.action(branch(incident, 'action'))}")
+    line.append(f"\n{words.action(branch(incident, 'action'))}")
+    said = words.sentence(incident)
+    return line.append(f"\n\n{said}", "bold") if said else line
 
 
 def _where(incident: dict[str, Any]) -> list[RenderableType]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
 from nanguard.findings import name_of
@@ -182,11 +181,7 @@ def _why(run: Run) -> str:
         if code in ("", "unknown") or key in seen or len(seen) >= _CAUSES:
             continue
         seen.add(key)
-        file, line = origin.get("file"), whole(origin, "line")
-        place = f" at {PurePath(file).name}:{line}" if isinstance(file, str) and line else ""
-        op = f" ({text(origin, 'op')})" if text(origin, "op") else ""
-        sure = words.confidence(incident).rstrip(".").lower()
-        told.append(f"{code}{place}{op}: {text(cause, 'summary', 300)}; {sure}.")
+        told.append(f"{words.sentence(incident)}.")
         verified = [f for f in entries(incident, "fixes") if f.get("verified") is True]
         if verified:
             told[-1] += f" A fix was tried and held: {text(verified[0], 'summary', 300)}."

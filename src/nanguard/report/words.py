@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
-from nanguard.report.fields import branch, entries, listed, number, text, texts
+from nanguard.report.fields import branch, entries, listed, number, text, texts, whole
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -51,6 +52,8 @@ _NO_FIX = {
 }
 _PROVEN = 0.9
 _LIKELY = 0.7
+# Characters of a sentence about an incident that are shown.
+_SENTENCE = 400
 
 
 def symptom(fields: Mapping[str, Any]) -> str:
@@ -124,14 +127,55 @@ def sureness(confidence: Any, *, proven: bool = False) -> str:
 
 def confidence(incident: Mapping[str, Any]) -> str:
     """Returns how sure the cause of an incident is, as a sentence."""
+    sure = _sureness_of(incident)
+    if sure == "unknown":
+        return "How sure this is, is unknown."
     value = branch(incident, "cause").get("confidence")
+    return f"{sure.capitalize()} (confidence {number(value)})."
+
+
+def _sureness_of(incident: Mapping[str, Any]) -> str:
     replayed = not text(branch(incident, "replay"), "verdict").startswith("not-")
     proven = any(trial.get("finite") is True for trial in entries(incident, "trials"))
     proven = proven or any(fix.get("verified") is True for fix in entries(incident, "fixes"))
-    sure = sureness(value, proven=proven and replayed)
-    if sure == "unknown":
-        return "How sure this is, is unknown."
-    return f"{sure.capitalize()} (confidence {number(value)})."
+    return sureness(branch(incident, "cause").get("confidence"), proven=proven and replayed)
+
+
+def sentence(incident: Mapping[str, Any]) -> str:
+    """Returns what happened, and in brackets the cause and how sure it is; empty if unknown.
+
+    ``train.py:20 divides by x.std(), which is 0 ...: 0/0 = NaN   [degenerate-statistics, proven]``
+    """
+    cause = branch(incident, "cause")
+    code, summary = text(cause, "code", 60), text(cause, "summary", _SENTENCE)
+    if not code:
+        return ""
+    said = text(incident, "sentence", _SENTENCE)
+    if not said:
+        origin = branch(incident, "origin")
+        file, line = text(origin, "file", _SENTENCE), whole(origin, "line")
+        place = f"{PurePath(file).name}:{line}: " if file and line is not None else ""
+        said = place + summary
+    if code == "unknown":
+        return f"{said}   [{code}]"
+    sure = _sureness_of(incident).removesuffix(" by replay")
+    return f"{said}   [{code}, {sure}]"
+
+
+def in_a_line(incident: Mapping[str, Any]) -> str | None:
+    """Returns what was found out about an incident, in a line; None if nothing was."""
+    said = sentence(incident)
+    if not said:
+        return None
+    ranks = whole(branch(incident, "run"), "ranks") or 1
+    rank = f" on rank {whole(incident, 'rank')}" if ranks > 1 else ""
+    return f"step {whole(incident, 'step')}{rank}: {said}"
+
+
+def is_fixable(incident: Mapping[str, Any]) -> bool:
+    """Returns whether ``nanguard fix`` has a change to make."""
+    fixes = entries(incident, "fixes")
+    return any(fix.get("verified") is True and text(fix, "diff") for fix in fixes)
 
 
 def trial(finite: Any) -> tuple[str, str]:

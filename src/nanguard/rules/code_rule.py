@@ -6,7 +6,7 @@ import ast
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from nanguard.findings import Edit, Finding, Severity
-from nanguard.rules.places import is_evaluation
+from nanguard.rules.places import is_aside, is_evaluation
 from nanguard.rules.rule import Reads, Rule
 from nanguard.sources.python.code import Code
 from nanguard.sources.python.training import is_test
@@ -30,11 +30,11 @@ class CodeRule(Rule[Code]):
             node: What the finding is about.
             message: What was found.
             weak: Whether little speaks for it; it is then no more than a remark. So is
-                everything about test files, whose data is known, and about files that only
-                evaluate or use a model.
+                everything about test files, whose data is known, about files that only
+                evaluate or use a model, and about functions that no training calls.
             more: Further fields of the finding, such as its fixes.
         """
-        if weak or is_test(code) or is_evaluation(code):
+        if weak or is_test(code) or is_evaluation(code) or is_aside(code, node):
             more["severity"] = Severity.INFO
         line = column = None
         if node is not None:

@@ -50,7 +50,7 @@ def _splits_heads(call: ast.Call) -> bool:
         sizes = sizes[1].elts
     elif called not in ("view", "reshape"):
         return False
-    if len(sizes) < 2:
+    if len(sizes) < 2 or terminal(sizes[-1]).lower() in ("w", "width", "wp", "ww"):
         return False
     return _HEADS.fullmatch(terminal(sizes[-2]).lower()) is not None
 

@@ -19,9 +19,17 @@ _TABLE = frozenset(
         "linspace", "arange", "cumprod", "cumsum", "ones", "zeros", "logspace", "flip", "tensor",
         "as_tensor", "full", "neg", "add", "sub", "mul", "div", "pow", "sqrt", "log", "exp", "cos",
         "clamp", "named", "getitem", "cat", "float", "double", "to", "stack", "view", "eye",
-        "type_as", "norm", "sum", "mean",
+        "type_as", "norm", "sum", "mean", "sin", "setitem", "unsqueeze", "reshape", "std", "var",
+        "max", "min", "abs", "meshgrid", "expand", "repeat", "floor", "join", "squeeze",
+        "math.log", "math.sqrt", "math.exp", "math.cos", "math.sin", "outer", "floordiv", "mod",
     }
 )  # fmt: skip
+_PICKS = frozenset({"getitem", "setitem"})
+# What people call sizes and other whole numbers that a table is made from.
+_SIZES = re.compile(
+    r"(d|n|q|t|h|w|num|dim|len|max|min|in|out|embed\w*|hidden|head|base|theta|steps?|size|length)"
+    r"(_\w+)?|\w+_(dim|len|size|length|steps|model|channels|features)|temperature|exponential"
+)
 _MADE = frozenset(
     {"tensor", "randint", "rand", "randn", "ones", "zeros", "full", "arange", "linspace", "eye"}
 )
@@ -62,13 +70,21 @@ def names_of(value: Value, limit: int = 12) -> Iterator[str]:
 def is_table(value: Value) -> bool:
     """Returns whether a value is computed from constants alone, such as a noise schedule."""
     leaves = 0
-    for part in value.upstream(40):
-        if part.inputs:
-            if part.op in _SAFE_LEAVES:
-                leaves += 1
-            elif part.op not in _TABLE:
+    seen: set[int] = set()
+    queue = [value]
+    while queue and len(seen) < 60:
+        part = queue.pop(0)
+        if id(part) in seen:
+            continue
+        seen.add(id(part))
+        if part.op in _SAFE_LEAVES:
+            leaves += 1  # how many there are is no matter
+        elif part.inputs:
+            if part.op not in _TABLE:
                 return False
-        elif part.number() is None:
+            # What picks elements has no part in their numbers.
+            queue += [part.inputs[0], *part.inputs[2:]] if part.op in _PICKS else part.inputs
+        elif part.number() is None and not _SIZES.fullmatch(part.name.lower()):
             return False
     return leaves > 0
 

@@ -23,12 +23,17 @@ _EVALUATES = re.compile(
     r"|preprocess\w*|prepare|compute|convert\w*)($|_)"
 )
 _USES = re.compile(
-    r"_?(eval\w*|validat\w*|test\w*|sample_\w+|\w+_samples?|visuali[sz]e\w*|plot\w*|generate\w*"
+    r"_?(eval\w*|validat\w*|test\w*|sample_\w+|\w+_samples?|visuali[sz]e\w*|plot\w*|generate\w*|reverse"
     r"|infer\w*|predict\w*|interpolat\w*|slerp|compute_metrics?|calc(ulate)?_\w*)"
 )
 # Functions in which a module or a table is set up, before anything is trained.
 _SETUP = re.compile(
     r"__init__|__post_init__|setup|build\w*|_?(re)?init\w*|register_schedule|reset_\w+"
+)
+# Methods that a framework calls by their names.
+_HOOKS = re.compile(
+    r"forward|backward|\w+_step|on_\w+|configure_\w+|compute_loss|\w+_dataloader|main|run|train\w*"
+    r"|fit|step|collate\w*|loss\w*|\w+_loss"
 )
 _DATASETS = ("Dataset", "IterableDataset", "DataModule", "LightningDataModule", "Sampler")
 _DATA_METHODS = re.compile(
@@ -50,21 +55,69 @@ _CLIPS = frozenset({"clip", "clamp", "clip_", "clamp_", "clamp_min", "clamp_min_
 
 def is_evaluation(code: Code) -> bool:
     """Returns whether a file measures or uses a model, by its name and by what it does not do."""
-    *folders, name = code.text.path.replace("\\", "/").lower().split("/")
+    return _is_named_for_evaluation(code.text.path) and not Training.of(code).backwards
+
+
+def _is_named_for_evaluation(path: str) -> bool:
+    *folders, name = path.replace("\\", "/").lower().split("/")
     # Only the folder it lies in: what is further up may be the name of the whole project.
     stem = name.rpartition(".")[0] or name
     words = [word.replace("-", "_") for word in (stem, *folders[-1:])]
-    named = stem.startswith("test") or any(_EVALUATES.search(word) for word in words)
-    return named and not Training.of(code).backwards
+    return stem.startswith("test") or any(_EVALUATES.search(word) for word in words)
+
+
+def is_aside(code: Code, node: ast.AST | None) -> bool:
+    """Returns whether a place is tried out in a notebook, or is in a function nobody trains with."""
+    if node is None:
+        return False
+    function: ast.AST | None = None
+    looped = False
+    for outer in code.ancestors(node):
+        looped = looped or isinstance(outer, (ast.For, ast.While, ast.ClassDef))
+        if isinstance(outer, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            function = outer
+            break
+    if function is None:
+        return code.text.path.endswith(".ipynb") and not looped
+    found = code.function_of(function)
+    return found is not None and code.project is not None and _is_idle(code, found)
+
+
+def _is_idle(code: Code, function: Function) -> bool:
+    """Returns whether a project that trains calls a function only to evaluate, or never."""
+    project, node = code.project, function.node
+    if project is None or not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+        return False
+    if node.decorator_list or function.name.startswith("__") or _HOOKS.fullmatch(function.name):
+        return False
+    if function.parent is not None or (function.cls and function.cls.inherits_elsewhere()):
+        return False
+    if not project.trains:
+        return False
+    if project.mentions(function.name) <= 1:
+        return True
+    files = project.callers(function.name)
+    return bool(files) and all(_is_named_for_evaluation(path) for path in files)
 
 
 def is_beside_training(code: Code, value: Value) -> bool:
     """Returns whether no gradient of a training step is likely to pass a place."""
-    if not value.grad or not is_about_training(code) or is_evaluation(code):
+    if not value.grad or is_evaluation(code):
+        return True
+    if not is_about_training(code) and not is_called_to_train(code, value):
         return True
     if is_used_only(value) or is_set_up(value) or is_about_data(value):
         return True
     return value.scope is not None and is_called_without_gradient(code, value.scope)
+
+
+def is_called_to_train(code: Code, value: Value) -> bool:
+    """Returns whether another file of a project that trains calls the function of a place."""
+    project, scope = code.project, value.scope
+    if project is None or scope is None or not project.trains:
+        return False
+    files = project.callers(scope.name)
+    return any(not _is_named_for_evaluation(path) for path in files if path != code.text.path)
 
 
 def is_called_without_gradient(code: Code, function: Function) -> bool:

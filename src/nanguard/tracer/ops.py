@@ -116,6 +116,19 @@ def with_lengths_as_numbers(func: Any, args: tuple[Any, ...]) -> tuple[Any, tupl
     return known, (*args[:at], *(one.tolist() for one in lengths), *args[at + 2 :])
 
 
+def divided_on_one_device(args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Returns a numerator on a device with its denominator there, too.
+
+    With a mode, torch divides a CTC loss by the lengths as they were given, on the CPU. A script
+    cannot do such a thing: without a mode it is refused.
+    """
+    of, by, *others = args
+    if not (isinstance(of, torch.Tensor) and isinstance(by, torch.Tensor)):
+        return args
+    apart = of.is_cuda and by.is_cpu and by.dim() > 0
+    return (of, by.to(of.device), *others) if apart else args
+
+
 def results_of(op: Op, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> list[Tensor]:
     """Returns what an operation wrote, as far as it can be bad and can be looked at."""
     results = [out] if isinstance(out, torch.Tensor) else values.tensors_of(out)

@@ -130,15 +130,20 @@ def place_of(frame: FrameType) -> Place:
 def callers_of(frame: FrameType | None) -> tuple[Place, ...]:
     """Returns where the user's code was called from, the nearest place first.
 
+    However deep in a library that is, the line that the user can edit is among them.
+
     Args:
         frame: Any frame; the nearest of the user's is where the code is, and not where it was
             called from.
     """
     found: list[Place] = []
     frame = users_frame(frame)
-    while frame is not None and len(found) < _CALLERS:
+    library = True
+    while frame is not None and (library or len(found) < _CALLERS):
+        library = library and is_installed(frame.f_code.co_filename)
         frame = users_frame(frame.f_back)
-        if frame is not None:
+        edited = frame is not None and not is_installed(frame.f_code.co_filename)
+        if frame is not None and (edited or len(found) < _CALLERS):
             found.append(place_of(frame))
     return tuple(found)
 

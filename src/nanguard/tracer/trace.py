@@ -26,6 +26,7 @@ from nanguard.tracer.modules import ModuleStack, tensors_in
 from nanguard.tracer.ops import (
     autocast_type,
     derivative_of,
+    divided_on_one_device,
     find_stand_ins,
     forward_name,
     is_recomputed,
@@ -626,6 +627,9 @@ def _call(op: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if op.name.startswith("aten._ctc_loss"):
         with _unseen():
             func, args = with_lengths_as_numbers(func, args)
+    elif op.name == "aten.div" and torch.cuda.is_initialized():
+        with _unseen():
+            args = divided_on_one_device(args)
     if op.is_native and _function_modes():
         with torch._C.DisableTorchFunction():
             return func(*args, **kwargs)

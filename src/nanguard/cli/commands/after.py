@@ -82,6 +82,33 @@ def replay(
 
 
 @app.command(
+    epilog="Examples:\n\n- `nanguard fix`\n\n"
+    "- `nanguard fix .nanguard/incidents/20261115-031500/step-000007-rank0`\n\n"
+    "- `nanguard fix --dry-run`",
+)
+def fix(
+    incident: Annotated[
+        Path | None,
+        typer.Argument(help="The incident's folder; the newest one of this folder if not given."),
+    ] = None,
+    dry_run: Annotated[  # noqa: FBT002
+        bool, typer.Option("--dry-run", help="Show the change, and write nothing.")
+    ] = False,
+    yes: Annotated[  # noqa: FBT002
+        bool, typer.Option("--yes", help="Change files even if somebody else made the incident.")
+    ] = False,
+) -> None:
+    """Apply the change that the replay of an incident has verified.
+
+    The first verified change of the incident is made to your file, and the command to go on with
+    is printed. A file that has changed since the change was tried is left alone.
+    """
+    from nanguard.cli.patching import fix_incident
+
+    fix_incident(incident, sure=yes, dry_run=dry_run)
+
+
+@app.command(
     epilog="Examples:\n\n- `nanguard report runs/night -o report.html`\n\n"
     "- `nanguard report train.log .nanguard/incidents/20261115-151552`\n\n"
     "- `nanguard report runs/a runs/b --png curves.png`",

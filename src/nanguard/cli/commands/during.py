@@ -55,6 +55,14 @@ def run(
             help="Also write to tensorboard, wandb, trackio or mlflow; may be given several times.",
         ),
     ] = None,
+    quarantine: Annotated[  # noqa: FBT002
+        bool,
+        typer.Option(
+            "--quarantine",
+            help="Leave samples that were found bad out of the loaders from then on, and list them "
+            "in .nanguard/quarantine.jsonl.",
+        ),
+    ] = False,
     recover: Annotated[  # noqa: FBT002
         bool,
         typer.Option(
@@ -177,6 +185,7 @@ def run(
         "quiet": quiet,
         "explain_seconds": explain_seconds,
         "track": tuple(track or ()),
+        "quarantine": quarantine,
     }
     asked = Asked(
         checkpoints=checkpoints,

@@ -45,6 +45,7 @@ class BadInitialization(Cause):
         "are as bad as they were when it was saved: `nanguard check FILE` names them. Go back to "
         "an earlier one."
     )
+    lower_rate_helps = False
 
     def suspect(self, case: Case) -> Suspicion | None:
         """Returns whether a parameter's first value is at fault."""

@@ -29,6 +29,8 @@ class BadInputData(Cause):
         "sample, and decide about it where the data is read: drop it, mask it out of the loss, or "
         "repair it. Replacing NaN by 0 in the model hides the next one."
     )
+    lower_rate_helps = False
+    lies_in_samples = True
 
     def suspect(self, case: Case) -> Suspicion | None:
         """Returns whether the bad value came from outside, or was written as such."""

@@ -40,6 +40,8 @@ class DegenerateStatistics(Cause):
         "divides by n - 1. Normalising by either breaks. Add an eps to the divisor, leave such "
         "groups as they are, or drop the last incomplete batch."
     )
+    lower_rate_helps = False
+    lies_in_samples = True
 
     def suspect(self, case: Case) -> Suspicion | None:
         """Returns whether a spread is zero or undefined."""

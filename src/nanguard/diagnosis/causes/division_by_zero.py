@@ -36,6 +36,8 @@ class DivisionByZero(Cause):
         "A count, a mask's sum, a norm or a degree was zero for this batch. Bound the divisor from "
         "below (by 1 for a count, by a small number for a norm), or leave such rows out."
     )
+    lower_rate_helps = False
+    lies_in_samples = True
 
     def suspect(self, case: Case) -> Suspicion | None:
         """Returns whether the divisor is zero where the result is bad."""

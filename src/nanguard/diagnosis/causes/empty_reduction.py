@@ -35,6 +35,8 @@ class EmptyReduction(Cause):
         " The maximum of a row in which everything is masked, or of a segment without members, is "
         "the -inf it began with. Give such rows a value of their own."
     )
+    lower_rate_helps = False
+    lies_in_samples = True
 
     def suspect(self, case: Case) -> Suspicion | None:
         """Returns whether there was nothing to reduce."""

@@ -24,6 +24,8 @@ class FullyMaskedSoftmax(Cause):
         "-inf with an undefined gradient. Test per row, not over the whole tensor: drop such rows, "
         "keep one entry unmasked, or mask with a large finite number."
     )
+    lower_rate_helps = False
+    lies_in_samples = True
 
     def suspect(self, case: Case) -> Suspicion | None:
         """Returns whether a row is masked completely."""

@@ -36,6 +36,7 @@ class GradientSingularity(Cause):
         "branch that is not chosen gets gradient 0, and 0 * inf is NaN. Keep the *argument* away "
         "from the singular point, inside of the function and before torch.where."
     )
+    lies_in_samples = True
 
     def suspect(self, case: Case) -> Suspicion | None:
         """Returns whether backward made a bad value out of good ones."""

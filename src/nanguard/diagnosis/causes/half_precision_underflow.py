@@ -26,6 +26,7 @@ class HalfPrecisionUnderflow(Cause):
         "protected. Use a larger eps (1e-4), keep optimizer state and norms in float32, or use "
         "bfloat16."
     )
+    lower_rate_helps = False
 
     def suspect(self, case: Case) -> Suspicion | None:
         """Returns whether a zero in a 16-bit type is at fault."""

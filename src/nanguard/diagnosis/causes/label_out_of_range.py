@@ -46,6 +46,8 @@ class LabelOutOfRange(Cause):
         "for. Clamping it into range would train on a wrong target in silence. Check the label "
         "map, the scale of masks (0/255 or 0/1) and the lengths, and repair or drop the sample."
     )
+    lower_rate_helps = False
+    lies_in_samples = True
 
     def suspect(self, case: Case) -> Suspicion | None:
         """Returns whether the operand at fault comes from the targets alone."""

@@ -37,6 +37,7 @@ class LogOrSqrtDomain(Cause):
         "form that cannot leave it (log_softmax, logsigmoid, torch.special.entr, log1p), or bound "
         "the argument."
     )
+    lies_in_samples = True
 
     def suspect(self, case: Case) -> Suspicion | None:
         """Returns whether the argument is outside of the domain."""

@@ -33,6 +33,7 @@ class OptimizerMisuse(Cause):
         "its scaler. With a GradScaler the order is: scale, backward, unscale_, clip, "
         "scaler.step(optimizer), update."
     )
+    lower_rate_helps = False
 
     def suspect(self, case: Case) -> Suspicion | None:
         """Returns whether the step, and not the loss, is at fault."""

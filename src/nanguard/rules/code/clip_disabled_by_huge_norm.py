@@ -22,6 +22,10 @@ _LIMITS = ("max_norm", "max_grad_norm", "gradient_clip_val", "gradient_clipping"
 _CLIPS = ("clip_grad_norm", "clip_gradients", "clip_grads_with_norm")
 
 
+# Functions of torch, and those of projects that are called alike; a method takes the limit first.
+_FUNCTIONS = ("clip_grad_norm", "clip_grad_value")
+
+
 class ClipDisabledByHugeNorm(CodeRule):
     """`clip_grad_norm_` with a `max_norm` of 1000 or more, or infinity, as "no clipping".
 
@@ -64,6 +68,11 @@ class ClipDisabledByHugeNorm(CodeRule):
             "    torch.nn.utils.clip_grad_value_(model.parameters(), None)\n    opt.step()\n",
             line=5,
         ),
+        Fails(
+            "import torch\nimport commons\n\n\ndef step(model, opt):\n"
+            "    norm = commons.clip_grad_value_(model.parameters(), None)\n    opt.step()\n",
+            line=6,
+        ),
         Passes(
             "import torch\n\n\ndef step(model, opt):\n"
             "    torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm=10.0)\n"
@@ -82,6 +91,8 @@ class ClipDisabledByHugeNorm(CodeRule):
         for call in training.clips:
             if call.node is not None and _has_none(call):
                 message = "a limit of None is not a number: the call raises a TypeError"
+                if not call.path.startswith("torch."):
+                    message = "a limit of None: the gradients are measured, and none is clipped"
                 fix = Fix("give a number, such as 1.0, or leave the call out")
                 yield self.at(code, call.node, message, fixes=(fix,))
                 continue
@@ -110,8 +121,8 @@ class ClipDisabledByHugeNorm(CodeRule):
 
 
 def _has_none(call: Value) -> bool:
-    """Whether a function of torch is given None as its limit, which it takes for a number."""
-    if not isinstance(call.node, ast.Call) or not call.path.startswith("torch."):
+    """Whether None is given as the limit, which torch takes for a number, others for no limit."""
+    if not isinstance(call.node, ast.Call) or named(call) not in _FUNCTIONS:
         return False
     written = [k.value for k in call.node.keywords if k.arg in ("clip_value", "max_norm")]
     given = [*written, *call.node.args[1:2]]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from typing import TYPE_CHECKING, ClassVar
 
 from nanguard.findings import Finding, Fix, Severity
@@ -11,6 +12,7 @@ from nanguard.rules.numbers import can_be_zero, guarded_by, is_for_show, is_numb
 from nanguard.rules.places import is_about_data, is_set_up
 from nanguard.rules.quotients import has_eps_outside
 from nanguard.rules.rule import Fails, Passes
+from nanguard.rules.uses import is_only_shown, is_repaired_at_once
 from nanguard.sources.python import floors
 
 if TYPE_CHECKING:
@@ -21,7 +23,16 @@ if TYPE_CHECKING:
 
 # What leaves at least one element of every row in.
 _EXPECT_NAN = frozenset({"nanmean", "nanmin", "nanmax", "nansum", "nanmedian"})
-_NEVER_EMPTY = frozenset({"tril", "triu", "eye", "ones", "ones_like", "softmax"})
+_NEVER_EMPTY = frozenset(
+    {"tril", "triu", "eye", "ones", "ones_like", "softmax", "fill_diagonal", "fill_diagonal_"}
+)
+
+
+# Masks made from the lengths of sequences, of which none is empty.
+_OF_SEQUENCES = re.compile(
+    r"(attention|attn|[a-z]|src|tgt|trg|mel|text|txt|seq|sequence|len|lens|length|spec|phone|wav"
+    r"|frame|time|input|encoder|decoder|enc|dec)_?masks?"
+)
 
 
 class DivisionByUnguardedSum(CodeRule):
@@ -69,6 +80,10 @@ class DivisionByUnguardedSum(CodeRule):
             "import torch\n\n\ndef f(x, mask):\n    n = mask.sum()\n    if n == 0:\n"
             "        return x.sum() * 0\n    return x.sum() / n\n"
         ),
+        Passes(
+            "import torch\n\n\ndef f(adj, keep):\n    adj = adj * keep\n"
+            "    return torch.nan_to_num(adj / keep.sum(-1, keepdim=True))\n"
+        ),
         Passes("import torch\n\n\ndef f(total, loader):\n    return total / len(loader)\n"),
     )
 
@@ -84,6 +99,8 @@ class DivisionByUnguardedSum(CodeRule):
             if guarded_by(divisor, quotient.guards) or _is_never_empty(divisor):
                 continue
             if _is_written_to_what_was_counted(code, quotient, divisor):
+                continue
+            if is_repaired_at_once(code, quotient.node):
                 continue
             key = (id(quotient.scope), divisor.name)
             if has_eps_outside(code, quotient) or (divisor.name and key in told):
@@ -108,6 +125,8 @@ def _is_count(value: Value) -> bool:
         return core.op in ("sum", "mean", "count_nonzero", "nansum", "add")
     if core.op in ("index_add", "scatter_add") and core.inputs:
         return value.has("count") or core.inputs[-1].core.op in ("ones", "ones_like")
+    if core.op == "sum" and core.inputs and core.inputs[0].core.op in ("bincount", "histc"):
+        return True
     return core.op in ("sum", "bincount", "histc") and value.has("count")
 
 
@@ -122,7 +141,9 @@ def _is_number_picked(value: Value) -> bool:
 
 def _is_hardly_zero(code: Code, quotient: Value, divisor: Value) -> bool:
     """Returns whether little speaks for a sum of 0, or NaN is reckoned with."""
-    if any(part.name == "attention_mask" for part in divisor.upstream(12)):
+    if any(_OF_SEQUENCES.fullmatch(part.name.lower()) for part in divisor.upstream(12)):
+        return True
+    if is_only_shown(code, quotient) or _is_share_of_all(quotient, divisor):
         return True
     if is_about_data(quotient) or is_set_up(quotient) or is_number(divisor):
         return True
@@ -132,6 +153,15 @@ def _is_hardly_zero(code: Code, quotient: Value, divisor: Value) -> bool:
     if is_for_show(quotient) or not _EXPECT_NAN.isdisjoint(code.operations):
         return True
     return not _is_count(divisor) and divisor.core.op == "sum" and quotient.inputs[0].op != "mul"
+
+
+def _is_share_of_all(quotient: Value, divisor: Value) -> bool:
+    """Returns whether weights are divided by the sum of all of them, which is 0 only if all are."""
+    total, over = divisor.core, quotient.inputs[0].core
+    if total.op != "sum" or not total.inputs or len(total.inputs) > 1 or "dim" in total.keywords:
+        return False
+    counted = over.has("mask", "count") or over.op in ("bincount", "histc")
+    return total.inputs[0].core is over and not counted
 
 
 def _is_written_to_what_was_counted(code: Code, quotient: Value, divisor: Value) -> bool:
@@ -169,8 +199,10 @@ def _is_weighted_mean(quotient: Value) -> bool:
 
 
 def _is_never_empty(value: Value) -> bool:
-    if value.core.op in ("index_add", "scatter_add"):
-        return False
+    core = value.core
+    counted = core.inputs[0].core.op if core.op == "sum" and core.inputs else ""
+    if core.op in ("index_add", "scatter_add") or counted in ("bincount", "histc"):
+        return False  # what was counted may have been picked before
     return any(
         part.op in _NEVER_EMPTY or "causal" in part.name.lower() or part.op == "local"
         for part in value.upstream(16)

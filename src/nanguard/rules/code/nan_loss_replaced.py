@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from nanguard.findings import Finding, Fix, Severity
 from nanguard.rules.code_rule import CodeRule
+from nanguard.rules.numbers import is_number
 from nanguard.rules.rule import Fails, Passes
 from nanguard.sources.python.cleaning import asks, chooses
 from nanguard.sources.python.conditions import Conditions
@@ -60,6 +61,13 @@ class NanLossReplaced(CodeRule):
             "    loss.backward()\n    opt.step()\n",
             line=5,
         ),
+        Fails(
+            "import torch\nfrom torch import nn\n\n\nclass EdgeLoss(nn.Module):\n"
+            "    def forward(self, x, y):\n        edge_loss = (x - y).square().mean()\n"
+            "        if torch.isnan(edge_loss):\n            edge_loss = 0.0\n"
+            "        return x.abs().mean() + edge_loss, {}\n",
+            line=9,
+        ),
         Passes(
             "import torch\n\n\ndef step(loss, opt, log):\n    if not torch.isfinite(loss):\n"
             "        return\n    loss.backward()\n    opt.step()\n"
@@ -108,6 +116,7 @@ def _in_branch(code: Code, roles: Roles, test: Test) -> Iterator[ast.AST]:
     losses = {label(c.subject) for c in test.checks if roles.role(c.subject) == "loss"}
     if not losses:
         return
+    numbers = {label(c.subject) for c in test.checks if is_number(c.subject)}
     if isinstance(test.node, ast.IfExp):
         value = code.values.get(test.node)
         if value is not None and roles.is_trained_on(value):
@@ -117,7 +126,8 @@ def _in_branch(code: Code, roles: Roles, test: Test) -> Iterator[ast.AST]:
             target = statement.targets[0]
             value = code.values.get(statement.value)
             named = target.id if isinstance(target, ast.Name) else getattr(target, "attr", "")
-            if named in losses and value is not None and roles.is_trained_on(value):
+            within = None if named in numbers else test.function
+            if named in losses and value is not None and roles.is_trained_on(value, within):
                 yield statement
         elif isinstance(statement, ast.Return) and _gives_back(code, test, statement):
             yield statement

@@ -14,9 +14,15 @@ from nanguard.rules.numbers import (
     is_number,
     is_table,
 )
-from nanguard.rules.places import is_about_data, is_evaluation, is_used_only
+from nanguard.rules.places import (
+    is_about_data,
+    is_called_to_train,
+    is_evaluation,
+    is_used_only,
+)
 from nanguard.rules.quotients import has_eps_outside
 from nanguard.rules.rule import Fails, Passes
+from nanguard.rules.uses import is_only_shown, is_repaired_at_once
 from nanguard.sources.python import floors
 
 if TYPE_CHECKING:
@@ -94,6 +100,8 @@ class NormaliseWithoutEps(CodeRule):
                 continue
             if has_eps_outside(code, quotient) or is_table(divisor) or is_number(divisor):
                 continue
+            if is_repaired_at_once(code, quotient.node):
+                continue
             if quotient.op == "div" and not _is_of_the_same(quotient.inputs[0], divisor):
                 continue
             yield self.at(
@@ -101,8 +109,9 @@ class NormaliseWithoutEps(CodeRule):
                 quotient.node,
                 f"division by a {word} that can be 0: 0 / 0 is NaN",
                 fixes=_fixes(code, quotient),
-                weak=(word not in _CONSTANT and not in_data)
+                weak=word not in _CONSTANT
                 or _is_beside(code, quotient, in_data=in_data)
+                or is_only_shown(code, quotient)
                 or (word not in ("range", "peak") and _is_hardly_zero(quotient, divisor)),
             )
 
@@ -111,7 +120,7 @@ def _is_beside(code: Code, quotient: Value, *, in_data: bool) -> bool:
     """Returns whether the quotient goes into no step of a training."""
     if is_evaluation(code) or is_used_only(quotient):
         return True
-    return not in_data and not is_about_training(code)
+    return not in_data and not is_about_training(code) and not is_called_to_train(code, quotient)
 
 
 def _divisor(quotient: Value) -> Value | None:

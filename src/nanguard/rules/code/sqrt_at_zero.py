@@ -16,6 +16,7 @@ from nanguard.rules.numbers import (
 )
 from nanguard.rules.places import carries_gradient, is_beside_training, is_of_time
 from nanguard.rules.rule import Fails, Passes
+from nanguard.rules.uses import is_only_shown
 from nanguard.sources.python import floors
 
 if TYPE_CHECKING:
@@ -104,7 +105,9 @@ class SqrtAtZero(CodeRule):
                 root.node,
                 f"square root of {article}{what} that can be 0: its gradient there is infinite",
                 fixes=_fixes(code, root),
-                weak=is_beside_training(code, root) or _is_hardly_zero(value),
+                weak=is_beside_training(code, root)
+                or _is_hardly_zero(value)
+                or is_only_shown(code, root),
             )
 
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from nanguard.findings import Edit, Finding, Fix, Severity
 from nanguard.rules.code_rule import CodeRule
+from nanguard.rules.places import is_set_up
 from nanguard.rules.rule import Fails, Passes
 
 if TYPE_CHECKING:
@@ -71,6 +72,8 @@ class StdOfFew(CodeRule):
                 f"{spread.op} of what can be a single element is NaN, whatever is added to it",
                 fixes=(Fix("use unbiased=False (correction=0)", edits=_edits(code, spread)),),
                 weak=spread.scope is code.module
+                or is_set_up(spread)
+                or not spread.grad
                 or any(part.name in ("weight", "data") for part in value.upstream(6)),
             )
 

@@ -11,6 +11,7 @@ from nanguard.rules.code_rule import CodeRule, bare, operand, replaced
 from nanguard.rules.numbers import guarded_by, is_bounded, is_made_here, is_table
 from nanguard.rules.places import carries_gradient, is_beside_training, is_of_time
 from nanguard.rules.rule import Fails, Passes
+from nanguard.rules.uses import is_only_shown, is_rounded
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -91,7 +92,9 @@ class UnboundedExp(CodeRule):
                 fixes=_fixes(code, power),
                 weak=_is_hardly_large(value, what)
                 or is_of_time(value)
-                or is_beside_training(code, power),
+                or is_beside_training(code, power)
+                or is_rounded(code, power.node)
+                or is_only_shown(code, power),
             )
 
 

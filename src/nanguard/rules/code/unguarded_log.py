@@ -11,6 +11,7 @@ from nanguard.rules.numbers import can_be_zero, ends_as_number, guarded_by
 from nanguard.rules.outputs import is_module_output, some_module_returns
 from nanguard.rules.places import carries_gradient, is_beside_training, is_clipped, is_of_time
 from nanguard.rules.rule import Fails, Passes
+from nanguard.rules.uses import is_only_shown
 from nanguard.sources.python import floors
 
 if TYPE_CHECKING:
@@ -92,7 +93,10 @@ class UnguardedLog(CodeRule):
                     log.node,
                     f"log of a {kind} that can be 0: -inf, and an infinite gradient",
                     fixes=(Fix("bound it from below", edits=edits),),
-                    weak=of_time or clipped or is_beside_training(code, log),
+                    weak=of_time
+                    or clipped
+                    or is_beside_training(code, log)
+                    or is_only_shown(code, log),
                 )
 
     def _at_minus_one(self, code: Code) -> Iterator[Finding]:

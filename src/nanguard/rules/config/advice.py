@@ -71,8 +71,12 @@ def limit_of(stage: Stage) -> Limit | None:
     """Returns how high the learning rate may be; None if any value can be right."""
     kind = kind_of(stage.optimizer)
     traits = stage.traits
+    if kind is None and traits & _UNSURE and "sgd" in stage.usage.optimizers:
+        kind = "sgd"  # the file does not say, and the code has it
     if kind in ("free", "lars", "other") or traits & {"noam", "prompt", "field"}:
         return None
+    if stage.scope and stage.scope[-1] in ("aux", "auxiliary", "quantiles"):
+        return None  # the few parameters of an entropy model, which bear a high rate
     if kind in _BY_OPTIMIZER:
         return _BY_OPTIMIZER[kind]
     if kind == "sgd":

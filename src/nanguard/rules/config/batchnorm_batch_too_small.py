@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 from nanguard.findings import Severity
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from nanguard.sources.config.run import Stage
     from nanguard.sources.config.settings import Setting
 
+_NODES = re.compile(r"(^|_)(mpn?|gnn|graph|edges?|nodes?|points?|message_passing)($|_)")
 _BATCH = ("batchnorm", "batch_norm", "bn", "batch", "batchnorm1d", "batchnorm2d", "batch_norm_1d")
 
 
@@ -41,6 +43,9 @@ class BatchnormBatchTooSmall(ConfigRule):
             "num_gpus: 8\n",
             "b.yaml",
         ),
+        Passes(
+            "model: {mpn: {batchnorm: true}}\nlr: 1.0e-4\nepochs: 3\nbatch_size: 1\n", "graph.yaml"
+        ),
         Fails(
             "model: {norm: batchnorm}\nlr: 1.0e-4\nepochs: 3\nbatch_size: 1\n",
             line=4,
@@ -52,7 +57,7 @@ class BatchnormBatchTooSmall(ConfigRule):
     def judge(self, stage: Stage) -> Iterator[Finding]:
         """Yields one finding where a device sees one sample at a time."""
         norm = _normalises(stage)
-        if norm is None or stage.truth("frozen_batchnorm"):
+        if norm is None or stage.truth("frozen_batchnorm") or _is_of_a_graph(stage, norm):
             return
         processes = stage.number("processes", "devices") or 1.0
         if stage.truth("sync_batchnorm") and processes > 1:
@@ -80,6 +85,11 @@ class BatchnormBatchTooSmall(ConfigRule):
                 "Drop the last, smaller batch of an epoch.",
             ),
         )
+
+
+def _is_of_a_graph(stage: Stage, norm: Setting) -> bool:
+    """Returns whether statistics are taken over nodes or points, of which a sample has many."""
+    return "graph" in stage.traits or any(_NODES.search(name) for name in norm.sections)
 
 
 def _normalises(stage: Stage) -> Setting | None:

@@ -25,6 +25,10 @@ _WORDS = {
 }
 
 
+# Options of launchers and scripts that set the precision whatever files say.
+_OPTIONS = ("mixed_precision", "fp16", "bf16", "precision", "amp", "dtype")
+
+
 class ConflictingPrecision(ConfigRule):
     """Settings that ask for two precisions at once, in one file or between files.
 
@@ -64,6 +68,8 @@ class ConflictingPrecision(ConfigRule):
         precision = stage.precision
         if not precision.conflicting:
             return
+        if any(stage.usage.overridden(c.setting.path, *_OPTIONS) for c in precision.claims):
+            return  # the command that starts the run decides
         bound = [claim for claim in precision.claims if claim.setting.path in stage.partial]
         kept = precision.kept(bound)
         against = [claim for claim in precision.claims if kept not in claim.worlds]

@@ -28,6 +28,7 @@ class DuplicateKey(ConfigRule):
     code = "CFG018"
     name = "duplicate-key"
     severity = Severity.ERROR
+    as_read = False
     seen_in = "https://github.com/snowflakedb/ArcticTraining/issues/85"
     examples = (
         Passes("base: &b {lr: 1.0e-4, epochs: 3}\nlong:\n  <<: *b\n  epochs: 9\n", "a.yaml"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from nanguard.findings import Fix, Severity
 from nanguard.rules.rule import Rule
@@ -23,6 +23,8 @@ class ConfigRule(Rule[RunConfig]):
     """A rule that looks at each part of a run."""
 
     reads = "config"
+    # Whether a finding weighs less where no code of the project mentions its key.
+    as_read: ClassVar[bool] = True
 
     def check(self, source: RunConfig) -> Iterator[Finding]:
         """Yields what is wrong with a run; what several parts share is said once."""
@@ -31,9 +33,7 @@ class ConfigRule(Rule[RunConfig]):
             place = (finding.path, finding.line, finding.column)
             if place not in seen and finding.path in source.owned:
                 seen.add(place)
-                # What is set up in a folder of tests trains nothing that anybody waits for.
-                tested = in_tests(finding.path or "")
-                yield replace(finding, severity=Severity.INFO) if tested else finding
+                yield _as_read(source, finding) if self.as_read else _in_tests(finding)
 
     def look(self, source: RunConfig) -> Iterator[Finding]:
         """Yields what is wrong with each part of a run."""
@@ -68,6 +68,23 @@ class ConfigRule(Rule[RunConfig]):
             severity=severity,
             fixes=fixes,
         )
+
+
+def _in_tests(finding: Finding) -> Finding:
+    """Returns a finding; what a folder of tests sets up trains nothing that anybody waits for."""
+    tested = in_tests(finding.path or "")
+    return replace(finding, severity=Severity.INFO) if tested else finding
+
+
+def _as_read(source: RunConfig, finding: Finding) -> Finding:
+    """Returns a finding as it weighs in this project."""
+    finding = _in_tests(finding)
+    if finding.severity is Severity.INFO or not finding.where or finding.path in source.parsed:
+        return finding
+    if not source.usage.known or source.usage.mentions(finding.where):
+        return finding
+    message = f"{finding.message}; no code here reads it"
+    return replace(finding, severity=Severity.INFO, message=message)
 
 
 def change(title: str, edits: tuple[Edit, ...], *plan: str, keys: bool = False) -> Fix:

@@ -29,6 +29,7 @@ class MisspelledKey(ConfigRule):
     code = "CFG019"
     name = "misspelled-key"
     severity = Severity.WARNING
+    as_read = False
     seen_in = "https://github.com/unslothai/unsloth/pull/10452"
     examples = (
         Passes("optimiser: {name: adam, lr: 1.0e-4}\nepochs: 3\npatch_size: 16\n", "a.yaml"),

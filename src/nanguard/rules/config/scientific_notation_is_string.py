@@ -48,6 +48,7 @@ class ScientificNotationIsString(ConfigRule):
     code = "CFG004"
     name = "scientific-notation-is-string"
     severity = Severity.ERROR
+    as_read = False
     seen_in = "https://github.com/hiyouga/LlamaFactory/issues/4014"
     examples = (
         Passes("lr: 1.0e-5\nepochs: 3\nsteps: !!float 1e7\n", "run.yaml"),
@@ -99,6 +100,8 @@ def _use(usage: Usage, key: str) -> str:
     """Returns why the text does no harm in this project, as far as its code shows."""
     if usage.makes_number(key):
         return "; the code here makes a number of it"
+    if usage.known and usage.reads_exponents:
+        return f"; the code here loads files with {usage.reads_exponents}, for which it is one"
     if usage.known and not usage.reads(key):
         return "; no code here reads it"
     return ""

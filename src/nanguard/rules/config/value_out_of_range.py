@@ -38,6 +38,7 @@ class ValueOutOfRange(ConfigRule):
             "lr: 1.0e-4\nepochs: 3\ndropout: 0.0\nmax_steps: -1\nreward_weights: [1.0, -0.5]\n",
             "a.yaml",
         ),
+        Passes("learning_rate: [-4]\nweight_decay: [-4]\nepochs: 3\n", "powers_of_ten.yaml"),
         Fails("lr: -1.0e-4\nepochs: 3\n", 1, "a.yaml", "lr: 1.0e-4\nepochs: 3\n"),
         Fails('[optimizer]\nname = "adam"\nlr = 1e-4\nbetas = [0.9, 1.0]\n', 4, "a.toml"),
     )
@@ -50,6 +51,8 @@ class ValueOutOfRange(ConfigRule):
                 continue
             if setting.name == "betas":
                 yield from self._each(setting, found)
+            elif _is_exponent(setting):
+                continue
             elif setting.number is not None and not found.holds(setting.number):
                 fix = change(
                     _title(found, setting.number), set_to(setting, found.right(setting.number))
@@ -64,6 +67,12 @@ class ValueOutOfRange(ConfigRule):
             edits = set_member(setting, at, right)
             fix = change(f"use {right}, the usual value", edits)
             yield self.at(setting, _message(setting, name_of(value), found), fix)
+
+
+def _is_exponent(setting: Setting) -> bool:
+    """Returns whether it is a list of a whole number, such as a power of ten to search over."""
+    number = setting.number
+    return setting.node.kind == "sequence" and number is not None and number.is_integer()
 
 
 def _message(setting: Setting, written: str, found: Range) -> str:

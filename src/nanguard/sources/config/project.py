@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 _MAX_STAGES = 50
 _USERS = ("plain", "hydra", "yacs")  # families of files that programs of users read
+_FILE_KEYS = frozenset(("config_file", "config_path", "config", "path", "file"))
 _MAX_SPELLED = 2000  # keys of a file written by hand
 
 
@@ -66,7 +67,7 @@ def read_runs(documents: Sequence[Document], usage: Usage) -> list[RunConfig]:
     runs: list[RunConfig] = []
     reported: set[str] = set()
     for part in own:
-        others = _companions(part, aside, [member.path for member in own])
+        others = _companions(part, aside, [member.path for member in own], usage)
         runs.append(_run(part, others, reported, usage))
     runs += [_run(part, [], reported, usage) for part in aside if part.path not in reported]
     for run in runs:
@@ -80,13 +81,20 @@ def _part(tree: Tree) -> Part:
     return Part(tree, leaves, sections, facts, family_of(facts))
 
 
-def _companions(part: Part, aside: list[Part], runs: list[str]) -> list[Part]:
-    """Returns the files that a launcher or DeepSpeed reads for a run."""
+def _companions(part: Part, aside: list[Part], runs: list[str], usage: Usage) -> list[Part]:
+    """Returns the files that a launcher or DeepSpeed reads for a run.
+
+    They are named in the run's own file, in the one that the launcher reads, or in the command
+    that starts the run; else the one that lies beside it is taken.
+    """
     found: list[Part] = []
+    launched = [sorted(launch.files) for launch in usage.launches if launch.names(part.path)]
     for name in ("accelerate", "deepspeed"):
         candidates = {other.path: other for other in aside if other.family.name == name}
-        path = referred(part.path, _references(part), list(candidates))
-        if path is None and not (name == "deepspeed" and _references(part)):
+        named = [file for each in (part, *found) for file in _references(each)]
+        commanded = [file for files in launched for file in files]
+        path = referred(part.path, [*named, *commanded], list(candidates))
+        if path is None and not (name == "deepspeed" and named) and not launched:
             path = beside(part.path, list(candidates), runs)
         if path is not None:
             found.append(candidates[path])
@@ -94,10 +102,15 @@ def _companions(part: Part, aside: list[Part], runs: list[str]) -> list[Part]:
 
 
 def _references(part: Part) -> list[str]:
+    """Returns the files that a file names for DeepSpeed."""
     return [
         leaf.node.value
         for leaf in part.leaves
-        if setting_for(leaf.key, leaf.sections) == "deepspeed" and isinstance(leaf.node.value, str)
+        if isinstance(leaf.node.value, str)
+        and (
+            setting_for(leaf.key, leaf.sections) == "deepspeed"
+            or (leaf.sections[-1:] == ("deepspeed",) and leaf.key in _FILE_KEYS)
+        )
     ]
 
 
@@ -118,7 +131,7 @@ def _run(part: Part, others: list[Part], reported: set[str], usage: Usage) -> Ru
         owned=frozenset(owned),
         family=part.family,
         families=families,
-        stages=tuple(_stages(part, others)),
+        stages=tuple(_stages(part, others, usage)),
         leaves=tuple(leaf for each in everything for leaf in each.leaves),
         repeated=tuple(item for each in everything for item in _repeated(each)),
         misspelled=tuple(item for each in everything for item in _misspelled(each, usage)),
@@ -128,7 +141,7 @@ def _run(part: Part, others: list[Part], reported: set[str], usage: Usage) -> Ru
     )
 
 
-def _stages(part: Part, others: list[Part]) -> Iterator[Stage]:
+def _stages(part: Part, others: list[Part], usage: Usage) -> Iterator[Stage]:
     own = [(leaf.path, setting) for leaf in part.leaves if (setting := _setting(leaf, part))]
     shared = [
         setting for other in others for leaf in other.leaves if (setting := _setting(leaf, other))
@@ -149,7 +162,7 @@ def _stages(part: Part, others: list[Part]) -> Iterator[Stage]:
         levels = tuple(tuple(by_scope.get(level, ())) for level in outward)
         seen = [leaf for leaf in part.leaves if _visible(leaf, scope, every)]
         traits = read_traits([*seen, *(leaf for other in others for leaf in other.leaves)])
-        yield Stage(scope, levels, part.family, traits, partial)
+        yield Stage(scope, levels, part.family, traits, partial, usage)
 
 
 def _visible(leaf: Leaf, scope: Scope, scopes: set[Scope]) -> bool:

@@ -69,6 +69,7 @@ class Stage:
         family: The family of the run's own file.
         traits: What is being trained.
         partial: The files that a launcher or DeepSpeed reads.
+        usage: What the project's code reads.
     """
 
     scope: tuple[str, ...]
@@ -76,6 +77,7 @@ class Stage:
     family: Family
     traits: frozenset[str]
     partial: frozenset[str] = frozenset()
+    usage: Usage = field(default_factory=Usage)
 
     def all(self, *names: str) -> list[Setting]:
         """Returns the settings of these names that stand nearest."""

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import ast
+from typing import TYPE_CHECKING
 
 from nanguard.sources.python.hints import kinds_of
 from nanguard.sources.python.reader import Reader
 from nanguard.sources.python.values import INF, SHAPE, SMALL, Value
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 # What is an imported thing or a region still, under whatever name.
 _THINGS = frozenset(
@@ -149,7 +153,7 @@ class Binding(Reader):
     def mentioned(self, test: ast.expr) -> frozenset[str]:
         """Returns the names and expressions a condition looks at."""
         found = set()
-        for node in ast.walk(test):
+        for node in _looked_at(test):
             if isinstance(node, ast.Name):
                 found.add(node.id)
                 held = self.env.get(node.id)
@@ -184,6 +188,23 @@ class Binding(Reader):
             refined = self.renamed(value, left.id)
             refined.lo = max(value.lo, number + (SMALL if strict else 0.0))
             self.env[left.id] = refined
+
+
+def _looked_at(test: ast.expr) -> Iterator[ast.AST]:
+    """Yields the parts of a condition, but for questions whether there is a value at all."""
+    queue: list[ast.AST] = [test]
+    while queue:
+        node = queue.pop()
+        if isinstance(node, ast.Compare) and all(_is_none(right) for right in node.comparators):
+            continue
+        if isinstance(node, ast.Call) and getattr(node.func, "id", "") in ("isinstance", "hasattr"):
+            continue
+        yield node
+        queue += ast.iter_child_nodes(node)
+
+
+def _is_none(node: ast.expr) -> bool:
+    return isinstance(node, ast.Constant) and node.value is None
 
 
 def _mentions_tensor(annotation: ast.expr) -> bool:

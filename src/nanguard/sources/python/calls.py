@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import ast
 import math
-from typing import TYPE_CHECKING
 
 from nanguard.sources.python.binding import Binding
 from nanguard.sources.python.hints import kinds_of
 from nanguard.sources.python.layers import LAYERS
 from nanguard.sources.python.operations import known
+from nanguard.sources.python.scopes import Class, Function
 from nanguard.sources.python.values import INF, NO_KINDS, SHAPE, Value
-
-if TYPE_CHECKING:
-    from nanguard.sources.python.scopes import Class, Function
 
 # Operations by other names.
 _ALIASES = {
@@ -49,6 +46,8 @@ _ALIASES = {
     "isneginf": "isneginf",
     "isposinf": "isposinf",
 }
+# What gives a module back that computes the same.
+_WRAPPERS = frozenset({"DataParallel", "DistributedDataParallel", "FullyShardedDataParallel"})
 # Where operations on numbers come from.
 _TORCH = ("torch.", "math.", "numpy.", "einops.", "torchvision.")
 
@@ -60,6 +59,10 @@ class Calls(Binding):
         path = self.code.names.path(node.func)
         if not path and isinstance(node.func, ast.Attribute):
             return self._method(node, node.func)
+        if self.code.project is not None and (path or self.code.names.stars):
+            made = self._elsewhere(node)
+            if made is not None:
+                return made
         callee = self.value(node.func)
         if callee.op == "":
             path = path or callee.path
@@ -78,6 +81,24 @@ class Calls(Binding):
             if made is not None:
                 return made
         return self._unknown_call(node, callee, inputs, keywords)
+
+    def _elsewhere(self, node: ast.Call) -> Value | None:
+        """Reads a call of a function or class of another file of the project."""
+        root: ast.expr = node.func
+        while isinstance(root, ast.Attribute):
+            root = root.value
+        if isinstance(root, ast.Name) and self.lookup(root.id) is not None:
+            return None
+        found = self.code.found(node.func)
+        if not isinstance(found, (Function, Class)):
+            return None
+        inputs = tuple(self.value(argument) for argument in node.args)
+        keywords = {k.arg or "**": self.value(k.value) for k in node.keywords}
+        if isinstance(found, Class):
+            made = self._instance(node, found, inputs, keywords)
+            made.path = self.code.names.path(node.func)
+            return made
+        return self._local(node, found, inputs, keywords)
 
     def _builtin(
         self, node: ast.Call, name: str, inputs: tuple[Value, ...], keywords: dict[str, Value]
@@ -110,6 +131,8 @@ class Calls(Binding):
         if last[:1].isupper() and last not in ("Tensor", "FloatTensor"):
             made = self.make("new", node, inputs, keywords, event=True)
             made.path = path
+            if last in _WRAPPERS and inputs:
+                made.cls = self.class_of(inputs[0])
             return made
         if not path.startswith(_TORCH):
             made = self.make("call", node, inputs, keywords, event=True)
@@ -225,6 +248,8 @@ class Calls(Binding):
                 return self._local(node, method, inputs, keywords, callee)
             return self._unknown_call(node, callee, inputs, keywords)
         layer = callee.core
+        while layer.path.rpartition(".")[2] in _WRAPPERS and layer.inputs:
+            layer = layer.inputs[0].core
         last = layer.path.rpartition(".")[2] if layer.op == "new" else ""
         if last == "Sequential" and layer.inputs:
             final = layer.inputs[-1]

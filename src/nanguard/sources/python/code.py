@@ -14,6 +14,7 @@ from nanguard.sources.python.values import Value
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from nanguard.sources.python.project import Project
     from nanguard.sources.text import Text
 
 # What training code imports; a file without any of it has nothing to judge.
@@ -22,6 +23,8 @@ PACKAGES = (
     "torch_xla", "fairscale", "dill", "joblib", "cloudpickle",
 )  # fmt: skip
 
+# Methods that give an object its attributes.
+_FIRST = ("__init__", "__post_init__", "setup", "build")
 # What people call the model of a script.
 _WHOLE = frozenset({"model", "net", "network", "module", "policy"})
 
@@ -31,6 +34,7 @@ class Code:
 
     Attributes:
         text: What it holds.
+        project: The files beside it; None if it is read alone.
         tree: Its syntax.
         names: What its imports stand for.
         functions: Its functions, methods and lambdas, and its own code first.
@@ -42,8 +46,11 @@ class Code:
         facts: What several rules ask about the file, once it has been worked out.
     """
 
-    def __init__(self, text: Text, tree: ast.Module) -> None:
+    def __init__(
+        self, text: Text, tree: ast.Module, project: Project | None = None, *, outline: bool = False
+    ) -> None:
         self.text = text
+        self.project = project
         self.tree = tree
         self.names = Names(())
         self.relevant = False
@@ -58,27 +65,34 @@ class Code:
         self.parents: dict[ast.AST, ast.AST] = {}
         self.facts: dict[type, Any] = {}
         self._modules: list[Class] | None = None
-        if any(package in text.content for package in PACKAGES):
+        if outline or any(package in text.content for package in PACKAGES):
             self._imports: list[ast.stmt] = []
             self._collect(tree, None, None)
             self.names = Names(self._imports)
             self.relevant = self.names.imported(*PACKAGES)
-        if self.relevant:
+        if self.relevant or outline:
             self._descend()
             if self._is_optimizer_code():
                 for function in self.functions:
                     function.grad = False
-            self._read()
+            self._read_outline()
+        if self.relevant and not outline:
+            self._read_functions()
 
     @classmethod
-    def parse(cls, text: Text) -> Code:
+    def parse(cls, text: Text, project: Project | None = None, *, outline: bool = False) -> Code:
         """Reads a file.
+
+        Args:
+            text: What it holds.
+            project: The files beside it, into which its imports are followed.
+            outline: Whether functions are read only when somebody asks what they return.
 
         Raises:
             SourceError: It is not Python, or too deep to be followed.
         """
         try:
-            return cls(text, ast.parse(text.content))
+            return cls(text, ast.parse(text.content), project, outline=outline)
         except SyntaxError as error:
             raise SourceError(
                 f"is not valid Python: {error.msg}",
@@ -91,6 +105,11 @@ class Code:
                 where=text.path,
                 do="Split its expressions, or exclude the file.",
             ) from error
+
+    @property
+    def length(self) -> int:
+        """How many lines it has."""
+        return len(self.text.starts)
 
     def of(self, *operations: str) -> Iterator[Value]:
         """Yields the values that these operations made, in the order of their lines."""
@@ -124,7 +143,9 @@ class Code:
         return self._functions.get(node)
 
     def result_of(self, function: Function) -> Value:
-        """Returns what a function of the file gives back, as far as it can be known."""
+        """Returns what a function of the project gives back, as far as it can be known."""
+        if function.home is not None and function.home is not self:
+            return function.home.result_of(function)
         if function.state == "new":
             self._read_function(function)
         if function.state != "read" or not function.returns:
@@ -135,6 +156,29 @@ class Code:
             result = join(result, other)
             result.items = items if items is not None else other.items
         return result
+
+    def found(self, node: ast.expr) -> Function | Class | Value | None:
+        """Returns what an imported name stands for in another file of the project."""
+        if self.project is None:
+            return None
+        origin = self.names.origin(node)
+        if origin is not None:
+            return self.project.find(self.text.path, *origin)
+        if not self.names.stars or not isinstance(node, ast.Name):
+            return None
+        starred = (
+            self.project.find(self.text.path, up, (*module, node.id))
+            for up, module in self.names.stars
+        )
+        return next((found for found in starred if found is not None), None)
+
+    def ready(self, cls: Class) -> None:
+        """Sees to it that the attributes of a class are known."""
+        for ancestor in cls.line_of_descent():
+            home = ancestor.home or self
+            for first in _FIRST:
+                if first in ancestor.methods and ancestor.methods[first].state == "new":
+                    home._read_function(ancestor.methods[first])
 
     def class_meant(self, name: str, arguments: int) -> Class | None:
         """Returns the module of the file that a variable of this name is an instance of.
@@ -171,8 +215,8 @@ class Code:
             current = self.parents.get(current)
 
     def events(self, function: Function, depth: int = 3) -> Iterator[Value]:
-        """Yields the operations of a function in order, with those of the functions it calls."""
-        called = {id(value): callee for value, callee in self.calls}
+        """Yields the operations of a function in order, with those of functions of this file."""
+        called = {id(value): callee for value, callee in self.calls if callee.home is self}
         yield from self._events(function, depth, called, frozenset())
 
     def _events(
@@ -188,7 +232,7 @@ class Code:
         for child in ast.iter_child_nodes(node):
             self.parents[child] = node
             if isinstance(child, ast.ClassDef):
-                inner = Class(child.name, child)
+                inner = Class(child.name, child, home=self)
                 self.classes.setdefault(child.name, inner)
                 self._collect(child, inner, function)
             elif isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)):
@@ -203,7 +247,7 @@ class Code:
     ) -> None:
         name = "" if isinstance(node, ast.Lambda) else node.name
         owner = parent.cls if cls is None and parent is not None else cls
-        made = Function(name, node, owner, parent)
+        made = Function(name, node, owner, parent, home=self)
         if not isinstance(node, ast.Lambda):
             made.grad = not any(self._stops_gradients(d) for d in node.decorator_list)
             if cls is not None:
@@ -236,8 +280,15 @@ class Code:
                 for base in cls.bases
                 if base in self.classes and self.classes[base] is not cls
             ]
+            if self.project is not None:
+                cls.parents += [
+                    found
+                    for base in cls.node.bases
+                    if isinstance(found := self.found(base), Class) and found not in cls.parents
+                ]
 
-    def _read(self) -> None:
+    def _read_outline(self) -> None:
+        """Reads the file's own code and the bodies of its classes, but no function."""
         for function in self.functions:
             if function.name and function.parent is None and function.cls is None:
                 self.globals[function.name] = Value(
@@ -248,8 +299,11 @@ class Code:
         for cls in self.classes.values():
             self._class_body(flow, cls)
         flow.body(self.tree.body)
+        self.globals = flow.env  # branches make new ones
         self.module.state = "read"
-        for first in ("__init__", "__post_init__", "setup", "build"):
+
+    def _read_functions(self) -> None:
+        for first in _FIRST:
             for cls in self.classes.values():
                 if first in cls.methods:
                     self._read_function(cls.methods[first])
@@ -281,13 +335,25 @@ class Code:
                 return
         if function.cls is not None and function.name != "__init__":
             for cls in function.cls.line_of_descent():
-                if "__init__" in cls.methods:
+                if "__init__" in cls.methods and cls.home is self:
                     self._read_function(cls.methods["__init__"])
         function.state = "reading"
         flow = Flow(self, function, {})
         self._parameters(function, flow)
         flow.body(function.node.body)
         function.state = "read"
+
+    def _given(self, function: Function, place: int, name: str, value: Value) -> None:
+        """Takes over a truth value that everybody who makes such an object writes down."""
+        if self.project is None or function.cls is None or not name.isidentifier():
+            return
+        defaults = function.node.args.defaults  # type: ignore[union-attr]
+        if not any(isinstance(d, ast.Constant) and isinstance(d.value, bool) for d in defaults):
+            return
+        calls = self.project.calls_of(function.cls.name)
+        flags = {_flag(call, place, name) for call in calls or ()}
+        if len(flags) == 1 and flags != {None}:
+            value.const = flags.pop()
 
     def _parameters(self, function: Function, flow: Flow) -> None:
         arguments = function.node.args  # type: ignore[union-attr]
@@ -313,12 +379,24 @@ class Code:
                     value.const = default.const
                     value.lo, value.hi = default.lo, default.hi
                     value.kinds |= {"default"}
+            if function.name == "__init__" and function.cls is not None:
+                self._given(function, place - 1, argument.arg, value)
             value.node = value.node or argument
             flow.env[argument.arg] = value
             function.parameters[argument.arg] = value
         for extra in (arguments.vararg, arguments.kwarg):
             if extra is not None:
                 flow.env[extra.arg] = Value(kinds=frozenset(), node=extra, name=extra.arg)
+
+
+def _flag(call: ast.Call, place: int, name: str) -> bool | None:
+    """Returns the truth value that a call gives a parameter; None if it is not written there."""
+    if any(isinstance(given, ast.Starred) for given in call.args):
+        return None
+    written = [k.value for k in call.keywords if k.arg == name] or call.args[place : place + 1]
+    given = written[0] if written else None
+    constant = isinstance(given, ast.Constant) and isinstance(given.value, bool)
+    return given.value if constant else None  # type: ignore[union-attr]
 
 
 def _accepts(function: Function | None, arguments: int) -> bool:

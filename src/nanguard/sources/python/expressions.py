@@ -8,6 +8,7 @@ from typing import Any
 
 from nanguard.sources.python.calls import Calls
 from nanguard.sources.python.hints import kinds_of
+from nanguard.sources.python.scopes import Function
 from nanguard.sources.python.values import INF, NO_KINDS, SMALL, Value
 
 _BINARY = {
@@ -69,6 +70,11 @@ class Expressions(Calls):
             number = _CONSTANTS.get(path)
             if number is not None:
                 return Value(number, number, const=number, node=node, path=path, name=node.id)
+            found = self.code.found(node) if self.code.project is not None else None
+            if isinstance(found, Value):
+                return self.renamed(found, node.id)
+            if isinstance(found, Function):
+                return Value(node=node, function=found, name=node.id, path=path)
             return Value(kinds=kinds_of(node.id), node=node, path=path, name=node.id)
         return Value(kinds=kinds_of(node.id), node=node, name=node.id)
 
@@ -78,6 +84,9 @@ class Expressions(Calls):
             number = _CONSTANTS.get(path)
             if number is not None:
                 return Value(number, number, const=number, node=node, path=path)
+            found = self.code.found(node) if self.code.project is not None else None
+            if isinstance(found, Value):
+                return self.renamed(found, node.attr)
             return Value(node=node, path=path, name=node.attr)
         held = self.env.get(f"self.{node.attr}") if _is_self(node.value) else None
         if held is not None:
@@ -203,7 +212,9 @@ class Expressions(Calls):
             return inner
         made = self.make(_UNARY[type(node.op)], node, (inner,))
         number = inner.number()
-        if number is not None and isinstance(node.op, ast.USub):
+        if isinstance(node.op, ast.Not) and isinstance(inner.const, bool):
+            made.const = not inner.const
+        elif number is not None and isinstance(node.op, ast.USub):
             made.const = -inner.const
         elif isinstance(node.op, ast.USub):
             made.name = inner.name

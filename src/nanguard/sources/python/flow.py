@@ -71,8 +71,10 @@ class Flow(Expressions):
 
     def _if(self, node: ast.If) -> bool:
         test = self.value(node.test)
-        if test.const is not None and not test.const and not node.orelse:
-            return False
+        if test.const is not None and not test.const:
+            return self.body(node.orelse)
+        if isinstance(test.const, bool):
+            return self.body(node.body)
         looked_at = self.mentioned(node.test)
         before, guards = self.env, self.guards
         self.guards = guards | looked_at

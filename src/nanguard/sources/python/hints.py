@@ -73,6 +73,11 @@ _HINTS: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
     )
 )
 _CACHE: dict[str, frozenset[str]] = {}
+# Greek letters as people spell them in Latin ones.
+_GREEK = str.maketrans(
+    {"σ": "sigma", "μ": "mu", "π": "pi", "α": "alpha", "β": "beta", "γ": "gamma", "τ": "tau",
+     "λ": "lambda", "ε": "eps", "ϵ": "eps", "κ": "kappa", "δ": "delta", "ρ": "rho"}
+)  # fmt: skip
 
 
 def kinds_of(name: str) -> frozenset[str]:
@@ -80,6 +85,7 @@ def kinds_of(name: str) -> frozenset[str]:
     known = _CACHE.get(name)
     if known is None:
         lower = name if name.isupper() and len(name) == 1 else name.lower()
+        lower = lower if lower.isascii() else lower.translate(_GREEK)
         known = frozenset(kind for kind, pattern in _HINTS if pattern.fullmatch(lower))
         if len(_CACHE) < 50_000:
             _CACHE[name] = known

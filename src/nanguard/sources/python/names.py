@@ -23,16 +23,32 @@ _SAME = (
     ("torch.optim.adam.", "torch.optim."),
     ("torch.nn.modules.", "torch.nn."),
 )
+# Names that everybody uses for the same thing.
+_USUAL = {"torch": "torch", "nn": "torch.nn", "F": "torch.nn.functional", "np": "numpy"}
 
 
 class Names:
-    """The names a module imports, and what they stand for."""
+    """The names a module imports, and what they stand for.
+
+    Attributes:
+        imports: The dotted path of each imported name.
+        origins: For each name, how many folders up its import begins, and the parts of its path.
+        stars: The modules all names of which are imported, in the same form.
+        roots: The first parts of all paths.
+    """
 
     def __init__(self, statements: Iterable[ast.stmt]) -> None:
         self.imports: dict[str, str] = {}
+        self.origins: dict[str, tuple[int, tuple[str, ...]]] = {}
+        self.stars: list[tuple[int, tuple[str, ...]]] = []
         for node in statements:
             if isinstance(node, ast.Import):
                 for alias in node.names:
+                    parts = tuple(alias.name.split("."))
+                    self.origins[alias.asname or parts[0]] = (
+                        0,
+                        parts if alias.asname else parts[:1],
+                    )
                     if alias.asname:
                         self.imports[alias.asname] = alias.name
                     else:
@@ -40,9 +56,22 @@ class Names:
                         self.imports[top] = top
             elif isinstance(node, ast.ImportFrom):
                 prefix = "." * node.level + (node.module or "")
+                module = tuple(node.module.split(".")) if node.module else ()
                 for alias in node.names:
-                    self.imports[alias.asname or alias.name] = f"{prefix}.{alias.name}"
+                    if alias.name == "*":
+                        self.stars.append((node.level, module))
+                        continue
+                    name = alias.asname or alias.name
+                    self.imports[name] = f"{prefix}.{alias.name}"
+                    self.origins[name] = (node.level, (*module, alias.name))
+        if self.stars:
+            self._usual()
         self.roots = {path.lstrip(".").partition(".")[0] for path in self.imports.values()}
+
+    def _usual(self) -> None:
+        """Takes the usual short names for what they are: a star may have brought them."""
+        for name, path in _USUAL.items():
+            self.imports.setdefault(name, path)
 
     def imported(self, *packages: str) -> bool:
         """Returns whether the module imports one of these packages, or something from one."""
@@ -58,6 +87,15 @@ class Names:
             return ""
         parts.append(self.imports[node.id])
         return canonical(".".join(reversed(parts)))
+
+    def origin(self, node: ast.expr) -> tuple[int, tuple[str, ...]] | None:
+        """Returns where an expression is imported from: folders up, and the parts of its path."""
+        parts: list[str] = []
+        while isinstance(node, ast.Attribute):
+            parts.append(node.attr)
+            node = node.value
+        found = self.origins.get(node.id) if isinstance(node, ast.Name) else None
+        return (found[0], (*found[1], *reversed(parts))) if found else None
 
 
 def canonical(path: str) -> str:

@@ -113,6 +113,7 @@ class Reader:
 
     def attribute_of(self, cls: Class, name: str) -> Value | None:
         """Returns what ``self.NAME`` holds, from what the class assigns to it."""
+        self.code.ready(cls)
         for ancestor in cls.line_of_descent():
             assigned = ancestor.attributes.get(name)
             if assigned:

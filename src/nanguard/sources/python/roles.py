@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from nanguard.sources.python.code import Code
+    from nanguard.sources.python.scopes import Function
 
 _NO_LOSS = re.compile(
     r"weight|mask|scale|coef|factor|ratio|_fn$|func|mult|type|dict|hist|meter|list|name|config|lambda",
@@ -110,8 +111,13 @@ class Roles:
             return any(m.has("loss") and not _NO_LOSS.search(m.name) for m in base.upstream(6))
         return bool(base.name) and base.name in self.trained.get(id(base.scope), ())
 
-    def is_trained_on(self, value: Value) -> bool:
-        """Returns whether a loss reaches a backward pass, or is what its function gives back."""
+    def is_trained_on(self, value: Value, within: Function | None = None) -> bool:
+        """Returns whether a loss reaches a backward pass, or is what its function gives back.
+
+        Args:
+            value: The loss.
+            within: The function it is in, where the value does not know, as a number does not.
+        """
         if id(value) in self._reaching:
             return True
         for outer in self.code.ancestors(value.node) if value.node is not None else ():
@@ -120,9 +126,8 @@ class Roles:
                 return any(_leads_to(r, value) for r in function.returns) if function else False
             if isinstance(outer, ast.stmt):
                 break
-        return value.scope is not None and any(
-            _leads_to(result, value) for result in value.scope.returns
-        )
+        scope = value.scope or within
+        return scope is not None and any(_leads_to(result, value) for result in scope.returns)
 
     @cached_property
     def _reaching(self) -> set[int]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from nanguard.sources.python.code import Code
     from nanguard.sources.python.values import Value
 
 FunctionNode = ast.FunctionDef | ast.AsyncFunctionDef
@@ -26,6 +27,8 @@ class Function:
         parameters: Its parameters, by name.
         grad: Whether gradients are recorded in it, as far as its decorators say.
         state: Whether its body has been read.
+        outer: What names hold around it, where it is defined in a function.
+        home: The file it stands in.
     """
 
     name: str
@@ -38,6 +41,7 @@ class Function:
     grad: bool = True
     state: str = "new"
     outer: dict[str, Value] = field(default_factory=dict)
+    home: Code | None = None
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -48,9 +52,10 @@ class Class:
         name: What it is called.
         node: Where it is defined.
         bases: The dotted paths or names of what it is derived from.
-        parents: Those of them that are classes of this module.
+        parents: Those of them that are classes of this module or of another one of the project.
         methods: Its methods, by name.
         attributes: What is assigned to ``self.NAME``, by name.
+        home: The file it stands in.
     """
 
     name: str
@@ -59,9 +64,10 @@ class Class:
     parents: list[Class] = field(default_factory=list)
     methods: dict[str, Function] = field(default_factory=dict)
     attributes: dict[str, list[Value]] = field(default_factory=dict)
+    home: Code | None = None
 
     def line_of_descent(self) -> list[Class]:
-        """Returns the class and its ancestors in this module, nearest first."""
+        """Returns the class and its ancestors in the project, nearest first."""
         found: list[Class] = []
         queue = [self]
         while queue and len(found) < 16:
@@ -72,7 +78,7 @@ class Class:
         return found
 
     def method(self, name: str) -> Function | None:
-        """Returns a method, its own or an inherited one of this module."""
+        """Returns a method, its own or one inherited from a class of the project."""
         for cls in self.line_of_descent():
             if name in cls.methods:
                 return cls.methods[name]
@@ -83,8 +89,9 @@ class Class:
         known = ("torch.", "lightning.", "transformers.")
         for cls in self.line_of_descent():
             names = {parent.name for parent in cls.parents}
-            if any(base and base not in names and not base.startswith(known) for base in cls.bases):
-                return True
+            for base in cls.bases:
+                if base.rpartition(".")[2] not in (*names, "") and not base.startswith(known):
+                    return True
         return False
 
     def is_module(self) -> bool:

@@ -44,6 +44,8 @@ def named(value: Value) -> str:
         return value.name.rstrip("_")
     if value.op == "new":
         return value.path.rpartition(".")[2] or (value.cls.name if value.cls else value.name)
+    if value.op in ("local", "result"):
+        return value.name.rstrip("_")
     return value.op
 
 
@@ -65,7 +67,8 @@ class Training:
         self.calls: dict[str, list[Value]] = {}
         for function in code.functions:
             for event in function.events:
-                if id(event) not in self.callees:
+                callee = self.callees.get(id(event))
+                if callee is None or callee.home is not code:
                     self.calls.setdefault(named(event), []).append(event)
         self.backwards = [*self.called(*_BACKWARD)]
         self.steps = [event for event in self.called("step") if is_step(event)]

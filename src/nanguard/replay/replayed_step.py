@@ -1,0 +1,265 @@
+"""A step that is done again in the process that trains: what is noted of it, and where it ends."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.utils._python_dispatch import _disable_current_modes
+
+from nanguard.guard.optimizers import gradients_of
+from nanguard.numerics import all_finite
+from nanguard.replay.replay import Replay
+from nanguard.replay.state import RefusedError
+from nanguard.replay.watch import single_number
+from nanguard.tracer.sites import here
+from nanguard.tracer.symptom import Symptom
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from torch import Tensor
+    from torch.optim import Optimizer
+
+    from nanguard.diagnosis.task import Outcome, Task
+    from nanguard.replay.start import Start
+    from nanguard.replay.watch import Watch
+
+    Apply = Callable[[Watch, Optimizer, Callable[..., Any]], dict[str, float]]
+
+
+class Reached(BaseException):
+    """Leaves a replay where its step would have been made."""
+
+
+class ReplayedStep(Replay):
+    """A replay whose step is judged and never made.
+
+    Attributes:
+        outcome: What it came to; None as long as it has not.
+        again: Batches that loaders hand out once more.
+    """
+
+    def __init__(
+        self, task: Task, run: Watch, start: Start, *, together: bool, reads: bool = False
+    ) -> None:
+        super().__init__(task, run)
+        self._start = start
+        self._reads = reads
+        # Bad gradients that were handed to the script.
+        self.handed: list[Tensor] = []
+        self._together = together
+        self.outcome: Outcome | None = None
+        self.again: list[Any] = []
+        self.facts.losses = [x for x in run.recent_losses if math.isfinite(x)]
+
+    @contextlib.contextmanager
+    def watching(self) -> Iterator[None]:
+        """Watches every operation, if that is the task."""
+        if self.trace is None:
+            yield
+            return
+        self.trace.step = self.ordinal
+        self.trace.start()
+        self.trace.begin_step(self.ordinal)
+        try:
+            yield
+        finally:
+            self.trace.stop()
+
+    def begin_pass(self, loader: Any) -> None:
+        """Leaves loaders as they are."""
+
+    def next_batch(self, own: Any, draw: Callable[[], Any]) -> Any:
+        """Hands out a batch of the step once more."""
+        if not self.again:
+            raise RefusedError("the step takes another batch from its loader than it did")
+        return self.again.pop(0)
+
+    def before_backward(self, losses: list[Tensor]) -> None:
+        """Ends the replay at a bad loss, whose origin lies in the forward pass."""
+        super().before_backward(losses)
+        if self._together:
+            return  # the other ranks go on to their collectives
+        with _disable_current_modes():
+            self._judge(self.bad_loss(), self._optimizer())
+        self._leave()
+
+    def after_backward(self) -> None:
+        """Ends the replay at a bad gradient, or when all passes of the step are over."""
+        if self.trace is not None:
+            self.trace.end_backward()
+        last = len(self.losses) >= len(self._start.losses)
+        with _disable_current_modes():
+            if self._together:
+                self._judge(self.bad_loss(), self._optimizer())
+            if not self.answered and self._scaler is None:
+                self._judge(self.bad_manual_gradient(), self._optimizer())
+            if not self.answered and last and not self._start.stepped:
+                self.answer(self._outcome(self._optimizer()))
+        self._leave()
+
+    def grad(self, call: Callable[[], Any], outputs: Any) -> Any:
+        """Judges gradients that the script applies by itself."""
+        loss = single_number(outputs)
+        if loss is None or len(self.losses) >= len(self._start.losses):
+            return call()
+        self.losses.append(loss)
+        self.before_backward([loss])
+        found = call()
+        if self.trace is not None:
+            self.trace.end_backward()
+        with _disable_current_modes():
+            bad = [g for g in found if g is not None and not all_finite([g])]
+            if bad:
+                self.handed = bad
+                self._judge(Symptom("gradient", "nan", float(loss)), self._optimizer())
+            if not self.answered and len(self.losses) >= len(self._start.losses):
+                self.answer(self._outcome(self._optimizer()))
+        self._leave()
+        return found
+
+    def read(self, tensor: Tensor, value: float) -> None:
+        """Ends the replay of an evaluation at the number that was bad."""
+        if not self._reads or self.answered:
+            return
+        self._reads = False  # what is read from now on is read by us
+        with _disable_current_modes():
+            self.losses = [tensor.detach()]
+            self._judge(self.bad_loss(), self._optimizer())
+        self._leave()
+
+    def judged_step(self, optimizer: Optimizer, call: Callable[..., Any], closure: Any) -> Any:
+        """Judges the step, and does not make it."""
+        if callable(closure):
+            with torch.enable_grad():
+                closure()
+        with _disable_current_modes():
+            self.facts.step_site = here()
+            loss, gradient = self.verdict(optimizer)
+            self._judge(loss or gradient, optimizer, by_hand=self._scaler is not None)
+            if not self.answered:
+                self.answer(self._outcome(optimizer))
+            # Where nothing goes back from a loss, the gradients tell whether it is the same step.
+            self.losses = self.losses or gradients_of(optimizer)
+        self._leave()
+
+    def judged_scaler_step(self, scaler: Any, optimizer: Any, call: Callable[[], Any]) -> Any:
+        """Judges the loss; the gradients are the scaler's own business."""
+        with _disable_current_modes():
+            self._judge(self.bad_loss(), optimizer)
+            if not self.answered:
+                self.answer(self._outcome(optimizer))
+        self._leave()
+
+    def ended(self, *, complete: bool) -> None:
+        """Ends a replay whose region is over, and whose step is made by somebody else.
+
+        Args:
+            complete: Whether nothing else was to come.
+        """
+        if complete or (self.losses and len(self.losses) >= len(self._start.losses)):
+            with _disable_current_modes():
+                self.answer(self._outcome(self._optimizer()))
+
+    def left(self, seen: dict[str, Any]) -> None:
+        """Judges a step that its script has left without a backward pass.
+
+        Args:
+            seen: The names that the step's code had when it ended.
+        """
+        with _disable_current_modes():
+            if not self.losses:
+                self.losses = scalars_in(seen)
+            self._judge(self.bad_loss(), self._optimizer())
+            if not self.answered:
+                self.answer(self._outcome(self._optimizer()))
+
+    def answer(self, outcome: Outcome) -> None:
+        """Keeps the answer."""
+        if not self.answered:
+            self.answered = True
+            self.outcome = outcome
+
+    def boundary(self) -> None:
+        """Does nothing: the step was not made."""
+
+    def at_boundary(self) -> None:
+        """Does nothing: the step begins where it began."""
+
+    def _optimizer(self) -> Any:
+        return next(iter(self.optimizers()), None)
+
+    def _leave(self) -> None:
+        if self.answered:
+            raise Reached
+
+
+class MadeStep(ReplayedStep):
+    """A replay whose step is made.
+
+    Attributes:
+        numbers: Those of the step.
+    """
+
+    def __init__(
+        self, task: Task, run: Watch, start: Start, apply: Apply, *, exactly: bool
+    ) -> None:
+        super().__init__(task, run, start, together=False)
+        self._apply = apply
+        self._exactly = exactly
+        self.numbers: dict[str, float] | None = None
+
+    def before_backward(self, losses: list[Tensor]) -> None:
+        """Lets backward run, whatever the loss is."""
+
+    def after_backward(self) -> None:
+        """Leaves a pass of the step that no optimizer follows."""
+        if len(self.losses) >= len(self._start.losses) and not self._start.stepped:
+            self.answered = True
+        self._leave()
+
+    def judged_step(self, optimizer: Optimizer, call: Callable[..., Any], closure: Any) -> Any:
+        """Makes the step."""
+        if not self._exactly or same_losses(self._start.losses, self.losses):
+            self.numbers = self._apply(self, optimizer, call)
+            self.answered = True
+        raise Reached
+
+
+def scalars_in(names: dict[str, Any]) -> list[Tensor]:
+    """Returns the single numbers among some names that a graph leads to, bad ones first.
+
+    Methods keep theirs in attributes.
+    """
+    own = names.get("self")
+    held = vars(own).values() if hasattr(own, "__dict__") else ()
+    found = [
+        value.detach()
+        for value in (*names.values(), *held)
+        if issubclass(type(value), torch.Tensor)
+        and value.numel() == 1
+        and value.is_floating_point()
+    ]
+    return sorted(found, key=lambda value: bool(torch.isfinite(value).all()))[:1]
+
+
+def same_losses(left: list[Tensor], right: list[Tensor], *, loosely: bool = False) -> bool:
+    """Returns whether two lists of losses are equal, bit for bit; the shorter one counts.
+
+    Args:
+        left: Losses.
+        right: Others.
+        loosely: Whether finite ones may differ: compiled code rounds differently.
+    """
+    pairs = list(zip(left, right, strict=False))
+    if loosely:
+        return all(bool(torch.isfinite(a).all()) == bool(torch.isfinite(b).all()) for a, b in pairs)
+    return all(
+        a.shape == b.shape
+        and torch.equal(torch.nan_to_num(a), torch.nan_to_num(b))
+        and torch.equal(torch.isfinite(a), torch.isfinite(b))
+        for a, b in pairs
+    )

@@ -1,0 +1,577 @@
+"""Remembers, while a run goes on, what each of its steps began with.
+
+For each place that calls ``backward`` the region of its step is found once, from two stacks: that
+of the model's call and that of ``backward``. From then on the values of the region's live-in names
+and the random streams are remembered whenever it begins. Where Python can tell that a line is
+reached (``sys.monitoring``, 3.12 and later) that is the region's first line; elsewhere it is the
+statement that first calls the model.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import warnings
+from collections import UserDict, deque
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+from torch.nn.modules.module import register_module_forward_pre_hook
+
+from nanguard.guard.rng import RandomStreams
+from nanguard.replay.frames import Lines, hear_calls, is_nested, let_go, names_of, outside, stack_of
+from nanguard.replay.region import NoRegionError, Region
+from nanguard.replay.start import (
+    Ambient,
+    Given,
+    Start,
+    bytes_of,
+    copied,
+    devices_in_use,
+    is_generator,
+    is_part,
+    is_plain_object,
+    is_users_module,
+    versions_of,
+)
+from nanguard.tracer.sites import is_installed, is_users
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from types import CodeType, FrameType
+
+    from torch import Tensor
+
+    from nanguard.replay.frames import Stack
+    from nanguard.replay.region import Piece
+
+
+@dataclass(slots=True)
+class _Call:
+    """A call of a model, until the region of its step is known.
+
+    Attributes:
+        module: The model.
+        lines: The line that each frame was on, by the frame's identity.
+        names: The names that each of the user's frames had.
+        streams: The random streams.
+        ambient: What is not said by names.
+        frames: The frames, so that none of them is mistaken for another.
+    """
+
+    module: nn.Module
+    lines: dict[int, int]
+    names: dict[int, dict[str, Any]]
+    streams: dict[str, Any]
+    ambient: Ambient
+    frames: Stack
+
+
+# Passes of a step that are kept beside those with a bad loss.
+_KEPT = 3
+# Model calls whose stacks are kept until the region of their step is known.
+_CALLS = 8
+_UNRECORDED = 2
+# Backward passes with a start, for each region, after which all regions are taken to be known.
+_SETTLED = 2
+# Batches that a loader may be ahead of the loop, and one.
+_AHEAD = 3
+# Batches that are remembered: a few, as loaders look ahead and a device tells late, and all of a
+# step that adds up the gradients of several, as long as these do not take too many bytes.
+_LEAST_BATCHES, _MOST_BATCHES, _BATCH_BYTES = 3, 64, 256 << 20
+# Objects of the script whose attributes are remembered.
+_OBJECTS = 8
+_LONG = hasattr(sys, "monitoring")
+
+
+class Starts:
+    """Follows a run and knows what its step began with.
+
+    Attributes:
+        current: The step that is going on, or the one that has just ended.
+        ended: The starts of all backward passes since the last step of an optimizer.
+        why_not: Why there is no start, where there is none.
+        streams: Takes and puts back the random streams.
+    """
+
+    def __init__(
+        self, on_left: Callable[[Start, Any], None] | None = None, *, long: bool = _LONG
+    ) -> None:
+        """Prepares; nothing is followed before ``begin``.
+
+        Args:
+            on_left: Called with a step that was left before its backward pass, and the names that
+                its code had then.
+            long: Whether to wait for the first lines of regions.
+        """
+        self._on_left = on_left
+        self.is_on = False
+        self.current: Start | None = None
+        self.ended: list[Start] = []
+        self.why_not: str | None = None
+        self.streams = RandomStreams([])
+        self.batches: deque[tuple[Any, Any, list[int]]] = deque(maxlen=_MOST_BATCHES)
+        # How many batches were handed out in the last two steps, and since then.
+        self._drawn_in: deque[int] = deque(maxlen=2)
+        self._drawn_since = 0
+        self.paused = False
+        self._long = long
+        self._thread: int | None = None
+        self._regions: dict[Any, tuple[Region, Piece]] = {}
+        self._codes: dict[CodeType, Region] = {}
+        self._calls: list[_Call] = []
+        self._last_event: Stack = []
+        self._hook: Any = None
+        self._hooked: dict[type, Callable[[], None]] = {}
+        self._compiled = False
+        self._lines = Lines(self._reached, self._called_first) if long else None
+        self._earlier: dict[str, Any] | None = None
+        self._objects: list[Any] = []
+        self._earlier_objects: list[tuple[Any, dict[str, Any]]] = []
+        # Whether calls were looked for ever since the last backward, and how many backward passes
+        # in a row had a start.
+        self._heard_all = False
+        self._in_a_row = 0
+        # The last batches as they were handed out, and whether batches are changed in place.
+        self._given: deque[Given] = deque(maxlen=_AHEAD)
+        # The batches since the last step, and whether streams are taken as they are handed out.
+        self._since: list[Any] = []
+        self._taken_by_batch = False
+        self._looked_for_streams = False
+        self._moves = False
+
+    @property
+    def sees_models(self) -> bool:
+        """Whether models are called in the steps, so that these are seen to begin."""
+        return bool(self._regions)
+
+    def begin(self) -> None:
+        """Begins to follow."""
+        self.is_on = True
+        self._look_for_calls()
+
+    def close(self) -> None:
+        """Ends it; nothing of it is left."""
+        self.is_on = False
+        for undo in self._hooked.values():
+            undo()
+        self._hooked.clear()
+        if self._hook is not None:
+            self._hook.remove()
+            self._hook = None
+        if self._lines is not None:
+            self._lines.close()
+        self._forget_stacks()
+        self.current, self.ended = None, []
+        self.batches.clear()
+
+    # What the run tells.
+
+    def drew(self, loader: Any, batch: Any, indices: list[int]) -> None:
+        """Notes a batch that a loader has handed out."""
+        if not self.is_on:
+            return
+        self.batches.append((loader, batch, indices))
+        self._drawn_since += 1
+        if len(self.batches) > _LEAST_BATCHES:
+            self._forget_batches(_BATCH_BYTES // max(1, bytes_of(batch)))
+        self._since = [*self._since[-2:], batch]
+        if not self._long:
+            self._given.append(Given(batch, copies=self._moves))
+        if self.current is not None and self.current.site is None:
+            self.current.given.append(batch)
+            if self.current.later is not None:
+                self.current.later.given.append(batch)
+        elif not self._long and self._regions:
+            self._earlier, self._taken_by_batch = self.streams.capture(), True
+
+    def _forget_batches(self, most: int) -> None:
+        while len(self.batches) > max(_LEAST_BATCHES, most):
+            self.batches.popleft()
+
+    def before_backward(self, losses: list[Tensor]) -> None:
+        """Ends the start that is going on with a backward pass."""
+        if not self.is_on or self.paused:
+            return
+        if not self._is_our_thread():
+            return
+        frame = outside(sys._getframe(1))
+        if frame is None:
+            return
+        site = (frame.f_code, frame.f_lasti)
+        start = self.current
+        if site not in self._regions or start is None:
+            self._discover(site, frame)
+        elif start.site == site and not self._goes_on(start):
+            # The region began anew, and nobody noticed.
+            self._look_for_calls()
+            self.current = None
+        if self.current is not None:
+            self._end(self.current, site, losses)
+        self._in_a_row = 0 if self.current is None else self._in_a_row + 1
+        self._last_event = stack_of(frame) if self._hook is not None else []
+        self._heard_all = self._hook is not None
+        self._calls.clear()
+
+    def _is_our_thread(self) -> bool:
+        """Returns whether this is the thread that trains; another one may come after it."""
+        here = threading.get_ident()
+        if self._thread in (None, here):
+            return True
+        if any(thread.ident == self._thread for thread in threading.enumerate()):
+            return False
+        self._thread, self.current, self.ended = None, None, []
+        self._look_for_calls()
+        return True
+
+    def _goes_on(self, start: Start) -> bool:
+        """Returns whether a second backward of the same place belongs to one start.
+
+        It does if the first one was not the end of the region: a loop inside of it.
+        """
+        return start.stepped is False and self._lines is not None and not self._lines.fresh
+
+    def _end(self, start: Start, site: Any, losses: list[Tensor]) -> None:
+        if start not in self.ended:
+            self.ended.append(start)
+        # The first one began with the weights that all of the step begins with.
+        good = [kept for kept in self.ended[1:-1] if not kept.bad]
+        for spare in good[: max(len(good) - _KEPT + 1, 0)]:
+            self.ended.remove(spare)  # of many passes for one step, the last ones are kept
+        start.site = site
+        start.add_losses(losses)
+        if start.later is not None:
+            start.later.site, start.later.losses = site, start.losses
+        if any(t._version != version for t, version, kept in start.versions if kept is None):
+            start.region.moves = True
+
+    def after_backward(self) -> None:
+        """Notes that the random streams have gone on."""
+        self._freshen()
+
+    def step_begins(self) -> None:
+        """Notes that an optimizer was called."""
+        for start in self.ended:
+            start.stepped = True
+            if start.later is not None:
+                start.later.stepped = True
+
+    def step_ended(self) -> list[Start]:
+        """Forgets the step that is over; returns what it began with."""
+        ended, self.ended = self.ended, []
+        for start in ended:
+            if start.lost_losses:
+                start.region.changes_losses = True
+        self.current, self._since = None, []
+        self._drawn_in.append(self._drawn_since)
+        self._drawn_since = 0
+        self._forget_batches(sum(self._drawn_in))
+        self._calls.clear()
+        if self._hook is not None:
+            frame = outside(sys._getframe(1))
+            self._last_event = [] if frame is None else stack_of(frame)
+            if not self._compiled and self._in_a_row > _SETTLED * max(len(self._regions), 1):
+                self._hook.remove()
+                self._hook = None
+                self._last_event = []
+        if not self._regions and not self._looked_for_streams:
+            # A script that never calls backward has no region that they would be learned with.
+            self._looked_for_streams = True
+            caller = outside(sys._getframe(1))
+            if caller is not None:
+                self._know_streams(caller)
+        if not self._long or not self._regions:
+            # Where the step before had a batch, the next one has one, too.
+            self._earlier = None if self._taken_by_batch else self.streams.capture()
+            self._taken_by_batch = False
+            self._earlier_objects = self._objects_now()
+        self._freshen()
+        return ended
+
+    def _freshen(self) -> None:
+        if self._lines is not None:
+            self._lines.fresh = True
+
+    # Finding regions.
+
+    def _look_for_calls(self) -> None:
+        if self._hook is None:
+            # Our hook does nothing in compiled code.
+            told = r"Using `torch\.compile\(module\)` when there are global hooks"
+            warnings.filterwarnings("ignore", told, UserWarning)
+            self._hook = register_module_forward_pre_hook(self._called)
+
+    def _called(self, module: nn.Module, _args: Any) -> None:
+        if self.paused or torch.compiler.is_compiling() or not self._is_our_thread():
+            return
+        frame = sys._getframe(1)
+        if type(module).__name__ == "OptimizedModule":
+            self._compiled = True
+        if self._hook is not None and not is_nested(frame):
+            self._note_call(module, frame)
+        if not self._long and self._codes:
+            self._begins_with_call(frame)
+
+    def _note_call(self, module: nn.Module, frame: FrameType) -> None:
+        """Keeps the first calls that are recorded for backward, and few others, as of rollouts."""
+        few = _CALLS if torch.is_grad_enabled() else _UNRECORDED
+        kept = sum(call.ambient.grad is torch.is_grad_enabled() for call in self._calls)
+        if kept < few and next(module.parameters(), None) is not None:
+            self._calls.append(self._call(module, frame))
+
+    def _call(self, module: nn.Module, frame: FrameType) -> _Call:
+        if torch.cuda.is_initialized() and not self.streams.devices:
+            self.streams = RandomStreams(devices_in_use(), self.streams.generators)
+        stack = stack_of(frame)
+        return _Call(
+            module,
+            {id(f): line for f, line in stack},
+            {id(f): names_of(f) for f, _ in stack if is_users(f.f_code.co_filename)},
+            self.streams.capture(),
+            Ambient.now(),
+            stack,
+        )
+
+    def _discover(self, site: Any, frame: FrameType) -> None:
+        """Finds the region of a backward pass, if a model was seen to be called for it."""
+        if not self._calls:
+            self._look_for_calls()
+            second = self.current is not None and self.current.site is not None
+            if not (second and self._heard_all):  # else it is a second loss of the same forward
+                self.current = self.after_the_fact(frame) if self._heard_all else None
+            return
+        owner, line, calls = self._common(frame)
+        self.current = None
+        if owner is None:
+            self.why_not = "the model is called in another thread than backward"
+            return
+        try:
+            # The innermost loop holds the call that belongs to this backward; of others, such as
+            # those that collect data, it knows nothing.
+            regions = [self._region(owner, call.lines[id(owner)], line) for call in calls]
+            place = max(range(len(calls)), key=lambda n: (regions[n].first, -n))
+            call = calls[place]
+            self._add(site, owner, regions[place], call)
+            piece = regions[place].at(call.lines[id(owner)])
+        except NoRegionError as error:
+            self.why_not = str(error)
+            return
+        local = call.names.get(id(owner), {})
+        self.current = self._new(owner, local, regions[place], piece, call.streams, call.ambient)
+
+    def _common(self, frame: FrameType) -> tuple[FrameType | None, int, list[_Call]]:
+        """Returns the innermost frame that holds calls of models and this backward.
+
+        Returns:
+            The frame, the line that it calls backward on, and the calls; those that are recorded
+            for backward, if there are any.
+        """
+        for f, line in stack_of(frame):
+            calls = [call for call in self._calls if id(f) in call.lines]
+            if calls:
+                trained = [call for call in calls if call.ambient.grad]
+                return f, line, trained or calls
+        return None, 0, []
+
+    def _region(self, owner: FrameType, call: int, backward: int) -> Region:
+        known = self._codes.get(owner.f_code)
+        if known is not None and known.lines == (call, backward):
+            return known
+        return Region(owner.f_code, owner.f_globals, (call, backward))
+
+    def after_the_fact(self, frame: FrameType | None, *, statement: bool = False) -> Start | None:
+        """Returns a start of the code around a frame, with the values that its names have now.
+
+        This is all there is where no model is called that could be seen: it is exact as long as
+        the code has not changed what it was given.
+
+        Args:
+            frame: The frame, or one below it.
+            statement: Whether to begin with the statement that it is at.
+        """
+        while frame is not None and is_installed(frame.f_code.co_filename):
+            frame = outside(frame.f_back)
+        if frame is None:
+            return None
+        try:
+            region = self._codes.get(frame.f_code)
+            if region is None or not region.holds(frame.f_lineno or 0):
+                region = Region(frame.f_code, frame.f_globals, (frame.f_lineno or 0,))
+            piece = region.at(frame.f_lineno or 0) if statement else region.whole()
+        except NoRegionError as error:
+            self.why_not = str(error)
+            return None
+        self._know_streams(frame)
+        local, now = frame.f_locals, self.streams.capture()
+        start = self._new(frame, local, region, piece, self._earlier or now, Ambient.now())
+        let_go(frame, local)
+        return start
+
+    def _add(self, site: Any, owner: FrameType, region: Region, call: _Call) -> None:
+        line = call.lines[id(owner)]
+        before = next((line for f, line in self._last_event if f is owner), None)
+        piece = region.whole()
+        if before is not None and region.holds(before) and before < line:
+            # Another backward, or an optimizer, comes first in this region.
+            piece = region.after(before) or piece
+        self._thread = threading.get_ident()
+        self._regions[site] = (region, piece)
+        self._codes[owner.f_code] = region
+        self._know_streams(owner)
+        if self._lines is not None:
+            self._lines.watch(region, piece)
+            if not self._since:
+                # Where the data comes from, nobody knows: perhaps it cannot be had a second time.
+                self._lines.watch_call(region, region.at(line))
+        elif type(call.module) not in self._hooked:
+            self._hooked[type(call.module)] = hear_calls(type(call.module), self._called)
+
+    def _know_streams(self, frame: FrameType) -> None:
+        """Learns which generators of its own the script draws from."""
+        own = {id(g): g for g in self.streams.generators}
+        places: list[Mapping[str, Any]] = [frame.f_locals]
+        places += [vars(m) for m in list(sys.modules.values()) if is_users_module(m)]
+        owner = frame.f_locals.get("self")
+        if hasattr(owner, "__dict__"):
+            places.append(vars(owner))
+        for place in places:
+            for value in list(place.values()):
+                # An environment or a sampler may have a generator of its own.
+                inner = vars(value).values() if is_plain_object(value) else ()
+                own.update({id(v): v for v in (value, *inner) if is_generator(v)})
+        self.streams = RandomStreams(devices_in_use(), list(own.values()))
+        found = {id(v): v for place in places for v in list(place.values()) if is_plain_object(v)}
+        known = {id(v): v for v in self._objects}
+        self._objects = list({**known, **found}.values())[:_OBJECTS]
+
+    def _objects_now(self) -> list[tuple[Any, dict[str, Any]]]:
+        """Returns the attributes of the script's own objects: counters, and what they count."""
+        return [
+            (owner, {name: copied(value) for name, value in vars(owner).items()})
+            for owner in self._objects
+        ]
+
+    # Taking starts.
+
+    def _reached(self, frame: FrameType, region: Region, piece: Piece) -> None:
+        """Takes a start: the first line of a region is about to run."""
+        if not self.paused and self._is_our_thread():
+            self._take(frame, region, piece)
+
+    def _called_first(self, frame: FrameType, region: Region, piece: Piece) -> None:
+        """Takes a second start, where a model is about to be called in a step that goes on."""
+        start = self.current
+        if self.paused or start is None or start.site is not None or start.later is not None:
+            return
+        if start.frame == id(frame) and start.region is region and self._is_our_thread():
+            now, local = self.streams.capture(), frame.f_locals
+            start.later = self._new(frame, local, region, piece, now, Ambient.now())
+            let_go(frame, local)
+
+    def _begins_with_call(self, frame: FrameType | None) -> None:
+        """Takes a start if this is the first call of a model in a region."""
+        while frame is not None and frame.f_code not in self._codes:
+            frame = frame.f_back
+        if frame is None:
+            return
+        region, line = self._codes[frame.f_code], frame.f_lineno or 0
+        if not region.holds(line):
+            return
+        start = self.current
+        if start is not None and start.site is None and self._is_same_turn(start, frame, line):
+            return
+        try:
+            self._take(frame, region, region.at(line))
+        except NoRegionError as error:
+            self.why_not = str(error)
+            self.current = None
+
+    def _is_same_turn(self, start: Start, frame: FrameType, line: int) -> bool:
+        """Returns whether a start is that of the turn of a loop, or call, that a frame is in."""
+        if start.frame != id(frame):
+            return False
+        if not start.ambient.grad and torch.is_grad_enabled():
+            return False  # what ran before was an evaluation, or a teacher
+        if line > start.piece.last or line < start.piece.first:
+            return False
+        if line > start.piece.first:
+            return True
+        local = frame.f_locals
+        same = all(local.get(name) is value for name, value in start.names.items())
+        let_go(frame, local)
+        return same
+
+    def _take(self, frame: FrameType, region: Region, piece: Piece) -> None:
+        local = frame.f_locals
+        left = self.current
+        same = left is not None and left.region is region and left.frame == id(frame)
+        trains = left is not None and left.site is None and left.ambient.grad
+        if left is not None and same and trains and self._on_left is not None:
+            self._on_left(left, local)
+        now = self.streams.capture()
+        self.current = self._new(frame, local, region, piece, now, Ambient.now())
+        let_go(frame, local)
+
+    def _new(
+        self,
+        frame: FrameType,
+        local: Mapping[str, Any],
+        region: Region,
+        piece: Piece,
+        streams: dict[str, Any],
+        ambient: Ambient,
+    ) -> Start:
+        names: dict[str, Any] = {}
+        for name in piece.live:
+            if name in local:
+                names[name] = copied(local[name])
+            elif name in frame.f_globals:  # what a function declares as global is not among its own
+                names[name] = copied(frame.f_globals[name])
+        whole = None
+        if not self._long and piece is not region.whole():
+            whole = {n: copied(local[n]) for n in region.whole().live if n in local}
+            whole.update(self._as_given(region, whole))
+        elif not self._long and region.kind == "function":
+            names.update(self._as_given(region, names))
+        return Start(
+            region,
+            piece,
+            names,
+            whole,
+            frame.f_globals,
+            local.get("__class__"),
+            streams,
+            self._earlier,
+            self._objects_now() if self._long else self._earlier_objects,
+            {n: copied(local[n]) for n in frame.f_code.co_cellvars if n in local},
+            {name: id(local[name]) for name in piece.stores if name in local},
+            ambient,
+            list(versions_of(names, copies=region.moves)),
+            id(frame),
+            list(self._since),
+        )
+
+    def _as_given(self, region: Region, names: dict[str, Any]) -> dict[str, Any]:
+        """Returns the batch as the loader has given it: the body may have changed it."""
+        if not self._given:
+            return {}
+        # A loader may be a batch ahead of the loop, as Accelerate's is.
+        given = next((g for g in self._given if g.is_among(names)), self._given[-1])
+        self._moves = self._moves or given.moved
+        batch = given.batch
+        if isinstance(batch, (dict, UserDict)):
+            # A step takes things out of it, as the Trainer's does with the labels.
+            fits = [n for n, v in names.items() if is_part(v, batch)]
+            return {name: copied(batch) for name in fits}
+        if not isinstance(batch, (list, tuple)):
+            return {}
+        for target in region.unpacked:
+            if len(target) == len(batch) and all(name in names for name in target):
+                return dict(zip(target, batch, strict=True))
+        return {}
+
+    def _forget_stacks(self) -> None:
+        self._calls.clear()
+        self._last_event = []
