@@ -66,7 +66,7 @@ def mutated(data: bytes, others: Sequence[bytes], form: str, rng: random.Random)
         rng: What every choice comes from.
     """
     for _ in range(rng.choice((1, 1, 1, 2, 3, 6))):
-        ways = _WAYS[form]
+        ways = FORMS[form]
         data = rng.choice(ways)(data, others, rng)[:LARGEST]
     return data
 
@@ -271,7 +271,7 @@ def _header(data: bytes, others: Sequence[bytes], rng: random.Random) -> bytes:
 
 _BYTES: list[Way] = [_flip, _flip, _overwrite, _overwrite, _delete, _repeat, _cut, _insert, _empty]
 _TEXT: list[Way] = [_word, _word, _word, _lines, _lines, _insert, _splice, _delete, _repeat, _cut]
-_WAYS: dict[str, list[Way]] = {
+FORMS: dict[str, list[Way]] = {
     "bytes": [*_BYTES, _splice],
     "text": [*_TEXT, _flip],
     "words": [*[_same_sort] * 10, *_TEXT],

@@ -1,4 +1,4 @@
-"""A bad step whose replays run out of memory: the model is called so often, and then never again."""
+"""A bad step whose replays run out of memory: the model is called a few times, then no more."""
 
 import sys
 

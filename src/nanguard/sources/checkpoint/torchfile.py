@@ -192,8 +192,13 @@ def _refuse_words(blob: Blob, entries: dict[str, Entry], root: str) -> None:
     """Refuses what torch fails on before it comes to the tensors.
 
     Raises:
-        DamagedError: The alignment of storages is no number, or the mark of the writer no text.
+        DamagedError: The version or the alignment of storages is no number, or the mark of the
+            writer no text.
     """
+    for name in ("version", ".data/version"):
+        version = entries.get(f"{root}{name}")
+        if version is not None and not read(_part(blob, version), 0, 40).strip().isdigit():
+            raise DamagedError("the version of its format is no number")
     alignment = entries.get(f"{root}.storage_alignment")
     if alignment is not None and not read(_part(blob, alignment), 0, 40).strip().isdigit():
         raise DamagedError("the alignment of its storages is no number")
