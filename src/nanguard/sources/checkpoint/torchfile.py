@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nanguard.sources.checkpoint.blob import Blob, MemoryBlob, Window, read
@@ -29,6 +30,8 @@ MAGIC = 0x1950A86A20F9469CFC6C
 # The only version there ever was of the older format.
 VERSION = 1001
 MAX_NESTED = 1000
+# What torch saves is called so; other programs put several pickles into one file.
+_OF_TORCH = (".pt", ".pth", ".ckpt")
 # Of all compressed files of an archive together.
 MAX_UNPACKED = 1 << 26
 
@@ -75,6 +78,9 @@ def _read(blob: Blob, nesting: _Nesting) -> TorchFile:
         return found
     if isinstance(first.value, int) and first.end < blob.size:
         raise DamagedError(f"it begins with the number {first.value:#x}, not with that of torch")
+    if first.end < blob.size and Path(blob.path).suffix in _OF_TORCH:
+        more = blob.size - first.end
+        raise DamagedError(f"it is a pickle with {more:,} bytes behind it, which torch cannot load")
     return TorchFile(_walked(first, _Outside(blob, nesting)), first.names)
 
 
