@@ -168,7 +168,7 @@ def _same_sort(data: bytes, others: Sequence[bytes], rng: random.Random) -> byte
     """Replaces a name, a number or a sign by another one, so that a text mostly stays whole."""
     pattern = rng.choice(_TOKENS)
     mine = [found.span() for found in pattern.finditer(data)]
-    theirs = pattern.findall(rng.choice(others))
+    theirs: list[bytes] = pattern.findall(rng.choice(others))
     if not mine or not theirs:
         return _lines(data, others, rng)
     begin, end = rng.choice(mine)
