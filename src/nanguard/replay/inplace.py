@@ -525,12 +525,18 @@ def _limited(seconds: float) -> Iterator[None]:
     thread, done = threading.get_ident(), threading.Event()
     in_main = threading.current_thread() is threading.main_thread() and hasattr(signal, "SIGALRM")
 
+    late, missed = threading.Event(), threading.Event()
+
     def too_long(_number: int, _frame: Any) -> None:
-        raise TooLong
+        if late.is_set():
+            late.clear()
+            raise TooLong
+        missed.set()  # an alarm of the script's own, which gets it afterwards
 
     def wait() -> None:
         if done.wait(None if math.isinf(seconds) else seconds):
             return
+        late.set()
         if in_main:
             signal.pthread_kill(thread, signal.SIGALRM)
         else:
@@ -544,6 +550,7 @@ def _limited(seconds: float) -> Iterator[None]:
     except RuntimeError:
         # Python is about to end, and starts no thread any more.
         if in_main and math.isfinite(seconds):
+            late.set()
             signal.setitimer(signal.ITIMER_REAL, seconds)
     try:
         yield
@@ -555,6 +562,8 @@ def _limited(seconds: float) -> Iterator[None]:
             signal.setitimer(signal.ITIMER_REAL, 0.0)
         if in_main:
             signal.signal(signal.SIGALRM, before)
+            if missed.is_set():
+                signal.raise_signal(signal.SIGALRM)
 
 
 def _share(start: Start) -> None:
