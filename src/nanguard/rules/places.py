@@ -23,7 +23,7 @@ _EVALUATES = re.compile(
     r"|preprocess\w*|prepare|compute|convert\w*)($|_)"
 )
 _USES = re.compile(
-    r"_?(eval\w*|validat\w*|test\w*|sample_\w+|\w+_samples?|visuali[sz]e\w*|plot\w*|generate\w*|reverse"
+    r"_?(on_(val|validation|test|predict|sanity)\w*|eval\w*|validat\w*|test\w*|sample_\w+|\w+_samples?|visuali[sz]e\w*|plot\w*|generate\w*|reverse"
     r"|infer\w*|predict\w*|interpolat\w*|slerp|compute_metrics?|calc(ulate)?_\w*)"
 )
 # Functions in which a module or a table is set up, before anything is trained.

@@ -51,6 +51,12 @@ _FINFO = {
 }
 
 
+# What people call the settings of a run.
+_SETTINGS = frozenset(
+    {"args", "opt", "opts", "cfg", "config", "conf", "hparams", "hps", "params", "FLAGS", "options"}
+)
+
+
 class Expressions(Calls):
     """Reads expressions."""
 
@@ -105,9 +111,15 @@ class Expressions(Calls):
             if node.attr == "grad":
                 made.kinds |= {"gradient"}
             return made
-        return Value(
+        made = Value(
             kinds=kinds_of(node.attr), node=node, name=node.attr, op="attribute", inputs=(base,)
         )
+        if self.code.project is not None and base.name in _SETTINGS:
+            number = self.code.project.setting(node.attr)
+            if number is not None:
+                made.const, made.lo, made.hi = number, number, number
+                made.kinds |= {"default"}
+        return made
 
     def _finfo(self, node: ast.Attribute, base: Value) -> Value:
         dtype = base.inputs[0].path.rpartition(".")[2] if base.inputs else ""
