@@ -79,8 +79,20 @@ def is_aside(code: Code, node: ast.AST | None) -> bool:
             break
     if function is None:
         return code.text.path.endswith(".ipynb") and not looped
+    if _only_uses_weights(code):
+        return True
     found = code.function_of(function)
     return found is not None and code.project is not None and _is_idle(code, found)
+
+
+def _only_uses_weights(code: Code) -> bool:
+    """Returns whether a script loads weights into models of its own and never trains them."""
+    training = Training.of(code)
+    if code.project is None or training.backwards or not any(training.called("load_state_dict")):
+        return False
+    if not code.project.trains or any(f.name == "training_step" for f in code.functions):
+        return False
+    return not code.project.is_imported(code.text.path)
 
 
 def _is_idle(code: Code, function: Function) -> bool:

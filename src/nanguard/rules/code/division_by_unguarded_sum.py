@@ -33,6 +33,7 @@ _OF_SEQUENCES = re.compile(
     r"(attention|attn|[a-z]|src|tgt|trg|mel|text|txt|seq|sequence|len|lens|length|spec|phone|wav"
     r"|frame|time|input|encoder|decoder|enc|dec)_?masks?"
 )
+_MASKS_ITSELF = re.compile(r"MAE|Masked_?Auto|MaskedAE|SimMIM|BEiT")
 
 
 class DivisionByUnguardedSum(CodeRule):
@@ -145,6 +146,9 @@ def _is_hardly_zero(code: Code, quotient: Value, divisor: Value) -> bool:
         return True
     if is_only_shown(code, quotient) or _is_share_of_all(quotient, divisor):
         return True
+    cls = quotient.scope.cls if quotient.scope is not None else None
+    if cls is not None and _MASKS_ITSELF.search(cls.name):
+        return True  # a masked autoencoder hides a share of each sample, and counts what it hid
     if is_about_data(quotient) or is_set_up(quotient) or is_number(divisor):
         return True
     table = any(part.op == "value_counts" for part in divisor.upstream(8))
