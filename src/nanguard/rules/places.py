@@ -24,7 +24,8 @@ _EVALUATES = re.compile(
 )
 _USES = re.compile(
     r"_?(on_(val|validation|test|predict|sanity)\w*|eval\w*|validat\w*|test\w*|sample_\w+|\w+_samples?|visuali[sz]e\w*|plot\w*|generate\w*|reverse"
-    r"|infer\w*|predict\w*|interpolat\w*|slerp|compute_metrics?|calc(ulate)?_\w*)"
+    r"|infer\w*|predict\w*|interpolat\w*|slerp|compute_metrics?"
+    r"|calc(ulate)?_(metric|acc|score|psnr|ssim|iou|map|fid|stat|auc|recall|dice)\w*)"
 )
 # Functions in which a module or a table is set up, before anything is trained.
 _SETUP = re.compile(
@@ -33,7 +34,7 @@ _SETUP = re.compile(
 # Methods that a framework calls by their names.
 _HOOKS = re.compile(
     r"forward|backward|\w+_step|on_\w+|configure_\w+|compute_loss|\w+_dataloader|main|run|train\w*"
-    r"|fit|step|collate\w*|loss\w*|\w+_loss"
+    r"|fit|step|collate\w*|loss"
 )
 _DATASETS = ("Dataset", "IterableDataset", "DataModule", "LightningDataModule", "Sampler")
 _DATA_METHODS = re.compile(
@@ -88,7 +89,7 @@ def is_aside(code: Code, node: ast.AST | None) -> bool:
 def _only_uses_weights(code: Code) -> bool:
     """Returns whether a script loads weights into models of its own and never trains them."""
     training = Training.of(code)
-    if code.project is None or training.backwards or not any(training.called("load_state_dict")):
+    if code.project is None or training.backwards or not any(training.called("load_state_dict", "load")):
         return False
     if not code.project.trains or any(f.name == "training_step" for f in code.functions):
         return False
