@@ -93,7 +93,6 @@ class Announced:
                 do="Change the file by hand, and report this.",
             )
 
-
     def compare(self, original: Values | str, copy: Values | str, fixes: Iterable[Fix]) -> None:
         """Compares what the parser of a family made of a file and of its repaired copy.
 

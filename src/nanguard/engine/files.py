@@ -88,9 +88,7 @@ def _check(
     return check_python(text, selection, project)
 
 
-def check_python(
-    text: Text, selection: Selection, project: Project | None = None
-) -> FileOutcome:
+def check_python(text: Text, selection: Selection, project: Project | None = None) -> FileOutcome:
     """Returns what came of a text of Python code.
 
     Raises:

@@ -68,7 +68,7 @@ def _is_named_for_evaluation(path: str) -> bool:
 
 
 def is_aside(code: Code, node: ast.AST | None) -> bool:
-    """Returns whether a place is tried out in a notebook, or is in a function nobody trains with."""
+    """Returns whether a place is tried out in a notebook, or nobody trains with its function."""
     if node is None:
         return False
     function: ast.AST | None = None
@@ -89,7 +89,11 @@ def is_aside(code: Code, node: ast.AST | None) -> bool:
 def _only_uses_weights(code: Code) -> bool:
     """Returns whether a script loads weights into models of its own and never trains them."""
     training = Training.of(code)
-    if code.project is None or training.backwards or not any(training.called("load_state_dict", "load")):
+    if (
+        code.project is None
+        or training.backwards
+        or not any(training.called("load_state_dict", "load"))
+    ):
         return False
     if not code.project.trains or any(f.name == "training_step" for f in code.functions):
         return False

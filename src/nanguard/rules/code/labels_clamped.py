@@ -59,7 +59,8 @@ class LabelsClamped(CodeRule):
     seen_in = "https://github.com/milesial/Pytorch-UNet/issues/291"
     examples: ClassVar = (
         Passes(
-            "import torch\nfrom torch.nn import CrossEntropyLoss\n\n\ndef loss(logits, positions):\n"
+            "import torch\nfrom torch.nn import CrossEntropyLoss\n\n\n"
+            "def loss(logits, positions):\n"
             "    ignored_index = logits.size(1)\n    positions.clamp_(0, ignored_index)\n"
             "    return CrossEntropyLoss(ignore_index=ignored_index)(logits, positions)\n"
         ),

@@ -146,7 +146,7 @@ def _kind(value: Value, log: Value, *, outputs_are_probabilities: bool) -> str:
     elsewhere = core.scope is not None and core.scope is not log.scope
     if core.op in ("softmax", "sigmoid"):
         return "probability" if is_module_output(core, log) else ""
-    if core.has("exp") or elsewhere:
+    if core.has("exp") or elsewhere or any(part.has("shifted") for part in core.upstream(6)):
         return ""
     if core.op == "div" and len(core.inputs) > 1:
         over, under = core.inputs[:2]

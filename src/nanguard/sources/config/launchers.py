@@ -14,7 +14,9 @@ if TYPE_CHECKING:
 
 _ENDINGS = (".sh", ".bash", ".zsh", ".slurm", ".sbatch", ".pbs")
 _LARGEST = 256 << 10  # bytes; a script that starts something is shorter
-_STARTS = re.compile(r"\b(accelerate\s+launch|deepspeed|torchrun|python[\d.]*|srun|llamafactory-cli)\b")
+_STARTS = re.compile(
+    r"\b(accelerate\s+launch|deepspeed|torchrun|python[\d.]*|srun|llamafactory-cli)\b"
+)
 _FILE = re.compile(r"[\w./{}$\-]+\.(?:ya?ml|json|toml)\b")
 _OPTION = re.compile(r"--([A-Za-z][\w.\-]*)(?:[ =]([^\s\\]+))?")
 _ASSIGNED = re.compile(r"(?:^|\s)\+{0,2}([A-Za-z_][\w.]*)=([^\s\\]+)")

@@ -20,11 +20,12 @@ from nanguard.errors import SourceError
 from nanguard.sources.files import PYTHON_LIMIT, decode, read_bytes
 from nanguard.sources.python.code import Code
 from nanguard.sources.python.scopes import Class, Function
-from nanguard.sources.python.values import Value
 from nanguard.sources.text import Text
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
+
+    from nanguard.sources.python.values import Value
 
 _KEPT_LINES = 60_000  # of outlines in a process; about 100 MB
 _PASSED_ON = 5  # files through which a name may be passed on before nobody looks further
@@ -34,12 +35,16 @@ _CALLED = re.compile(rb"(?<!def )(?<!class )\b(\w+)[ \t]*\(")
 _WORD = re.compile(rb"[A-Za-z_]\w*")
 _IMPORTS = re.compile(rb"^[ \t]*(?:from|import)[ \t]+([^\n#]+)", re.MULTILINE)
 _TRAINS = re.compile(rb"\.backward\(|[Tt]rainer\w*\(|\.fit\(")
-_NUMBER = r"(-?\d[\d_]*(?:\.\d*)?(?:[eE][+-]?\d+)?|-?\.\d+(?:[eE][+-]?\d+)?|float\(['\"]-?inf['\"]\))"
+_NUMBER = (
+    r"(-?\d[\d_]*(?:\.\d*)?(?:[eE][+-]?\d+)?|-?\.\d+(?:[eE][+-]?\d+)?|float\(['\"]-?inf['\"]\))"
+)
 _OPTION = re.compile(
     r"add_argument\(\s*(?:['\"]-\w['\"]\s*,\s*)?['\"]--?([A-Za-z][\w\-]*)['\"]"
     r"[^()]{0,400}?\bdefault\s*=\s*" + _NUMBER
 )
-_FIELD = re.compile(r"^[ \t]+(\w+)[ \t]*:[ \t]*[\w\[\]., |\"']{1,60}=[ \t]*" + _NUMBER, re.MULTILINE)
+_FIELD = re.compile(
+    r"^[ \t]+(\w+)[ \t]*:[ \t]*[\w\[\]., |\"']{1,60}=[ \t]*" + _NUMBER, re.MULTILINE
+)
 _LONGEST_SETTINGS = 400_000  # characters; a file of settings is shorter
 
 
