@@ -7,7 +7,8 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constr
 # The tests start a thousand processes: what one has compiled the next need not compile again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup dev-setup browser demo example test test-examples test-remote lint format bench docs docs-rules clean
+.PHONY: help setup dev-setup browser demo example test test-examples test-remote fuzz soak lint format bench docs
+.PHONY: docs-rules clean
 
 help:  ## List the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -57,6 +58,14 @@ test-examples: dev-setup  ## Bring about every cause of the five systems and eve
 test-remote: dev-setup  ## Run the tests that need a server and a cluster on this machine
 	@$(PIP) --editable '.[dev-remote]'
 	@$(BIN)/python -m pytest tests/engine/test_remote.py tests/engine/test_ray.py
+
+SECONDS ?= 600
+FUZZ_SEED ?= 0
+fuzz: dev-setup  ## Check damaged files and compare with other readers: make fuzz SECONDS=600 FUZZ_SEED=0
+	@$(BIN)/python -m benchmarks.fuzz --seconds $(SECONDS) --seed $(FUZZ_SEED) --processes 2
+
+soak: dev-setup  ## Kill runs, fill disks, change files under a reader: make soak SECONDS=600
+	@$(BIN)/python -m benchmarks.soak --seconds $(SECONDS)
 
 lint: dev-setup  ## Check style, types and the direction of imports
 	@$(BIN)/ruff check src tests benchmarks examples

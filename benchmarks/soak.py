@@ -152,10 +152,8 @@ def complaints(folder: Path, whole: Path) -> list[str]:
     rows = (folder / "training_history.csv").read_text().splitlines()[1:]
     if [row.split(",")[0] for row in rows] != [str(number + 1) for number in range(_EPOCHS)]:
         out.append(f"epochs: {[row.split(',')[0] for row in rows]}")
-    for path in folder.rglob("*"):
-        if "snapshots" in path.parts and path.stat().st_mode & 0o077:
-            out.append(f"{path.name} can be read by others")
-    return out
+    private = (path for path in folder.rglob("*") if "snapshots" in path.parts)
+    return out + [f"others can read {path.name}" for path in private if path.stat().st_mode & 0o077]
 
 
 def kills(more: Callable[[int], bool], rng: random.Random) -> dict[str, Any]:

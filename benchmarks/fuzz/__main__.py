@@ -16,7 +16,16 @@ import time
 from pathlib import Path
 from typing import Any
 
-from benchmarks.fuzz.campaign import Campaign, Failure, Tally, as_a_user, minimised, verdict_in
+from benchmarks.fuzz.campaign import (
+    WRONG,
+    Campaign,
+    Failure,
+    Tally,
+    Trial,
+    as_a_user,
+    minimised,
+    verdict_in,
+)
 from benchmarks.fuzz.inputs import KINDS, input_of
 
 # Failures that are made smaller; a defect that is met a thousand times is one.
@@ -35,7 +44,10 @@ def main() -> int:
     parser.add_argument("--failures", type=Path, default=Path("fuzz-failures"), help="a folder")
     parser.add_argument("--output", type=Path, help="a file for the figures, as JSON")
     parser.add_argument("--again", nargs=2, metavar=("KIND", "NUMBER"), help="check one input")
+    parser.add_argument("--corpus", type=Path, help="a folder of saved failures to check again")
     asked = parser.parse_args()
+    if asked.corpus:
+        return _corpus(asked.corpus)
     if asked.again:
         return _again(asked.again[0], asked.seed, int(asked.again[1]))
     unknown = [kind for kind in asked.kinds if kind not in KINDS]
@@ -66,6 +78,23 @@ def _again(kind: str, seed: int, number: int) -> int:
     return int(says in ("traceback", "clean-but-refused") or bool(what))
 
 
+def _corpus(folder: Path) -> int:
+    """Checks what failed once; prints what fails now."""
+    by_length = sorted(KINDS, key=len, reverse=True)
+    trials: dict[str, Trial] = {}
+    wrong, files = 0, sorted(folder.iterdir())
+    for path in files:
+        kind = next(kind for kind in by_length if path.name.startswith(f"{kind}-"))
+        verdict = trials.setdefault(kind, Trial(kind)).verdict(path.read_bytes())
+        if verdict in WRONG:
+            wrong += 1
+            print(f"{path.name}: {verdict}")
+    for trial in trials.values():
+        trial.end()
+    print(f"{len(files)} files, {wrong} of them fail")
+    return int(wrong > 0)
+
+
 def _save(failures: list[Failure], folder: Path) -> None:
     """Writes what failed, made small; the same input under the same name."""
     for failure in failures[:_MOST_MINIMISED]:
@@ -78,7 +107,7 @@ def _save(failures: list[Failure], folder: Path) -> None:
 
 
 def _figures(tally: Tally, began: float) -> dict[str, Any]:
-    wrong = dict.fromkeys(("traceback", "died", "slow", "large", "clean-but-refused"), 0)
+    wrong = dict.fromkeys(WRONG, 0)
     for failure in tally.failures:
         wrong[failure.what] += 1
     return {

@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
     from nanguard.engine.outcome import Outcome
 
+# What may go wrong with an input.
+WRONG = ("traceback", "died", "slow", "large", "clean-but-refused")
 # What one input may cost.
 SECONDS = 20.0
 MEMORY = 1 << 30
@@ -421,7 +423,7 @@ def minimised(failure: Failure) -> Failure:
     """Returns a failure with as small an input as a few hundred checks can find."""
     data = failure.data
     tries = _TRIES
-    trial = _Trial(failure.kind)
+    trial = Trial(failure.kind)
     size = max(1, len(data) // 2)
     while size and tries > 0:
         at = 0
@@ -437,7 +439,7 @@ def minimised(failure: Failure) -> Failure:
     return Failure(failure.kind, failure.number, failure.what, failure.why, data)
 
 
-class _Trial:
+class Trial:
     """Checks candidates in a process that may die of them, and in the next one then."""
 
     def __init__(self, kind: str) -> None:
@@ -475,8 +477,11 @@ class _Trial:
         self._process = os.fork()
         if self._process == 0:
             try:
-                os.close(to)
-                os.close(back)
+                # The pipes of other trials among them, which would never end otherwise.
+                first, last = sorted((jobs, answers))
+                os.closerange(3, first)
+                os.closerange(first + 1, last)
+                os.closerange(last + 1, 1024)
                 self._serve(jobs, answers)
             finally:
                 os._exit(0)

@@ -66,7 +66,7 @@ def mutated(data: bytes, others: Sequence[bytes], form: str, rng: random.Random)
         rng: What every choice comes from.
     """
     for _ in range(rng.choice((1, 1, 1, 2, 3, 6))):
-        ways = _WAYS[form]
+        ways = FORMS[form]
         data = rng.choice(ways)(data, others, rng)[:LARGEST]
     return data
 
@@ -168,7 +168,7 @@ def _same_sort(data: bytes, others: Sequence[bytes], rng: random.Random) -> byte
     """Replaces a name, a number or a sign by another one, so that a text mostly stays whole."""
     pattern = rng.choice(_TOKENS)
     mine = [found.span() for found in pattern.finditer(data)]
-    theirs = pattern.findall(rng.choice(others))
+    theirs: list[bytes] = pattern.findall(rng.choice(others))
     if not mine or not theirs:
         return _lines(data, others, rng)
     begin, end = rng.choice(mine)
@@ -271,7 +271,7 @@ def _header(data: bytes, others: Sequence[bytes], rng: random.Random) -> bytes:
 
 _BYTES: list[Way] = [_flip, _flip, _overwrite, _overwrite, _delete, _repeat, _cut, _insert, _empty]
 _TEXT: list[Way] = [_word, _word, _word, _lines, _lines, _insert, _splice, _delete, _repeat, _cut]
-_WAYS: dict[str, list[Way]] = {
+FORMS: dict[str, list[Way]] = {
     "bytes": [*_BYTES, _splice],
     "text": [*_TEXT, _flip],
     "words": [*[_same_sort] * 10, *_TEXT],

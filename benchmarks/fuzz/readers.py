@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import io
 import json
+import pickletools
 import sys
 import warnings
 from typing import TYPE_CHECKING
@@ -38,7 +39,22 @@ def refusal(kind: str, path: Path) -> str | None:
 def _torch(path: Path) -> None:
     import torch
 
-    torch.load(path, map_location="cpu", weights_only=True)
+    try:
+        torch.load(path, map_location="cpu", weights_only=True)
+    except RuntimeError as error:
+        if "Invalid magic number" not in str(error) or not _is_one_pickle(path):
+            raise
+
+
+def _is_one_pickle(path: Path) -> bool:
+    """Returns whether a file is what ``pickle.dump`` writes, which need not be torch's."""
+    with path.open("rb") as file:
+        try:
+            for _ in pickletools.genops(file):
+                pass
+        except ValueError:
+            return False
+        return not file.read(1)
 
 
 def _safetensors(path: Path) -> None:

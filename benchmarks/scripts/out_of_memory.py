@@ -1,4 +1,4 @@
-"""A bad step whose replays run out of memory: the model is called so often, and then never again."""
+"""A bad step whose replays run out of memory: the model is called a few times, then no more."""
 
 import sys
 
@@ -21,7 +21,8 @@ class Model(nn.Module):
             torch.empty(1 << 60)  # what an allocator says is what it always says
         if float(x[0, 0]) == -1.0:
             seen.append(1)
-        return self.layer(x)
+        out: torch.Tensor = self.layer(x)
+        return out
 
 
 seen: list[int] = []

@@ -25,7 +25,7 @@ def die(now: str, step: int) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-class Batches(torch.utils.data.Dataset):
+class Batches(torch.utils.data.Dataset[torch.Tensor]):
     """Ranks have batches of their own."""
 
     def __len__(self) -> int:

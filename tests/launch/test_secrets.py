@@ -1,4 +1,4 @@
-"""Secrets planted in twelve places are in no file that nanguard writes, and in nothing it prints."""
+"""Secrets planted in twelve places are in no file that nanguard writes and nothing it prints."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def fill(text: str) -> str:
 INPUTS = {
     "train.py": SCRIPT,
     "config.yaml": "optimizer: adam\nlr: 5.0\nfp16: true\nwandb_api_key: {YAML}\n",
-    "config.json": '{"learning_rate": 5.0, "num_train_epochs": 3, "password": "{JSON in one line}"}',
+    "config.json": '{"learning_rate": 5.0, "num_epochs": 3, "password": "{JSON in one line}"}',
     "config.toml": '[train]\nlearning_rate = 50.0\nbatch_size = 4\nauth_token = "{TOML}"\n',
 }
 

@@ -303,9 +303,10 @@ def test_a_write_that_fails_leaves_nothing_behind(tmp_path: Path, monkeypatch: A
 
 def test_a_full_disk_is_called_what_it_is(tmp_path: Path, monkeypatch: Any):
     """Torch itself speaks of an unexpected position in an archive."""
-    monkeypatch.setattr(disk, "open_private", lambda _path: open("/dev/full", "wb", buffering=0))
-    with pytest.raises(OSError, match="No space left on device"):
-        snapshots(tmp_path).write(tree(2), update=2, step=2)
+    with Path("/dev/full").open("wb", buffering=0) as full:
+        monkeypatch.setattr(disk, "open_private", lambda _path: full)
+        with pytest.raises(OSError, match="No space left on device"):
+            snapshots(tmp_path).write(tree(2), update=2, step=2)
     assert list(tmp_path.iterdir()) == []
 
 

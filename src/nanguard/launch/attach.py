@@ -89,7 +89,9 @@ class _Finder(importlib.abc.MetaPathFinder):
 
             begin(self._options)
         except Exception as error:  # noqa: BLE001 - the script must run, guarded or not
-            print(f"nanguard: this process is not guarded: {error!r}", file=sys.stderr)  # noqa: T201
+            from nanguard.launch.waiting import tell_user
+
+            tell_user(f"nanguard: this process is not guarded: {error!r}")
 
 
 class _Loader(importlib.abc.Loader):

@@ -8,7 +8,6 @@ import shlex
 import shutil
 import signal
 import subprocess
-import sys
 import tempfile
 import time
 from dataclasses import astuple
@@ -25,7 +24,7 @@ from nanguard.launch.notes import STOPPED as STOPPED_NOTE
 from nanguard.launch.options import HOME, VARIABLE, Options
 from nanguard.launch.trust import sign
 from nanguard.launch.unguarded import noticed
-from nanguard.launch.waiting import SignOfLife
+from nanguard.launch.waiting import SignOfLife, tell_user
 from nanguard.masking import hidden_words
 from nanguard.record import TRACKERS
 from nanguard.report.words import in_a_line, is_fixable
@@ -316,7 +315,7 @@ def outcome_line(found: dict[str, Any], folder: Path) -> str:
 
 
 def _print(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)  # noqa: T201 - the user is here
+    tell_user(text)
 
 
 def _say(text: str, options: Options) -> None:

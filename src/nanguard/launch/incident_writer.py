@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import platform
-import sys
 import time
 from dataclasses import astuple, dataclass, field, replace
 from pathlib import Path
@@ -25,6 +25,7 @@ from nanguard.launch.known_faults import (
     discard,
 )
 from nanguard.launch.notes import ATTACHED, STEPPED, STOPPED, leave
+from nanguard.launch.waiting import tell_user
 from nanguard.report.words import in_a_line, is_fixable
 
 if TYPE_CHECKING:
@@ -129,7 +130,7 @@ class IncidentWriter:
     def say(self, text: str) -> None:
         """Tells the user, on the standard error."""
         if not self._options.quiet:
-            print(f"nanguard: {text}", file=sys.stderr, flush=True)  # noqa: T201 - the user is here
+            tell_user(f"nanguard: {text}")
 
     def announce(self, text: str) -> None:
         """Tells the user of something that a log of ours would not."""
@@ -194,6 +195,12 @@ class IncidentWriter:
         }
         try:
             explain(message, replayer)
+        except KeyboardInterrupt:
+            self._explained += 1
+            self._incident["replay"]["why"] = "the explanation was interrupted"
+            with contextlib.suppress(OSError):
+                incidents.write(self.folder, self._incident)
+            raise
         except Exception as error:  # noqa: BLE001 - the run is worth more than an explanation
             self._explained += 1
             self.say(f"the incident could not be explained: {error!r}")

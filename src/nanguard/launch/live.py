@@ -40,7 +40,7 @@ from nanguard.launch.unusual_steps import (
 )
 from nanguard.numerics import all_finite
 from nanguard.replay.inplace import InPlace
-from nanguard.replay.patches import Patches
+from nanguard.replay.patches import Patches, comes_from_signal
 from nanguard.replay.starts import Starts
 from nanguard.replay.terms import terms_of
 from nanguard.replay.watch import Watch, is_good, pass_over, single_number
@@ -191,7 +191,7 @@ class Live(Watch):
         try:
             return step(made)
         except Exception as error:  # whatever it is, it is ours: the script's own is raised again
-            if error is own or self.patches.watcher is not self:
+            if error is own or self.patches.watcher is not self or comes_from_signal(error):
                 raise
             self._give_up(error)
             return result if begun else call()
@@ -203,7 +203,7 @@ class Live(Watch):
         try:
             look()
         except Exception as error:  # whatever it is, the script must not end with it
-            if self.patches.watcher is not self:
+            if self.patches.watcher is not self or comes_from_signal(error):
                 raise
             self._give_up(error)
 
@@ -486,18 +486,29 @@ class Live(Watch):
         bad.why = _why_not(symptom, poisoned=poisoned)
         starts = starts if bad.why is None else []
         self._clear_gradients(optimizer)
-        if self.together.mine:
-            written = self.writer.report(bad)
-            self.explain(bad, starts if written else [])
-        elif self.together.in_lockstep and self._options.trace:
-            self.together.follow(self.replayer(bad, starts), ordinal)
+        self._report(bad, starts)
         if self._tracked is not None:
             self._tracked.bad(optimizer, step, symptom, decision)
-        for start in starts:
-            start.reported = True
-        self.bad_steps.append(ordinal)
-        self._by_script.known_at = self.ordinal + 1
         self._act(decision)
+
+    def _report(self, bad: BadStep, starts: list[Start]) -> None:
+        """Writes and explains an incident; Ctrl-C ends the explanation, and the step stays bad."""
+        try:
+            if self.together.mine:
+                written = self.writer.report(bad)
+                self.explain(bad, starts if written else [])
+            elif self.together.in_lockstep and self._options.trace:
+                self.together.follow(self.replayer(bad, starts), bad.ordinal)
+        except KeyboardInterrupt:
+            # The script may catch it and go on, with weights that must be good then.
+            if bad.decision.action is Action.ROLLBACK:
+                self._last_good.restore()
+            raise
+        finally:
+            for start in starts:
+                start.reported = True
+            self.bad_steps.append(bad.ordinal)
+            self._by_script.known_at = self.ordinal + 1
 
     def _note_bad(self, step: int, optimizer: Any) -> None:
         if self._pulse is not None:

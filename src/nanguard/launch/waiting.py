@@ -1,7 +1,10 @@
-"""Shows that something takes its time."""
+"""Speaks to the user on the standard error: a line, or a sign that something takes its time."""
 
 from __future__ import annotations
 
+import contextlib
+import io
+import os
 import shutil
 import sys
 import time
@@ -9,6 +12,24 @@ from typing import TYPE_CHECKING, TextIO
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+
+def tell_user(text: str) -> None:
+    """Writes a line to the standard error; a script that has closed it goes on without.
+
+    Args:
+        text: The line.
+    """
+    stream = sys.stderr
+    try:
+        # What is written to a stream without a file stays in it, and is an error at the end.
+        os.fstat(stream.fileno())
+    except (io.UnsupportedOperation, AttributeError):
+        pass  # a stream of a notebook or of the script's own
+    except (OSError, ValueError):
+        return
+    with contextlib.suppress(OSError, ValueError):
+        print(text, file=stream, flush=True)
 
 
 class SignOfLife:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import signal
 import sys
 import threading
 from collections.abc import Iterable
@@ -74,6 +75,22 @@ class Watcher(Protocol):
 
 
 _INHERITED = object()
+
+
+def comes_from_signal(error: BaseException) -> bool:
+    """Returns whether a signal handler of the script has raised an exception.
+
+    It may interrupt nanguard as well as anything else, and is the script's own: that of a
+    ``DataLoader`` raises when a worker was killed.
+    """
+    handlers = map(signal.getsignal, signal.valid_signals())
+    codes = {getattr(handler, "__code__", None) for handler in handlers}
+    trace = error.__traceback__
+    while trace is not None:
+        if trace.tb_frame.f_code in codes:
+            return True
+        trace = trace.tb_next
+    return False
 
 
 class Patches:

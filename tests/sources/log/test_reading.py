@@ -123,6 +123,25 @@ def test_an_event_file_of_nonsense_is_a_problem_not_a_crash(tmp_path: Path):
     assert not recognises_folder(tmp_path / "nowhere")
 
 
+def test_checksums_are_those_of_the_format():
+    """CRC-32C of the digits is 0xE3069283 in every book; event files turn and shift it."""
+    crc = 0xE3069283
+    assert _masked(b"123456789") == ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
+
+
+@pytest.mark.parametrize("at", [3, 9, 30, -2])
+def test_an_event_file_is_read_up_to_a_wrong_checksum(tmp_path: Path, at: int):
+    """In the length, its checksum, the data, or the checksum of the data of the second record."""
+    path = tmp_path / "events.out.tfevents.1.host"
+    second = bytearray(scalar("train/loss", 2, 0.25))
+    second[at] ^= 1
+    rest = bytes(second) + scalar("train/loss", 3, 0.1)
+    path.write_bytes(VERSION + scalar("train/loss", 1, 0.5) + rest)
+    (log,) = read(path)
+    assert points(log, "train/loss") == [(1, 0.5)]
+    assert "checksum" in str(log.problem)
+
+
 # ------------------------------------------------------------------ wandb
 def wandb_file(path: Path, rows: list[dict[str, float]]) -> None:
     out = b":W&B" + b"\xe1\xbe\x00"

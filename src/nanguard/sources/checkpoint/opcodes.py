@@ -84,6 +84,9 @@ def _build(r: Reader) -> None:
 def _call(r: Reader, function: object, args: object) -> None:
     if not isinstance(function, (Global, Call)) or not isinstance(args, (tuple, Call)):
         raise _senseless(r)
+    # The class of a storage stands for the type of its numbers, and is never called.
+    if function.full.startswith("torch.") and function.full.endswith("Storage"):
+        raise _senseless(r)
     r.push_new(Call(function, args))
 
 

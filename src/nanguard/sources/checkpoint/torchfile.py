@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nanguard.sources.checkpoint.blob import Blob, MemoryBlob, Window, read
@@ -29,6 +30,8 @@ MAGIC = 0x1950A86A20F9469CFC6C
 # The only version there ever was of the older format.
 VERSION = 1001
 MAX_NESTED = 1000
+# What torch saves is called so; other programs put several pickles into one file.
+_OF_TORCH = (".pt", ".pth", ".ckpt")
 # Of all compressed files of an archive together.
 MAX_UNPACKED = 1 << 26
 
@@ -75,6 +78,9 @@ def _read(blob: Blob, nesting: _Nesting) -> TorchFile:
         return found
     if isinstance(first.value, int) and first.end < blob.size:
         raise DamagedError(f"it begins with the number {first.value:#x}, not with that of torch")
+    if first.end < blob.size and Path(blob.path).suffix in _OF_TORCH:
+        more = blob.size - first.end
+        raise DamagedError(f"it is a pickle with {more:,} bytes behind it, which torch cannot load")
     return TorchFile(_walked(first, _Outside(blob, nesting)), first.names)
 
 
@@ -192,8 +198,13 @@ def _refuse_words(blob: Blob, entries: dict[str, Entry], root: str) -> None:
     """Refuses what torch fails on before it comes to the tensors.
 
     Raises:
-        DamagedError: The alignment of storages is no number, or the mark of the writer no text.
+        DamagedError: The version or the alignment of storages is no number, or the mark of the
+            writer no text.
     """
+    for name in ("version", ".data/version"):
+        version = entries.get(f"{root}{name}")
+        if version is not None and not read(_part(blob, version), 0, 40).strip().isdigit():
+            raise DamagedError("the version of its format is no number")
     alignment = entries.get(f"{root}.storage_alignment")
     if alignment is not None and not read(_part(blob, alignment), 0, 40).strip().isdigit():
         raise DamagedError("the alignment of its storages is no number")

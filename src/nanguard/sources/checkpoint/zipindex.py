@@ -16,7 +16,7 @@ MAX_DIRECTORY = 1 << 25
 _TAIL = 22 + 65535
 _END, _END64, _LOCATOR, _ENTRY, _LOCAL = b"PK\5\6", b"PK\6\6", b"PK\6\7", b"PK\1\2", b"PK\3\4"
 _FULL32 = 0xFFFFFFFF
-_ENCRYPTED, _MASKED = 1, 1 << 13
+_ENCRYPTED, _MASKED, _FOLDER = 1, 1 << 13, 1 << 4
 _METHODS = (0, 8)  # as it is, and deflated
 
 
@@ -126,7 +126,7 @@ def _entries(data: bytes) -> Iterator[tuple[str, Entry]]:
     while data[at : at + 4] == _ENTRY:
         flags, method = struct.unpack_from("<HH", data, at + 8)
         packed, size, name_size, extra_size, note = struct.unpack_from("<IIHHH", data, at + 20)
-        disk, header = struct.unpack_from("<H6xI", data, at + 34)
+        disk, attributes, header = struct.unpack_from("<H2xII", data, at + 34)
         begin = at + 46
         at = begin + name_size + extra_size + note
         if at > len(data):
@@ -138,6 +138,7 @@ def _entries(data: bytes) -> Iterator[tuple[str, Entry]]:
         extra = data[begin + name_size : begin + name_size + extra_size]
         entry = Entry(*_wide(header, size, packed, extra), method)
         odd = flags & (_ENCRYPTED | _MASKED) or disk not in (0, 1)
+        odd = odd or (attributes & _FOLDER and entry.size)
         if odd or (not method and entry.size != entry.packed) or (entry.size and not entry.packed):
             raise DamagedError(f"{name[:100]} is described in a way that makes no sense")
         yield name, entry

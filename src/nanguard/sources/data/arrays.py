@@ -120,7 +120,9 @@ def _npz(path: Path) -> list[Array]:
             for info in infos:
                 if not info.filename.endswith(".npy"):
                     with archive.open(info) as other:  # what is written about it has to be true
-                        other.read(1)
+                        left = MAX_PLAIN
+                        while left > 0 and (data := other.read(BLOCK)):
+                            left -= len(data)
             arrays = [info for info in infos if info.filename.endswith(".npy")]
             if len(arrays) > MAX_ARRAYS:
                 raise _error(path, f"the archive has {len(arrays)} arrays")

@@ -174,7 +174,10 @@ class Value:
     def number(self) -> float | None:
         """Returns the number it is, where that is known."""
         if isinstance(self.const, (int, float)) and not isinstance(self.const, bool):
-            return float(self.const)
+            try:
+                return float(self.const)
+            except OverflowError:
+                return None  # an integer of hundreds of digits
         return None
 
     def has(self, *kinds: str) -> bool:
