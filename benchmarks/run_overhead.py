@@ -75,8 +75,16 @@ def machine(device: str) -> dict[str, str]:
         "device": torch.cuda.get_device_name() if cuda else platform.processor() or "cpu",
         "torch": torch.__version__,
         "python": platform.python_version(),
-        "command": " ".join(["python -m", *sys.orig_argv[2:]]),
+        "command": " ".join(["python -m", *_without_output(sys.orig_argv[2:])]),
     }
+
+
+def _without_output(words: list[str]) -> list[str]:
+    """Returns a command without the file that its result goes to."""
+    if "--output" not in words:
+        return words
+    place = words.index("--output")
+    return words[:place] + words[place + 2 :]
 
 
 def show(result: dict[str, Any], output: Path | None) -> None:

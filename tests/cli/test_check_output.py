@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 LOAD = 'import torch\n\nstate = torch.load("last.pt")\n'
 MIXED = (
     "import torch\nfrom torch.nn.parallel import DistributedDataParallel as DDP\n\n\n"
-    "def f_loss(x, mask):\n    return (x * mask).sum() / mask.sum()\n\n\n"
+    "def f_loss(x, y):\n    kept = y != -100\n    return (x * kept).sum() / kept.sum()\n\n\n"
     "def train(model, loader, opt):\n    model = DDP(model)\n    for x in loader:\n"
     "        loss = model(x)\n        if not torch.isfinite(loss):\n            continue\n"
     "        loss.backward()\n        opt.step()\n"

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from nanguard.diagnosis.lab import Lab, Trial
-    from nanguard.diagnosis.task import Facts, Outcome
+    from nanguard.diagnosis.task import Facts, Loaded, Outcome
     from nanguard.tracer.origin import Ancestor, Origin
     from nanguard.tracer.records import Stats
     from nanguard.tracer.symptom import Symptom
@@ -95,6 +95,15 @@ class Case:
         detail = self.origin.detail
         types = [] if detail is None else [detail.output.dtype, *(s.dtype for s in detail.inputs)]
         return next((t for t in types if t in LARGEST), types[0] if types else "float32")
+
+    @property
+    def loaded(self) -> Loaded | None:
+        """How the tensor at the origin was loaded, if it was bad by then."""
+        name = self.origin.parameter
+        if name is None or self.origin.op not in ("parameter", "buffer"):
+            return None
+        found = self.facts.loaded_bad
+        return next((found[key] for key in found if name == key or name.endswith(f".{key}")), None)
 
     def input(self, name: str) -> Stats | None:
         """Returns an input by the name the operation has for it."""

@@ -31,6 +31,15 @@ if TYPE_CHECKING:
 
 _NARROW = ("int8", "uint8", "int16", "short", "int32", "int")
 _ADDING_UP = ("sum", "item", "len", "numel", "size", "count_nonzero", "norm", "float")
+# Gradients that are clipped to this norm are clipped: no larger one is common.
+_CLIPPED = 10.0
+# What makes the settings of a framework, and the one that clips.
+_CLIPPING = {
+    "TrainingArguments": "max_grad_norm",
+    "Seq2SeqTrainingArguments": "max_grad_norm",
+    "SFTConfig": "max_grad_norm",
+    "Trainer": "gradient_clip_val",
+}
 # Quotients beyond this are no weights that somebody meant, or no numbers of a 16-bit type.
 _LARGEST, _LARGEST_HALF = 1e9, 1e4
 
@@ -46,6 +55,8 @@ class Repair:
         trial: What came of trying it, if that was done already.
         exact: Whether it computes the same as before, wherever that was finite.
         silences: Why the change only hides the fault, where it does; "" where it repairs it.
+        acts_later: Whether it changes what the next step begins with, so that replaying the bad
+            step alone shows nothing about it.
     """
 
     summary: str
@@ -54,6 +65,7 @@ class Repair:
     trial: Trial | None = None
     exact: bool = False
     silences: str = ""
+    acts_later: bool = False
 
 
 def edit(
@@ -62,8 +74,8 @@ def edit(
     make: Callable[[SourceFile, Site], str | None],
 ) -> list[Repair]:
     """Returns the repair that a change to a user's file makes, if it can be made."""
-    if site is None:
-        return []
+    if site is None or is_installed(site.file):
+        return []  # nobody edits a library
     file = SourceFile.open(site.file)
     if file is None:
         return []
@@ -390,10 +402,14 @@ def _with_int64(file: SourceFile, line: int | None) -> str | None:
 
 def clipped_gradients(case: Case) -> list[Repair]:
     """Clips gradients after backward; where a framework calls it, by the framework's setting."""
-    site = case.facts.backward_site
+    limit, site = case.facts.clip_limit, case.facts.backward_site
+    if limit is not None and limit <= _CLIPPED:
+        return []  # it does so already
     if site is not None and is_installed(site.file):
         tried = case.lab.try_out("gradients clipped to norm 1 in every step", clip=1.0)
-        return [Repair("clip the gradients to norm 1 in the framework's settings", trial=tried)]
+        set_there = [replace(repair, trial=tried) for repair in _clipped_by_setting(case)]
+        advice = Repair("clip the gradients to norm 1 in the framework's settings", trial=tried)
+        return set_there or [advice]
     model = case.facts.model_name or "model"
 
     def make(file: SourceFile, site: Site) -> str | None:
@@ -401,7 +417,51 @@ def clipped_gradients(case: Case) -> list[Repair]:
             site.line, f"torch.nn.utils.clip_grad_norm_({model}.parameters(), 1.0)", "backward"
         )
 
-    return edit(site, "clip the gradients after backward", make)
+    made = edit(site, "clip the gradients after backward", make)
+    # Weights that are too large by now stay so, whatever is done after this step's backward.
+    return [replace(repair, acts_later=case.phase != "backward") for repair in made]
+
+
+def _clipped_by_setting(case: Case) -> list[Repair]:
+    """Sets the norm that a framework clips to, where the user's code makes its settings."""
+    origin = case.origin
+    sites = [
+        site for site in (origin.site, *origin.callers) if site and not is_installed(site.file)
+    ]
+
+    # Both Lightning and transformers have a Trainer.
+    backward = case.facts.backward_site
+    lightning = backward is not None and "lightning" in backward.file
+    settings = ("gradient_clip_val",) if lightning else ("max_grad_norm",)
+
+    def make(file: SourceFile, _site: Site) -> str | None:
+        for node in ast.walk(file.tree):
+            known = _CLIPPING.get(called_name(node))
+            if known is not None and isinstance(node, ast.Call) and known in settings:
+                return set_keyword(file, node, known, "1.0")
+        return None
+
+    for site in sites:
+        found = edit(site, "clip the gradients to norm 1 in the framework's settings", make)
+        if found:
+            summary = "clip the gradients to norm 1 in the framework's settings"
+            return [replace(repair, summary=summary, acts_later=True) for repair in found]
+    return []
+
+
+def inside_a_library(case: Case) -> list[Repair]:
+    """Names the line of the user's that led into a library, where nothing else can be changed."""
+    site = case.origin.site
+    if site is None or not is_installed(site.file):
+        return []
+    outer = next((at for at in case.origin.callers if not is_installed(at.file)), None)
+    if outer is None:
+        return []
+    where = f"{Path(outer.file).name}:{outer.line}"
+    inside = f"{Path(site.file).name}:{site.line}"
+    return [
+        Repair(f"{where}: change what is given to the library there; {case.op} runs in {inside}")
+    ]
 
 
 def without_samples(case: Case, what: str) -> list[Repair]:

@@ -14,6 +14,7 @@ import os
 from typing import TYPE_CHECKING
 
 from nanguard.diagnosis.case import ARCS, EXPONENTIALS, LARGEST, LOGS, ROOTS, SOFTMAX, STATISTICS
+from nanguard.diagnosis.causes.exploding_optimization import SLOWER
 from nanguard.diagnosis.edits import (
     SourceFile,
     argument,
@@ -26,6 +27,7 @@ from nanguard.diagnosis.edits import (
 )
 from nanguard.diagnosis.plain_numbers import assigned
 from nanguard.diagnosis.repairs import number_made_at
+from nanguard.diagnosis.usual import Usual
 from nanguard.findings import name_of
 from nanguard.tracer.sites import is_installed
 
@@ -122,6 +124,7 @@ class _Sentence:
         case = self._case
         shapes: list[Callable[[], str | None]] = [
             self._by_cause,
+            self._too_large,
             self._division,
             self._domain,
             self._overflow,
@@ -142,7 +145,7 @@ class _Sentence:
     def _by_cause(self) -> str | None:
         """Says what is not about an operation."""
         case, code = self._case, self._code
-        if case.origin.loaded_from is not None:
+        if case.loaded is not None or case.origin.loaded_from is not None:
             return f"loads state that is not finite: {self._summary}"
         if code == "bad-input-data" and case.phase == "data":
             return self._data()
@@ -171,7 +174,8 @@ class _Sentence:
         if stats is None and not number:
             return None
         node = divisor_of(self._node(_is_quotient))
-        what = "0" if node is None else f"{self._named(node)}, which is 0"
+        plain = node is None or isinstance(node, ast.Constant)
+        what = "0" if plain or node is None else f"{self._named(node)}, which is 0"
         if node is None:
             return self._inside(f"divides by {what}{self._for()}: {self._quotient()}")
         count = "" if stats is None else self._share(stats.zeros, stats.count)
@@ -203,22 +207,34 @@ class _Sentence:
         return self._function_of(stats.at_fault[0])
 
     def _overflow(self) -> str | None:
-        """Says what was too large."""
+        """Says which exponent was too large."""
         case = self._case
-        if case.op in EXPONENTIALS:
-            stats = case.input("self")
-            fault = stats.at_fault if stats is not None else []
-            return self._function_of(max(fault)) if fault else None
-        large = case.largest_input()
+        if case.op not in EXPONENTIALS:
+            return None
+        stats = case.input("self")
+        fault = stats.at_fault if stats is not None else []
+        return self._function_of(max(fault)) if fault else None
+
+    def _too_large(self) -> str | None:
+        """Says what has grown, or came in, beyond what its type can hold."""
+        case, large = self._case, self._case.largest_input()
         if self._code not in ("exploding-optimization", "half-precision-overflow"):
             return None
         if case.origin.buffer is not None or not large or not math.isfinite(large):
             return None
         code = "" if self._site is None else _expression_at(self._site)
         limit = "" if case.precision not in LARGEST else f" ({LARGEST[case.precision]:.5g})"
-        grown = "have grown to" if self._code == "exploding-optimization" else "reach"
-        said = f"computes {code}, whose inputs {grown} {name_of(large)}"
-        return f"{said}{self._for()}: the result is more than {case.precision} holds{limit}"
+        beyond = f"the result is more than {case.precision} holds{limit}"
+        if self._code == "half-precision-overflow":
+            return f"computes {code}, whose inputs reach {name_of(large)}{self._for()}: {beyond}"
+        said = f"computes {code}, whose inputs have grown to {name_of(large)}: {beyond}"
+        rate = case.facts.lr
+        if rate is None:
+            return said
+        slower = next((trial for trial in case.lab.trials if trial.what == SLOWER), None)
+        if Usual(case.facts.losses).allows(slower):
+            return f"{said}; with a tenth of the learning rate ({name_of(rate)}) it is not"
+        return f"{said}; the learning rate is {name_of(rate)}"
 
     def _spread(self) -> str | None:
         """Says which values do not differ, or are only one."""

@@ -16,9 +16,11 @@ from nanguard import incident as incidents
 from nanguard.diagnosis import limits
 from nanguard.diagnosis.case import STATISTICS, Case
 from nanguard.diagnosis.cause import all_causes
+from nanguard.diagnosis.drifting import drift_behind
 from nanguard.diagnosis.edits import SourceFile, addressed, changed_file
 from nanguard.diagnosis.lab import Lab
 from nanguard.diagnosis.plain_numbers import last_return, sets_rate_at
+from nanguard.diagnosis.repairs import inside_a_library
 from nanguard.diagnosis.sentence import sentence, users_site
 from nanguard.diagnosis.task import Task
 from nanguard.diagnosis.usual import Usual
@@ -182,6 +184,8 @@ class Explanation:
         if outcome.facts.lr is not None and not math.isfinite(outcome.facts.lr):
             origin = replace(origin, site=_schedule(outcome.facts) or origin.site)
         case = Case(outcome, origin, self._lab)
+        if case.loaded is not None and case.loaded.site is not None:
+            case.origin = replace(origin, site=case.loaded.site)
         self._find_samples(case)
         self._describe(incident, case)
         self._diagnose(incident, case)
@@ -328,6 +332,10 @@ class Explanation:
             "confidence": round(confidence, 2),
         }
         incident["sentence"] = sentence(case, cause.code, summary, folder)
+        drift = drift_behind(case)
+        if drift is not None:
+            incident["drift"] = drift.to_json()
+            incident["sentence"] += f"; {drift.in_words()}"
         incident["other_causes"] = [
             {"code": other.code, "summary": why.summary, "confidence": round(how, 2)}
             for how, _, other, why in others[:3]
@@ -367,9 +375,10 @@ class Explanation:
         """
         usual = Usual(case.facts.losses)
         tried, refuted = [], False
-        for place, repair in enumerate(cause.repairs(case)):
+        for place, repair in enumerate(cause.repairs(case) or inside_a_library(case)):
             trial = repair.trial
-            if trial is None and repair.source is not None and place < _TRIED_REPAIRS:
+            shows = self._method != "in-place" or not repair.acts_later
+            if trial is None and repair.source is not None and place < _TRIED_REPAIRS and shows:
                 path, text = repair.source
                 trial = self._lab.try_out(repair.summary, source={path: text})
             if trial is not None and _failed(trial):

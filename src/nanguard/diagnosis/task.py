@@ -52,6 +52,25 @@ class Task:
     answer: Connection | None = None
 
 
+@dataclass(frozen=True)
+class Loaded:
+    """State that was bad when a module took it over.
+
+    Attributes:
+        dtype: The type it had in the file.
+        infinite: Whether it held infinities.
+        site: Where the script loads it.
+    """
+
+    dtype: str
+    infinite: bool
+    site: Site | None
+
+
+# How a number moved: steps, and what it was then.
+Curve = list[tuple[int, float]]
+
+
 @dataclass
 class Growth:
     """How the size of the parameters changed from one step to another."""
@@ -78,11 +97,14 @@ class Facts:
         model_name: What the script calls its model.
         scaler_name: What the script calls its GradScaler.
         optimizer_name: What the script calls its optimizer.
+        clip_limit: The norm that the script clips its gradients to, if it does.
         autocast: The type autocast computes in, where it was on.
         half_parameters: Whether parameters are of a 16-bit type.
         schedule: Where the function begins that made the learning rate bad, if it is known.
         growth: How parameters changed since the start of the replay.
         losses: The losses of the steps before.
+        loaded_bad: State that was bad when a module took it over, by its name.
+        curves: The element farthest from zero of small parameters in the steps before, by name.
         stale_grads: Whether gradients of earlier steps were still there at backward.
         table: Every operation of the step, where it was asked for.
         notes: What else is worth knowing.
@@ -105,11 +127,14 @@ class Facts:
     model_name: str | None = None
     scaler_name: str | None = None
     optimizer_name: str | None = None
+    clip_limit: float | None = None
     autocast: str | None = None
     half_parameters: bool = False
     schedule: Site | None = None
     growth: Growth | None = None
     losses: list[float] = field(default_factory=list)
+    loaded_bad: dict[str, Loaded] = field(default_factory=dict)
+    curves: dict[str, Curve] = field(default_factory=dict)
     stale_grads: bool = False
     table: list[dict[str, Any]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)

@@ -54,7 +54,7 @@ class Cache:
         return hashlib.blake2b(content, digest_size=16, key=_short(about)).hexdigest()
 
     def get(self, key: str, path: str) -> FileOutcome | None:
-        """Returns a kept outcome; None if there is none, no key, or a file it needed has changed."""
+        """Returns a kept outcome; None without one or a key, or if a file it needed has changed."""
         entry = self._old.get(key) if key else None
         if entry is None:
             return None

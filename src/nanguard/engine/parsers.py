@@ -62,7 +62,8 @@ def parsed_by(family: str, *paths: str) -> list[Values | str]:
 def _transformers(path: str) -> Any:
     from transformers import HfArgumentParser, TrainingArguments
 
-    parser = HfArgumentParser(TrainingArguments)
+    kinds: Any = TrainingArguments
+    parser = HfArgumentParser(kinds)
     read = parser.parse_json_file if path.endswith(".json") else parser.parse_yaml_file
     (arguments,) = read(path, allow_extra_keys=True)
     # What was made of the file, and nothing that depends on the machine or the clock.

@@ -80,7 +80,7 @@ class IncidentWriter:
         self._options = options
         self._explained = 0
         self._began = time.monotonic()
-        self._recognised = 0
+        self._recognised = self._looked_at_samples = 0
         self._incident: dict[str, Any] | None = None
         self._bad: BadStep | None = None
         self.folder: Path | None = None
@@ -108,15 +108,12 @@ class IncidentWriter:
     @property
     def may_explain(self) -> bool:
         """Whether the next incident is to be explained."""
-        return self._options.trace and (self._may_find_causes or self._may_recognise)
+        more = self._recognised < _RECOGNISED + _EXPLAINED
+        return self._options.trace and more and (self._may_find_causes or len(self.known) > 0)
 
     @property
     def _may_find_causes(self) -> bool:
         return self._explained < _EXPLAINED
-
-    @property
-    def _may_recognise(self) -> bool:
-        return len(self.known) > 0 and self._recognised < _RECOGNISED
 
     def with_known(self, trouble: Trouble, drawn: Drawn) -> Trouble:
         """Returns what the ladder has to know, with what the run has met before.
@@ -171,7 +168,8 @@ class IncidentWriter:
             # The run is worth more than the report about it.
             self.folder = None
             self.say(f"the incident of step {bad.step} could not be written: {error}")
-        if known and self.folder is not None and not self.may_explain:
+        sure = self._looked_at_samples >= _RECOGNISED or not self.may_explain
+        if known and self.folder is not None and sure:
             # That it is these samples again is all that is known of it.
             self._count(self.known.fault_of(known), self._incident)
             return False
@@ -192,7 +190,7 @@ class IncidentWriter:
             "incident": self._incident,
             "target": self._incident["run"]["ordinal"],
             "method": "in-place",
-            "known": self.known.traced if self._recognised < _RECOGNISED else (),
+            "known": self.known.traced,
             "only_known": not self._may_find_causes,
         }
         try:
@@ -207,14 +205,17 @@ class IncidentWriter:
             self._explained += 1
             self.say(f"the incident could not be explained: {error!r}")
             return
-        if message["same_as"] is not None:
+        by_sample = bool(self.known.bad_items(self._bad.drawn))
+        if by_sample:
+            self._looked_at_samples += 1
+        else:
             self._recognised += 1
+        if message["same_as"] is not None:
             self._count(self.known[message["same_as"]], message["found"])
             return
-        if self.known.bad_items(self._bad.drawn):
+        if by_sample:
             self._tell_symptom(self._bad)  # it is not the known samples, after all
         if "found" in message:
-            self._recognised += 1
             return
         self._explained += 1
         self.tell(self.folder)

@@ -59,14 +59,20 @@ Drawn = dict[int, list[Item]]
 
 def item_of(dataset: Any, index: int) -> Item:
     """Returns a sample as it is known later, and in other runs: by the set it really lies in."""
-    while hasattr(dataset, "dataset") and hasattr(dataset, "indices"):  # a Subset
+    while _is_subset(dataset):
         dataset, index = dataset.dataset, int(dataset.indices[index])
     try:
         length = len(dataset)
-    except TypeError:
-        length = 0
+    except (TypeError, NotImplementedError, AttributeError, ValueError):
+        length = 0  # the script's own business
     kind = type(dataset)
     return Item(f"{kind.__module__}.{kind.__qualname__}", length, int(index))
+
+
+def _is_subset(dataset: Any) -> bool:
+    """Returns whether a data set is torch's ``Subset``; the launcher knows no torch."""
+    kinds = [(kind.__module__, kind.__name__) for kind in type(dataset).__mro__]
+    return ("torch.utils.data.dataset", "Subset") in kinds
 
 
 def items_drawn(starts: Starts) -> Drawn:
@@ -173,6 +179,8 @@ class KnownFaults:
         fault.again = [*fault.again, entry][:_LISTED]
         self._write(fault)
         if not items or not _lies_in_samples(fault.cause):
+            if fault.times & (fault.times - 1):
+                return  # 2, 4, 8, ... times: a run that goes down this way has enough to say
             self._say(f"step {step}: the same as at step {fault.step} ({fault.times} times so far)")
         else:
             self._tell_once_an_epoch(fault, step, items)

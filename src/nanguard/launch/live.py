@@ -157,6 +157,13 @@ class Live(Watch):
         super().made(optimizer)
         self.own(self._mark_all)
 
+    def loaded(self, state: Any) -> None:
+        """Marks the buffers anew: what was loaded is not what a bad step has changed."""
+        if not self.is_aside:
+            self.own(lambda: super(Live, self).loaded(state))
+            if self.starts.current is None:  # in a step, buffers may be what it has made of them
+                self.own(self._mark_all)
+
     def step(self, optimizer: Optimizer, call: Callable[..., Any], closure: Any) -> Any:
         """Lets an optimizer step if all is well."""
         return self._guarded(call, lambda made: super(Live, self).step(optimizer, made, closure))
@@ -390,6 +397,8 @@ class Live(Watch):
         """Looks at what a step has made of the run, now and then; counts it."""
         due = self.ordinal < _CAREFUL or self.ordinal % _SCAN == 0
         symptom = (self.bad_state(optimizer) if due else None) or self.bad_buffers()
+        if due and symptom is None:
+            self.own(lambda: self.curves.look(self.ordinal, self.named_parameters()))
         if symptom is not None:
             self.meet(symptom, optimizer)
         else:
@@ -548,6 +557,8 @@ class Live(Watch):
                 stack.enter_context(self.together.lead(replayer, bad.ordinal))
             if not self.writer.may_explain or not starts:
                 return
+            named = self.named_parameters()
+            self.own(lambda: self.curves.look(self.ordinal, named, last=True))
             self.writer.explain(replayer)
         if replayer.differs and not (unfinished or reads):
             self._doubt = self.writer.folder

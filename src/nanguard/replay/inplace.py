@@ -300,7 +300,7 @@ class InPlace:
         try:
             piece, names = self._prepared(replay, task, variant, stack)
             stack.enter_context(start.ambient.entered(autocast=task.precision is None))
-            stack.enter_context(_limited(seconds))
+            stack.enter_context(_Limit(seconds))
             stack.enter_context(replay.watching())
             piece.call(start.module, names, start.cls, seen.update)
         except Reached:
@@ -519,51 +519,56 @@ def _in_words(error: BaseException) -> str:
     return traceback.format_exception_only(type(error), error)[-1].strip()[:500]
 
 
-@contextlib.contextmanager
-def _limited(seconds: float) -> Iterator[None]:
+class _Limit:
     """Raises in this thread if what is done inside takes too long, also if it waits for a lock."""
-    thread, done = threading.get_ident(), threading.Event()
-    in_main = threading.current_thread() is threading.main_thread() and hasattr(signal, "SIGALRM")
 
-    late, missed = threading.Event(), threading.Event()
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._thread = threading.get_ident()
+        main = threading.current_thread() is threading.main_thread()
+        self._in_main = main and hasattr(signal, "SIGALRM")
+        self._done, self._late = threading.Event(), threading.Event()
+        self._missed = False
+        self._before: Any = None
+        self._watchdog = threading.Thread(target=self._wait, name="nanguard-limits", daemon=True)
 
-    def too_long(_number: int, _frame: Any) -> None:
-        if late.is_set():
-            late.clear()
-            raise TooLong
-        missed.set()  # an alarm of the script's own, which gets it afterwards
+    def __enter__(self) -> None:
+        if self._in_main:
+            self._before = signal.signal(signal.SIGALRM, self._alarmed)
+        try:
+            self._watchdog.start()
+        except RuntimeError:
+            # Python is about to end, and starts no thread any more.
+            if self._in_main and math.isfinite(self._seconds):
+                self._late.set()
+                signal.setitimer(signal.ITIMER_REAL, self._seconds)
 
-    def wait() -> None:
-        if done.wait(None if math.isinf(seconds) else seconds):
+    def __exit__(self, *_error: object) -> None:
+        self._done.set()
+        if self._watchdog.ident is not None:
+            self._watchdog.join()
+        elif self._in_main:
+            signal.setitimer(signal.ITIMER_REAL, 0.0)
+        if self._in_main:
+            signal.signal(signal.SIGALRM, self._before)
+            if self._missed:
+                signal.raise_signal(signal.SIGALRM)
+
+    def _wait(self) -> None:
+        if self._done.wait(None if math.isinf(self._seconds) else self._seconds):
             return
-        late.set()
-        if in_main:
-            signal.pthread_kill(thread, signal.SIGALRM)
+        self._late.set()
+        if self._in_main:
+            signal.pthread_kill(self._thread, signal.SIGALRM)
         else:
             error = ctypes.py_object(TooLong)
-            ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), error)
+            ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(self._thread), error)
 
-    before = signal.signal(signal.SIGALRM, too_long) if in_main else None
-    watchdog = threading.Thread(target=wait, name="nanguard-limits", daemon=True)
-    try:
-        watchdog.start()
-    except RuntimeError:
-        # Python is about to end, and starts no thread any more.
-        if in_main and math.isfinite(seconds):
-            late.set()
-            signal.setitimer(signal.ITIMER_REAL, seconds)
-    try:
-        yield
-    finally:
-        done.set()
-        if watchdog.ident is not None:
-            watchdog.join()
-        elif in_main:
-            signal.setitimer(signal.ITIMER_REAL, 0.0)
-        if in_main:
-            signal.signal(signal.SIGALRM, before)
-            if missed.is_set():
-                signal.raise_signal(signal.SIGALRM)
+    def _alarmed(self, _number: int, _frame: Any) -> None:
+        if self._late.is_set():
+            self._late.clear()
+            raise TooLong
+        self._missed = True  # an alarm of the script's own, which gets it afterwards
 
 
 def _share(start: Start) -> None:

@@ -46,6 +46,11 @@ class Watcher(Protocol):
     def made(self, optimizer: Optimizer) -> None:
         """Hears of a new optimizer."""
 
+    def loaded(self, state: Any) -> None:
+        """Hears of state that a module has taken over."""
+
+    clip_limit: float | None
+
     def clipped(self, parameters: list[torch.Tensor], norm: Any) -> None:
         """Hears of gradients that were clipped, and of their norm."""
 
@@ -126,6 +131,7 @@ class Patches:
         self._patch_scaler()
         self._patch_clipping()
         self._patch_loader()
+        self._patch_state()
 
     def take_off(self) -> None:
         """Leaves torch as it was found."""
@@ -249,6 +255,17 @@ class Patches:
         self._replace(scaler_type, "step", scaler_step)
         self._replace(scaler_type, "scale", scaler_scale)
 
+    def _patch_state(self) -> None:
+        original = nn.Module.load_state_dict
+
+        @functools.wraps(original)
+        def load(module: nn.Module, state: Any, *args: Any, **kwargs: Any) -> Any:
+            result = original(module, state, *args, **kwargs)
+            self.now.loaded(state)
+            return result
+
+        self._replace(nn.Module, "load_state_dict", load)
+
     def _patch_clipping(self) -> None:
         original = nn.utils.clip_grad_norm_
 
@@ -259,6 +276,8 @@ class Patches:
             single = isinstance(parameters, torch.Tensor)
             clipped = [parameters] if single else list(parameters)
             norm = original(clipped, *args, **kwargs)
+            limit = args[0] if args else kwargs.get("max_norm")
+            self.now.clip_limit = float(limit) if isinstance(limit, (int, float)) else None
             usual = not args[1:] and not set(kwargs) - {"max_norm", "foreach"}
             if usual:
                 self.now.clipped(clipped, norm)

@@ -229,6 +229,7 @@ class Replay(Watch):
             if loss is not None:
                 self.facts.losses = [*self.facts.losses[-63:], loss]
             tensors = [p.detach().float() for p in self.named_parameters().values()]
+            self.curves.look(self.ordinal, self.named_parameters())
             self._norms.append(math.sqrt(sum(float(t.square().sum()) for t in tensors)))
             if self.ordinal >= self.task.target:
                 self.answer(self._outcome(optimizer))
@@ -247,6 +248,8 @@ class Replay(Watch):
         if self._norms:
             before = self._norms[-2] if len(self._norms) > 1 else self._norms[0]
             facts.growth = Growth(self._norms[0], self._norms[-1], abs(self._norms[-1] - before))
+        facts.clip_limit = self.clip_limit
+        facts.curves = facts.curves or self.curves.all()
         facts.half_parameters = any(
             p.dtype in (torch.float16, torch.bfloat16) for p in self.named_parameters().values()
         )

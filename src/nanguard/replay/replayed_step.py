@@ -53,6 +53,8 @@ class ReplayedStep(Replay):
         self._together = together
         self.outcome: Outcome | None = None
         self.again: list[Any] = []
+        self.clip_limit = run.clip_limit
+        self.facts.curves, self.facts.loaded_bad = run.curves.all(), dict(run.loaded_bad)
         self.facts.losses = [x for x in run.recent_losses if math.isfinite(x)]
 
     @contextlib.contextmanager

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import weakref
 from abc import ABC, abstractmethod
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import nn
 from torch.amp.grad_scaler import OptState
 
+from nanguard.diagnosis.task import Loaded
 from nanguard.guard.optimizers import parameters_of, state_tensors
 from nanguard.numerics import Gradients, all_finite, is_float, local, norm_at_hand, whole
+from nanguard.replay.curves import Curves
 from nanguard.tracer.modules import all_modules
 from nanguard.tracer.sites import here
 from nanguard.tracer.symptom import Symptom
@@ -21,7 +26,7 @@ from nanguard.tracer.symptom import Symptom
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from torch import Tensor, nn
+    from torch import Tensor
     from torch.optim import Optimizer
 
     from nanguard.tracer.sites import Site
@@ -34,6 +39,10 @@ _YOUNG = 4
 # Losses of good steps that are remembered, and batches that a loader may prepare ahead.
 _RECENT = 64
 _AHEAD = 1024
+# Numbers that are looked at when state is loaded: more take seconds. And how often that is done:
+# some scripts hand state from one model to another in every step.
+_MOST_LOADED, _LOADS = 1 << 26, 64
+_PLAIN = (torch.Tensor, nn.Parameter)
 
 
 @dataclass
@@ -64,6 +73,8 @@ class Watch(ABC):
         self.backwards = 0
         # The norm of all gradients since the last backward, where the script has computed it.
         self.clipped_norm: Tensor | None = None
+        # The norm that the script clips its gradients to, if it does.
+        self.clip_limit: float | None = None
         # The norm of the gradients of this step, where it was looked at.
         self.grad_norm: float | None = None
         # What was clipped last: how many parameters are trained, which ones it were, and whether
@@ -76,6 +87,10 @@ class Watch(ABC):
         # Each buffer at the first look: which tensor it was, whether it held no NaN, and whether it
         # held no infinity either.
         self._baseline: dict[str, tuple[int, bool, bool]] = {}
+        self.curves = Curves()
+        # State that was bad when a module took it over, by its name.
+        self.loaded_bad: dict[str, Loaded] = {}
+        self._loads = 0
         # The losses of the last good steps.
         self.recent_losses: deque[float] = deque(maxlen=_RECENT)
         # The samples of batches that a loader has begun, in the order in which it hands them out.
@@ -93,6 +108,22 @@ class Watch(ABC):
         self.made_by.append(Made(weakref.ref(optimizer), here()))
         self._models = self._buffers = None
         self._clipped = ()
+
+    def loaded(self, state: Any) -> None:
+        """Notes what is bad in state that a module has taken over, where looking is cheap."""
+        self._loads += 1
+        if self._loads > _LOADS or not isinstance(state, Mapping):
+            return
+        held = [(str(name), t) for name, t in state.items() if type(t) in _PLAIN]
+        floats = [(n, t) for n, t in held if is_float(t) and t.device.type == "cpu"]
+        if sum(t.numel() for _, t in floats) > _MOST_LOADED:
+            return
+        with contextlib.suppress(RuntimeError, NotImplementedError):  # of unusual types
+            for name, tensor in floats:
+                if not all_finite([tensor]):
+                    kind = str(tensor.dtype).removeprefix("torch.")
+                    infinite = bool(torch.isinf(tensor).any())
+                    self.loaded_bad[name] = Loaded(kind, infinite, here())
 
     def scaled(self, scaler: Any, loss: Any) -> None:
         """Notes the loss before it is scaled."""

@@ -260,7 +260,7 @@ def worst_first(outcome: Outcome) -> list[Seen]:
 
 
 def copies_of(outcome: Outcome) -> dict[str, list[str]]:
-    """Returns, for each file with copies, the copies: same name, same findings in the same lines."""
+    """Returns, for each file with copies, the copies: same name, same findings, same lines."""
     found: dict[str, list[tuple[Any, ...]]] = {}
     for seen in outcome.seen:
         f = seen.finding

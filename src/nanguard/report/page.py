@@ -160,6 +160,8 @@ def _circumstances(incident: dict[str, Any]) -> list[tuple[str, str]]:
         ("samples", f"{samples}{of}" if samples else ""),
         ("dataset index", listed(numbers(incident, "dataset_indices"))),
         ("loss terms", listed(terms)),
+        ("times met", number(whole(incident, "times"))),
+        ("drift", words.drift(incident)),
         ("losses before", listed(numbers(incident, "losses_before")[-5:])),
         ("loss scale", number(symptom.get("loss_scale"))),
         ("autocast", text(incident, "autocast")),

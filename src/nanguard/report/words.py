@@ -52,6 +52,10 @@ _NO_FIX = {
 }
 _PROVEN = 0.9
 _LIKELY = 0.7
+_BAD = ("", "nan", "inf", "-inf")
+# Points of a curve that are read, and characters that it is drawn with.
+_POINTS, _SPARKS = 1000, 24
+_HEIGHTS = "\u2581\u2582\u2583\u2584\u2585\u2586\u2587\u2588"
 # Characters of a sentence about an incident that are shown.
 _SENTENCE = 400
 
@@ -170,6 +174,29 @@ def in_a_line(incident: Mapping[str, Any]) -> str | None:
     ranks = whole(branch(incident, "run"), "ranks") or 1
     rank = f" on rank {whole(incident, 'rank')}" if ranks > 1 else ""
     return f"step {whole(incident, 'step')}{rank}: {said}"
+
+
+def drift(incident: Mapping[str, Any]) -> str:
+    """Returns which learned quantity moved away, since when, and its curve; empty if none did."""
+    fields = branch(incident, "drift")
+    name, began = text(fields, "tensor", 100), whole(fields, "first_step")
+    values = [
+        point[1]
+        for point in _curve(fields)[:_POINTS]
+        if isinstance(point, list) and len(point) == 2 and number(point[1]) not in _BAD
+    ]
+    if not name or began is None or len(values) < 2:
+        return ""
+    low, high = min(values), max(values)
+    shown = values[:: max(1, len(values) // _SPARKS)]
+    span = (high - low) or 1.0
+    curve = "".join(_HEIGHTS[int((v - low) / span * (len(_HEIGHTS) - 1))] for v in shown)
+    return f"{name} since step {began}: {number(values[0])} {curve} {number(values[-1])}"
+
+
+def _curve(fields: Mapping[str, Any]) -> list[Any]:
+    curve = fields.get("curve")
+    return curve if isinstance(curve, list) else []
 
 
 def is_fixable(incident: Mapping[str, Any]) -> bool:

@@ -36,6 +36,7 @@ _MADE = frozenset(
 _TRUTH = re.compile(r"(^|_)(gt|truth|target|label|true|ref)(s|_|$)|groundtruth")
 _SHOW = re.compile(
     r"metrics|eval|visual|plot|draw|accuracy|psnr|nmse|distortion_ratio|confusion|meter$|evaluator"
+    r"|_(mae|rmse|fid|ssim|iou|auc)$"
 )
 _SAFE_LEAVES = frozenset({"linspace", "arange", "ones", "zeros", "logspace", "full", "eye"})
 

@@ -23,8 +23,9 @@ _EVALUATES = re.compile(
     r"|preprocess\w*|prepare|compute|convert\w*)($|_)"
 )
 _USES = re.compile(
-    r"_?(eval\w*|validat\w*|test\w*|sample_\w+|\w+_samples?|visuali[sz]e\w*|plot\w*|generate\w*|reverse"
-    r"|infer\w*|predict\w*|interpolat\w*|slerp|compute_metrics?|calc(ulate)?_\w*)"
+    r"_?(on_(val|validation|test|predict|sanity)\w*|eval\w*|validat\w*|test\w*|sample_\w+|\w+_samples?|visuali[sz]e\w*|plot\w*|generate\w*|reverse"
+    r"|infer\w*|predict\w*|interpolat\w*|slerp|compute_metrics?"
+    r"|calc(ulate)?_(metric|acc|score|psnr|ssim|iou|map|fid|stat|auc|recall|dice)\w*)"
 )
 # Functions in which a module or a table is set up, before anything is trained.
 _SETUP = re.compile(
@@ -33,7 +34,7 @@ _SETUP = re.compile(
 # Methods that a framework calls by their names.
 _HOOKS = re.compile(
     r"forward|backward|\w+_step|on_\w+|configure_\w+|compute_loss|\w+_dataloader|main|run|train\w*"
-    r"|fit|step|collate\w*|loss\w*|\w+_loss"
+    r"|fit|step|collate\w*|loss"
 )
 _DATASETS = ("Dataset", "IterableDataset", "DataModule", "LightningDataModule", "Sampler")
 _DATA_METHODS = re.compile(
@@ -67,7 +68,7 @@ def _is_named_for_evaluation(path: str) -> bool:
 
 
 def is_aside(code: Code, node: ast.AST | None) -> bool:
-    """Returns whether a place is tried out in a notebook, or is in a function nobody trains with."""
+    """Returns whether a place is tried out in a notebook, or nobody trains with its function."""
     if node is None:
         return False
     function: ast.AST | None = None
@@ -79,8 +80,24 @@ def is_aside(code: Code, node: ast.AST | None) -> bool:
             break
     if function is None:
         return code.text.path.endswith(".ipynb") and not looped
+    if _only_uses_weights(code):
+        return True
     found = code.function_of(function)
     return found is not None and code.project is not None and _is_idle(code, found)
+
+
+def _only_uses_weights(code: Code) -> bool:
+    """Returns whether a script loads weights into models of its own and never trains them."""
+    training = Training.of(code)
+    if (
+        code.project is None
+        or training.backwards
+        or not any(training.called("load_state_dict", "load"))
+    ):
+        return False
+    if not code.project.trains or any(f.name == "training_step" for f in code.functions):
+        return False
+    return not code.project.is_imported(code.text.path)
 
 
 def _is_idle(code: Code, function: Function) -> bool:

@@ -51,13 +51,27 @@ def is_repaired_at_once(code: Code, node: ast.AST | None) -> bool:
     """Returns whether NaN in what an expression gives is replaced where it stands."""
     for parent in code.ancestors(node) if node is not None else ():
         if isinstance(parent, ast.stmt):
-            return False
+            return _is_repaired_next(code, parent)
         called = _called(parent)
         if called in _NAN_EXPECTED:
             return True
         if isinstance(parent, ast.Attribute) and parent.attr in _NAN_EXPECTED:
             return True
     return False
+
+
+def _is_repaired_next(code: Code, statement: ast.stmt) -> bool:
+    """Returns whether the statement below replaces NaN in what this one assigns."""
+    targets = statement.targets if isinstance(statement, ast.Assign) else []
+    names = {target.id for target in targets if isinstance(target, ast.Name)}
+    body = getattr(code.parents.get(statement), "body", None)
+    below = body[body.index(statement) + 1 :][:1] if isinstance(body, list) and names else []
+    return any(
+        _called(node) in _NAN_EXPECTED and any(getattr(a, "id", "") in names for a in node.args)
+        for after in below
+        for node in ast.walk(after)
+        if isinstance(node, ast.Call)
+    )
 
 
 def is_rounded(code: Code, node: ast.AST | None) -> bool:

@@ -159,6 +159,14 @@ def check(
     raise typer.Exit(run_check(asked))
 
 
+@app.command()
+def lsp() -> None:
+    """Show findings and quick fixes in an editor: a language server on standard input."""
+    from nanguard.cli.editor import serve
+
+    serve()
+
+
 @app.command(
     epilog="Examples:\n\n- `nanguard preset --task diffusion > train.yaml`\n\n"
     "- `nanguard preset --family deepspeed --level balanced -o ds_config.json`\n\n"

@@ -51,6 +51,9 @@ class BadInitialization(Cause):
         """Returns whether a parameter's first value is at fault."""
         if case.origin.loaded_from is not None:
             return Suspicion(0.89, _loaded(case.origin.loaded_from, case.origin.parameter))
+        if case.loaded is not None:
+            name = case.origin.parameter
+            return Suspicion(0.85, f"{name} was not finite in the state that was loaded")
         if case.phase == "init":
             name = case.origin.parameter or "a parameter"
             if case.origin.op in ("parameter", "buffer"):
@@ -88,6 +91,10 @@ class BadInitialization(Cause):
         if file is not None:
             return [
                 Repair(f"go back to a checkpoint before {file}, or load only what is good in it")
+            ]
+        if case.loaded is not None:
+            return [
+                Repair("go back to an earlier checkpoint, or load only what is good in this one")
             ]
         if case.phase != "init":
             return self._other_value(case)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from nanguard.diagnosis.case import CASTS, DIVISIONS, EXPONENTIALS, LARGEST, STATISTICS
@@ -20,10 +21,13 @@ _HUGE = 1e9
 _SQUARED = 1e15
 # From here on a learning rate is suspicious by itself, and more so where steps are normalised.
 _HIGH, _HIGH_ADAPTIVE = 1.0, 0.05
+# This many losses in a row, each larger than the one before and the last so many times the first:
+# that is divergence, before any trial.
+_RISING, _FAR_ABOVE, _RUNS_AWAY = 4, 1e4, 0.85
 # Of this many losses this many are so far below zero: there is no bound to them. Near the end
 # everything jumps about.
 _FALLING, _MOST_FALLING, _DEEP = 10, 7, 1e6
-_SLOWER = "a learning rate ten times lower"
+SLOWER = "a learning rate ten times lower"
 # The extremes of the wide types: no number grows to just these.
 _EXTREMES = (LARGEST["bfloat16"], 3.4028234663852886e38)
 
@@ -63,6 +67,8 @@ class ExplodingOptimization(Cause):
         if case.facts.losses:
             evidence.append({"what": "losses before", "last": case.facts.losses[-5:]})
         strength = (0.75 if grown else 0.7) if large >= _HUGE else 0.4
+        if _runs_away(case.facts.losses):
+            strength = max(strength, _RUNS_AWAY)
         if _is_buffer(case):
             said = f"the buffer {case.origin.buffer} overflows {case.precision}: it has grown to "
             return Suspicion(strength, said + name_of(large), evidence)
@@ -83,11 +89,13 @@ class ExplodingOptimization(Cause):
                 f"the loss falls without bound, to {last} in the step before: a term of it has the "
                 f"wrong sign, or nothing that bounds it from below. {suspicion.summary}"
             )
-        slower = next((t for t in case.lab.trials if t.what == _SLOWER), None)
+        slower = next((t for t in case.lab.trials if t.what == SLOWER), None)
         rate = case.facts.lr
         if rate is not None and Usual(case.facts.losses).allows(slower):
             tenth = f"with a tenth of the learning rate ({name_of(rate)})"
             return f"{suspicion.summary}; {tenth} it does not"
+        if rate is not None and _is_high(case) and not _is_buffer(case):
+            return f"{suspicion.summary}; the learning rate of {name_of(rate)} is far too high"
         return suspicion.summary
 
     def trials(self, case: Case) -> list[Trial]:
@@ -99,7 +107,7 @@ class ExplodingOptimization(Cause):
             return [trial] if trial else []
         found = [case.lab.try_out("gradients clipped to norm 1 in every step", clip=1.0)]
         if case.facts.lr is not None:
-            found.append(case.lab.try_out(_SLOWER, lr_factor=0.1))
+            found.append(case.lab.try_out(SLOWER, lr_factor=0.1))
         return found
 
     def repairs(self, case: Case) -> list[Repair]:
@@ -116,15 +124,29 @@ class ExplodingOptimization(Cause):
             ]
         found, rate = clipped_gradients(case), case.facts.lr
         if rate is not None:
-            lower = case.lab.try_out(_SLOWER, lr_factor=0.1)
+            lower = case.lab.try_out(SLOWER, lr_factor=0.1)
             slower = Repair(
                 f"lower the learning rate ({name_of(rate)}) by a factor of ten", trial=lower
             )
-            high = _HIGH_ADAPTIVE if "Ada" in (case.facts.optimizer or "") else _HIGH
-            found = [slower, *found] if rate >= high else [*found, slower]
+            found = [slower, *found] if _is_high(case) else [*found, slower]
         if _falls_without_bound(case):
             found = silencing(found, "the loss has no minimum; look at the sign of its terms")
         return found
+
+
+def _is_high(case: Case) -> bool:
+    """Returns whether the learning rate is suspicious by itself."""
+    rate = case.facts.lr
+    high = _HIGH_ADAPTIVE if "Ada" in (case.facts.optimizer or "") else _HIGH
+    return rate is not None and rate >= high
+
+
+def _runs_away(losses: list[float]) -> bool:
+    """Returns whether the loss has grown from step to step, far beyond what it was before."""
+    last = [abs(loss) for loss in losses[-_RISING:] if math.isfinite(loss)]
+    if len(last) < _RISING or any(after <= before for before, after in pairwise(last)):
+        return False
+    return last[-1] > _FAR_ABOVE * max(last[0], 1e-12)
 
 
 def _is_buffer(case: Case) -> bool:

@@ -33,7 +33,13 @@ class HalfPrecisionOverflow(Cause):
 
     def suspect(self, case: Case) -> Suspicion | None:
         """Returns whether finite numbers became infinite in a 16-bit type."""
-        detail = case.origin.detail
+        detail, loaded = case.origin.detail, case.loaded
+        if loaded is not None and loaded.infinite and loaded.dtype in LARGEST:
+            return Suspicion(
+                0.88,
+                f"{case.origin.parameter} was loaded as {loaded.dtype}, in which what is more than "
+                f"{LARGEST[loaded.dtype]:.5g} is inf",
+            )
         largest = LARGEST.get(case.precision)
         if detail is None or largest is None:
             return None
@@ -74,10 +80,15 @@ class HalfPrecisionOverflow(Cause):
 
     def trials(self, case: Case) -> list[Trial]:
         """Computes in float32."""
-        return [case.in_float32()]
+        return [] if case.loaded is not None else [case.in_float32()]
 
     def repairs(self, case: Case) -> list[Repair]:
         """Takes a number or a type that fits."""
+        if case.loaded is not None:
+            kind = case.loaded.dtype
+            return [
+                Repair(f"save {case.origin.parameter} in float32, and not in {kind}: buffers, too")
+            ]
         found: list[Repair] = []
         largest = LARGEST[case.precision]
         for site in [*case.origin.literals, case.origin.site]:

@@ -125,6 +125,8 @@ def _circumstances(incident: Mapping[str, Any]) -> Html | None:
     rows = [
         ("Samples", f"{samples}{of}" if samples else ""),
         ("In the data set", listed(numbers(incident, "dataset_indices"))),
+        ("Times met", number(whole(incident, "times"))),
+        ("Drift", words.drift(incident)),
         ("Loss terms", listed(terms)),
         ("Losses before", listed(numbers(incident, "losses_before")[-8:])),
         ("Gradient norm", number(symptom.get("grad_norm"))),

@@ -33,6 +33,12 @@ _OF_SEQUENCES = re.compile(
     r"(attention|attn|[a-z]|src|tgt|trg|mel|text|txt|seq|sequence|len|lens|length|spec|phone|wav"
     r"|frame|time|input|encoder|decoder|enc|dec)_?masks?"
 )
+# What makes a mask of something else.
+_SELECTS = frozenset(
+    {"compare", "eq", "ne", "gt", "lt", "ge", "le", "isnan", "isfinite", "bincount", "histc"}
+)
+_GIVEN = frozenset({"", "field", "attribute", "part", "getitem", "named", "element"})
+_MASKS_ITSELF = re.compile(r"MAE|Masked_?Auto|MaskedAE|SimMIM|BEiT")
 
 
 class DivisionByUnguardedSum(CodeRule):
@@ -145,6 +151,11 @@ def _is_hardly_zero(code: Code, quotient: Value, divisor: Value) -> bool:
         return True
     if is_only_shown(code, quotient) or _is_share_of_all(quotient, divisor):
         return True
+    if _is_handed_in(divisor):
+        return True
+    cls = quotient.scope.cls if quotient.scope is not None else None
+    if cls is not None and _MASKS_ITSELF.search(cls.name):
+        return True  # a masked autoencoder hides a share of each sample, and counts what it hid
     if is_about_data(quotient) or is_set_up(quotient) or is_number(divisor):
         return True
     table = any(part.op == "value_counts" for part in divisor.upstream(8))
@@ -153,6 +164,18 @@ def _is_hardly_zero(code: Code, quotient: Value, divisor: Value) -> bool:
     if is_for_show(quotient) or not _EXPECT_NAN.isdisjoint(code.operations):
         return True
     return not _is_count(divisor) and divisor.core.op == "sum" and quotient.inputs[0].op != "mul"
+
+
+def _is_handed_in(divisor: Value) -> bool:
+    """Returns whether a mask or its sum comes from elsewhere, where nothing says it can be empty.
+
+    Who makes masks from lengths or from what is there makes none that is empty; a comparison with
+    a label, a threshold or a class that stands here can leave nothing in.
+    """
+    parts = [*divisor.upstream(24)]
+    if any(part.op in _SELECTS for part in parts):
+        return False
+    return any(part.op in _GIVEN and part.has("mask") for part in parts)
 
 
 def _is_share_of_all(quotient: Value, divisor: Value) -> bool:

@@ -90,6 +90,9 @@ def _is_unprotected(value: Value) -> bool:
             return can_be_zero(core.inputs[0]) and _is_measure(core.inputs[0])
     if core.op in ("div", "reciprocal") and core.inputs:
         divisor = core.inputs[-1]
+        total = divisor.core
+        if total.op == "sum" and total.inputs and total.inputs[0].core is core.inputs[0].core:
+            return False  # shares of a whole; the eps is for what comes next, such as a log
         return divisor.number() is None and can_be_zero(divisor) and _is_measure(divisor)
     return False
 

@@ -58,6 +58,12 @@ class LabelsClamped(CodeRule):
     severity = Severity.WARNING
     seen_in = "https://github.com/milesial/Pytorch-UNet/issues/291"
     examples: ClassVar = (
+        Passes(
+            "import torch\nfrom torch.nn import CrossEntropyLoss\n\n\n"
+            "def loss(logits, positions):\n"
+            "    ignored_index = logits.size(1)\n    positions.clamp_(0, ignored_index)\n"
+            "    return CrossEntropyLoss(ignore_index=ignored_index)(logits, positions)\n"
+        ),
         Fails(
             "import torch\nimport torch.nn.functional as F\n\n\ndef loss(logits, labels, n):\n"
             "    labels = torch.clamp(labels, 0, n - 1)\n"
@@ -123,6 +129,8 @@ def _is_clamp(code: Code, value: Value, used: set[int]) -> bool:
     if high is None:
         is_lower = value.op in ("clamp", "clamp_min", "numpy.clamp")
         return is_lower and id(value) in used
+    if _is_ignored(high):
+        return False
     if high.number() is not None and high.number() in (1.0, 255.0) and id(value) not in used:
         return False
     if id(value) in used:
@@ -136,10 +144,15 @@ def _is_clamp(code: Code, value: Value, used: set[int]) -> bool:
     return bool(is_label) and is_last_class(high)
 
 
+def _is_ignored(high: Value) -> bool:
+    """Whether labels are clamped to a class that the loss passes over."""
+    return any("ignore" in made.name.lower() for made in high.upstream(4))
+
+
 def _is_class(code: Code, value: Value, used: set[int]) -> bool:
     """Whether what is clamped is taken as a class, whatever it is called."""
     high = upper_bound(value) if value.op == "clamp" else None
-    if high is None:
+    if high is None or _is_ignored(high):
         return False
     if id(value) in used or -id(value) in used:
         return high.core.op == "sub" or is_last_class(high)

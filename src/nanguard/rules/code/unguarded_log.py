@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 _PREDICTION = re.compile(r"pred(iction)?s?|[a-z_]+_pred|pred_[a-z]+|y_hat|yhat")
 _ABOUT_PROBABILITIES = re.compile(r"entropy|kl|divergence|likelihood|nll|jsd?|mutual|prob|focal")
+_SIZE = re.compile(r"(^|_)(w|h|wh|widths?|heights?|sizes?)$")
 
 
 class UnguardedLog(CodeRule):
@@ -94,6 +95,7 @@ class UnguardedLog(CodeRule):
                     f"log of a {kind} that can be 0: -inf, and an infinite gradient",
                     fixes=(Fix("bound it from below", edits=edits),),
                     weak=of_time
+                    or _is_of_sizes(value)
                     or clipped
                     or is_beside_training(code, log)
                     or is_only_shown(code, log),
@@ -113,6 +115,14 @@ class UnguardedLog(CodeRule):
                     fixes=(Fix("take logsigmoid(-x) of the logits, or bound it below 1"),),
                     weak=is_beside_training(code, log),
                 )
+
+
+def _is_of_sizes(value: Value) -> bool:
+    """Returns whether it is the ratio of two widths or heights, as targets of boxes are."""
+    core = value.core
+    if core.op != "div" or len(core.inputs) < 2:
+        return False
+    return all(_SIZE.search(part.name.lower()) for part in core.inputs[:2])
 
 
 def _is_chance(value: Value) -> bool:
@@ -136,7 +146,7 @@ def _kind(value: Value, log: Value, *, outputs_are_probabilities: bool) -> str:
     elsewhere = core.scope is not None and core.scope is not log.scope
     if core.op in ("softmax", "sigmoid"):
         return "probability" if is_module_output(core, log) else ""
-    if core.has("exp") or elsewhere:
+    if core.has("exp") or elsewhere or any(part.has("shifted") for part in core.upstream(6)):
         return ""
     if core.op == "div" and len(core.inputs) > 1:
         over, under = core.inputs[:2]

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from nanguard.sources.python.code import Code
+    from nanguard.sources.python.scopes import Class
     from nanguard.sources.python.values import Value
 
 _EMPTY = ("empty", "empty_like", "new_empty", "empty_strided")
@@ -91,7 +92,16 @@ class UninitialisedParameter(CodeRule):
                 continue
             message = f"the parameter {names[0]!r} is made of memory that is never written to"
             fix = Fix("give it first values", edits=_edits(code, value))
-            yield self.at(code, value.node, message, fixes=(fix,))
+            loaded = cls is not None and _is_loaded(code, cls)
+            yield self.at(code, value.node, message, fixes=(fix,), weak=loaded)
+
+
+def _is_loaded(code: Code, cls: Class) -> bool:
+    """Returns whether every other file that makes such an object loads weights into something."""
+    if code.project is None:
+        return False
+    others = [path for path in code.project.callers(cls.name) if path != code.text.path]
+    return bool(others) and all(code.project.holds(path, "load_state_dict") for path in others)
 
 
 def _is_empty(value: Value) -> bool:
@@ -125,7 +135,7 @@ def _takes_sizes(made: Value) -> bool:
     if only.op in ("mul", "floordiv", "add"):
         return all(part.op in ("", "attribute", "named") for part in only.inputs)
     plain = only.op in ("", "attribute", "named") and only.name != "T"
-    if not plain or _DATA.search(only.name.lower()):
+    if not plain or _DATA.search(only.name.lower()) or only.core.op.startswith("numpy."):
         return False
     scope = made.scope
     built = scope is not None and scope.name == "__init__" and only.name in scope.parameters

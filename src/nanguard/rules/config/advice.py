@@ -50,6 +50,7 @@ _ADAM: tuple[tuple[frozenset[str], Limit], ...] = (
         frozenset(("tuned", "transformer", "large")),
         Limit(5e-4, 1e-5, "fine-tuning all of a large model"),
     ),
+    (frozenset(("tuned", "convolution")), Limit(6e-3, 1e-4, "fine-tuning a convolutional network")),
     (frozenset(("tuned", "small")), Limit(2e-3, 1e-4, "fine-tuning a small model")),
     (frozenset(("tuned", "vision")), Limit(6e-3, 1e-4, "fine-tuning a vision model")),
     (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 from nanguard.findings import Severity, name_of
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
 
 # A warm-up without a unit that is this many times the epochs is counted in steps.
 _SAME_UNIT = 5
+# Sections that describe what is trained, and not how long.
+_MODEL = re.compile(r"model|attention|encoder|decoder|network|module|sampler|slots?$")
 
 
 class WarmupLongerThanTraining(ConfigRule):
@@ -40,6 +43,11 @@ class WarmupLongerThanTraining(ConfigRule):
         Passes(
             "learning_rate: 1.0e-5\nmax_steps: -1\nwarmup_steps: 500\nnum_train_epochs: 3\n",
             "b.yaml",
+        ),
+        Passes(
+            "lr: 1.0e-4\nepochs: 20\nwarmup_steps: 2500\n"
+            "model: {slot_attention: {num_iterations: 1}}\n",
+            "slots.yaml",
         ),
         Fails(
             "lr: 1.0e-4\nepochs: 20\nwarmup_epochs: 30\n",
@@ -72,7 +80,7 @@ class WarmupLongerThanTraining(ConfigRule):
 
 def _length(stage: Stage, setting: Setting) -> tuple[float | None, str]:
     """Returns how long the run is in the unit of a warm-up."""
-    steps, epochs = stage.number("max_steps"), stage.number("max_epochs")
+    steps, epochs = _steps(stage), stage.number("max_epochs")
     if setting.name == "warmup_epochs":
         return epochs, "epochs"
     if steps is not None and steps > 0:
@@ -81,6 +89,14 @@ def _length(stage: Stage, setting: Setting) -> tuple[float | None, str]:
         alike = epochs is not None and (setting.number or 0) < _SAME_UNIT * epochs
         return (epochs, "epochs") if steps is None and alike else (None, "steps")
     return _counted(stage, epochs), "steps"
+
+
+def _steps(stage: Stage) -> float | None:
+    """Returns the number of steps of the run; iterations inside of a model are none of them."""
+    setting = stage.get("max_steps")
+    if setting is None or any(_MODEL.search(name) for name in setting.sections):
+        return None
+    return setting.number
 
 
 def _counted(stage: Stage, epochs: float | None) -> float | None:

@@ -59,10 +59,11 @@ class Calls(Binding):
         path = self.code.names.path(node.func)
         if not path and isinstance(node.func, ast.Attribute):
             return self._method(node, node.func)
-        if self.code.project is not None and (path or self.code.names.stars):
-            made = self._elsewhere(node)
-            if made is not None:
-                return made
+        made = self._elsewhere(node, path)
+        return made if made is not None else self._plain_call(node, path)
+
+    def _plain_call(self, node: ast.Call, path: str) -> Value:
+        """Reads a call of something of this file, of a library, or of nobody knows what."""
         callee = self.value(node.func)
         if callee.op == "":
             path = path or callee.path
@@ -82,8 +83,10 @@ class Calls(Binding):
                 return made
         return self._unknown_call(node, callee, inputs, keywords)
 
-    def _elsewhere(self, node: ast.Call) -> Value | None:
+    def _elsewhere(self, node: ast.Call, path: str) -> Value | None:
         """Reads a call of a function or class of another file of the project."""
+        if self.code.project is None or not (path or self.code.names.stars):
+            return None
         root: ast.expr = node.func
         while isinstance(root, ast.Attribute):
             root = root.value
@@ -96,7 +99,7 @@ class Calls(Binding):
         keywords = {k.arg or "**": self.value(k.value) for k in node.keywords}
         if isinstance(found, Class):
             made = self._instance(node, found, inputs, keywords)
-            made.path = self.code.names.path(node.func)
+            made.path = path
             return made
         return self._local(node, found, inputs, keywords)
 
@@ -247,9 +250,7 @@ class Calls(Binding):
             if method is not None:
                 return self._local(node, method, inputs, keywords, callee)
             return self._unknown_call(node, callee, inputs, keywords)
-        layer = callee.core
-        while layer.path.rpartition(".")[2] in _WRAPPERS and layer.inputs:
-            layer = layer.inputs[0].core
+        layer = _unwrapped(callee)
         last = layer.path.rpartition(".")[2] if layer.op == "new" else ""
         if last == "Sequential" and layer.inputs:
             final = layer.inputs[-1]
@@ -347,6 +348,14 @@ class Calls(Binding):
         function.returns = [result]
         function.state = "read"
         return result
+
+
+def _unwrapped(callee: Value) -> Value:
+    """Returns the module inside of wrappers that compute the same."""
+    layer = callee.core
+    while layer.path.rpartition(".")[2] in _WRAPPERS and layer.inputs:
+        layer = layer.inputs[0].core
+    return layer
 
 
 def _is_generic(method: str) -> bool:

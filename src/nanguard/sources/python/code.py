@@ -345,7 +345,7 @@ class Code:
 
     def _given(self, function: Function, place: int, name: str, value: Value) -> None:
         """Takes over a truth value that everybody who makes such an object writes down."""
-        if self.project is None or function.cls is None or not name.isidentifier():
+        if self.project is None or function.cls is None or function.name != "__init__":
             return
         defaults = function.node.args.defaults  # type: ignore[union-attr]
         if not any(isinstance(d, ast.Constant) and isinstance(d.value, bool) for d in defaults):
@@ -379,8 +379,7 @@ class Code:
                     value.const = default.const
                     value.lo, value.hi = default.lo, default.hi
                     value.kinds |= {"default"}
-            if function.name == "__init__" and function.cls is not None:
-                self._given(function, place - 1, argument.arg, value)
+            self._given(function, place - 1, argument.arg, value)
             value.node = value.node or argument
             flow.env[argument.arg] = value
             function.parameters[argument.arg] = value

@@ -51,6 +51,12 @@ _FINFO = {
 }
 
 
+# What people call the settings of a run.
+_SETTINGS = frozenset(
+    {"args", "opt", "opts", "cfg", "config", "conf", "hparams", "hps", "params", "FLAGS", "options"}
+)
+
+
 class Expressions(Calls):
     """Reads expressions."""
 
@@ -81,13 +87,7 @@ class Expressions(Calls):
     def _attribute(self, node: ast.Attribute) -> Value:
         path = self.code.names.path(node)
         if path:
-            number = _CONSTANTS.get(path)
-            if number is not None:
-                return Value(number, number, const=number, node=node, path=path)
-            found = self.code.found(node) if self.code.project is not None else None
-            if isinstance(found, Value):
-                return self.renamed(found, node.attr)
-            return Value(node=node, path=path, name=node.attr)
+            return self._imported_attribute(node, path)
         held = self.env.get(f"self.{node.attr}") if _is_self(node.value) else None
         if held is not None:
             return held
@@ -105,9 +105,28 @@ class Expressions(Calls):
             if node.attr == "grad":
                 made.kinds |= {"gradient"}
             return made
-        return Value(
+        return self._setting(node, base)
+
+    def _setting(self, node: ast.Attribute, base: Value) -> Value:
+        """Reads an attribute of which no more is known than what settings of the project say."""
+        made = Value(
             kinds=kinds_of(node.attr), node=node, name=node.attr, op="attribute", inputs=(base,)
         )
+        if self.code.project is not None and base.name in _SETTINGS:
+            number = self.code.project.setting(node.attr)
+            if number is not None:
+                made.const, made.lo, made.hi = number, number, number
+                made.kinds |= {"default"}
+        return made
+
+    def _imported_attribute(self, node: ast.Attribute, path: str) -> Value:
+        number = _CONSTANTS.get(path)
+        if number is not None:
+            return Value(number, number, const=number, node=node, path=path)
+        found = self.code.found(node) if self.code.project is not None else None
+        if isinstance(found, Value):
+            return self.renamed(found, node.attr)
+        return Value(node=node, path=path, name=node.attr)
 
     def _finfo(self, node: ast.Attribute, base: Value) -> Value:
         dtype = base.inputs[0].path.rpartition(".")[2] if base.inputs else ""

@@ -71,7 +71,7 @@ class Flow(Expressions):
 
     def _if(self, node: ast.If) -> bool:
         test = self.value(node.test)
-        if test.const is not None and not test.const:
+        if test.const is not None and not test.const and not test.has("default"):
             return self.body(node.orelse)
         if isinstance(test.const, bool):
             return self.body(node.body)

@@ -75,8 +75,9 @@ _HINTS: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
 _CACHE: dict[str, frozenset[str]] = {}
 # Greek letters as people spell them in Latin ones.
 _GREEK = str.maketrans(
-    {"σ": "sigma", "μ": "mu", "π": "pi", "α": "alpha", "β": "beta", "γ": "gamma", "τ": "tau",
-     "λ": "lambda", "ε": "eps", "ϵ": "eps", "κ": "kappa", "δ": "delta", "ρ": "rho"}
+    {0x3C3: "sigma", 0x3BC: "mu", 0x3C0: "pi", 0x3B1: "alpha", 0x3B2: "beta", 0x3B3: "gamma",
+     0x3C4: "tau", 0x3BB: "lambda", 0x3B5: "eps", 0x3F5: "eps", 0x3BA: "kappa", 0x3B4: "delta",
+     0x3C1: "rho"}
 )  # fmt: skip
 
 

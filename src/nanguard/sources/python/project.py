@@ -20,11 +20,12 @@ from nanguard.errors import SourceError
 from nanguard.sources.files import PYTHON_LIMIT, decode, read_bytes
 from nanguard.sources.python.code import Code
 from nanguard.sources.python.scopes import Class, Function
-from nanguard.sources.python.values import Value
 from nanguard.sources.text import Text
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
+
+    from nanguard.sources.python.values import Value
 
 _KEPT_LINES = 60_000  # of outlines in a process; about 100 MB
 _PASSED_ON = 5  # files through which a name may be passed on before nobody looks further
@@ -32,6 +33,7 @@ _MOST_CALLERS = 40  # files that are searched for the calls of one class or func
 _DEFINED = re.compile(rb"^[ \t]*(?:async[ \t]+)?(?:def|class)[ \t]+(\w+)", re.MULTILINE)
 _CALLED = re.compile(rb"(?<!def )(?<!class )\b(\w+)[ \t]*\(")
 _WORD = re.compile(rb"[A-Za-z_]\w*")
+_IMPORTS = re.compile(rb"^[ \t]*(?:from|import)[ \t]+([^\n#]+)", re.MULTILINE)
 _TRAINS = re.compile(rb"\.backward\(|[Tt]rainer\w*\(|\.fit\(")
 _NUMBER = (
     r"(-?\d[\d_]*(?:\.\d*)?(?:[eE][+-]?\d+)?|-?\.\d+(?:[eE][+-]?\d+)?|float\(['\"]-?inf['\"]\))"
@@ -54,11 +56,13 @@ class _Index:
         callers: The files that call something.
         words: How often something is named, its definition counted.
         trains: The files that start a backward pass, or hand a model to a trainer.
+        imported: The words of all import statements.
     """
 
     callers: dict[str, list[str]] = field(default_factory=dict)
     words: dict[str, int] = field(default_factory=dict)
     trains: set[str] = field(default_factory=set)
+    imported: set[str] = field(default_factory=set)
 
 
 class Project:
@@ -159,6 +163,11 @@ class Project:
         self.consulted |= {_absolute(path) for path in self._callers.get(name, ())}
         return self._callers.get(name, [])
 
+    def holds(self, path: str, word: str) -> bool:
+        """Returns whether a word stands in a file of the project."""
+        self.consulted.add(_absolute(path))
+        return word.encode() in _bytes(path)
+
     def mentions(self, name: str) -> int:
         """Returns how often the project writes the name of something that it defines."""
         return self._index.words.get(name, 0)
@@ -167,6 +176,11 @@ class Project:
     def trains(self) -> bool:
         """Whether some file starts a backward pass, or hands a model to a trainer."""
         return bool(self._index.trains)
+
+    def is_imported(self, path: str) -> bool:
+        """Returns whether some file imports one of this name, or from one."""
+        *folders, name = path.rpartition(".")[0].replace("\\", "/").split("/")
+        return (folders[-1] if name == "__init__" and folders else name) in self._index.imported
 
     def is_first(self, path: str, word: str, never: re.Pattern[str]) -> bool:
         """Returns whether a file is the first with a word, and no file has what must not be there.
@@ -271,6 +285,8 @@ class Project:
             data = _bytes(path)
             if _TRAINS.search(data):
                 index.trains.add(path)
+            for line in _IMPORTS.findall(data):
+                index.imported |= {w.decode(errors="replace") for w in _WORD.findall(line)}
             for name in defined.intersection(_CALLED.findall(data)):
                 index.callers.setdefault(name.decode(errors="replace"), []).append(path)
             for name, number in Counter(_WORD.findall(data)).items():
