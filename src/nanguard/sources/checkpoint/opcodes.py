@@ -176,7 +176,6 @@ OPCODES: dict[bytes, Callable[[Reader], None]] = {
     b"(": _mark,
     b"0": _pop,
     b"1": _pop_marked,
-    b"2": lambda r: r.push(r.stack[-1]),
     b"N": _constant(None),
     b"\x88": _constant(value=True),
     b"\x89": _constant(value=False),

@@ -55,7 +55,14 @@ def read_history(path: Path, scan: Scan) -> Log:
             where=str(path),
             do="Check the log that the run printed instead.",
         )
-    text = path.read_text(encoding="utf-8-sig", errors="replace")
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise SourceError(
+            f"the history is not text in UTF-8 (byte {error.start + 1}).",
+            where=str(path),
+            do="It was damaged: take the file of another checkpoint.",
+        ) from error
     scan.progress(str(path), size)
     records = _records(loads(text))
     if records is None:

@@ -76,7 +76,9 @@ def _form_of_text(text: str, ending: str, *, whole: bool) -> Form | None:
     if ending == ".json" or begin.startswith("["):
         if is_history(begin):
             return Form.HISTORY
-        if ending == ".json" and not isinstance(loads(begin.split("\n", 1)[0]), dict):
+        first = begin.split("\n", 1)[0]
+        # What is no UTF-8 is no JSON, whatever it looks like once it was decoded.
+        if ending == ".json" and ("\ufffd" in first or not isinstance(loads(first), dict)):
             return None
     if begin.startswith("{"):
         return _of_records(begin)

@@ -6,7 +6,7 @@ import shlex
 from typing import TYPE_CHECKING, Any
 
 from nanguard.errors import SourceError
-from nanguard.masking import hidden, hidden_words
+from nanguard.masking import HIDDEN, hidden, hidden_words
 from nanguard.sources.files import decode, read_bytes
 from nanguard.sources.log.records import loads
 
@@ -42,7 +42,8 @@ def environment_of(incidents: Sequence[dict[str, Any]]) -> dict[str, str]:
             continue
         command = run.get("command")
         if isinstance(command, list) and command:
-            out["command"] = shlex.join(hidden_words(list(map(str, command[:100]))))
+            words = hidden_words(list(map(str, command[:100])))
+            out["command"] = " ".join(w if HIDDEN in w else shlex.quote(w) for w in words)
         for key in ("folder", "python", "torch", "nanguard", "platform", "device", "ranks"):
             if isinstance(run.get(key), (str, int)):
                 out[key] = str(run[key])
