@@ -124,6 +124,16 @@ def test_the_page_lists_every_point():
         assert f"| {point.section} | `{point.name}` | {point.question} |" in page
 
 
+def test_code_of_others_is_no_evidence(tmp_path: Path):
+    clips = "import torch\n\n\ndef step(m):\n    torch.nn.utils.clip_grad_norm_(m, 1.0)\n"
+    folder = project(tmp_path, train__py=LOOP)
+    (folder / "third_party").mkdir()
+    (folder / "third_party" / "clips.py").write_text(clips)
+    assert answers(folder)["gradients-clipped"].verdict.value == "no"
+    (folder / "clips.py").write_text(clips)
+    assert answers(folder)["gradients-clipped"].verdict.value == "yes"
+
+
 def test_an_empty_project_cannot_be_told_anything_about(tmp_path: Path):
     project(tmp_path, hello__py="print('hello')")
     assert {told(answer) for answer in answers(tmp_path).values()} == {("cannot tell", None)}

@@ -21,7 +21,8 @@ MIXED = (
     "import torch\nfrom torch.nn.parallel import DistributedDataParallel as DDP\n\n\n"
     "def f_loss(x, y):\n    kept = y != -100\n    return (x * kept).sum() / kept.sum()\n\n\n"
     "def train(model, loader, opt):\n    model = DDP(model)\n    for x in loader:\n"
-    "        loss = model(x)\n        if not torch.isfinite(loss):\n            continue\n"
+    "        loss = f_loss(model(x), x)\n        if not torch.isfinite(loss):\n"
+    "            continue\n"
     "        loss.backward()\n        opt.step()\n"
 )
 

@@ -26,6 +26,20 @@ if TYPE_CHECKING:
     from nanguard.engine.check import Check
 
 SCHEMA = "nanguard.checklist/1"
+# Folders in which projects carry code of others.
+_VENDORED = frozenset(
+    {
+        "third_party",
+        "thirdparty",
+        "3rdparty",
+        "vendor",
+        "vendored",
+        "external",
+        "externals",
+        "extern",
+    }
+    | {"submodules", "site-packages"}
+)
 _SECONDS = 30.0
 
 
@@ -83,8 +97,10 @@ def fill_in(check: Check, paths: Sequence[str]) -> Checklist:
 
 
 def _of_code(check: Check, missed: list[NotChecked]) -> Iterator[Trace]:
+    """Yields what the project's own code shows; what it carries from others is no evidence."""
     checked = set(check.outcome.checked)
-    for path, kind in check.code:
+    own = [(path, kind) for path, kind in check.code if not _is_vendored(path)]
+    for path, kind in own or check.code:
         if path in checked:
             yield from _bounded(partial(_read, path, kind), path, missed)
 
@@ -158,6 +174,10 @@ def _traces(text: Text) -> list[Trace]:
         return found
     found = [*CodeTraces(code).all(), *syntax_traces(code)]
     return sorted(found, key=lambda trace: trace.line or 0)
+
+
+def _is_vendored(path: str) -> bool:
+    return not _VENDORED.isdisjoint(PurePath(path).parts[:-1])
 
 
 def _is_test(path: str) -> bool:

@@ -51,7 +51,7 @@ def is_repaired_at_once(code: Code, node: ast.AST | None) -> bool:
     """Returns whether NaN in what an expression gives is replaced where it stands."""
     for parent in code.ancestors(node) if node is not None else ():
         if isinstance(parent, ast.stmt):
-            return _is_repaired_next(code, parent)
+            return False
         called = _called(parent)
         if called in _NAN_EXPECTED:
             return True
@@ -60,8 +60,11 @@ def is_repaired_at_once(code: Code, node: ast.AST | None) -> bool:
     return False
 
 
-def _is_repaired_next(code: Code, statement: ast.stmt) -> bool:
-    """Returns whether the statement below replaces NaN in what this one assigns."""
+def is_repaired_below(code: Code, node: ast.AST | None) -> bool:
+    """Returns whether the next statement replaces NaN in what the one of an expression assigns."""
+    statement = code.statement_of(node) if node is not None else None
+    if statement is None:
+        return False
     targets = statement.targets if isinstance(statement, ast.Assign) else []
     names = {target.id for target in targets if isinstance(target, ast.Name)}
     body = getattr(code.parents.get(statement), "body", None)

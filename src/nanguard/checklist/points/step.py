@@ -39,6 +39,7 @@ STEP: tuple[Point, ...] = (
             "clip-norm-too-large",
             "conflicting-clipping",
             "unclipped-recurrent-training",
+            "nothing-clips-gradients",
         ),
         denied=("clip-off",),
         shown=("clip", "hf-trainer"),

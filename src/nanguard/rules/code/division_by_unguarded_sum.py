@@ -12,7 +12,7 @@ from nanguard.rules.numbers import can_be_zero, guarded_by, is_for_show, is_numb
 from nanguard.rules.places import is_about_data, is_set_up
 from nanguard.rules.quotients import has_eps_outside
 from nanguard.rules.rule import Fails, Passes
-from nanguard.rules.uses import is_only_shown, is_repaired_at_once
+from nanguard.rules.uses import is_only_shown, is_repaired_at_once, is_repaired_below
 from nanguard.sources.python import floors
 
 if TYPE_CHECKING:
@@ -149,7 +149,9 @@ def _is_hardly_zero(code: Code, quotient: Value, divisor: Value) -> bool:
     """Returns whether little speaks for a sum of 0, or NaN is reckoned with."""
     if any(_OF_SEQUENCES.fullmatch(part.name.lower()) for part in divisor.upstream(12)):
         return True
-    if is_only_shown(code, quotient) or _is_share_of_all(quotient, divisor):
+    if is_only_shown(code, quotient) or is_repaired_below(code, quotient.node):
+        return True
+    if _is_share_of_all(quotient, divisor):
         return True
     if _is_handed_in(divisor):
         return True
