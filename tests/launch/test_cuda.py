@@ -48,7 +48,7 @@ def test_the_loader_gives_the_bad_batch_out_again(tmp_path):
     assert found["cause"]["code"] == "division-by-zero"
     assert found["fixes"][0]["verified"]
     assert (found["step"], [again["step"] for again in found["again"]]) == (5, [15])
-    assert [one["samples"] for one in (found, *found["again"])] == [[2], [2]]
+    assert (found["samples"], found["bad_items"]) == ([2], [42])
 
 
 def test_a_loop_without_loader_is_explained(tmp_path):
