@@ -14,6 +14,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from nanguard import Guard, NonFiniteError, Settings, incident
+from nanguard.tracer import values
 from tests.training import NAN, differences, seed_all
 
 QUIET = Settings(snapshot_every=0, spikes="off")
@@ -104,6 +105,13 @@ def test_a_bad_step_is_explained_in_place(tmp_path: Path):
     assert found["dataset_indices"] == [18]
     assert found["action"]["taken"] == "skip"
     assert differences(run.everything(), Run().fit(data(4)).everything()) == []
+
+
+def test_the_item_is_named_where_numbers_are_read_late(tmp_path: Path, monkeypatch: Any):
+    """As on a device."""
+    monkeypatch.setattr(values, "is_late", lambda tensor: True)
+    Run(incidents=tmp_path).fit(data(4))
+    assert check(tmp_path, 4, "in-place")["dataset_indices"] == [18]
 
 
 def test_a_loader_with_workers(tmp_path: Path):

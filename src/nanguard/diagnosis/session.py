@@ -228,7 +228,8 @@ class Explanation:
         closer = self._lab.trace(look_at=origin.index)
         if closer is None or closer.origin is None or closer.origin.detail is None:
             return origin
-        outcome.facts.samples = closer.facts.samples or outcome.facts.samples
+        if closer.facts.samples:
+            outcome.facts.blame(closer.facts.samples)
         outcome.facts.path = closer.facts.path or outcome.facts.path
         return closer.origin
 
@@ -244,7 +245,8 @@ class Explanation:
             if trial.finite:
                 earlier = self._lab.trace(look_at=index)
                 if earlier is not None and earlier.origin is not None:
-                    outcome.facts.samples = earlier.facts.samples or outcome.facts.samples
+                    if earlier.facts.samples:
+                        outcome.facts.blame(earlier.facts.samples)
                     outcome.facts.path = earlier.facts.path or outcome.facts.path
                     return earlier.origin
         return origin
@@ -273,9 +275,7 @@ class Explanation:
             f"sample {rows[0]} of the batch replaced by a good one", without=tuple(rows)
         )
         if trial.finite:
-            case.facts.samples = rows
-            known = case.facts.batch_indices
-            case.facts.indices = [known[row] for row in rows if row < len(known)]
+            case.facts.blame(rows)
 
     def _describe(self, incident: dict[str, Any], case: Case) -> None:
         origin, facts = case.origin, case.facts

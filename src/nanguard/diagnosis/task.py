@@ -144,6 +144,12 @@ class Facts:
     came_in: bool = False
     unseen: bool = False
 
+    def blame(self, samples: list[int]) -> None:
+        """Notes which samples of the batch are at fault, and where these are in the data set."""
+        self.samples = samples
+        known = self.batch_indices
+        self.indices = [known[row] for row in samples if row < len(known)]
+
 
 @dataclass
 class Outcome:

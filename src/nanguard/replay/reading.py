@@ -56,9 +56,8 @@ def read_trace(replay: Replay, outcome: Outcome) -> None:
     outcome.origin = origin_of(first, trace, sink=sink)
     facts.path = path_of(first, sinks, trace)
     facts.suspects = [(record.index, record.op) for record in suspects(trace, first)][:_SUSPECTS]
-    facts.samples = _samples(outcome.origin, trace)
     facts.batch_indices = list(replay.indices)
-    facts.indices = [replay.indices[row] for row in facts.samples if row < len(replay.indices)]
+    facts.blame(_samples(outcome.origin, trace))
     if replay.task.folder is not None:
         note = _save_batch(replay, trace, Path(replay.task.folder))
         if note is not None:
