@@ -7,7 +7,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constr
 # The tests start a thousand processes: what one has compiled the next need not compile again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup dev-setup browser demo example test test-examples test-remote fuzz soak lint format bench docs
+.PHONY: help setup dev-setup browser demo example test test-all test-remote fuzz soak lint format bench docs
 .PHONY: docs-rules clean
 
 help:  ## List the targets
@@ -51,9 +51,8 @@ test: dev-setup browser  ## Run the tests
 	@# Ranks wait for each other, and disks are filled: with fewer others beside them.
 	@$(BIN)/python -m pytest -n 2 --dist loadfile tests/guard tests/recovery
 
-test-examples: dev-setup  ## Bring about every cause of the five systems and every open case, about 15 minutes
-	@NANGUARD_EXAMPLES=all $(BIN)/python -m pytest tests/examples tests/launch/test_cases.py \
-		tests/diagnosis/test_sources_of_faults.py
+test-all: dev-setup browser  ## Run every test: all causes of the five systems, all open cases; about half an hour
+	@NANGUARD_TESTS=all $(BIN)/python -m pytest -n 2 --dist loadfile
 
 test-remote: dev-setup  ## Run the tests that need a server and a cluster on this machine
 	@$(PIP) --editable '.[dev-remote]'

@@ -19,6 +19,24 @@ if TYPE_CHECKING:
 torch.set_num_threads(1)
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Leaves out what takes its time, unless everything is asked for."""
+    if os.environ.get("NANGUARD_TESTS") == "all":
+        return
+    for item in items:
+        if item.get_closest_marker("slow") is not None:
+            item.add_marker(pytest.mark.skip(reason="make test-all runs it"))
+
+
+@pytest.fixture(autouse=True)
+def no_parser_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keeps repairs of configurations from asking the libraries that read them.
+
+    To import one takes ten seconds, and tests of their own ask them.
+    """
+    monkeypatch.setattr("nanguard.engine.parsers.installed", lambda family: False)
+
+
 @pytest.fixture(autouse=True)
 def nothing_is_left_behind() -> Iterator[None]:
     """Fails a test that leaves a patch or a global hook in torch."""

@@ -10,6 +10,8 @@ SCRIPT = """
 import torch
 from torch import nn
 
+pytestmark = pytest.mark.slow
+
 
 class Attention(nn.Module):
     def __init__(self):

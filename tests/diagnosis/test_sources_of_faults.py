@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
@@ -10,10 +9,6 @@ from benchmarks.accuracy import cases_in, first_incident, judge
 
 from tests.diagnosis.running import found_in
 
-# Half of them with the other tests: each takes some ten seconds.
-_only_if_all = pytest.mark.skipif(
-    os.environ.get("NANGUARD_EXAMPLES") != "all", reason="make test-examples runs all of them"
-)
 _OWN = {case.name: case for case in cases_in(Path(__file__).parents[1] / "cases" / "own")}
 
 
@@ -42,7 +37,7 @@ def test_infinite_buffer_is_noticed_and_its_sample_found():
     assert incident["dataset_indices"] == [131]
 
 
-@_only_if_all
+@pytest.mark.slow
 def test_buffer_that_grows_is_not_blamed_on_the_learning_rate():
     incident = said_about("running_energy")
     assert "the buffer norm.energy" in incident["cause"]["summary"]
@@ -56,7 +51,7 @@ def test_leaves_without_a_model_are_parameters_and_the_fix_is_structural():
     assert "+    return torch.nn.functional.binary_cross_entropy(p, y)\n" in first["diff"]
 
 
-@_only_if_all
+@pytest.mark.slow
 def test_chosen_elements_of_a_softmax_are_taken_of_its_logarithm():
     first, *_ = said_about("plain_softmax_opt")["fixes"]
     assert first["verified"]
@@ -76,7 +71,7 @@ def test_whole_numbers_that_wrapped_are_repaired_at_their_source():
     assert not any(fix["verified"] for fix in silencing)
 
 
-@_only_if_all
+@pytest.mark.slow
 def test_counts_that_wrapped_in_an_earlier_step_are_not_a_label():
     incident = said_about("int_counts")
     first, *_ = incident["fixes"]
@@ -99,7 +94,7 @@ def test_learning_rate_is_made_bad_by_the_line_of_the_schedule():
     assert "max(1.0 - step / total, 0.0)" in incident["fixes"][0]["diff"]
 
 
-@_only_if_all
+@pytest.mark.slow
 def test_masked_classes_take_a_share_of_a_smoothed_label():
     incident = said_about("smooth_masked")
     assert incident["cause"]["summary"].startswith("label smoothing gives a share")
@@ -110,19 +105,19 @@ def test_masked_classes_take_a_share_of_a_smoothed_label():
     assert all(fix["silences"] and not fix["verified"] for fix in others)
 
 
-@_only_if_all
+@pytest.mark.slow
 def test_division_by_zero_in_an_inner_loss_is_not_a_singular_derivative():
     said_about("maml_inner")
 
 
-@_only_if_all
+@pytest.mark.slow
 def test_objective_without_a_minimum_is_called_so():
     incident = said_about("decay_sign")
     assert incident["cause"]["summary"].startswith("the loss falls without bound")
     assert all(fix["silences"] for fix in incident["fixes"])
 
 
-@_only_if_all
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["ok_inf_buffer", "ok_resume", "ok_ints"])
 def test_infinite_buffers_files_and_hashes_that_are_meant_are_no_faults(name):
     assert first_incident(_OWN[name]) is None

@@ -12,6 +12,8 @@ from examples.story import HOME
 
 from tests.ranks import came_to_its_end
 
+pytestmark = pytest.mark.slow
+
 FOLDER = HOME / "attention_pool_classifier"
 BIN = Path(sys.executable).parent
 LAUNCH = "--multi_gpu --num_processes=2 --num_machines=1 --mixed_precision=no --dynamo_backend=no"

@@ -6,6 +6,8 @@ import pytest
 import yaml
 from examples.story import NAMES, Story
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module", params=NAMES)
 def story(request, tmp_path_factory):

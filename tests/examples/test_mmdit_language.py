@@ -10,6 +10,8 @@ import pytest
 import torch
 from examples.story import HOME
 
+pytestmark = pytest.mark.slow
+
 FOLDER = HOME / "mmdit_language"
 SMALL = {
     "data.documents": 200,

@@ -8,7 +8,10 @@ import os
 import subprocess
 import sys
 
+import pytest
 from examples.story import HOME
+
+pytestmark = pytest.mark.slow
 
 
 def recover(folder, system, rate_key, *arguments, options=()):

@@ -17,7 +17,8 @@ _LARGEST = 256 << 10  # bytes; a script that starts something is shorter
 _STARTS = re.compile(
     r"\b(accelerate\s+launch|deepspeed|torchrun|python[\d.]*|srun|llamafactory-cli)\b"
 )
-_FILE = re.compile(r"[\w./{}$\-]+\.(?:ya?ml|json|toml)\b")
+_WORD = re.compile(r"[\w./{}$\-]+")
+_CONFIGURATIONS = (".yaml", ".yml", ".json", ".toml")
 _OPTION = re.compile(r"--([A-Za-z][\w.\-]*)(?:[ =]([^\s\\]+))?")
 _ASSIGNED = re.compile(r"(?:^|\s)\+{0,2}([A-Za-z_][\w.]*)=([^\s\\]+)")
 
@@ -57,7 +58,8 @@ def launches_in(paths: Iterable[str]) -> Iterator[Launch]:
         for command in content.replace("\\\n", " ").split("\n"):
             if command.lstrip().startswith("#") or not _STARTS.search(command):
                 continue
-            files = frozenset(PurePath(name).name for name in _FILE.findall(command))
+            words = (word for word in _WORD.findall(command) if word.endswith(_CONFIGURATIONS))
+            files = frozenset(PurePath(word).name for word in words)
             if files:
                 yield Launch(path, files, _options(command))
 
