@@ -47,9 +47,11 @@ example: dev-setup  ## Break, explain and repair one of the five systems: make e
 	@$(BIN)/python -m examples.story $(NAME)
 
 test: dev-setup browser  ## Run the tests
-	@$(BIN)/python -m pytest -n 3 --dist loadfile --ignore tests/guard --ignore tests/recovery
-	@# Ranks wait for each other, and disks are filled: with fewer others beside them.
-	@$(BIN)/python -m pytest -n 2 --dist loadfile tests/guard tests/recovery
+	@# Ranks wait for each other, and disks are filled: with fewer others beside them. Both parts report.
+	@failed=0; \
+	$(BIN)/python -m pytest -n 3 --dist loadfile --ignore tests/guard --ignore tests/recovery || failed=1; \
+	$(BIN)/python -m pytest -n 2 --dist loadfile tests/guard tests/recovery || failed=1; \
+	exit $$failed
 
 test-all: dev-setup browser  ## Run every test: all causes of the five systems, all open cases; about half an hour
 	@NANGUARD_TESTS=all $(BIN)/python -m pytest -n 2 --dist loadfile

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 
+import pytest
+
 from tests.diagnosis.running import found_in
 
 SCRIPT = """
@@ -24,6 +26,7 @@ for step in range(20):
 """
 
 
+@pytest.mark.slow
 def test_overflow_in_bfloat16_is_an_explosion(tmp_path):
     incident = found_in(tmp_path, SCRIPT)
     assert incident["cause"]["code"] == "exploding-optimization", incident["cause"]

@@ -6,11 +6,11 @@ import pytest
 
 from tests.diagnosis.running import found_in
 
+pytestmark = pytest.mark.slow
+
 SCRIPT = """
 import torch
 from torch import nn
-
-pytestmark = pytest.mark.slow
 
 
 class Attention(nn.Module):

@@ -29,6 +29,7 @@ def test_state_that_came_in_bad_is_named_by_file_and_key():
     assert incident["cause"]["confidence"] < 0.9
 
 
+@pytest.mark.slow
 def test_infinite_buffer_is_noticed_and_its_sample_found():
     incident = said_about("bn_overflow")
     assert incident["symptom"]["where"] == "buffer"
@@ -79,6 +80,7 @@ def test_counts_that_wrapped_in_an_earlier_step_are_not_a_label():
     assert "torch.int64" in first["diff"]
 
 
+@pytest.mark.slow
 def test_number_of_a_schedule_is_repaired_in_the_schedule():
     incident = said_about("temp_anneal")
     assert "schedule.py:2 has computed" in incident["cause"]["summary"]
@@ -87,6 +89,7 @@ def test_number_of_a_schedule_is_repaired_in_the_schedule():
     assert first["diff"].startswith("--- a/schedule.py\n+++ b/schedule.py\n")
 
 
+@pytest.mark.slow
 def test_learning_rate_is_made_bad_by_the_line_of_the_schedule():
     incident = said_about("lr_power")
     assert incident["cause"]["summary"] == "the learning rate is nan, made so by optim.py:9"
