@@ -118,10 +118,8 @@ optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 (model(torch.ones(1, 2)).sum() * float("nan")).backward()
 optimizer.step()
 control = pathlib.Path(json.loads(os.environ["NANGUARD_RUN"])["control"])
-until = time.monotonic() + 100
 while not any(path for name in WANTED for path in control.glob(name)):
-    assert time.monotonic() < until
-    time.sleep(0.02)
+    time.sleep(0.02)  # whoever has started this ends it, if it never comes
 """
 
 

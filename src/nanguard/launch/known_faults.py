@@ -64,7 +64,7 @@ def item_of(dataset: Any, index: int) -> Item:
     try:
         length = len(dataset)
     except (TypeError, NotImplementedError, AttributeError, ValueError):
-        length = 0  # the script's own business
+        length = 0  # a stream has none, and what a script's own __len__ raises must not end its run
     kind = type(dataset)
     return Item(f"{kind.__module__}.{kind.__qualname__}", length, int(index))
 

@@ -51,7 +51,8 @@ class Curves:
             plain = type(parameter) in (torch.Tensor, nn.Parameter)
             if not plain or parameter.device.type != "cpu" or not parameter.is_floating_point():
                 continue
-            with contextlib.suppress(RuntimeError, NotImplementedError):  # of unusual types
+            # Some types know no smallest element: theirs has no curve.
+            with contextlib.suppress(RuntimeError, NotImplementedError):
                 low, high = (float(end) for end in parameter.detach().aminmax())
                 value = low if abs(low) > abs(high) else high
                 if math.isfinite(value):

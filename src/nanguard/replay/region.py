@@ -17,7 +17,7 @@ from functools import reduce
 from types import CodeType
 from typing import TYPE_CHECKING, Any, cast
 
-from nanguard.replay.names import Names, names_in, own_nodes, unpacked_names
+from nanguard.replay.live_names import Names, names_in, own_nodes, unpacked_names
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -175,7 +175,7 @@ class Starts:
             return
         self.batches.append((loader, batch, indices))
         self._drawn_since += 1
-        if len(self.batches) > _LEAST_BATCHES:
+        if self._drawn_since > _LEAST_BATCHES:
             self._forget_batches(_BATCH_BYTES // max(1, bytes_of(batch)))
         self._since = [*self._since[-2:], batch]
         if not self._long:

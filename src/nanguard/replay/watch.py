@@ -118,8 +118,9 @@ class Watch(ABC):
         floats = [(n, t) for n, t in held if is_float(t) and t.device.type == "cpu"]
         if sum(t.numel() for _, t in floats) > _MOST_LOADED:
             return
-        with contextlib.suppress(RuntimeError, NotImplementedError):  # of unusual types
-            for name, tensor in floats:
+        for name, tensor in floats:
+            # Some types have no arithmetic: theirs cannot be looked at, and the others can.
+            with contextlib.suppress(RuntimeError, NotImplementedError):
                 if not all_finite([tensor]):
                     kind = str(tensor.dtype).removeprefix("torch.")
                     infinite = bool(torch.isinf(tensor).any())

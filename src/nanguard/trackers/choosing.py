@@ -124,7 +124,7 @@ def _made(name: str, place: Place) -> Tracker:
             raise MissingDependencyError.of(
                 f"the tracker {name}", error, extra="trackers"
             ) from error
-        except Exception as error:
+        except Exception as error:  # what is installed and broken may raise anything; it is told
             raise MissingDependencyError(
                 f"the tracker {name} is installed, but cannot be imported: "
                 f"{type(error).__name__}: {error}",

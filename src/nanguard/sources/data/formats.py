@@ -84,15 +84,12 @@ def _read_here(path: Path, watch: Watch, scan: Scan) -> DataFile:
             where=str(path),
             do="Install it: pip install 'nanguard[scan]'",
         )
-    except Exception as error:
-        if not _is_polars(error):
-            raise
-        out.broken = f"it cannot be read as {kind}: {str(error).splitlines()[0][:200]}"
     except BaseException as error:
-        # A panic inside polars is no Exception; whatever else is not, goes on its way.
+        # Of polars only: a panic inside of it is no Exception. Whatever else comes goes on its way.
         if not _is_polars(error):
             raise
-        out.broken = f"it cannot be read as {kind}"
+        words = str(error).splitlines() if isinstance(error, Exception) else []
+        out.broken = f"it cannot be read as {kind}" + "".join(f": {w[:200]}" for w in words[:1])
     return out
 
 
