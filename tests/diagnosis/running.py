@@ -12,10 +12,10 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-def found_in(folder: Path, script: str, step: int | None = None) -> dict[str, Any]:
+def found_in(folder: Path, script: str, step: int | None = None, *options: str) -> dict[str, Any]:
     """Returns the incident of a step, or the first one of a script."""
     (folder / "train.py").write_text(script)
-    guarded = [sys.executable, "-m", "nanguard", "run", "--incidents", "found", "--"]
+    guarded = [sys.executable, "-m", "nanguard", "run", "--incidents", "found", *options, "--"]
     subprocess.run(
         [*guarded, sys.executable, "train.py"],
         cwd=folder,

@@ -46,3 +46,47 @@ def test_divisor_comes_first_where_it_leaves_the_loss_as_usual(tmp_path):
     assert first["verified"]
     assert "(t / t.clamp(min=1e-6))" in first["diff"]
     assert "far above" not in first["how"]
+
+
+SWINGING = """
+import torch
+from torch import nn
+
+torch.manual_seed(0)
+frequency = nn.Parameter(torch.tensor(0.3))
+optimizer = torch.optim.SGD([frequency], lr=0.1)
+for step in range(12):
+    x = torch.randn(16) * 0.1
+    if step == 9:
+        x = torch.full((16,), 0.5)
+    y = x / x.std()
+    loss = torch.sin(frequency * y).mean() + frequency**4
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+open("last", "w").write(frequency.item().hex())
+"""
+
+
+def test_repair_that_ruins_the_weights_a_step_later_is_not_verified(tmp_path):
+    found = found_in(tmp_path, SWINGING, 9)
+    clamped = [fix for fix in found["fixes"] if "x.std().clamp(" in fix.get("diff", "")]
+    assert clamped
+    for fix in clamped:
+        assert fix["how"].startswith("replayed step 9: loss ")
+        assert "2 steps on it is bad again" in fix["how"]
+        assert not fix["verified"]
+
+
+LASTING = SWINGING.replace("full((16,), 0.5)", "full((16,), 0.0)")
+
+
+def test_repair_that_lasts_is_verified_and_leaves_nothing_behind(tmp_path):
+    explained, plain = tmp_path / "explained", tmp_path / "plain"
+    for folder in (explained, plain):
+        folder.mkdir()
+    found = found_in(explained, LASTING, 9)
+    assert found["fixes"][0]["verified"]
+    assert "2 steps on it is still good" in found["fixes"][0]["how"]
+    found_in(plain, LASTING, 9, "--no-trace")
+    assert (explained / "last").read_text() == (plain / "last").read_text()

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from nanguard.diagnosis.lab import Lab, Trial
     from nanguard.diagnosis.task import Facts, Loaded, Outcome
+    from nanguard.guard.symptom import Symptom
     from nanguard.tracer.origin import Ancestor, Origin
     from nanguard.tracer.records import Stats
-    from nanguard.tracer.symptom import Symptom
 
 # The largest number of each 16-bit type.
 LARGEST = {"float16": 65504.0, "bfloat16": 3.3895313892515355e38}

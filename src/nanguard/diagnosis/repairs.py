@@ -53,6 +53,7 @@ class Repair:
         source: The changed file, as (path, text); None if the change is not one of text.
         diff: The change, for the reader.
         trial: What came of trying it, if that was done already.
+        later: What came of making some steps with it, if that was done.
         exact: Whether it computes the same as before, wherever that was finite.
         silences: Why the change only hides the fault, where it does; "" where it repairs it.
         acts_later: Whether it changes what the next step begins with, so that replaying the bad
@@ -63,6 +64,7 @@ class Repair:
     source: tuple[str, str] | None = None
     diff: str | None = None
     trial: Trial | None = None
+    later: Trial | None = None
     exact: bool = False
     silences: str = ""
     acts_later: bool = False

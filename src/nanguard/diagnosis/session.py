@@ -41,6 +41,8 @@ if TYPE_CHECKING:
 _AROUND = 4
 _TRIED_CAUSES = 4
 _TRIED_REPAIRS = 4
+# Steps that are made with a repair, to see whether it lasts.
+_FURTHER = 2
 _SMALLEST_SCALAR_BATCH = 2
 # What a report calls proven begins at 0.9: a cause that nothing showed stays below.
 _UNPROVEN = 0.89
@@ -384,10 +386,19 @@ class Explanation:
             if trial is not None and _failed(trial):
                 refuted = refuted or (repair.diff is not None and trial.finite is False)
                 continue  # it stays among the trials, but nobody should make this change
-            tried.append(repair if trial is None else replace(repair, trial=trial))
+            repair = repair if trial is None else replace(repair, trial=trial)
+            tried.append(self._followed(repair, usual))
         at_source = any(map(_is_at_source, tried))
         tried.sort(key=lambda repair: _demerit(repair, usual, at_source=at_source))
         return tried, refuted
+
+    def _followed(self, repair: Repair, usual: Usual) -> Repair:
+        """Returns a repair after some steps were made with it: one that helps has to last."""
+        if repair.source is None or self._method != "in-place" or not _helped(repair, usual):
+            return repair
+        path, text = repair.source
+        what = f"{repair.summary}; {_FURTHER} steps made with it"
+        return replace(repair, later=self._lab.try_out(what, source={path: text}, further=_FURTHER))
 
 
 def _traced(origin: Origin) -> tuple[Any, ...] | None:
@@ -402,8 +413,16 @@ def _failed(trial: Trial) -> bool:
 
 
 def _helped(repair: Repair, usual: Usual) -> bool:
-    """Returns whether a repair was tried, and made the step a good one."""
-    return usual.allows(repair.trial, exact=repair.exact)
+    """Returns whether a repair was tried, and made the step, and those after it, good ones."""
+    return usual.allows(repair.trial, exact=repair.exact) and not _fades(repair, usual)
+
+
+def _fades(repair: Repair, usual: Usual) -> bool:
+    """Returns whether the run goes bad with a repair a few steps on."""
+    later = repair.later
+    if later is None or later.finite is None:
+        return False
+    return not usual.allows(later, exact=repair.exact)
 
 
 def _demerit(repair: Repair, usual: Usual, *, at_source: bool) -> int:
@@ -431,13 +450,16 @@ def _fix(repair: Repair, usual: Usual, folder: str) -> dict[str, Any]:
     how = "not tried" if trial is None else trial.result
     if trial is not None and usual.is_far_from(trial, exact=repair.exact):
         how += f", far above the {name_of(usual.loss)} of the steps before"
+    if repair.later is not None and repair.later.finite is not None:
+        lasts = "still good" if not _fades(repair, usual) else f"bad again ({repair.later.result})"
+        how += f"; {_FURTHER} steps on it is {lasts}"
     summary = repair.summary
     if repair.silences:
         summary += f"; this silences it: {repair.silences}"
     out: dict[str, Any] = {
         "summary": summary,
         # A step that is finite and far off would ruin the weights all the same.
-        "verified": usual.allows(trial, exact=repair.exact),
+        "verified": _helped(repair, usual),
         "how": how,
     }
     if repair.silences:

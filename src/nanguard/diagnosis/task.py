@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
 
+    from nanguard.guard.symptom import Symptom
     from nanguard.tracer.origin import Origin
     from nanguard.tracer.sites import Site
-    from nanguard.tracer.symptom import Symptom
 
 
 @dataclass
@@ -28,6 +28,8 @@ class Task:
         without: Samples of the batch at the target that are replaced by a good one.
         targets_only: Whether only what the model is not given is replaced.
         source: Changed source files, by path.
+        further: How many steps are made with the change, with the same batch, before the one that
+            is judged.
         folder: Where the batch of the target is saved.
         table: Whether every operation of the step is reported.
         skipped: Steps before the target that the guard kept from happening.
@@ -45,6 +47,7 @@ class Task:
     without: tuple[int, ...] = ()
     targets_only: bool = False
     source: dict[str, str] = field(default_factory=dict)
+    further: int = 0
     folder: str | None = None
     table: bool = False
     skipped: tuple[int, ...] = ()

@@ -230,11 +230,8 @@ class Flights:
 
     def _accept(self, flight: Flight, reading: Reading) -> None:
         parts, journal = self._parts, self._parts.journal
-        for finding in parts.judges[flight.lane].accept(reading, flight.limits, flight.step):
+        for finding in parts.verdicts.passed(flight.lane, reading, flight.limits, flight.step):
             journal.say(finding)
-        if parts.policy.good():
-            message = f"learning rate back to x {parts.policy.lr_factor:g}"
-            journal.say(events.LR_RESTORED(message, step=flight.step))
         self._close(flight, reading, Action.OVERFLOW if reading.overflow else Action.STEP)
         self._check_batches(flight)
         self.way_back.settle(flight, good=True)
@@ -260,11 +257,10 @@ class Flights:
         incident = examine(flight, reading, parts, self.way_back.recovery)
         if reading.poisoned:
             parts.journal.summary.rerun += self._rewind(flight)
-        parts.judges[flight.lane].reject(reading)
         trouble = Trouble(flight.step, incident.poisoned, incident.can_roll_back)
         if parts.recorder is not None:
             trouble = parts.recorder.with_known(trouble)
-        decision = parts.policy.bad(trouble)
+        decision = parts.verdicts.failed(flight.lane, reading, trouble)
         stopped = decision.action is Action.STOP
         if decision.action is Action.ROLLBACK or (
             stopped and incident.poisoned and incident.can_roll_back
@@ -287,7 +283,7 @@ class Flights:
         self._parts.recorder.bad(
             BadStep(
                 flight.step,
-                incident.symptoms,
+                incident.symptom,
                 decision,
                 alone=incident.alone,
                 batches=[(index, kept.give()) for index, kept in flight.batches if not kept.stale],

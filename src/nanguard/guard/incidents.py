@@ -7,10 +7,9 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from nanguard.guard import events
-from nanguard.guard.judge import symptom
 from nanguard.guard.models import trained
 from nanguard.guard.optimizers import state_tensors
-from nanguard.guard.recorder import Symptoms
+from nanguard.guard.symptom import Symptom
 from nanguard.numerics import all_finite
 
 if TYPE_CHECKING:
@@ -34,7 +33,7 @@ class Incident:
         finding: What was wrong with it, on the rank where it began.
         poisoned: Whether parameters, buffers or optimizer state are non-finite, on any rank.
         can_roll_back: Whether there is a good snapshot, on all ranks.
-        symptoms: What was seen of it, here.
+        symptom: What was seen of it, here.
         reports: Whether this rank tells about it.
         alone: Whether this rank is known to be the one at fault.
     """
@@ -42,7 +41,7 @@ class Incident:
     finding: Finding
     poisoned: bool
     can_roll_back: bool
-    symptoms: Symptoms
+    symptom: Symptom
     reports: bool = True
     alone: bool = True
 
@@ -58,8 +57,10 @@ def examine(flight: Flight, reading: Reading, parts: Parts, recovery: Recovery) 
     """
     ranks = parts.ranks
     seen = _as_seen_here(reading, flight, ranks)
-    mine = symptom(seen, flight.limits, flight.step)
+    symptom = Symptom.of(seen, flight.limits)
+    mine = symptom.finding(flight.step)
     if flight.suspects and mine.name == events.NON_FINITE_GRADIENT.name:
+        symptom.names = list(flight.suspects)
         mine = replace(mine, where=f"gradient of {listed(flight.suspects)}")
     poison = poison_in(parts, recovery.finite_buffers())
     if poison is not None:
@@ -69,59 +70,33 @@ def examine(flight: Flight, reading: Reading, parts: Parts, recovery: Recovery) 
         if after < 0:
             message = f"not finite since the first forward pass: {poison}"
         mine = events.NON_FINITE_PARAMETER(message, step=max(after, 0), where=poison)
+        symptom.where, symptom.kind, symptom.names = _owner_of(poison), "nan", [poison]
     began_here = not (math.isfinite(reading.loss) and reading.loss <= flight.limits.loss.act)
     poisoned = reading.poisoned or poison is not None
-    symptoms = _symptoms(seen, flight, mine)
-    told = ranks.gather((began_here, Incident(mine, poisoned, recovery.can_roll_back, symptoms)))
+    told = ranks.gather((began_here, Incident(mine, poisoned, recovery.can_roll_back, symptom)))
     incidents = [incident for _, incident in told]
     first = next((rank for rank, (here, _) in enumerate(told) if here), None)
     finding = incidents[first or 0].finding
     if ranks.world > 1 and first is not None:
         finding = replace(finding, rank=first, message=f"rank {first}: {finding.message}")
     # A gradient that is bad by itself was reduced over the ranks, so that it may be anyone's.
-    anyone = first is None and symptoms.where == "gradient" and symptoms.kind != "spike"
+    anyone = first is None and symptom.where == "gradient" and symptom.kind != "spike"
     return Incident(
         finding,
         poisoned=any(incident.poisoned for incident in incidents),
         can_roll_back=all(incident.can_roll_back for incident in incidents),
-        symptoms=symptoms,
+        symptom=symptom,
         reports=ranks.world == 1 or anyone or ranks.rank == (first or 0),
         alone=ranks.world == 1 or not anyone,
     )
 
 
-def _symptoms(reading: Reading, flight: Flight, finding: Finding) -> Symptoms:
-    """Returns what an incident says about a step."""
-    where, kind, limit = "loss", kind_of(reading.loss), None
-    names: list[str] = []
-    if finding.name == events.NON_FINITE_PARAMETER.name:
-        place = finding.where or "parameter"
-        found = (word for word in ("buffer", "optimizer") if word in place.split()[:4])
-        where = {"optimizer": "optimizer state"}.get(word := next(found, "parameter"), word)
-        kind, names = "nan", [place]
-    elif finding.name == events.NON_FINITE_GRADIENT.name:
-        where, kind, names = "gradient", kind_of(reading.grad_norm), list(flight.suspects)
-    elif finding.name == events.LOSS_SPIKE.name:
-        kind, limit = "spike", flight.limits.loss.act
-    elif finding.name == events.GRADIENT_SPIKE.name:
-        where, kind, limit = "gradient", "spike", flight.limits.grad_norm.act
-    elif math.isfinite(reading.loss):
-        kind = next(kind_of(value) for value in reading.terms.values() if not math.isfinite(value))
-    return Symptoms(
-        where,
-        kind,
-        reading.loss,
-        reading.grad_norm,
-        reading.terms,
-        names,
-        limit,
-        reading.scale,
-    )
-
-
-def kind_of(value: float) -> str:
-    """Returns what is wrong with a number that is not finite."""
-    return "nan" if math.isnan(value) else "inf"
+def _owner_of(poison: str) -> str:
+    """Returns what kind of state is not finite."""
+    words = poison.split()[:4]
+    if "buffer" in words:
+        return "buffer"
+    return "optimizer state" if "optimizer" in words else "parameter"
 
 
 def _as_seen_here(reading: Reading, flight: Flight, ranks: Ranks) -> Reading:

@@ -1,4 +1,4 @@
-"""Judges the numbers of a step: what they must stay below, and what was wrong with them."""
+"""Judges the numbers of steps: what they must stay below, learned from those before them."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from nanguard.findings import name_of
 from nanguard.guard import events
 from nanguard.guard.drift import DriftWatch, ScaleWatch
 from nanguard.guard.spikes import LARGEST, OPEN, Limits, SpikeWindow
+from nanguard.guard.symptom import Symptom
 
 if TYPE_CHECKING:
     from nanguard.findings import Finding
@@ -25,7 +25,7 @@ class StepLimits:
     grad_norm: Limits = OPEN
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Reading:
     """The numbers of one step, once they have reached the host.
 
@@ -105,10 +105,10 @@ class Judge:
         """Takes in an applied step; returns what it warns of."""
         found = []
         if not reading.loss <= limits.loss.warn:
-            found.append(_spike("loss", reading.loss, limits.loss.warn, step))
+            found.append(_spike("loss", reading, limits.loss.warn, step))
         if not reading.overflow:
             if not reading.grad_norm <= limits.grad_norm.warn:
-                found.append(_spike("grad_norm", reading.grad_norm, limits.grad_norm.warn, step))
+                found.append(_spike("gradient", reading, limits.grad_norm.warn, step))
             self._windows["loss"].accept(reading.loss)
             self._windows["grad_norm"].accept(reading.grad_norm)
         drift = self._drift.accept(reading.loss) if self._drift else None
@@ -163,33 +163,8 @@ class Judge:
             self._known.appendleft(self._known[0])
 
 
-def symptom(reading: Reading, limits: StepLimits, step: int) -> Finding:
-    """Returns what was wrong with a bad step."""
-    for name, value in reading.terms.items():
-        if not math.isfinite(value):
-            message = f"loss term {name!r} is {name_of(value)}"
-            return events.NON_FINITE_LOSS(message, step=step, where=f"loss term {name!r}")
-    if not math.isfinite(reading.loss):
-        return events.NON_FINITE_LOSS(f"the loss is {name_of(reading.loss)}", step=step)
-    if reading.poisoned:
-        message = f"parameters are not finite after this step (loss {name_of(reading.loss)})"
-        return events.NON_FINITE_PARAMETER(message, step=step)
-    if not math.isfinite(reading.grad_norm):
-        message = (
-            f"the gradient norm is {name_of(reading.grad_norm)} "
-            f"while the loss is {name_of(reading.loss)}"
-        )
-        return events.NON_FINITE_GRADIENT(message, step=step)
-    if not reading.loss <= limits.loss.act:
-        return _spike("loss", reading.loss, limits.loss.act, step)
-    return _spike("grad_norm", reading.grad_norm, limits.grad_norm.act, step)
-
-
-def _spike(what: str, value: float, limit: float, step: int) -> Finding:
-    kind = events.LOSS_SPIKE if what == "loss" else events.GRADIENT_SPIKE
-    words = "the loss" if what == "loss" else "the gradient norm"
-    message = f"{words} jumped to {name_of(value)}; up to {name_of(limit)} would be usual"
-    return kind(message, step=step)
+def _spike(where: str, reading: Reading, limit: float, step: int) -> Finding:
+    return Symptom(where, "spike", reading.loss, reading.grad_norm, limit=limit).finding(step)
 
 
 def _window(settings: Settings, *, positive: bool) -> SpikeWindow:

@@ -11,7 +11,6 @@ from nanguard.guard.batches import Keeper
 from nanguard.guard.ema import Average
 from nanguard.guard.gate import Gate
 from nanguard.guard.journal import Journal
-from nanguard.guard.judge import Judge
 from nanguard.guard.models import (
     as_models,
     as_optimizers,
@@ -21,12 +20,12 @@ from nanguard.guard.models import (
     refuse_plateau,
     trained,
 )
-from nanguard.guard.policy import Policy
 from nanguard.guard.ranks import Ranks
 from nanguard.guard.recorder import recorder_for
 from nanguard.guard.rng import RandomStreams
 from nanguard.guard.scaling import LossScaling
 from nanguard.guard.unchanged import Unchanged
+from nanguard.guard.verdicts import Verdicts
 from nanguard.record import TRACKERS
 from nanguard.recovery.manager import GUARD, Recovery
 from nanguard.recovery.state import (
@@ -73,8 +72,7 @@ class Parts:
     average: Average | None
     streams: RandomStreams
     unchanged: Unchanged
-    judges: dict[int, Judge]
-    policy: Policy
+    verdicts: Verdicts
     keeper: Keeper
     journal: Journal
     run_dir: Path | None
@@ -126,12 +124,13 @@ def assemble(
         average=average,
         streams=streams,
         unchanged=Unchanged(models, optimizers, schedulers, streams, scaling, average),
-        judges={lane: Judge(settings, lag, adversarial=len(lanes) > 1) for lane in lanes},
-        policy=Policy(settings, lag),
+        verdicts=Verdicts(settings, lag=lag),
         keeper=Keeper(trial=lag + 2 if lag else 0, late=lag > 0),
         journal=Journal(folder, first=ranks.first, on_event=on_event),
         run_dir=folder,
     )
+    for lane in lanes:
+        parts.verdicts.add_lane(lane, lag=lag, adversarial=len(lanes) > 1)
     if ranks.first:
         parts.journal.trackers = trackers_for(
             trackers,

@@ -97,16 +97,13 @@ class Place:
     def learned(self) -> dict[str, Any]:
         """Returns what the steps taught the guard."""
         return {
-            "judges": {lane: judge.state_dict() for lane, judge in self._parts.judges.items()},
-            "policy": self._parts.policy.state_dict(),
+            **self._parts.verdicts.state_dict(),
             "counts": self._parts.journal.summary.counts(),
             "losses": list(self._parts.journal.losses),
         }
 
     def _learn(self, learned: dict[str, Any]) -> None:
-        for lane, judge in self._parts.judges.items():
-            judge.load_state_dict(learned["judges"][lane])
-        self._parts.policy.load_state_dict(learned["policy"])
+        self._parts.verdicts.load_state_dict(learned)
         self._parts.journal.summary.load_counts(learned["counts"])
         self._parts.journal.losses = list(learned["losses"])
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from nanguard.errors import UsageError
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from nanguard.guard.parts import Parts
     from nanguard.guard.policy import Decision, Trouble
+    from nanguard.guard.symptom import Symptom
 
 # Explaining a step needs the tracer and replays. Both lie above the
 # guard and use it, so that the guard can only know them by name.
@@ -26,44 +27,19 @@ _LAUNCHED = "NANGUARD_RUN"
 
 
 @dataclass(frozen=True, slots=True)
-class Symptoms:
-    """What was seen of a bad step.
-
-    Attributes:
-        where: ``loss``, ``gradient``, ``parameter``, ``optimizer state`` or ``buffer``.
-        kind: ``nan``, ``inf`` or ``spike``.
-        loss: The loss.
-        grad_norm: The gradient norm.
-        terms: The named loss terms.
-        names: The tensors that are bad, by name.
-        limit: What would have been usual, for a spike.
-        scale: The loss scale, where there is one.
-    """
-
-    where: str
-    kind: str
-    loss: float
-    grad_norm: float
-    terms: dict[str, float] = field(default_factory=dict)
-    names: list[str] = field(default_factory=list)
-    limit: float | None = None
-    scale: float | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class BadStep:
     """A bad step, as the guard tells it.
 
     Attributes:
         step: Its number.
-        symptoms: What was seen of it.
+        symptom: What was seen of it.
         decision: What the guard does about it.
         alone: Whether this rank knows that the fault is its own.
         batches: Its batches with their indices.
     """
 
     step: int
-    symptoms: Symptoms
+    symptom: Symptom
     decision: Decision
     alone: bool
     batches: list[tuple[int, Any]]

@@ -9,13 +9,9 @@ from __future__ import annotations
 
 import math
 import sys
-from bisect import bisect_left, insort
 from collections import deque
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+from typing import Any
 
 # 1.4826 times the median absolute deviation estimates a normal distribution's sigma.
 SIGMA = 1.4826
@@ -70,9 +66,9 @@ class SpikeWindow:
         self.warn = warn
         self.act = act
         self.positive = positive
-        self._values = _Sorted(size)
+        self._values: deque[float] = deque(maxlen=size)
         # Deviations in spreads: their tail outlives a trend, so it may be longer than the window.
-        self._deviations = _Sorted(4 * size)
+        self._deviations: deque[float] = deque(maxlen=4 * size)
         # Deviations beyond the limits, warned about or rejected.
         self._outside: deque[float] = deque(maxlen=4 * _RECURS)
         self._start: float | None = None
@@ -88,12 +84,12 @@ class SpikeWindow:
         """Takes in a value that was neither rejected nor non-finite."""
         if not math.isfinite(value):
             return
-        inner = self._inner(value)
-        self._values.add(inner)
+        inner = math.log(max(value, 1e-30)) if self.positive else value
+        self._values.append(inner)
         if self._start is not None:
             deviation = (inner - self._center) / self._spread
             if deviation <= self._reach.warn:
-                self._deviations.add(deviation)
+                self._deviations.append(deviation)
             else:
                 self._outside.append(deviation)
             self._unlearned += 1
@@ -102,15 +98,15 @@ class SpikeWindow:
         elif len(self._values) == self.warmup:
             self._start = median_of(sorted([abs(v) for v in self._values]))
             self._learn_level()
-            for early in self._values:
-                self._deviations.add((early - self._center) / self._spread)
+            self._deviations.extend((v - self._center) / self._spread for v in self._values)
             self._learn()
 
     def reject(self, value: float) -> None:
         """Remembers the size of a spike that was acted on; the window itself stays as it is."""
         if self._start is None or not math.isfinite(value):
             return
-        self._outside.append((self._inner(value) - self._center) / self._spread)
+        inner = math.log(max(value, 1e-30)) if self.positive else value
+        self._outside.append((inner - self._center) / self._spread)
         self._set_limits()
 
     def limits(self) -> Limits:
@@ -131,8 +127,8 @@ class SpikeWindow:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continues from what ``state_dict`` returned."""
-        self._values.load(state["values"])
-        self._deviations.load(state["deviations"])
+        self._values = deque(state["values"], maxlen=self.size)
+        self._deviations = deque(state["deviations"], maxlen=4 * self.size)
         self._outside = deque(state["outside"], maxlen=4 * _RECURS)
         self._start = state["start"]
         self._center, self._spread = state["level"]
@@ -144,8 +140,9 @@ class SpikeWindow:
         """Takes the limits from the window."""
         self._unlearned = 0
         self._learn_level()
-        tail = _Tail.of(self._deviations.ordered)
-        record = self._deviations.ordered[-1] * (1.0 + _YOUNG / len(self._deviations))
+        deviations = sorted(self._deviations)
+        tail = _Tail.of(deviations)
+        record = deviations[-1] * (1.0 + _YOUNG / len(deviations))
         warn_records = _WARN_RECORDS_OF_LOGS if self.positive else _WARN_RECORDS
         self._reach = Limits(
             warn=max(self.warn, tail.reach(_WARN_ODDS), warn_records * record),
@@ -161,7 +158,7 @@ class SpikeWindow:
         self._limits = Limits(self._outer(warn), self._outer(act))
 
     def _learn_level(self) -> None:
-        ordered = self._values.ordered
+        ordered = sorted(self._values)
         center = median_of(ordered)
         mad = SIGMA * median_of(sorted([abs(v - center) for v in ordered]))
         if self.positive:
@@ -171,39 +168,11 @@ class SpikeWindow:
             floor = max(0.02 * abs(center), 0.005 * (self._start or 0.0), 1e-12)
         self._center, self._spread = center, max(mad, floor)
 
-    def _inner(self, value: float) -> float:
-        return math.log(max(value, 1e-30)) if self.positive else value
-
     def _outer(self, deviation: float) -> float:
         inner = self._center + self._spread * deviation
         if not self.positive:
             return min(inner, LARGEST)
         return math.exp(inner) if inner < 700.0 else LARGEST
-
-
-class _Sorted:
-    """The last so many values, in order of arrival and in order of size."""
-
-    def __init__(self, size: int) -> None:
-        self.size = size
-        self.ordered: list[float] = []
-        self._arrived: deque[float] = deque()
-
-    def __len__(self) -> int:
-        return len(self._arrived)
-
-    def __iter__(self) -> Iterator[float]:
-        return iter(self._arrived)
-
-    def add(self, value: float) -> None:
-        self._arrived.append(value)
-        insort(self.ordered, value)
-        if len(self._arrived) > self.size:
-            del self.ordered[bisect_left(self.ordered, self._arrived.popleft())]
-
-    def load(self, values: Iterable[float]) -> None:
-        self._arrived = deque(values)
-        self.ordered = sorted(self._arrived)
 
 
 @dataclass(frozen=True, slots=True)

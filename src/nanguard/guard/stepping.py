@@ -44,8 +44,8 @@ class Stepper:
         limit = math.inf
         if len(self._parts.optimizers) == 1 and flight.backwards == self._usual_backwards:
             # Only the last backward of a step sees the whole loss that the limit is about.
-            judge = self._parts.judges[-1]
-            limit, _ = judge.acts_on(judge.limits(self._flights.ahead(-1)))
+            verdicts = self._parts.verdicts
+            limit, _ = verdicts.acts_on(-1, verdicts.limits(-1, self._flights.ahead(-1)))
         return self._parts.ranks.seed(loss, numerics.within(self._parts.gate["loss"], limit))
 
     def step(
@@ -103,7 +103,7 @@ class Stepper:
         flight.sum(gate, "loss", attempt.loss)
         gradients = numerics.Gradients(parameters_of([optimizer]))
         gate.write("grad_norm", numerics.whole(gradients.norm()))
-        loss_limit, _ = parts.judges[lane].acts_on(flight.limits)
+        loss_limit, _ = parts.verdicts.acts_on(lane, flight.limits)
         good = numerics.within(gate["loss"], loss_limit) & attempt.is_finite()
         gate.close_if(~parts.ranks.agree(good))
         flight.tickets = [gate.post(self._numbers(flight))]
@@ -155,14 +155,14 @@ class Stepper:
     def _prepare(self, flight: Flight, lane: int, optimizers: Sequence[Optimizer]) -> None:
         flight.lane = lane
         rate = learning_rate(optimizers)
-        flight.lr_factor = self._parts.policy.lr_factor_of(self._flights.ahead())
+        verdicts = self._parts.verdicts
+        flight.lr_factor = verdicts.policy.lr_factor_of(self._flights.ahead())
         flight.lr = None if rate is None else rate * flight.lr_factor
-        flight.limits = self._parts.judges[lane].limits(self._flights.ahead(lane))
+        flight.limits = verdicts.limits(lane, self._flights.ahead(lane))
 
     def _judge(self, flight: Flight, scaling: dict[str, Tensor]) -> None:
         """Closes the gate if a step may not be applied; the same on every rank."""
         parts, gate = self._parts, self._parts.gate
-        loss_limit, norm_limit = parts.judges[flight.lane].acts_on(flight.limits)
         forgiven = None
         if scaling:
             for name, value in scaling.items():
@@ -170,9 +170,11 @@ class Stepper:
             # A scaler deals with overflow by itself, as long as its scale can be to blame.
             forgiven = (gate["overflow"] > 0) & (gate["scale"] > 1.0)
         channel = parts.ranks.channel
-        gate.judge(
-            math.inf if channel == "gradient" else loss_limit,
-            norm_limit,
+        parts.verdicts.close_gate(
+            gate,
+            flight.lane,
+            flight.limits,
+            any_loss=channel == "gradient",
             forgiven=forgiven,
             agree=parts.ranks.agree if channel == "collective" else None,
         )

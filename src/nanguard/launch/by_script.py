@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from nanguard.guard.policy import Action, Decision
+from nanguard.guard.symptom import Symptom
 from nanguard.launch.incident_writer import BadStep
 from nanguard.launch.known_faults import items_drawn
 from nanguard.numerics import whole
 from nanguard.replay.watch import is_good
 from nanguard.tracer.sites import is_installed, is_users
-from nanguard.tracer.symptom import Symptom
 
 if TYPE_CHECKING:
     from collections.abc import Callable

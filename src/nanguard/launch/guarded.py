@@ -28,7 +28,6 @@ from nanguard.replay import replay as replays
 from nanguard.replay.inplace import InPlace
 from nanguard.report.words import in_a_line
 from nanguard.run_folder import make_private
-from nanguard.tracer.symptom import Symptom
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -149,17 +148,13 @@ class Recording:
             return
         if live.current is not None:
             live.current.heard_of_bad()
-        seen = bad.symptoms
-        symptom = Symptom(
-            seen.where, seen.kind, seen.loss, seen.grad_norm, seen.terms, seen.names, seen.scale
-        )
         why = _why_not(bad)
         if why is None and Together().in_lockstep:
             why = "a step that lies on several ranks cannot be replayed by one of them"
-        step = BadStep(symptom, bad.step, bad.step, bad.decision, tuple(self._held_back), why)
+        step = BadStep(bad.symptom, bad.step, bad.step, bad.decision, tuple(self._held_back), why)
         step.known = {"guard": {"alone": bad.alone}, "samples": bad_samples(bad.batches)}
-        if seen.limit is not None:
-            step.known["guard"]["limit"] = seen.limit
+        if bad.symptom.limit is not None:
+            step.known["guard"]["limit"] = bad.symptom.limit
         step.drawn = items_drawn(self._followed.starts)
         written = self._writer.report(step)
         self._held_back.append(bad.step)
@@ -197,9 +192,9 @@ class Recording:
 
 def _why_not(bad: Told) -> str | None:
     """Returns why a step cannot be replayed; None if it can."""
-    if bad.symptoms.kind == "spike":
+    if bad.symptom.kind == "spike":
         return "a spike is a finite number: there is no bad value to look for"
-    if bad.symptoms.where not in ("loss", "gradient"):
+    if bad.symptom.where not in ("loss", "gradient"):
         return "the state of the run itself is bad, so the step cannot be made again from it"
     return None
 

@@ -31,8 +31,8 @@ from nanguard.report.words import in_a_line, is_fixable
 if TYPE_CHECKING:
     from nanguard.diagnosis.lab import Replayer
     from nanguard.guard.policy import Decision, Trouble
+    from nanguard.guard.symptom import Symptom
     from nanguard.launch.options import Options
-    from nanguard.tracer.symptom import Symptom
 
 # How many faults of one process are explained; what comes after is only recorded.
 _EXPLAINED = 3

@@ -8,7 +8,6 @@ had been left out.
 from __future__ import annotations
 
 import contextlib
-import math
 from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from nanguard.guard.gate import Gate
+from nanguard.guard.judge import Reading
 from nanguard.guard.optimizers import (
     can_be_gated,
     gated,
@@ -23,9 +23,9 @@ from nanguard.guard.optimizers import (
     parameters_of,
     set_hyperparameters,
 )
+from nanguard.guard.symptom import Symptom
 from nanguard.numerics import Gradients, non_finite
 from nanguard.replay.inplace import InPlace
-from nanguard.tracer.symptom import Symptom
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -103,7 +103,7 @@ class Late:
         """Makes a step that is a no-op on the device if it, or one before it, is bad."""
         live, gate = self._live, self._gate
         assert gate is not None  # noqa: S101 - can_take has made it
-        self._judge(live, optimizer)
+        limits = self._judge(live, optimizer)
         with torch.enable_grad(), gated([optimizer], gate.latch), live.cut_rate(optimizer):
             result = call()
         names: tuple[str, ...] = _NUMBERS
@@ -115,24 +115,24 @@ class Late:
         starts = list(live.starts.ended)
         number = live.number_of(optimizer)
         rates = hyperparameters([optimizer])
-        limits = live.judge_of(optimizer).limits(self.ahead)
         self._flights.append(
             Flight(gate.post(names), optimizer, number, live.ordinal, starts, rates, limits)
         )
         self._resolve(_LAG)
         return result
 
-    def _judge(self, watch: Watch, optimizer: Optimizer) -> None:
-        """Closes the gate if a step is bad."""
+    def _judge(self, watch: Watch, optimizer: Optimizer) -> StepLimits:
+        """Closes the gate if a step is bad; returns what it was held to."""
         gate = self._gate
         assert gate is not None  # noqa: S101
         norm = watch.clipped_norm
         if norm is None:
             norm = Gradients(parameters_of([optimizer])).norm(out=gate["grad_norm"])
         gate.write_step(self._loss(gate, watch), norm)
-        judge = self._live.judge_of(optimizer)
-        loss_limit, norm_limit = judge.acts_on(judge.limits(self.ahead))
-        gate.judge(loss_limit, norm_limit)
+        verdicts, lane = self._live.verdicts, self._live.lane_of(optimizer)
+        limits = verdicts.limits(lane, self.ahead)
+        verdicts.close_gate(gate, lane, limits)
+        return limits
 
     def _loss(self, gate: Gate, watch: Watch) -> Tensor:
         """Returns the loss of the step that is being made."""
@@ -163,8 +163,7 @@ class Late:
             if numbers["latch"] or numbers.get("poisoned"):
                 self._meet(flight, numbers)
                 return
-            told = {"loss": numbers["loss"], "grad_norm": numbers["grad_norm"]}
-            self._live.good(flight.optimizer, flight.step, **told)
+            self._live.good(flight.optimizer, flight.step, Reading.of(numbers))
 
     def _meet(self, flight: Flight, numbers: dict[str, float]) -> None:
         gate, live = self._gate, self._live
@@ -172,17 +171,8 @@ class Late:
         behind = list(self._flights)
         self._flights.clear()
         gate.open()
-        bad_loss = not math.isfinite(numbers["loss"])
-        value = numbers["loss"] if bad_loss else numbers["grad_norm"]
-        kind = "nan" if math.isnan(value) else "inf"
-        where = "parameter" if numbers.get("poisoned") else "loss" if bad_loss else "gradient"
-        if math.isfinite(value) and where != "parameter":
-            loss_limit, _ = live.judge_of(flight.optimizer).acts_on(flight.limits)
-            where = "gradient" if numbers["loss"] <= loss_limit else "loss"
-            kind = "spike"
-        symptom = Symptom(where, kind, numbers["loss"], numbers["grad_norm"])
         live.meet(
-            symptom,
+            Symptom.of(Reading.of(numbers), flight.limits),
             flight.optimizer,
             step=flight.step,
             ordinal=flight.ordinal,
@@ -214,8 +204,7 @@ class Late:
                 self._meet(flight, numbers)
                 return
             else:
-                told = {"loss": numbers["loss"], "grad_norm": numbers["grad_norm"]}
-                live.good(flight.optimizer, flight.step, **told)
+                live.good(flight.optimizer, flight.step, Reading.of(numbers))
         if lost:
             live.writer.say(f"{lost} steps after it were not made either: the device was ahead")
 

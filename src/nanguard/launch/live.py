@@ -12,6 +12,7 @@ import sys
 import time
 import weakref
 from collections import deque
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,14 +20,14 @@ import torch
 
 from nanguard.diagnosis.limits import load_now
 from nanguard.guard.held import BufferPlaces, Held
-from nanguard.guard.judge import Judge, Reading
+from nanguard.guard.judge import Reading
 from nanguard.guard.optimizers import learning_rate, scaled_lr
-from nanguard.guard.policy import Action, Decision, Policy, Trouble
+from nanguard.guard.policy import Action, Decision, Trouble
+from nanguard.guard.verdicts import Verdicts
 from nanguard.launch.attach import is_launcher
 from nanguard.launch.by_script import ByScript
 from nanguard.launch.incident_writer import BadStep, IncidentWriter
 from nanguard.launch.known_faults import items_drawn
-from nanguard.launch.lastgood import LastGood
 from nanguard.launch.late import Late
 from nanguard.launch.pulse import Pulse
 from nanguard.launch.second_run import become_replay
@@ -39,13 +40,13 @@ from nanguard.launch.unusual_steps import (
     step_with_closure,
 )
 from nanguard.numerics import all_finite
+from nanguard.replay.copies import LastGood
 from nanguard.replay.inplace import InPlace
 from nanguard.replay.patches import Patches, comes_from_signal
 from nanguard.replay.starts import Starts
 from nanguard.replay.terms import terms_of
-from nanguard.replay.watch import Watch, is_good, pass_over, single_number
+from nanguard.replay.watch import Watch, as_number, is_good, pass_over, single_number
 from nanguard.settings import Settings
-from nanguard.tracer.symptom import Symptom
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -54,6 +55,7 @@ if TYPE_CHECKING:
     from torch import Tensor
     from torch.optim import Optimizer
 
+    from nanguard.guard.symptom import Symptom
     from nanguard.launch.known_faults import Drawn
     from nanguard.launch.options import Options
     from nanguard.replay.start import Start
@@ -92,6 +94,7 @@ class Live(Watch):
         patches: What makes torch tell us things.
         writer: Writes incidents.
         starts: What its steps began with.
+        verdicts: Decides about its steps.
         held: The buffers as they were before the step.
         together: What the ranks know of each other.
         bad_steps: The bad steps so far, as all optimizers together count.
@@ -101,14 +104,13 @@ class Live(Watch):
     def __init__(self, options: Options) -> None:
         super().__init__()
         self._options = options
-        self._settings = Settings(
+        settings = Settings(
             on_bad=options.on_bad,  # type: ignore[arg-type]
             max_bad=options.max_bad,
             spikes=options.spikes,  # type: ignore[arg-type]
         )
-        self._policy = Policy(self._settings)
-        # What is usual for the steps of each optimizer.
-        self._judges: weakref.WeakKeyDictionary[Any, Judge] = weakref.WeakKeyDictionary()
+        # Each optimizer is a lane of its own, as long as it is there.
+        self.verdicts = Verdicts(settings, lanes=weakref.WeakKeyDictionary())
         self._late = Late(self)
         self._last_good = LastGood(self, wanted=options.on_bad == "rollback")
         self.together = Together()
@@ -118,6 +120,8 @@ class Live(Watch):
         self._pulse: Pulse | None = None
         self._tracked: Tracked | None = None
         self._by_script = ByScript(self)
+        # The losses of this step that were read so far; None if one of them is not finite.
+        self._values: list[float] | None = []
         # Which backward pass the last bad step belongs to.
         self._met_in = -1
         # An incident whose step was good when it was replayed.
@@ -166,15 +170,15 @@ class Live(Watch):
 
     def step(self, optimizer: Optimizer, call: Callable[..., Any], closure: Any) -> Any:
         """Lets an optimizer step if all is well."""
-        return self._guarded(call, lambda made: super(Live, self).step(optimizer, made, closure))
+        return self._guarded(super().step, optimizer, call, closure)
 
     def scaler_step(self, scaler: Any, optimizer: Any, call: Callable[[], Any]) -> Any:
         """Lets a GradScaler step."""
-        return self._guarded(
-            call, lambda made: super(Live, self).scaler_step(scaler, optimizer, made)
-        )
+        return self._guarded(partial(super().scaler_step, scaler), optimizer, call)
 
-    def _guarded(self, call: Callable[..., Any], step: Callable[[Callable[..., Any]], Any]) -> Any:
+    def _guarded(
+        self, step: Callable[..., Any], optimizer: Any, call: Callable[..., Any], *given: Any
+    ) -> Any:
         """Makes a step under the guard; without it, if the guard fails before the step is made."""
         begun, result, own = False, None, None
 
@@ -189,7 +193,7 @@ class Live(Watch):
             return result
 
         try:
-            return step(made)
+            return step(optimizer, made, *given)
         except Exception as error:  # whatever it is, it is ours: the script's own is raised again
             if error is own or self.patches.watcher is not self or comes_from_signal(error):
                 raise
@@ -198,10 +202,10 @@ class Live(Watch):
         finally:
             own = None  # it holds this frame, and with it whatever the step held
 
-    def own(self, look: Callable[[], None]) -> None:
+    def own(self, look: Callable[..., Any], *given: Any) -> None:
         """Does something of our own; gives up guarding if it fails."""
         try:
-            look()
+            look(*given)
         except Exception as error:  # whatever it is, the script must not end with it
             if self.patches.watcher is not self or comes_from_signal(error):
                 raise
@@ -228,16 +232,45 @@ class Live(Watch):
             return
         if self.backwards == 0:
             self.writer.stepped()
-        self.own(lambda: self.starts.before_backward(losses))
-        if not losses or losses[0].device.type != "cpu":
+        self.own(self.starts.before_backward, losses)
+        if not losses or not losses[0].is_cpu:
             return
-        if all(map(is_good, losses)):
+        if self._are_good(losses):
             return
         if self.starts.current is not None:
             self.starts.current.bad = True
         # Terms are a nicety: what cannot be read as a number is left out.
         with contextlib.suppress(RuntimeError, TypeError, ValueError):
             self.terms = terms_of(losses[0], sys._getframe(2))
+
+    def _are_good(self, losses: list[Tensor]) -> bool:
+        """Reads the losses of a pass, once; returns whether all of them are finite."""
+        read: list[float] = []
+        for loss in losses:
+            if type(loss) is not torch.Tensor or loss.is_complex() or loss.is_meta:
+                self._values = None
+                return all(map(is_good, losses))
+            read.append(as_number(loss))
+        good = all(map(math.isfinite, read))
+        self._values = [*self._values, *read] if good and self._values is not None else None
+        return good
+
+    @property
+    def _are_known(self) -> bool:
+        return self._values is not None and len(self._values) == len(self.losses)
+
+    def bad_loss(self) -> Symptom | None:
+        """Returns what is wrong with the losses of this step."""
+        return None if self._are_known else super().bad_loss()
+
+    def loss_value(self) -> float | None:
+        """Returns the sum of the losses of this step."""
+        return sum(self._values) if self._values and self._are_known else super().loss_value()
+
+    def forget_step(self) -> None:
+        """Forgets what belonged to the step that is over."""
+        super().forget_step()
+        self._values = []
 
     def after_backward(self) -> None:
         """Counts a step where there is no optimizer that would."""
@@ -323,11 +356,11 @@ class Live(Watch):
     @property
     def lr_factor(self) -> float:
         """What the ladder multiplies the learning rate with."""
-        return self._policy.lr_factor
+        return self.verdicts.policy.lr_factor
 
     def cut_rate(self, optimizer: Optimizer) -> contextlib.AbstractContextManager[None]:
         """Returns a context in which the learning rate is what the ladder has made of it."""
-        factor = self._policy.lr_factor
+        factor = self.verdicts.policy.lr_factor
         return _AS_IT_IS if factor == 1.0 else scaled_lr([optimizer], factor)
 
     def _mark_all(self) -> None:
@@ -375,22 +408,25 @@ class Live(Watch):
         if self._tracked is not None:
             self._tracked.good(None)
 
-    def good(self, optimizer: Any, step: int | None = None, **numbers: float) -> None:
-        """Counts a good step.
+    def good(self, optimizer: Any, step: int | None = None, reading: Reading | None = None) -> None:
+        """Counts a good step, and says what is unusual about it.
 
         Args:
             optimizer: Whose step it is.
             step: Its number; None for the step that is being made.
-            numbers: Its loss and gradient norm, if the device has told them late.
+            reading: Its numbers; None for those that are at hand.
         """
         if self._tracked is not None:
-            self._tracked.good(optimizer, step, numbers)
-        loss = numbers.get("loss") if numbers else self._loss_at_hand()
-        if loss is not None:
-            self.recent_losses.append(loss)
-            norm = numbers.get("grad_norm", self.grad_norm)
-            self._accept(optimizer, self.number_of(optimizer) if step is None else step, loss, norm)
-        self._policy.good()
+            self._tracked.good(optimizer, step, reading)
+        reading = reading or self._reading()
+        if reading is None or not math.isfinite(reading.loss):
+            self.verdicts.policy.good()
+        else:
+            self.recent_losses.append(reading.loss)
+            step = self.number_of(optimizer) if step is None else step
+            limits = self.verdicts.limits(self.lane_of(optimizer), self._late.ahead)
+            for finding in self.verdicts.passed(optimizer, reading, limits, step):
+                self.writer.say(f"step {step}: {finding.message} ({finding.name})")
         self._last_good.after_good_step()
 
     def look_after(self, optimizer: Optimizer) -> None:
@@ -404,46 +440,36 @@ class Live(Watch):
         else:
             self.good(optimizer)
 
-    def judge_of(self, optimizer: Any) -> Judge:
-        """Returns what knows the usual numbers of an optimizer's steps."""
-        judge = self._judges.get(optimizer)
-        if judge is None:
+    def lane_of(self, optimizer: Any) -> Any:
+        """Returns the lane of an optimizer's steps, which is the optimizer itself."""
+        if not self.verdicts.knows(optimizer):
             lag = self._late.lag_of(optimizer)
-            judge = Judge(self._settings, lag, adversarial=len(self.optimizers()) > 1)
-            self._judges[optimizer] = judge
-        return judge
+            self.verdicts.add_lane(optimizer, lag=lag, adversarial=len(self.optimizers()) > 1)
+        return optimizer
 
-    def _accept(self, optimizer: Any, step: int, loss: float, norm: float | None) -> None:
-        """Takes in the numbers of a good step, and says what is unusual about them."""
-        if optimizer is None or not math.isfinite(loss):
-            return
-        judge = self.judge_of(optimizer)
+    def _reading(self) -> Reading | None:
+        """Returns the numbers of this step where reading them does not wait for a device."""
+        if not self.losses or not self.losses[0].is_cpu:
+            return None
+        loss, norm = self.loss_value(), self.grad_norm
+        if loss is None:
+            return None
         scale = None if self._scaler is None else float(self._scaler.get_scale())
         # Gradients that are scaled are left to the scaler, whether they overflow or not.
-        reading = Reading(
-            closed=False, loss=loss, grad_norm=norm or 0.0, terms={}, scale=scale,
-            overflow=norm is None or scale is not None,
-        )  # fmt: skip
-        for finding in judge.accept(reading, judge.limits(self._late.ahead), step):
-            self.writer.say(f"step {step}: {finding.message} ({finding.name})")
+        overflow = norm is None or scale is not None
+        return Reading(
+            closed=False, loss=loss, grad_norm=norm or 0.0, terms={}, scale=scale, overflow=overflow
+        )
 
     def _spike(self, optimizer: Optimizer) -> Symptom | None:
         """Returns what is unusual about a step, if that is enough not to make it."""
         if self._options.spikes != "act" or self.together.active or self.grad_norm is None:
             return None
-        judge, loss = self.judge_of(optimizer), self._loss_at_hand()
-        loss_limit, norm_limit = judge.acts_on(judge.limits(self._late.ahead))
-        if loss is not None and not loss <= loss_limit:
-            return Symptom("loss", "spike", loss, self.grad_norm)
-        if not self.grad_norm <= norm_limit:
-            return Symptom("gradient", "spike", loss, self.grad_norm)
-        return None
-
-    def _loss_at_hand(self) -> float | None:
-        """Returns the loss of this step where reading it does not wait for a device."""
-        if not self.losses or self.losses[0].device.type != "cpu":
+        reading = self._reading()
+        if reading is None:
             return None
-        return self.loss_value()
+        limits = self.verdicts.limits(self.lane_of(optimizer), self._late.ahead)
+        return self.verdicts.spike(optimizer, reading, limits)
 
     def meet(
         self,
@@ -479,7 +505,7 @@ class Live(Watch):
         if self.held is not None:
             self.held.restore(self.held.shape)
         drawn = items_drawn(self.starts)
-        poisoned, decision = self._decide(step, drawn)
+        poisoned, decision = self._decide(optimizer, step, symptom, drawn)
         bad = BadStep(symptom, step, ordinal, decision, tuple(self.bad_steps))
         bad.drawn = drawn
         bad.seconds = statistics.median(self._step_times) if self._step_times else None
@@ -516,7 +542,9 @@ class Live(Watch):
             # The last step of the one that leads belongs to the same round.
             self._pulse.bad(step if leads else self._tried - 1)
 
-    def _decide(self, step: int, drawn: Drawn) -> tuple[bool, Decision]:
+    def _decide(
+        self, optimizer: Any, step: int, symptom: Symptom, drawn: Drawn
+    ) -> tuple[bool, Decision]:
         """Returns whether the run itself is bad by now, and what to do about a bad step."""
         trained = [p for p in self.named_parameters().values() if p.requires_grad]
         poisoned = not all_finite(trained) or self.bad_buffers() is not None
@@ -526,7 +554,11 @@ class Live(Watch):
         trouble = Trouble(step, poisoned=poisoned, can_roll_back=can_roll_back)
         if not self.together.active:  # ranks know of their own samples only, and decide alike
             trouble = self.writer.with_known(trouble, drawn)
-        return poisoned, self._policy.bad(trouble)
+        seen = (symptom.loss, symptom.grad_norm)
+        reading = None
+        if symptom.kind == "spike" and None not in seen:
+            reading = Reading(closed=True, loss=seen[0], grad_norm=seen[1], terms={})  # type: ignore[arg-type]
+        return poisoned, self.verdicts.failed(optimizer, reading, trouble)
 
     @staticmethod
     def _clear_gradients(optimizer: Any) -> None:

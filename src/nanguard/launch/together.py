@@ -19,8 +19,8 @@ from nanguard.tracer.modules import all_modules
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from nanguard.guard.symptom import Symptom
     from nanguard.replay.inplace import InPlace
-    from nanguard.tracer.symptom import Symptom
 
 # How long the first rank waits to hear that a bad step began somewhere else.
 _PATIENCE = timedelta(seconds=2)

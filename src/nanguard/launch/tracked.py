@@ -12,11 +12,10 @@ from nanguard.trackers import TRACK, trackers_for
 from nanguard.trackers.tracker import incident_line
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
+    from nanguard.guard.judge import Reading
     from nanguard.guard.policy import Decision
+    from nanguard.guard.symptom import Symptom
     from nanguard.launch.live import Live
-    from nanguard.tracer.symptom import Symptom
     from nanguard.trackers import Trackers
 
 
@@ -32,19 +31,20 @@ class Tracked:
         self._trackers: Trackers | None = None
         self._wanted = bool(os.environ.get(TRACK))
 
-    def good(
-        self, optimizer: Any, step: int | None = None, numbers: Mapping[str, Any] | None = None
-    ) -> None:
+    def good(self, optimizer: Any, step: int | None = None, reading: Reading | None = None) -> None:
         """Writes a step that was made.
 
         Args:
             optimizer: Whose step it is; None in a script that has none.
             step: Its number; None for the step that is being made.
-            numbers: Its loss and gradient norm, where they came late.
+            reading: Its numbers, where they came late.
         """
         if not self._wanted:
             return
-        known = numbers or {"loss": self._live.loss_value(), "grad_norm": self._norm()}
+        if reading is None:
+            known = {"loss": self._live.loss_value(), "grad_norm": self._norm()}
+        else:
+            known = {"loss": reading.loss, "grad_norm": reading.grad_norm}
         self._write({**self._line(optimizer, step), **known, "action": "step"})
 
     def bad(self, optimizer: Any, step: int, symptom: Symptom, decision: Decision) -> None:

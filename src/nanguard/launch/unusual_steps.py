@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from nanguard.guard.optimizers import gradients_of
-from nanguard.launch.lastgood import LastGood
+from nanguard.guard.symptom import Symptom
 from nanguard.numerics import all_finite
+from nanguard.replay.copies import LastGood
 from nanguard.replay.watch import leaves_of
 from nanguard.tracer.sites import users_frame
-from nanguard.tracer.symptom import Symptom
 
 if TYPE_CHECKING:
     from collections.abc import Callable

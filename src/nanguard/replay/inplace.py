@@ -9,17 +9,14 @@ where the step would have been made. Afterwards the run is as if nobody had look
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import importlib
 import math
-import signal
 import sys
-import threading
 import traceback
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from types import CodeType, FunctionType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch.nn.modules.module import register_module_forward_pre_hook
@@ -27,14 +24,16 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from nanguard.diagnosis.task import Outcome, Task
 from nanguard.guard.held import BufferPlaces, Held
-from nanguard.guard.optimizers import hyperparameters, set_hyperparameters
+from nanguard.guard.optimizers import hyperparameters, set_hyperparameters, state_tensors
 from nanguard.replay import changes
+from nanguard.replay.copies import StateCopy, bytes_in
 from nanguard.replay.data import data_origin, made_anew
 from nanguard.replay.region import AGAIN, NoRegionError
 from nanguard.replay.replayed_step import MadeStep, Reached, ReplayedStep, same_losses
 from nanguard.replay.sandbox import Outside
 from nanguard.replay.start import copied
 from nanguard.replay.state import Reachable, RefusedError, is_used_up, spare
+from nanguard.replay.time_limit import TimeLimit, TooLong, signals_wait
 from nanguard.tracer.sites import is_installed, is_users
 
 if TYPE_CHECKING:
@@ -52,6 +51,7 @@ if TYPE_CHECKING:
     from nanguard.replay.watch import Watch
 
     Apply = Callable[[Watch, Optimizer, Callable[..., Any]], dict[str, float]]
+    Leaves = Literal["nothing", "parameters", "tensors"]
 
 # Bytes of parameters that are copied before a replay. Steps of larger models rarely write to them.
 _PARAMETERS = 256 << 20
@@ -59,10 +59,6 @@ _PARAMETERS = 256 << 20
 _COPIED = 64 << 20
 # What needs the steps before this one, which are gone.
 _HISTORY = ("clip", "fresh_grads")
-
-
-class TooLong(BaseException):
-    """Leaves a replay that does not come to an end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +139,33 @@ class InPlace:
         seconds = min(seconds, self._longest)
         if self._chosen is None:
             return self._settle(task, seconds)
+        if task.further:
+            return self._follow(task, self._chosen, seconds)
         return self._replay(task, self._chosen, seconds)[0]
+
+    def _follow(self, task: Task, variant: Variant, seconds: float) -> Outcome:
+        """Makes the step a few times with a change, and judges the one after; nothing of it stays.
+
+        All of them are given the same batch, so that only the change makes a difference.
+        """
+        start, optimizers = variant.start, self._run.optimizers()
+        moved = [*self._run.named_parameters().values(), *state_tensors(optimizers)]
+        if self._together or not start.stepped or bytes_in(moved) > _PARAMETERS:
+            return Outcome(error="the steps after it cannot be made here")
+        held = Held(BufferPlaces(self._run.models()))
+        held.mark()
+        state = StateCopy(self._run.named_parameters().values(), optimizers)
+        try:
+            for _ in range(task.further):
+                replay = MadeStep(task, self._run, start, _applied, exactly=False)
+                with self._as_before(start, variant.streams, leaves="parameters") as stack:
+                    error = self._call(replay, task, variant, stack, seconds)
+                if replay.numbers is None:
+                    return Outcome(error=error or "the step's code did not come to its optimizer")
+            return self._replay(replace(task, further=0), variant, seconds)[0]
+        finally:
+            state.put_back(unnoticed=True)
+            held.restore(held.shape)
 
     def make(self, apply: Apply, *, exactly: bool) -> dict[str, float] | None:
         """Makes a step again, for good; returns its numbers, or None if that could not be done.
@@ -160,7 +182,7 @@ class InPlace:
             task = Task(self._run.ordinal)
             replay = MadeStep(task, self._run, start, apply, exactly=exactly)
             variant = Variant(0, start, start.streams, whole=False)
-            with self._as_before(start, start.streams, leave_tensors=True) as stack:
+            with self._as_before(start, start.streams, leaves="tensors") as stack:
                 error = self._call(replay, task, variant, stack, math.inf)
             if error is not None or not replay.answered:
                 break
@@ -300,7 +322,7 @@ class InPlace:
         try:
             piece, names = self._prepared(replay, task, variant, stack)
             stack.enter_context(start.ambient.entered(autocast=task.precision is None))
-            stack.enter_context(_Limit(seconds))
+            stack.enter_context(TimeLimit(seconds))
             stack.enter_context(replay.watching())
             piece.call(start.module, names, start.cls, seen.update)
         except Reached:
@@ -349,14 +371,14 @@ class InPlace:
 
     @contextlib.contextmanager
     def _as_before(
-        self, start: Start, streams: dict[str, Any], *, leave_tensors: bool = False
+        self, start: Start, streams: dict[str, Any], *, leaves: Leaves = "nothing"
     ) -> Iterator[contextlib.ExitStack]:
         """Makes the run what it was before the step, and afterwards what it is now.
 
         Args:
             start: What the step began with.
             streams: The random streams it began with.
-            leave_tensors: Whether gradients and buffers stay as the step makes them.
+            leaves: What stays as the step makes it: nothing, the parameters, or all tensors.
         """
         run, starts = self._run, self._starts
         # Torch imports it for every dispatch mode, and it writes while it is imported.
@@ -365,8 +387,8 @@ class InPlace:
         reachable = self._reach(start)
         held = Held(BufferPlaces(run.models()))
         held.mark()
-        written = _Written([] if leave_tensors else run.named_parameters().values())
-        gradients = [] if leave_tensors else self._set_aside_gradients()
+        written = _Written([] if leaves != "nothing" else run.named_parameters().values())
+        gradients = [] if leaves == "tensors" else self._set_aside_gradients()
         rates = hyperparameters(run.optimizers())
         now = starts.streams.capture()
         starts.paused = True
@@ -380,7 +402,7 @@ class InPlace:
                 vars(owner).update({name: copied(v) for name, v in attributes.items()})
             _share(start)
             with contextlib.ExitStack() as outer:
-                outer.enter_context(_signals_wait())
+                outer.enter_context(signals_wait())
                 outer.enter_context(Outside())
                 outer.enter_context(changes.quiet())
                 outer.enter_context(changes.eagerly())
@@ -393,11 +415,11 @@ class InPlace:
             with _disable_current_modes():
                 for parameter, gradient in gradients:
                     parameter.grad = gradient
-                if not leave_tensors:
+                if leaves != "tensors":
                     held.restore(held.shape)
                     written.put_back()
                 set_hyperparameters(run.optimizers(), rates)
-                reachable.put_back(tensors=not leave_tensors)
+                reachable.put_back(tensors=leaves != "tensors")
             starts.streams.restore(now)
             starts.paused = False
 
@@ -485,15 +507,18 @@ def _alike(value: Any, other: Any) -> bool:
     return True
 
 
-def _size(parameters: Iterable[Tensor]) -> int:
-    return sum(p.numel() * p.element_size() for p in parameters)
+def _applied(_replay: Watch, _optimizer: Optimizer, call: Callable[..., Any]) -> dict[str, float]:
+    """Makes a step, whatever its numbers are."""
+    with torch.enable_grad():
+        call()
+    return {}
 
 
 def _refusal(parameters: Iterable[Tensor]) -> str | None:
     """Returns why a replay might write to parameters that nobody has a copy of."""
     found = list(parameters)
     hooked = any(getattr(p, "_post_accumulate_grad_hooks", None) for p in found)
-    if hooked and _size(found) > _PARAMETERS:
+    if hooked and bytes_in(found) > _PARAMETERS:
         return "gradients have hooks that may write to the parameters, of which there is no copy"
     return None
 
@@ -503,7 +528,7 @@ class _Written:
 
     def __init__(self, parameters: Iterable[Tensor]) -> None:
         found = [p for p in parameters if type(p) in (torch.Tensor, torch.nn.Parameter)]
-        copies = _size(found) <= _PARAMETERS
+        copies = bytes_in(found) <= _PARAMETERS
         self._before = [(p, p._version, p.detach().clone() if copies else None) for p in found]
 
     def put_back(self) -> None:
@@ -519,58 +544,6 @@ def _in_words(error: BaseException) -> str:
     return traceback.format_exception_only(type(error), error)[-1].strip()[:500]
 
 
-class _Limit:
-    """Raises in this thread if what is done inside takes too long, also if it waits for a lock."""
-
-    def __init__(self, seconds: float) -> None:
-        self._seconds = seconds
-        self._thread = threading.get_ident()
-        main = threading.current_thread() is threading.main_thread()
-        self._in_main = main and hasattr(signal, "SIGALRM")
-        self._done, self._late = threading.Event(), threading.Event()
-        self._missed = False
-        self._before: Any = None
-        self._watchdog = threading.Thread(target=self._wait, name="nanguard-limits", daemon=True)
-
-    def __enter__(self) -> None:
-        if self._in_main:
-            self._before = signal.signal(signal.SIGALRM, self._alarmed)
-        try:
-            self._watchdog.start()
-        except RuntimeError:
-            # Python is about to end, and starts no thread any more.
-            if self._in_main and math.isfinite(self._seconds):
-                self._late.set()
-                signal.setitimer(signal.ITIMER_REAL, self._seconds)
-
-    def __exit__(self, *_error: object) -> None:
-        self._done.set()
-        if self._watchdog.ident is not None:
-            self._watchdog.join()
-        elif self._in_main:
-            signal.setitimer(signal.ITIMER_REAL, 0.0)
-        if self._in_main:
-            signal.signal(signal.SIGALRM, self._before)
-            if self._missed:
-                signal.raise_signal(signal.SIGALRM)
-
-    def _wait(self) -> None:
-        if self._done.wait(None if math.isinf(self._seconds) else self._seconds):
-            return
-        self._late.set()
-        if self._in_main:
-            signal.pthread_kill(self._thread, signal.SIGALRM)
-        else:
-            error = ctypes.py_object(TooLong)
-            ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(self._thread), error)
-
-    def _alarmed(self, _number: int, _frame: Any) -> None:
-        if self._late.is_set():
-            self._late.clear()
-            raise TooLong
-        self._missed = True  # an alarm of the script's own, which gets it afterwards
-
-
 def _share(start: Start) -> None:
     """Gives the variables that functions share with a step's code the values it began with."""
     if not start.shared:
@@ -582,17 +555,3 @@ def _share(start: Start) -> None:
             for name, cell in zip(free, function.__closure__ or (), strict=True):
                 if name in start.shared:
                     cell.cell_contents = start.shared[name]
-
-
-@contextlib.contextmanager
-def _signals_wait() -> Iterator[None]:
-    """Lets signals of the system wait: their handlers must not run inside of a replay."""
-    if not hasattr(signal, "pthread_sigmask"):
-        yield
-        return
-    names = ("SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2", "SIGCHLD", "SIGCONT")
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, [getattr(signal, name) for name in names])
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)

@@ -17,10 +17,10 @@ from nanguard.tracer.values import memory_of
 
 if TYPE_CHECKING:
     from nanguard.diagnosis.task import Outcome
+    from nanguard.guard.symptom import Symptom
     from nanguard.replay.replay import Replay
     from nanguard.tracer.origin import Origin
     from nanguard.tracer.records import Record
-    from nanguard.tracer.symptom import Symptom
     from nanguard.tracer.trace import Trace
 
 # Nobody else's: in a replay, torch.save writes somewhere else.

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from torch.optim import Optimizer
 
     from nanguard.diagnosis.task import Task
-    from nanguard.tracer.symptom import Symptom
+    from nanguard.guard.symptom import Symptom
 
 
 # The replay that this process has become; None in the run itself.

@@ -10,12 +10,12 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from nanguard.guard.optimizers import gradients_of
+from nanguard.guard.symptom import Symptom
 from nanguard.numerics import all_finite
 from nanguard.replay.replay import Replay
 from nanguard.replay.state import RefusedError
 from nanguard.replay.watch import single_number
 from nanguard.tracer.sites import here
-from nanguard.tracer.symptom import Symptom
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -17,11 +17,11 @@ from torch.amp.grad_scaler import OptState
 
 from nanguard.diagnosis.task import Loaded
 from nanguard.guard.optimizers import parameters_of, state_tensors
+from nanguard.guard.symptom import Symptom
 from nanguard.numerics import Gradients, all_finite, is_float, local, norm_at_hand, whole
 from nanguard.replay.curves import Curves
 from nanguard.tracer.modules import all_modules
 from nanguard.tracer.sites import here
-from nanguard.tracer.symptom import Symptom
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -43,6 +43,8 @@ _AHEAD = 1024
 # some scripts hand state from one model to another in every step.
 _MOST_LOADED, _LOADS = 1 << 26, 64
 _PLAIN = (torch.Tensor, nn.Parameter)
+# As torch has it: what a script reads goes through a function of ours.
+as_number = torch._C.TensorBase.item
 
 
 @dataclass
@@ -458,7 +460,7 @@ def is_good(loss: Tensor) -> bool:
     if loss.is_meta:
         return True
     if type(loss) is torch.Tensor and not loss.is_complex():
-        return math.isfinite(loss.item())
+        return math.isfinite(as_number(loss))
     return all_finite([loss])
 
 

@@ -1,0 +1,99 @@
+"""Trains the tiny model, and measures what the guard around this process does in each step.
+
+To be run under ``nanguard run``. Whatever torch or Python tells the guard is timed as it comes in;
+what the guard calls for the script is taken off. The last line that it prints is JSON: the time
+of each part in microseconds a step, and of all of them, as undisturbed steps have it.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import sys
+from collections import defaultdict
+from time import perf_counter
+from typing import TYPE_CHECKING, Any
+
+from benchmarks.scripts import tiny
+from nanguard.launch import live
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+# What torch tells the guard, and which argument is the script's own call.
+_CALLS = {"backward": 0, "step": 1, "next_batch": 1, "choose": 1}
+# The first steps, in which regions and models are only found.
+_WARM = 200
+
+
+class Clock:
+    """Adds up the time of parts, step by step."""
+
+    def __init__(self) -> None:
+        self.steps: list[dict[str, float]] = []
+        self._parts: dict[str, float] = defaultdict(float)
+        self._theirs = 0.0
+
+    def end_step(self) -> None:
+        """Begins the next step."""
+        self.steps.append(dict(self._parts))
+        self._parts.clear()
+
+    def around(self, name: str, function: Callable[..., Any], place: int | None) -> Any:
+        """Returns a function that times another one, without the call it is given."""
+
+        def timed(*args: Any) -> Any:
+            outer, self._theirs = self._theirs, 0.0
+            began = perf_counter()
+            try:
+                if place is not None:
+                    args = (*args[:place], self._outside(args[place]), *args[place + 1 :])
+                return function(*args)
+            finally:
+                taken = perf_counter() - began
+                self._parts[name] += taken - self._theirs
+                self._theirs = outer + taken
+                if name == "step":
+                    self.end_step()
+
+        return timed
+
+    def _outside(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        def made(*args: Any) -> Any:
+            outer, self._theirs = self._theirs, 0.0
+            began = perf_counter()
+            try:
+                return call(*args)
+            finally:
+                self._theirs = outer + perf_counter() - began
+
+        return made
+
+
+def _undisturbed(times: list[float]) -> float:
+    """Returns the lower decile: others that use the machine only make a step take longer."""
+    return statistics.quantiles(times, n=10)[0]
+
+
+def main() -> None:
+    """Trains and measures."""
+    guard = live.current
+    if guard is None:
+        sys.exit("start it with: nanguard run -- python -m benchmarks.scripts.timed")
+    clock = Clock()
+    for name, place in _CALLS.items():
+        vars(guard)[name] = clock.around(name, getattr(guard, name), place)
+    starts = guard.starts
+    vars(starts)["_called"] = clock.around("model call", starts._called, None)
+    if starts._lines is not None:
+        vars(starts._lines)["_line"] = clock.around("line", starts._lines._line, None)
+    tiny.main()
+    steps = clock.steps[_WARM:]
+    names = sorted({name for step in steps for name in step})
+    parts = {n: 1e6 * _undisturbed([s.get(n, 0.0) for s in steps]) for n in names}
+    total = 1e6 * _undisturbed([sum(step.values()) for step in steps])
+    print(json.dumps({"us": round(total, 1), "parts": {n: round(v, 1) for n, v in parts.items()}}))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,138 @@
+"""Copies of what training moves: parameters, buffers and optimizer state, and how they go back."""
+
+from __future__ import annotations
+
+import copy
+import math
+import time
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+
+from nanguard.guard.optimizers import state_tensors
+from nanguard.numerics import all_finite
+from nanguard.replay.changes import set_version
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from torch import Tensor
+    from torch.optim import Optimizer
+
+    from nanguard.replay.watch import Watch
+
+# Good steps between two copies, if they are wanted.
+_EVERY = 100
+# Bytes that are copied without being asked for, and the part of the time that it may take.
+_SMALL = 16 << 20
+_SHARE = 0.005
+
+
+def bytes_in(tensors: Iterable[Tensor]) -> int:
+    """Returns how many bytes some tensors take."""
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+
+
+class StateCopy:
+    """Tensors and the state of optimizers as they are now. They can go back any number of times."""
+
+    @torch.no_grad()
+    def __init__(self, tensors: Iterable[Tensor], optimizers: Iterable[Optimizer]) -> None:
+        self._tensors = [(tensor, tensor._version, _copy(tensor)) for tensor in tensors]
+        self._states = [
+            (optimizer, {p: _copies(state) for p, state in optimizer.state.items()})
+            for optimizer in optimizers
+        ]
+
+    @torch.no_grad()
+    def put_back(self, *, unnoticed: bool = False) -> None:
+        """Makes everything what it was.
+
+        Args:
+            unnoticed: Whether autograd is to believe that nothing has happened in between.
+        """
+        for tensor, version, before in self._tensors:
+            tensor.copy_(before)
+            if unnoticed:
+                set_version(tensor, version)
+        for optimizer, states in self._states:
+            for parameter in [p for p in optimizer.state if p not in states]:
+                del optimizer.state[parameter]
+            for parameter, kept in states.items():
+                state = optimizer.state[parameter]
+                state.clear()
+                for name, (value, before) in kept.items():
+                    if isinstance(value, torch.Tensor):
+                        value.copy_(before)
+                    state[name] = (
+                        value if isinstance(value, torch.Tensor) else copy.deepcopy(before)
+                    )
+
+
+def _copy(tensor: Tensor) -> Tensor:
+    return tensor.detach().to("cpu", copy=True)
+
+
+def _copies(state: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
+    """Returns the values of a parameter's state, each with a copy of it."""
+    return {
+        name: (value, _copy(value) if isinstance(value, torch.Tensor) else copy.deepcopy(value))
+        for name, value in state.items()
+    }
+
+
+class LastGood:
+    """The last good state of a run, in memory.
+
+    With ``--on-bad rollback`` there is always one. Otherwise there is one if it costs next to
+    nothing: some scripts write to their weights by themselves, and some optimizers divide by zero.
+    """
+
+    def __init__(self, watch: Watch, *, wanted: bool) -> None:
+        self._watch = watch
+        self._wanted = wanted
+        self._due = 0.0
+        self._steps = 0
+        self._copy: StateCopy | None = None
+
+    @property
+    def is_there(self) -> bool:
+        """Whether there is a state to go back to."""
+        return self._copy is not None
+
+    def after_good_step(self) -> None:
+        """Takes a copy now and then."""
+        if self._wanted:
+            if self._steps % _EVERY == 0:
+                self.take()
+            self._steps += 1
+            return
+        began = time.perf_counter()
+        if began >= self._due:
+            small = self._is_small()
+            if small:
+                self.take()
+            took = time.perf_counter() - began
+            self._due = began + took / _SHARE if small else math.inf
+
+    def _is_small(self) -> bool:
+        tensors = [*self._trained(), *state_tensors(self._watch.optimizers())]
+        plain = all(type(t.data) is torch.Tensor and t.device.type == "cpu" for t in tensors)
+        # Ranks that go back have to go back to the same step.
+        alone = not dist.is_available() or not dist.is_initialized() or dist.get_world_size() == 1
+        return plain and alone and bytes_in(tensors) <= _SMALL
+
+    def _trained(self) -> list[Tensor]:
+        return [*self._watch.named_parameters().values(), *self._watch.buffers().values()]
+
+    def take(self) -> None:
+        """Copies the state, if all of it is finite."""
+        trained, optimizers = self._trained(), self._watch.optimizers()
+        if all_finite([*trained, *state_tensors(optimizers)]):
+            self._copy = StateCopy(trained, optimizers)
+
+    def restore(self) -> None:
+        """Goes back."""
+        if self._copy is not None:
+            self._copy.put_back()
