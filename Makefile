@@ -58,7 +58,7 @@ test-all: dev-setup browser  ## Run every test: all causes of the five systems, 
 
 test-remote: dev-setup  ## Run the tests that need a server and a cluster on this machine
 	@$(PIP) --editable '.[dev-remote]'
-	@$(BIN)/python -m pytest tests/engine/test_remote.py tests/engine/test_ray.py
+	@$(BIN)/python -m pytest tests/check/test_remote.py tests/check/test_ray.py
 
 SECONDS ?= 600
 FUZZ_SEED ?= 0

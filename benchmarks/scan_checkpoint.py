@@ -31,8 +31,8 @@ PEAK = """
 import re, sys
 from pathlib import Path
 import numpy
-from nanguard.sources.checkpoint.reading import open_sources
-from nanguard.sources.scanning import Scan
+from nanguard.check.checkpoint.reading import open_sources
+from nanguard.check.scanning import Scan
 def peak():
     return int(re.search(r"VmHWM:\\s+(\\d+)", Path("/proc/self/status").read_text())[1])
 before = peak()
@@ -86,8 +86,8 @@ def by_reading(path: Path) -> None:
 
 def by_scan(path: Path) -> None:
     """Scans a file."""
-    from nanguard.sources.checkpoint.reading import open_sources
-    from nanguard.sources.scanning import Scan
+    from nanguard.check.checkpoint.reading import open_sources
+    from nanguard.check.scanning import Scan
 
     assert all(one.good for one in open_sources([path], Scan()))
 

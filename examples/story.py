@@ -25,7 +25,7 @@ import yaml
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from nanguard.sources.log.series import Point
+    from nanguard.check.log.series import Point
 
 HOME = Path(__file__).resolve().parent
 NAMES = sorted(path.parent.name for path in HOME.glob("*/story.yaml"))
@@ -178,8 +178,8 @@ class Story:
 
     def curve(self, out: str) -> tuple[list[float], list[float]]:
         """Returns steps and losses of a run, as nanguard reads them from its log."""
-        from nanguard.sources.log.reading import open_sources
-        from nanguard.sources.scanning import Scan
+        from nanguard.check.log.reading import open_sources
+        from nanguard.check.scanning import Scan
 
         for log in open_sources([self.folder / out / self.told["log"]], Scan()):
             for series in log.series:

@@ -28,7 +28,7 @@ from benchmarks.fuzz.readers import refusal
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from nanguard.engine.outcome import Outcome
+    from nanguard.check.outcome import Outcome
 
 # What may go wrong with an input.
 WRONG = ("traceback", "died", "slow", "large", "clean-but-refused")
@@ -104,10 +104,10 @@ def check(kind: str, path: Path) -> Verdict:
     """Checks a file and renders what came of it, as each format of the report does."""
     if kind in ("incident", "run"):
         return _shown(kind, path)
+    from nanguard.check.engine import Check, Plan
+    from nanguard.check.scanning import Scan
     from nanguard.cli.checking import Asked
     from nanguard.cli.printing import rendered
-    from nanguard.engine.check import Check, Plan
-    from nanguard.sources.scanning import Scan
 
     outcome = Check(Plan(jobs=1, scan=Scan(threads=1, spread=_here))).run([str(path)])
     for form in ("text", "json", "github"):
@@ -130,12 +130,12 @@ def _shown(kind: str, path: Path) -> Verdict:
     from rich.console import Console
 
     from nanguard import incident
+    from nanguard.check.scanning import Scan
     from nanguard.errors import NanguardError
     from nanguard.report.html import page
     from nanguard.report.judged import judge
     from nanguard.report.page import incident_page
-    from nanguard.sources.run import find_runs, open_run
-    from nanguard.sources.scanning import Scan
+    from nanguard.view.runs import find_runs, open_run
 
     try:
         if kind == "incident":
@@ -364,7 +364,7 @@ def _hold_back() -> None:
     nowhere = os.open(os.devnull, os.O_RDWR)
     for stream in (0, 1, 2):
         os.dup2(nowhere, stream)
-    import nanguard.engine.check  # noqa: F401 - imported once, and not for the first input
+    import nanguard.check.engine  # noqa: F401 - imported once, and not for the first input
 
     with Path("/proc/self/status").open(encoding="ascii", errors="replace") as file:
         held = next(int(line.split()[1]) << 10 for line in file if line.startswith("VmData"))

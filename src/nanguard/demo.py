@@ -28,8 +28,8 @@ from nanguard.launch.command import run_command
 from nanguard.report.html import page
 from nanguard.report.judged import judge
 from nanguard.report.page import incident_page
-from nanguard.sources.run import find_runs, open_run
 from nanguard.testing import inject
+from nanguard.view.runs import find_runs, open_run
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator

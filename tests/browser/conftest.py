@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.browser.views import written
-from tests.sources.run.runs import write_incident, write_record
+from tests.view.runs.runs import write_incident, write_record
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

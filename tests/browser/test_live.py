@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.report.html.hostile import write_hostile
-from tests.sources.run.runs import write_incident, write_record
+from tests.view.runs.runs import write_incident, write_record
 
 pytest.importorskip("starlette")
 pytest.importorskip("uvicorn")

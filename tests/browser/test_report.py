@@ -10,7 +10,7 @@ import pytest
 
 from tests.browser.views import LEFT, RIGHT, box_of, frame, ink, plot, seen, written
 from tests.report.html.hostile import write_hostile
-from tests.sources.run.runs import write_record
+from tests.view.runs.runs import write_record
 
 if TYPE_CHECKING:
     from pathlib import Path

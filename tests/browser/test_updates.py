@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.browser.views import LEFT, RIGHT, box_of, frame, plot, seen, written
-from tests.sources.run.runs import write_record
+from tests.view.runs.runs import write_record
 
 DATA = "JSON.parse(document.getElementById('data').textContent)"
 # The same numbers with a curve more, which comes first.

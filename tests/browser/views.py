@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from nanguard.report.html import page
 from nanguard.report.judged import judge
-from nanguard.sources.run import open_runs
+from nanguard.view.runs import open_runs
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from nanguard.check.catalogue import rules_for
+from nanguard.check.selection import Selection
 from nanguard.cli.checking import Asked, run_check
 from nanguard.cli.rulepages import listed
-from nanguard.engine.selection import Selection
 from nanguard.errors import SettingsError
-from nanguard.rules.catalogue import rules_for
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from nanguard.cli.patching import fix_incident, patched
-from nanguard.diagnosis.edits import SourceFile, addressed
 from nanguard.errors import UsageError
 from nanguard.launch.trust import sign
+from nanguard.source.python_file import SourceFile, addressed
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.sources.run.runs import write_record
+from tests.view.runs.runs import write_record
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.engine.plugin import check
+from tests.check.plugin import check
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

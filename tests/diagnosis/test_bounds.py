@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
+import nanguard.check.code.rules
 import nanguard.diagnosis
-import nanguard.rules.code
 from nanguard.diagnosis.causes.empty_reduction import _sum_by_count
-from nanguard.diagnosis.edits import SourceFile, argument
 from nanguard.diagnosis.repairs import call_with
+from nanguard.source.python_file import SourceFile, argument
 
-PACKAGES = (nanguard.diagnosis, nanguard.rules.code)
+PACKAGES = (nanguard.diagnosis, nanguard.check.code.rules)
 
 
 @pytest.mark.parametrize("package", PACKAGES, ids=lambda package: package.__name__)

@@ -6,7 +6,7 @@ import json
 import re
 from dataclasses import replace
 
-from nanguard.engine.outcome import NotChecked, Outcome, Seen
+from nanguard.check.outcome import NotChecked, Outcome, Seen
 from nanguard.findings import Finding, Fix, Severity
 from nanguard.report.findings_json import as_json
 from nanguard.report.findings_text import Page, brief

@@ -9,8 +9,8 @@ import pytest
 
 from nanguard.report.judged import judge
 from nanguard.report.png import picture
-from nanguard.sources.run import open_runs
-from tests.sources.run.runs import write_incident, write_record
+from nanguard.view.runs import open_runs
+from tests.view.runs.runs import write_incident, write_record
 
 pytest.importorskip("matplotlib", reason="the picture is drawn by matplotlib")
 
@@ -43,7 +43,7 @@ def test_without_matplotlib():
     code = (
         "import sys; sys.modules['matplotlib'] = None\n"
         "from nanguard.report.png import picture\n"
-        "from nanguard.sources.run import Run\n"
+        "from nanguard.view.runs import Run\n"
         "picture([Run('r', 'r')])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)

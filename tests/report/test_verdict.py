@@ -10,8 +10,8 @@ import pytest
 from nanguard.report.judged import judge
 from nanguard.report.turning import moves_before
 from nanguard.report.verdict import BAD, GOOD, GUARDED, NOTHING, verdict_of
-from nanguard.sources.run import Curve, Event, EventKind, Panel, Run, open_runs
-from tests.sources.run.runs import write_incident, write_record
+from nanguard.view.runs import Curve, Event, EventKind, Panel, Run, open_runs
+from tests.view.runs.runs import write_incident, write_record
 
 
 def judged(*paths):

@@ -16,14 +16,14 @@ from nanguard.serve import digest as digests
 from nanguard.serve.digest import Digest
 from nanguard.serve.folder import Folder
 from nanguard.serve.index import Index
-from nanguard.sources.run import following as followed
-from nanguard.sources.run import open_run
+from nanguard.view.runs import following as followed
+from nanguard.view.runs import open_run
 from tests.nobody import as_nobody, open_folder
-from tests.sources.run.runs import write_incident, write_record
+from tests.view.runs.runs import write_incident, write_record
 
 if TYPE_CHECKING:
     from nanguard.serve.digest import Summary
-    from nanguard.sources.run import Found
+    from nanguard.view.runs import Found
 
 
 LOGS = Path(__file__).parents[1] / "logs"

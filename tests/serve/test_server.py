@@ -19,7 +19,7 @@ from nanguard.cli.serving import run_serve
 from nanguard.errors import NanguardError
 from tests.nobody import as_nobody, open_folder
 from tests.report.html.hostile import write_hostile
-from tests.sources.run.runs import write_incident, write_record
+from tests.view.runs.runs import write_incident, write_record
 
 if TYPE_CHECKING:
     from pathlib import Path

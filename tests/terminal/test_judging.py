@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from nanguard.sources.log.names import Role
+from nanguard.check.log.names import Role
 from nanguard.terminal.judging import Judge, Told
 from nanguard.terminal.reading import LineReader, Unreadable
 from nanguard.terminal.state import RunState

@@ -6,8 +6,8 @@ import json
 import time
 from typing import TYPE_CHECKING, Any
 
-from nanguard.sources.log.wandb import _records
-from nanguard.sources.scanning import Scan
+from nanguard.check.log.wandb import _records
+from nanguard.check.scanning import Scan
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -8,21 +8,21 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from nanguard.check.catalogue import KINDS
+from nanguard.check.engine import Check, Plan
+from nanguard.check.expecting import expected_also
+from nanguard.check.pool import processors
+from nanguard.check.scanning import Scan
+from nanguard.check.selection import UNUSED_IGNORE, Selection
+from nanguard.check.settings import Project, find_project
 from nanguard.cli.printing import print_report, rendered
-from nanguard.engine.check import Check, Plan
-from nanguard.engine.expecting import expected_also
-from nanguard.engine.pool import processors
-from nanguard.engine.selection import UNUSED_IGNORE, Selection
-from nanguard.engine.settings import Project, find_project
 from nanguard.errors import UsageError
 from nanguard.findings import Severity
-from nanguard.rules.catalogue import KINDS
-from nanguard.sources.scanning import Scan
 
 if TYPE_CHECKING:
+    from nanguard.check.baseline import Baseline
+    from nanguard.check.outcome import Outcome
     from nanguard.cli.progress import Progress
-    from nanguard.engine.baseline import Baseline
-    from nanguard.engine.outcome import Outcome
 
 
 UNABLE = 2
@@ -118,7 +118,7 @@ def run_check(asked: Asked) -> int:
         print_report(asked, told)
         return _refused(asked, check) or code
     if asked.fix or asked.diff:
-        from nanguard.engine.fixing import Fixing
+        from nanguard.check.fixing import Fixing
 
         Fixing(check, unsafe=asked.unsafe, write=not asked.diff, baseline=baseline).run()
     if asked.write_baseline is not None:
@@ -222,7 +222,7 @@ def _scan(asked: Asked, project: Project) -> Scan:
     )
     scan = Scan(expected, threads=asked.jobs or processors())
     if asked.engine == "ray":
-        from nanguard.engine.on_ray import on_ray, ready
+        from nanguard.check.on_ray import on_ray, ready
 
         ready()
         return replace(scan, spread=on_ray)
@@ -233,13 +233,13 @@ def _baseline(asked: Asked, project: Project) -> Baseline | None:
     file = asked.baseline or project.baseline
     if file is None or asked.write_baseline is not None:
         return None
-    from nanguard.engine.baseline import Baseline
+    from nanguard.check.baseline import Baseline
 
     return Baseline.read(file)
 
 
 def _write_baseline(file: Path, outcome: Outcome) -> int:
-    from nanguard.engine.baseline import Baseline
+    from nanguard.check.baseline import Baseline
 
     Baseline.of(file, outcome.seen).write()
     sys.stdout.write(f"{len(outcome.seen)} findings are now known: {file}\n")

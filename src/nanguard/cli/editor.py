@@ -7,16 +7,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nanguard import __version__
-from nanguard.engine.configs import Configs
-from nanguard.engine.files import check_python
-from nanguard.engine.selection import Selection
-from nanguard.engine.settings import find_project
+from nanguard.check.code.project import Project
+from nanguard.check.config.usage import Usage, project_of
+from nanguard.check.configs import Configs
+from nanguard.check.files import check_python
+from nanguard.check.paths import Search
+from nanguard.check.selection import Selection
+from nanguard.check.settings import find_project
 from nanguard.errors import NanguardError, SourceError, UsageError
 from nanguard.findings import Severity
-from nanguard.sources.config.usage import Usage, project_of
-from nanguard.sources.paths import Search
-from nanguard.sources.python.project import Project
-from nanguard.sources.text import Text
+from nanguard.source.text import Text
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -7,13 +7,13 @@ import shutil
 import sys
 from typing import TYPE_CHECKING
 
-from nanguard.checklist import Verdict, fill_in
+from nanguard.advice.checklist import Verdict, fill_in
 from nanguard.errors import UsageError
 from nanguard.report.checklist import as_json, as_text
 
 if TYPE_CHECKING:
+    from nanguard.check.engine import Check
     from nanguard.cli.checking import Asked
-    from nanguard.engine.check import Check
 
 
 def refuse_what_a_checklist_has_not(asked: Asked) -> None:

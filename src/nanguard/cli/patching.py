@@ -21,11 +21,11 @@ from rich.console import Console
 from rich.text import Text
 
 from nanguard import incident as incidents
-from nanguard.engine.writing import write_atomically
 from nanguard.errors import IncidentError, UsageError
 from nanguard.launch.trust import is_ours
 from nanguard.report import words
 from nanguard.report.fields import branch, entries, literal, source, text, texts
+from nanguard.source.writing import write_atomically
 
 _HUNK = re.compile(r"@@ -(\d+)(?:,(\d+))? \+\d+(?:,\d+)? @@")
 _COMMAND = "nanguard fix"

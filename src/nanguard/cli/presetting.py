@@ -6,13 +6,13 @@ import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from nanguard.advice.presets import files_of
 from nanguard.errors import UsageError
-from nanguard.presets import files_of
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from nanguard.presets import Choice, File
+    from nanguard.advice.presets import Choice, File
 
 
 def run_preset(choice: Choice, output: Path | None, *, force: bool) -> None:
@@ -69,7 +69,7 @@ def _refuse_to_replace(paths: list[Path]) -> None:
 
 
 def _write(path: Path, file: File) -> None:
-    from nanguard.engine.writing import write_atomically
+    from nanguard.source.writing import write_atomically
 
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 from nanguard.errors import UsageError
 
 if TYPE_CHECKING:
+    from nanguard.check.outcome import Outcome
     from nanguard.cli.checking import Asked
-    from nanguard.engine.outcome import Outcome
 
 
 def print_report(asked: Asked, told: str) -> None:
@@ -21,7 +21,7 @@ def print_report(asked: Asked, told: str) -> None:
         UsageError: It cannot be written.
     """
     if asked.output is not None:
-        from nanguard.engine.writing import write_atomically
+        from nanguard.source.writing import write_atomically
 
         try:
             write_atomically(asked.output, told.encode("utf-8", "backslashreplace"))

@@ -6,20 +6,20 @@ import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from nanguard.check.scanning import Scan
+from nanguard.check.scans import Meter
 from nanguard.cli.progress import Progress
-from nanguard.engine.scans import Meter
-from nanguard.engine.writing import write_atomically
 from nanguard.errors import UsageError
 from nanguard.report.html import page
 from nanguard.report.judged import judge
-from nanguard.sources.run import find_runs, open_run
-from nanguard.sources.scanning import Scan
+from nanguard.source.writing import write_atomically
+from nanguard.view.runs import find_runs, open_run
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from nanguard.sources.run import Found, Run
+    from nanguard.view.runs import Found, Run
 
 # More curves over each other tell nothing.
 _MOST_RUNS = 24

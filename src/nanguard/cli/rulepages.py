@@ -8,9 +8,9 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nanguard.engine.suppressions import UnusedIgnore
-from nanguard.rules.catalogue import all_rules
-from nanguard.rules.rule import Fails, Passes
+from nanguard.check.catalogue import all_rules
+from nanguard.check.rule import Fails, Passes
+from nanguard.check.suppressions import UnusedIgnore
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -58,7 +58,7 @@ def listed(words: tuple[str, ...] = ()) -> str:
     Raises:
         SettingsError: A word names no rule.
     """
-    from nanguard.engine.selection import Selection, stands_for
+    from nanguard.check.selection import Selection, stands_for
 
     Selection(words).checked_words()
     lines = []

@@ -8,20 +8,20 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from nanguard.engine.outcome import Outcome
-from nanguard.engine.scans import Bench
+from nanguard.check.checkpoint.watching import Watcher
+from nanguard.check.outcome import Outcome
+from nanguard.check.scans import Bench
 from nanguard.errors import UsageError
 from nanguard.report.fields import literal
 from nanguard.report.findings_text import brief
-from nanguard.sources.checkpoint.watching import Watcher
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from nanguard.check.checkpoint.checkpoint import Checkpoint
+    from nanguard.check.engine import Plan
+    from nanguard.check.outcome import Seen
     from nanguard.cli.checking import Asked
-    from nanguard.engine.check import Plan
-    from nanguard.engine.outcome import Seen
-    from nanguard.sources.checkpoint.checkpoint import Checkpoint
 
 EVERY = 2.0  # seconds; a checkpoint is read once it has not changed from one look to the next
 LAST_GOOD = "last-good-checkpoint"

@@ -6,7 +6,7 @@ import ast
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from nanguard.diagnosis.edits import SourceFile, called_name, span_of
+from nanguard.source.python_file import SourceFile, called_name, span_of
 from nanguard.tracer.sites import Site, is_installed, is_users
 
 if TYPE_CHECKING:

@@ -9,7 +9,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from nanguard.diagnosis.edits import (
+from nanguard.diagnosis.plain_numbers import made_at
+from nanguard.source import floors
+from nanguard.source.python_file import (
     SourceFile,
     argument,
     called_name,
@@ -17,8 +19,6 @@ from nanguard.diagnosis.edits import (
     divisor_of,
     span_of,
 )
-from nanguard.diagnosis.plain_numbers import made_at
-from nanguard.sources.python import floors
 from nanguard.tracer.sites import is_installed
 
 if TYPE_CHECKING:

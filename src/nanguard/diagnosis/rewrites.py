@@ -6,8 +6,8 @@ import ast
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from nanguard.diagnosis.edits import SourceFile, argument, called_name, is_function_of
 from nanguard.diagnosis.repairs import Repair, edit
+from nanguard.source.python_file import SourceFile, argument, called_name, is_function_of
 
 if TYPE_CHECKING:
     from nanguard.diagnosis.case import Case

@@ -15,7 +15,11 @@ from typing import TYPE_CHECKING
 
 from nanguard.diagnosis.case import ARCS, EXPONENTIALS, LARGEST, LOGS, ROOTS, SOFTMAX, STATISTICS
 from nanguard.diagnosis.causes.exploding_optimization import SLOWER
-from nanguard.diagnosis.edits import (
+from nanguard.diagnosis.plain_numbers import assigned
+from nanguard.diagnosis.repairs import number_made_at
+from nanguard.diagnosis.usual import Usual
+from nanguard.findings import name_of
+from nanguard.source.python_file import (
     SourceFile,
     argument,
     called_name,
@@ -25,10 +29,6 @@ from nanguard.diagnosis.edits import (
     name_from,
     span_of,
 )
-from nanguard.diagnosis.plain_numbers import assigned
-from nanguard.diagnosis.repairs import number_made_at
-from nanguard.diagnosis.usual import Usual
-from nanguard.findings import name_of
 from nanguard.tracer.sites import is_installed
 
 if TYPE_CHECKING:

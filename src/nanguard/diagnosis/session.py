@@ -17,7 +17,6 @@ from nanguard.diagnosis import limits
 from nanguard.diagnosis.case import STATISTICS, Case
 from nanguard.diagnosis.cause import all_causes
 from nanguard.diagnosis.drifting import drift_behind
-from nanguard.diagnosis.edits import SourceFile, addressed, changed_file
 from nanguard.diagnosis.lab import Lab
 from nanguard.diagnosis.plain_numbers import last_return, sets_rate_at
 from nanguard.diagnosis.repairs import inside_a_library
@@ -25,6 +24,7 @@ from nanguard.diagnosis.sentence import sentence, users_site
 from nanguard.diagnosis.task import Task
 from nanguard.diagnosis.usual import Usual
 from nanguard.findings import name_of
+from nanguard.source.python_file import SourceFile, addressed, changed_file
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nanguard import incident as incidents
-from nanguard.engine.writing import own_folder
 from nanguard.errors import IncidentError
 from nanguard.report.words import sentence
+from nanguard.source.writing import own_folder
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence

@@ -6,7 +6,7 @@ import json
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from nanguard.engine.outcome import Outcome
+    from nanguard.check.outcome import Outcome
 
 SCHEMA = "nanguard.report/1"
 

@@ -17,7 +17,7 @@ from nanguard.report.fields import literal, place_in_words, source
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from nanguard.engine.outcome import NotChecked, Outcome, Repair, Seen
+    from nanguard.check.outcome import NotChecked, Outcome, Repair, Seen
     from nanguard.findings import Finding, Fix
 
 _STYLES = {

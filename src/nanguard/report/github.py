@@ -8,7 +8,7 @@ from nanguard.findings import Severity
 from nanguard.report.fields import literal, place_in_words
 
 if TYPE_CHECKING:
-    from nanguard.engine.outcome import Outcome
+    from nanguard.check.outcome import Outcome
 
 _LEVELS = {Severity.ERROR: "error", Severity.WARNING: "warning", Severity.INFO: "notice"}
 

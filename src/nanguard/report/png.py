@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 from nanguard.errors import MissingDependencyError
 from nanguard.report.html.markup import shown
 from nanguard.report.verdict import verdict_of
-from nanguard.sources.run.model import EventKind, Panel
-from nanguard.sources.run.thinning import restarts_of, thin
+from nanguard.view.runs.model import EventKind, Panel
+from nanguard.view.runs.thinning import restarts_of, thin
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from nanguard.sources.run.model import Curve, Run
+    from nanguard.view.runs.model import Curve, Run
 
 _BUCKETS = 4000
 _COLOURS = (

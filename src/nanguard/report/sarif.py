@@ -12,7 +12,7 @@ from nanguard.findings import Severity
 from nanguard.report.fields import place_in_words
 
 if TYPE_CHECKING:
-    from nanguard.engine.outcome import Outcome, Seen
+    from nanguard.check.outcome import Outcome, Seen
     from nanguard.findings import Finding
 
 SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"

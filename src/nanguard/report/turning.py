@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from statistics import median
 from typing import TYPE_CHECKING
 
-from nanguard.sources.run.model import Panel
-from nanguard.sources.run.thinning import restarts_of
+from nanguard.view.runs.model import Panel
+from nanguard.view.runs.thinning import restarts_of
 
 if TYPE_CHECKING:
-    from nanguard.sources.run.model import Curve, Run
+    from nanguard.view.runs.model import Curve, Run
 
 # Points before the turn that are looked at, and how many of them show what is usual.
 _LOOKED_AT = 400

@@ -10,11 +10,11 @@ from nanguard.findings import name_of
 from nanguard.report import words
 from nanguard.report.fields import branch, entries, text, whole
 from nanguard.report.turning import moves_before
-from nanguard.sources.run.model import EventKind
-from nanguard.sources.run.thinning import thin
+from nanguard.view.runs.model import EventKind
+from nanguard.view.runs.thinning import thin
 
 if TYPE_CHECKING:
-    from nanguard.sources.run.model import Curve, Run
+    from nanguard.view.runs.model import Curve, Run
 
 _ROUGH = 4096
 _CAUSES = 2

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 from nanguard.report.html import page_data, sections
 from nanguard.report.judged import judge
 from nanguard.serve.index import mark_of
-from nanguard.sources.run.following import LiveRun
+from nanguard.view.runs.following import LiveRun
 
 if TYPE_CHECKING:
     from nanguard.serve.index import Entry, Index
-    from nanguard.sources.run import Run
+    from nanguard.view.runs import Run
 
 MOST_OPEN = 8
 # Numbers that are kept in memory: with their steps, about 8 bytes each.

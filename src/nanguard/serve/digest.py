@@ -11,19 +11,19 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING
 
+from nanguard.check.log.names import Role
 from nanguard.errors import NanguardError
 from nanguard.record import METRICS
 from nanguard.serve.spark import Spark
-from nanguard.sources.log.names import Role
-from nanguard.sources.run import EventKind, Panel, open_run
-from nanguard.sources.run.following import Change, Follower, is_followed
-from nanguard.sources.run.happening import read_events
+from nanguard.view.runs import EventKind, Panel, open_run
+from nanguard.view.runs.following import Change, Follower, is_followed
+from nanguard.view.runs.happening import read_events
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from nanguard.sources.log.series import MetricSeries
-    from nanguard.sources.run import Event, Found, Run
+    from nanguard.check.log.series import MetricSeries
+    from nanguard.view.runs import Event, Found, Run
 
 # How much of a log is read before what was found is let go of.
 _AT_ONCE = 32 << 20

@@ -7,13 +7,13 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from nanguard.sources.log.reading import HEAD
-from nanguard.sources.run.finding import DEEPEST, MOST_FILES, PASSED, runs_in
+from nanguard.check.log.reading import HEAD
+from nanguard.view.runs.finding import DEEPEST, MOST_FILES, PASSED, runs_in
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from nanguard.sources.run import Found
+    from nanguard.view.runs import Found
 
 MOST_RUNS = 5000
 # Folders of incidents, whose content belongs to the run above them.

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from nanguard.sources.run import Found
+    from nanguard.view.runs import Found
 
 Mark = tuple[tuple[str, int, int, int], ...]
 

@@ -11,7 +11,7 @@ from nanguard.terminal.trace import Trace
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from nanguard.sources.log.series import MetricSeries
+    from nanguard.check.log.series import MetricSeries
     from nanguard.terminal.judging import Judge
 
 

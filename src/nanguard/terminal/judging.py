@@ -6,11 +6,11 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from nanguard.check.log.names import Role
 from nanguard.findings import name_of
 from nanguard.guard.drift import DriftWatch, ScaleWatch
 from nanguard.guard.spikes import SpikeWindow
 from nanguard.settings import Settings
-from nanguard.sources.log.names import Role
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -7,21 +7,21 @@ import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from nanguard.check.log.csv_log import columns_of, row_of
+from nanguard.check.log.events import is_events
+from nanguard.check.log.gathering import Gathering, Rows
+from nanguard.check.log.grammar import LONGEST
+from nanguard.check.log.lines import Stretch, without_colours
+from nanguard.check.log.records import loads
+from nanguard.check.log.series import Log
+from nanguard.check.log.text import TextReader, add_loose
+from nanguard.check.log.wandb import MAGIC
 from nanguard.record import EVENTS
-from nanguard.sources.log.csv_log import columns_of, row_of
-from nanguard.sources.log.events import is_events
-from nanguard.sources.log.gathering import Gathering, Rows
-from nanguard.sources.log.grammar import LONGEST
-from nanguard.sources.log.lines import Stretch, without_colours
-from nanguard.sources.log.records import loads
-from nanguard.sources.log.series import Log
-from nanguard.sources.log.text import TextReader, add_loose
-from nanguard.sources.log.wandb import MAGIC
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from nanguard.sources.log.names import Metric
+    from nanguard.check.log.names import Metric
 
 # How much of the end of new lines is searched for how many steps there will be.
 _LAST = 2000

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 from nanguard.errors import SourceError, UsageError
 from nanguard.record import EVENTS, METRICS
 from nanguard.report.fields import literal
-from nanguard.sources.run import find_runs
 from nanguard.terminal.reading import Unreadable, refuse_binary
 from nanguard.terminal.state import RunState
 from nanguard.terminal.tail import HEAD, Tail
 from nanguard.terminal.watched import Followed, Watched
+from nanguard.view.runs import find_runs
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

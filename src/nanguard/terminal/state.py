@@ -6,10 +6,10 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
+from nanguard.check.log.names import Role
+from nanguard.check.log.rules.judging import is_game, main_losses, main_norms
+from nanguard.check.log.series import Log, MetricSeries
 from nanguard.report.fields import literal
-from nanguard.rules.log.judging import is_game, main_losses, main_norms
-from nanguard.sources.log.names import Role
-from nanguard.sources.log.series import Log, MetricSeries
 from nanguard.terminal.channels import Channel, Happening
 from nanguard.terminal.judging import Judge, Told
 

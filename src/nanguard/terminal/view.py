@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 from rich.text import Text
 
+from nanguard.check.log.names import Role
 from nanguard.findings import name_of
 from nanguard.report.fields import literal
-from nanguard.sources.log.names import Role
 from nanguard.terminal import words
 from nanguard.terminal.plot import BAD, brief, draw
 

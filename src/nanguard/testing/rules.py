@@ -7,10 +7,10 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
-from nanguard.engine.repairing import Repairing
-from nanguard.rules.rule import Fails, Passes, Rule
-from nanguard.sources.scanning import Scan
-from nanguard.sources.text import Text
+from nanguard.check.repairing import Repairing
+from nanguard.check.rule import Fails, Passes, Rule
+from nanguard.check.scanning import Scan
+from nanguard.source.text import Text
 
 if TYPE_CHECKING:
     from nanguard.findings import Finding
@@ -77,18 +77,18 @@ def check_example(rule: Rule[Any], example: Passes | Fails) -> None:
 def _findings(rule: Rule[Any], name: str, content: str) -> list[Finding]:
     text = Text(name, content)
     if rule.reads == "code":
-        from nanguard.sources.python.code import Code
+        from nanguard.check.code.code import Code
 
         return list(rule.check(Code.parse(text)))
-    from nanguard.sources.config.document import read_document
-    from nanguard.sources.config.run import read_project
+    from nanguard.check.config.document import read_document
+    from nanguard.check.config.run import read_project
 
     return [f for run in read_project([read_document(text)]) for f in rule.check(run)]
 
 
 def _scanned(rule: Rule[Any], name: str, example: Passes | Fails) -> list[Finding]:
     """Returns what a rule says about an example that has to lie in a folder to be read."""
-    reading = import_module(f"nanguard.sources.{rule.reads}.reading")
+    reading = import_module(f"nanguard.check.{rule.reads}.reading")
     with TemporaryDirectory() as place:
         folder = Path(place)
         for other, text in example.beside.items():

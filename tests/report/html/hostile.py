@@ -6,7 +6,7 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from nanguard import incident as incidents
-from tests.sources.run.runs import incident, write_record
+from tests.view.runs.runs import incident, write_record
 
 if TYPE_CHECKING:
     from pathlib import Path

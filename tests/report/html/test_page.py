@@ -17,9 +17,9 @@ import pytest
 from nanguard.report.html import asset, embedded, page, page_data
 from nanguard.report.html.markup import Html, el, shown
 from nanguard.report.judged import judge
-from nanguard.sources.run import Curve, Event, EventKind, Panel, Run, open_runs
+from nanguard.view.runs import Curve, Event, EventKind, Panel, Run, open_runs
 from tests.report.html.hostile import write_hostile
-from tests.sources.run.runs import write_incident, write_record
+from tests.view.runs.runs import write_incident, write_record
 
 
 class Parsed(HTMLParser):

@@ -7,10 +7,10 @@ from typing import Annotated
 
 import typer
 
+from nanguard.advice.presets import FAMILIES, LEVELS, PRECISIONS, TASKS, Choice
 from nanguard.cli.checkwords import HERE, split
 from nanguard.cli.choices import CheckFormat, Engine, FailOn
 from nanguard.cli.commands.app import app
-from nanguard.presets import FAMILIES, LEVELS, PRECISIONS, TASKS, Choice
 
 
 @app.command(

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING
 
 from nanguard.diagnosis.case import ARCS, LOGS, ROOTS
 from nanguard.diagnosis.cause import Cause, Suspicion
-from nanguard.diagnosis.edits import called_name
 from nanguard.diagnosis.repairs import Repair, edit
 from nanguard.errors import NanguardError
+from nanguard.source.python_file import called_name
 
 if TYPE_CHECKING:
+    from nanguard.check.checkpoint.part import Measured
     from nanguard.diagnosis.case import Case
-    from nanguard.diagnosis.edits import SourceFile
-    from nanguard.sources.checkpoint.part import Measured
+    from nanguard.source.python_file import SourceFile
     from nanguard.tracer.sites import Site
 
 # What is not defined for every number.
@@ -150,8 +150,8 @@ def _loaded(file: str, parameter: str | None) -> str:
 
 def _bad_in(file: str) -> list[Measured]:
     """Returns the tensors of a checkpoint that are not finite, as far as they can be read."""
-    from nanguard.sources.checkpoint.part import read_part
-    from nanguard.sources.scanning import Scan
+    from nanguard.check.checkpoint.part import read_part
+    from nanguard.check.scanning import Scan
 
     try:
         return read_part(Path(file), Scan(threads=1)).poisoned

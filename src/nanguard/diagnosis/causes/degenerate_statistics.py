@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 
 from nanguard.diagnosis.case import STATISTICS, bare
 from nanguard.diagnosis.cause import Cause, Suspicion
-from nanguard.diagnosis.edits import called_name
 from nanguard.diagnosis.repairs import Repair, bounded_divisor, call_with, edit, without_samples
-from nanguard.sources.python import floors
+from nanguard.source import floors
+from nanguard.source.python_file import called_name
 
 if TYPE_CHECKING:
     from nanguard.diagnosis.case import Case
-    from nanguard.diagnosis.edits import SourceFile
+    from nanguard.source.python_file import SourceFile
     from nanguard.tracer.sites import Site
 
 

@@ -17,7 +17,7 @@ from nanguard.diagnosis.repairs import (
     wider_integers,
     without_samples,
 )
-from nanguard.sources.python import floors
+from nanguard.source import floors
 
 if TYPE_CHECKING:
     from nanguard.diagnosis.case import Case

@@ -8,13 +8,13 @@ import re
 from typing import TYPE_CHECKING
 
 from nanguard.diagnosis.cause import Cause, Suspicion
-from nanguard.diagnosis.edits import argument, called_name
 from nanguard.diagnosis.repairs import Repair, edit, set_keyword, without_samples
+from nanguard.source.python_file import argument, called_name
 from nanguard.tracer.kinds import EXTREMES, nothing_left
 
 if TYPE_CHECKING:
     from nanguard.diagnosis.case import Case
-    from nanguard.diagnosis.edits import SourceFile
+    from nanguard.source.python_file import SourceFile
     from nanguard.tracer.sites import Site
 
 _MEANS = ("mean", "nanmean", "median", "std", "var", "mse_loss", "l1_loss", "smooth_l1_loss")

@@ -16,7 +16,7 @@ from nanguard.diagnosis.repairs import (
 )
 from nanguard.diagnosis.rewrites import logs_without_probabilities
 from nanguard.findings import name_of
-from nanguard.sources.python import floors
+from nanguard.source import floors
 
 if TYPE_CHECKING:
     from nanguard.diagnosis.case import Case

@@ -21,8 +21,8 @@ from nanguard.findings import name_of
 
 if TYPE_CHECKING:
     from nanguard.diagnosis.case import Case
-    from nanguard.diagnosis.edits import SourceFile
     from nanguard.diagnosis.lab import Trial
+    from nanguard.source.python_file import SourceFile
     from nanguard.tracer.records import Stats
     from nanguard.tracer.sites import Site
 

@@ -9,16 +9,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nanguard.diagnosis.cause import Cause, Suspicion
-from nanguard.diagnosis.edits import called_name
 from nanguard.diagnosis.repairs import Repair, bounded_divisor, edit, with_keyword
 from nanguard.findings import name_of
+from nanguard.source.python_file import called_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from nanguard.diagnosis.case import Case
-    from nanguard.diagnosis.edits import SourceFile
     from nanguard.diagnosis.lab import Trial
+    from nanguard.source.python_file import SourceFile
     from nanguard.tracer.sites import Site
 
 

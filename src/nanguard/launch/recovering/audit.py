@@ -7,19 +7,19 @@ from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from nanguard.sources.checkpoint.bisecting import read_run_in_part
-from nanguard.sources.checkpoint.reading import as_run, read_units
-from nanguard.sources.checkpoint.roles import Role, role_of_file
-from nanguard.sources.checkpoint.units import files_in, units_of
-from nanguard.sources.checkpoint.watching import looks_of
-from nanguard.sources.scanning import Scan
+from nanguard.check.checkpoint.bisecting import read_run_in_part
+from nanguard.check.checkpoint.reading import as_run, read_units
+from nanguard.check.checkpoint.roles import Role, role_of_file
+from nanguard.check.checkpoint.units import files_in, units_of
+from nanguard.check.checkpoint.watching import looks_of
+from nanguard.check.scanning import Scan
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
+    from nanguard.check.checkpoint.checkpoint import Checkpoint
+    from nanguard.check.checkpoint.units import Unit
     from nanguard.launch.recovering.places import Places
-    from nanguard.sources.checkpoint.checkpoint import Checkpoint
-    from nanguard.sources.checkpoint.units import Unit
 
     # The files of a checkpoint with sizes and times: what it was read as holds while they do.
     Stamp = tuple[tuple[str, int, int], ...]

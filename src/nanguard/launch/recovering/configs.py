@@ -12,26 +12,26 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nanguard.engine.edits import apply, whole_diff
-from nanguard.engine.history import keep
-from nanguard.engine.outcome import Change, Repair
+from nanguard.check.config.document import read_document
+from nanguard.check.config.edits import replace_node
+from nanguard.check.config.keys import setting_for
+from nanguard.check.config.leaves import Tree
+from nanguard.check.config.run import read_project
+from nanguard.check.config.settings import number_of
+from nanguard.check.history import keep
+from nanguard.check.outcome import Change, Repair
 from nanguard.errors import SourceError, UsageError
 from nanguard.findings import Edit, Fix, Kind, Severity
 from nanguard.launch.recovering.templates import filled_in, placeholders
-from nanguard.sources.config.document import read_document
-from nanguard.sources.config.edits import replace_node
-from nanguard.sources.config.keys import setting_for
-from nanguard.sources.config.leaves import Tree
-from nanguard.sources.config.run import read_project
-from nanguard.sources.config.settings import number_of
-from nanguard.sources.files import CONFIG_LIMIT, decode, read_bytes
-from nanguard.sources.text import Text
+from nanguard.source.edits import apply, whole_diff
+from nanguard.source.files import CONFIG_LIMIT, decode, read_bytes
+from nanguard.source.text import Text
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
-    from nanguard.sources.config.document import Document
-    from nanguard.sources.config.node import Node
+    from nanguard.check.config.document import Document
+    from nanguard.check.config.node import Node
 
 ENDINGS = (".yaml", ".yml", ".json", ".jsonc", ".toml")
 RECOVERED = Kind("RUN020", "recovered-run", Severity.INFO)

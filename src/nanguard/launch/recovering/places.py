@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from nanguard.check.checkpoint.recognition import recognises
+from nanguard.check.checkpoint.units import HEAD, files_in
 from nanguard.incident import NAME as INCIDENT
 from nanguard.launch.recovering.templates import is_option
-from nanguard.sources.checkpoint.recognition import recognises
-from nanguard.sources.checkpoint.units import HEAD, files_in
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

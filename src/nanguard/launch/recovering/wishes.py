@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from nanguard.check.config.edits import number_text
+from nanguard.check.config.settings import number_of
 from nanguard.errors import UsageError
 from nanguard.launch.recovering.audit import counted
 from nanguard.launch.recovering.configs import (
@@ -19,8 +21,6 @@ from nanguard.launch.recovering.configs import (
 )
 from nanguard.launch.recovering.ladder import Means
 from nanguard.launch.recovering.templates import Template
-from nanguard.sources.config.edits import number_text
-from nanguard.sources.config.settings import number_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -13,7 +13,7 @@ from nanguard.report.html.places import step_words
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from nanguard.sources.run.model import Run
+    from nanguard.view.runs.model import Run
 
 _MOST = 300
 _RANKS = {"error": 0, "warning": 1, "info": 2}

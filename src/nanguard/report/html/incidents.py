@@ -14,7 +14,7 @@ from nanguard.report.html.places import incident_id, step_words
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from nanguard.sources.run.model import Run
+    from nanguard.view.runs.model import Run
 
 _MOST = 60
 _COLUMNS = ("shape", "dtype", "min", "max", "zeros", "nonfinite", "nan", "inf", "-inf")

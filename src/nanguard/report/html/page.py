@@ -20,7 +20,7 @@ from nanguard.report.html.verdicts import verdicts
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from nanguard.sources.run.model import Run
+    from nanguard.view.runs.model import Run
 
 # Joined in this order into one script.
 _SCRIPTS = (

@@ -11,7 +11,7 @@ from nanguard.report.html.places import incident_id, step_words
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from nanguard.sources.run.model import Event, Run
+    from nanguard.view.runs.model import Event, Run
 
 _MOST = 1000
 _OPEN = 40

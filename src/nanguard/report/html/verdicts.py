@@ -10,7 +10,7 @@ from nanguard.report.verdict import verdict_of
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from nanguard.sources.run.model import Run
+    from nanguard.view.runs.model import Run
 
 
 def verdicts(runs: Sequence[Run]) -> Html:

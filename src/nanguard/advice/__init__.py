@@ -1,0 +1,1 @@
+"""What keeps numbers finite: configurations to start from, and a checklist."""

@@ -1,0 +1,1 @@
+"""Finding faults before a run: in code, configurations, data, checkpoints and logs."""

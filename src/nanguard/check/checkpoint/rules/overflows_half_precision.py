@@ -1,0 +1,58 @@
+"""The rule about weights that fp16 cannot hold."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from nanguard.check.checkpoint.checkpoint import Checkpoint
+from nanguard.check.checkpoint.roles import Role
+from nanguard.check.checkpoint.rules.samples import file_of
+from nanguard.check.checkpoint.rules.telling import told_large
+from nanguard.check.rule import Fails, Passes, Rule
+from nanguard.findings import Finding, Fix, Severity
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+class OverflowsHalfPrecision(Rule[Checkpoint]):
+    """A weight is finite, but larger than the largest number of fp16, 65504.
+
+    Why it breaks a run: ``model.half()``, fp16 autocast and every conversion for inference turn it
+    into Inf, without a word, and the first layer behind it gives NaN.
+
+    Keep the layer in fp32 or bf16, or find out why it grew. Masks, counters and statistics that are
+    kept in fp32 anyway are not reported.
+    """
+
+    code, name, severity = "CKP004", "overflows-half-precision", Severity.WARNING
+    reads = "checkpoint"
+    seen_in = "https://github.com/mahmoodlab/UNI/issues/18"
+    examples = (
+        Passes(
+            "head.weight: 65504; norm.running_var: 72000",
+            made=file_of({"head.weight": (65504.0,), "norm.running_var": (72000.0,)}),
+        ),
+        Fails("head.weight: 72000", made=file_of({"head.weight": (0.1, 72000.0)})),
+    )
+
+    def check(self, source: Checkpoint) -> Iterator[Finding]:
+        """Yields a finding for every file with such weights."""
+        for part in source.parts:
+            large = [
+                tensor
+                for tensor in part.tensors
+                if tensor.role in (Role.WEIGHT, Role.EMA)
+                and tensor.numbers.beyond
+                and not tensor.poisoned
+                and not tensor.large_meant
+            ]
+            if large:
+                yield self.finding(
+                    f"{told_large(large)}.",
+                    path=part.path,
+                    line=None,
+                    where=large[0].name,
+                    step=source.step,
+                    fixes=(Fix("Keep these layers in fp32 or bf16, or find out why they grew."),),
+                )

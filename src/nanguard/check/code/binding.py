@@ -1,0 +1,216 @@
+"""Giving names, attributes and elements their values."""
+
+from __future__ import annotations
+
+import ast
+from typing import TYPE_CHECKING
+
+from nanguard.check.code.hints import kinds_of
+from nanguard.check.code.reader import Reader
+from nanguard.check.code.values import INF, SHAPE, SMALL, Value
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+# What is an imported thing or a region still, under whatever name.
+_THINGS = frozenset(
+    {"", "autocast", "no_grad", "inference_mode", "enable_grad", "set_grad_enabled", "finfo"}
+)
+
+
+# What counts; a condition on a count looks at what was counted.
+_COUNTS = frozenset({"sum", "count_nonzero", "any", "all", "numel", "len", "mean"})
+# Modules that are lists of modules.
+_LISTS = ("torch.nn.ModuleList", "torch.nn.Sequential", "torch.nn.ParameterList")
+
+
+class Binding(Reader):
+    """Binds names, and takes over what conditions say about them."""
+
+    def bind(self, target: ast.expr, value: Value) -> None:
+        """Gives a name, an attribute or an element a value."""
+        if isinstance(target, ast.Name):
+            self.env[target.id] = self.renamed(value, target.id)
+        elif isinstance(target, (ast.Tuple, ast.List)):
+            self._unpack(target, value)
+        elif isinstance(target, ast.Starred):
+            self.bind(target.value, value)
+        elif isinstance(target, ast.Attribute):
+            self._bind_attribute(target, value)
+        elif isinstance(target, ast.Subscript):
+            base = self.value(target.value)
+            index = self.value(target.slice)
+            made = self.make("setitem", target, (base, index, value), event=True)
+            made.kinds = base.kinds
+            number = value.number()
+            made.lo = min(base.lo, number) if number is not None else -INF
+            made.hi = max(base.hi, number) if number is not None else INF
+            self.rebind(target.value, made)
+
+    def _unpack(self, target: ast.Tuple | ast.List, value: Value) -> None:
+        items = value.items
+        starred = any(isinstance(item, ast.Starred) for item in target.elts)
+        for place, element in enumerate(target.elts):
+            if items is not None and not starred and place < len(items):
+                self.bind(element, items[place])
+            elif value.op in SHAPE or value.has("size") or value.op == "each":
+                self.bind(element, self.part(value, element))
+            else:
+                kinds = value.kinds & {"network", "size"}
+                part = self.make("part", element, (value,))
+                part.kinds = kinds
+                part.half = value.half
+                self.bind(element, part)
+
+    def part(self, value: Value, node: ast.AST) -> Value:
+        """Returns one of several tensors that an operation split a value into."""
+        return self.make("getitem", node, (value,))
+
+    def _bind_attribute(self, target: ast.Attribute, value: Value) -> None:
+        base = self.value(target.value)
+        named = self.renamed(value, target.attr)
+        if isinstance(target.value, ast.Name) and target.value.id == "self" and self.scope.cls:
+            self.scope.cls.attributes.setdefault(target.attr, []).append(named)
+            self.env[f"self.{target.attr}"] = named
+        made = self.make("setattr", target, (base, value), event=True)
+        made.name = target.attr
+
+    def rebind(self, target: ast.expr, value: Value) -> None:
+        """Gives a name the result of an operation that worked in place."""
+        while isinstance(target, (ast.Subscript, ast.Call, ast.Attribute)):
+            if isinstance(target, ast.Attribute) and target.attr != "data":
+                return
+            target = target.func if isinstance(target, ast.Call) else target.value
+        if isinstance(target, ast.Name) and target.id in self.env:
+            self.env[target.id] = self.renamed(value, target.id)
+
+    def renamed(self, value: Value, name: str) -> Value:
+        """Returns a value under a name, with what the name says about it."""
+        hints = kinds_of(name)
+        is_thing = value.op in _THINGS and bool(value.path)
+        if value.op == "new" or is_thing or value.function is not None:
+            value.name = value.name or name
+            return value
+        return Value(
+            value.lo,
+            value.hi,
+            value.kinds | hints,
+            value.const,
+            "named",
+            (value,),
+            {},
+            value.node,
+            name,
+            value.half,
+            value.path if value.op in ("join", "named") else "",
+            value.items,
+            value.cls,
+            value.function,
+            value.scope,
+            value.grad,
+            value.guards,
+            value.autocast,
+        )
+
+    def element(self, source: Value) -> Value:
+        """Returns what a loop over a value gives."""
+        if source.op == "each" and source.inputs:
+            return source.inputs[0]
+        if source.op == "new" and source.path in _LISTS and source.inputs:
+            return self.element(source.inputs[0])
+        if source.op == "call" and source.name in ("zip", "enumerate") and len(source.inputs) > 1:
+            return self._together(source)
+        if source.items:
+            return self.either(list(source.items)) if len(source.items) > 1 else source.items[0]
+        if source.op == "call" and source.name == "range":
+            return Value(0.0, INF, kinds=frozenset({"size"}), op="element", inputs=(source,))
+        made = Value(op="element", inputs=(source,), node=source.node, half=source.half)
+        if source.name in ("enumerate", "zip") and source.op == "call":
+            made.op = source.name
+        return made
+
+    def _together(self, source: Value) -> Value:
+        """Returns what a loop over ``zip`` or ``enumerate`` gives."""
+        parts = [self.element(given) for given in source.inputs[1:]]
+        if source.name == "enumerate":
+            parts = [Value(0.0, INF, frozenset({"size"}), op="element"), parts[0]]
+        return Value(op="element", inputs=(source,), node=source.node, items=tuple(parts))
+
+    def annotated(self, name: str, annotation: ast.expr | None) -> Value:
+        """Returns a parameter, with what its name and its annotation say."""
+        value = Value(kinds=kinds_of(name), node=annotation, name=name)
+        text = annotation
+        if isinstance(text, ast.Constant) and isinstance(text.value, str):
+            cls = self.code.classes.get(text.value.rpartition(".")[2])
+        else:
+            cls = self.code.classes.get(text.id) if isinstance(text, ast.Name) else None
+        if cls is not None:
+            value.cls = cls
+        if annotation is not None and _mentions_tensor(annotation):
+            value.kinds |= {"tensor"}
+        return value
+
+    def mentioned(self, test: ast.expr) -> frozenset[str]:
+        """Returns the names and expressions a condition looks at."""
+        found = set()
+        for node in _looked_at(test):
+            if isinstance(node, ast.Name):
+                found.add(node.id)
+                held = self.env.get(node.id)
+                if held is not None and held.core.op in _COUNTS:
+                    found |= {part.name for part in held.upstream(6) if part.name}
+            elif isinstance(node, (ast.Attribute, ast.Call, ast.Subscript)):
+                found.add(ast.unparse(node))
+        return frozenset(found)
+
+    def refine(self, test: ast.expr, *, holds: bool) -> None:
+        """Takes over what a condition says about the names in it."""
+        if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
+            self.refine(test.operand, holds=not holds)
+        elif isinstance(test, ast.BoolOp) and isinstance(test.op, ast.And) and holds:
+            for part in test.values:
+                self.refine(part, holds=True)
+        elif isinstance(test, ast.Compare) and len(test.ops) == 1:
+            self._refine_compare(test, holds=holds)
+
+    def _refine_compare(self, test: ast.Compare, *, holds: bool) -> None:
+        left, op, right = test.left, test.ops[0], test.comparators[0]
+        bound = self.code.values.get(right)
+        if not isinstance(left, ast.Name) or bound is None or bound.number() is None:
+            return
+        value = self.env.get(left.id)
+        if value is None:
+            return
+        number = bound.number() or 0.0
+        above = isinstance(op, (ast.Gt, ast.GtE)) if holds else isinstance(op, (ast.Lt, ast.LtE))
+        strict = isinstance(op, ast.Gt) if holds else isinstance(op, ast.LtE)
+        if above:
+            refined = self.renamed(value, left.id)
+            refined.lo = max(value.lo, number + (SMALL if strict else 0.0))
+            self.env[left.id] = refined
+
+
+def _looked_at(test: ast.expr) -> Iterator[ast.AST]:
+    """Yields the parts of a condition, but for questions whether there is a value at all."""
+    queue: list[ast.AST] = [test]
+    while queue:
+        node = queue.pop()
+        if isinstance(node, ast.Compare) and all(_is_none(right) for right in node.comparators):
+            continue
+        if isinstance(node, ast.Call) and getattr(node.func, "id", "") in ("isinstance", "hasattr"):
+            continue
+        yield node
+        queue += ast.iter_child_nodes(node)
+
+
+def _is_none(node: ast.expr) -> bool:
+    return isinstance(node, ast.Constant) and node.value is None
+
+
+def _mentions_tensor(annotation: ast.expr) -> bool:
+    if isinstance(annotation, ast.Constant):
+        return isinstance(annotation.value, str) and "Tensor" in annotation.value
+    return any(
+        getattr(node, "id", "") == "Tensor" or getattr(node, "attr", "") == "Tensor"
+        for node in ast.walk(annotation)
+    )

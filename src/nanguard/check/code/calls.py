@@ -1,0 +1,365 @@
+"""Reading calls: of torch, of layers, of functions and modules of the file."""
+
+from __future__ import annotations
+
+import ast
+import math
+
+from nanguard.check.code.binding import Binding
+from nanguard.check.code.hints import kinds_of
+from nanguard.check.code.layers import LAYERS
+from nanguard.check.code.operations import known
+from nanguard.check.code.scopes import Class, Function
+from nanguard.check.code.values import INF, NO_KINDS, SHAPE, Value
+
+# Operations by other names.
+_ALIASES = {
+    "multiply": "mul",
+    "divide": "div",
+    "true_divide": "div",
+    "subtract": "sub",
+    "negative": "neg",
+    "absolute": "abs",
+    "fabs": "abs",
+    "arccos": "acos",
+    "arcsin": "asin",
+    "concatenate": "cat",
+    "concat": "cat",
+    "bmm": "matmul",
+    "mm": "matmul",
+    "baddbmm": "matmul",
+    "clip": "clamp",
+    "__getitem__": "getitem",
+    "norm_except_dim": "norm",
+    "sub_": "sub",
+    "std_mean": "std",
+    "var_mean": "var",
+    "rearrange": "rearrange",
+    "index_put": "setitem",
+    "nan_to_num": "nan_to_num",
+    "logical_and": "and",
+    "logical_or": "or",
+    "logical_not": "not",
+    "bitwise_not": "invert",
+    "float_power": "pow",
+    "sigmoid_": "sigmoid",
+    "isneginf": "isneginf",
+    "isposinf": "isposinf",
+}
+# What gives a module back that computes the same.
+_WRAPPERS = frozenset({"DataParallel", "DistributedDataParallel", "FullyShardedDataParallel"})
+# Where operations on numbers come from.
+_TORCH = ("torch.", "math.", "numpy.", "einops.", "torchvision.")
+
+
+class Calls(Binding):
+    """Reads calls."""
+
+    def _call(self, node: ast.Call) -> Value:
+        path = self.code.names.path(node.func)
+        if not path and isinstance(node.func, ast.Attribute):
+            return self._method(node, node.func)
+        made = self._elsewhere(node, path)
+        return made if made is not None else self._plain_call(node, path)
+
+    def _plain_call(self, node: ast.Call, path: str) -> Value:
+        """Reads a call of something of this file, of a library, or of nobody knows what."""
+        callee = self.value(node.func)
+        if callee.op == "":
+            path = path or callee.path
+        inputs = tuple(self.value(argument) for argument in node.args)
+        keywords = {k.arg or "**": self.value(k.value) for k in node.keywords}
+        if callee.function is not None:
+            return self._local(node, callee.function, inputs, keywords)
+        if isinstance(node.func, ast.Name) and node.func.id in self.code.classes and not path:
+            return self._instance(node, self.code.classes[node.func.id], inputs, keywords)
+        if path:
+            return self._imported(node, path, inputs, keywords)
+        if callee.op in ("new", "join", "each") or callee.cls is not None:
+            return self._called(node, callee, inputs, keywords)
+        if isinstance(node.func, ast.Name):
+            made = self._builtin(node, node.func.id, inputs, keywords)
+            if made is not None:
+                return made
+        return self._unknown_call(node, callee, inputs, keywords)
+
+    def _elsewhere(self, node: ast.Call, path: str) -> Value | None:
+        """Reads a call of a function or class of another file of the project."""
+        if self.code.project is None or not (path or self.code.names.stars):
+            return None
+        root: ast.expr = node.func
+        while isinstance(root, ast.Attribute):
+            root = root.value
+        if isinstance(root, ast.Name) and self.lookup(root.id) is not None:
+            return None
+        found = self.code.found(node.func)
+        if not isinstance(found, (Function, Class)):
+            return None
+        inputs = tuple(self.value(argument) for argument in node.args)
+        keywords = {k.arg or "**": self.value(k.value) for k in node.keywords}
+        if isinstance(found, Class):
+            made = self._instance(node, found, inputs, keywords)
+            made.path = path
+            return made
+        return self._local(node, found, inputs, keywords)
+
+    def _builtin(
+        self, node: ast.Call, name: str, inputs: tuple[Value, ...], keywords: dict[str, Value]
+    ) -> Value | None:
+        if name == "float" and inputs and isinstance(inputs[0].const, str):
+            try:
+                number = float(inputs[0].const)
+            except ValueError:
+                return Value(node=node)
+            return Value(number, number, const=number, node=node)
+        if name in ("abs", "max", "min", "sum", "len", "float", "int", "bool", "pow", "round"):
+            op = {"float": "item", "int": "item", "round": "item", "sum": "total"}.get(name, name)
+            if inputs:
+                if len(inputs) > 1 and name in ("max", "min"):
+                    op += "imum"
+                made = self.make(op, node, inputs, keywords)
+                if name == "int":
+                    made.const = inputs[0].const
+                elif name == "abs" and inputs[0].number() is not None:
+                    made.const = abs(inputs[0].const)
+                return made
+        return None
+
+    def _imported(
+        self, node: ast.Call, path: str, inputs: tuple[Value, ...], keywords: dict[str, Value]
+    ) -> Value:
+        last = path.rpartition(".")[2]
+        if last == "Parameter" and path.startswith("torch.nn"):
+            return self.make("parameter", node, inputs, keywords, event=True)
+        if last[:1].isupper() and last not in ("Tensor", "FloatTensor"):
+            made = self.make("new", node, inputs, keywords, event=True)
+            made.path = path
+            if last in _WRAPPERS and inputs:
+                made.cls = self.class_of(inputs[0])
+            return made
+        if not path.startswith(_TORCH):
+            made = self.make("call", node, inputs, keywords, event=True)
+            made.path = path
+            made.name = last
+            return made
+        op = _ALIASES.get(last.rstrip("_"), last.rstrip("_"))
+        if path.startswith("numpy."):
+            return self._numpy(node, op, path, inputs, keywords)
+        if path.startswith("math."):
+            return self._math(node, last, path, inputs)
+        made = self.make(op, node, inputs, keywords, event=True)
+        made.path = path
+        if last in ("std_mean", "var_mean"):
+            made.items = (made, Value(node=node, op="mean", inputs=inputs))
+        if last.endswith("_") and node.args:
+            self.rebind(node.args[0], made)
+        self._literal_tensor(made)
+        return made
+
+    def _literal_tensor(self, made: Value) -> None:
+        if made.op in ("full", "full_like", "new_full", "tensor", "as_tensor", "new_tensor"):
+            position = 0 if made.op in ("tensor", "as_tensor") else 1
+            fill = made.arg(position, "fill_value")
+            if fill is not None and fill.number() is not None:
+                made.lo = made.hi = fill.number() or 0.0
+
+    def _numpy(
+        self,
+        node: ast.Call,
+        op: str,
+        path: str,
+        inputs: tuple[Value, ...],
+        keywords: dict[str, Value],
+    ) -> Value:
+        lo, hi, kinds = known(op, inputs, keywords) if inputs else (-INF, INF, NO_KINDS)
+        made = self.make("numpy." + op, node, inputs, keywords, event=True)
+        made.lo, made.hi, made.kinds, made.path = lo, hi, kinds, path
+        return made
+
+    def _math(self, node: ast.Call, last: str, path: str, inputs: tuple[Value, ...]) -> Value:
+        lo, hi, kinds = known(last, inputs, {}) if inputs else (-INF, INF, NO_KINDS)
+        made = self.make("math." + last, node, inputs)
+        made.lo, made.hi, made.kinds, made.path = lo, hi, kinds, path
+        numbers = [value.number() for value in inputs]
+        if numbers and None not in numbers:
+            try:
+                made.const = float(getattr(math, last)(*numbers))
+                made.lo = made.hi = made.const
+            except (ValueError, OverflowError, TypeError, AttributeError):
+                made.const = None
+        return made
+
+    def _method(self, node: ast.Call, func: ast.Attribute) -> Value:
+        receiver = self.value(func.value)
+        inputs = tuple(self.value(argument) for argument in node.args)
+        keywords = {k.arg or "**": self.value(k.value) for k in node.keywords}
+        cls = self.class_of(receiver)
+        if cls is not None:
+            method = cls.method(func.attr)
+            if method is not None:
+                return self._local(node, method, inputs, keywords, receiver)
+            held = self.attribute_of(cls, func.attr)
+            if held is not None:
+                self.code.values[func] = held
+                return self._called(node, held, inputs, keywords)
+            if cls.is_module() and not (_is_generic(func.attr) or func.attr == "register_buffer"):
+                return self._unknown_call(node, receiver, inputs, keywords, func.attr)
+            if func.attr == "register_buffer":
+                self._buffer(cls, inputs, keywords)
+        if receiver.function is not None:
+            return self._unknown_call(node, receiver, inputs, keywords, func.attr)
+        op = _ALIASES.get(func.attr.rstrip("_"), func.attr.rstrip("_"))
+        made = self.make(op, node, (receiver, *inputs), keywords, event=True)
+        made.name = func.attr
+        if func.attr.endswith("_") and not func.attr.startswith("_"):
+            self.rebind(func.value, made)
+        if op in ("half", "float", "to", "cuda", "train", "eval", "requires_grad"):
+            made.cls, made.path = receiver.cls, receiver.path
+        self._literal_tensor(made)
+        return made
+
+    def _buffer(self, cls: Class, inputs: tuple[Value, ...], keywords: dict[str, Value]) -> None:
+        """Gives ``self`` the attribute that ``self.register_buffer(name, tensor)`` makes."""
+        name = keywords.get("name") or (inputs[0] if inputs else None)
+        tensor = keywords.get("tensor") or (inputs[1] if len(inputs) > 1 else None)
+        if name is None or tensor is None or not isinstance(name.const, str):
+            return
+        held = self.make("buffer", tensor.node or self.scope.node, (tensor,))
+        cls.attributes.setdefault(name.const, []).append(self.renamed(held, name.const))
+
+    def _instance(
+        self, node: ast.Call, cls: Class, inputs: tuple[Value, ...], keywords: dict[str, Value]
+    ) -> Value:
+        made = self.make("new", node, inputs, keywords, event=True)
+        made.cls, made.name = cls, cls.name
+        return made
+
+    def _called(
+        self, node: ast.Call, callee: Value, inputs: tuple[Value, ...], keywords: dict[str, Value]
+    ) -> Value:
+        """Calling an object: a layer of torch, a module of the file, something else."""
+        if callee.op == "join":
+            for option in callee.inputs:
+                if option.op == "new" or option.cls is not None or option.function is not None:
+                    return self._called(node, option, inputs, keywords)
+        if callee.function is not None:
+            return self._local(node, callee.function, inputs, keywords)
+        cls = self.class_of(callee)
+        if cls is not None:
+            method = cls.method("forward") or cls.method("__call__")
+            if method is not None:
+                return self._local(node, method, inputs, keywords, callee)
+            return self._unknown_call(node, callee, inputs, keywords)
+        layer = _unwrapped(callee)
+        last = layer.path.rpartition(".")[2] if layer.op == "new" else ""
+        if last == "Sequential" and layer.inputs:
+            final = layer.inputs[-1]
+            if final.path.rpartition(".")[2] in LAYERS:
+                return self._called(node, final, inputs, keywords)
+        if layer.path.startswith("torch.nn.") and last in LAYERS:
+            made = self.make(LAYERS[last], node, inputs, {**layer.keywords, **keywords}, event=True)
+            made.path = layer.path
+            return made
+        return self._unknown_call(node, callee, inputs, keywords)
+
+    def _unknown_call(
+        self,
+        node: ast.Call,
+        callee: Value,
+        inputs: tuple[Value, ...],
+        keywords: dict[str, Value],
+        method: str = "",
+    ) -> Value:
+        if not method and callee.op in ("", "element"):
+            cls = self.code.class_meant(callee.name, len(inputs) + len(keywords))
+            forward = cls.method("forward") if cls is not None else None
+            if cls is not None and forward is not None and forward is not self.scope:
+                return self._local(node, forward, inputs, keywords, Value(cls=cls))
+        made = self.make("call", node, (callee, *inputs), keywords, event=True)
+        made.name = method or callee.name
+        core = callee.core
+        is_network = callee.has("network") or (
+            core.op == "new" and (core.path.startswith("torch.nn.") or core.cls is not None)
+        )
+        if is_network:
+            made.kinds |= {"network"}
+        if callee.has("loss") or made.name.endswith(("criterion", "loss_fn", "crit")):
+            made.kinds |= {"loss"}
+        return made
+
+    def _local(
+        self,
+        node: ast.Call,
+        function: Function,
+        inputs: tuple[Value, ...],
+        keywords: dict[str, Value],
+        receiver: Value | None = None,
+    ) -> Value:
+        """Calling a function of the file: it makes what it returns."""
+        if isinstance(function.node, ast.Lambda):
+            result = self.read_lambda(function, inputs)
+        else:
+            result = self.code.result_of(function)
+        made = Value(
+            result.lo,
+            result.hi,
+            result.kinds,
+            result.const,
+            "local",
+            inputs,
+            keywords,
+            node,
+            function.name,
+            result.half,
+            cls=result.cls,
+            items=result.items,
+            scope=self.scope,
+            grad=self.grad,
+            guards=self.guards,
+            autocast=self.autocast,
+        )
+        made.function = None
+        self.scope.events.append(made)
+        self.code.calls.append((made, function))
+        if function.returns:
+            made.op = "result"
+            made.inputs = (result,)
+            made.keywords = {}
+        if receiver is not None and self.class_of(receiver) is not None:
+            cls = self.class_of(receiver)
+            if cls is not None and cls.is_module() and function.name == "forward":
+                made.kinds |= {"network"}
+        return made
+
+    def read_lambda(self, function: Function, given: tuple[Value, ...]) -> Value:
+        """Reads the body of a lambda, with what it is called with as far as that is known."""
+        node = function.node
+        if not isinstance(node, ast.Lambda) or function.state == "reading":
+            return Value(node=node)
+        function.state = "reading"
+        saved = dict(self.env)
+        arguments = (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)
+        for place, argument in enumerate(arguments):
+            unknown = Value(kinds=kinds_of(argument.arg), node=argument, name=argument.arg)
+            self.env[argument.arg] = given[place] if place < len(given) else unknown
+        result = self.value(node.body)
+        self.env.clear()
+        self.env.update(saved)
+        function.returns = [result]
+        function.state = "read"
+        return result
+
+
+def _unwrapped(callee: Value) -> Value:
+    """Returns the module inside of wrappers that compute the same."""
+    layer = callee.core
+    while layer.path.rpartition(".")[2] in _WRAPPERS and layer.inputs:
+        layer = layer.inputs[0].core
+    return layer
+
+
+def _is_generic(method: str) -> bool:
+    """Returns whether every module or tensor has such a method."""
+    return method in ("half", "float", "to", "cuda", "train") or (
+        method.startswith("_") or method.rstrip("_") in SHAPE
+    )

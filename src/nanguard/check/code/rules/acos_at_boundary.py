@@ -1,0 +1,86 @@
+"""``acos`` of a value that can be exactly 1 or -1."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar
+
+from nanguard.check.code.code_rule import CodeRule, bare, operand, replaced
+from nanguard.check.code.numbers import guarded_by
+from nanguard.check.code.places import carries_gradient, is_beside_training
+from nanguard.check.rule import Fails, Passes
+from nanguard.findings import Edit, Finding, Fix, Severity
+from nanguard.source import floors
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from nanguard.check.code.code import Code
+    from nanguard.check.code.values import Value
+
+
+class AcosAtBoundary(CodeRule):
+    """`acos` or `asin` of a value that is clamped to exactly ±1, or of a cosine as it is.
+
+    *Why it breaks a run*: the derivative of acos is infinite at ±1. A clamp to [-1, 1] keeps the
+    value in the domain and puts every pair of parallel vectors on the very points where the
+    gradient does not exist.
+
+    Clamp to `-1 + eps, 1 - eps` (eps of 1e-6 in float32), or compute the angle with `atan2` of
+    sine and cosine.
+    """
+
+    code = "SRC022"
+    name = "acos-at-boundary"
+    severity = Severity.WARNING
+    seen_in = "https://github.com/pytorch/pytorch/issues/8069"
+    examples: ClassVar = (
+        Fails("import torch\n\n\ndef f(c):\n    return torch.acos(c.clamp(-1.0, 1.0))\n", line=5),
+        Fails(
+            "import torch\nimport torch.nn.functional as F\n\n\ndef f(a, b):\n"
+            "    cos = F.cosine_similarity(a, b, dim=-1)\n    return torch.arccos(cos)\n",
+            line=7,
+            fixed="import torch\nimport torch.nn.functional as F\n\n\ndef f(a, b):\n"
+            "    cos = F.cosine_similarity(a, b, dim=-1)\n"
+            "    return torch.arccos(cos.clamp(-1 + 1e-6, 1 - 1e-6))\n",
+        ),
+        Passes(
+            "import torch\n\n\ndef f(c):\n    return torch.acos(c.clamp(-1 + 1e-6, 1 - 1e-6))\n"
+        ),
+        Passes(
+            "import torch\n\n\ndef f(c, eps):\n    return torch.acos(c.clamp(-1 + eps, 1 - eps))\n"
+        ),
+        Passes("import torch\n\n\ndef f(s, c):\n    return torch.atan2(s, c)\n"),
+    )
+
+    def check(self, code: Code) -> Iterator[Finding]:
+        """Yields what is wrong with a file."""
+        for angle in code.of("acos", "asin"):
+            value = angle.inputs[0] if angle.inputs else None
+            if value is None or not angle.grad or guarded_by(value, angle.guards):
+                continue
+            if not _reaches_one(value):
+                continue
+            if not carries_gradient(value):
+                continue
+            yield self.at(
+                code,
+                angle.node,
+                f"{angle.op} of a value that can be exactly 1 or -1, where its gradient is "
+                "infinite",
+                fixes=(Fix("stay away from ±1, or use atan2", edits=_edits(code, angle)),),
+                weak=is_beside_training(code, angle),
+            )
+
+
+def _edits(code: Code, angle: Value) -> tuple[Edit, ...]:
+    node = operand(angle)
+    if node is None:
+        return ()
+    return (replaced(code, node, f"{bare(code, node)}{floors.cosine()}"),)
+
+
+def _reaches_one(value: Value) -> bool:
+    core = value.core
+    if core.op in ("clamp", "clamp_min", "clamp_max", "minimum", "maximum", "hardtanh"):
+        return value.hi == 1.0 or value.lo == -1.0
+    return core.has("cosine")

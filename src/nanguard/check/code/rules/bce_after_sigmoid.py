@@ -1,0 +1,107 @@
+"""Binary cross-entropy of a sigmoid's output."""
+
+from __future__ import annotations
+
+import ast
+from typing import TYPE_CHECKING, ClassVar
+
+from nanguard.check.code.code_rule import CodeRule
+from nanguard.check.code.outputs import some_module_returns
+from nanguard.check.rule import Fails, Passes
+from nanguard.findings import Finding, Fix, Severity
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from nanguard.check.code.code import Code
+    from nanguard.check.code.values import Value
+
+_FIX = Fix(
+    "leave the sigmoid out and use binary_cross_entropy_with_logits (BCEWithLogitsLoss); "
+    "apply the sigmoid only where probabilities are shown"
+)
+
+
+class BceAfterSigmoid(CodeRule):
+    """`BCELoss` or `binary_cross_entropy` of the output of a sigmoid.
+
+    *Why it breaks a run*: a sigmoid is exactly 0 or 1 once its input is beyond about 17 in float32
+    (9 in float16). The loss is then cut off at 100 and its gradient is 0 or huge; under autocast
+    the call is refused.
+
+    Use `binary_cross_entropy_with_logits` on the sigmoid's input: the same loss, exact for any
+    logit.
+    """
+
+    code = "SRC019"
+    name = "bce-after-sigmoid"
+    severity = Severity.WARNING
+    seen_in = "https://github.com/pytorch/pytorch/issues/61098"
+    examples: ClassVar = (
+        Fails(
+            "import torch\nimport torch.nn.functional as F\n\n\ndef loss(x, y):\n"
+            "    return F.binary_cross_entropy(torch.sigmoid(x), y)\n",
+            line=6,
+        ),
+        Fails(
+            "import torch\nfrom torch import nn\n\nnet = nn.Sequential(nn.Linear(4, 1), "
+            "nn.Sigmoid())\ncriterion = nn.BCELoss()\n\n\ndef step(x, y):\n"
+            "    return criterion(net(x), y)\n",
+            line=9,
+        ),
+        Passes(
+            "import torch\nimport torch.nn.functional as F\n\n\ndef loss(x, y):\n"
+            "    shown = torch.sigmoid(x)\n"
+            "    return F.binary_cross_entropy_with_logits(x, y), shown\n"
+        ),
+        Passes(
+            "import torch.nn.functional as F\n\n\ndef loss(p, y):\n"
+            "    return F.binary_cross_entropy(p, y)\n"
+        ),
+    )
+
+    def check(self, code: Code) -> Iterator[Finding]:
+        """Yields what is wrong with a file."""
+        ends_in_sigmoid = _some_module_ends_in_sigmoid(code)
+        for loss in code.of("binary_cross_entropy"):
+            value = loss.arg(0, "input")
+            if value is None or value.lo > 0 or not loss.grad:
+                continue
+            if value.has("sigmoid") or (ends_in_sigmoid and _may_be_an_output(value)):
+                yield self.at(
+                    code,
+                    loss.node,
+                    "binary cross-entropy of a sigmoid: the loss is cut off and its gradient lost "
+                    "where the sigmoid rounds to 0 or 1",
+                    fixes=(_FIX,),
+                )
+
+
+def _some_module_ends_in_sigmoid(code: Code) -> bool:
+    if some_module_returns(code, "sigmoid"):
+        return True
+    return any(
+        layer.path == "torch.nn.Sigmoid" and layer.node is not None and _is_last(code, layer.node)
+        for layer in code.of("new")
+    )
+
+
+def _is_last(code: Code, node: ast.AST) -> bool:
+    """Returns whether a layer is the last one of a stack of layers."""
+    parent = code.parents.get(node)
+    if isinstance(parent, ast.List):
+        return parent.elts[-1] is node and len(parent.elts) > 1
+    if isinstance(parent, ast.Call):
+        called = getattr(parent.func, "attr", getattr(parent.func, "id", ""))
+        return called in ("Sequential", "append", "add_module") and parent.args[-1:] == [node]
+    return False
+
+
+def _may_be_an_output(value: Value) -> bool:
+    """Returns whether a value may be what some module of the file gives back."""
+    core = value.core
+    while core.op in ("part", "element", "field", "call") and core.inputs:
+        if core.op == "call":
+            return not core.path
+        core = core.inputs[0].core
+    return core.op == "" and not core.path and core.const is None

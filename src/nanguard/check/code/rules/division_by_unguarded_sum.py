@@ -1,0 +1,266 @@
+"""Division by a count that can be 0."""
+
+from __future__ import annotations
+
+import ast
+import re
+from typing import TYPE_CHECKING, ClassVar
+
+from nanguard.check.code.code_rule import CodeRule, bare, operand, replaced
+from nanguard.check.code.numbers import can_be_zero, guarded_by, is_for_show, is_number
+from nanguard.check.code.places import is_about_data, is_set_up
+from nanguard.check.code.quotients import has_eps_outside
+from nanguard.check.code.uses import is_only_shown, is_repaired_at_once, is_repaired_below
+from nanguard.check.rule import Fails, Passes
+from nanguard.findings import Finding, Fix, Severity
+from nanguard.source import floors
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from nanguard.check.code.code import Code
+    from nanguard.check.code.values import Value
+
+# What leaves at least one element of every row in.
+_EXPECT_NAN = frozenset({"nanmean", "nanmin", "nanmax", "nansum", "nanmedian"})
+_NEVER_EMPTY = frozenset(
+    {"tril", "triu", "eye", "ones", "ones_like", "softmax", "fill_diagonal", "fill_diagonal_"}
+)
+
+
+# Masks made from the lengths of sequences, of which none is empty.
+_OF_SEQUENCES = re.compile(
+    r"(attention|attn|[a-z]|src|tgt|trg|mel|text|txt|seq|sequence|len|lens|length|spec|phone|wav"
+    r"|frame|time|input|encoder|decoder|enc|dec)_?masks?"
+)
+# What makes a mask of something else.
+_SELECTS = frozenset(
+    {"compare", "eq", "ne", "gt", "lt", "ge", "le", "isnan", "isfinite", "bincount", "histc"}
+)
+_GIVEN = frozenset({"", "field", "attribute", "part", "getitem", "named", "element"})
+_MASKS_ITSELF = re.compile(r"MAE|Masked_?Auto|MaskedAE|SimMIM|BEiT")
+
+
+class DivisionByUnguardedSum(CodeRule):
+    """Division by the sum of a mask, of weights, or by a count, that can be 0.
+
+    *Why it breaks a run*: the batch in which every token is padding, no box matches or no pixel is
+    valid comes sooner or later. Its sum is 0, the mean 0 / 0 is NaN, and so is every weight after
+    the step.
+
+    Bound the divisor: `mask.sum().clamp(min=1)`.
+    """
+
+    code = "SRC024"
+    name = "division-by-unguarded-sum"
+    severity = Severity.WARNING
+    seen_in = "https://github.com/NVIDIA-NeMo/Automodel/issues/3796"
+    examples: ClassVar = (
+        Fails(
+            "import torch\n\n\ndef f(x, mask):\n    return (x * mask).sum() / mask.sum()\n",
+            line=5,
+            fixed="import torch\n\n\ndef f(x, mask):\n"
+            "    return (x * mask).sum() / mask.sum().clamp(min=1)\n",
+        ),
+        Fails(
+            "import torch\n\n\ndef f(nll, y):\n    n = (y != -100).sum()\n"
+            "    return nll.sum() / n\n",
+            line=6,
+        ),
+        Fails(
+            "import torch\n\n\ndef scatter_loss(f, y, c):\n    z = f[y == c]\n"
+            "    n = z.shape[0]\n    return (z - z.mean(0)).square().sum() / (n - 1)\n",
+            line=7,
+        ),
+        Passes(
+            "import torch\n\n\ndef scatter_loss(f, y, c):\n    z = f[y == c]\n"
+            "    n = z.shape[0]\n    if n < 2:\n        return f.sum() * 0\n"
+            "    return (z - z.mean(0)).square().sum() / (n - 1)\n"
+        ),
+        Passes(
+            "import torch\n\n\ndef weigh(y, w):\n    pos = (y == 1).sum().float()\n"
+            "    neg = (y == 0).sum().float()\n    w[y == 1] = neg / (pos + neg)\n    return w\n"
+        ),
+        Passes("import torch\n\n\ndef f(x, mask):\n    return x.sum() / mask.sum().clamp(min=1)\n"),
+        Passes(
+            "import torch\n\n\ndef f(x, mask):\n    n = mask.sum()\n    if n == 0:\n"
+            "        return x.sum() * 0\n    return x.sum() / n\n"
+        ),
+        Passes(
+            "import torch\n\n\ndef f(adj, keep):\n    adj = adj * keep\n"
+            "    return torch.nan_to_num(adj / keep.sum(-1, keepdim=True))\n"
+        ),
+        Passes("import torch\n\n\ndef f(total, loader):\n    return total / len(loader)\n"),
+    )
+
+    def check(self, code: Code) -> Iterator[Finding]:
+        """Yields what is wrong with a file."""
+        told: set[tuple[int, str]] = set()
+        for quotient in code.of("div"):
+            if len(quotient.inputs) < 2 or not quotient.grad:
+                continue
+            divisor = quotient.inputs[1]
+            if not (_is_count(divisor) or _is_weighted_mean(quotient)) or not can_be_zero(divisor):
+                continue
+            if guarded_by(divisor, quotient.guards) or _is_never_empty(divisor):
+                continue
+            if _is_written_to_what_was_counted(code, quotient, divisor):
+                continue
+            if is_repaired_at_once(code, quotient.node):
+                continue
+            key = (id(quotient.scope), divisor.name)
+            if has_eps_outside(code, quotient) or (divisor.name and key in told):
+                continue
+            told.add(key)
+            yield self.at(
+                code,
+                quotient.node,
+                "division by a sum that is 0 when nothing is left in: 0 / 0 is NaN",
+                fixes=_fixes(code, quotient),
+                weak=_is_hardly_zero(code, quotient, divisor),
+            )
+
+
+def _is_count(value: Value) -> bool:
+    core = value.core
+    if core.op == "mul":
+        return any(_is_count(part) for part in core.inputs)
+    if core.op == "sub" and core.inputs[1].number() == 1:
+        return _is_number_picked(core.inputs[0])
+    if core.has("masksum", "weightsum"):
+        return core.op in ("sum", "mean", "count_nonzero", "nansum", "add")
+    if core.op in ("index_add", "scatter_add") and core.inputs:
+        return value.has("count") or core.inputs[-1].core.op in ("ones", "ones_like")
+    if core.op == "sum" and core.inputs and core.inputs[0].core.op in ("bincount", "histc"):
+        return True
+    return core.op in ("sum", "bincount", "histc") and value.has("count")
+
+
+def _is_number_picked(value: Value) -> bool:
+    """Returns whether it is how many elements a condition has picked, such as those of a class."""
+    core = value.core
+    if core.op in ("shape", "size", "len", "numel", "getitem") or value.has("size"):
+        chosen = [p for p in value.upstream(8) if p.op == "getitem" and len(p.inputs) > 1]
+        return any(part.inputs[1].has("mask", "bool") for part in chosen)
+    return core.has("masksum") and core.op == "sum"
+
+
+def _is_hardly_zero(code: Code, quotient: Value, divisor: Value) -> bool:
+    """Returns whether little speaks for a sum of 0, or NaN is reckoned with."""
+    if any(_OF_SEQUENCES.fullmatch(part.name.lower()) for part in divisor.upstream(12)):
+        return True
+    if is_only_shown(code, quotient) or is_repaired_below(code, quotient.node):
+        return True
+    if _is_share_of_all(quotient, divisor):
+        return True
+    if _is_handed_in(divisor):
+        return True
+    cls = quotient.scope.cls if quotient.scope is not None else None
+    if cls is not None and _MASKS_ITSELF.search(cls.name):
+        return True  # a masked autoencoder hides a share of each sample, and counts what it hid
+    if is_about_data(quotient) or is_set_up(quotient) or is_number(divisor):
+        return True
+    table = any(part.op == "value_counts" for part in divisor.upstream(8))
+    if table or "keepdims" in divisor.core.keywords:  # of pandas or numpy, without gradients
+        return True
+    if is_for_show(quotient) or not _EXPECT_NAN.isdisjoint(code.operations):
+        return True
+    return not _is_count(divisor) and divisor.core.op == "sum" and quotient.inputs[0].op != "mul"
+
+
+def _is_handed_in(divisor: Value) -> bool:
+    """Returns whether a mask or its sum comes from elsewhere, where nothing says it can be empty.
+
+    Who makes masks from lengths or from what is there makes none that is empty; a comparison with
+    a label, a threshold or a class that stands here can leave nothing in.
+    """
+    parts = [*divisor.upstream(24)]
+    if any(part.op in _SELECTS for part in parts):
+        return False
+    return any(part.op in _GIVEN and part.has("mask") for part in parts)
+
+
+def _is_share_of_all(quotient: Value, divisor: Value) -> bool:
+    """Returns whether weights are divided by the sum of all of them, which is 0 only if all are."""
+    total, over = divisor.core, quotient.inputs[0].core
+    if total.op != "sum" or not total.inputs or len(total.inputs) > 1 or "dim" in total.keywords:
+        return False
+    counted = over.has("mask", "count") or over.op in ("bincount", "histc")
+    return total.inputs[0].core is over and not counted
+
+
+def _is_written_to_what_was_counted(code: Code, quotient: Value, divisor: Value) -> bool:
+    """Returns whether a quotient goes only to elements whose number its divisor holds.
+
+    ``w[y == 1] = a / ((y == 1).sum() + b)``: where nothing was counted, nothing is written.
+    """
+    statement = code.statement_of(quotient.node) if quotient.node is not None else None
+    targets = statement.targets if isinstance(statement, ast.Assign) else []
+    picked = {ast.unparse(t.slice) for t in targets if isinstance(t, ast.Subscript)}
+    return any(
+        part.op == "compare" and part.node is not None and ast.unparse(part.node) in picked
+        for part in divisor.upstream(24)
+    )
+
+
+def _is_weighted_mean(quotient: Value) -> bool:
+    """Returns whether a sum is divided by the sum of its weights, or of something handed in."""
+    over, under = (part.core for part in quotient.inputs[:2])
+    scope = quotient.scope
+    if under.op == "sum" and scope is not None and "normali" in scope.name.lower():
+        return under.inputs[0].core is over and over.op == ""
+    if over.op == "neg" and over.inputs:
+        over = over.inputs[0].core
+    if over.op != "sum" or under.op != "sum" or not under.inputs or not over.inputs:
+        return False
+    weights = under.inputs[0].core
+    if weights.op == "" and weights.number() is None:
+        return True
+    picked = over.inputs[0]
+    if picked.op == "getitem" and len(picked.inputs) > 1 and picked.inputs[1].core is weights:
+        return True
+    product = over.inputs[0].core
+    return product.op == "mul" and any(part.core is weights for part in product.inputs)
+
+
+def _is_never_empty(value: Value) -> bool:
+    core = value.core
+    counted = core.inputs[0].core.op if core.op == "sum" and core.inputs else ""
+    if core.op in ("index_add", "scatter_add") or counted in ("bincount", "histc"):
+        return False  # what was counted may have been picked before
+    return any(
+        part.op in _NEVER_EMPTY or "causal" in part.name.lower() or part.op == "local"
+        for part in value.upstream(16)
+    )
+
+
+def _fixes(code: Code, quotient: Value) -> tuple[Fix, ...]:
+    node = operand(quotient, 1)
+    title = "bound the divisor from below"
+    counts = _is_number_of(quotient, quotient.inputs[1].core)
+    bound = f".clamp(min={floors.COUNT if counts else floors.DIVISOR})"
+    if node is None:
+        return (Fix(title + f": {bound}"),)
+    return (Fix(title, edits=(replaced(code, node, f"{bare(code, node)}{bound}"),)),)
+
+
+def _is_number_of(quotient: Value, divisor: Value) -> bool:
+    """Returns whether a divisor is 0 or at least 1: a number of things, and no sum of weights.
+
+    Where what is added up is also a factor of the numerator, and is no mask, it may be anything.
+    """
+    if divisor.op == "mul":
+        parts = [part.core for part in divisor.inputs]
+        return all(_is_whole(part) or _is_number_of(quotient, part) for part in parts)
+    if divisor.op not in ("sum", "nansum") or not divisor.inputs:
+        return divisor.op != "mean" and not divisor.has("weightsum")
+    added = divisor.inputs[0]
+    if added.has("weights"):
+        return False
+    factors = quotient.inputs[0].upstream(16)
+    return added.has("mask", "labels", "count") or all(f.core is not added.core for f in factors)
+
+
+def _is_whole(value: Value) -> bool:
+    number = value.number()
+    return value.has("size") or (number is not None and number.is_integer())

@@ -1,0 +1,85 @@
+"""``log(softmax(x))`` where ``log_softmax`` is meant."""
+
+from __future__ import annotations
+
+import ast
+from typing import TYPE_CHECKING, ClassVar
+
+from nanguard.check.code.code_rule import CodeRule, replaced
+from nanguard.check.code.outputs import is_module_output
+from nanguard.check.rule import Fails, Passes
+from nanguard.findings import Edit, Finding, Fix, Severity
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from nanguard.check.code.code import Code
+    from nanguard.check.code.values import Value
+
+
+class LogOfSoftmax(CodeRule):
+    """The logarithm of a softmax or a sigmoid.
+
+    *Why it breaks a run*: a softmax underflows to exactly 0 once one logit leads by about 104 in
+    float32, and by about 17 in float16. Its logarithm is then -inf and the gradient NaN, although
+    the log-probability itself is an ordinary number.
+
+    Write `log_softmax(x, dim)` or `logsigmoid(x)`: the same value, computed without the detour.
+    """
+
+    code = "SRC017"
+    name = "log-of-softmax"
+    severity = Severity.WARNING
+    seen_in = "https://github.com/summerlvsong/Aggregation-Cross-Entropy/issues/2"
+    examples: ClassVar = (
+        Fails(
+            "import torch\nimport torch.nn.functional as F\n\n\n"
+            "def f(x):\n    return torch.log(F.softmax(x, dim=-1))\n",
+            line=6,
+            fixed="import torch\nimport torch.nn.functional as F\n\n\n"
+            "def f(x):\n    return F.log_softmax(x, dim=-1)\n",
+        ),
+        Fails("import torch\n\n\ndef f(x):\n    p = x.sigmoid()\n    return p.log()\n", line=6),
+        Passes(
+            "import torch\n\n\ndef f(x):\n    p = x.softmax(-1)\n"
+            "    return -(p * p.clamp(min=1e-8).log()).sum()\n"
+        ),
+        Passes("import torch\n\n\ndef f(x):\n    return torch.log_softmax(x, -1)\n"),
+    )
+
+    def check(self, code: Code) -> Iterator[Finding]:
+        """Yields what is wrong with a file."""
+        for log in code.of("log", "log2", "log10"):
+            value = log.inputs[0] if log.inputs else None
+            if value is None or value.lo > 0 or value.has("padded", "chosen"):
+                continue
+            source = value.core
+            if source.op in ("softmax", "sigmoid") and not is_module_output(source, log):
+                better = "log_softmax" if source.op == "softmax" else "logsigmoid"
+                yield self.at(
+                    code,
+                    log.node,
+                    f"log of a {source.op} is -inf as soon as a probability underflows to 0",
+                    fixes=(Fix(f"use {better}", edits=_edits(code, log, source)),),
+                )
+
+
+def _edits(code: Code, log: Value, source: Value) -> tuple[Edit, ...]:
+    """Returns the change, where both calls stand in one expression."""
+    inner, outer = source.node, log.node
+    if log.op != "log" or not isinstance(inner, ast.Call) or not isinstance(outer, ast.Call):
+        return ()
+    operand = outer.args[0] if outer.args else getattr(outer.func, "value", None)
+    func = inner.func
+    if operand is not inner or source.op != "softmax":
+        return ()
+    if not isinstance(func, ast.Attribute) or func.attr != "softmax" or _is_own(func.value):
+        return ()
+    text, name = code.segment(inner), code.span(func)[1] - code.span(inner)[0]
+    before = text[: name - len("softmax")]
+    return (replaced(code, outer, f"{before}log_softmax{text[name:]}"),)
+
+
+def _is_own(receiver: ast.expr) -> bool:
+    """Returns whether something is ``self``, whose ``softmax`` has no ``log_softmax`` beside it."""
+    return isinstance(receiver, ast.Name) and receiver.id in ("self", "cls")

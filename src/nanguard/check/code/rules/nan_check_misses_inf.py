@@ -1,0 +1,184 @@
+"""A guard that sees NaN and lets Inf through."""
+
+from __future__ import annotations
+
+import ast
+from typing import TYPE_CHECKING, ClassVar
+
+from nanguard.check.code.code_rule import CodeRule, replaced
+from nanguard.check.code.conditions import Conditions
+from nanguard.check.code.places import is_evaluation
+from nanguard.check.code.roles import Roles, label
+from nanguard.check.code.training import is_test
+from nanguard.check.rule import Fails, Passes
+from nanguard.findings import Edit, Finding, Fix, Severity
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from nanguard.check.code.checks import Check, Test
+    from nanguard.check.code.code import Code
+
+_COUNTS = frozenset({"sum", "mean", "count_nonzero", "item", "float"})
+_SEES_INF = ("isinf", "isfinite", "isposinf")
+_TITLE = "ask for both: not isfinite(...)"
+
+
+class NanCheckMissesInf(CodeRule):
+    """`isnan` alone, or `x != x`, guards a loss, a gradient or its norm.
+
+    *Why it breaks a run*: an overflow is Inf first. The guard lets it through, the step is taken,
+    Inf minus Inf makes the weights NaN, and from then on the guard skips every step of a run that
+    is already lost.
+
+    Ask `isfinite` instead: it is false for NaN and for both infinities.
+    """
+
+    code = "SRC008"
+    name = "nan-check-misses-inf"
+    severity = Severity.WARNING
+    seen_in = "https://github.com/netket/netket/pull/1259"
+    examples: ClassVar = (
+        Fails(
+            "import torch\n\n\ndef step(model, x, opt):\n    loss = model(x)\n"
+            "    if torch.isnan(loss):\n        return\n    loss.backward()\n    opt.step()\n",
+            line=6,
+            fixed="import torch\n\n\ndef step(model, x, opt):\n    loss = model(x)\n"
+            "    if ~torch.isfinite(loss):\n        return\n    loss.backward()\n    opt.step()\n",
+        ),
+        Fails(
+            "import torch\n\n\ndef bad(model):\n"
+            "    return any(p.grad.isnan().any() for p in model.parameters())\n",
+            line=5,
+            fixed="import torch\n\n\ndef bad(model):\n"
+            "    return any((~p.grad.isfinite()).any() for p in model.parameters())\n",
+        ),
+        Fails(
+            "import math\nimport torch\n\n\ndef step(loss, opt):\n    value = loss.item()\n"
+            '    if math.isnan(value):\n        raise RuntimeError("nan")\n    loss.backward()\n',
+            line=7,
+            fixed="import math\nimport torch\n\n\ndef step(loss, opt):\n    value = loss.item()\n"
+            '    if not math.isfinite(value):\n        raise RuntimeError("nan")\n'
+            "    loss.backward()\n",
+        ),
+        Passes(
+            "import torch\n\n\ndef step(loss, opt):\n"
+            "    if torch.isnan(loss) or torch.isinf(loss):\n        return\n    loss.backward()\n"
+        ),
+        Passes(
+            "import math\nimport torch\n\n\ndef told(loss):\n"
+            '    return "nan" if math.isnan(loss) else "inf"\n'
+        ),
+        Passes(
+            "import torch\n\n\ndef masked(pred, target):\n    known = ~torch.isnan(target)\n"
+            "    if torch.isnan(target).all():\n        return pred.sum() * 0\n"
+            "    return (pred - target)[known].pow(2).mean()\n"
+        ),
+    )
+
+    def check(self, code: Code) -> Iterator[Finding]:
+        """Yields what is wrong with a file."""
+        if not code.relevant or is_test(code) or is_evaluation(code):
+            return
+        conditions = Conditions.of(code)
+        roles = Roles.of(code)
+        seen: set[ast.AST] = set()
+        for test in conditions.tests:
+            for check in _alone(test, conditions):
+                role = roles.role(check.subject)
+                if not role or check.node in seen or _asked_elsewhere(code, check, test):
+                    continue
+                if _only_names(code, check.node) or _only_shows(roles, test):
+                    continue
+                seen.add(check.node)
+                what = {"norm": "gradient norm"}.get(role, role)
+                message = f"this asks a {what} for NaN only: Inf passes and reaches the weights"
+                fix = Fix(_TITLE, safe=_raises(test), edits=_edits(code, check.node))
+                yield self.at(code, check.node, message, fixes=(fix,))
+
+
+def _alone(test: Test, conditions: Conditions) -> Iterator[Check]:
+    """The questions for NaN that come without one for Inf about the same value."""
+    if isinstance(test.node, ast.Return) and _counts(test.node.value):
+        return
+    seen = {label(check.subject) for check in test.checks if "inf" in check.sees}
+    for other in conditions.tests:
+        if other.function is test.function:
+            seen |= {label(c.subject) for c in other.checks if "inf" in c.sees and _bounds(c)}
+    for check in test.checks:
+        if check.sees == {"nan"} and label(check.subject) not in seen:
+            yield check
+
+
+def _bounds(check: Check) -> bool:
+    """Whether a question would find Inf: not if it only asks which of two values is smaller."""
+    node = check.node
+    return not isinstance(node, ast.Compare) or isinstance(node.comparators[0], ast.Constant)
+
+
+def _counts(node: ast.expr | None) -> bool:
+    func = node.func if isinstance(node, ast.Call) else None
+    name = func.attr if isinstance(func, ast.Attribute) else getattr(func, "id", "")
+    return name in _COUNTS
+
+
+def _only_names(code: Code, node: ast.expr) -> bool:
+    """Whether the answer only decides what something is called: nan or inf."""
+    parent = code.parents.get(node)
+    return isinstance(parent, ast.IfExp) and all(
+        isinstance(branch, ast.Constant) and isinstance(branch.value, str)
+        for branch in (parent.body, parent.orelse)
+    )
+
+
+def _only_shows(roles: Roles, test: Test) -> bool:
+    """Whether a number that is only shown is written in place of a NaN."""
+    for statement in test.when_bad:
+        if not isinstance(statement, ast.Assign) or not isinstance(statement.value, ast.Constant):
+            return False
+        value = roles.code.values.get(statement.value)
+        names = {target.id for target in statement.targets if isinstance(target, ast.Name)}
+        trained = names & roles.trained.get(id(test.function), set())
+        if not names or trained or (value is not None and roles.is_trained_on(value)):
+            return False
+    return bool(test.when_bad)
+
+
+def _raises(test: Test) -> bool:
+    """Whether a run ends there: to see Inf as well then hides nothing that was seen before."""
+    if isinstance(test.node, ast.Assert):
+        return True
+    return any(isinstance(statement, ast.Raise) for statement in test.when_bad)
+
+
+def _asked_elsewhere(code: Code, check: Check, test: Test) -> bool:
+    prefixes = ("", "math.", "numpy.")
+    for asked in code.of(*(prefix + name for name in _SEES_INF for prefix in prefixes)):
+        here = asked.scope is test.function and bool(asked.inputs)
+        if here and label(asked.inputs[0]) == label(check.subject):
+            return True
+    return False
+
+
+def _edits(code: Code, node: ast.expr) -> tuple[Edit, ...]:
+    func = node.func if isinstance(node, ast.Call) else None
+    if not isinstance(func, ast.Attribute) or func.attr != "isnan":
+        return ()
+    start, end = code.span(func)
+    attribute = Edit(end - len("isnan"), end, "isfinite")
+    parent = code.parents.get(node)
+    if isinstance(parent, ast.UnaryOp) and isinstance(parent.op, (ast.Not, ast.Invert)):
+        outside, _ = code.span(parent)
+        if code.text.content[outside:start].strip() in ("not", "~"):
+            return (Edit(outside, start, ""), attribute)
+    mark = "not " if code.names.path(func).startswith("math.") else "~"
+    plain = (ast.If, ast.While, ast.Assert, ast.BoolOp, ast.Return, ast.Assign, ast.IfExp)
+    if isinstance(parent, plain) or (mark == "~" and isinstance(parent, ast.Call)):
+        return (Edit(start, start, mark), attribute)
+    return (replaced(code, node, f"({mark}{_finite(code, node, func)})"),)
+
+
+def _finite(code: Code, node: ast.expr, func: ast.Attribute) -> str:
+    offset = code.span(func)[1] - code.span(node)[0]
+    text = code.segment(node)
+    return text[: offset - len("isnan")] + "isfinite" + text[offset:]

@@ -1,0 +1,183 @@
+"""Division by a norm, a spread or a range that can be 0."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, ClassVar
+
+from nanguard.check.code.code_rule import CodeRule, bare, operand, replaced
+from nanguard.check.code.numbers import (
+    can_be_zero,
+    guarded_by,
+    is_about_training,
+    is_number,
+    is_table,
+)
+from nanguard.check.code.places import (
+    is_about_data,
+    is_called_to_train,
+    is_evaluation,
+    is_used_only,
+)
+from nanguard.check.code.quotients import has_eps_outside
+from nanguard.check.code.uses import is_only_shown, is_repaired_at_once
+from nanguard.check.rule import Fails, Passes
+from nanguard.findings import Finding, Fix, Severity
+from nanguard.source import floors
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from nanguard.check.code.code import Code
+    from nanguard.check.code.values import Value
+
+_WORDS = {
+    "minmax": "range",
+    "norm": "norm",
+    "std": "standard deviation",
+    "sumsq": "root mean square",
+    "var": "variance",
+}
+# What is 0 for a constant input, which data has; a norm of 0 needs an input of zeros, and what
+# is measured so in real code hardly ever is one.
+_CONSTANT = ("range", "standard deviation", "variance")
+# What comes out of networks or random numbers, by its name.
+_LIVELY = re.compile(r"embed|feat|latent|noise|token|weight|^(low|high|v0|v1|q1|q2)$")
+
+
+class NormaliseWithoutEps(CodeRule):
+    """Scaling by a norm, a standard deviation, a root mean square or a range, with no eps.
+
+    *Why it breaks a run*: a padded row, a dead unit, a constant image has a norm, a spread or a
+    range of exactly 0, and 0 / 0 is NaN.
+
+    Use `F.normalize(x, dim=-1)`, `layer_norm`, or bound the divisor:
+    `x / x.norm(dim=-1, keepdim=True).clamp(min=1e-6)`.
+    """
+
+    code = "SRC025"
+    name = "normalise-without-eps"
+    severity = Severity.WARNING
+    seen_in = "https://github.com/keras-team/keras/pull/23093"
+    examples: ClassVar = (
+        Fails(
+            "import torch\n\n\ndef f(x):\n    return x / x.norm(dim=-1, keepdim=True)\n",
+            line=5,
+            fixed="import torch\n\n\ndef f(x):\n"
+            "    return x / x.norm(dim=-1, keepdim=True).clamp(min=1e-6)\n",
+        ),
+        Fails(
+            "import torch\n\n\ndef f(x):\n    ms = x.pow(2).mean(-1, keepdim=True)\n"
+            "    return x * torch.rsqrt(ms)\n",
+            line=6,
+        ),
+        Fails(
+            "import torch\n\n\ndef f(x):\n    lo, hi = x.amin(), x.amax()\n"
+            "    return (x - lo) / (hi - lo)\n",
+            line=6,
+        ),
+        Fails(
+            "import numpy as np\nimport torch\nfrom torch.utils.data import Dataset\n\n\n"
+            "class Waves(Dataset):\n    def __getitem__(self, i):\n"
+            "        x = np.load(self.files[i])\n"
+            "        return torch.from_numpy((x - np.mean(x)) / np.std(x))\n",
+            line=9,
+        ),
+        Passes("import torch\n\n\ndef f(x):\n    return x / (x.norm(dim=-1) + 1e-6)\n"),
+        Passes("import torch\n\n\ndef f(x, mean, std):\n    return (x - mean) / std\n"),
+        Passes("import torch\n\n\ndef f(x, eps):\n    return x / x.std().clamp(min=eps)\n"),
+    )
+
+    def check(self, code: Code) -> Iterator[Finding]:
+        """Yields what is wrong with a file."""
+        for quotient in code.of("div", "rsqrt"):
+            divisor = _divisor(quotient)
+            if divisor is None:
+                continue
+            in_data = is_about_data(quotient)
+            word = _word(divisor, numpy=in_data)
+            if not word or not can_be_zero(divisor) or guarded_by(divisor, quotient.guards):
+                continue
+            if has_eps_outside(code, quotient) or is_table(divisor) or is_number(divisor):
+                continue
+            if is_repaired_at_once(code, quotient.node):
+                continue
+            if quotient.op == "div" and not _is_of_the_same(quotient.inputs[0], divisor):
+                continue
+            yield self.at(
+                code,
+                quotient.node,
+                f"division by a {word} that can be 0: 0 / 0 is NaN",
+                fixes=_fixes(code, quotient),
+                weak=word not in _CONSTANT
+                or _is_beside(code, quotient, in_data=in_data)
+                or is_only_shown(code, quotient)
+                or (word not in ("range", "peak") and _is_hardly_zero(quotient, divisor)),
+            )
+
+
+def _is_beside(code: Code, quotient: Value, *, in_data: bool) -> bool:
+    """Returns whether the quotient goes into no step of a training."""
+    if is_evaluation(code) or is_used_only(quotient):
+        return True
+    return not in_data and not is_about_training(code) and not is_called_to_train(code, quotient)
+
+
+def _divisor(quotient: Value) -> Value | None:
+    if quotient.op == "rsqrt":
+        return quotient.inputs[0] if quotient.inputs else None
+    if len(quotient.inputs) < 2:
+        return None
+    return quotient.inputs[1]
+
+
+def _is_hardly_zero(quotient: Value, divisor: Value) -> bool:
+    """Returns whether what is measured is made so that it is hardly ever constant or zero."""
+    if not quotient.grad:
+        return True
+    measured = divisor.core.inputs[0].core if divisor.core.inputs else divisor.core
+    if measured.op in ("call", "parameter", "randn", "randn_like", "attribute", "normal", "part"):
+        return True
+    near = divisor.core.inputs[0].upstream(4) if divisor.core.inputs else ()
+    return any(_LIVELY.search(part.name.lower()) for part in near)
+
+
+def _is_of_the_same(over: Value, divisor: Value) -> bool:
+    """Returns whether something is divided by a measure of itself, and not one by another."""
+    if over.number() == 1:
+        return True
+    if over.core.has("std", "var", "norm") and over.core.op not in ("div", "mul"):
+        return False
+    measured = {id(part) for part in divisor.upstream(24)}
+    names = {part.name for part in divisor.upstream(24) if part.name and not part.has("size")}
+    return any(
+        (id(part) in measured and part.const is None and part.op != "self")
+        or (part.name in names and part.name != "self")
+        for part in over.upstream(24)
+        if not part.has("size")
+    )
+
+
+def _word(divisor: Value, *, numpy: bool = False) -> str:
+    core = divisor.core
+    if core.op.startswith("numpy.") and not numpy:
+        return ""
+    if core.op == "mul":
+        return next((word for part in core.inputs if (word := _word(part, numpy=numpy))), "")
+    if core.op in ("max", "amax", "maximum") and core.inputs:
+        inner = core.inputs[0]
+        if inner.has("norm", "std"):
+            return "largest norm"
+        return "peak" if inner.core.op == "abs" and len(core.inputs) < 3 else ""
+    if core.op in ("mean", "sum", "median", "", "join", "add"):
+        return "root mean square" if core.op == "mean" and core.has("sumsq") else ""
+    return next((word for kind, word in _WORDS.items() if core.has(kind)), "")
+
+
+def _fixes(code: Code, quotient: Value) -> tuple[Fix, ...]:
+    node = operand(quotient, 0 if quotient.op == "rsqrt" else 1)
+    title = "bound the divisor from below"
+    if node is None:
+        return (Fix(title),)
+    low = floors.SQUARE if quotient.op == "rsqrt" else floors.DIVISOR
+    return (Fix(title, edits=(replaced(code, node, f"{bare(code, node)}.clamp(min={low})"),)),)

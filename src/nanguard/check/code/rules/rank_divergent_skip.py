@@ -1,0 +1,140 @@
+"""One rank leaves the step before backward, the others wait for it."""
+
+from __future__ import annotations
+
+import ast
+from typing import TYPE_CHECKING, ClassVar
+
+from nanguard.check.code.agreement import is_agreed
+from nanguard.check.code.code_rule import CodeRule
+from nanguard.check.code.conditions import Conditions
+from nanguard.check.code.reach import first, inner_loop, leaves, within
+from nanguard.check.code.training import Training, is_backward
+from nanguard.check.rule import Fails, Passes
+from nanguard.findings import Finding, Fix, Severity
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from nanguard.check.code.checks import Test
+    from nanguard.check.code.code import Code
+    from nanguard.check.code.scopes import Function
+
+_FIX = Fix(
+    "let all ranks decide together: all_reduce the flag (MAX) before the branch, or check the "
+    "gradient norm after backward, which is the same on every rank"
+)
+
+
+class RankDivergentSkip(CodeRule):
+    """A non-finite value makes this rank `continue` or `return` before backward, on its own.
+
+    *Why it breaks a run*: backward is where the ranks average their gradients. A rank that skips it
+    never enters the all-reduce, the others wait in it until the time limit of the communication,
+    and the job hangs with all GPUs busy.
+
+    Decide together: `all_reduce` the flag before the branch, or call backward on every rank and
+    skip on the gradient norm, which is the same everywhere.
+    """
+
+    code = "SRC001"
+    name = "rank-divergent-skip"
+    severity = Severity.ERROR
+    seen_in = "https://github.com/Lightning-AI/pytorch-lightning/issues/5243"
+    examples: ClassVar = (
+        Fails(
+            "import torch\nfrom torch.nn.parallel import DistributedDataParallel as DDP\n\n\n"
+            "def train(model, loader, opt):\n    model = DDP(model)\n    for x in loader:\n"
+            "        loss = model(x)\n        if not torch.isfinite(loss):\n            continue\n"
+            "        loss.backward()\n        opt.step()\n",
+            line=10,
+        ),
+        Fails(
+            "import torch\nfrom accelerate import Accelerator\n\naccelerator = Accelerator()\n\n\n"
+            "def step(model, x, opt):\n    loss = model(x)\n    if torch.isfinite(loss):\n"
+            "        accelerator.backward(loss)\n        opt.step()\n",
+            line=9,
+        ),
+        Passes(
+            "import torch\nimport torch.distributed as dist\n\n\ndef train(model, loader, opt):\n"
+            "    for x in loader:\n        loss = model(x)\n"
+            "        bad = (~torch.isfinite(loss)).float()\n        dist.all_reduce(bad)\n"
+            "        if bad.item() > 0:\n            continue\n        loss.backward()\n"
+            "        opt.step()\n"
+        ),
+        Passes(
+            "import torch\nimport torch.distributed as dist\n\n\ndef step(model, x, opt):\n"
+            "    loss = model(x)\n    loss.backward()\n"
+            "    norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)\n"
+            "    if not torch.isfinite(norm):\n        return\n    opt.step()\n"
+        ),
+        Passes(
+            "import torch\n\n\ndef step(model, x, opt):\n    loss = model(x)\n"
+            "    if not torch.isfinite(loss):\n        return\n    loss.backward()\n"
+            "    opt.step()\n"
+        ),
+    )
+
+    def check(self, code: Code) -> Iterator[Finding]:
+        """Yields what is wrong with a file."""
+        training = Training.of(code)
+        if not training.several_ranks:
+            return
+        for test in Conditions.of(code).tests:
+            # What a function of another file answers may be agreed on there.
+            if all(isinstance(c.node, ast.Call) and not c.exact for c in test.checks):
+                continue
+            place = _skip(code, training, test)
+            if place is not None and not is_agreed(code, training, test):
+                message = (
+                    "a rank with a non-finite value leaves before backward: the others wait for it "
+                    "in the all-reduce and hang"
+                )
+                yield self.at(code, place, message, fixes=(_FIX,))
+
+
+def _skip(code: Code, training: Training, test: Test) -> ast.AST | None:
+    """The statement by which a rank leaves before backward, if there is one."""
+    if not isinstance(test.node, ast.If):
+        return None
+    leave = first(test.when_bad, (ast.Continue, ast.Return))
+    lines = _backward_lines(training, test.function)
+    if leave is None:
+        good = test.when_good
+        skips = bool(good) and not leaves(test.when_bad)
+        hit = any(within(line, good) for line in lines)
+        missed = not any(within(line, test.when_bad) for line in lines)
+        return test.node if skips and hit and missed else None
+    if within(leave.lineno, test.when_bad) and any(within(x, test.when_bad) for x in lines):
+        return None
+    loop = inner_loop(code, test.node)
+    if loop is not None:
+        lines = [line for line in lines if within(line, loop.body)]
+    if lines:
+        return leave if min(lines) > test.node.lineno else None
+    return (
+        leave
+        if isinstance(leave, ast.Return) and _stops_caller(code, training, test, leave)
+        else None
+    )
+
+
+def _backward_lines(training: Training, function: Function) -> list[int]:
+    return [event.line for event in function.events if training.does(event, is_backward)]
+
+
+def _stops_caller(code: Code, training: Training, test: Test, leave: ast.Return) -> bool:
+    """Whether who called this function goes on to backward only if it was given a loss."""
+    function = test.function
+    nothing = leave.value is None or (
+        isinstance(leave.value, ast.Constant) and leave.value.value is None
+    )
+    if not nothing:
+        return False
+    if function.name == "training_step" and function.cls is not None and function.cls.is_module():
+        return True
+    for call in training.callers(function):
+        scope = call.scope or code.module
+        if any(line >= call.line for line in _backward_lines(training, scope)):
+            return True
+    return False

@@ -1,0 +1,141 @@
+"""An attention scale from the width of the model where heads split it."""
+
+from __future__ import annotations
+
+import ast
+from typing import TYPE_CHECKING, ClassVar
+
+from nanguard.check.code.code_rule import CodeRule
+from nanguard.check.code.heads import split_widths, terminal
+from nanguard.check.rule import Fails, Passes
+from nanguard.findings import Finding, Fix, Severity
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from nanguard.check.code.code import Code
+    from nanguard.check.code.values import Value
+
+_QUERIES = ("q", "query", "queries", "attn", "scores", "energy", "dots", "att", "sim")
+
+
+class ScaleFromWrongDim(CodeRule):
+    """Attention scores scaled by the width of the model where heads split it.
+
+    *Why it breaks a run*: the scores of a head are sums over head_dim products, so their spread is
+    sqrt(head_dim). Scaled by sqrt(embed_dim) they are too small by sqrt(heads): attention is flat,
+    the model makes up for it with large weights, and those overflow in half precision later.
+
+    Use the size that is summed over: `head_dim ** -0.5`, `q.size(-1) ** -0.5`.
+    """
+
+    code = "SRC030"
+    name = "scale-from-wrong-dim"
+    severity = Severity.WARNING
+    seen_in = "https://github.com/lucidrains/vit-pytorch/issues/65"
+    examples: ClassVar = (
+        Fails(
+            "import torch\nfrom torch import nn\n\n\nclass A(nn.Module):\n"
+            "    def __init__(self, dim, heads):\n        super().__init__()\n"
+            "        self.heads, self.hd = heads, dim // heads\n        self.scale = dim**-0.5\n\n"
+            "    def forward(self, q, k):\n        return (q @ k.mT) * self.scale\n",
+            line=9,
+        ),
+        Passes(
+            "import torch\nfrom torch import nn\n\n\nclass A(nn.Module):\n"
+            "    def __init__(self, dim, heads):\n        super().__init__()\n"
+            "        self.heads, self.hd = heads, dim // heads\n"
+            "        self.scale = self.hd**-0.5\n\n"
+            "    def forward(self, q, k):\n        return (q @ k.mT) * self.scale\n"
+        ),
+        Passes(
+            "import math\nimport torch\nfrom torch import nn\n\n\nclass E(nn.Module):\n"
+            "    def __init__(self, dim, heads):\n        super().__init__()\n"
+            "        self.hd, self.dim = dim // heads, dim\n"
+            "        self.emb = nn.Embedding(9, dim)\n"
+            "\n    def forward(self, x):\n        return self.emb(x) * math.sqrt(self.dim)\n"
+        ),
+    )
+
+    def check(self, code: Code) -> Iterator[Finding]:
+        """Yields what is wrong with a file."""
+        seen: set[int] = set()
+        for product in code.of("mul", "div"):
+            if len(product.inputs) < 2:
+                continue
+            for scores, scale in (product.inputs[:2], product.inputs[1::-1]):
+                divides = product.op == "div" and scale is product.inputs[1]
+                root = _root(scale, divides=divides)
+                if root is None or id(root.node) in seen:
+                    continue
+                if _is_scores(scores) or _becomes_query(code, product):
+                    seen.add(id(root.node))
+                    yield from self._judged(code, root, product)
+        for attention in code.of("scaled_dot_product_attention"):
+            given = attention.keywords.get("scale")
+            found = None if given is None else _root(given, divides=False)
+            if found is not None:
+                yield from self._judged(code, found, attention)
+
+    def _judged(self, code: Code, root: Value, place: Value) -> Iterator[Finding]:
+        width = root.inputs[0]
+        names = split_widths(code, place.scope)
+        if root.node is not None and (_name(width) in names or _is_input_width(width, names)):
+            yield self.at(
+                code,
+                root.node,
+                f"attention scaled by {_name(width)}, which the heads split: the scores are sums "
+                "over head_dim products",
+                fixes=(Fix("scale by the size of a head"),),
+            )
+
+
+def _root(scale: Value, *, divides: bool) -> Value | None:
+    """Returns the root in a scale that makes scores smaller."""
+    core = scale.core
+    if core.op == "div" and len(core.inputs) > 1 and core.inputs[0].number() == 1:
+        return _root(core.inputs[1], divides=True)
+    if core.op == "pow" and core.inputs:
+        exponent = core.arg(1, "exponent")
+        number = None if exponent is None else exponent.number()
+        return core if number == (0.5 if divides else -0.5) else None
+    if core.op in ("math.sqrt", "sqrt", "numpy.sqrt") and divides:
+        return core
+    return core if core.op in ("rsqrt", "math.rsqrt") and not divides else None
+
+
+def _becomes_query(code: Code, product: Value) -> bool:
+    """Returns whether a product is given the name of a query."""
+    statement = code.statement_of(product.node) if product.node is not None else None
+    if not isinstance(statement, ast.Assign) or statement.value is not product.node:
+        return False
+    return any(terminal(target).lower() in _QUERIES for target in statement.targets)
+
+
+def _is_input_width(value: Value, names: set[str]) -> bool:
+    """Returns whether a value is the last size of what came in, before heads split it."""
+    core = value.core
+    while core.op == "getitem" and core.inputs:
+        core = core.inputs[0].core
+    if not names or core.op not in ("shape", "size") or not core.inputs:
+        return False
+    source = core.inputs[0]
+    whole = value.name.lower() in ("c", "d", "e", "dim", "embed_dim", "d_model", "hidden", "width")
+    return whole and source.op == "" and source.name.lower() not in (*_QUERIES, "k", "key", "keys")
+
+
+def _name(value: Value) -> str:
+    core = value
+    while core.op in ("named", "item", "getitem", "tensor") and core.inputs and not core.name:
+        core = core.inputs[0]
+    return core.name
+
+
+def _is_scores(value: Value) -> bool:
+    """Returns whether a value is a product of queries and keys, or a query."""
+    core = value.core
+    if core.op in ("matmul", "einsum", "baddbmm", "bmm"):
+        return True
+    if core.op in ("mul", "div", "add", "sub"):
+        return any(_is_scores(part) for part in core.inputs)
+    return value.name.lower() in _QUERIES

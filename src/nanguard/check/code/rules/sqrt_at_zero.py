@@ -1,0 +1,183 @@
+"""``sqrt`` where its argument can be 0 and a gradient is wanted."""
+
+from __future__ import annotations
+
+import ast
+from typing import TYPE_CHECKING, ClassVar
+
+from nanguard.check.code.code_rule import CodeRule, operand, replaced
+from nanguard.check.code.numbers import (
+    can_be_zero,
+    guarded_by,
+    is_about_training,
+    is_given,
+    is_number,
+)
+from nanguard.check.code.places import carries_gradient, is_beside_training, is_of_time
+from nanguard.check.code.uses import is_only_shown
+from nanguard.check.rule import Fails, Passes
+from nanguard.findings import Finding, Fix, Severity
+from nanguard.source import floors
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from nanguard.check.code.code import Code
+    from nanguard.check.code.values import Value
+
+
+class SqrtAtZero(CodeRule):
+    """The square root of a sum of squares, a variance or a distance, with nothing added.
+
+    *Why it breaks a run*: the derivative of sqrt at 0 is infinite. Two equal points, a constant
+    row or a perfect prediction give inf, and inf times the 0 of the chain rule is NaN: one pair
+    is enough to poison every weight.
+
+    Add a small number under the root (`(d2 + 1e-12).sqrt()`), or use `torch.linalg.norm` and
+    `torch.cdist`, whose gradient at 0 is defined as 0.
+    """
+
+    code = "SRC020"
+    name = "sqrt-at-zero"
+    severity = Severity.WARNING
+    seen_in = "https://github.com/pytorch/pytorch/issues/6394"
+    examples: ClassVar = (
+        Fails(
+            "import torch\n\n\ndef dist(a, b):\n    d2 = (a - b).pow(2).sum(-1)\n"
+            "    return torch.sqrt(d2)\n",
+            line=6,
+            fixed="import torch\n\n\ndef dist(a, b):\n    d2 = (a - b).pow(2).sum(-1)\n"
+            "    return torch.sqrt(d2 + 1e-12)\n",
+        ),
+        Fails(
+            "import torch\nimport torch.nn.functional as F\n\n\ndef rmse(a, b):\n"
+            "    return F.mse_loss(a, b) ** 0.5\n",
+            line=6,
+        ),
+        Passes(
+            "import torch\n\n\ndef dist(a, b):\n    return ((a - b) ** 2 + 1e-12).sum().sqrt()\n"
+        ),
+        Fails(
+            "import torch\nimport torch.nn.functional as F\n\n\ndef margin_loss(x, w):\n"
+            "    cosine = F.linear(F.normalize(x), F.normalize(w))\n"
+            "    return torch.sqrt(1.0 - torch.pow(cosine, 2)).mean()\n",
+            line=7,
+        ),
+        Passes(
+            "import torch\n\n\ndef margin_loss(cosine):\n"
+            "    return torch.sqrt((1.0 - cosine**2).clamp(1e-9, 1.0))\n"
+        ),
+        Passes(
+            "import torch\n\n\ndef noised(x, noise, alpha):\n"
+            "    return alpha * x + torch.sqrt(1 - alpha**2) * noise\n"
+        ),
+        Passes(
+            "import torch\n\n\n@torch.no_grad()\ndef rmse(a, b):\n"
+            "    return (a - b).square().mean().sqrt()\n"
+        ),
+    )
+
+    def check(self, code: Code) -> Iterator[Finding]:
+        """Yields what is wrong with a file."""
+        trains = is_about_training(code)
+        for root in code.of("sqrt", "pow"):
+            if not root.grad or not root.inputs or (root.op == "pow" and not is_root(root)):
+                continue
+            value = root.inputs[0]
+            if (
+                not _is_measure(root, value, trains=trains)
+                or is_number(value)
+                or not can_be_zero(value)
+            ):
+                continue
+            if guarded_by(value, root.guards) or _is_used_elsewhere(code, root):
+                continue
+            if (root.op == "pow" and not _is_tensor(value)) or is_given(value):
+                continue
+            what = "variance" if value.has("var") else "distance"
+            if _is_one_minus_square(value):
+                what = "1 minus a square"
+            if value.has("sumsq", "hypot"):
+                what = "sum of squares"
+            article = "" if what[0] == "1" else "a "
+            yield self.at(
+                code,
+                root.node,
+                f"square root of {article}{what} that can be 0: its gradient there is infinite",
+                fixes=_fixes(code, root),
+                weak=is_beside_training(code, root)
+                or _is_hardly_zero(value)
+                or is_only_shown(code, root),
+            )
+
+
+def is_root(power: Value) -> bool:
+    """Returns whether a power is a square root."""
+    exponent = power.arg(1, "exponent")
+    return exponent is not None and exponent.number() == 0.5
+
+
+def _is_hardly_zero(value: Value) -> bool:
+    """Returns whether everything there is would have to be equal, or two sides at once."""
+    core = value.core
+    whole = core.op in ("sum", "mean", "mse_loss") and len(core.inputs) < 2
+    return (whole and "dim" not in core.keywords) or value.has("hypot")
+
+
+def _is_measure(root: Value, value: Value, *, trains: bool) -> bool:
+    if value.has("sumsq", "var") or _is_one_minus_square(value):
+        return True
+    if value.has("distance") and value.core.op in ("sub", "clamp", "clamp_min", "relu", "add"):
+        return True
+    return root.op == "sqrt" and value.has("hypot") and trains
+
+
+def _is_one_minus_square(value: Value) -> bool:
+    """Returns whether it is the square of a sine, got from a cosine that may be exactly 1."""
+    core = value.core
+    while core.op in ("clamp", "clamp_min", "relu", "abs") and core.inputs:
+        core = core.inputs[0].core
+    if core.op != "sub" or core.inputs[0].number() != 1:
+        return False
+    square = core.inputs[1].core
+    learned = carries_gradient(square) and not is_of_time(square)
+    return square.has("square") and square.op in ("pow", "square", "mul") and learned
+
+
+def _is_tensor(value: Value) -> bool:
+    """Returns whether a base is a tensor for certain, and not a number or a size."""
+    return any(
+        part.has("tensor", "network", "loss", "var") or part.op in ("sum", "mean", "square", "norm")
+        for part in value.upstream(16)
+    )
+
+
+def _is_used_elsewhere(code: Code, root: Value) -> bool:
+    """Returns whether it is a divisor, hidden by ``where``, or turned into a number at once."""
+    node = root.node
+    for parent in code.ancestors(node) if node is not None else ():
+        if isinstance(parent, ast.Attribute):
+            if parent.attr in ("item", "detach", "tolist", "numpy"):
+                return True
+            node = parent
+            continue
+        if isinstance(parent, ast.BinOp) and isinstance(parent.op, ast.Div):
+            return parent.right is node
+        if isinstance(parent, ast.Call):
+            made = code.values.get(parent)
+            return made is not None and made.op == "where"
+        if isinstance(parent, ast.stmt):
+            return False
+        node = parent
+    return False
+
+
+def _fixes(code: Code, root: Value) -> tuple[Fix, ...]:
+    node = operand(root)
+    title = "add a small number under the root"
+    if node is None:
+        return (Fix(title),)
+    sum_of = f"{code.segment(node)} + {floors.SQUARE}"
+    argument = isinstance(root.node, ast.Call) and node in root.node.args
+    written = sum_of if argument else f"({sum_of})"
+    return (Fix(title, edits=(replaced(code, node, written),)),)

@@ -1,0 +1,156 @@
+"""``exp`` of what a network or an optimizer can push to any height."""
+
+from __future__ import annotations
+
+import ast
+import re
+from typing import TYPE_CHECKING, ClassVar
+
+from nanguard.check.code.code_rule import CodeRule, bare, operand, replaced
+from nanguard.check.code.numbers import guarded_by, is_bounded, is_made_here, is_table
+from nanguard.check.code.places import carries_gradient, is_beside_training, is_of_time
+from nanguard.check.code.uses import is_only_shown, is_rounded
+from nanguard.check.rule import Fails, Passes
+from nanguard.findings import Finding, Fix, Severity
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from nanguard.check.code.code import Code
+    from nanguard.check.code.values import Value
+
+_WHAT = {
+    "logscale": "log-scale",
+    "logratio": "log-ratio",
+    "network": "network output",
+    "logits": "logit",
+}
+_OFFSET = re.compile(r"(box_|bbox_|pred_|reg_)?(deltas?|offsets?)")
+_OTHER_MODEL = re.compile(r"^ref|_ref|teacher|reference|chosen|rejected")
+
+
+class UnboundedExp(CodeRule):
+    """`exp` of a network output, a log-variance or a log-ratio without an upper bound.
+
+    *Why it breaks a run*: exp overflows at 88.7 in float32 and at 11.1 in float16. A log-variance
+    or a log-ratio has no reason to stay below that: one odd batch, one stale policy, one large
+    step, and the loss is inf.
+
+    Bound the argument: `logvar.clamp(-30, 20).exp()`, `2 * tanh(s)`, `softplus` in place of exp,
+    or subtract the maximum where the result is normalised; `logsumexp` does.
+    """
+
+    code = "SRC027"
+    name = "unbounded-exp"
+    severity = Severity.WARNING
+    seen_in = "https://github.com/vanderschaarlab/synthcity/issues/331"
+    examples: ClassVar = (
+        Fails(
+            "import torch\n\n\ndef f(logvar):\n    return torch.exp(0.5 * logvar)\n",
+            line=5,
+            fixed="import torch\n\n\ndef f(logvar):\n"
+            "    return torch.exp((0.5 * logvar).clamp(max=20))\n",
+        ),
+        Fails(
+            "import torch\n\n\ndef ratio(logp, old_logp):\n    return (logp - old_logp).exp()\n",
+            line=5,
+        ),
+        Passes("import torch\n\n\ndef f(logvar):\n    return logvar.clamp(-30, 20).exp()\n"),
+        Passes(
+            "import torch\n\n\ndef f(x):\n    return torch.exp(x - x.max(-1, keepdim=True)[0])\n"
+        ),
+        Passes("import torch\n\n\ndef f(x):\n    return x.log_softmax(-1).exp()\n"),
+    )
+
+    def check(self, code: Code) -> Iterator[Finding]:
+        """Yields what is wrong with a file."""
+        clamped = _clamped_in_place(code)
+        told: set[str] = set()
+        naive = _summed_and_logged(code)
+        for power in code.of("exp", "expm1", "exp2"):
+            value = power.inputs[0] if power.inputs else None
+            if value is None or not power.grad or is_bounded(value) or is_table(value):
+                continue
+            if is_made_here(value) or not carries_gradient(value):
+                continue
+            what = next((word for kind, word in _WHAT.items() if value.has(kind)), "")
+            if not what and value.core.op == "" and _OFFSET.fullmatch(value.core.name.lower()):
+                what = "predicted offset"
+            if not what and id(power.node) in naive:
+                what = "value that is summed and logged"
+            if not what or guarded_by(value, power.guards) or _names(value) & clamped:
+                continue
+            attribute = value.name if value.core.op == "parameter" else ""
+            if attribute and attribute in told:
+                continue
+            told.add(attribute)
+            yield self.at(
+                code,
+                power.node,
+                f"exp of a {what} without an upper bound: inf above 88.7 in float32, above 11.1 "
+                "in float16",
+                fixes=_fixes(code, power),
+                weak=_is_hardly_large(value, what)
+                or is_of_time(value)
+                or is_beside_training(code, power)
+                or is_rounded(code, power.node)
+                or is_only_shown(code, power),
+            )
+
+
+def _is_hardly_large(value: Value, what: str) -> bool:
+    """Returns whether it is one learned number, or a ratio for what was drawn by a policy."""
+    if any(part.op == "parameter" for part in value.upstream(5)):
+        return True
+    held = value.core.node if value.core.op == "attribute" else None
+    if isinstance(held, ast.Attribute) and isinstance(held.value, ast.Attribute):
+        return True  # what a module or a schedule keeps, and no network has made for this batch
+    # Scales that are learned by themselves, moved by a temperature or picked by a class.
+    if value.has("logscale") and any(part.op == "parameter" for part in value.upstream(24)):
+        return not any(part.has("network") for part in value.upstream(24))
+    if what != "log-ratio":
+        return False
+    summed = any(part.op in ("sum", "cumsum") for part in value.upstream(16))
+    other = any(_OTHER_MODEL.search(part.name.lower()) for part in value.upstream(16))
+    return not summed and not other
+
+
+def _summed_and_logged(code: Code) -> set[int]:
+    """Returns the exponentials of a log-sum-exp that is written out, unshifted."""
+    found: set[int] = set()
+    for log in code.of("log"):
+        total = log.inputs[0].core if log.inputs else None
+        if total is not None and total.op in ("sum", "cumsum", "mean") and total.inputs:
+            found |= {id(part.node) for part in total.inputs[0].upstream(6) if part.op == "exp"}
+    return found
+
+
+def _names(value: Value) -> set[str]:
+    return {part.name.strip("_") for part in value.upstream(8) if part.name}
+
+
+def _clamped_in_place(code: Code) -> set[str]:
+    """Returns the names of what is kept in range elsewhere in the file."""
+    found: set[str] = set()
+    for bound in code.of("clamp", "clamp_max"):
+        kept = bound.name.endswith("_") or (bool(bound.inputs) and _is_kept(code, bound))
+        if kept and bound.inputs and is_bounded(bound):
+            names = {part.name for part in bound.inputs[0].upstream(4) if part.name}
+            found |= {name.strip("_") for name in names}
+    return found - {"data", "self"}
+
+
+def _is_kept(code: Code, bound: Value) -> bool:
+    """Returns whether an attribute is given its own value, clamped."""
+    statement = code.statement_of(bound.node) if bound.node is not None else None
+    targets = statement.targets if isinstance(statement, ast.Assign) else []
+    given = bound.inputs[0].core.name
+    return any(isinstance(t, ast.Attribute) and t.attr == given for t in targets)
+
+
+def _fixes(code: Code, power: Value) -> tuple[Fix, ...]:
+    node = operand(power)
+    title = "bound the argument from above"
+    if node is None:
+        return (Fix(title),)
+    return (Fix(title, edits=(replaced(code, node, f"{bare(code, node)}.clamp(max=20)"),)),)

@@ -1,0 +1,170 @@
+"""``log`` of something that can be 0."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, ClassVar
+
+from nanguard.check.code.code_rule import CodeRule, bare, operand, replaced
+from nanguard.check.code.numbers import can_be_zero, ends_as_number, guarded_by
+from nanguard.check.code.outputs import is_module_output, some_module_returns
+from nanguard.check.code.places import carries_gradient, is_beside_training, is_clipped, is_of_time
+from nanguard.check.code.uses import is_only_shown
+from nanguard.check.rule import Fails, Passes
+from nanguard.findings import Finding, Fix, Severity
+from nanguard.source import floors
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from nanguard.check.code.code import Code
+    from nanguard.check.code.values import Value
+
+_PREDICTION = re.compile(r"pred(iction)?s?|[a-z_]+_pred|pred_[a-z]+|y_hat|yhat")
+_ABOUT_PROBABILITIES = re.compile(r"entropy|kl|divergence|likelihood|nll|jsd?|mutual|prob|focal")
+_SIZE = re.compile(r"(^|_)(w|h|wh|widths?|heights?|sizes?)$")
+
+
+class UnguardedLog(CodeRule):
+    """The logarithm of a probability, a ratio or a difference that nothing keeps above 0.
+
+    A prediction that was handed in as it is counts, too: a network's output has no lower bound.
+
+    *Why it breaks a run*: log(0) is -inf and its gradient is infinite. A probability reaches
+    exactly 0 by underflow, `1 - p` as soon as p rounds to 1, a ratio with its numerator. Times a
+    weight of 0 the infinity becomes NaN.
+
+    Bound it from below (`x.clamp(min=1e-7)`), or stay with log-probabilities: `log_softmax`,
+    `logsigmoid`, `torch.xlogy`, `log1p`.
+    """
+
+    code = "SRC018"
+    name = "unguarded-log"
+    severity = Severity.WARNING
+    seen_in = "https://github.com/pytorch/pytorch/issues/15288"
+    examples: ClassVar = (
+        Fails(
+            "import torch\n\n\ndef kl(p, q):\n    return (p * torch.log(p / q)).sum(-1)\n",
+            line=5,
+            fixed="import torch\n\n\ndef kl(p, q):\n"
+            "    return (p * torch.log((p / q).clamp(min=1e-7))).sum(-1)\n",
+        ),
+        Fails(
+            "import torch\n\n\ndef f(logits):\n    p = torch.sigmoid(logits)\n"
+            "    return (1 - p).log()\n",
+            line=6,
+        ),
+        Fails(
+            "import torch\n\n\ndef bce_loss(x, y):\n    p = torch.sigmoid(x)\n"
+            "    return -((1 - y) * torch.log1p(-p)).mean()\n",
+            line=6,
+        ),
+        Passes(
+            "import torch\n\n\ndef bce_loss(x, y):\n    p = torch.sigmoid(x).clamp(max=1 - 1e-6)\n"
+            "    return -((1 - y) * torch.log1p(-p)).mean()\n"
+        ),
+        Passes("import torch\n\n\ndef kl(p, q):\n    return torch.log((p / q).clamp(min=1e-7))\n"),
+        Passes("import torch\n\n\ndef f(n):\n    return torch.log((n + 1.0) / (n + 1.0).sum())\n"),
+        Passes(
+            "import torch\n\n\ndef f(p):\n    safe = torch.where(p > 0, p, torch.ones_like(p))\n"
+            "    return (p * safe.log()).sum()\n"
+        ),
+    )
+
+    def check(self, code: Code) -> Iterator[Finding]:
+        """Yields what is wrong with a file."""
+        probable = some_module_returns(code, "softmax")
+        yield from self._at_minus_one(code)
+        for log in code.of("log", "log2", "log10"):
+            value = log.inputs[0] if log.inputs else None
+            if value is None or not can_be_zero(value) or guarded_by(value, log.guards):
+                continue
+            if ends_as_number(code, log.node):
+                continue
+            of_time, clipped = is_of_time(value), is_clipped(code, log.node)
+            if clipped and (of_time or not carries_gradient(value)):
+                continue
+            kind = _kind(value, log, outputs_are_probabilities=probable)
+            if kind:
+                node = operand(log)
+                bound = f".clamp(min={floors.PROBABILITY})"
+                edits = (replaced(code, node, f"{bare(code, node)}{bound}"),) if node else ()
+                yield self.at(
+                    code,
+                    log.node,
+                    f"log of a {kind} that can be 0: -inf, and an infinite gradient",
+                    fixes=(Fix("bound it from below", edits=edits),),
+                    weak=of_time
+                    or _is_of_sizes(value)
+                    or clipped
+                    or is_beside_training(code, log)
+                    or is_only_shown(code, log),
+                )
+
+    def _at_minus_one(self, code: Code) -> Iterator[Finding]:
+        for log in code.of("log1p"):
+            value = log.inputs[0].core if log.inputs else None
+            if value is None or value.op != "neg" or not value.inputs or value.lo > -1:
+                continue
+            inner = value.inputs[0]
+            if _is_chance(inner) and not guarded_by(inner, log.guards):
+                yield self.at(
+                    code,
+                    log.node,
+                    "log1p of minus a probability that can be 1: -inf, and an infinite gradient",
+                    fixes=(Fix("take logsigmoid(-x) of the logits, or bound it below 1"),),
+                    weak=is_beside_training(code, log),
+                )
+
+
+def _is_of_sizes(value: Value) -> bool:
+    """Returns whether it is the ratio of two widths or heights, as targets of boxes are."""
+    core = value.core
+    if core.op != "div" or len(core.inputs) < 2:
+        return False
+    return all(_SIZE.search(part.name.lower()) for part in core.inputs[:2])
+
+
+def _is_chance(value: Value) -> bool:
+    """Returns whether a value goes up to exactly 1: a probability, or a share of a sum."""
+    core = value.core
+    return core.op in ("softmax", "sigmoid") or core.has("probability", "cosine")
+
+
+def _unscaled(value: Value) -> Value:
+    """Returns what a product with a number or a size is a multiple of."""
+    if value.op == "mul" and len(value.inputs) > 1:
+        for part, other in (value.inputs[:2], value.inputs[1::-1]):
+            if other.number() is not None or other.has("size"):
+                return part.core
+    return value
+
+
+def _kind(value: Value, log: Value, *, outputs_are_probabilities: bool) -> str:
+    """Returns what it is the log of, if that is something that reaches 0."""
+    core = _unscaled(value.core)
+    elsewhere = core.scope is not None and core.scope is not log.scope
+    if core.op in ("softmax", "sigmoid"):
+        return "probability" if is_module_output(core, log) else ""
+    if core.has("exp") or elsewhere or any(part.has("shifted") for part in core.upstream(6)):
+        return ""
+    if core.op == "div" and len(core.inputs) > 1:
+        over, under = core.inputs[:2]
+        constant = over.number() is not None or "default" in over.kinds
+        scaled = under.number() is not None or under.has("size") or under.core.op == "floordiv"
+        return "" if constant or scaled else "ratio"
+    if core.op in ("sub", "rsub") and not core.has("shifted"):
+        return "difference"
+    if core.has("probability") or value.has("probability"):
+        return "probability"
+    scope = log.scope
+    about = scope is not None and _ABOUT_PROBABILITIES.search(
+        (scope.name + (scope.cls.name if scope.cls else "")).lower()
+    )
+    if core.op == "" and _PREDICTION.fullmatch(core.name.lower()):
+        return "prediction"
+    if core.op == "" and outputs_are_probabilities and core.name.endswith("dist"):
+        return "probability"
+    if about and core.op == "" and core.name in ("p", "q", "pi", "p_hat", "q_hat", "pt", "p_t"):
+        return "probability"
+    return ""

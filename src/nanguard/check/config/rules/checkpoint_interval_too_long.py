@@ -1,0 +1,121 @@
+"""CFG016: a run that saves too rarely to be rescued."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from nanguard.check.config.edits import set_to
+from nanguard.check.config.rules.judging import ConfigRule, change
+from nanguard.check.rule import Fails, Passes
+from nanguard.findings import Severity, name_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from nanguard.check.config.run import Stage
+    from nanguard.check.config.settings import Setting
+    from nanguard.findings import Edit, Finding
+
+_SAVES = ("save_steps", "save_epochs", "save_interval")
+_LONG_STEPS = 5_000.0
+_LONG_EPOCHS = 10.0
+_RARE = 100_000.0
+
+
+class CheckpointIntervalTooLong(ConfigRule):
+    """Checkpoints that are never written, or too rarely to go back to one.
+
+    Why it breaks a run: a NaN that has reached the weights can only be undone by an earlier
+    checkpoint. If the first one comes after the last step, everything is lost.
+
+    Save every 1 000 steps or so, and keep more than one.
+    """
+
+    code = "CFG016"
+    name = "checkpoint-interval-too-long"
+    severity = Severity.WARNING
+    seen_in = "https://github.com/lucidrains/stylegan2-pytorch/pull/238"
+    examples = (
+        Passes("lr: 1.0e-4\nmax_steps: 150000\nsave_steps: 2000\n", "a.yaml"),
+        Passes("lr: 1.0e-4\nepochs: 20\nsave_interval: 1000  # steps\n", "b.yaml"),
+        Fails(
+            "lr: 1.0e-4\nmax_steps: 150000\nsave_steps: 200000\n",
+            line=3,
+            file="a.yaml",
+            fixed="lr: 1.0e-4\nmax_steps: 150000\nsave_steps: 1000\n",
+        ),
+    )
+
+    def judge(self, stage: Stage) -> Iterator[Finding]:
+        """Yields one finding where nothing is saved in time."""
+        if "reinforcement" in stage.traits:
+            return
+        switched = _switched_off(stage)
+        if switched is not None:
+            if _long(stage):
+                message = f"{switched.key} = {switched.written}: a long run without a checkpoint"
+                fix = change("save regularly", _switch_on(switched), *_plan())
+                yield self.at(switched, message, fix)
+            return
+        if (strategy := stage.get("save_strategy")) is not None and strategy.text != "steps":
+            return
+        found = [s for s in stage.all(*_SAVES) if s.number is not None]
+        late = [s for s in found if _late(s, stage)]
+        if late and len(late) == len(found):
+            place = late[0]
+            right = _interval(place, stage)
+            yield self.at(
+                place,
+                f"{place.key} is {place.written} in a run of {_length(place, stage)}: there is "
+                "nothing to go back to after a NaN",
+                change(f"save every {right}", set_to(place, right), *_plan()),
+            )
+
+
+def _switched_off(stage: Stage) -> Setting | None:
+    strategy = stage.get("save_strategy")
+    if strategy is not None and strategy.truth is False:
+        return strategy
+    enabled = stage.get("checkpointing")
+    return enabled if enabled is not None and enabled.truth is False else None
+
+
+def _switch_on(setting: Setting) -> tuple[Edit, ...]:
+    return set_to(setting, "steps" if setting.name == "save_strategy" else True)
+
+
+def _long(stage: Stage) -> bool:
+    steps, epochs = stage.number("max_steps") or 0.0, stage.number("max_epochs") or 0.0
+    return steps >= _LONG_STEPS or (steps <= 0 and epochs >= _LONG_EPOCHS)
+
+
+def _late(setting: Setting, stage: Stage) -> bool:
+    every = setting.number or 0.0
+    if every <= 1:
+        return False  # a share of the run, or every step; 0 and -1 switch off what others do
+    if setting.name == "save_epochs":
+        epochs = stage.number("max_epochs") or 0.0
+        return epochs >= 5 and every >= epochs
+    steps = stage.number("max_steps") or 0.0
+    if steps <= 0:
+        return setting.name == "save_steps" and every >= _RARE
+    rare = every >= 2 * _LONG_STEPS and 3 * every > steps
+    return steps > 2000 and (every >= steps or rare)
+
+
+def _interval(setting: Setting, stage: Stage) -> int:
+    if setting.name == "save_epochs":
+        return 1
+    steps = stage.number("max_steps") or 0.0
+    return int(min(1000, max(steps // 10, 1))) if steps > 0 else 1000
+
+
+def _length(setting: Setting, stage: Stage) -> str:
+    if setting.name == "save_epochs":
+        return f"{name_of(stage.number('max_epochs') or 0.0)} epochs"
+    steps = stage.number("max_steps") or 0.0
+    return f"{steps:.0f} steps" if steps > 0 else "unknown length"
+
+
+def _plan() -> tuple[str, ...]:
+    return ("Keep the last three, and one that is known to be finite.",)

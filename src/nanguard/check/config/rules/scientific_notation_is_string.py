@@ -1,0 +1,117 @@
+"""CFG004: a number that YAML 1.1 reads as text."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from nanguard.check.config.rules.judging import ConfigRule, change
+from nanguard.check.config.settings import reads_as_text
+from nanguard.check.rule import Fails, Passes
+from nanguard.findings import Edit, Severity
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from nanguard.check.config.leaves import Leaf
+    from nanguard.check.config.node import Node
+    from nanguard.check.config.run import RunConfig, Stage
+    from nanguard.check.config.usage import Usage
+    from nanguard.findings import Finding
+
+_NAMES = (
+    "name",
+    "id",
+    "commit",
+    "sha",
+    "hash",
+    "tag",
+    "version",
+    "revision",
+    "run",
+    "note",
+    "seed",
+)
+
+
+class ScientificNotationIsString(ConfigRule):
+    """A number in scientific notation without a point, or without a sign, in YAML.
+
+    Why it breaks a run: YAML 1.1, which PyYAML reads, takes ``1e-5`` and ``1.0e5`` for text; a
+    number needs the point and the sign of the exponent. The optimizer then gets a string: the run
+    ends with a TypeError in the best case, and compares text with numbers in the worst.
+
+    Write ``1.0e-5``. Files that OmegaConf, Lightning's command line or a schema reads are not
+    concerned: these turn the text into a number.
+    """
+
+    code = "CFG004"
+    name = "scientific-notation-is-string"
+    severity = Severity.ERROR
+    as_read = False
+    seen_in = "https://github.com/hiyouga/LlamaFactory/issues/4014"
+    examples = (
+        Passes("lr: 1.0e-5\nepochs: 3\nsteps: !!float 1e7\n", "run.yaml"),
+        Passes("optimizer: {_target_: torch.optim.AdamW, lr: 1e-5}\nepochs: 3\n", "hydra.yaml"),
+        Passes('{"learning_rate": 1e-5, "epochs": 3}', "run.json"),
+        Fails("lr: 1e-5  # peak\nepochs: 3\n", 1, "a.yaml", "lr: 1.0e-5  # peak\nepochs: 3\n"),
+        Fails(
+            "lr: 0.1\nepochs: 3\nsamples: 1.5e6\n",
+            3,
+            "a.yaml",
+            "lr: 0.1\nepochs: 3\nsamples: 1.5e+6\n",
+        ),
+    )
+
+    def look(self, source: RunConfig) -> Iterator[Finding]:
+        """Yields one finding for each value that is meant as a number."""
+        for leaf in source.leaves:
+            path = leaf.document.path
+            if leaf.document.format != "yaml" or path in source.turns_text_into_numbers:
+                continue
+            if leaf.key.split("_")[-1] in _NAMES:
+                continue
+            texts = [n for n in [leaf.entry.node, *leaf.entry.node.items] if reads_as_text(n)]
+            if texts:
+                yield self._text(leaf, texts, _use(source.usage, leaf.key))
+
+    def judge(self, stage: Stage) -> Iterator[Finding]:
+        """Yields nothing: the rule looks at whole files."""
+        yield from ()
+
+    def _text(self, leaf: Leaf, texts: list[Node], use: str) -> Finding:
+        raw = texts[0].raw.strip()
+        line, column = leaf.document.text.position(texts[0].start)
+        edits = tuple(Edit(n.start, n.end, _respelled(n.raw.strip())) for n in texts)
+        return self.finding(
+            f"{'.'.join(leaf.path)} is {raw}, which YAML 1.1 reads as text, not as a number{use}",
+            path=leaf.document.path,
+            line=line,
+            column=column,
+            where=".".join(leaf.path),
+            severity=Severity.INFO if use else None,
+            fixes=(
+                change(f"write {edits[0].text}: a point, and a sign before the exponent", edits),
+            ),
+        )
+
+
+def _use(usage: Usage, key: str) -> str:
+    """Returns why the text does no harm in this project, as far as its code shows."""
+    if usage.makes_number(key):
+        return "; the code here makes a number of it"
+    if usage.known and usage.reads_exponents:
+        return f"; the code here loads files with {usage.reads_exponents}, for which it is one"
+    if usage.known and not usage.reads(key):
+        return "; no code here reads it"
+    return ""
+
+
+def _respelled(raw: str) -> str:
+    """Returns a number as it is written, with a point, and a sign before the exponent."""
+    mantissa, exponent = re.split("[eE]", raw, maxsplit=1)
+    if "." not in mantissa:
+        mantissa += ".0"
+    elif mantissa.endswith("."):
+        mantissa += "0"
+    return f"{mantissa}e{exponent if exponent[0] in '-+' else '+' + exponent}"

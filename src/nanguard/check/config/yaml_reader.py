@@ -1,0 +1,190 @@
+"""Reads YAML as PyYAML's safe loader understands it, and keeps the places."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from nanguard.check.config.node import Budget, Entry, Node, Style, add_entry
+from nanguard.errors import SourceError
+
+if TYPE_CHECKING:
+    from nanguard.source.text import Text
+
+_PROPERTIES = re.compile(r"(?:[&!][^\s,\[\]{}]*[ \t\r\n]+)+")
+_PREFIX = "tag:yaml.org,2002:"
+_CONSTRUCTED = frozenset(_PREFIX + name for name in ("null", "bool", "int", "float", "timestamp"))
+_STYLES: dict[str | None, Style] = {"'": "quoted", '"': "quoted", "|": "block", ">": "block"}
+
+
+def read_yaml(text: Text) -> list[Node]:
+    """Returns the root of each document in a YAML text.
+
+    Only events are taken from PyYAML, never objects: nothing is constructed from a tag, a name for
+    a value stands for the one node it names, and nesting costs no stack.
+
+    Raises:
+        SourceError: The text is not YAML, or it is too large or too deep.
+    """
+    import yaml  # costs more than all the rest, and only YAML files need it
+
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    builder = _Builder(text, Budget(text.path))
+    try:
+        for event in yaml.parse(text.content, Loader=loader):
+            builder.take(event)
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        line = mark.line + 1 if mark is not None else 1
+        problem = getattr(error, "problem", None) or getattr(error, "reason", None) or "unreadable"
+        raise _broken(text, line, str(problem)) from error
+    except UnicodeError as error:
+        raise _broken(text, 1, "characters that no text may hold") from error
+    return builder.roots
+
+
+def _broken(text: Text, line: int, problem: str) -> SourceError:
+    return SourceError(
+        f"this is not YAML: {problem}",
+        where=f"{text.path}:{line}",
+        do="Correct the line, or leave the file out.",
+    )
+
+
+@dataclass(slots=True)
+class _Open:
+    """A collection that is being read."""
+
+    node: Node
+    key: Node | None = None
+    seen: set[str] = field(default_factory=set)
+    merges: list[Node] = field(default_factory=list)
+
+
+class _Builder:
+    """Makes nodes of events."""
+
+    def __init__(self, text: Text, budget: Budget) -> None:
+        import yaml
+
+        self.text = text
+        self.budget = budget
+        self.roots: list[Node] = []
+        self.anchors: dict[str, Node] = {}
+        self.open: list[_Open] = []
+        self.resolve: Any = yaml.resolver.Resolver().resolve
+        self.constructor = yaml.constructor.SafeConstructor()
+        self.scalar_node = yaml.ScalarNode
+
+    def take(self, event: Any) -> None:
+        """Takes the next event."""
+        kind = type(event).__name__
+        if kind == "ScalarEvent":
+            self._place(self._named(event, self._scalar(event)))
+        elif kind in ("MappingStartEvent", "SequenceStartEvent"):
+            self._begin(event, mapping=kind == "MappingStartEvent")
+        elif kind in ("MappingEndEvent", "SequenceEndEvent"):
+            self._finish(event)
+        elif kind == "AliasEvent":
+            self._alias(event)
+        elif kind == "DocumentStartEvent":
+            self.anchors.clear()
+
+    def _begin(self, event: Any, *, mapping: bool) -> None:
+        start = event.start_mark.index
+        line = event.start_mark.line + 1
+        self.budget.node(line, len(self.open) + 1)
+        node = Node("mapping" if mapping else "sequence", start, start, line)
+        node.flow = bool(event.flow_style)
+        node.tag = event.tag
+        self.open.append(_Open(self._named(event, node)))
+
+    def _finish(self, event: Any) -> None:
+        done = self.open.pop()
+        done.node.end = event.end_mark.index
+        for source in done.merges:
+            self._merge(done, source)
+        self._place(done.node)
+
+    def _named(self, event: Any, node: Node) -> Node:
+        if event.anchor is not None:
+            self.anchors[event.anchor] = node
+        return node
+
+    def _alias(self, event: Any) -> None:
+        line = event.start_mark.line + 1
+        node = self.anchors.get(event.anchor)
+        if node is None:
+            raise _broken(self.text, line, f"nothing is named {event.anchor!r}")
+        self.budget.node(line, len(self.open) + 1)
+        self._place(node, event)
+
+    def _scalar(self, event: Any) -> Node:
+        start, end = event.start_mark.index, event.end_mark.index
+        if event.tag is not None or event.anchor is not None:
+            found = _PROPERTIES.match(self.text.content, start, end)
+            start = found.end() if found else end
+        self.budget.node(event.start_mark.line + 1, len(self.open) + 1)
+        node = Node("scalar", start, end, event.start_mark.line + 1)
+        node.raw = self.text.content[start:end]
+        node.style = _STYLES.get(event.style, "plain")
+        node.tag = event.tag
+        node.value = self._value(event)
+        return node
+
+    def _value(self, event: Any) -> Any:
+        tag = event.tag
+        if tag is None or tag == "!":
+            tag = self.resolve(self.scalar_node, event.value, event.implicit)
+        if tag not in _CONSTRUCTED:
+            return event.value
+        build = self.constructor.yaml_constructors[tag]
+        try:
+            return build(self.constructor, self.scalar_node(tag, event.value))
+        except (ValueError, KeyError, OverflowError, AttributeError):
+            return event.value
+
+    def _place(self, node: Node, alias: Any = None) -> None:
+        if not self.open:
+            self.roots.append(node)
+            return
+        into = self.open[-1]
+        if into.node.kind == "sequence":
+            into.node.items.append(node)
+        elif into.key is None:
+            into.key = node if alias is None else _at(node, alias)
+        else:
+            self._entry(into, into.key, node)
+            into.key = None
+
+    def _entry(self, into: _Open, key: Node, node: Node) -> None:
+        if key.kind == "scalar" and key.style == "plain" and key.value == "<<":
+            into.merges += node.items if node.kind == "sequence" else [node]
+            return
+        name = "null" if key.value is None else str(key.value)
+        if key.kind != "scalar":
+            name = f"({key.kind})"
+        elif isinstance(key.value, bool):
+            name = key.raw  # `no:` and `on:` are keys people mean as words
+        entry = Entry(name, node, key.start, key.end, key.line)
+        add_entry(into.node, entry, into.seen)
+
+    def _merge(self, into: _Open, source: Node) -> None:
+        if source.kind != "mapping" or source is into.node:
+            return
+        source.merged = True
+        self.budget.node(into.node.line, len(self.open), len(source.entries))
+        for entry in source.effective():
+            if entry.key not in into.seen:
+                into.seen.add(entry.key)
+                taken = Entry(
+                    entry.key, entry.node, entry.start, entry.end, entry.line, merged=True
+                )
+                into.node.entries.append(taken)
+
+
+def _at(node: Node, alias: Any) -> Node:
+    """Returns a key that is given by name, at the place of the name."""
+    start, end = alias.start_mark.index, alias.end_mark.index
+    return Node("scalar", start, end, alias.start_mark.line + 1, value=node.value, raw=node.raw)

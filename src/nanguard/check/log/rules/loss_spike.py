@@ -1,0 +1,99 @@
+"""LOG003: a loss far above what the run did before."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from nanguard.check.log.rules.before import moved_before
+from nanguard.check.log.rules.drifting import drift_of, explosion_of
+from nanguard.check.log.rules.judging import (
+    LogRule,
+    is_game,
+    main_losses,
+    main_norms,
+    place,
+    same_row,
+)
+from nanguard.check.log.rules.missing import first_bad_norm
+from nanguard.check.log.rules.watching import spikes_of
+from nanguard.check.rule import Fails, Passes
+from nanguard.findings import Severity, name_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from nanguard.check.log.rules.watching import Spike
+    from nanguard.check.log.series import Log, MetricSeries
+    from nanguard.findings import Finding
+
+# A spike so few entries before a NaN is how the NaN came about, not a finding of its own.
+_EVE = 3
+# What follows so soon after it is its wake.
+_AFTER = 10
+
+
+def _steady(count: int, spike: int = 0) -> str:
+    """Returns a log of a steady loss, with one spike if asked for."""
+    losses = [9.0 if n == spike else 2.0 + 0.01 * (n * 7 % 11) for n in range(1, count + 1)]
+    return "".join(f"step={n} loss={loss:.3f}\n" for n, loss in enumerate(losses, 1))
+
+
+class LossSpike(LogRule):
+    """The training loss jumped far above anything the run had done before.
+
+    Why it breaks a run: a spike is a step on which the weights moved much too far or the batch was
+    broken. Some runs come back from it, some diverge, and some meet the same batch again.
+
+    The window is the guard's own: median and spread of the values before, and the tail that this
+    run showed. Skip the batch, or go back to a checkpoint before it and lower the learning rate.
+    """
+
+    code = "LOG003"
+    name = "loss-spike"
+    severity = Severity.WARNING
+    seen_in = "https://github.com/InternLM/InternLM-XComposer/issues/106"
+    examples = (
+        Passes(_steady(32), "train.log"),
+        Fails(_steady(32, spike=28), line=28, file="train.log"),
+    )
+
+    def check(self, source: Log) -> Iterator[Finding]:
+        """Yields the first spike of each training loss, and how many there are."""
+        bold = is_game(source)
+        seen: set[int | None] = set()
+        for series in sorted(main_losses(source), key=lambda one: not one.metric.plain):
+            spikes = _own(source, series, spikes_of(series, positive=False, bold=bold))
+            if not spikes or spikes[0].point.step in seen:
+                continue
+            seen.add(spikes[0].point.step if spikes[0].point.step is not None else -1)
+            yield self.at(source, series, spikes[0].point, _told(source, series, spikes))
+
+
+def _own(log: Log, series: MetricSeries, spikes: list[Spike]) -> list[Spike]:
+    """Returns the spikes that are no eve of a NaN, no part of it and no divergence."""
+    if not spikes:
+        return []
+    bad = series.bad()[:1]
+    for norms in main_norms(log):
+        first = first_bad_norm(log, norms) if norms.rank == series.rank else None
+        row = same_row(series, first) if first else None
+        if row:
+            bad.append(row.index)
+    if bad:
+        nan = min(bad)
+        spikes = [s for s in spikes if s.point.index < nan - _EVE or s.point.index > nan + _AFTER]
+    drift = (drift_of(series) or explosion_of(series)) if spikes else None
+    return [] if drift is not None and spikes[0].point.index >= drift[0].index else spikes
+
+
+def _told(log: Log, series: MetricSeries, spikes: list[Spike]) -> str:
+    first = spikes[0]
+    message = (
+        f"{series.name} jumped to {name_of(first.point.value)} at {place(first.point)}; "
+        f"up to {name_of(first.limit)} would be usual"
+    )
+    if len(spikes) > 1:
+        peak = max(spikes, key=lambda spike: spike.point.value).point
+        message += f" ({len(spikes)} such values, the largest {name_of(peak.value)})"
+    moved = moved_before(log, series, first.point)
+    return f"{message}; before it, {' and '.join(moved)}" if moved else message

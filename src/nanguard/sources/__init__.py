@@ -1,1 +1,0 @@
-"""Files as rules read them: parsed once, without an opinion."""

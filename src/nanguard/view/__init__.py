@@ -1,0 +1,1 @@
+"""Showing runs and what happened in them."""

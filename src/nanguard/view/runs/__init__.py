@@ -1,0 +1,62 @@
+"""One model of a run, whoever wrote it: read here, judged and shown elsewhere.
+
+Finding and reading (nothing is executed, torch is not needed)::
+
+    find_runs(paths) -> list[Found]       # which files make which run; reads beginnings only
+    find_below(folder) -> Iterator[Found] # every run below a folder, for overviews
+    open_run(found, scan=None) -> Run     # reads one; what cannot be read is in run.problems
+    open_runs(paths, scan=None) -> list[Run]
+
+``find_runs`` raises ``SourceError`` for a path that does not exist or holds no run. ``Found`` names
+the files (``logs``, ``events``, ``history``, ``lineage``, ``incidents``, ``reports``, ``configs``);
+``Found.files()`` lists all of them, to see whether any has changed.
+
+A ``Run`` has ``name``, ``path``, ``axis`` (step, epoch or entry), ``curves``, ``events``,
+``incidents`` (the JSON, with ``folder``), ``findings`` (the JSON of ``nanguard check``), ``logs``
+(``check.log.series.Log``, what rules read), ``clock``, ``configuration``, ``environment`` and
+``problems``. ``run.of(Panel.LOSS)`` returns the curves of a panel, ``run.main()`` the one that
+tells most. Strings come from files of strangers: escape them when they are shown.
+
+A ``Curve`` has ``name``, ``panel``, ``xs`` and ``values``: sequences of the same length, in the
+order in which they were written, non-finite numbers included. They are shared with the log.
+
+An ``Event`` has ``kind``, ``step``, ``last``, ``count``, ``text``, ``severity``, ``reason``,
+``time`` and ``incident`` (an index into ``run.incidents``).
+
+Fewer points that tell the same::
+
+    thin(values, most=2000, restarts=restarts_of(xs) or (), focus=()) -> Thinned
+
+keeps every extreme and every non-finite point: buckets with ``starts``, ``counts``, ``lows`` and
+``highs``, ``gaps`` where the curve is not finite, ``breaks`` where it must not be joined.
+
+Above this: ``nanguard.report.judged.judge(run)`` adds the findings of the rules for logs,
+``nanguard.report.verdict.verdict_of(run)`` says in words what happened, and
+``nanguard.report.html`` makes the page.
+"""
+
+from nanguard.view.runs.finding import Found, find_below, find_runs
+from nanguard.view.runs.model import Axis, Clock, Curve, Event, EventKind, Panel, Run
+from nanguard.view.runs.reading import curves_of, open_run, open_runs
+from nanguard.view.runs.thinning import Gap, Thinned, gaps_of, restarts_of, thin
+
+__all__ = [
+    "Axis",
+    "Clock",
+    "Curve",
+    "Event",
+    "EventKind",
+    "Found",
+    "Gap",
+    "Panel",
+    "Run",
+    "Thinned",
+    "curves_of",
+    "find_below",
+    "find_runs",
+    "gaps_of",
+    "open_run",
+    "open_runs",
+    "restarts_of",
+    "thin",
+]

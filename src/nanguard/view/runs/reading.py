@@ -1,0 +1,264 @@
+"""Reads runs: from files and folders to the model."""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_right
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from nanguard import incident as incident_files
+from nanguard.errors import IncidentError, NanguardError, SourceError
+from nanguard.masking import hidden_tree
+from nanguard.record import METRICS
+from nanguard.check.log.names import Role
+from nanguard.check.log.reading import open_sources
+from nanguard.view.runs import happening
+from nanguard.view.runs.describing import configuration_of, environment_of, findings_of
+from nanguard.view.runs.finding import find_runs
+from nanguard.view.runs.model import Axis, Clock, Curve, Panel, Run
+from nanguard.view.runs.record import Terms, clock_of
+from nanguard.view.runs.thinning import restarts_of
+from nanguard.check.scanning import Scan
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from nanguard.check.log.series import Column, Log, MetricSeries
+    from nanguard.view.runs.finding import Found
+    from nanguard.view.runs.model import Event
+
+_PANELS = {
+    Role.GRAD_NORM: Panel.GRAD_NORM,
+    Role.RATE: Panel.RATE,
+    Role.SCALE: Panel.SCALE,
+    Role.ACCURACY: Panel.ACCURACY,
+}
+_ORDER = list(Panel)
+_MOST_STEP = 2**53
+
+
+def open_runs(paths: Sequence[str | Path], scan: Scan | None = None) -> list[Run]:
+    """Reads every run that is meant by files and folders.
+
+    Raises:
+        SourceError: A path does not exist, or holds nothing that can be shown.
+    """
+    return [open_run(found, scan) for found in find_runs(paths)]
+
+
+def open_run(
+    found: Found,
+    scan: Scan | None = None,
+    read: Callable[[Run, Found, Scan], None] | None = None,
+) -> Run:
+    """Reads one run; what cannot be read is among its ``problems``.
+
+    Args:
+        found: Its files.
+        scan: How they are read.
+        read: Reads the logs into the run, where that is not to be done from their beginnings.
+    """
+    run = Run(found.name, str(found.path))
+    _attempt(run, lambda: (read or read_logs)(run, found, scan or Scan()))
+    _read_incidents(run, found)
+    if not run.curves:
+        run.curves = _curves_of_incidents(run.incidents)
+        run.axis = Axis.STEP if run.curves else run.axis
+    events = happening.events_of_incidents(run.incidents)
+    events += _attempt(run, lambda: _told(run, happening.read_events, found.events)) or []
+    events += _attempt(run, lambda: _told(run, happening.read_lineage, found.lineage)) or []
+    if found.events is None:
+        for log in run.logs:
+            events += happening.events_of_log(log)
+    events += _in_order_of_steps(run)
+    run.events = happening.in_order(events)
+    for path in found.reports:
+        run.findings += _attempt(run, partial(findings_of, path)) or []
+    run.configuration = configuration_of(found.configs)
+    run.environment = environment_of(run.incidents)
+    if found.left_out:
+        names = ", ".join(path.name for path in found.left_out[:8])
+        run.problems.append(f"not shown, because it lies beside {found.logs[0].name}: {names}")
+    for step in run.clock.set_back()[:3]:
+        run.problems.append(f"the clock goes back at step {step}; times after it may be wrong")
+    return run
+
+
+def curves_of(logs: Sequence[Log]) -> tuple[list[Curve], Axis]:
+    """Returns the curves of logs, and what their points are counted by."""
+    series = [one for log in logs for one in log.series if len(one)]
+    axis = Axis.ENTRY
+    if any(len(one.steps) == len(one) for one in series):
+        axis = Axis.STEP
+    elif any(len(one.epochs) == len(one) for one in series):
+        axis = Axis.EPOCH
+    curves = [_curve(one, axis, series) for one in series]
+    curves.sort(key=lambda curve: (_ORDER.index(curve.panel), curve.evaluation))
+    return curves, axis
+
+
+def read_logs(run: Run, found: Found, scan: Scan) -> None:
+    """Reads the logs of a run from their beginnings.
+
+    Raises:
+        OSError: One cannot be read.
+    """
+    paths = [*found.logs, *([found.events] if found.events and found.logs else [])]
+    run.logs = list(open_sources(paths, scan))
+    run.problems += [_words(log.problem) for log in run.logs if log.problem is not None]
+    metrics = next((path for path in found.logs if path.name == METRICS), None)
+    if metrics is not None and found.is_record:
+        for log in run.logs:
+            if log.path == str(metrics):
+                log.series += Terms().read(metrics)
+    run.clock = first_clock(found.logs)
+    history = list(open_sources([found.history], scan)) if found.history else []
+    run.curves, run.axis = curves_of([*run.logs, *history])
+
+
+def first_clock(logs: Sequence[Path]) -> Clock:
+    """Returns the clock of the first log that has one.
+
+    Raises:
+        OSError: One cannot be read.
+    """
+    clocks = (clock_of(path) for path in logs if path.is_file())
+    return next((clock for clock in clocks if len(clock.steps)), Clock())
+
+
+def _read_incidents(run: Run, found: Found) -> None:
+    for folder in found.incidents:
+        try:
+            incident = hidden_tree(incident_files.read(folder))
+            run.incidents.append({**incident, "folder": str(folder)})
+        except IncidentError as error:
+            run.problems.append(_words(error))
+    run.incidents.sort(key=lambda incident: (_number(incident, "step"), _number(incident, "rank")))
+
+
+def _curves_of_incidents(incidents: Sequence[dict[str, Any]]) -> list[Curve]:
+    """Returns the losses that replays went through, where there is no log."""
+    known: dict[int, float] = {}
+    for incident in incidents:
+        step, before = incident.get("step"), incident.get("losses_before")
+        symptom = incident.get("symptom")
+        loss = _as_float(symptom.get("loss")) if isinstance(symptom, dict) else None
+        losses = [_as_float(value) for value in before[-100:]] if isinstance(before, list) else []
+        if not isinstance(step, int) or not 0 <= step < _MOST_STEP or (not losses and loss is None):
+            continue
+        placed = enumerate([*losses, loss], step - len(losses))
+        known |= {place: value for place, value in placed if value is not None and place >= 0}
+    steps = sorted(known)
+    if not steps:
+        return []
+    xs, values = array("q", steps), array("d", [known[step] for step in steps])
+    return [Curve("loss (from replays)", Panel.LOSS, xs, values)]
+
+
+def _in_order_of_steps(run: Run) -> list[Event]:
+    """Puts points in order whose steps are not; returns the places at which a run began anew."""
+    main = run.main()
+    events: list[Event] = []
+    disorder = 0
+    for curve in run.curves:
+        restarts = restarts_of(curve.xs)
+        if restarts is None:
+            _sort(curve)
+            disorder += 1
+        elif curve is main:
+            events = happening.events_of_restarts(curve, restarts)
+    if disorder:
+        run.problems.append(
+            f"the {run.axis.value}s of {disorder} of {len(run.curves)} curves are out of order; "
+            "they are shown in order"
+        )
+    return events
+
+
+def _sort(curve: Curve) -> None:
+    order = sorted(range(len(curve)), key=lambda at: curve.xs[at])
+    xs = array("d", [curve.xs[at] for at in order])
+    values = array(curve.values.typecode, [curve.values[at] for at in order])
+    curve.xs, curve.values = xs, values
+
+
+def _curve(series: MetricSeries, axis: Axis, others: Sequence[MetricSeries]) -> Curve:
+    rank = "" if series.rank is None else f" (rank {series.rank})"
+    return Curve(
+        f"{series.name}{rank}",
+        _panel(series),
+        _xs(series, axis, others),
+        series.values,
+        series.metric.evaluation,
+        series.rank,
+    )
+
+
+def _panel(series: MetricSeries) -> Panel:
+    if series.role is Role.LOSS:
+        return Panel.LOSS if series.metric.plain else Panel.TERMS
+    return _PANELS.get(series.role, Panel.TERMS)
+
+
+def _xs(
+    series: MetricSeries, axis: Axis, others: Sequence[MetricSeries]
+) -> Sequence[float] | Column:
+    count = len(series)
+    if axis is Axis.STEP and len(series.steps) == count:
+        return series.steps
+    if axis is not Axis.ENTRY and len(series.epochs) == count:
+        if axis is Axis.EPOCH:
+            return series.epochs
+        guide = max(others, key=lambda one: len(one.epochs) if len(one.steps) else 0)
+        return _steps_of_epochs(series.epochs, guide)
+    return range(count)
+
+
+def _steps_of_epochs(epochs: array[float], guide: MetricSeries) -> Sequence[float]:
+    """Returns the last step of each epoch, as far as another series knows it."""
+    if not len(guide.epochs) or len(guide.epochs) != len(guide.steps):
+        return range(len(epochs))
+    ends = (bisect_right(guide.epochs, epoch) - 1 for epoch in epochs)
+    return array("q", [guide.steps[max(0, end)] for end in ends])
+
+
+def _attempt(run: Run, read: Callable[[], Any]) -> Any:
+    try:
+        return read()
+    except (OSError, SourceError) as error:
+        run.problems.append(_words(error))
+        return None
+
+
+def _told(
+    run: Run, read: Callable[[Path], tuple[list[Event], list[str]]], path: Path | None
+) -> list[Event]:
+    if path is None:
+        return []
+    events, problems = read(path)
+    run.problems += problems
+    return events
+
+
+def _words(error: OSError | NanguardError) -> str:
+    if isinstance(error, NanguardError):
+        return f"{Path(error.where).name}: {error.what}"
+    return f"{Path(error.filename or '').name}: it cannot be read ({error.strerror or error})"
+
+
+def _as_float(value: Any) -> float | None:
+    if isinstance(value, str) and value not in ("nan", "inf", "-inf"):
+        return None
+    if isinstance(value, bool) or not isinstance(value, (int, float, str)):
+        return None
+    try:
+        return float(value)
+    except OverflowError:
+        return None
+
+
+def _number(incident: dict[str, Any], key: str) -> int:
+    value = incident.get(key)
+    return value if isinstance(value, int) else 0

@@ -1,0 +1,112 @@
+"""What a place in code is for decides whether a finding is a warning or a remark."""
+
+from __future__ import annotations
+
+import pytest
+
+from nanguard.check.catalogue import rules_for
+from nanguard.check.code.code import Code
+from nanguard.source.text import Text
+
+
+def told(text: str, path: str = "train.py") -> dict[str, str]:
+    code = Code.parse(Text(path, "import torch\nfrom torch import nn\n" + text))
+    return {f.name: f.severity.value for rule in rules_for("code") for f in rule.check(code)}
+
+
+MODULE = "class M(nn.Module):\n"
+LOSS = "def dice_loss(p, y):\n    mask = y > 0\n    return (p * mask).sum() / mask.sum()\n"
+
+
+@pytest.mark.parametrize(
+    ("path", "severity"),
+    [
+        ("losses.py", "warning"),
+        ("eval/losses.py", "info"),
+        ("metrics.py", "info"),
+        ("scripts/visualize_all.py", "info"),
+        ("tests/test_losses.py", "info"),
+        ("test_losses.py", "info"),
+    ],
+)
+def test_files_that_do_not_train_get_remarks(path: str, severity: str):
+    assert told(LOSS, path) == {"division-by-unguarded-sum": severity}
+
+
+def test_a_script_called_test_that_trains_is_not_a_test():
+    text = LOSS + "\n\ndef main(m, x, o):\n    dice_loss(m(x), x).backward()\n    o.step()\n"
+    assert told(text, "test_net.py") == {"division-by-unguarded-sum": "warning"}
+
+
+def test_a_registered_buffer_is_a_constant():
+    text = MODULE + (
+        "    def __init__(self, gamma):\n        super().__init__()\n"
+        '        self.register_buffer("log_gamma", torch.tensor(float(gamma)).log())\n'
+        "    def forward(self, x):\n        return x * self.log_gamma.exp()\n"
+    )
+    assert told(text) == {}
+    assert told(text.replace("self.register_buffer", "self.other")) == {"unbounded-exp": "warning"}
+
+
+def test_a_registered_triangle_is_causal_under_any_name():
+    text = MODULE + (
+        "    def __init__(self, n):\n        super().__init__()\n"
+        '        self.register_buffer("shape_of_it", torch.tril(torch.ones(n, n)))\n'
+        "    def forward(self, s):\n"
+        '        s = s.masked_fill(self.shape_of_it == 0, float("-inf"))\n'
+        "        return s.softmax(-1)\n"
+    )
+    assert told(text) == {}
+
+
+@pytest.mark.parametrize(
+    ("body", "expected"),
+    [
+        ("    return torch.log(1 - t).clip(-20, 20)\n", {}),
+        ("    return -torch.log(1 - t)\n", {"unguarded-log": "info"}),
+        ("    return torch.log(1 - p).clamp(-20, 20)\n", {"unguarded-log": "info"}),
+        ("    return torch.log(1 - p)\n", {"unguarded-log": "warning"}),
+    ],
+)
+def test_the_log_of_a_time_and_what_is_clipped_at_once(body: str, expected: dict[str, str]):
+    assert told(f"def elbo_loss(p, t):\n    p = torch.sigmoid(p)\n    t = t[:, None]\n{body}") == (
+        expected
+    )
+
+
+def test_the_mean_square_of_unit_vectors_stays_below_its_bound():
+    text = (
+        "import torch.nn.functional as F\n\n\ndef unit_loss(a, b):\n"
+        "    a, b = F.normalize(a, dim=-1), F.normalize(b, dim=-1)\n"
+        "    loss = F.mse_loss(a, b)\n    return torch.clamp(loss, max=10.0)\n"
+    )
+    assert told(text) == {}
+    assert told(text.replace("max=10.0", "max=1.0")) == {"loss-clamped": "warning"}
+
+
+STEP = (
+    "def train(model, loader, opt):\n    for x in loader:\n        model(x).backward()\n"
+    "        norm = nn.utils.clip_grad_norm_(model.parameters(), 1.0)\n"
+    "        if torch.isnan(norm):\n            for p in model.parameters():\n"
+    "                p.grad.zero_()\n"
+)
+LATER = "        if torch.isnan(norm) or torch.isinf(norm):\n            continue\n"
+
+
+def test_gradients_are_not_stepped_on_where_the_loop_goes_on_below():
+    assert "step-after-zeroed-grads" in told(STEP + "        opt.step()\n")
+    assert "step-after-zeroed-grads" not in told(STEP + LATER + "        opt.step()\n")
+
+
+def test_isfinite_is_a_safe_fix_only_where_the_run_ends():
+    def safe(then: str) -> bool:
+        text = f"import torch\n\n\ndef f(loss, o):\n    if torch.isnan(loss):\n        {then}\n"
+        code = Code.parse(Text("a.py", text + "    loss.backward()\n    o.step()\n"))
+        (found,) = (
+            f for r in rules_for("code") for f in r.check(code) if f.name == "nan-check-misses-inf"
+        )
+        return found.fixes[0].safe
+
+    assert safe('raise ValueError("nan")')
+    assert not safe("return None")
+    assert not safe("loss = torch.nan_to_num(loss)")

@@ -1,0 +1,159 @@
+"""Names of one file in another: what is found, and what it changes in a check."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from nanguard.check.code.project import Project
+from nanguard.check.code.scopes import Class, Function
+from nanguard.check.engine import Check, Plan
+from nanguard.check.files import check_python
+from nanguard.check.selection import Selection
+from nanguard.source.text import Text
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+HEADS = (
+    "import torch\nfrom torch import nn\n\nEPS = 1e-3\nSHOWN = ['a', 'b']\n\n\n"
+    "class Head(nn.Module):\n    def __init__(self):\n        super().__init__()\n"
+    "        self.out = nn.Sequential(nn.Linear(3, 1), nn.Sigmoid())\n\n"
+    "    def forward(self, x):\n        return self.out(x)\n\n\n"
+    "def chances(x):\n    return torch.softmax(x, -1)\n"
+)
+TRAIN = (
+    "import torch\nfrom torch import nn\n{imports}\n\n"
+    "criterion = nn.BCELoss()\n\n\ndef train(loader, opt):\n"
+    "    net = nn.DataParallel({head}()).train(True)\n    for x, y in loader:\n"
+    "        loss = criterion(net(x), y)\n        loss.backward()\n        opt.step()\n"
+)
+
+
+def project(folder: Path, **files: str) -> Project:
+    for name, content in files.items():
+        path = folder / f"{name}.py"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(content)
+    return Project([str(path) for path in sorted(folder.rglob("*.py"))])
+
+
+def found(made: Project, path: Path) -> list[tuple[str, int | None, str]]:
+    text = Text(str(path), path.read_text())
+    seen = check_python(text, Selection(), made).seen
+    return [(s.finding.name, s.finding.line, s.finding.severity.value) for s in seen]
+
+
+@pytest.mark.parametrize(
+    ("imports", "head"),
+    [
+        ("from pkg.heads import Head", "Head"),
+        ("import pkg.heads as H", "H.Head"),
+        ("from pkg import Head", "Head"),  # passed on by the package
+        ("from pkg.heads import *", "Head"),
+    ],
+)
+def test_a_class_of_another_file_is_followed(tmp_path: Path, imports: str, head: str):
+    made = project(
+        tmp_path,
+        **{
+            "pkg/__init__": "from .heads import Head\n",
+            "pkg/heads": HEADS,
+            "train": TRAIN.format(imports=imports, head=head),
+        },
+    )
+    assert ("bce-after-sigmoid", 11, "warning") in found(made, tmp_path / "train.py")
+    alone = Project([str(tmp_path / "train.py")])
+    assert found(alone, tmp_path / "train.py") == []
+
+
+def test_what_a_name_stands_for(tmp_path: Path):
+    made = project(tmp_path, **{"pkg/heads": HEADS, "main": "x = 1\n"})
+    main = str(tmp_path / "main.py")
+    assert isinstance(made.find(main, 0, ("pkg", "heads", "Head")), Class)
+    assert isinstance(made.find(main, 0, ("pkg", "heads", "chances")), Function)
+    number = made.find(main, 0, ("pkg", "heads", "EPS"))
+    assert getattr(number, "const", None) == 1e-3
+    assert made.find(main, 0, ("torch", "nn")) is None
+    inside = str(tmp_path / "pkg" / "other.py")
+    assert isinstance(made.find(inside, 1, ("heads", "Head")), Class)
+
+
+def test_modules_that_import_each_other_end_and_are_judged_alike(tmp_path: Path):
+    first = "import torch\nfrom b import g\n\n\ndef f_loss(x):\n    return g(x).log()\n"
+    second = "import torch\nfrom a import f_loss\n\n\ndef g(x):\n    return torch.softmax(x, -1)\n"
+    both = project(tmp_path, a=first, b=second)
+    one_way = [found(both, tmp_path / "a.py"), found(both, tmp_path / "b.py")]
+    again = Project([str(tmp_path / "b.py"), str(tmp_path / "a.py")])
+    other_way = [found(again, tmp_path / "b.py"), found(again, tmp_path / "a.py")]
+    assert one_way == other_way[::-1]
+    assert one_way[0] == [("log-of-softmax", 6, "warning")]
+
+
+LAYER = (
+    "import torch\nfrom torch import nn\n\n\nclass Coupling(nn.Module):\n"
+    "    def __init__(self, mean_only=False):\n        super().__init__()\n"
+    "        self.mean_only = mean_only\n        self.net = nn.Linear(4, 8)\n\n"
+    "    def forward(self, x):\n        logs = self.net(x)\n"
+    "        if not self.mean_only:\n            x = x * torch.exp(logs)\n        return x\n"
+)
+
+
+@pytest.mark.parametrize(("given", "warned"), [("mean_only=True", False), ("", True)])
+def test_a_flag_that_everybody_gives_decides_a_branch(tmp_path: Path, given: str, warned: bool):
+    use = (
+        "import torch\nfrom layer import Coupling\n\n\ndef train(x, opt):\n"
+        f"    loss = Coupling({given})(x).sum()\n    loss.backward()\n    opt.step()\n"
+    )
+    made = project(tmp_path, layer=LAYER, train=use)
+    names = [name for name, _, _ in found(made, tmp_path / "layer.py")]
+    assert ("unbounded-exp" in names) is warned
+
+
+def test_what_no_training_calls_is_a_remark(tmp_path: Path):
+    losses = (
+        "import torch\n\n\ndef used(logvar):\n    return torch.exp(logvar).mean()\n\n\n"
+        "def forgotten(logvar):\n    return torch.exp(logvar).mean()\n"
+    )
+    train = (
+        "import torch\nfrom losses import used\n\n\ndef train(x, opt):\n    used(x).backward()\n"
+        "    opt.step()\n"
+    )
+    made = project(tmp_path, losses=losses, train=train)
+    severities = {line: severity for _, line, severity in found(made, tmp_path / "losses.py")}
+    assert severities == {5: "warning", 9: "info"}
+
+
+def test_defaults_of_options_are_known(tmp_path: Path):
+    options = (
+        "import argparse\n\nparser = argparse.ArgumentParser()\n"
+        "parser.add_argument('--max-norm', type=float, default=1e6)\n"
+        "parser.add_argument('--rate', type=float, default=0.1)\n"
+    )
+    other = "from dataclasses import dataclass\n\n\n@dataclass\nclass C:\n    rate: float = 0.2\n"
+    made = project(tmp_path, options=options, other=other)
+    assert made.setting("max_norm") == 1e6
+    assert made.setting("rate") is None  # two that differ
+    assert made.setting("nothing") is None
+
+
+def test_a_kept_outcome_is_dropped_when_an_imported_file_changes(tmp_path: Path):
+    folder = tmp_path / "p"
+    project(
+        folder,
+        heads=HEADS,
+        train=TRAIN.format(imports="from heads import Head", head="Head"),
+        c="import torch\n",
+        d="import torch\n",
+    )
+
+    def names() -> list[str]:
+        plan = Plan(Selection(), root=str(folder), jobs=1, cache=tmp_path / "cache")
+        outcome = Check(plan).run([str(folder)])
+        return [seen.finding.name for seen in outcome.seen]
+
+    assert names() == ["bce-after-sigmoid"]
+    assert names() == ["bce-after-sigmoid"]
+    (folder / "heads.py").write_text(HEADS.replace(", nn.Sigmoid()", ""))
+    assert names() == []

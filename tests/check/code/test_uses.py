@@ -1,0 +1,48 @@
+"""What becomes of a value decides how much a finding about it weighs."""
+
+from __future__ import annotations
+
+import pytest
+
+from nanguard.check.files import check_python
+from nanguard.check.selection import Selection
+from nanguard.source.text import Text
+
+COUNT = "    kept = y != 0\n    acc = ((y == x.argmax(-1)) * kept).sum() / kept.sum()\n"
+
+
+def severities(body: str, head: str = "def training_step(self, x, y):\n") -> list[str]:
+    text = Text("a.py", f"import torch\n\n\n{head}{body}")
+    seen = check_python(text, Selection()).seen
+    return [s.finding.severity.value for s in seen if s.finding.name == "division-by-unguarded-sum"]
+
+
+@pytest.mark.parametrize(
+    "after",
+    [
+        "    self.log_dict({'acc': acc.item()})\n",
+        "    print(f'{acc}')\n",
+        "    self.log('acc', acc)\n",
+    ],
+)
+def test_what_is_only_shown_is_a_remark(after: str):
+    assert severities(COUNT.replace("acc", "share") + after.replace("acc", "share")) == ["info"]
+    assert severities(COUNT + after) == ["info"]
+
+
+def test_what_goes_into_the_loss_is_a_warning():
+    body = COUNT.replace("acc", "scale") + "    print(scale)\n    return x.mean() * scale\n"
+    assert severities(body) == ["warning"]
+
+
+def test_nan_that_is_replaced_below_is_a_remark():
+    body = COUNT.replace("acc", "share") + "    share = torch.nan_to_num(share)\n    return share\n"
+    assert severities(body) == ["info"]
+    at_once = COUNT.replace("acc", "share").replace("= (", "= torch.nan_to_num((", 1)
+    assert severities(at_once.rstrip() + ")\n    return share\n") == []
+
+
+def test_a_mask_that_is_handed_in_is_a_remark():
+    head = "def loss_of(x, mask):\n"
+    assert severities("    return (x * mask).sum() / mask.sum()\n", head) == ["info"]
+    assert severities("    mask = x > 0.5\n    return x.sum() / mask.sum()\n", head) == ["warning"]

@@ -1,0 +1,16 @@
+"""Labelled logs: every fault is found, and nothing else is said."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.labelled import judged, labelled
+
+FOLDER = Path(__file__).parents[3] / "logs"
+
+
+@pytest.mark.parametrize("case", labelled(FOLDER), ids=lambda case: case["path"])
+def test_a_labelled_log(case: dict, tmp_path: Path):
+    assert judged(FOLDER, case, tmp_path) == ([], [])
