@@ -49,8 +49,8 @@ example: dev-setup  ## Break, explain and repair one of the five systems: make e
 test: dev-setup browser  ## Run the tests
 	@# Ranks wait for each other, and disks are filled: with fewer others beside them. Both parts report.
 	@failed=0; \
-	$(BIN)/python -m pytest -n 3 --dist loadfile --ignore tests/guard --ignore tests/recovery || failed=1; \
-	$(BIN)/python -m pytest -n 2 --dist loadfile tests/guard tests/recovery || failed=1; \
+	$(BIN)/python -m pytest -n 3 --dist loadfile --ignore tests/guard --ignore tests/snapshots || failed=1; \
+	$(BIN)/python -m pytest -n 2 --dist loadfile tests/guard tests/snapshots || failed=1; \
 	exit $$failed
 
 test-all: dev-setup browser  ## Run every test: all causes of the five systems, all open cases; about half an hour
@@ -81,7 +81,7 @@ format: dev-setup  ## Bring the code into shape
 bench: dev-setup  ## Measure what this machine can measure
 	@$(BIN)/python -m benchmarks.guard_overhead
 
-docs/report.png: $(wildcard src/nanguard/report/html/*.py src/nanguard/report/html/assets/*)
+docs/report.png: $(wildcard src/nanguard/view/report/html/*.py src/nanguard/view/report/html/assets/*)
 	@echo "making the picture of the demo's report ..."
 	@$(BIN)/python docs/picture.py $@ && touch $@
 

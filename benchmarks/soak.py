@@ -195,7 +195,7 @@ def _kill(process: int, number: signal.Signals) -> None:
 def _newest(folder: Path) -> int:
     """Returns the update of the newest snapshot that is whole; 0 without one."""
     from nanguard.errors import SnapshotError
-    from nanguard.recovery.disk import finished, verify
+    from nanguard.snapshots.disk import finished, verify
 
     for path in reversed(finished(folder / "snapshots")):
         try:

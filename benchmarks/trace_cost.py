@@ -28,8 +28,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from benchmarks.guard_overhead import Decoder
-from nanguard.tracer import values
-from nanguard.tracer.trace import Trace
+from nanguard.replay.tracer import values
+from nanguard.replay.tracer.trace import Trace
 
 
 class Step:

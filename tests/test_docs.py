@@ -13,7 +13,7 @@ from torch import nn
 
 from nanguard import Guard, Settings
 from nanguard.cli.commands import app
-from nanguard.diagnosis.cause import all_causes
+from nanguard.diagnose.cause import all_causes
 from nanguard.guard import events
 
 ROOT = Path(__file__).parents[1]

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 
 from nanguard import Guard, Settings
 from nanguard.record import RunRecord
-from nanguard.recovery import disk
+from nanguard.snapshots import disk
 from nanguard.testing import inject
 from tests.training import Net, Run, batches, differences, poisoned
 
@@ -134,7 +134,7 @@ LEAVES = """
 import sys
 from pathlib import Path
 from nanguard.record import RunRecord
-from nanguard.recovery import disk
+from nanguard.snapshots import disk
 record = RunRecord(Path(sys.argv[1]), on_failure=print)
 for step in range(1000):
     record.metric({"step": step})

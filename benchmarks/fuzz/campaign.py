@@ -132,9 +132,9 @@ def _shown(kind: str, path: Path) -> Verdict:
     from nanguard import incident
     from nanguard.check.scanning import Scan
     from nanguard.errors import NanguardError
-    from nanguard.report.html import page
-    from nanguard.report.judged import judge
-    from nanguard.report.page import incident_page
+    from nanguard.view.report.html import page
+    from nanguard.view.report.judged import judge
+    from nanguard.view.report.page import incident_page
     from nanguard.view.runs import find_runs, open_run
 
     try:

@@ -15,7 +15,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.scripts import tiny
-from nanguard.launch import live
+from nanguard.run import live
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -24,11 +24,11 @@ from nanguard import demo_train
 from nanguard import incident as incidents
 from nanguard.findings import name_of
 from nanguard.guard import Guard
-from nanguard.launch.command import run_command
-from nanguard.report.html import page
-from nanguard.report.judged import judge
-from nanguard.report.page import incident_page
+from nanguard.run.command import run_command
 from nanguard.testing import inject
+from nanguard.view.report.html import page
+from nanguard.view.report.judged import judge
+from nanguard.view.report.page import incident_page
 from nanguard.view.runs import find_runs, open_run
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from nanguard.advice.checklist import Answer, all_points, fill_in
 from nanguard.check.catalogue import all_rules
 from nanguard.check.engine import Check, Plan
 from nanguard.check.selection import Selection
-from nanguard.report.checklist import as_text
+from nanguard.view.report.checklist import as_text
 
 LOOP = """
     import torch

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.report.html.hostile import write_hostile
+from tests.view.report.html.hostile import write_hostile
 from tests.view.runs.runs import write_incident, write_record
 
 pytest.importorskip("starlette")
@@ -36,7 +36,7 @@ def root(tmp_path_factory) -> Path:
 @pytest.fixture(scope="module")
 def server(root: Path) -> Iterator[Any]:
     """A server over them."""
-    from tests.serve.conftest import Served
+    from tests.view.server.conftest import Served
 
     one = Served(root)
     yield one

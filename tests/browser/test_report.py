@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.browser.views import LEFT, RIGHT, box_of, frame, ink, plot, seen, written
-from tests.report.html.hostile import write_hostile
+from tests.view.report.html.hostile import write_hostile
 from tests.view.runs.runs import write_record
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ import pytest
 
 from nanguard.cli.patching import fix_incident, patched
 from nanguard.errors import UsageError
-from nanguard.launch.trust import sign
+from nanguard.run.trust import sign
 from nanguard.source.python_file import SourceFile, addressed
 
 if TYPE_CHECKING:

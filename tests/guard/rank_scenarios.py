@@ -294,7 +294,7 @@ def resume(form: str) -> Any:
 
 def no_memory(form: str) -> Any:
     """One rank has no room for snapshots, so none has one, and all of them stop alike."""
-    from nanguard.recovery.manager import Recovery
+    from nanguard.snapshots.manager import Recovery
 
     original = Recovery.is_ready
     if dist.get_rank() == 1:

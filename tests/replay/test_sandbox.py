@@ -20,11 +20,11 @@ import torch
 
 from nanguard.cli.explaining import replay_incident
 from nanguard.errors import UsageError
-from nanguard.launch.command import _explain_the_rest
-from nanguard.launch.options import Options
-from nanguard.launch.trust import sign
 from nanguard.replay import landlock
 from nanguard.replay.sandbox import Outside, OutsideError
+from nanguard.run.command import _explain_the_rest
+from nanguard.run.options import Options
+from nanguard.run.trust import sign
 
 early_open = io.open
 

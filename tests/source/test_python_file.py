@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from nanguard.diagnosis.repairs import bounded, set_keyword
+from nanguard.diagnose.repairs import bounded, set_keyword
+from nanguard.replay.tracer.sites import Site
 from nanguard.source.python_file import SourceFile, addressed, argument, called_name
-from nanguard.tracer.sites import Site
 
 TEXT = """\
 def loss(out, target, mask):

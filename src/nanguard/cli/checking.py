@@ -147,7 +147,7 @@ def _refuse_what_does_nothing(asked: Asked) -> None:
 
 def _refused(asked: Asked, check: Check) -> int:
     """Says on standard error what could not be read though it was named; returns 2 if anything."""
-    from nanguard.report.fields import literal
+    from nanguard.view.report.fields import literal
 
     refused = check.refused()
     told = [entry for entry in check.outcome.not_checked if entry.path in asked.paths]

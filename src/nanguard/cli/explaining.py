@@ -16,8 +16,8 @@ from rich.text import Text
 from nanguard import incident as incidents
 from nanguard.errors import UsageError
 from nanguard.masking import hidden_tree
-from nanguard.report.fields import literal
-from nanguard.report.page import cause_page, incident_page
+from nanguard.view.report.fields import literal
+from nanguard.view.report.page import cause_page, incident_page
 
 
 def explain_what(what: str, *, as_json: bool) -> None:
@@ -27,7 +27,7 @@ def explain_what(what: str, *, as_json: bool) -> None:
         what: A folder, an ``incident.json``, the name or code of a rule, or the code of a cause.
         as_json: Whether to print JSON.
     """
-    from nanguard.diagnosis.cause import all_causes
+    from nanguard.diagnose.cause import all_causes
 
     if not Path(what).exists() and _explain_rule(what, as_json=as_json):
         return
@@ -92,8 +92,8 @@ def replay_incident(
     sure: bool,
 ) -> bool:
     """Replays an incident and prints what came of it; returns whether the step was bad again."""
-    from nanguard.launch import again
-    from nanguard.launch.waiting import SignOfLife
+    from nanguard.run import again
+    from nanguard.run.waiting import SignOfLife
 
     incident = incidents.read(folder)
     command, place = again.command_of(incident, folder)

@@ -9,14 +9,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from nanguard.errors import UsageError
-from nanguard.report.fields import literal
-from nanguard.terminal.command import OnAlarm
-from nanguard.terminal.session import Session
-from nanguard.terminal.view import View
-from nanguard.terminal.watching import Watching
+from nanguard.view.report.fields import literal
+from nanguard.view.terminal.command import OnAlarm
+from nanguard.view.terminal.session import Session
+from nanguard.view.terminal.view import View
+from nanguard.view.terminal.watching import Watching
 
 if TYPE_CHECKING:
-    from nanguard.terminal.watched import Wanted
+    from nanguard.view.terminal.watched import Wanted
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +76,7 @@ def _watch(watching: Watching, wanted: Wanted, *, in_view: bool) -> None:
         told = [(run, one) for run in watching.session.runs for one in run.state.happenings]
         watching.print_news(told, last=True)
     elif in_view:
-        from nanguard.terminal.screen import Screen
+        from nanguard.view.terminal.screen import Screen
 
         encoding = (sys.stdout.encoding or "").lower().replace("-", "")
         with Screen() as screen, suppress(KeyboardInterrupt):

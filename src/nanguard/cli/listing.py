@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from nanguard.advice.checklist import Verdict, fill_in
 from nanguard.errors import UsageError
-from nanguard.report.checklist import as_json, as_text
+from nanguard.view.report.checklist import as_json, as_text
 
 if TYPE_CHECKING:
     from nanguard.check.engine import Check

@@ -22,10 +22,10 @@ from rich.text import Text
 
 from nanguard import incident as incidents
 from nanguard.errors import IncidentError, UsageError
-from nanguard.launch.trust import is_ours
-from nanguard.report import words
-from nanguard.report.fields import branch, entries, literal, source, text, texts
+from nanguard.run.trust import is_ours
 from nanguard.source.writing import write_atomically
+from nanguard.view.report import words
+from nanguard.view.report.fields import branch, entries, literal, source, text, texts
 
 _HUNK = re.compile(r"@@ -(\d+)(?:,(\d+))? \+\d+(?:,\d+)? @@")
 _COMMAND = "nanguard fix"

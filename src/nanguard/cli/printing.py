@@ -45,19 +45,19 @@ def print_report(asked: Asked, told: str) -> None:
 def rendered(asked: Asked, outcome: Outcome) -> str:
     """Returns an outcome in the format that is asked for."""
     if asked.form == "json":
-        from nanguard.report.findings_json import as_json
+        from nanguard.view.report.findings_json import as_json
 
         return as_json(outcome)
     if asked.form == "sarif":
         from nanguard.cli.rulepages import sentences
-        from nanguard.report.sarif import as_sarif
+        from nanguard.view.report.sarif import as_sarif
 
         return as_sarif(outcome, sentences())
     if asked.form == "github":
-        from nanguard.report.github import as_github
+        from nanguard.view.report.github import as_github
 
         return as_github(outcome)
-    from nanguard.report.findings_text import Page, brief, statistics
+    from nanguard.view.report.findings_text import Page, brief, statistics
 
     if asked.statistics:
         return statistics(outcome)

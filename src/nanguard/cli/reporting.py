@@ -10,9 +10,9 @@ from nanguard.check.scanning import Scan
 from nanguard.check.scans import Meter
 from nanguard.cli.progress import Progress
 from nanguard.errors import UsageError
-from nanguard.report.html import page
-from nanguard.report.judged import judge
 from nanguard.source.writing import write_atomically
+from nanguard.view.report.html import page
+from nanguard.view.report.judged import judge
 from nanguard.view.runs import find_runs, open_run
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ def run_report(
         _write(output, page(runs, title).encode("utf-8", "backslashreplace"))
         _say(f"{output}: {_in_words(runs)}", quiet=quiet)
     if png is not None:
-        from nanguard.report.png import picture
+        from nanguard.view.report.png import picture
 
         _write(png, picture(runs, title))
         _say(f"{png}: {_in_words(runs)}", quiet=quiet)

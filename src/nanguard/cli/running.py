@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
-    from nanguard.launch.recovering.wishes import Wishes
+    from nanguard.run.recovering.wishes import Wishes
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -66,7 +66,7 @@ class Asked:
         Raises:
             UsageError: A number makes no sense.
         """
-        from nanguard.launch.recovering.wishes import Wishes
+        from nanguard.run.recovering.wishes import Wishes
 
         if self.lr_cut is not None and not 0 < self.lr_cut <= 1:
             raise _wrong("--lr-cut", self.lr_cut, "a number above 0 and up to 1, such as 0.5")
@@ -108,13 +108,13 @@ def run_asked(
     """
     if not recover:
         asked.refuse()
-        from nanguard.launch.command import run_command
+        from nanguard.run.command import run_command
 
         return run_command(command, incidents=incidents, **guarding)
     if importlib.util.find_spec("numpy") is None:  # before the run, and not when it has ended
         missing = ModuleNotFoundError(name="numpy")
         raise MissingDependencyError.of("nanguard run --recover", missing)
-    from nanguard.launch.recovering.recover import recover_command
+    from nanguard.run.recovering.recover import recover_command
 
     return recover_command(command, asked.wishes(), incidents=incidents, **guarding)
 

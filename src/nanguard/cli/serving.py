@@ -42,7 +42,7 @@ def run_serve(
             do=f"Give at least {_SHORTEST}, or leave it out: one is made up where it is needed.",
         )
     try:
-        from nanguard.serve.running import Options, serve
+        from nanguard.view.server.running import Options, serve
     except ModuleNotFoundError as error:
         raise MissingDependencyError.of("nanguard serve", error, extra="serve") from error
     serve(root, Options(host, port, token, tuple(names), browser))

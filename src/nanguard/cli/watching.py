@@ -12,8 +12,8 @@ from nanguard.check.checkpoint.watching import Watcher
 from nanguard.check.outcome import Outcome
 from nanguard.check.scans import Bench
 from nanguard.errors import UsageError
-from nanguard.report.fields import literal
-from nanguard.report.findings_text import brief
+from nanguard.view.report.fields import literal
+from nanguard.view.report.findings_text import brief
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -91,7 +91,7 @@ class Watching:
         outcome.seen += self._news_of_the_run(checkpoint, outcome)
         self.found.seen += outcome.seen
         if self.form == "json":
-            from nanguard.report.findings_json import as_line
+            from nanguard.view.report.findings_json import as_line
 
             self._say(as_line(outcome))
             return

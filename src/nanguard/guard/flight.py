@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from nanguard.guard.feed import Drawn
     from nanguard.guard.gate import Gate, Ticket
     from nanguard.guard.unchanged import Mark
-    from nanguard.recovery.memory import Snapshot
+    from nanguard.snapshots.memory import Snapshot
 
 
 @dataclass(slots=True)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from nanguard.guard.judge import Reading
     from nanguard.guard.parts import Parts
     from nanguard.guard.ranks import Ranks
-    from nanguard.recovery.manager import Recovery
+    from nanguard.snapshots.manager import Recovery
 
 
 @dataclass(frozen=True, slots=True)

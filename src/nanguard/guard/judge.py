@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from nanguard.guard import events
-from nanguard.guard.drift import DriftWatch, ScaleWatch
-from nanguard.guard.spikes import LARGEST, OPEN, Limits, SpikeWindow
 from nanguard.guard.symptom import Symptom
+from nanguard.signals.drift import DriftWatch, ScaleWatch
+from nanguard.signals.spikes import LARGEST, OPEN, Limits, SpikeWindow
 
 if TYPE_CHECKING:
     from nanguard.findings import Finding

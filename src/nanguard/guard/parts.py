@@ -27,8 +27,8 @@ from nanguard.guard.scaling import LossScaling
 from nanguard.guard.unchanged import Unchanged
 from nanguard.guard.verdicts import Verdicts
 from nanguard.record import TRACKERS
-from nanguard.recovery.manager import GUARD, Recovery
-from nanguard.recovery.state import (
+from nanguard.snapshots.manager import GUARD, Recovery
+from nanguard.snapshots.state import (
     BUFFERS,
     Buffers,
     OptimizerPart,
@@ -49,8 +49,8 @@ if TYPE_CHECKING:
     from nanguard.guard.recorder import Recorder
     from nanguard.guard.rng import Stream
     from nanguard.guard.summary import Event
-    from nanguard.recovery.state import Part
     from nanguard.settings import Settings
+    from nanguard.snapshots.state import Part
 
 SNAPSHOTS = "snapshots"
 

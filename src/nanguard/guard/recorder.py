@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 # Explaining a step needs the tracer and replays. Both lie above the
 # guard and use it, so that the guard can only know them by name.
-_RECORDER = "nanguard.launch.guarded"
+_RECORDER = "nanguard.run.guarded"
 # Set for every process below `nanguard run`, which has a folder for incidents of its own.
 _LAUNCHED = "NANGUARD_RUN"
 

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING
 
 from nanguard.guard import events
 from nanguard.guard.optimizers import hyperparameters, set_hyperparameters
-from nanguard.recovery.manager import GUARD
+from nanguard.snapshots.manager import GUARD
 
 if TYPE_CHECKING:
     from nanguard.guard.flight import Flight
     from nanguard.guard.parts import Parts
     from nanguard.guard.place import Place
-    from nanguard.recovery.manager import Recovery
-    from nanguard.recovery.memory import Snapshot
+    from nanguard.snapshots.manager import Recovery
+    from nanguard.snapshots.memory import Snapshot
 
 
 class WayBack:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from transformers import Trainer
 
 from nanguard.errors import UsageError
-from nanguard.recovery.disk import load_tree, save_tree
+from nanguard.snapshots.disk import load_tree, save_tree
 
 if TYPE_CHECKING:
     from types import FrameType

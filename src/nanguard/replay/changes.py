@@ -26,8 +26,8 @@ from torch import nn
 from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.overrides import TorchFunctionMode
 
-from nanguard.tracer.modules import keywords, tensors_in
-from nanguard.tracer.sites import users_frame
+from nanguard.replay.tracer.modules import keywords, tensors_in
+from nanguard.replay.tracer.sites import users_frame
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from nanguard.diagnosis.task import Curve
+    from nanguard.replay.task import Curve
 
 # Elements of a tensor, and tensors, that are looked at: scales, temperatures and biases are small.
 _SMALL, _MOST_TENSORS = 1 << 12, 64

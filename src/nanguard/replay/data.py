@@ -11,18 +11,18 @@ from torch.utils.data.dataloader import _DatasetKind
 from nanguard.numerics import all_finite, is_float
 from nanguard.replay import changes
 from nanguard.replay.sandbox import Outside
-from nanguard.tracer.modules import tensors_in
-from nanguard.tracer.origin import origin_of, producers
-from nanguard.tracer.sites import is_users, place_of, users_frame
-from nanguard.tracer.trace import Trace
+from nanguard.replay.tracer.modules import tensors_in
+from nanguard.replay.tracer.origin import origin_of, producers
+from nanguard.replay.tracer.sites import is_users, place_of, users_frame
+from nanguard.replay.tracer.trace import Trace
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from nanguard.diagnosis.task import Outcome
     from nanguard.guard.rng import RandomStreams
-    from nanguard.tracer.origin import Origin
-    from nanguard.tracer.sites import Place
+    from nanguard.replay.task import Outcome
+    from nanguard.replay.tracer.origin import Origin
+    from nanguard.replay.tracer.sites import Place
 
     # The iterator of a loader, a batch of it, and which samples of the data set are in the batch.
     Drawn = tuple[Any, Any, list[int]]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 from nanguard.replay.region import NoRegionError
-from nanguard.tracer.sites import is_users
+from nanguard.replay.tracer.sites import is_users
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -22,7 +22,6 @@ import torch
 from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.utils._python_dispatch import _disable_current_modes
 
-from nanguard.diagnosis.task import Outcome, Task
 from nanguard.guard.held import BufferPlaces, Held
 from nanguard.guard.optimizers import hyperparameters, set_hyperparameters, state_tensors
 from nanguard.replay import changes
@@ -33,8 +32,9 @@ from nanguard.replay.replayed_step import MadeStep, Reached, ReplayedStep, same_
 from nanguard.replay.sandbox import Outside
 from nanguard.replay.start import copied
 from nanguard.replay.state import Reachable, RefusedError, is_used_up, spare
+from nanguard.replay.task import Outcome, Task
 from nanguard.replay.time_limit import TimeLimit, TooLong, signals_wait
-from nanguard.tracer.sites import is_installed, is_users
+from nanguard.replay.tracer.sites import is_installed, is_users
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator

@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
-from nanguard.tracer.sites import is_ours
+from nanguard.replay.tracer.sites import is_ours
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -10,18 +10,18 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from nanguard.tracer.modules import tensors_in
-from nanguard.tracer.origin import bad_rows, origin_of, producers, suspects
-from nanguard.tracer.path import path_of
-from nanguard.tracer.values import memory_of
+from nanguard.replay.tracer.modules import tensors_in
+from nanguard.replay.tracer.origin import bad_rows, origin_of, producers, suspects
+from nanguard.replay.tracer.path import path_of
+from nanguard.replay.tracer.values import memory_of
 
 if TYPE_CHECKING:
-    from nanguard.diagnosis.task import Outcome
     from nanguard.guard.symptom import Symptom
     from nanguard.replay.replay import Replay
-    from nanguard.tracer.origin import Origin
-    from nanguard.tracer.records import Record
-    from nanguard.tracer.trace import Trace
+    from nanguard.replay.task import Outcome
+    from nanguard.replay.tracer.origin import Origin
+    from nanguard.replay.tracer.records import Record
+    from nanguard.replay.tracer.trace import Trace
 
 # Nobody else's: in a replay, torch.save writes somewhere else.
 _save = torch.save

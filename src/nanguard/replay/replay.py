@@ -15,16 +15,16 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import _disable_current_modes
 
-from nanguard.diagnosis.task import Facts, Growth, Outcome
 from nanguard.guard.held import BufferPlaces, Held
 from nanguard.guard.optimizers import learning_rate, scaled_lr
 from nanguard.guard.rng import RandomStreams
 from nanguard.replay import changes
 from nanguard.replay.reading import read_trace
+from nanguard.replay.task import Facts, Growth, Outcome
+from nanguard.replay.tracer.schedules import schedule_of
+from nanguard.replay.tracer.sites import here, users_frame
+from nanguard.replay.tracer.trace import Trace
 from nanguard.replay.watch import Watch, pass_over
-from nanguard.tracer.schedules import schedule_of
-from nanguard.tracer.sites import here, users_frame
-from nanguard.tracer.trace import Trace
 from nanguard.trackers import be_silent
 
 if TYPE_CHECKING:
@@ -33,8 +33,8 @@ if TYPE_CHECKING:
     from torch import Tensor
     from torch.optim import Optimizer
 
-    from nanguard.diagnosis.task import Task
     from nanguard.guard.symptom import Symptom
+    from nanguard.replay.task import Task
 
 
 # The replay that this process has become; None in the run itself.

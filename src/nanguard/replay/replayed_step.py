@@ -14,8 +14,8 @@ from nanguard.guard.symptom import Symptom
 from nanguard.numerics import all_finite
 from nanguard.replay.replay import Replay
 from nanguard.replay.state import RefusedError
+from nanguard.replay.tracer.sites import here
 from nanguard.replay.watch import single_number
-from nanguard.tracer.sites import here
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from torch import Tensor
     from torch.optim import Optimizer
 
-    from nanguard.diagnosis.task import Outcome, Task
     from nanguard.replay.start import Start
+    from nanguard.replay.task import Outcome, Task
     from nanguard.replay.watch import Watch
 
     Apply = Callable[[Watch, Optimizer, Callable[..., Any]], dict[str, float]]

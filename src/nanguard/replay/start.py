@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from nanguard.tracer.sites import is_users
+from nanguard.replay.tracer.sites import is_users
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -36,7 +36,7 @@ from nanguard.replay.start import (
     is_users_module,
     versions_of,
 )
-from nanguard.tracer.sites import is_installed, is_users
+from nanguard.replay.tracer.sites import is_installed, is_users
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

@@ -33,7 +33,7 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from nanguard.replay.changes import set_version
 from nanguard.replay.channels import StandIn, is_channel
-from nanguard.tracer.sites import is_installed, is_users
+from nanguard.replay.tracer.sites import is_installed, is_users
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from nanguard.tracer.sites import users_frame
+from nanguard.replay.tracer.sites import users_frame
 
 if TYPE_CHECKING:
     from types import FrameType

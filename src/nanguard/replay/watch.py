@@ -15,13 +15,13 @@ import torch
 from torch import nn
 from torch.amp.grad_scaler import OptState
 
-from nanguard.diagnosis.task import Loaded
 from nanguard.guard.optimizers import parameters_of, state_tensors
 from nanguard.guard.symptom import Symptom
 from nanguard.numerics import Gradients, all_finite, is_float, local, norm_at_hand, whole
 from nanguard.replay.curves import Curves
-from nanguard.tracer.modules import all_modules
-from nanguard.tracer.sites import here
+from nanguard.replay.task import Loaded
+from nanguard.replay.tracer.modules import all_modules
+from nanguard.replay.tracer.sites import here
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from torch import Tensor
     from torch.optim import Optimizer
 
-    from nanguard.tracer.sites import Site
+    from nanguard.replay.tracer.sites import Site
 
 
 # Steps after which a script's buffers are looked for again, and the first steps, in which some

@@ -11,8 +11,8 @@ import torch
 
 from nanguard.check.checkpoint.part import read_part
 from nanguard.check.scanning import Scan
-from nanguard.launch.recovering.audit import Auditor, Verdict
-from nanguard.launch.recovering.places import Places
+from nanguard.run.recovering.audit import Auditor, Verdict
+from nanguard.run.recovering.places import Places
 
 if TYPE_CHECKING:
     from collections.abc import Callable

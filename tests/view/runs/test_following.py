@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from nanguard.report.judged import judge
+from nanguard.view.report.judged import judge
 from nanguard.check.log import lines
 from nanguard.view.runs import find_below, open_run
 from nanguard.view.runs import following as followed

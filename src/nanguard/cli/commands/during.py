@@ -256,7 +256,7 @@ def watch(
     no terminal, plain lines are printed. Keys: q quits, l changes the scale, tab the run.
     """
     from nanguard.cli.following import Asked, run_watch
-    from nanguard.terminal.watched import Wanted
+    from nanguard.view.terminal.watched import Wanted
 
     wanted = Wanted(tuple(paths), wait=wait, once=once, total=steps, stall=stall, pid=pid)
     asked = Asked(on_alarm, cool_down, bell, until_alarm, plain, every)

@@ -30,9 +30,9 @@ Fewer points that tell the same::
 keeps every extreme and every non-finite point: buckets with ``starts``, ``counts``, ``lows`` and
 ``highs``, ``gaps`` where the curve is not finite, ``breaks`` where it must not be joined.
 
-Above this: ``nanguard.report.judged.judge(run)`` adds the findings of the rules for logs,
-``nanguard.report.verdict.verdict_of(run)`` says in words what happened, and
-``nanguard.report.html`` makes the page.
+Above this: ``nanguard.view.report.judged.judge(run)`` adds the findings of the rules for logs,
+``nanguard.view.report.verdict.verdict_of(run)`` says in words what happened, and
+``nanguard.view.report.html`` makes the page.
 """
 
 from nanguard.view.runs.finding import Found, find_below, find_runs

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
 LINEAGE = "lineage.jsonl"
-REPORT_SCHEMA = b'"nanguard.report/'
+REPORT_SCHEMA = b'"nanguard.view.report/'
 MOST_RUNS = 2000
 DEEPEST = 6
 MOST_FILES = 5000

@@ -16,7 +16,7 @@ from nanguard.check.log.rules.judging import runs_of, same_row
 from nanguard.check.log.rules.scaling import scale_of
 from nanguard.check.log.rules.watching import spikes_of
 from nanguard.check.log.series import Log, MetricSeries
-from nanguard.guard.drift import DriftWatch, ScaleWatch
+from nanguard.signals.drift import DriftWatch, ScaleWatch
 from tests.cost import cpu_seconds
 
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 from nanguard.check.log.rules.judging import runs_of
 from nanguard.findings import name_of
-from nanguard.guard.drift import DriftWatch
 from nanguard.settings import Settings
+from nanguard.signals.drift import DriftWatch
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from nanguard.check.log.rules.judging import main_losses, runs_of
 from nanguard.findings import name_of
-from nanguard.guard.drift import ScaleWatch
+from nanguard.signals.drift import ScaleWatch
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

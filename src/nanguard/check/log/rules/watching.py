@@ -8,8 +8,8 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from nanguard.check.log.rules.judging import runs_of
-from nanguard.guard.spikes import SpikeWindow
 from nanguard.settings import Settings
+from nanguard.signals.spikes import SpikeWindow
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -1,0 +1,228 @@
+"""What is known about an operation: its schema, what it wrote, and who called it."""
+
+from __future__ import annotations
+
+from types import FunctionType
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.utils.checkpoint
+
+from nanguard.numerics import is_float
+from nanguard.replay.tracer import values
+from nanguard.replay.tracer.kinds import EXTREMES, KEEPING, UNFILLED
+from nanguard.replay.tracer.sites import is_users
+
+if TYPE_CHECKING:
+    from types import CodeType, FrameType
+
+    from torch import Tensor
+
+# In-place operations on more elements than this do not keep what they overwrite.
+_SMALL = 1 << 20
+# What makes a tensor out of numpy's memory, a list or a number says so with one of these.
+_LIFTS = ("aten::lift_fresh", "aten::lift")
+_CHECKPOINT: str = torch.utils.checkpoint.__file__
+# BatchNorm, whose schema does not tell that it writes to its running statistics.
+_UPDATING = ("aten.native_batch_norm", "aten.cudnn_batch_norm", "aten.miopen_batch_norm")
+_STATISTICS = frozenset({"running_mean", "running_var"})
+_known: dict[int, Op] = {}
+
+
+class Op:
+    """What is known about an operation before it runs.
+
+    Attributes:
+        func: The operation; while it is held, nothing else has its id.
+        name: Its name, such as ``aten.log``.
+        names: What it calls its arguments, in their order.
+        reads: Which of them may hold tensors: place, name, and whether they are written to.
+        numbers: Which of them may be numbers: place and name.
+        writes: Which of them it writes to.
+        updates: Which of them it writes to without saying so.
+        is_view: Whether its result lies in the memory of an argument, which it does not change.
+        is_native: Whether it is torch's own.
+        lifts: Whether it stands for a tensor that came from outside of torch.
+        sets: Whether it gives a tensor the memory of something that was read.
+        unfilled: Whether its result holds anything at all.
+        extreme: Whether it matters which infinity its result is.
+        keeps: Whether its result holds the values of its arguments, all of them, and no others.
+    """
+
+    __slots__ = (
+        "extreme", "func", "is_native", "is_view", "keeps", "lifts", "name", "names", "numbers",
+        "reads", "sets", "unfilled", "updates", "writes",
+    )  # fmt: skip
+
+    def __init__(self, func: Any) -> None:
+        schema = getattr(func, "_schema", None)
+        arguments = [] if schema is None else schema.arguments
+        name = "" if schema is None else schema.name
+        self.func = func
+        self.name: str = name.replace("::", ".").replace("._foreach_", ".")
+        self.names: list[str] = [argument.name for argument in arguments]
+        aliases = [(a.name, a.alias_info) for a in arguments if a.alias_info is not None]
+        self.writes = frozenset(name for name, alias in aliases if alias.is_write)
+        kinds = [(place, a.name, str(a.type)) for place, a in enumerate(arguments)]
+        self.updates = _STATISTICS if self.name in _UPDATING else frozenset[str]()
+        written = self.writes | self.updates
+        self.reads = tuple((p, n, n in written) for p, n, kind in kinds if "Tensor" in kind)
+        self.numbers = tuple((p, n) for p, n, kind in kinds if _is_number(kind))
+        # Operations of a higher order run others, which are seen by themselves.
+        self.is_view = schema is None or (bool(aliases) and not self.writes)
+        self.is_native = name.startswith("aten::")
+        self.lifts = name in _LIFTS
+        self.sets = name == "aten::set_"
+        self.unfilled = self.name in UNFILLED
+        self.extreme = self.name in EXTREMES
+        self.keeps = self.name in KEEPING
+
+    def named(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[tuple[str, Any]]:
+        """Returns the arguments of a call by name."""
+        return [*zip(self.names, args, strict=False), *kwargs.items()]
+
+    def has_literal(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Returns whether one of the numbers of a call is not finite."""
+        given = len(args)
+        for place, name in self.numbers:
+            if values.is_nonfinite(args[place] if place < given else kwargs.get(name)):
+                return True
+        return False
+
+
+def _is_number(kind: str) -> bool:
+    return kind.removeprefix("Optional[").rstrip("]") in ("number", "float", "Scalar")
+
+
+def op_of(func: Any) -> Op:
+    """Returns what is known about an operation."""
+    op = _known.get(id(func))
+    if op is None:
+        op = _known[id(func)] = Op(func)
+    return op
+
+
+def with_lengths_as_numbers(func: Any, args: tuple[Any, ...]) -> tuple[Any, tuple[Any, ...]]:
+    """Returns a CTC loss, or its derivative, as torch calls it where no mode is on.
+
+    With a mode, torch does not make numbers of lengths that lie on the CPU, which its kernel for
+    CUDA then refuses.
+    """
+    at = 3 if "backward" in str(func) else 2
+    lengths = args[at : at + 2]
+    if not all(isinstance(one, torch.Tensor) and one.is_cpu for one in lengths):
+        return func, args
+    known = func.overloadpacket.default
+    return known, (*args[:at], *(one.tolist() for one in lengths), *args[at + 2 :])
+
+
+def divided_on_one_device(args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Returns a numerator on a device with its denominator there, too.
+
+    With a mode, torch divides a CTC loss by the lengths as they were given, on the CPU. A script
+    cannot do such a thing: without a mode it is refused.
+    """
+    of, by, *others = args
+    if not (isinstance(of, torch.Tensor) and isinstance(by, torch.Tensor)):
+        return args
+    apart = of.is_cuda and by.is_cpu and by.dim() > 0
+    return (of, by.to(of.device), *others) if apart else args
+
+
+def results_of(op: Op, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> list[Tensor]:
+    """Returns what an operation wrote, as far as it can be bad and can be looked at."""
+    results = [out] if isinstance(out, torch.Tensor) else values.tensors_of(out)
+    if op.writes or op.updates:
+        # BatchNorm writes to its running statistics, which are not among its results.
+        known = {id(tensor) for tensor in results}
+        results = results + [
+            tensor
+            for place, name, written in op.reads
+            if written
+            for tensor in values.tensors_of(args[place] if place < len(args) else kwargs.get(name))
+            if id(tensor) not in known
+        ]
+    return [tensor for tensor in results if is_float(tensor) and not values.is_hollow(tensor)]
+
+
+def kept(tensor: Tensor, *, closely: bool = False) -> Tensor:
+    """Returns a copy of a tensor that is about to be overwritten, if it is not too large.
+
+    Args:
+        tensor: What is written to.
+        closely: Whether somebody will look at it, wherever it lies.
+    """
+    small = (closely or not values.is_late(tensor)) and tensor.numel() <= _SMALL
+    return tensor.clone() if small and not values.is_hollow(tensor) else tensor
+
+
+def autocast_type() -> str | None:
+    """Returns the type that autocast computes in; None if it is off."""
+    for device in ("cuda", "cpu"):
+        if torch.is_autocast_enabled(device):
+            return str(torch.get_autocast_dtype(device)).removeprefix("torch.")
+    return None
+
+
+# The code of functions that a program has put in the place of torch's own. To whoever calls them
+# they are torch's.
+_stand_ins: set[CodeType] = set()
+
+
+def find_stand_ins() -> None:
+    """Looks which functions of torch are not torch's any more."""
+    places = (torch, torch.Tensor, torch.nn.functional)
+    functions = (f for place in places for f in list(vars(place).values()))
+    codes = (f.__code__ for f in functions if isinstance(f, FunctionType))
+    _stand_ins.update(code for code in codes if is_users(code.co_filename))
+
+
+def users_frame_of_op(frame: FrameType | None) -> tuple[FrameType | None, bool]:
+    """Returns the nearest frame of the user's, and whether the autograd engine runs below it.
+
+    On a device the engine has a thread of its own for it, on whose stack it has no frame.
+    """
+    while frame is not None:
+        code = frame.f_code
+        if is_users(code.co_filename) and code not in _stand_ins:
+            return frame, False
+        if code.co_name == "_engine_run_backward":
+            return None, True
+        frame = frame.f_back
+    return None, False
+
+
+def is_recomputed(frame: FrameType | None, node: Any) -> bool:
+    """Returns whether the user's code runs in backward only because its results were not kept.
+
+    Args:
+        frame: Where the user's code is.
+        node: The node of the graph that is running.
+    """
+    if "Checkpoint" in node.name() and torch.is_grad_enabled():
+        return True  # frameworks have functions of their own for it, which are called like torch's
+    while frame is not None and frame.f_code.co_name != "_engine_run_backward":
+        if frame.f_code.co_filename == _CHECKPOINT:
+            return True
+        frame = frame.f_back
+    return False
+
+
+def runs_engine(frame: FrameType | None) -> bool:
+    """Returns whether the autograd engine was called by Python code of this thread."""
+    while frame is not None and frame.f_code.co_name != "_engine_run_backward":
+        frame = frame.f_back
+    return frame is not None
+
+
+def forward_name(node: Any) -> str:
+    """Returns the forward operation a backward node seems to belong to."""
+    name = node.name().split("::")[-1].rstrip("0123456789").removesuffix("Backward")
+    return "aten." + "".join("_" + c.lower() if c.isupper() else c for c in name).lstrip("_")
+
+
+def derivative_of(node: Any, op: str) -> int:
+    """Returns how well the name of a backward node fits to an operation: 0 is not at all."""
+    node_name = forward_name(node).removeprefix("aten.").replace("_", "")
+    name = op.removeprefix("aten.").replace("_", "")
+    return 2 if name == node_name else int(name.startswith(node_name))

@@ -1,0 +1,268 @@
+"""What is remembered about one operation of a traced step."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from nanguard.numerics import is_float
+from nanguard.replay.tracer.kinds import LOADED
+from nanguard.replay.tracer.values import kinds_in
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from nanguard.replay.tracer.sites import Place
+
+# How many places along a dimension are remembered.
+_SHOWN = 4096
+
+
+@dataclass(slots=True)
+class Stats:
+    """A tensor in numbers.
+
+    Attributes:
+        name: What the operation calls it.
+        shape: Its shape.
+        dtype: Its type, without ``torch.``.
+        low: Its smallest finite value; NaN if it has none.
+        high: Its largest finite value; NaN if it has none.
+        zeros: How many elements are zero.
+        negatives: How many are below zero.
+        nans: How many are NaN.
+        infs: How many are +Inf.
+        neg_infs: How many are -Inf.
+        whole: Whether all finite values are whole numbers.
+        at_fault: Some of its values where the result is bad.
+        record: The index of the operation that wrote it; -1 if nobody knows.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    low: float = math.nan
+    high: float = math.nan
+    zeros: int = 0
+    negatives: int = 0
+    nans: int = 0
+    infs: int = 0
+    neg_infs: int = 0
+    whole: bool = False
+    at_fault: list[float] = field(default_factory=list)
+    record: int = -1
+
+    @property
+    def nonfinite(self) -> int:
+        """How many elements are not finite."""
+        return self.nans + self.infs + self.neg_infs
+
+    @property
+    def count(self) -> int:
+        """How many elements there are."""
+        return math.prod(self.shape)
+
+    @property
+    def is_half(self) -> bool:
+        """Whether it is of a 16-bit type."""
+        return self.dtype in ("float16", "bfloat16")
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns the numbers that a reader wants to see."""
+        out: dict[str, Any] = {"shape": list(self.shape), "dtype": self.dtype}
+        if not math.isnan(self.low):
+            out |= {"min": self.low, "max": self.high}
+        out |= {"zeros": self.zeros, "nonfinite": self.nonfinite}
+        if self.nonfinite:
+            out |= {"nan": self.nans, "inf": self.infs, "-inf": self.neg_infs}
+        return out
+
+
+def stats_of(tensor: Tensor, name: str, fault: Tensor | None = None) -> Stats:
+    """Looks at a tensor closely.
+
+    Args:
+        tensor: Any tensor.
+        name: What the operation calls it.
+        fault: Where the result is bad; used if the shapes agree.
+    """
+    stats = Stats(name, tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."))
+    values = tensor.detach()
+    if values.is_complex():
+        values = torch.view_as_real(values)
+    if values.numel() == 0 or values.layout is not torch.strided:
+        return stats
+    # float64 holds every value of the other types, and arithmetic on it is always there.
+    values = values.to("cpu", torch.float64)
+    if is_float(tensor):
+        finite = values.isfinite()
+        stats.nans = int((values != values).sum())
+        stats.infs = int((values == math.inf).sum())
+        stats.neg_infs = int((values == -math.inf).sum())
+        good = values[finite]
+    else:
+        good = values.reshape(-1)
+    if good.numel():
+        low, high = good.aminmax()
+        stats.low, stats.high = float(low), float(high)
+        stats.zeros = int((good == 0).sum())
+        stats.negatives = int((good < 0).sum())
+        stats.whole = bool((good == good.round()).all())
+    if fault is not None:
+        stats.at_fault = _values_at(values, fault)
+    return stats
+
+
+def _values_at(values: Tensor, fault: Tensor) -> list[float]:
+    try:
+        return list(values.expand(fault.shape)[fault.cpu()][:8].tolist())
+    except RuntimeError:  # another shape: the operation does not work element by element
+        return []
+
+
+@dataclass(slots=True)
+class Detail:
+    """A closer look at an operation whose result is bad.
+
+    Attributes:
+        inputs: Its tensors.
+        scalars: Its other arguments, by name.
+        kinds: Which of ``nan``, ``inf`` and ``-inf`` its result holds.
+        output: Its result.
+        rows: Where the result is bad: for each dimension, which places along it.
+        all_bad: How many elements are.
+    """
+
+    inputs: list[Stats]
+    scalars: dict[str, Any]
+    kinds: frozenset[str]
+    output: Stats
+    rows: list[list[int]]
+    all_bad: int
+
+
+def where_bad(tensor: Tensor) -> tuple[Tensor, list[list[int]]]:
+    """Returns which elements are not finite: as a mask, and as places along each dimension."""
+    values = torch.view_as_real(tensor).sum(-1) if tensor.is_complex() else tensor
+    mask = ~torch.isfinite(values.detach())
+    rows = []
+    for dim, length in enumerate(mask.shape):
+        along = mask.movedim(dim, 0).reshape(length, -1).any(1) if mask.numel() else mask[:0]
+        rows.append(along.nonzero().flatten()[:_SHOWN].tolist())
+    return mask, rows
+
+
+def detail_of(
+    named: list[tuple[str, Any]], results: list[Tensor], inputs: list[tuple[str, Tensor, Record]]
+) -> Detail:
+    """Looks closely at an operation.
+
+    Args:
+        named: Its arguments by name.
+        results: What it wrote.
+        inputs: The tensors it read, with who wrote them.
+    """
+    worst = next((tensor for tensor in results if kinds_in(tensor)), results[0])
+    mask, rows = where_bad(worst)
+    stats = []
+    for name, tensor, writer in inputs:
+        stats.append(stats_of(tensor, name, mask))
+        stats[-1].record = writer.index
+    return Detail(
+        stats,
+        {name: value for name, value in named if _is_plain(value)},
+        frozenset[str]().union(*(kinds_in(tensor) for tensor in results)),
+        stats_of(worst, "result"),
+        rows,
+        int(mask.sum()),
+    )
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, (list, tuple)):
+        return all(isinstance(item, (bool, int, float)) for item in value)
+    return isinstance(value, (bool, int, float, str)) or value is None
+
+
+@dataclass(slots=True)
+class Record:
+    """One operation.
+
+    Attributes:
+        index: Its place in the order of execution.
+        op: Its name, such as ``aten.log``; ``parameter``, ``buffer`` or ``input`` for a tensor
+            that was there before.
+        step: The step it belongs to.
+        phase: ``data``, ``forward`` or ``backward``; what comes after the last backward belongs
+            to the optimizer.
+        place: The user's code it was called from; in backward, that of the forward operation.
+        inside: The module it ran in; None outside of any.
+        name: The name of a parameter; the file that a tensor was loaded from.
+        forward: In backward, the forward operation whose derivative this is part of.
+        writers: The operations that wrote its inputs.
+        bad_writers: Those among them whose values are not finite here.
+        low: The smallest value of its results.
+        high: The largest.
+        exact: Whether they are; if not, they are only how far from 0 any of the results is.
+        late: What a device knows about them and nobody has read yet: the largest values of its
+            results, after the smallest ones if it is exact.
+        sizes: On a device, how many elements its result has, and each of its inputs.
+        copies: Whether its results are known when those of its writers are.
+        rest: Who wrote before it to the memory of which it wrote to a part.
+        literal: Whether a bad value was written by the user as such, like ``float("-inf")``.
+        intended: Whether its bad values are infinities that somebody meant.
+        detail: A closer look, where the result is bad.
+        callers: Where the function around its place was called from, where the result is bad.
+        memory: Where its first result lies.
+        wrapped: Whether its whole numbers are not what they stand for: they went over the end of
+            their type, here or in what it read.
+    """
+
+    index: int
+    op: str
+    step: int
+    phase: str
+    place: Place | None
+    inside: nn.Module | None = None
+    forward: str | None = None
+    name: str | None = None
+    writers: tuple[Record, ...] = ()
+    bad_writers: tuple[Record, ...] = ()
+    low: float = 0.0
+    high: float = 0.0
+    exact: bool = True
+    late: list[Tensor] | None = None
+    sizes: tuple[int, ...] = ()
+    copies: bool = False
+    rest: Record | None = None
+    literal: bool = False
+    intended: bool = False
+    detail: Detail | None = None
+    callers: tuple[Place, ...] = ()
+    memory: int | None = None
+    wrapped: bool = False
+
+    @property
+    def bad(self) -> bool:
+        """Whether its result is not finite."""
+        return not (math.isfinite(self.low) and math.isfinite(self.high))
+
+    def to_row(self) -> dict[str, Any]:
+        """Returns the operation as a row of a table."""
+        known = self.exact and self.late is None and not self.copies
+        return {
+            "op": self.op,
+            "phase": self.phase,
+            "line": None if self.place is None else self.place[2],
+            "min": self.low if known else None,
+            "max": self.high if known else None,
+            "nonfinite": self.detail.all_bad if self.detail else 0,
+        }
+
+    @property
+    def is_source(self) -> bool:
+        """Whether this is a tensor that was there before, and no operation."""
+        return "." not in self.op or self.op == LOADED

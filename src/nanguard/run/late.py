@@ -1,0 +1,231 @@
+"""Steps on CUDA: judged and held back on the device, looked at by the host a little later.
+
+When the host learns of a bad step, the device has ignored the steps behind it. They are made again
+then, one after the other, from what they began with, so that the run goes on as if only the bad one
+had been left out.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections import deque
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from nanguard.guard.gate import Gate
+from nanguard.guard.judge import Reading
+from nanguard.guard.optimizers import (
+    can_be_gated,
+    gated,
+    hyperparameters,
+    parameters_of,
+    set_hyperparameters,
+)
+from nanguard.guard.symptom import Symptom
+from nanguard.numerics import Gradients, non_finite
+from nanguard.replay.inplace import InPlace
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from torch import Tensor
+    from torch.optim import Optimizer
+
+    from nanguard.guard.gate import Ticket
+    from nanguard.guard.judge import StepLimits
+    from nanguard.replay.start import Start
+    from nanguard.replay.watch import Watch
+    from nanguard.run.live import Live
+
+# Steps the host may be behind the device, and steps between two scans of the parameters.
+_LAG = 2
+_SCAN = 64
+_NUMBERS = ("latch", "loss", "grad_norm")
+
+
+@dataclass
+class Flight:
+    """A step that the host has not seen yet.
+
+    Attributes:
+        ticket: Its numbers, on their way from the device.
+        optimizer: Whose step it is.
+        step: The step as this optimizer counts.
+        ordinal: The step as all optimizers together count.
+        starts: What its passes began with.
+        rates: The hyperparameters it was made with.
+        limits: What its numbers were held to.
+    """
+
+    ticket: Ticket
+    optimizer: Optimizer
+    step: int
+    ordinal: int
+    starts: list[Start]
+    rates: list[dict[str, Any]]
+    limits: StepLimits
+
+
+class Late:
+    """Keeps the device from applying bad steps, without making the host wait."""
+
+    def __init__(self, live: Live) -> None:
+        self._live = live
+        self._gate: Gate | None = None
+        self._flights: deque[Flight] = deque()
+
+    def can_take(self, optimizer: Optimizer) -> bool:
+        """Returns whether an optimizer's own kernel can be held back on the device."""
+        first = next((p for g in optimizer.param_groups for p in g["params"]), None)
+        if first is None or not first.is_cuda or not can_be_gated(optimizer):
+            return False
+        if self._live.together.active:
+            return False  # the ranks agree on the host, and replay nothing in the run itself
+        if self._gate is None:
+            self._gate = Gate(first.device)
+        return True
+
+    def lag_of(self, optimizer: Any) -> int:
+        """Returns how many steps the host may be behind with an optimizer."""
+        first = next((p for g in optimizer.param_groups for p in g["params"]), None)
+        fused = any(group.get("fused") for group in optimizer.param_groups)
+        return _LAG if first is not None and first.is_cuda and fused else 0
+
+    @property
+    def ahead(self) -> int:
+        """How many steps the host has not seen yet."""
+        return len(self._flights)
+
+    @torch.no_grad()
+    def step(self, optimizer: Optimizer, call: Callable[..., Any]) -> Any:
+        """Makes a step that is a no-op on the device if it, or one before it, is bad."""
+        live, gate = self._live, self._gate
+        assert gate is not None  # noqa: S101 - can_take has made it
+        limits = self._judge(live, optimizer)
+        with torch.enable_grad(), gated([optimizer], gate.latch), live.cut_rate(optimizer):
+            result = call()
+        names: tuple[str, ...] = _NUMBERS
+        if live.ordinal % _SCAN == 0:
+            gate.write("poisoned", non_finite(parameters_of([optimizer]), gate.latch.device))
+            names = (*_NUMBERS, "poisoned")
+        if live.held is not None:
+            live.held.restore_if(gate.latch)
+        starts = list(live.starts.ended)
+        number = live.number_of(optimizer)
+        rates = hyperparameters([optimizer])
+        self._flights.append(
+            Flight(gate.post(names), optimizer, number, live.ordinal, starts, rates, limits)
+        )
+        self._resolve(_LAG)
+        return result
+
+    def _judge(self, watch: Watch, optimizer: Optimizer) -> StepLimits:
+        """Closes the gate if a step is bad; returns what it was held to."""
+        gate = self._gate
+        assert gate is not None  # noqa: S101
+        norm = watch.clipped_norm
+        if norm is None:
+            norm = Gradients(parameters_of([optimizer])).norm(out=gate["grad_norm"])
+        gate.write_step(self._loss(gate, watch), norm)
+        verdicts, lane = self._live.verdicts, self._live.lane_of(optimizer)
+        limits = verdicts.limits(lane, self.ahead)
+        verdicts.close_gate(gate, lane, limits)
+        return limits
+
+    def _loss(self, gate: Gate, watch: Watch) -> Tensor:
+        """Returns the loss of the step that is being made."""
+        losses = [loss.float() for loss in watch.losses if loss.numel() == 1]
+        if not losses:
+            return torch.zeros((), device=gate.latch.device)
+        if len(losses) == 1:
+            return losses[0]
+        # A script may throw a bad batch away by itself, and go on to another one.
+        fine = torch.isfinite(losses[-1]) & torch.isfinite(gate["grad_norm"])
+        return torch.where(fine, losses[-1], torch.stack(losses).sum())
+
+    def look(self) -> None:
+        """Looks at every step that is still in flight."""
+        self._resolve(0)
+
+    def close(self) -> None:
+        """Looks at what is left at the end."""
+        try:
+            self._resolve(0)
+        except SystemExit:
+            return
+
+    def _resolve(self, keep: int) -> None:
+        while len(self._flights) > keep:
+            flight = self._flights.popleft()
+            numbers = flight.ticket.read()
+            if numbers["latch"] or numbers.get("poisoned"):
+                self._meet(flight, numbers)
+                return
+            self._live.good(flight.optimizer, flight.step, Reading.of(numbers))
+
+    def _meet(self, flight: Flight, numbers: dict[str, float]) -> None:
+        gate, live = self._gate, self._live
+        assert gate is not None  # noqa: S101
+        behind = list(self._flights)
+        self._flights.clear()
+        gate.open()
+        live.meet(
+            Symptom.of(Reading.of(numbers), flight.limits),
+            flight.optimizer,
+            step=flight.step,
+            ordinal=flight.ordinal,
+            starts=flight.starts,
+        )
+        self._make_again(behind)
+
+    def _make_again(self, behind: list[Flight]) -> None:
+        """Makes the steps that the device has ignored since a bad one, as they would have been."""
+        live, lost = self._live, 0
+        for place, flight in enumerate(behind):
+            replayer = InPlace(
+                live,
+                live.patches,
+                live.starts,
+                flight.starts,
+                step=flight.step,
+                ordinal=flight.ordinal,
+            )
+            numbers = None
+            if live.starts.is_on and not lost:
+                # The one right behind was computed with the weights that it is made with now.
+                with changed_rates(flight):
+                    numbers = replayer.make(self._applied, exactly=place == 0)
+            if numbers is None:
+                lost += 1
+            elif numbers["latch"]:
+                self._flights.extendleft(reversed(behind[place + 1 :]))
+                self._meet(flight, numbers)
+                return
+            else:
+                live.good(flight.optimizer, flight.step, Reading.of(numbers))
+        if lost:
+            live.writer.say(f"{lost} steps after it were not made either: the device was ahead")
+
+    def _applied(
+        self, replay: Watch, optimizer: Optimizer, call: Callable[..., Any]
+    ) -> dict[str, float]:
+        """Judges a step on the device and makes it; returns its numbers."""
+        self._judge(replay, optimizer)
+        assert self._gate is not None  # noqa: S101
+        rate = self._live.cut_rate(optimizer)
+        with torch.enable_grad(), gated([optimizer], self._gate.latch), rate:
+            call()
+        return self._gate.post(_NUMBERS).read()
+
+
+@contextlib.contextmanager
+def changed_rates(flight: Flight) -> Iterator[None]:
+    """Gives an optimizer the learning rates that a step was to be made with."""
+    now = hyperparameters([flight.optimizer])
+    set_hyperparameters([flight.optimizer], flight.rates)
+    try:
+        yield
+    finally:
+        set_hyperparameters([flight.optimizer], now)

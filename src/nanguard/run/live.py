@@ -1,0 +1,725 @@
+"""Guards the steps of a script that knows nothing of it, in the process that runs it."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import math
+import multiprocessing
+import os
+import statistics
+import sys
+import time
+import weakref
+from collections import deque
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from nanguard.diagnose.limits import load_now
+from nanguard.guard.held import BufferPlaces, Held
+from nanguard.guard.judge import Reading
+from nanguard.guard.optimizers import learning_rate, scaled_lr
+from nanguard.guard.policy import Action, Decision, Trouble
+from nanguard.guard.verdicts import Verdicts
+from nanguard.numerics import all_finite
+from nanguard.replay.copies import LastGood
+from nanguard.replay.inplace import InPlace
+from nanguard.replay.patches import Patches, comes_from_signal
+from nanguard.replay.starts import Starts
+from nanguard.replay.terms import terms_of
+from nanguard.replay.watch import Watch, as_number, is_good, pass_over, single_number
+from nanguard.run.attach import is_launcher
+from nanguard.run.by_script import ByScript
+from nanguard.run.incident_writer import BadStep, IncidentWriter
+from nanguard.run.known_faults import items_drawn
+from nanguard.run.late import Late
+from nanguard.run.pulse import Pulse
+from nanguard.run.second_run import become_replay
+from nanguard.run.together import Together
+from nanguard.run.tracked import Tracked
+from nanguard.run.unusual_steps import (
+    grad_by_hand,
+    starts_without_backward,
+    step_by_hand,
+    step_with_closure,
+)
+from nanguard.settings import Settings
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from types import FrameType
+
+    from torch import Tensor
+    from torch.optim import Optimizer
+
+    from nanguard.guard.symptom import Symptom
+    from nanguard.replay.start import Start
+    from nanguard.run.known_faults import Drawn
+    from nanguard.run.options import Options
+
+STOPPED = 3
+_AS_IT_IS = contextlib.nullcontext()
+# What guards this process; None if nothing does.
+current: Live | None = None
+# The first steps, after each of which parameters are looked at, and steps between two looks later.
+_CAREFUL = 16
+_SCAN = 64
+# What one replay may take: so many steps' time, and so many seconds at least.
+_MOST_STEPS = 50
+_SHORTEST_LIMIT = 10.0
+# Steps whose time is remembered.
+_TIMED = 32
+
+
+def begin(options: Options) -> None:
+    """Guards this process from now on, unless it only starts others."""
+    if is_launcher() or multiprocessing.current_process().daemon:
+        return
+    global current  # a guard that the script makes has to know
+    current = live = Live(options)
+    live.patches.put_on()
+    if options.again is None:
+        live.open()
+    else:
+        become_replay(live, options)
+
+
+class Live(Watch):
+    """The guard around an unmodified script.
+
+    Attributes:
+        patches: What makes torch tell us things.
+        writer: Writes incidents.
+        starts: What its steps began with.
+        verdicts: Decides about its steps.
+        held: The buffers as they were before the step.
+        together: What the ranks know of each other.
+        bad_steps: The bad steps so far, as all optimizers together count.
+        is_aside: Whether nothing is guarded any more.
+    """
+
+    def __init__(self, options: Options) -> None:
+        super().__init__()
+        self._options = options
+        settings = Settings(
+            on_bad=options.on_bad,  # type: ignore[arg-type]
+            max_bad=options.max_bad,
+            spikes=options.spikes,  # type: ignore[arg-type]
+        )
+        # Each optimizer is a lane of its own, as long as it is there.
+        self.verdicts = Verdicts(settings, lanes=weakref.WeakKeyDictionary())
+        self._late = Late(self)
+        self._last_good = LastGood(self, wanted=options.on_bad == "rollback")
+        self.together = Together()
+        self.bad_steps: list[int] = []
+        self._pid = os.getpid()
+        self.is_aside = False
+        self._pulse: Pulse | None = None
+        self._tracked: Tracked | None = None
+        self._by_script = ByScript(self)
+        # The losses of this step that were read so far; None if one of them is not finite.
+        self._values: list[float] | None = []
+        # Which backward pass the last bad step belongs to.
+        self._met_in = -1
+        # An incident whose step was good when it was replayed.
+        self._doubt: Path | None = None
+        self._step_times: deque[float] = deque(maxlen=_TIMED)
+        self._began_step = time.perf_counter()
+        self.writer = IncidentWriter(options)
+        self.held: Held | None = None
+        self.patches = Patches(self)
+        self.starts = Starts(on_left=self._script_left)
+        if self.writer.quarantine is not None:
+            self.left_out = self.writer.quarantine.without_bad
+
+    def open(self) -> None:
+        """Begins."""
+        self.writer.attached()
+        if self._options.recover:
+            self._pulse = Pulse(Path(self._options.control))
+            self._pulse.listen()
+        if self.writer.rank == 0:
+            self._tracked = Tracked(self)
+        self.starts.begin()
+        self._by_script.listen()
+        atexit.register(self.close)
+
+    def stand_aside(self) -> None:
+        """Leaves the run to a guard of its own."""
+        if not self.is_aside:
+            self.is_aside = True
+            self.starts.close()
+            self.writer.say("the script has a Guard of its own, which decides about its steps")
+
+    # The script must run, whatever is wrong with us.
+
+    def made(self, optimizer: Optimizer) -> None:
+        """Marks the buffers of what the new optimizer trains, as its first step may be bad."""
+        super().made(optimizer)
+        self.own(self._mark_all)
+
+    def loaded(self, state: Any) -> None:
+        """Marks the buffers anew: what was loaded is not what a bad step has changed."""
+        if not self.is_aside:
+            self.own(lambda: super(Live, self).loaded(state))
+            if self.starts.current is None:  # in a step, buffers may be what it has made of them
+                self.own(self._mark_all)
+
+    def step(self, optimizer: Optimizer, call: Callable[..., Any], closure: Any) -> Any:
+        """Lets an optimizer step if all is well."""
+        return self._guarded(super().step, optimizer, call, closure)
+
+    def scaler_step(self, scaler: Any, optimizer: Any, call: Callable[[], Any]) -> Any:
+        """Lets a GradScaler step."""
+        return self._guarded(partial(super().scaler_step, scaler), optimizer, call)
+
+    def _guarded(
+        self, step: Callable[..., Any], optimizer: Any, call: Callable[..., Any], *given: Any
+    ) -> Any:
+        """Makes a step under the guard; without it, if the guard fails before the step is made."""
+        begun, result, own = False, None, None
+
+        def made(*args: Any) -> Any:
+            nonlocal begun, result, own
+            begun = True
+            try:
+                result = call(*args)
+            except BaseException as error:  # the script's, whatever it is: it goes on
+                own = error
+                raise
+            return result
+
+        try:
+            return step(optimizer, made, *given)
+        except Exception as error:  # whatever it is, it is ours: the script's own is raised again
+            if error is own or self.patches.watcher is not self or comes_from_signal(error):
+                raise
+            self._give_up(error)
+            return result if begun else call()
+        finally:
+            own = None  # it holds this frame, and with it whatever the step held
+
+    def own(self, look: Callable[..., Any], *given: Any) -> None:
+        """Does something of our own; gives up guarding if it fails."""
+        try:
+            look(*given)
+        except Exception as error:  # whatever it is, the script must not end with it
+            if self.patches.watcher is not self or comes_from_signal(error):
+                raise
+            self._give_up(error)
+
+    def _give_up(self, error: Exception) -> None:
+        if not self.is_aside:
+            self.is_aside = True
+            self.starts.close()
+            self.writer.say(f"this process is not guarded any more: {error!r}")
+
+    # The step.
+
+    def next_batch(self, own: Any, draw: Callable[[], Any]) -> Any:
+        """Hands on a batch."""
+        batch = draw()
+        if not self.is_aside:
+            self.starts.drew(own, batch, self.indices_of(own))
+        return batch
+
+    def before_backward(self, losses: list[Tensor]) -> None:
+        """Looks at the loss while its terms can still be named."""
+        if self.is_aside:
+            return
+        if self.backwards == 0:
+            self.writer.stepped()
+        self.own(self.starts.before_backward, losses)
+        if not losses or not losses[0].is_cpu:
+            return
+        if self._are_good(losses):
+            return
+        if self.starts.current is not None:
+            self.starts.current.bad = True
+        # Terms are a nicety: what cannot be read as a number is left out.
+        with contextlib.suppress(RuntimeError, TypeError, ValueError):
+            self.terms = terms_of(losses[0], sys._getframe(2))
+
+    def _are_good(self, losses: list[Tensor]) -> bool:
+        """Reads the losses of a pass, once; returns whether all of them are finite."""
+        read: list[float] = []
+        for loss in losses:
+            if type(loss) is not torch.Tensor or loss.is_complex() or loss.is_meta:
+                self._values = None
+                return all(map(is_good, losses))
+            read.append(as_number(loss))
+        good = all(map(math.isfinite, read))
+        self._values = [*self._values, *read] if good and self._values is not None else None
+        return good
+
+    @property
+    def _are_known(self) -> bool:
+        return self._values is not None and len(self._values) == len(self.losses)
+
+    def bad_loss(self) -> Symptom | None:
+        """Returns what is wrong with the losses of this step."""
+        return None if self._are_known else super().bad_loss()
+
+    def loss_value(self) -> float | None:
+        """Returns the sum of the losses of this step."""
+        return sum(self._values) if self._values and self._are_known else super().loss_value()
+
+    def forget_step(self) -> None:
+        """Forgets what belonged to the step that is over."""
+        super().forget_step()
+        self._values = []
+
+    def after_backward(self) -> None:
+        """Counts a step where there is no optimizer that would."""
+        if self.is_aside:
+            return
+        self.starts.after_backward()
+        # The graph of this step is gone by now, so that nobody minds a replay.
+        self.own(self._by_script.meet)
+        if not self.made_by:
+            self.own(lambda: step_by_hand(self))
+
+    def judged_step(self, optimizer: Optimizer, call: Callable[..., Any], closure: Any) -> Any:
+        """Makes a step only if loss and gradients are finite."""
+        if "nanguard.guard.guard" in sys.modules and _called_by_a_guard():
+            self.stand_aside()
+        if self.is_aside:
+            return call()
+        if self.ordinal == 0:
+            self.writer.stepped()
+        self.starts.step_begins()
+        self._by_script.unstepped = None
+        if closure is None and self._scaler is None and self._late.can_take(optimizer):
+            return self._late.step(optimizer, call)
+        self._late.look()
+        if closure is not None:
+            return step_with_closure(self, optimizer, call, closure)
+        loss, gradient = self.verdict(optimizer)
+        symptom = self.together.agree(loss, gradient, self.ordinal) or self._spike(optimizer)
+        if symptom is None:
+            self._by_script.note_discarded()
+            self.own(self._settle_doubt)
+        else:
+            symptom.scaled_by_hand = self._scaler is not None
+            self.meet(
+                symptom,
+                optimizer,
+                starts=self.starts.ended or starts_without_backward(self, optimizer),
+            )
+            return None
+        with self.cut_rate(optimizer):
+            result = call()
+        if loss is None:
+            self.look_after(optimizer)
+        else:
+            reason = "the gradients of all ranks together are finite, so the step was made"
+            decision = Decision(Action.NOTED, reason)
+            self.own(lambda: self._report_on_rank(loss, optimizer, decision))
+        return result
+
+    def judged_scaler_step(self, scaler: Any, optimizer: Any, call: Callable[[], Any]) -> Any:
+        """Lets the scaler do its work; a bad loss is none of it."""
+        if self.is_aside:
+            return call()
+        self.starts.step_begins()
+        self._by_script.unstepped = None
+        self._late.look()
+        here = self.bad_loss()
+        symptom = self.together.agree_on_loss(here)
+        if symptom is not None:
+            pass_over(scaler, optimizer)
+            symptom.scale = scaler.get_scale()
+            self.meet(symptom, optimizer)
+            return None
+        with self.cut_rate(optimizer):
+            result = call()
+        if here is None:
+            self.look_after(optimizer)
+        else:
+            reason = "the gradients of all ranks are bad, and their scalers leave the step out"
+            decision = Decision(Action.SKIP, reason)
+            self.own(lambda: self._report_on_rank(here, optimizer, decision))
+        return result
+
+    def _report_on_rank(self, symptom: Symptom, optimizer: Any, decision: Decision) -> None:
+        """Reports a bad loss of one rank, while all ranks together decide about its step."""
+        bad = BadStep(
+            symptom, self.number_of(optimizer), self.ordinal, decision, tuple(self.bad_steps)
+        )
+        self.bad_steps.append(self.ordinal)
+        if self.writer.report(bad) and not self.together.in_lockstep:
+            self.explain(bad, self.starts.ended)
+
+    @property
+    def lr_factor(self) -> float:
+        """What the ladder multiplies the learning rate with."""
+        return self.verdicts.policy.lr_factor
+
+    def cut_rate(self, optimizer: Optimizer) -> contextlib.AbstractContextManager[None]:
+        """Returns a context in which the learning rate is what the ladder has made of it."""
+        factor = self.verdicts.policy.lr_factor
+        return _AS_IT_IS if factor == 1.0 else scaled_lr([optimizer], factor)
+
+    def _mark_all(self) -> None:
+        self.held = Held(BufferPlaces(self.models()))
+        self.held.mark()
+
+    def boundary(self) -> None:
+        """Marks what the next step may change."""
+        if self._pulse is not None:
+            self._pulse.beat(self._tried)
+            if self.ordinal == 1:
+                self._pulse.rate(learning_rate(self.optimizers()))
+        if not self.is_aside:
+            self.own(self._begin_step)
+
+    @property
+    def _tried(self) -> int:
+        """How many steps are over: those of the optimizer that has made most of them."""
+        return max(self.counts.values(), default=self.ordinal)
+
+    def heard_of_bad(self) -> None:
+        """Notes a bad step that the script's own guard has met."""
+        if self._pulse is not None:
+            self._pulse.bad(self._tried)
+
+    def heard_of_held_back(self, optimizers: Sequence[Optimizer]) -> None:
+        """Counts a step that the script's own guard has held back: no optimizer tells of it."""
+        self.ordinal += 1
+        for optimizer in optimizers:
+            self.add_step(optimizer)
+        if self._pulse is not None:
+            self._pulse.beat(self._tried)
+
+    def _begin_step(self) -> None:
+        now = time.perf_counter()
+        self._step_times.append(now - self._began_step)
+        self._began_step = now
+        if self.held is None:
+            self.held = Held(BufferPlaces(self.models()))
+        self.held.mark()
+        self.starts.step_ended()
+
+    def track_step(self) -> None:
+        """Tells trackers of a step that no optimizer makes."""
+        if self._tracked is not None:
+            self._tracked.good(None)
+
+    def good(self, optimizer: Any, step: int | None = None, reading: Reading | None = None) -> None:
+        """Counts a good step, and says what is unusual about it.
+
+        Args:
+            optimizer: Whose step it is.
+            step: Its number; None for the step that is being made.
+            reading: Its numbers; None for those that are at hand.
+        """
+        if self._tracked is not None:
+            self._tracked.good(optimizer, step, reading)
+        reading = reading or self._reading()
+        if reading is None or not math.isfinite(reading.loss):
+            self.verdicts.policy.good()
+        else:
+            self.recent_losses.append(reading.loss)
+            step = self.number_of(optimizer) if step is None else step
+            limits = self.verdicts.limits(self.lane_of(optimizer), self._late.ahead)
+            for finding in self.verdicts.passed(optimizer, reading, limits, step):
+                self.writer.say(f"step {step}: {finding.message} ({finding.name})")
+        self._last_good.after_good_step()
+
+    def look_after(self, optimizer: Optimizer) -> None:
+        """Looks at what a step has made of the run, now and then; counts it."""
+        due = self.ordinal < _CAREFUL or self.ordinal % _SCAN == 0
+        symptom = (self.bad_state(optimizer) if due else None) or self.bad_buffers()
+        if due and symptom is None:
+            self.own(lambda: self.curves.look(self.ordinal, self.named_parameters()))
+        if symptom is not None:
+            self.meet(symptom, optimizer)
+        else:
+            self.good(optimizer)
+
+    def lane_of(self, optimizer: Any) -> Any:
+        """Returns the lane of an optimizer's steps, which is the optimizer itself."""
+        if not self.verdicts.knows(optimizer):
+            lag = self._late.lag_of(optimizer)
+            self.verdicts.add_lane(optimizer, lag=lag, adversarial=len(self.optimizers()) > 1)
+        return optimizer
+
+    def _reading(self) -> Reading | None:
+        """Returns the numbers of this step where reading them does not wait for a device."""
+        if not self.losses or not self.losses[0].is_cpu:
+            return None
+        loss, norm = self.loss_value(), self.grad_norm
+        if loss is None:
+            return None
+        scale = None if self._scaler is None else float(self._scaler.get_scale())
+        # Gradients that are scaled are left to the scaler, whether they overflow or not.
+        overflow = norm is None or scale is not None
+        return Reading(
+            closed=False, loss=loss, grad_norm=norm or 0.0, terms={}, scale=scale, overflow=overflow
+        )
+
+    def _spike(self, optimizer: Optimizer) -> Symptom | None:
+        """Returns what is unusual about a step, if that is enough not to make it."""
+        if self._options.spikes != "act" or self.together.active or self.grad_norm is None:
+            return None
+        reading = self._reading()
+        if reading is None:
+            return None
+        limits = self.verdicts.limits(self.lane_of(optimizer), self._late.ahead)
+        return self.verdicts.spike(optimizer, reading, limits)
+
+    def meet(
+        self,
+        symptom: Symptom | None,
+        optimizer: Any,
+        *,
+        step: int | None = None,
+        ordinal: int | None = None,
+        starts: list[Start] | None = None,
+    ) -> None:
+        """Deals with a bad step.
+
+        Args:
+            symptom: What is wrong with it; None for nothing.
+            optimizer: Whose step it is; None in a script that has none.
+            step: Its number; None for the step that is being made.
+            ordinal: The same, as all optimizers together count.
+            starts: What it began with; None for the step that is being made.
+        """
+        if symptom is None:
+            return
+        if step is None:
+            step = self.ordinal if optimizer is None else self.number_of(optimizer)
+        ordinal = self.ordinal if ordinal is None else ordinal
+        starts = list(self.starts.ended if starts is None else starts)
+        running: Any = torch._C._current_autograd_node()
+        if running is not None and self._met_in == self.backwards:
+            # Another optimizer of a step that is known to be bad: some step in backward hooks.
+            self._clear_gradients(optimizer)
+            return
+        self._met_in = self.backwards
+        self._note_bad(step, optimizer)
+        if self.held is not None:
+            self.held.restore(self.held.shape)
+        drawn = items_drawn(self.starts)
+        poisoned, decision = self._decide(optimizer, step, symptom, drawn)
+        bad = BadStep(symptom, step, ordinal, decision, tuple(self.bad_steps))
+        bad.drawn = drawn
+        bad.seconds = statistics.median(self._step_times) if self._step_times else None
+        bad.why = _why_not(symptom, poisoned=poisoned)
+        starts = starts if bad.why is None else []
+        self._clear_gradients(optimizer)
+        self._report(bad, starts)
+        if self._tracked is not None:
+            self._tracked.bad(optimizer, step, symptom, decision)
+        self._act(decision)
+
+    def _report(self, bad: BadStep, starts: list[Start]) -> None:
+        """Writes and explains an incident; Ctrl-C ends the explanation, and the step stays bad."""
+        try:
+            if self.together.mine:
+                written = self.writer.report(bad)
+                self.explain(bad, starts if written else [])
+            elif self.together.in_lockstep and self._options.trace:
+                self.together.follow(self.replayer(bad, starts), bad.ordinal)
+        except KeyboardInterrupt:
+            # The script may catch it and go on, with weights that must be good then.
+            if bad.decision.action is Action.ROLLBACK:
+                self._last_good.restore()
+            raise
+        finally:
+            for start in starts:
+                start.reported = True
+            self.bad_steps.append(bad.ordinal)
+            self._by_script.known_at = self.ordinal + 1
+
+    def _note_bad(self, step: int, optimizer: Any) -> None:
+        if self._pulse is not None:
+            leads = optimizer is None or self.number_of(optimizer) == self._tried
+            # The last step of the one that leads belongs to the same round.
+            self._pulse.bad(step if leads else self._tried - 1)
+
+    def _decide(
+        self, optimizer: Any, step: int, symptom: Symptom, drawn: Drawn
+    ) -> tuple[bool, Decision]:
+        """Returns whether the run itself is bad by now, and what to do about a bad step."""
+        trained = [p for p in self.named_parameters().values() if p.requires_grad]
+        poisoned = not all_finite(trained) or self.bad_buffers() is not None
+        # A copy that nobody has asked for is there for what cannot be helped otherwise.
+        wanted = poisoned or self._options.on_bad == "rollback"
+        can_roll_back = wanted and self._last_good.is_there
+        trouble = Trouble(step, poisoned=poisoned, can_roll_back=can_roll_back)
+        if not self.together.active:  # ranks know of their own samples only, and decide alike
+            trouble = self.writer.with_known(trouble, drawn)
+        seen = (symptom.loss, symptom.grad_norm)
+        reading = None
+        if symptom.kind == "spike" and None not in seen:
+            reading = Reading(closed=True, loss=seen[0], grad_norm=seen[1], terms={})  # type: ignore[arg-type]
+        return poisoned, self.verdicts.failed(optimizer, reading, trouble)
+
+    @staticmethod
+    def _clear_gradients(optimizer: Any) -> None:
+        """Frees the gradients of a bad step, whose memory its replays may need."""
+        if optimizer is not None:
+            with contextlib.suppress(AttributeError):
+                optimizer.zero_grad(set_to_none=True)
+
+    def _act(self, decision: Decision) -> None:
+        if decision.action is Action.ROLLBACK:
+            self._last_good.restore()
+        if decision.action is Action.STOP:
+            self.writer.stopped(decision.reason)
+            raise SystemExit(STOPPED)
+
+    def explain(
+        self,
+        bad: BadStep,
+        starts: Sequence[Start],
+        *,
+        unfinished: bool = False,
+        reads: bool = False,
+    ) -> None:
+        """Replays a step, if that is wanted and can be done."""
+        replayer = self.replayer(bad, starts, unfinished=unfinished, reads=reads)
+        with contextlib.ExitStack() as stack:
+            if self.together.in_lockstep and self._options.trace:
+                stack.enter_context(self.together.lead(replayer, bad.ordinal))
+            if not self.writer.may_explain or not starts:
+                return
+            named = self.named_parameters()
+            self.own(lambda: self.curves.look(self.ordinal, named, last=True))
+            self.writer.explain(replayer)
+        if replayer.differs and not (unfinished or reads):
+            self._doubt = self.writer.folder
+
+    def replayer(
+        self,
+        bad: BadStep,
+        starts: Sequence[Start],
+        *,
+        unfinished: bool = False,
+        reads: bool = False,
+    ) -> InPlace:
+        """Returns what replays a bad step.
+
+        Args:
+            bad: The step.
+            starts: What its passes began with.
+            unfinished: Whether the script has left it before its backward pass.
+            reads: Whether the bad number is one that the script has read.
+        """
+        likely = list(starts)
+        together = self.together.in_lockstep
+        if not reads and not together:
+            # A bad loss shows which pass it was; a bad gradient may be any one's.
+            likely.sort(key=lambda start: all_finite(start.losses))
+        return InPlace(
+            self,
+            self.patches,
+            self.starts,
+            likely,
+            step=bad.step,
+            ordinal=bad.ordinal,
+            together=together,
+            unfinished=unfinished,
+            reads=reads,
+            longest=max(_SHORTEST_LIMIT, _MOST_STEPS * (bad.seconds or 0.0)) * load_now(),
+        )
+
+    def _settle_doubt(self) -> None:
+        """Says that a bad step did not come again, if a good one does, bit for bit.
+
+        Only then is it known that what is replayed is what ran.
+        """
+        folder, self._doubt = self._doubt, None
+        if folder is None or not self.starts.ended:
+            return
+        replayer = InPlace(
+            self,
+            self.patches,
+            self.starts,
+            list(self.starts.ended),
+            step=self.ordinal,
+            ordinal=self.ordinal,
+        )
+        if replayer.is_exact():
+            self.writer.did_not_come_again(folder)
+
+    # What a script deals with by itself.
+
+    def clipped(self, parameters: list[Tensor], norm: Any) -> None:
+        """Notes the norm of gradients; a script that sees it may leave out the step."""
+        super().clipped(parameters, norm)
+        if isinstance(norm, torch.Tensor) and not self.is_aside:
+            self._by_script.unstepped = (list(self.starts.ended), norm)
+
+    def grad(self, call: Callable[[], Any], outputs: Any) -> Any:
+        """Follows gradients that the script applies by itself."""
+        loss = single_number(outputs)
+        if self.is_aside or loss is None:
+            return call()
+        self.own(lambda: self.starts.before_backward([loss]))
+        self.losses.append(loss)
+        found = call()
+        self.starts.after_backward()
+        if not self.made_by:
+            self.own(lambda: grad_by_hand(self, found))
+        return found
+
+    def read(self, tensor: Tensor, value: float) -> None:
+        """Hears of a bad number that the script has read."""
+        self._by_script.read(tensor, value, in_optimizer=bool(self._depth))
+
+    def _script_left(self, start: Start, names: Any) -> None:
+        """Undoes what a step has done to the buffers that the script has left as it was bad."""
+        if self._by_script.left(start, names) and self.held is not None:
+            self.held.restore(self.held.shape)
+
+    def look(self) -> None:
+        """Looks at the steps that the device has not told about yet."""
+        self._late.close()
+
+    def close(self) -> None:
+        """Ends the guard, and says what it met."""
+        if os.getpid() != self._pid:
+            return
+        self._late.close()
+        self.own(self._by_script.meet)
+        self.own(self._by_script.meet_unused_gradient)
+        if self.bad_steps or self._by_script.count:
+            self.writer.summary(self.ordinal, len(self.bad_steps) + self._by_script.count)
+        if self._pulse is not None:
+            self._pulse.end(finite=self._is_finite())
+        if self._tracked is not None:
+            self._tracked.close()
+        self.starts.close()
+        self.patches.take_off()
+
+    def _is_finite(self) -> bool:
+        """Returns whether what was trained is finite; yes where that cannot be told any more."""
+        try:
+            return all_finite([p for p in self.named_parameters().values() if p.requires_grad])
+        except RuntimeError:  # of a device that has failed
+            return True
+
+
+def _why_not(symptom: Symptom, *, poisoned: bool) -> str | None:
+    """Returns why a bad step cannot be replayed; None if it can."""
+    if symptom.kind == "spike":
+        return "a spike is a finite number: there is no bad value to look for"
+    if poisoned or symptom.where not in ("loss", "gradient"):
+        return "the run itself is bad by now: the state before the step is gone"
+    return None
+
+
+def _called_by_a_guard() -> bool:
+    """Returns whether a step is made by a Guard that the script has made itself."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if frame.f_globals.get("__name__") == "nanguard.guard.guard":
+            return True
+        frame = frame.f_back
+    return False

@@ -1,0 +1,129 @@
+"""Tells trackers about the steps of a script that knows nothing of them."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+from nanguard.errors import NanguardError
+from nanguard.guard.optimizers import learning_rate
+from nanguard.numerics import whole
+from nanguard.trackers import TRACK, trackers_for
+from nanguard.trackers.tracker import incident_line
+
+if TYPE_CHECKING:
+    from nanguard.guard.judge import Reading
+    from nanguard.guard.policy import Decision
+    from nanguard.guard.symptom import Symptom
+    from nanguard.run.live import Live
+    from nanguard.trackers import Trackers
+
+
+class Tracked:
+    """Writes steps and what was done about them, from the first step on.
+
+    A process that only imports torch, or has a guard of its own, makes no step here, and so
+    begins nothing.
+    """
+
+    def __init__(self, live: Live) -> None:
+        self._live = live
+        self._trackers: Trackers | None = None
+        self._wanted = bool(os.environ.get(TRACK))
+
+    def good(self, optimizer: Any, step: int | None = None, reading: Reading | None = None) -> None:
+        """Writes a step that was made.
+
+        Args:
+            optimizer: Whose step it is; None in a script that has none.
+            step: Its number; None for the step that is being made.
+            reading: Its numbers, where they came late.
+        """
+        if not self._wanted:
+            return
+        if reading is None:
+            known = {"loss": self._live.loss_value(), "grad_norm": self._norm()}
+        else:
+            known = {"loss": reading.loss, "grad_norm": reading.grad_norm}
+        self._write({**self._line(optimizer, step), **known, "action": "step"})
+
+    def bad(self, optimizer: Any, step: int, symptom: Symptom, decision: Decision) -> None:
+        """Writes a step that was not made.
+
+        Args:
+            optimizer: Whose step it is; None in a script that has none.
+            step: Its number.
+            symptom: What is wrong with it.
+            decision: What was done about it.
+        """
+        if not self._wanted:
+            return
+        action = decision.action.value
+        seen = {"loss": symptom.loss, "grad_norm": symptom.grad_norm, "terms": symptom.terms}
+        self._write({**self._line(optimizer, step), **seen, "action": action})
+        if self._trackers is None:
+            return
+        self._trackers.event(
+            {
+                "name": f"non-finite-{symptom.where.replace(' ', '-')}",
+                "severity": "error",
+                "step": step,
+                "message": symptom.in_words(),
+                "action": action,
+                "reason": decision.reason,
+            }
+        )
+        incident = self._live.writer.folder if self._live.together.mine else None
+        if incident is not None:
+            self._trackers.event(incident_line(step, incident))
+
+    def close(self) -> None:
+        """Writes what is left."""
+        if self._trackers is not None:
+            self._trackers.close()
+
+    def _line(self, optimizer: Any, step: int | None) -> dict[str, Any]:
+        live = self._live
+        if optimizer is None:
+            return {"step": live.ordinal if step is None else step}
+        now = live.number_of(optimizer)
+        line: dict[str, Any] = {
+            "step": now if step is None else step,
+            "optimizer": live.place_of(optimizer),
+        }
+        rate = learning_rate([optimizer])
+        # Of a step that the device tells about late, the rate is not known any more.
+        if rate is not None and line["step"] == now:
+            line["lr"] = rate * live.lr_factor
+        return line
+
+    def _norm(self) -> float | None:
+        """Returns the norm of the gradients, where somebody has computed it."""
+        live = self._live
+        if live.grad_norm is not None or live.clipped_norm is None:
+            return live.grad_norm
+        return float(whole(live.clipped_norm))
+
+    def _write(self, line: dict[str, Any]) -> None:
+        if self._trackers is None:
+            self._begin()
+        if self._trackers is not None:
+            self._trackers.metric(line)
+
+    def _begin(self) -> None:
+        say = self._live.writer.say
+        # Ranks that were started by the script know of each other by now, and not before.
+        self._wanted = self._live.writer.rank == 0
+        if not self._wanted:
+            return
+        try:
+            self._trackers = trackers_for(
+                None,
+                None,
+                where=TRACK,
+                on_failure=lambda what: say(f"could not write {what}"),
+                at_exit=self._live.look,
+            )
+        except NanguardError as error:
+            say(f"the run is not tracked: {error.what} {error.do}")
+        self._wanted = self._trackers is not None

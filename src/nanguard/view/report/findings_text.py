@@ -1,0 +1,340 @@
+"""Findings for people: by file, with the line of source, the fixes, and what was not checked.
+
+Written without rich, which takes longer to import than a small file takes to check.
+"""
+
+from __future__ import annotations
+
+import textwrap
+from collections import Counter
+from dataclasses import dataclass, field
+from itertools import groupby
+from typing import TYPE_CHECKING, Any
+
+from nanguard.findings import Severity
+from nanguard.view.report.fields import literal, place_in_words, source
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from nanguard.check.outcome import NotChecked, Outcome, Repair, Seen
+    from nanguard.findings import Finding, Fix
+
+_STYLES = {
+    "bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33", "blue": "34",
+    "cyan": "36", "title": "1;4", "error": "1;31", "warning": "1;33", "info": "1;34",
+}  # fmt: skip
+_DIFF = {"+": "green", "-": "red", "@": "cyan"}
+_DIFF_LINES = 40
+_ALIKE = 4
+_SETTINGS = ("setting", "where", "value", "verdict")
+_ROWS = 24
+# What makes bad numbers, and what only shows them, in this order.
+_CAUSES = ("SRC", "CFG", "DAT", "CKP", "LOG")
+
+
+@dataclass(slots=True)
+class Page:
+    """The report of a check, as text.
+
+    Attributes:
+        outcome: What came of the check.
+        colour: Whether to use colour.
+        width: How wide the terminal is.
+        verbose: Whether to list files that no rule reads as well.
+        full: Whether to show fixes and their diffs; else a finding is a line and its place.
+    """
+
+    outcome: Outcome
+    colour: bool = False
+    width: int = 100
+    verbose: bool = False
+    full: bool = False
+    _lines: list[str] = field(default_factory=list)
+
+    def render(self) -> str:
+        """Returns the whole report."""
+        copies = copies_of(self.outcome)
+        hidden = {path for others in copies.values() for path in others}
+        found = [s for s in worst_first(self.outcome) if (s.finding.path or "") not in hidden]
+        self._lines += self._likely()
+        for path, group in groupby(found, key=lambda seen: seen.finding.path or ""):
+            also = copies.get(path, ())
+            words = f" (and {_many(len(also), 'copy', 'copies')} of it)" if also else ""
+            self._lines.append(self._styled(f"{literal(path, 1000)}{words}", "title"))
+            for seen in group:
+                self._lines += self._finding(seen) if self.full else self._line(seen)
+            if not self.full:
+                self._lines.append("")
+        self._lines += self._alignment()
+        for repair in self.outcome.repairs:
+            self._lines += self._repair(repair)
+        self._lines += self._not_checked()
+        self._lines += [f"stale in the baseline: {literal(e, 300)}" for e in self.outcome.stale]
+        if self.outcome.stale:
+            self._lines.append("")
+        self._lines.append(self._styled(summary(self.outcome, verbose=self.verbose), "bold"))
+        self._lines += self._hint()
+        return "\n".join(self._lines) + "\n"
+
+    def _likely(self) -> Iterator[str]:
+        """Yields what is most likely to break the run, where several kinds of files say something.
+
+        Among many findings in code, settings, data, checkpoints and logs that is where to begin.
+        """
+        first = most_likely(self.outcome)
+        if first is None:
+            return
+        place = f"{literal(first.path or '', 1000)}:{first.line}" if first.line else first.path
+        words = f"most likely to break this run: {place}: {literal(first.message, 1000)}"
+        yield from (self._styled(line, "bold") for line in self._wrapped(words, 0))
+        yield ""
+
+    def _line(self, seen: Seen) -> Iterator[str]:
+        """Yields a finding as one line, with its place in the source below."""
+        finding = seen.finding
+        place = ":".join(str(n) for n in (finding.line, finding.column) if n is not None)
+        head = self._styled(finding.severity.value, finding.severity.value)
+        name = self._styled(literal(finding.name), "bold")
+        words = place_in_words(finding)
+        where = f" ({literal(words)})" if words and (finding.step is not None or not place) else ""
+        message = literal(finding.message, 1000)
+        yield f"  {place + '  ' if place else ''}{head}  {name}: {message}{where}"
+        if seen.text.strip() and finding.line is not None:
+            yield from self._source(seen)
+
+    def _finding(self, seen: Seen) -> Iterator[str]:
+        finding = seen.finding
+        place = ":".join(str(n) for n in (finding.line, finding.column) if n is not None)
+        head = self._styled(finding.severity.value, finding.severity.value)
+        name = self._styled(f"{literal(finding.name)} [{literal(finding.code)}]", "bold")
+        where = f"  ({literal(place_in_words(finding))})" if place_in_words(finding) else ""
+        yield f"  {place + '  ' if place else ''}{head}  {name}{self._styled(where, 'dim')}"
+        yield from self._wrapped(literal(finding.message, 1000), 4)
+        if seen.text.strip() and finding.line is not None:
+            yield from self._source(seen)
+        for number, fix in enumerate(finding.fixes):
+            diff = seen.diffs[number] if number < len(seen.diffs) else ""
+            yield from self._fix(fix, diff if number == 0 else "")
+        yield ""
+
+    def _source(self, seen: Seen) -> Iterator[str]:
+        """Yields the line of source with a mark below the column."""
+        finding, text = seen.finding, seen.text
+        indent = len(text) - len(text.lstrip())
+        number = f"{finding.line}"
+        room = max(30, self.width - len(number) - 9)
+        column = finding.column
+        at = None if column is None else len(source(f"{text[indent : column - 1]}.")) - 1
+        shown = source(text[indent:])
+        cut = 0 if at is None or at < room else at - room // 2
+        line = ("..." if cut else "") + shown[cut : cut + room]
+        yield f"    {self._styled(f'{number} |', 'dim')} {line}"
+        if at is not None:
+            blank = " " * (at - cut + (3 if cut else 0))
+            bar = self._styled(" " * len(number) + " |", "dim")
+            yield f"    {bar} {blank}{self._styled('^', finding.severity.value)}"
+
+    def _fix(self, fix: Fix, diff: str) -> Iterator[str]:
+        kind = "safe fix" if fix.safe else "fix"
+        first, *more = self._wrapped(f"{kind}: {literal(fix.title, 500)}", 4)
+        yield self._styled(first, "green" if fix.safe else "cyan")
+        yield from more
+        for step, words in enumerate(fix.plan, start=1):
+            yield from self._wrapped(f"{step}. {literal(words, 500)}", 6)
+        yield from self._diff(diff, 6)
+
+    def _diff(self, diff: str, indent: int) -> Iterator[str]:
+        lines = [line for line in diff.split("\n") if line][2:]
+        for line in lines[:_DIFF_LINES]:
+            yield f"{' ' * indent}{self._styled(source(line), _DIFF.get(line[:1], ''))}"
+        if len(lines) > _DIFF_LINES:
+            yield f"{' ' * indent}... and {len(lines) - _DIFF_LINES} more lines"
+
+    def _repair(self, repair: Repair) -> Iterator[str]:
+        done = "repaired" if repair.written else "would be repaired"
+        same = repair.path == repair.target
+        into = "" if same else f" -> {literal(repair.target, 1000)}"
+        yield self._styled(f"{literal(repair.path, 1000)}{into} ({done})", "title")
+        for change in repair.changes:
+            line = f"{change.finding.line}: " if change.finding.line else ""
+            why = f"{line}{change.finding.name}: {literal(change.finding.message, 500)}"
+            yield from self._wrapped(why, 2)
+            yield from self._wrapped(f"-> {literal(change.fix.title, 500)}", 4)
+            for step, words in enumerate(change.fix.plan, start=1):
+                yield from self._wrapped(f"{step}. {literal(words, 500)}", 7)
+        yield from (self._styled(source(line), _DIFF.get(line[:1], "")) for line in _body(repair))
+        if repair.loaded_with:
+            yield f"loaded with {repair.loaded_with}: nothing else differs from the original"
+        yield ""
+
+    def _alignment(self) -> Iterator[str]:
+        """Yields the table of settings that have to agree; of many, those that do not."""
+        shown = self._to_compare()
+        if not shown:
+            return
+        left = len(shown) - _ROWS
+        if left > 0 and not self.verbose:
+            shown = [row for row in shown if row.get("verdict") == "conflicts"][:_ROWS]
+            left = len(self.outcome.alignment) - len(shown)
+            if not shown:
+                yield f"alignment of settings: {left} places, no conflict\n"
+                return
+        rows = [[literal(str(row.get(key) or "")) for key in _SETTINGS] for row in shown]
+        table = [[*_SETTINGS], *rows]
+        widths = [max(len(row[column]) for row in table) for column in range(len(_SETTINGS))]
+        yield self._styled("alignment of settings", "title")
+        for row in table:
+            line = "  ".join(cell.ljust(wide) for cell, wide in zip(row, widths, strict=True))
+            style = "red" if row[-1] == "conflicts" else "dim" if row is table[0] else ""
+            yield f"  {self._styled(line.rstrip(), style)}"
+        if left > 0 and not self.verbose:
+            yield f"  ... and {left} more places (-v lists them)"
+        yield ""
+
+    def _to_compare(self) -> list[dict[str, Any]]:
+        """Returns the rows of the alignment, if there is anything to compare in them.
+
+        After a repair they would be those of the files before it.
+        """
+        rows = [] if self.outcome.repairs else self.outcome.alignment
+        alone = all(row.get("verdict") == "set once" for row in rows)
+        return rows if self.verbose or not alone else []
+
+    def _not_checked(self) -> Iterator[str]:
+        """Yields what was not checked; many files with one reason share a line."""
+        entries = [e for e in self.outcome.not_checked if self.verbose or not e.expected]
+        if not entries:
+            return
+        counts = Counter(entry.reason for entry in entries)
+        told: set[str] = set()
+        yield self._styled("not checked", "title")
+        for entry in entries:
+            if counts[entry.reason] <= _ALIKE:
+                yield from self._wrapped(_one(entry), 2)
+            elif entry.reason not in told:
+                told.add(entry.reason)
+                yield from self._wrapped(f"{counts[entry.reason]} files: {entry.reason}", 2)
+        yield ""
+
+    def _hint(self) -> Iterator[str]:
+        if self.outcome.repairs:
+            return
+        fixable = [seen.finding for seen in self.outcome.seen if any(seen.diffs)]
+        safe = [f for f in fixable if _is_applied(f)]
+        if safe:
+            yield f"{len(safe)} can be repaired: nanguard check --fix (--diff shows it first)."
+        if len(safe) < len(fixable):
+            count = len(fixable) - len(safe)
+            yield f"{count} can be repaired with --fix --unsafe, which changes what code computes."
+        if not self.full and any(seen.finding.fixes for seen in self.outcome.seen):
+            yield "--format full shows fixes and diffs; nanguard explain NAME says why."
+
+    def _wrapped(self, text: str, indent: int) -> list[str]:
+        pad = " " * indent
+        width = max(40, min(self.width, 120))
+        return textwrap.wrap(
+            text, width, initial_indent=pad, subsequent_indent=pad, break_on_hyphens=False
+        ) or [pad]
+
+    def _styled(self, text: str, style: str) -> str:
+        return f"\x1b[{_STYLES[style]}m{text}\x1b[0m" if self.colour and style and text else text
+
+
+def brief(outcome: Outcome) -> str:
+    """Returns one line for each finding, and nothing else."""
+    lines = []
+    for seen in worst_first(outcome):
+        f = seen.finding
+        place = ":".join(str(part) for part in (f.path, f.line, f.column) if part is not None)
+        words = place_in_words(f)
+        where = f" ({literal(words)})" if words else ""
+        told = f"{f.severity.value}: {literal(f.message, 1000)}{where} [{f.name}]"
+        lines.append(f"{literal(place, 1000)}: {told}\n")
+    return "".join(lines)
+
+
+def worst_first(outcome: Outcome) -> list[Seen]:
+    """Returns what was found, errors first, and as it stands in the files among equals."""
+    return sorted(outcome.seen, key=lambda seen: -seen.finding.severity.rank)
+
+
+def copies_of(outcome: Outcome) -> dict[str, list[str]]:
+    """Returns, for each file with copies, the copies: same name, same findings, same lines."""
+    found: dict[str, list[tuple[Any, ...]]] = {}
+    for seen in outcome.seen:
+        f = seen.finding
+        about = (f.name, f.line, f.column, f.message, seen.text)
+        found.setdefault(f.path or "", []).append(about)
+    alike: dict[tuple[Any, ...], list[str]] = {}
+    for path, said in found.items():
+        alike.setdefault((path.rpartition("/")[2], *said), []).append(path)
+    groups = (sorted(paths, key=lambda path: (len(path), path)) for paths in alike.values())
+    return {first: others for first, *others in groups if others and first}
+
+
+def most_likely(outcome: Outcome) -> Finding | None:
+    """Returns what a user should look at first; None unless several kinds of files were judged.
+
+    That is what makes bad numbers, not what shows them: code and settings before data, data
+    before checkpoints and logs.
+    """
+    bad = [s.finding for s in outcome.seen if s.finding.severity is not Severity.INFO]
+    if len({finding.code[:3] for finding in bad} & set(_CAUSES)) < 2:
+        return None
+    causes = [finding for finding in bad if finding.code[:3] in _CAUSES]
+    return min(causes, key=lambda f: (-f.severity.rank, _CAUSES.index(f.code[:3])))
+
+
+def statistics(outcome: Outcome) -> str:
+    """Returns how often each rule has spoken, the worst and most frequent first."""
+    counts = Counter((s.finding.severity, s.finding.code, s.finding.name) for s in outcome.seen)
+    ordered = sorted(counts.items(), key=lambda item: (-item[0][0].rank, -item[1], item[0][1]))
+    lines = [
+        f"{count:>6}  {severity.value:<7}  {code}  {literal(name)}\n"
+        for (severity, code, name), count in ordered
+    ]
+    return "".join(lines) + summary(outcome) + "\n"
+
+
+def summary(outcome: Outcome, *, verbose: bool = False) -> str:
+    """Returns the line that ends a report.
+
+    Args:
+        outcome: What came of the check.
+        verbose: Whether files of kinds without rules are worth a word.
+    """
+    counts = Counter(seen.finding.severity for seen in outcome.seen)
+    kinds = [_many(counts[s], s.value) for s in reversed(list(Severity)) if counts[s]]
+    kinds.sort(key=lambda words: ("error" not in words, "warning" not in words))
+    found = ", ".join(kinds).replace("infos", "remarks").replace("info", "remark")
+    checked = _many(len(outcome.checked), "file")
+    parts = [f"{found or 'no findings'} in {checked}"]
+    missed = [entry for entry in outcome.not_checked if verbose or not entry.expected]
+    if missed:
+        parts.append(f"{_many(len(missed), 'entry', 'entries')} not checked")
+    if outcome.suppressed:
+        parts.append(f"{outcome.suppressed} allowed by comments")
+    if outcome.known:
+        parts.append(f"{outcome.known} known from the baseline")
+    return f"{'; '.join(parts)} ({outcome.seconds:.1f} s)"
+
+
+def _is_applied(finding: Finding) -> bool:
+    """Returns whether ``--fix`` alone repairs a finding: values of configurations, in a copy."""
+    python = (finding.path or "").endswith((".py", ".ipynb"))
+    if python:
+        return any(fix.safe for fix in finding.fixes)
+    return any(not fix.keys for fix in finding.fixes)
+
+
+def _many(count: int, word: str, words: str | None = None) -> str:
+    return f"{count} {word if count == 1 else words or word + 's'}"
+
+
+def _one(entry: NotChecked) -> str:
+    return f"{literal(entry.path, 1000)}: {literal(entry.reason, 500)}"
+
+
+def _body(repair: Repair) -> list[str]:
+    return repair.diff.rstrip("\n").split("\n")

@@ -1,0 +1,146 @@
+"""The page as a whole: one file that needs nothing else and asks the network for nothing."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import time
+from importlib.resources import files
+from typing import TYPE_CHECKING, Any
+
+from nanguard import __version__
+from nanguard.view.report.html.findings import descriptions, findings
+from nanguard.view.report.html.incidents import incidents
+from nanguard.view.report.html.markup import Html, el, join, theme_button
+from nanguard.view.report.html.numbers import BUDGET, page_data
+from nanguard.view.report.html.timeline import timeline
+from nanguard.view.report.html.verdicts import verdicts
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from nanguard.view.runs.model import Run
+
+# Joined in this order into one script.
+_SCRIPTS = (
+    "words.js",
+    "numbers.js",
+    "drawing.js",
+    "chart.js",
+    "strip.js",
+    "toolbar.js",
+    "page.js",
+)
+
+
+def asset(name: str) -> str:
+    """Returns what belongs to the page: ``page.js``, the whole script, or ``page.css``."""
+    if name != "page.js":
+        return _asset(name)
+    return f'(() => {{\n"use strict";\n\n{"".join(map(_asset, _SCRIPTS))}}})();\n'
+
+
+def page(runs: Sequence[Run], title: str | None = None, budget: int = BUDGET) -> str:
+    """Returns the page about runs, whose findings are known, as one HTML text.
+
+    Args:
+        runs: The runs.
+        title: What the page is called.
+        budget: How many bytes of numbers it may hold, before they are packed.
+    """
+    script, style = asset("page.js"), asset("page.css")
+    policy = (
+        f"default-src 'none'; script-src {_hash(script)}; style-src {_hash(style)}; "
+        "base-uri 'none'; form-action 'none'"
+    )
+    head = el(
+        "head",
+        el("meta", charset="utf-8"),
+        el("meta", http_equiv="Content-Security-Policy", content=policy),
+        el("meta", name="viewport", content="width=device-width, initial-scale=1"),
+        el("meta", name="referrer", content="no-referrer"),
+        el("meta", name="generator", content=f"nanguard {__version__}"),
+        el("title", title or title_of(runs)),
+        Html(f"<style>{style}</style>"),
+    )
+    data = el("script", Html(embedded(page_data(runs, budget))), type="application/json", id="data")
+    body = el("body", body_of(runs, title), data, Html(f"<script>{script}</script>"))
+    return f'<!doctype html>\n<html lang="en">{head}{body}</html>\n'
+
+
+def title_of(runs: Sequence[Run]) -> str:
+    """Returns what a page about runs is called."""
+    names = ", ".join(run.name for run in runs[:3])
+    return f"{names}{' and more' if len(runs) > 3 else ''} · nanguard report"
+
+
+def body_of(runs: Sequence[Run], title: str | None = None) -> Html:
+    """Returns everything that is seen of a page, without its numbers and its script."""
+    parts = sections(runs)
+    links = [el("a", name, href=f"#{key}") for key, (name, _) in parts.items()]
+    many = len(runs) > 1
+    points = f"{sum(run.points for run in runs):,}".replace(",", "\u202f")
+    said = f"{len(runs)} runs, " if many and title else ""
+    made = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime())
+    return join(
+        (
+            el("a", "To the verdict", href="#verdict", cls="skip"),
+            el(
+                "header",
+                el(
+                    "div",
+                    el("h1", title or (f"{len(runs)} runs" if many else runs[0].name)),
+                    el("p", f"{said}{points} numbers", cls="under"),
+                ),
+                theme_button(),
+                cls="top",
+            ),
+            el("nav", links, aria_label="Parts of this page"),
+            el("main", [_section(key, *part) for key, part in parts.items()]),
+            el("footer", f"Written by nanguard {__version__} on {made}. ", el("span", id="behind")),
+        )
+    )
+
+
+def sections(runs: Sequence[Run]) -> dict[str, tuple[str, Html]]:
+    """Returns the parts of a page by their anchors: a title and what is below it."""
+    known: dict[str, tuple[str, Html | None]] = {
+        "verdict": ("Verdict", verdicts(runs)),
+        "curves": ("Curves", _curves(runs)),
+        "timeline": ("Timeline", timeline(runs)),
+        "incidents": ("Incidents", incidents(runs)),
+        "findings": ("Findings", findings(runs)),
+        "setting": ("Configuration and environment", descriptions(runs)),
+    }
+    return {key: (name, body) for key, (name, body) in known.items() if body is not None}
+
+
+def embedded(data: Any) -> str:
+    """Returns JSON that can stand inside of a script element."""
+    text = json.dumps(data, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
+    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+
+
+def _asset(name: str) -> str:
+    folder = files("nanguard.view.report.html").joinpath("assets")
+    return folder.joinpath(name).read_text(encoding="utf-8")
+
+
+def _section(key: str, name: str, body: Html) -> Html:
+    return el("section", el("h2", name, id=key), body, aria_labelledby=key)
+
+
+def _curves(runs: Sequence[Run]) -> Html:
+    if not any(run.points for run in runs):
+        return el("p", "There is no curve to draw: no numbers were recorded.", cls="none")
+    return el(
+        "div",
+        el("noscript", el("p", "The curves need JavaScript; everything else does not.")),
+        el("div", id="charts"),
+    )
+
+
+def _hash(text: str) -> str:
+    digest = hashlib.sha256(text.encode("utf-8")).digest()
+    return f"'sha256-{base64.b64encode(digest).decode('ascii')}'"

@@ -1,0 +1,231 @@
+"""What is answered to which address."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+import threading
+import time
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from starlette.applications import Starlette
+from starlette.responses import HTMLResponse, PlainTextResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+from nanguard.view.server.desk import Desk, version_of
+from nanguard.view.server.overview import problems, row, status
+from nanguard.view.server.pages import TYPES, asset_of, overview_page, run_page, said_page
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable
+
+    from starlette.requests import Request
+
+    from nanguard.view.server.index import Entry, Index
+
+T = TypeVar("T")
+
+# Seconds between two looks for a page that is open.
+_LOOK = 0.5
+# Seconds after which something is sent in any case, so that a lost connection is noticed.
+_PULSE = 10.0
+MOST_STREAMS = 200
+_GONE = (
+    "There is no such run below this folder, or not any more. If it is written again, it appears "
+    "in the list of all runs."
+)
+
+
+class Site:
+    """The pages about the runs of an index, and the streams that keep them up to date.
+
+    Attributes:
+        app: The application, still open to everybody.
+        stopping: Set when the streams are to end.
+    """
+
+    def __init__(self, index: Index) -> None:
+        self.stopping = asyncio.Event()
+        self._index = index
+        self._desk = Desk(index)
+        self._streams = 0
+        self.app = Starlette(
+            routes=[
+                Route("/", self._overview),
+                Route("/events", self._overview_events),
+                Route("/run/{key}", self._run),
+                Route("/run/{key}/data", self._run_data),
+                Route("/run/{key}/events", self._run_events),
+                Route("/assets/{name}", self._asset),
+            ],
+            exception_handlers={404: _not_found, 500: _failed},
+        )
+
+    async def _overview(self, request: Request) -> Response:
+        return HTMLResponse(await beside(lambda: overview_page(self._index)))
+
+    async def _run(self, request: Request) -> Response:
+        key = request.path_params["key"]
+        entry = await self._entry(key)
+        if entry is None:
+            return HTMLResponse(said_page("No such run", _GONE), 404)
+        held = await beside(lambda: self._desk.read(entry))
+        return HTMLResponse(await beside(lambda: run_page(key, held)))
+
+    async def _run_data(self, request: Request) -> Response:
+        entry = await self._entry(request.path_params["key"])
+        if entry is None:
+            return _json({"gone": _GONE}, 404)
+        held = await beside(lambda: self._desk.read(entry))
+        return _json({**held.payload, **_state(entry)})
+
+    async def _entry(self, key: str) -> Entry | None:
+        """Returns a run; right after the start, the folder is still being searched."""
+        until = time.monotonic() + 5.0
+        while not self._index.searched and time.monotonic() < until:
+            await asyncio.sleep(0.05)
+        return self._index.look(key)
+
+    async def _asset(self, request: Request) -> Response:
+        name = request.path_params["name"]
+        text = asset_of(name)
+        if text is None:
+            return PlainTextResponse("There is no such file.\n", 404)
+        return PlainTextResponse(text, media_type=TYPES[name.rpartition(".")[2]])
+
+    async def _overview_events(self, request: Request) -> Response:
+        return self._stream(self._changes(_whole(request.query_params.get("after"))))
+
+    async def _run_events(self, request: Request) -> Response:
+        key, seen = request.path_params["key"], request.query_params.get("after", "")
+        return self._stream(self._ticks(key, seen))
+
+    def _stream(self, messages: AsyncIterator[str]) -> Response:
+        if self._streams >= MOST_STREAMS:
+            return PlainTextResponse("Too many pages are open.\n", 503)
+        return StreamingResponse(self._counted(messages), media_type="text/event-stream")
+
+    async def _counted(self, messages: AsyncIterator[str]) -> AsyncIterator[str]:
+        self._streams += 1
+        try:
+            yield "retry: 1000\n\n"
+            async for message in messages:
+                yield message
+        finally:
+            self._streams -= 1
+
+    async def _changes(self, seen: int) -> AsyncIterator[str]:
+        """Yields the rows that have changed."""
+        sent = time.monotonic()
+        known: set[str] | None = None
+        while not self.stopping.is_set():
+            index = self._index
+            if index.version != seen or known is None:
+                after, seen, entries = seen, index.version, index.newest_first()
+                new = [entry for entry in entries if entry.version > after]
+                rows = await beside(partial(_rows, new, index))
+                now = {entry.key for entry in entries}
+                told: dict[str, Any] = {"version": seen, "rows": rows, "status": status(index)}
+                told |= {"keys": sorted(now), "problems": problems(index)}
+                known = now
+                yield _message("rows", told)
+                sent = time.monotonic()
+            elif time.monotonic() - sent > _PULSE:
+                yield ": still here\n\n"
+                sent = time.monotonic()
+            await self._pause(2 * _LOOK)
+
+    async def _ticks(self, key: str, seen: str) -> AsyncIterator[str]:
+        """Yields a message whenever a run has changed."""
+        sent, said = time.monotonic(), ""
+        while not self.stopping.is_set():
+            entry = await self._entry(key)
+            version = "gone" if entry is None else version_of(entry)
+            state = "" if entry is None else entry.summary.state
+            if (version, state) != (seen, said):
+                seen, said = version, state
+                told = {"gone": _GONE} if entry is None else {"version": version, **_state(entry)}
+                yield _message("change", told)
+                sent = time.monotonic()
+            elif time.monotonic() - sent > _PULSE:
+                yield ": still here\n\n"
+                sent = time.monotonic()
+            # A run that takes long to read is not read all the time.
+            await self._pause(max(_LOOK, self._desk.cost(key)))
+
+    async def _pause(self, seconds: float) -> None:
+        try:
+            await asyncio.wait_for(self.stopping.wait(), seconds)
+        except asyncio.TimeoutError:
+            return
+
+
+async def beside(work: Callable[[], T]) -> T:
+    """Returns what a function returns, which runs in a thread that nobody waits for at the end."""
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[T] = loop.create_future()
+
+    def finish(result: T | None, error: BaseException | None) -> None:
+        if done.done():
+            return
+        if error is not None:
+            done.set_exception(error)
+        else:
+            done.set_result(result)  # type: ignore[arg-type]
+
+    def run() -> None:
+        result, failed = None, None
+        try:
+            result = work()
+        except Exception as error:  # noqa: BLE001 - it is raised where it is waited for
+            failed = error
+        try:
+            loop.call_soon_threadsafe(finish, result, failed)
+        except RuntimeError:  # the server has ended meanwhile
+            return
+
+    threading.Thread(target=run, daemon=True).start()
+    return await done
+
+
+def _rows(entries: list[Entry], index: Index) -> list[tuple[str, str]]:
+    return [(entry.key, row(entry, index)) for entry in entries]
+
+
+def _state(entry: Entry) -> dict[str, Any]:
+    summary = entry.summary
+    return {
+        "state": summary.state,
+        "running": summary.running,
+        "changed": summary.changed,
+        "name": entry.found.name,
+    }
+
+
+def _json(data: Any, status: int = 200) -> Response:
+    # In ASCII: a name that is no Unicode could not be sent otherwise.
+    return Response(_dumped(data), status, media_type="application/json")
+
+
+def _message(event: str, data: Any) -> str:
+    return f"event: {event}\ndata: {_dumped(data)}\n\n"
+
+
+def _dumped(data: Any) -> str:
+    return json.dumps(data, allow_nan=False, separators=(",", ":"))
+
+
+def _whole(text: str | None) -> int:
+    return int(text) if text and text.isdecimal() and len(text) < 18 else 0
+
+
+async def _not_found(request: Request, error: Exception) -> Response:
+    return HTMLResponse(said_page("Nothing here", "There is no page at this address."), 404)
+
+
+async def _failed(request: Request, error: Exception) -> Response:
+    sys.stderr.write(f"nanguard: {request.url.path}: {type(error).__name__}: {error}\n")
+    said = f"This page could not be made ({type(error).__name__}). Please report this."
+    return HTMLResponse(said_page("It failed", said), 500)

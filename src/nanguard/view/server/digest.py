@@ -1,0 +1,252 @@
+"""What the overview says about a run: little enough to be kept for a thousand of them."""
+
+from __future__ import annotations
+
+import math
+import re
+import time
+from collections import deque
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING
+
+from nanguard.check.log.names import Role
+from nanguard.errors import NanguardError
+from nanguard.record import METRICS
+from nanguard.view.runs import EventKind, Panel, open_run
+from nanguard.view.runs.following import Change, Follower, is_followed
+from nanguard.view.runs.happening import read_events
+from nanguard.view.server.spark import Spark
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from nanguard.check.log.series import MetricSeries
+    from nanguard.view.runs import Event, Found, Run
+
+# How much of a log is read before what was found is let go of.
+_AT_ONCE = 32 << 20
+_MOST_SPARKS = 24
+_EDGE = 1 << 14
+_TIME = re.compile(rb'"time":(\d{1,11}(?:\.\d{1,9})?)')
+# A run whose files have not changed for this long has ended, unless it writes more seldom.
+_QUIET = 60.0
+# How many pauses between two changes are remembered.
+_PAUSES = 8
+# A longer pause between two changes was no pace, but a run that was started again.
+_LONGEST = 1800.0
+_RANKS = {Role.LOSS: 1, Role.GRAD_NORM: 2}
+_PANELS = {Panel.LOSS: 0, Panel.TERMS: 1, Panel.GRAD_NORM: 2}
+
+
+@dataclass(slots=True)
+class Line:
+    """One curve of a run.
+
+    Attributes:
+        name: Its name.
+        rank: How little it tells: 0 for the loss.
+        evaluation: Whether it was measured on held-out data.
+        spark: Its buckets.
+        step: Its last step; None if it has none.
+    """
+
+    name: str
+    rank: int
+    evaluation: bool
+    spark: Spark = field(default_factory=Spark)
+    step: float | None = None
+
+
+@dataclass(slots=True)
+class Summary:
+    """What is known about a run.
+
+    Attributes:
+        main: The curve that tells most; None if there is none.
+        axis: What its points are counted by.
+        errors: How many of its events are errors.
+        stopped: Whether the guard stopped it.
+        incidents: How many incidents it has.
+        problem: What could not be read.
+        changed: When its files changed last, in seconds since 1970.
+        pace: How many seconds lie between two of its lines, or between two changes that were
+            seen; 0 if neither is known.
+        whole: Whether all of it was read.
+    """
+
+    main: Line | None = None
+    axis: str = "step"
+    errors: int = 0
+    stopped: bool = False
+    incidents: int = 0
+    problem: str = ""
+    changed: float = 0.0
+    pace: float = 0.0
+    whole: bool = False
+
+    @property
+    def points(self) -> int:
+        """How many points its main curve has."""
+        return 0 if self.main is None else self.main.spark.points
+
+    @property
+    def running(self) -> bool:
+        """Whether its files still grow."""
+        return time.time() - self.changed < max(_QUIET, 10 * self.pace)
+
+    @property
+    def bad(self) -> bool:
+        """Whether it went bad and did not come back."""
+        lost = self.main is not None and not math.isfinite(self.main.spark.last)
+        return self.stopped or lost
+
+    @property
+    def state(self) -> str:
+        """``bad``, ``running``, ``ended``, or ``reading`` while it is read for the first time."""
+        if not self.whole:
+            return "reading"
+        return "bad" if self.bad else "running" if self.running else "ended"
+
+
+class Digest:
+    """Keeps the summary of one run up to date, with little memory.
+
+    Attributes:
+        summary: The summary, replaced with each reading.
+    """
+
+    def __init__(self) -> None:
+        self.summary = Summary()
+        self._followers: dict[Path, Follower] = {}
+        self._lines: dict[tuple[Path, str], Line] = {}
+        self._seen: dict[Path, tuple[int, int, int]] = {}
+        self._pauses: deque[float] = deque(maxlen=_PAUSES)
+
+    def read(self, found: Found) -> Iterator[Summary]:
+        """Reads what has changed; yields the summary after each large piece of it."""
+        problems: list[str] = []
+        try:
+            others = [path for path in found.logs if not self._follows(path)]
+            if [path for path in others if self._is_new(path)]:
+                self._lines = {}
+                self._add_run(open_run(found))
+            for path in found.logs:
+                for _ in self._read_log(path, problems) if path not in others else ():
+                    yield self._told(found, problems, whole=False)
+        except (OSError, NanguardError) as error:
+            problems.append(_words(error))
+        yield self._told(found, problems, whole=True)
+
+    @property
+    def waiting(self) -> bool:
+        """Whether a last line without an end may turn out to be whole."""
+        return any(follower.waiting for follower in self._followers.values())
+
+    def fail(self, problem: str, found: Found) -> None:
+        """Takes note of why a run could not be read."""
+        self.summary = Summary(problem=problem, changed=changed_at(found), whole=True)
+
+    def _follows(self, path: Path) -> bool:
+        if path not in self._followers and is_followed(path):
+            self._followers[path] = Follower(path)
+        return path in self._followers
+
+    def _read_log(self, path: Path, problems: list[str]) -> Iterator[None]:
+        follower, again = self._followers[path], True
+        while again:
+            change = follower.read(_AT_ONCE)
+            if change is Change.GONE:
+                problems.append(f"{path.name}: the file is gone")
+            elif change is Change.ANEW:
+                self._lines = {key: line for key, line in self._lines.items() if key[0] != path}
+            self._drain(path, follower)
+            again = follower.behind
+            if again:
+                yield
+
+    def _drain(self, path: Path, follower: Follower) -> None:
+        for series, values, steps in follower.drain():
+            line = self._line(path, series)
+            if line is not None:
+                line.spark.extend(values)
+                line.step = steps[len(steps) - 1] if len(steps) else None
+
+    def _line(self, path: Path, series: MetricSeries) -> Line | None:
+        key = (path, f"{series.name}/{series.rank}")
+        if key not in self._lines and len(self._lines) < _MOST_SPARKS:
+            plain = series.role is Role.LOSS and series.metric.plain
+            rank = 0 if plain else _RANKS.get(series.role, 3)
+            self._lines[key] = Line(series.name, rank, series.metric.evaluation)
+        return self._lines.get(key)
+
+    def _add_run(self, run: Run) -> None:
+        """Takes over the curves of a run that was read as a whole."""
+        for curve in run.curves[:_MOST_SPARKS]:
+            line = Line(curve.name, _PANELS.get(curve.panel, 3), curve.evaluation)
+            line.spark.extend(curve.values[: len(curve)])
+            line.step = curve.xs[len(curve) - 1] if len(curve) else None
+            self._lines[Path(run.path), curve.name] = line
+
+    def _is_new(self, path: Path) -> bool:
+        now = path.stat()
+        mark = (now.st_ino, now.st_size, now.st_mtime_ns)
+        new = self._seen.get(path) != mark
+        self._seen[path] = mark
+        return new
+
+    def _told(self, found: Found, problems: list[str], *, whole: bool) -> Summary:
+        old = self.summary
+        told = Summary(incidents=len(found.incidents), problem="; ".join(problems), whole=whole)
+        known = [line for line in self._lines.values() if line.spark.points]
+        told.main = min(
+            known, key=lambda one: (one.rank, one.evaluation, -one.spark.points), default=None
+        )
+        told.changed = changed_at(found)
+        told.errors, told.stopped = old.errors, old.stopped
+        if 0 < old.changed < told.changed:
+            self._pauses.append(min(_LONGEST, told.changed - old.changed))
+        told.pace = median(self._pauses) if self._pauses else old.pace
+        if whole:
+            self._tell_events(found, told)
+        self.summary = told
+        return told
+
+    def _tell_events(self, found: Found, told: Summary) -> None:
+        try:
+            if found.events and self._is_new(found.events):
+                events: list[Event] = read_events(found.events)[0]
+                told.errors = sum(event.severity == "error" for event in events)
+                told.stopped = any(event.kind is EventKind.STOP for event in events)
+            metrics = next((path for path in found.logs if path.name == METRICS), None)
+            if metrics is not None and not told.pace:
+                told.pace = _seconds(metrics) / max(1, told.points)
+        except OSError as error:
+            told.problem = told.problem or _words(error)
+
+
+def changed_at(found: Found) -> float:
+    """Returns when the files of a run changed last; 0 if none is there."""
+    times = []
+    for path in found.files():
+        try:
+            times.append(path.stat().st_mtime)
+        except OSError:
+            continue
+    return max(times, default=0.0)
+
+
+def _seconds(metrics: Path) -> float:
+    """Returns the time from the first to the last line of the guard's metrics."""
+    with metrics.open("rb") as file:
+        first = _TIME.findall(file.read(_EDGE))
+        file.seek(max(0, metrics.stat().st_size - _EDGE))
+        last = _TIME.findall(file.read(_EDGE))
+    return max(0.0, float(last[-1]) - float(first[0])) if first and last else 0.0
+
+
+def _words(error: OSError | NanguardError) -> str:
+    if isinstance(error, NanguardError):
+        return f"{Path(error.where).name}: {error.what}"
+    return f"{Path(error.filename or '').name}: it cannot be read ({error.strerror or error})"

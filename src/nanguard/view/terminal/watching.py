@@ -1,0 +1,171 @@
+"""Watches runs until somebody says that it is enough: in a view, or in plain lines."""
+
+from __future__ import annotations
+
+import sys
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from nanguard.view.terminal import words
+from nanguard.view.terminal.gpu import Gpus
+
+if TYPE_CHECKING:
+    from nanguard.view.terminal.channels import Happening
+    from nanguard.view.terminal.command import OnAlarm
+    from nanguard.view.terminal.screen import Screen
+    from nanguard.view.terminal.session import Session
+    from nanguard.view.terminal.view import View
+    from nanguard.view.terminal.watched import Watched
+
+# Seconds between two looks at the files, which are also two frames; less is too much for ssh.
+EVERY = 0.5
+# Looks are so much rarer when nothing has changed for a while.
+_IDLE, _IDLE_AFTER = 1.0, 30.0
+
+
+@dataclass(slots=True)
+class Watching:
+    """Looks at runs again and again.
+
+    Attributes:
+        session: The runs.
+        on_alarm: What is run on an alarm; None for nothing.
+        bell: Whether the terminal rings on an alarm.
+        until_alarm: Whether the first alarm ends it.
+        every: Seconds between two plain lines about a run.
+        alarmed: Whether there was an alarm.
+    """
+
+    session: Session
+    on_alarm: OnAlarm | None = None
+    bell: bool = False
+    until_alarm: bool = False
+    every: float = 10.0
+    alarmed: bool = False
+    _changed: float = field(default_factory=time.monotonic)
+    _lines: dict[int, tuple[float, int]] = field(default_factory=dict)
+
+    def once(self) -> None:
+        """Reads what is there."""
+        self._look()
+        while self.session.reading:
+            self._look()
+        self._last_words()
+
+    def in_view(self, screen: Screen, view: View) -> None:
+        """Shows runs until a key, Ctrl-C or, if asked for, an alarm or the end."""
+        gpus = Gpus()
+        following = True
+        while following:
+            for run, told in self._look():
+                if told.alarm and not told.old:
+                    view.chosen = self.session.runs.index(run)
+                    if self.bell:
+                        screen.bell()
+            view.gpus = gpus.told()
+            over = self._is_over()
+            if over:
+                self._last_words()
+            screen.show(view.frame(self.session, *screen.size()))
+            following = not over and self._keys(screen.wait(self._pause()), view)
+
+    def in_lines(self) -> None:
+        """Prints lines until Ctrl-C or, if asked for, an alarm or the end."""
+        while True:
+            self.print_news(self._look())
+            if self._is_over():
+                self.print_news(self._last_words())
+                return
+            time.sleep(self._pause())
+
+    def print_news(self, news: list[tuple[Watched, Happening]], *, last: bool = False) -> None:
+        """Prints what happened, and now and then how the runs are doing."""
+        out: list[str] = []
+        for run, told in news:
+            mark = "ALARM" if told.alarm and not told.old else "alarm" if told.alarm else "event"
+            out.append(f"{_clock()}  {mark}  {run.state.name}  {words.happening(told)}")
+            if self.bell and told.alarm and not told.old and sys.stdout.isatty():
+                out[-1] += "\a"
+        for place, run in enumerate(self.session.runs):
+            then, lines = self._lines.get(place, (0.0, -1))
+            due = time.monotonic() - then >= self.every and lines != run.state.lines
+            if last or (due and not run.reading):
+                self._lines[place] = (time.monotonic(), run.state.lines)
+                out.append(f"{_clock()}  {_status(run)}")
+        if out:
+            sys.stdout.write("\n".join(out) + "\n")
+            sys.stdout.flush()
+
+    def finish(self) -> list[str]:
+        """Waits for commands that still run; returns what went wrong with them."""
+        self.session.close()
+        return self.on_alarm.finish() if self.on_alarm else []
+
+    def _look(self) -> list[tuple[Watched, Happening]]:
+        news = self.session.look()
+        for run, told in news:
+            self._react(run, told)
+        if self.on_alarm and self.session.runs:
+            for problem in self.on_alarm.poll():
+                run = self.session.runs[0]
+                news += [(run, told) for told in run.state.tell("command", problem)]
+        if news or any(run.state.grown for run in self.session.runs):
+            grown = max((run.state.grown or 0.0 for run in self.session.runs), default=0.0)
+            self._changed = max(self._changed, grown)
+        return news
+
+    def _react(self, run: Watched, told: Happening) -> None:
+        if not told.alarm or told.old:
+            return
+        self.alarmed = True
+        if self.on_alarm is not None:
+            problem = self.on_alarm.alarm(str(run.path), told)
+            if problem:
+                run.state.tell("command", problem)
+
+    def _is_over(self) -> bool:
+        if self.until_alarm and self.alarmed:
+            return True
+        asked = self.until_alarm or self.session.wanted.pid is not None
+        return asked and self.session.ended()
+
+    def _last_words(self) -> list[tuple[Watched, Happening]]:
+        """Reads what came between the last look and the end, and lines that have no end."""
+        news, last = self._look(), self.session.finish()
+        for run, told in last:
+            self._react(run, told)
+        return news + last
+
+    def _pause(self) -> float:
+        if self.session.reading:
+            return 0.0
+        return _IDLE if time.monotonic() - self._changed > _IDLE_AFTER else EVERY
+
+    def _keys(self, keys: str, view: View) -> bool:
+        """Does what keys ask for; returns whether the view goes on."""
+        if "q" in keys or "\x03" in keys:
+            return False
+        if "l" in keys:
+            view.log = {None: True, True: False, False: None}[view.log]
+        if "\t" in keys or "\x1b[B" in keys or "j" in keys:
+            view.chosen += 1
+        if "\x1b[A" in keys or "\x1b[Z" in keys or "k" in keys:
+            view.chosen -= 1
+        return True
+
+
+def _status(run: Watched) -> str:
+    state, _ = words.state_of(run)
+    where, share, speed = words.progress(run.state)
+    if run.wanted.once:
+        # What was read at once tells nothing about the speed of the run.
+        alarms, speed = run.state.alarms, ""
+        state = f"{alarms} alarm{'' if alarms == 1 else 's'}" if alarms else "no alarm"
+    done = "" if share is None else f"{share:.1%}"
+    parts = [run.state.name, where, done, *words.numbers(run.state), speed, state]
+    return "  ".join(part for part in parts if part)
+
+
+def _clock() -> str:
+    return time.strftime("%H:%M:%S")

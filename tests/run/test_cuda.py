@@ -1,0 +1,195 @@
+"""``nanguard run`` on a GPU: late verdicts, and replays in the run itself."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from nanguard.replay.tracer.origin import origin_of, producers
+from nanguard.replay.tracer.trace import Trace
+from tests.run.test_run import incidents, plain, run
+from tests.run.test_samples import check_rates
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+SCRIPTS = Path(__file__).parent / "scripts"
+BY_HAND = """
+import torch
+from torch import nn
+torch.manual_seed(0)
+model = nn.Linear(4, 1).cuda()
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, fused=True)
+for step in range(10):
+    x = torch.randn(16, 4, device="cuda")
+    loss = model(x).square().mean()
+    if step == BAD:
+        loss = torch.log(loss * 0)
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+print("weights", model.weight.sum().item())
+"""
+
+
+def test_the_loader_gives_the_bad_batch_out_again(tmp_path):
+    done = run(tmp_path, sys.executable, SCRIPTS / "divides.py", "cuda")
+    assert done.returncode == 0, done.stderr
+    assert "finite True" in done.stdout
+    (found,) = incidents(tmp_path)
+    assert found["replay"]["method"] == "in-place"
+    assert found["replay"]["verdict"] == "reproduced"
+    assert (found["origin"]["op"], found["origin"]["line"]) == ("aten.div", 25)
+    assert found["cause"]["code"] == "division-by-zero"
+    assert found["fixes"][0]["verified"]
+    assert (found["step"], [again["step"] for again in found["again"]]) == (5, [15])
+    assert (found["samples"], found["bad_items"]) == ([2], [42])
+
+
+def test_a_loop_without_loader_is_explained(tmp_path):
+    path = tmp_path / "train.py"
+    path.write_text(BY_HAND.replace("BAD", "6"))
+    done = run(tmp_path, sys.executable, path)
+    assert done.returncode == 0, done.stderr
+    assert "nan" not in done.stdout
+    found = incidents(tmp_path)[0]
+    assert (found["step"], found["replay"]["method"]) == (6, "in-place")
+    assert (found["origin"]["op"], found["origin"]["line"]) == ("aten.log", 11)
+    assert found["cause"]["code"] == "log-or-sqrt-domain"
+
+
+def test_healthy_run_is_the_same(tmp_path):
+    path = tmp_path / "train.py"
+    path.write_text(BY_HAND.replace("BAD", "-1"))
+    bare, done = plain(tmp_path, sys.executable, path), run(tmp_path, sys.executable, path)
+    assert done.stdout == bare.stdout
+    assert done.stderr == ""
+
+
+@pytest.mark.parametrize("half", [torch.bfloat16, torch.float16])
+def test_trace_finds_the_origin_on_the_device(half):
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 2)).cuda()
+    trace = Trace()
+    trace.start()
+    try:
+        trace.begin_step(0)
+        with torch.autocast("cuda", dtype=half):
+            out = model(torch.randn(3, 4, device="cuda"))
+            masked = out.masked_fill(torch.tensor([[True, False]], device="cuda"), float("-inf"))
+            loss = torch.log(masked.float().softmax(-1).sum() * 0)
+        loss.backward()
+        trace.end_backward()
+    finally:
+        trace.stop()
+    trace.resolve()
+    found = origin_of(producers([trace.writer(loss)])[0], trace, sink="loss")
+    assert (found.op, found.phase) == ("aten.log", "forward")
+
+
+def test_a_traced_step_keeps_no_tensor_alive():
+    model = nn.Linear(1024, 1024).cuda()
+    x = torch.randn(4096, 1024, device="cuda")
+
+    def peak(trace):
+        torch.cuda.reset_peak_memory_stats()
+        if trace is not None:
+            trace.start()
+            trace.begin_step(0)
+        model(x).square().mean().backward()
+        if trace is not None:
+            trace.stop()
+        model.zero_grad()
+        return torch.cuda.max_memory_allocated()
+
+    peak(None)
+    assert peak(Trace()) <= 1.3 * peak(None)
+
+
+def test_a_bad_loss_counts_where_the_script_cleans_its_gradients(tmp_path):
+    path = tmp_path / "train.py"
+    clean = "    for p in model.parameters():\n        p.grad.nan_to_num_(0.0, 0.0, 0.0)\n"
+    script = BY_HAND.replace("BAD", "6").replace(
+        "    optimizer.step()", clean + "    optimizer.step()"
+    )
+    path.write_text(script)
+    run(tmp_path, sys.executable, path)
+    assert [found["step"] for found in incidents(tmp_path)] == [6]
+
+
+def test_data_made_on_the_device_is_made_again(tmp_path):
+    done = run(tmp_path, sys.executable, SCRIPTS / "rates.py", "cuda")
+    check_rates(done, tmp_path)
+
+
+GENERATED = """
+import torch
+from torch import nn
+
+def samples():
+    for number in range(12):
+        x = torch.rand(8, 4, device="cuda") + 0.1
+        if number == 6:
+            x[3] = 0
+        yield x
+
+class Shares(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(4, 1)
+
+    def forward(self, x):
+        return self.layer(x / x.sum(1, keepdim=True))
+
+torch.manual_seed(0)
+model = Shares().cuda()
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, fused=True)
+data = samples()
+for step in range(12):
+    x = next(data)
+    loss = model(x).square().mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+print("weights", model.layer.weight.sum().item())
+"""
+
+
+def test_data_that_can_be_had_only_once(tmp_path):
+    path = tmp_path / "train.py"
+    path.write_text(GENERATED)
+    done = run(tmp_path, sys.executable, path)
+    assert done.returncode == 0, done.stderr
+    assert "nan" not in done.stdout
+    (found,) = incidents(tmp_path)
+    assert (found["step"], found["replay"]["method"]) == (6, "in-place")
+    assert (found["origin"]["line"], found["samples"]) == (18, [3])
+    # The steps that the device has ignored behind it are made once more.
+    assert "not made either" not in done.stderr
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+@pytest.mark.parametrize("text_on", ["cpu", "cuda"])
+def test_ctc_with_lengths_on_the_cpu_is_traced(reduction, text_on):
+    def step():
+        torch.manual_seed(0)
+        x = torch.randn(12, 3, 5, device="cuda", requires_grad=True)
+        text = torch.tensor([[1, 2, 3], [2, 1, 4], [3, 3, 1]], device=text_on)
+        lengths = torch.tensor([12, 11, 3]), torch.tensor([3, 2, 1])
+        loss = nn.functional.ctc_loss(x.log_softmax(-1), text, *lengths, reduction=reduction)
+        loss.sum().backward()
+        return loss.detach(), x.grad
+
+    bare = step()
+    trace = Trace()
+    trace.start()
+    trace.begin_step(0)
+    try:
+        watched = step()
+    finally:
+        trace.stop()
+    assert all(map(torch.allclose, bare, watched))

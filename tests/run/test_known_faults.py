@@ -1,0 +1,158 @@
+"""A known bad sample is not an instability, and the same fault again is counted, not reported."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import Subset, TensorDataset
+
+from nanguard import Guard
+from nanguard.errors import UsageError
+from nanguard.run.known_faults import Item, Quarantine, item_of, read_quarantine
+from tests.run.bad_sample import BAD, Rows, train
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+SCRIPT = """
+import sys
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+torch.manual_seed(0)
+data = torch.randn(32, 4)
+data[21] = 1.5
+seen = 0
+model = nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+for epoch in range(9):
+    loader = DataLoader(TensorDataset(data), batch_size=4, shuffle=True)
+    for step, (x,) in enumerate(loader):
+        seen += int((x == 1.5).all(1).sum())
+        x = (x - x.mean(1, keepdim=True)) / x.std(1, keepdim=True)  # FAULT
+        loss = model(x).square().mean()
+        if epoch == 3 and step == 2 and "other" in sys.argv:
+            loss = loss + torch.log(loss.detach() * 0)  # OTHER FAULT
+        (loss / 2).backward()
+        if step % 2:
+            optimizer.step()
+            optimizer.zero_grad()
+print("seen", seen, "rate", optimizer.param_groups[0]["lr"])
+"""
+
+
+def run(folder: Path, *words: str, options: tuple[str, ...] = ()) -> Any:
+    (folder / "train.py").write_text(SCRIPT)
+    guarded = [sys.executable, "-m", "nanguard", "run", "--incidents", "found", *options, "--"]
+    return subprocess.run(
+        [*guarded, sys.executable, "train.py", *words],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+
+
+def line_of(mark: str) -> int:
+    lines = SCRIPT.splitlines()
+    return next(number for number, line in enumerate(lines, 1) if line.endswith(f"# {mark}"))
+
+
+def test_one_sample_in_each_epoch_is_one_incident_and_nothing_escalates(tmp_path):
+    done = run(tmp_path, "other")
+    assert done.returncode == 0, done.stderr
+    found = [
+        json.loads(path.read_text()) for path in sorted(tmp_path.glob("found/*/incident.json"))
+    ]
+    sample, other = found
+    # Nine epochs, nine bad steps: more than the ladder would bear.
+    assert sample["times"] == 9
+    assert [entry["dataset_indices"] for entry in sample["again"]] == [[21]] * 8
+    assert sample["origin"]["line"] == line_of("FAULT")
+    assert sample["dataset_indices"] == [21]
+    assert sample["sentence"] == (
+        f"train.py:{line_of('FAULT')} divides by x.std(1, keepdim=True), which is 0 for dataset "
+        "item 21: 0/0 = NaN"
+    )
+    # Another fault is another incident.
+    assert other["origin"]["line"] == line_of("OTHER FAULT")
+    assert other["cause"]["code"] == "log-or-sqrt-domain"
+    assert "times" not in other
+    assert "cut-lr" not in done.stderr
+    assert done.stderr.count("dataset item 21 (") == 8
+    assert done.stdout == "seen 9 rate 0.01\n"
+
+
+def test_quarantine_leaves_the_sample_out_here_and_in_the_next_run(tmp_path):
+    done = run(tmp_path, options=("--quarantine",))
+    assert "dataset item 21 will be left out from now on" in done.stderr
+    assert done.stdout == "seen 1 rate 0.01\n"
+    (line,) = (tmp_path / ".nanguard" / "quarantine.jsonl").read_text().splitlines()
+    entry = json.loads(line)
+    assert (entry["index"], entry["length"], entry["cause"]) == (21, 32, "degenerate-statistics")
+    assert run(tmp_path, options=("--quarantine",)).stdout == "seen 0 rate 0.01\n"
+
+
+@pytest.mark.parametrize("quarantine", [False, True])
+def test_a_guard_knows_a_bad_sample_and_can_leave_it_out(tmp_path, monkeypatch, quarantine):
+    monkeypatch.chdir(tmp_path)
+    guard = train(tmp_path / "found", quarantine=quarantine, epochs=8)
+    summary = guard.summary()
+    assert (summary.skipped, summary.lr_cuts) == ((1, 0) if quarantine else (8, 0))
+    (path,) = tmp_path.glob("found/*/incident.json")
+    assert json.loads(path.read_text()).get("times", 1) == (1 if quarantine else 8)
+    listed = [item.index for item in read_quarantine(tmp_path)]
+    assert listed == ([BAD] if quarantine else [])
+
+
+def test_quarantine_without_incidents_is_refused():
+    model = nn.Linear(3, 1)
+    with pytest.raises(UsageError, match="quarantine needs incidents"):
+        Guard(model, torch.optim.SGD(model.parameters(), lr=0.1), quarantine=True)
+
+
+def test_a_sample_is_known_by_the_set_it_lies_in():
+    base = TensorDataset(torch.zeros(10))
+    half = Subset(Subset(base, [9, 8, 7, 6]), [3, 1])
+    assert item_of(half, 1) == item_of(base, 8)
+    assert item_of(base, 8) != item_of(TensorDataset(torch.zeros(11)), 8)
+
+
+@pytest.mark.parametrize(
+    ("chosen", "several_ranks", "left"),
+    [
+        ([1, 5, 7], False, [1, 7]),
+        ([5], False, None),
+        ([5], True, [5]),  # a batch less on one rank, and the others would wait for ever
+        (5, False, None),
+        (4, False, 4),
+        ([(5, 5)], False, [(5, 5)]),
+        ([None, None], False, [None, None]),
+    ],
+)
+def test_what_a_loader_may_take(tmp_path, chosen, several_ranks, left):
+    known = [item_of(Rows(), BAD)]
+    quarantine = Quarantine(tmp_path, several_ranks=several_ranks, known=known)
+    assert quarantine.without_bad(Rows(), chosen) == left
+    # The same place in another set is another sample.
+    other = TensorDataset(torch.zeros(12))
+    assert quarantine.without_bad(other, chosen) == chosen
+
+
+def test_a_list_that_somebody_has_edited_is_read_as_far_as_it_goes(tmp_path):
+    (tmp_path / ".nanguard").mkdir()
+    (tmp_path / ".nanguard" / "quarantine.jsonl").write_text(
+        'x\n[]\n{"index": 3}\n{"dataset": "m.D", "length": 9, "index": 3}\n'
+        '{"dataset": "m.D", "length": 9, "index": 1e999}\n'
+    )
+    assert read_quarantine(tmp_path) == [Item("m.D", 9, 3)]
+    assert read_quarantine(tmp_path / "nothing") == []

@@ -1,0 +1,265 @@
+"""How long explanations may take: given loads and times, and no clock."""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+import os
+import sys
+import time
+from types import SimpleNamespace
+
+import pytest
+
+from nanguard.diagnose import limits, session
+from nanguard.diagnose.lab import Lab
+from nanguard.diagnose.limits import Budget, Limits, limits_for, load_factor
+from nanguard.errors import IncidentError
+from nanguard.replay.task import Task
+from nanguard.run import again
+from nanguard.run.waiting import SignOfLife
+
+
+class Hands:
+    """A clock that is turned by hand."""
+
+    def __init__(self):
+        self.now = 100.0
+
+    def __call__(self):
+        return self.now
+
+
+@pytest.mark.parametrize(
+    ("load", "cores", "factor"),
+    [
+        (0.0, 8, 1.0),
+        (8.0, 8, 1.0),
+        (24.0, 8, 3.0),
+        (3.0, 2, 1.5),
+        (500.0, 2, limits.MOST_LOAD),
+        (4.0, 0, 4.0),
+        (math.nan, 2, 1.0),
+    ],
+)
+def test_load_factor(load, cores, factor):
+    assert load_factor(load, cores) == factor
+
+
+def test_load_of_this_machine_is_within_bounds(monkeypatch):
+    assert 1 <= limits.load_now() <= limits.MOST_LOAD
+    monkeypatch.setattr(os, "getloadavg", lambda: (10.0 * limits._cores(), 0.0, 0.0))
+    assert limits.load_now() >= 10
+
+
+@pytest.mark.parametrize(
+    ("to_step", "total", "expected"),
+    [
+        (0.0, None, Limits(30.0, 180.0)),
+        (7.0, None, Limits(30.0, 180.0)),
+        (100.0, None, Limits(400.0, 2400.0)),
+        (0.0, 60.0, Limits(30.0, 60.0, fixed=True)),
+        (0.0, 12.0, Limits(12.0, 12.0, fixed=True)),
+        (0.0, 3600.0, Limits(1200.0, 3600.0, fixed=True)),
+        (100.0, 60.0, Limits(60.0, 60.0, fixed=True)),
+    ],
+)
+def test_limits_follow_the_run_or_the_user(to_step, total, expected):
+    assert limits_for(to_step, total) == expected
+
+
+def test_whether_an_explanation_can_be_made_in_its_time():
+    assert limits_for(1e6).allows(1e6)
+    assert limits_for(20, 60).allows(20)
+    assert not limits_for(21, 60).allows(21)
+
+
+@pytest.mark.parametrize(
+    ("run", "method", "seconds"),
+    [
+        ({"seconds": 400.0, "ordinal": 99}, "second-run", 400.0),
+        ({"seconds": 400.0, "ordinal": 99}, "in-place", 60.0),
+        ({"seconds": 40.0, "ordinal": 99}, "in-place", 40.0),
+        ({"seconds": 36000.0, "ordinal": 99}, "in-place", 1080.0),
+        ({"seconds": 400.0, "ordinal": 0}, "in-place", 400.0),
+        ({"seconds": "soon", "ordinal": None}, "second-run", 0.0),
+        ({"seconds": math.inf}, "second-run", 0.0),
+        (None, "second-run", 0.0),
+    ],
+)
+def test_seconds_up_to_the_step(run, method, seconds):
+    assert limits.seconds_to_step({"run": run}, method) == pytest.approx(seconds)
+
+
+@pytest.mark.parametrize(
+    ("text", "total"), [("45", 45.0), ("", None), ("-1", None), ("nan", None), ("soon", None)]
+)
+def test_what_the_user_has_chosen(monkeypatch, text, total):
+    monkeypatch.setenv(limits.VARIABLE, text)
+    assert limits.chosen_total() == total
+
+
+def test_a_busy_machine_stretches_the_budget():
+    clock, load = Hands(), 3.0
+    budget = Budget(Limits(30.0, 50.0), load=lambda: load, clock=clock)
+    with budget.replay() as seconds:
+        assert seconds == 90.0
+        clock.now += 90
+    assert not budget.is_used_up
+    with budget.replay() as seconds:
+        assert seconds == 60.0
+        load = 6.0  # it has become busier meanwhile
+        clock.now += 60
+    with budget.replay() as seconds:
+        assert seconds == 60.0
+        clock.now += 60
+    assert budget.is_used_up
+
+
+def test_seconds_of_the_user_are_not_stretched():
+    clock = Hands()
+    budget = Budget(limits_for(0, 40.0), load=lambda: 8.0, clock=clock)
+    with budget.replay() as seconds:
+        assert seconds == 30.0
+        clock.now += 35
+    with budget.replay() as seconds:
+        assert seconds == 5.0
+
+
+def test_a_lab_tries_nothing_when_its_time_is_used_up():
+    clock, given = Hands(), []
+
+    class Slow:
+        def run(self, _task, seconds):
+            given.append(seconds)
+            clock.now += seconds
+
+    lab = Lab(Slow(), Task(3), Budget(Limits(30.0, 40.0), load=lambda: 1.0, clock=clock))
+    assert lab.trace() is None
+    assert lab.try_out("something").result == "no answer within the time"
+    assert lab.out_of_time
+    lab.try_out("something else")
+    assert given == [30.0, 10.0]
+
+
+def test_an_explanation_tells_until_when_its_replay_may_go_on(tmp_path, monkeypatch):
+    monkeypatch.delenv(limits.VARIABLE, raising=False)
+    message = {
+        "folder": "/runs/step-000007-rank0",
+        "incident": {"run": {"seconds": 100.0, "ordinal": 7}},
+        "method": "second-run",
+        "control": str(tmp_path),
+    }
+    note = tmp_path / "trying-step-000007-rank0"
+    assert limits.read_note(note) is None
+    before = time.monotonic()
+    with session._budget(message).replay() as seconds:
+        assert seconds >= 400  # what is allowed; nothing is timed
+    assert limits.read_note(note) >= before + seconds
+    note.write_text("half")
+    assert limits.read_note(note) is None
+
+
+@pytest.mark.parametrize(
+    ("until", "load", "end"),
+    [(None, 1.0, 280.0), (None, 2.0, 460.0), (500.0, 1.0, 530.0), (500.0, 2.0, 560.0)],
+)
+def test_deadline(until, load, end):
+    assert limits.deadline(100.0, 180.0, until, load) == end
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+def test_sign_of_life_on_a_terminal():
+    stream, clock = Terminal(), Hands()
+    sign = SignOfLife(stream=stream, clock=clock)
+    for _ in range(3):
+        sign.show("explaining step-7")
+    clock.now += 12.5
+    sign.show("explaining step-7")
+    sign.end()
+    lines = stream.getvalue().split("\r\x1b[K")
+    assert lines == [
+        "",
+        "nanguard: explaining step-7 ... 0 s",
+        "nanguard: explaining step-7 ... 12 s",
+        "",
+    ]
+
+
+def test_sign_of_life_in_a_file_is_two_lines():
+    stream, clock = io.StringIO(), Hands()
+    sign = SignOfLife(stream=stream, clock=clock)
+    sign.end()
+    for _ in range(3):
+        sign.show("explaining step-7")
+        clock.now += 2
+    sign.end("the explanations ended")
+    assert stream.getvalue() == (
+        "nanguard: explaining step-7 ...\nnanguard: the explanations ended after 6 s\n"
+    )
+    quiet = io.StringIO()
+    SignOfLife(stream=quiet, quiet=True).show("explaining step-7")
+    assert quiet.getvalue() == ""
+
+
+def incident(folder, command, **run):
+    folder.mkdir(exist_ok=True)
+    told = {"command": command, "folder": str(folder), "ordinal": 5, "ranks": 1, **run}
+    found = {"schema": "nanguard.incident/1", "step": 5, "rank": 0, "run": told}
+    found["replay"] = {"verdict": "not-replayed", "method": None}
+    (folder / "incident.json").write_text(json.dumps(found))
+    return found
+
+
+def test_a_second_run_that_cannot_finish_is_not_started(tmp_path):
+    folder = tmp_path / "step-000005-rank0"
+    found = incident(folder, [sys.executable, "-c", "open('began', 'w')"], seconds=50.0)
+    assert again.fits(found, None)
+    assert again.fits(found, 150.0)
+    assert not again.fits(found, 149.0)
+    with pytest.raises(IncidentError, match=r"20 s are not enough: the run took 50 s") as raised:
+        again.explain(folder, seconds=20.0)
+    assert "--explain-seconds 1200" in raised.value.do
+    assert not (folder / "began").exists()
+    late = incident(folder, ["python"], seconds=61.0)
+    assert not again.fits(late, None)
+    assert again.fits(late, 600.0)
+
+
+def test_a_second_run_that_hangs_is_ended(tmp_path, monkeypatch):
+    folder = tmp_path / "step-000005-rank0"
+    incident(folder, [sys.executable, "-c", "import time; time.sleep(1000)"], seconds=1.0)
+    monkeypatch.setattr(again.limits, "deadline", lambda *_: 0.0)
+    with pytest.raises(IncidentError, match="did not come to the step") as raised:
+        again.replay(folder)
+    assert "it took too long" in raised.value.do
+
+
+def test_limits_reach_the_processes_below(monkeypatch):
+    from nanguard.run.command import environment
+    from nanguard.run.options import Options
+
+    monkeypatch.delenv(limits.VARIABLE, raising=False)
+    base = {"incidents": "i", "control": "c", "command": ("python",), "folder": "."}
+    assert limits.VARIABLE not in environment(Options(**base))
+    chosen = environment(Options(**base, explain_seconds=42.5))
+    assert chosen[limits.VARIABLE] == "42.5"
+
+
+@pytest.mark.parametrize(("arguments", "seconds"), [([], None), (["--explain-seconds", "9"], 9.0)])
+def test_the_option_of_run(monkeypatch, tmp_path, arguments, seconds):
+    from typer.testing import CliRunner
+
+    from nanguard.cli.commands.app import app
+    from nanguard.run import command
+
+    given = SimpleNamespace()
+    monkeypatch.setattr(command, "run_command", lambda *_, **kw: given.__dict__.update(kw) or 0)
+    done = CliRunner().invoke(app, ["run", *arguments, "--", "python", "x.py"])
+    assert done.exit_code == 0, done.output
+    assert given.explain_seconds == seconds
