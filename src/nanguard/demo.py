@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
     from rich.console import RenderableType
 
-    from nanguard.guard.summary import Event, Summary
+    from nanguard.guard.journal import Event, Summary
 
 TEXT = """\
 The lighthouse keeper wrote one number every hour: the height of the water at the stair. On calm

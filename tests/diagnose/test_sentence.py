@@ -10,17 +10,17 @@ import torch
 
 from nanguard.diagnose.case import Case
 from nanguard.diagnose.causes.exploding_optimization import ExplodingOptimization
-from nanguard.diagnose.drifting import drift_behind
 from nanguard.diagnose.lab import Lab
 from nanguard.diagnose.limits import Budget, limits_for
 from nanguard.diagnose.repairs import bounded_divisor, clipped_gradients, inside_a_library
 from nanguard.diagnose.sentence import item_in_words, sentence, users_site
-from nanguard.replay.curves import Curves
+from nanguard.diagnose.session import drift_behind
 from nanguard.replay.task import Facts, Outcome, Task
 from nanguard.replay.tracer import sites
 from nanguard.replay.tracer.origin import origin_of, producers
 from nanguard.replay.tracer.sites import Site
 from nanguard.replay.tracer.trace import Trace
+from nanguard.replay.watch import Curves
 from nanguard.view.report import words
 
 

@@ -6,8 +6,7 @@ import math
 
 import pytest
 
-from nanguard.diagnose.lab import Trial
-from nanguard.diagnose.usual import Usual
+from nanguard.diagnose.lab import Trial, Usual
 from tests.diagnose.running import found_in
 
 REGRESSION = """

@@ -23,7 +23,7 @@ from nanguard.errors import UsageError
 from nanguard.replay import landlock
 from nanguard.replay.sandbox import Outside, OutsideError
 from nanguard.run.command import _explain_the_rest
-from nanguard.run.options import Options
+from nanguard.run.control import Options
 from nanguard.run.trust import sign
 
 early_open = io.open

@@ -242,7 +242,7 @@ def test_a_second_run_that_hangs_is_ended(tmp_path, monkeypatch):
 
 def test_limits_reach_the_processes_below(monkeypatch):
     from nanguard.run.command import environment
-    from nanguard.run.options import Options
+    from nanguard.run.control import Options
 
     monkeypatch.delenv(limits.VARIABLE, raising=False)
     base = {"incidents": "i", "control": "c", "command": ("python",), "folder": "."}

@@ -17,13 +17,12 @@ from nanguard.run.children import adopt_orphans, descendants, end_descendants, w
 from nanguard.run.pulse import Pulse, Steps, read_steps
 from nanguard.run.recovering import lineage
 from nanguard.run.recovering.audit import Audited, Auditor, Judged, Verdict
-from nanguard.run.recovering.configs import ConfigFile, Key, rate_key
 from nanguard.run.recovering.ending import Ending, Outcome, read_ending
 from nanguard.run.recovering.ladder import End, Ladder, Means, Restart
 from nanguard.run.recovering.places import Places
 from nanguard.run.recovering.positions import Positions
 from nanguard.run.recovering.templates import Template
-from nanguard.run.recovering.wishes import Changes, Teller, Wishes
+from nanguard.run.recovering.wishes import Changes, ConfigFile, Key, Teller, Wishes, rate_key
 
 VALUES = Changes(2, "a b.pt", 10, 1e-4, 3, 8).values()
 

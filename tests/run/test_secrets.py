@@ -12,7 +12,7 @@ import pytest
 
 from nanguard.record import RunRecord
 from nanguard.run import again
-from nanguard.run.notes import leave
+from nanguard.run.control import leave
 from nanguard.run.recovering import lineage
 
 if TYPE_CHECKING:

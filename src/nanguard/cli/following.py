@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING
 
 from nanguard.errors import UsageError
 from nanguard.view.report.fields import literal
-from nanguard.view.terminal.command import OnAlarm
 from nanguard.view.terminal.session import Session
 from nanguard.view.terminal.view import View
-from nanguard.view.terminal.watching import Watching
+from nanguard.view.terminal.watching import OnAlarm, Watching
 
 if TYPE_CHECKING:
     from nanguard.view.terminal.watched import Wanted

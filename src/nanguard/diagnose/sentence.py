@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING
 
 from nanguard.diagnose.case import ARCS, EXPONENTIALS, LARGEST, LOGS, ROOTS, SOFTMAX, STATISTICS
 from nanguard.diagnose.causes.exploding_optimization import SLOWER
+from nanguard.diagnose.lab import Usual
 from nanguard.diagnose.plain_numbers import assigned
 from nanguard.diagnose.repairs import number_made_at
-from nanguard.diagnose.usual import Usual
 from nanguard.findings import name_of
 from nanguard.replay.tracer.sites import is_installed
 from nanguard.source.python_file import (

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from torch import Tensor
     from torch.optim import Optimizer
 
-    from nanguard.guard.flight import Flight
+    from nanguard.guard.flights import Flight
     from nanguard.guard.models import Models, Optimizers
 
 

@@ -9,25 +9,106 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from nanguard.errors import NonFiniteError
 from nanguard.guard import events
-from nanguard.guard.flight import Flight
-from nanguard.guard.incidents import examine, poison_in
+from nanguard.guard.judge import Reading, StepLimits
+from nanguard.guard.models import trained
+from nanguard.guard.optimizers import state_tensors
 from nanguard.guard.policy import Action, Trouble
 from nanguard.guard.recorder import BadStep
+from nanguard.guard.symptom import Symptom
 from nanguard.numerics import all_finite
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from torch import Tensor
+
+    from nanguard.findings import Finding
     from nanguard.guard.batches import Kept
     from nanguard.guard.feed import Drawn, Feed
-    from nanguard.guard.incidents import Incident
-    from nanguard.guard.judge import Reading
+    from nanguard.guard.gate import Gate, Ticket
     from nanguard.guard.parts import Parts
     from nanguard.guard.policy import Decision
+    from nanguard.guard.ranks import Ranks
     from nanguard.guard.unchanged import Mark
     from nanguard.guard.wayback import WayBack
+    from nanguard.snapshots.manager import Recovery
+    from nanguard.snapshots.memory import Snapshot
+
+
+@dataclass(slots=True)
+class Flight:
+    """One step, from its first batch until the host knows how it went.
+
+    Attributes:
+        step: Its number among all steps that were tried.
+        update: How many updates came before it.
+        epoch: The pass over the data that it began in.
+        began: The random streams at the start of that pass; None outside of a watched loop.
+        mark: How the host's side of the run was before it.
+        batches: The batches that were given out for it.
+        written: The numbers about it that are on the gate's board: the loss and its terms.
+        backwards: How often backward was called.
+        seen_backwards: How often it had been called when the last batch was given out.
+        lane: Which optimizers it steps: the index of one, or -1 for all of them.
+        limits: What its loss and gradient norm are held to.
+        lr: Its learning rate.
+        lr_factor: What the scheduled learning rate is multiplied with.
+        tickets: Its numbers, on their way to the host.
+        suspects: The parameters whose gradients the host saw to be bad.
+        searched: Whether an optimizer evaluated the loss by itself, several times.
+        passed: Whether it is a good step that a replay goes past without making it.
+        snapshot: A snapshot taken after it, good only if the step is.
+    """
+
+    step: int
+    update: int
+    epoch: int
+    began: dict[str, Any] | None
+    mark: Mark
+    batches: list[Drawn] = field(default_factory=list)
+    written: dict[str, None] = field(default_factory=dict)
+    backwards: int = 0
+    seen_backwards: int = 0
+    lane: int = -1
+    limits: StepLimits = field(default_factory=StepLimits)
+    lr: float | None = None
+    lr_factor: float = 1.0
+    tickets: list[Ticket] = field(default_factory=list)
+    suspects: list[str] = field(default_factory=list)
+    searched: bool = False
+    passed: bool = False
+    snapshot: Snapshot | None = None
+
+    @property
+    def begun(self) -> bool:
+        """Whether anything belongs to it yet."""
+        return bool(self.batches or self.written)
+
+    @property
+    def passed_over(self) -> bool:
+        """Whether its last batch came and went without a backward pass."""
+        return bool(self.batches) and self.backwards == self.seen_backwards
+
+    def sum(self, gate: Gate, name: str, value: Tensor) -> None:
+        """Adds to one of its numbers, on the gate's board."""
+        if name in self.written:
+            gate.add(name, value)
+        else:
+            self.written[name] = None
+            gate.write(name, value)
+
+    def read(self) -> Reading:
+        """Returns its numbers; waits for the device if they are not there yet."""
+        values: dict[str, float] = {}
+        for ticket in self.tickets:
+            values.update(ticket.read())
+        return Reading.of(values)
+
 
 _ADVICE = (
     "The weights are those of the last good step or snapshot and can be saved. Look at the batch "
@@ -354,3 +435,105 @@ class Flights:
             epoch=self.epoch,
             lr=flight.lr,
         )
+
+
+@dataclass(frozen=True, slots=True)
+class Incident:
+    """A bad step.
+
+    Attributes:
+        finding: What was wrong with it, on the rank where it began.
+        poisoned: Whether parameters, buffers or optimizer state are non-finite, on any rank.
+        can_roll_back: Whether there is a good snapshot, on all ranks.
+        symptom: What was seen of it, here.
+        reports: Whether this rank tells about it.
+        alone: Whether this rank is known to be the one at fault.
+    """
+
+    finding: Finding
+    poisoned: bool
+    can_roll_back: bool
+    symptom: Symptom
+    reports: bool = True
+    alone: bool = True
+
+
+def examine(flight: Flight, reading: Reading, parts: Parts, recovery: Recovery) -> Incident:
+    """Looks at a bad step with all the time in the world; all ranks look together.
+
+    Args:
+        flight: The step.
+        reading: Its numbers.
+        parts: The run.
+        recovery: Its snapshots.
+    """
+    ranks = parts.ranks
+    seen = _as_seen_here(reading, flight, ranks)
+    symptom = Symptom.of(seen, flight.limits)
+    mine = symptom.finding(flight.step)
+    if flight.suspects and mine.name == events.NON_FINITE_GRADIENT.name:
+        symptom.names = list(flight.suspects)
+        mine = replace(mine, where=f"gradient of {listed(flight.suspects)}")
+    poison = poison_in(parts, recovery.finite_buffers())
+    if poison is not None:
+        # Seen by a scan after this step, or by its loss: then the step before left it so.
+        after = flight.step if reading.poisoned else flight.step - 1
+        message = f"not finite after step {after}: {poison}"
+        if after < 0:
+            message = f"not finite since the first forward pass: {poison}"
+        mine = events.NON_FINITE_PARAMETER(message, step=max(after, 0), where=poison)
+        symptom.where, symptom.kind, symptom.names = _owner_of(poison), "nan", [poison]
+    began_here = not (math.isfinite(reading.loss) and reading.loss <= flight.limits.loss.act)
+    poisoned = reading.poisoned or poison is not None
+    told = ranks.gather((began_here, Incident(mine, poisoned, recovery.can_roll_back, symptom)))
+    incidents = [incident for _, incident in told]
+    first = next((rank for rank, (here, _) in enumerate(told) if here), None)
+    finding = incidents[first or 0].finding
+    if ranks.world > 1 and first is not None:
+        finding = replace(finding, rank=first, message=f"rank {first}: {finding.message}")
+    # A gradient that is bad by itself was reduced over the ranks, so that it may be anyone's.
+    anyone = first is None and symptom.where == "gradient" and symptom.kind != "spike"
+    return Incident(
+        finding,
+        poisoned=any(incident.poisoned for incident in incidents),
+        can_roll_back=all(incident.can_roll_back for incident in incidents),
+        symptom=symptom,
+        reports=ranks.world == 1 or anyone or ranks.rank == (first or 0),
+        alone=ranks.world == 1 or not anyone,
+    )
+
+
+def _owner_of(poison: str) -> str:
+    """Returns what kind of state is not finite."""
+    words = poison.split()[:4]
+    if "buffer" in words:
+        return "buffer"
+    return "optimizer state" if "optimizer" in words else "parameter"
+
+
+def _as_seen_here(reading: Reading, flight: Flight, ranks: Ranks) -> Reading:
+    """Returns a reading without the NaN that this rank itself sent through its gradient."""
+    spiked = math.isfinite(reading.loss) and not reading.loss <= flight.limits.loss.act
+    if ranks.channel == "gradient" and spiked:
+        return replace(reading, grad_norm=0.0)
+    return reading
+
+
+def poison_in(parts: Parts, buffers: Mapping[str, Tensor]) -> str | None:
+    """Returns what is non-finite in the run itself, in words; None if nothing is."""
+    for word, tensors in (
+        ("parameter", trained(parts.models, parts.optimizers)),
+        ("buffer", buffers),
+    ):
+        if not all_finite(tensors.values()):
+            bad = [name for name, tensor in tensors.items() if not all_finite([tensor])]
+            return f"{word} {listed(bad)}"
+    if not all_finite(state_tensors(parts.optimizers)):
+        return "state of the optimizer"
+    return None
+
+
+def listed(names: Sequence[str]) -> str:
+    """Returns a few names, and how many more there are."""
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return ", ".join(names[:3]) + more

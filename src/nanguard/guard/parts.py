@@ -45,10 +45,10 @@ if TYPE_CHECKING:
     from torch import nn
     from torch.optim import Optimizer
 
+    from nanguard.guard.journal import Event
     from nanguard.guard.models import Models, Optimizers
     from nanguard.guard.recorder import Recorder
     from nanguard.guard.rng import Stream
-    from nanguard.guard.summary import Event
     from nanguard.settings import Settings
     from nanguard.snapshots.state import Part
 

@@ -9,8 +9,7 @@ from nanguard.guard.models import trained
 from nanguard.snapshots.portable import from_portable, portable
 
 if TYPE_CHECKING:
-    from nanguard.guard.flight import Flight
-    from nanguard.guard.flights import Flights
+    from nanguard.guard.flights import Flight, Flights
     from nanguard.guard.parts import Parts
 
 

@@ -10,7 +10,7 @@ from nanguard.guard.optimizers import hyperparameters, set_hyperparameters
 from nanguard.snapshots.manager import GUARD
 
 if TYPE_CHECKING:
-    from nanguard.guard.flight import Flight
+    from nanguard.guard.flights import Flight
     from nanguard.guard.parts import Parts
     from nanguard.guard.place import Place
     from nanguard.snapshots.manager import Recovery

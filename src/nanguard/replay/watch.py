@@ -18,7 +18,6 @@ from torch.amp.grad_scaler import OptState
 from nanguard.guard.optimizers import parameters_of, state_tensors
 from nanguard.guard.symptom import Symptom
 from nanguard.numerics import Gradients, all_finite, is_float, local, norm_at_hand, whole
-from nanguard.replay.curves import Curves
 from nanguard.replay.task import Loaded
 from nanguard.replay.tracer.modules import all_modules
 from nanguard.replay.tracer.sites import here
@@ -29,6 +28,7 @@ if TYPE_CHECKING:
     from torch import Tensor
     from torch.optim import Optimizer
 
+    from nanguard.replay.task import Curve
     from nanguard.replay.tracer.sites import Site
 
 
@@ -522,3 +522,48 @@ def _kind(tensor: Tensor) -> str:
     if values.layout is not torch.strided:
         values = values.coalesce().values()
     return "nan" if bool((values != values).any()) else "inf"
+
+
+# Elements of a tensor, and tensors, that are looked at: scales, temperatures and biases are small.
+_SMALL, _MOST_TENSORS = 1 << 12, 64
+# Points of a curve that are kept; beyond that every other one goes.
+_MOST_POINTS = 128
+
+
+class Curves:
+    """The element farthest from zero of each small parameter, over the steps of a run."""
+
+    def __init__(self) -> None:
+        self._points: dict[str, list[tuple[int, float]]] = {}
+        self._every = 1
+        self._looks = 0
+
+    def look(self, step: int, named: Mapping[str, Tensor], *, last: bool = False) -> None:
+        """Adds a point to each curve, unless there are many already.
+
+        Args:
+            step: How many steps were made.
+            named: The parameters by their names; those on a device are left alone.
+            last: Whether this is the end of the curves, which is always of interest.
+        """
+        self._looks += 1
+        if self._looks % self._every and not last:
+            return
+        small = [(n, p) for n, p in named.items() if 0 < p.numel() <= _SMALL]
+        for name, parameter in small[:_MOST_TENSORS]:
+            plain = type(parameter) in (torch.Tensor, nn.Parameter)
+            if not plain or parameter.device.type != "cpu" or not parameter.is_floating_point():
+                continue
+            # Some types know no smallest element: theirs has no curve.
+            with contextlib.suppress(RuntimeError, NotImplementedError):
+                low, high = (float(end) for end in parameter.detach().aminmax())
+                value = low if abs(low) > abs(high) else high
+                if math.isfinite(value):
+                    self._points.setdefault(name, []).append((step, value))
+        if max(map(len, self._points.values()), default=0) > _MOST_POINTS:
+            self._every *= 2
+            self._points = {name: points[::2] for name, points in self._points.items()}
+
+    def all(self) -> dict[str, Curve]:
+        """Returns the curves by the names of their parameters."""
+        return {name: list(points) for name, points in self._points.items()}

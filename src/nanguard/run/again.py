@@ -19,7 +19,7 @@ from nanguard.errors import IncidentError
 from nanguard.masking import HIDDEN, hidden
 from nanguard.replay import landlock
 from nanguard.run.command import environment
-from nanguard.run.options import Options
+from nanguard.run.control import Options
 from nanguard.run.trust import is_ours
 
 if TYPE_CHECKING:

@@ -10,15 +10,14 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nanguard.run.notes import REACHED, leave
-from nanguard.run.options import from_environment
+from nanguard.run.control import REACHED, from_environment, leave
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from importlib.machinery import ModuleSpec
     from types import ModuleType
 
-    from nanguard.run.options import Options
+    from nanguard.run.control import Options
 
 
 def attach() -> None:

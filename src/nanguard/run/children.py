@@ -16,7 +16,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nanguard.run.notes import ATTACHED, processes
+from nanguard.run.control import ATTACHED, processes
 
 if TYPE_CHECKING:
     import subprocess

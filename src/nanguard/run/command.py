@@ -20,10 +20,19 @@ from nanguard.errors import IncidentError, LaunchError
 from nanguard.masking import hidden_words
 from nanguard.record import TRACKERS
 from nanguard.run.children import end_guarded, wait_for
+from nanguard.run.control import (
+    ATTACHED,
+    HOME,
+    INTERRUPTED,
+    STEPPED,
+    STEPS,
+    UNGUARDED,
+    VARIABLE,
+    Options,
+    processes,
+)
+from nanguard.run.control import STOPPED as STOPPED_NOTE
 from nanguard.run.known_faults import read_quarantine
-from nanguard.run.notes import ATTACHED, INTERRUPTED, STEPPED, STEPS, UNGUARDED, processes
-from nanguard.run.notes import STOPPED as STOPPED_NOTE
-from nanguard.run.options import HOME, VARIABLE, Options
 from nanguard.run.trust import sign
 from nanguard.run.unguarded import noticed
 from nanguard.run.waiting import SignOfLife, tell_user

@@ -15,6 +15,7 @@ import torch
 import nanguard
 from nanguard import incident as incidents
 from nanguard.errors import IncidentError
+from nanguard.run.control import ATTACHED, STEPPED, STOPPED, leave
 from nanguard.run.known_faults import (
     QUARANTINE,
     Drawn,
@@ -24,7 +25,6 @@ from nanguard.run.known_faults import (
     Quarantine,
     discard,
 )
-from nanguard.run.notes import ATTACHED, STEPPED, STOPPED, leave
 from nanguard.run.waiting import tell_user
 from nanguard.view.report.words import in_a_line, is_fixable
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from nanguard.diagnose.lab import Replayer
     from nanguard.guard.policy import Decision, Trouble
     from nanguard.guard.symptom import Symptom
-    from nanguard.run.options import Options
+    from nanguard.run.control import Options
 
 # How many faults of one process are explained; what comes after is only recorded.
 _EXPLAINED = 3

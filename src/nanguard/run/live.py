@@ -57,8 +57,8 @@ if TYPE_CHECKING:
 
     from nanguard.guard.symptom import Symptom
     from nanguard.replay.start import Start
+    from nanguard.run.control import Options
     from nanguard.run.known_faults import Drawn
-    from nanguard.run.options import Options
 
 STOPPED = 3
 _AS_IT_IS = contextlib.nullcontext()

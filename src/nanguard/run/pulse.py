@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from nanguard.masking import hidden_tree
-from nanguard.run.notes import BAD, ENDED, RAISED, RATE, STEPS
+from nanguard.run.control import BAD, ENDED, RAISED, RATE, STEPS
 
 if TYPE_CHECKING:
     from pathlib import Path

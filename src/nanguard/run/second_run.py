@@ -29,8 +29,8 @@ from nanguard.replay.task import Task
 
 if TYPE_CHECKING:
     from nanguard.replay.task import Outcome
+    from nanguard.run.control import Options
     from nanguard.run.live import Live
-    from nanguard.run.options import Options
 
 
 def become_replay(live: Live, options: Options) -> None:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nanguard.run.children import descendants
-from nanguard.run.notes import ATTACHED, REACHED, UNGUARDED, leave, processes
+from nanguard.run.control import ATTACHED, REACHED, UNGUARDED, leave, processes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator

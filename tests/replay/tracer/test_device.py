@@ -10,8 +10,7 @@ import torch
 from torch import nn
 
 from nanguard.replay.tracer import values
-from nanguard.replay.tracer.origin import producers
-from nanguard.replay.tracer.path import path_of
+from nanguard.replay.tracer.origin import path_of, producers
 from nanguard.replay.tracer.trace import Trace
 from tests.replay.tracer import test_trace
 from tests.replay.tracer.test_trace import INF, origin, traced

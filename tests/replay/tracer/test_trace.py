@@ -17,8 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatc
 from torch.utils.checkpoint import checkpoint
 
 from nanguard.replay.tracer import ops
-from nanguard.replay.tracer.origin import bad_rows, origin_of, producers, suspects
-from nanguard.replay.tracer.path import path_of
+from nanguard.replay.tracer.origin import bad_rows, origin_of, path_of, producers, suspects
 from nanguard.replay.tracer.trace import Trace
 
 INF = float("inf")

@@ -8,8 +8,7 @@ from array import array
 import pytest
 
 from nanguard.view.report.judged import judge
-from nanguard.view.report.turning import moves_before
-from nanguard.view.report.verdict import BAD, GOOD, GUARDED, NOTHING, verdict_of
+from nanguard.view.report.verdict import BAD, GOOD, GUARDED, NOTHING, moves_before, verdict_of
 from nanguard.view.runs import Curve, Event, EventKind, Panel, Run, open_runs
 from tests.view.runs.runs import write_incident, write_record
 

@@ -7,7 +7,7 @@ from array import array
 
 import pytest
 
-from nanguard.view.server.picture import picture
+from nanguard.view.server.overview import picture
 from nanguard.view.server.spark import MOST, Spark
 
 

@@ -7,9 +7,8 @@ import random
 import time
 from typing import TYPE_CHECKING
 
-from nanguard.view.terminal.plot import Scale, brief, draw
+from nanguard.view.terminal.plot import Scale, Trace, brief, draw
 from nanguard.view.terminal.session import Session
-from nanguard.view.terminal.trace import Trace
 from nanguard.view.terminal.view import View
 from nanguard.view.terminal.watched import Wanted
 from nanguard.view.terminal.watching import Watching

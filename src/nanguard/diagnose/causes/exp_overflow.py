@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 from nanguard.diagnose.case import EXPONENTIALS
 from nanguard.diagnose.cause import Cause, Suspicion
+from nanguard.diagnose.lab import Usual
 from nanguard.diagnose.repairs import Repair, bounded_operand, silencing, without_samples
 from nanguard.diagnose.rewrites import shifted_exp
-from nanguard.diagnose.usual import Usual
 from nanguard.findings import name_of
 
 if TYPE_CHECKING:

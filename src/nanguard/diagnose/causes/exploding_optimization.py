@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 from nanguard.diagnose.case import CASTS, DIVISIONS, EXPONENTIALS, LARGEST, STATISTICS
 from nanguard.diagnose.cause import Cause, Suspicion
+from nanguard.diagnose.lab import Usual
 from nanguard.diagnose.repairs import Repair, clipped_gradients, silencing, without_samples
-from nanguard.diagnose.usual import Usual
 from nanguard.findings import name_of
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
-from nanguard.run.notes import BAD, ENDED, INTERRUPTED, RAISED, RATE, STEPS, STOPPED
+from nanguard.run.control import BAD, ENDED, INTERRUPTED, RAISED, RATE, STEPS, STOPPED
 from nanguard.run.pulse import Steps, read_bad, read_steps
 
 _WORDS = re.compile(

@@ -8,16 +8,16 @@ from __future__ import annotations
 
 import re
 import shlex
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from rich.console import Group
 from rich.padding import Padding
+from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
 from nanguard.view.report import words
-from nanguard.view.report.evidence import evidence
-from nanguard.view.report.excerpt import excerpt
 from nanguard.view.report.fields import (
     branch,
     entries,
@@ -30,12 +30,12 @@ from nanguard.view.report.fields import (
     texts,
     whole,
 )
-from nanguard.view.report.trimmed import Trimmed
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    from rich.console import RenderableType
+    from rich.console import Console, ConsoleOptions, RenderableType
+
 
 _DIFF_LINES = 40
 _TRIALS = 20
@@ -255,3 +255,141 @@ def _more(of: Sequence[Any], shown: int) -> list[RenderableType]:
 
 def _indented(body: RenderableType) -> Padding:
     return Padding(body, (0, 0, 0, 2))
+
+
+_ROWS = 8
+_COLUMNS = ("shape", "dtype", "min", "max", "zeros", "nonfinite", "nan", "inf", "-inf")
+# They say what ``nonfinite`` is made of, and are in the way where there is nothing of the kind.
+_KINDS = ("nan", "inf", "-inf")
+
+
+def evidence(found: Sequence[Mapping[str, Any]]) -> list[RenderableType]:
+    """Returns the numbers: what a tensor holds in a table, anything else below it."""
+    shown = [entry for entry in found if text(entry, "what")][:_ROWS]
+    columns = [name for name in _COLUMNS if any(_counts(entry, name) for entry in shown)]
+    body: list[RenderableType] = []
+    rows = [entry for entry in shown if any(_value(entry, name) for name in columns)]
+    if rows:
+        body += [Text(), _table(rows, columns)]
+    lines = [line for entry in shown if (line := _line(entry))]
+    return [*body, Text(), *lines] if lines else body
+
+
+def _counts(entry: Mapping[str, Any], name: str) -> bool:
+    value = _value(entry, name)
+    return bool(value) and not (name in _KINDS and value == "0")
+
+
+def _table(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> Table:
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
+    table.add_column(Text("what"), overflow="fold")
+    for name in columns:
+        words = name in ("shape", "dtype")
+        header = "not finite" if name == "nonfinite" else name
+        table.add_column(Text(header), justify="left" if words else "right", overflow="fold")
+    for entry in rows:
+        table.add_row(Text(text(entry, "what")), *(Text(_value(entry, name)) for name in columns))
+    return table
+
+
+def _line(entry: Mapping[str, Any]) -> Text | None:
+    """Returns what the table has no column for."""
+    parts = [
+        f"{name} {value}"
+        for key in list(entry)[:20]
+        if key not in (*_COLUMNS, "what")
+        and (name := literal(key, 40))
+        and (value := _value(entry, key))
+    ]
+    return Text(f"{text(entry, 'what')}: {', '.join(parts)}") if parts else None
+
+
+def _value(entry: Mapping[str, Any], key: str) -> str:
+    value = entry.get(key)
+    if isinstance(value, list):
+        words = numbers(entry, key)
+        return "x".join(words[:8]) or "scalar" if key == "shape" else listed(words, 8)
+    return number(value) or literal(value, 40)
+
+
+_AROUND = 3
+_LARGEST_FILE = 4 << 20
+
+
+def excerpt(origin: Mapping[str, Any], folder: Any) -> Table | Text | None:
+    """Returns the source at an origin; only its own line if no more is known to be true.
+
+    Args:
+        origin: The origin, as an incident holds it.
+        folder: Where the run was started, for a file without a full path.
+    """
+    line = whole(origin, "line")
+    if line is None:
+        return _alone(origin)
+    kept = branch(origin, "excerpt")
+    first, lines = whole(kept, "first"), kept.get("lines")
+    if first is None or not isinstance(lines, list) or not first <= line < first + len(lines):
+        first, lines = 1, _on_disk(origin, line, folder)
+    return _numbered(first, lines, line) if lines else _alone(origin)
+
+
+def _alone(origin: Mapping[str, Any]) -> Text | None:
+    code = text(origin, "code")
+    return Text(f"-> {code}", overflow="fold") if code else None
+
+
+def _on_disk(origin: Mapping[str, Any], line: int, folder: Any) -> list[str]:
+    """Returns the lines of the file, if it is still the one that ran."""
+    file, code = origin.get("file"), origin.get("code")
+    if not isinstance(file, str) or not isinstance(code, str) or not code.strip():
+        return []
+    try:
+        path = Path(folder if isinstance(folder, str) else "", file)
+        # Nothing but source: a stranger could name a file with secrets, or one that never ends.
+        if path.suffix != ".py" or not path.is_file() or path.stat().st_size > _LARGEST_FILE:
+            return []
+        lines = path.read_text(encoding="utf-8", errors="replace").split("\n")
+    except (OSError, ValueError):
+        return []
+    same = 1 <= line <= len(lines) and lines[line - 1].strip() == code.strip()
+    return lines if same else []
+
+
+def _numbered(first: int, lines: list[Any], line: int) -> Table:
+    begin = max(first, line - _AROUND)
+    end = min(first + len(lines) - 1, line + _AROUND)
+    table = Table.grid(padding=(0, 1))
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    for at in range(begin, end + 1):
+        here = at == line
+        mark = f"{'->' if here else '  '} {at:>{len(str(end))}} |"
+        table.add_row(
+            Text(mark, style="" if here else "dim"),
+            Text(source(lines[at - first]), style="bold" if here else ""),
+        )
+    return table
+
+
+class Trimmed:
+    """Shows something without the blanks that rich fills lines up with."""
+
+    def __init__(self, body: RenderableType, width: int | None = None) -> None:
+        self._body = body
+        self._width = width
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Segment]:
+        width = options.max_width if self._width is None else min(self._width, options.max_width)
+        for line in console.render_lines(self._body, options.update(width=width), pad=False):
+            yield from _trimmed(line)
+            yield Segment.line()
+
+
+def _trimmed(line: Iterable[Segment]) -> list[Segment]:
+    kept = list(line)
+    while kept and not kept[-1].text.rstrip():
+        kept.pop()
+    if kept:
+        last = kept[-1]
+        kept[-1] = Segment(last.text.rstrip(), last.style, last.control)
+    return kept

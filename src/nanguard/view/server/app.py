@@ -3,27 +3,37 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
 import sys
 import threading
 import time
-from functools import partial
+from collections import OrderedDict
+from dataclasses import dataclass, field
+from functools import lru_cache, partial
+from importlib.resources import files
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from starlette.applications import Starlette
 from starlette.responses import HTMLResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from nanguard.view.server.desk import Desk, version_of
+from nanguard import __version__
+from nanguard.view.report.html import asset, body_of, embedded, page_data, sections
+from nanguard.view.report.html.markup import Html, el, join
+from nanguard.view.report.judged import judge
+from nanguard.view.runs.following import LiveRun
+from nanguard.view.server.index import mark_of
 from nanguard.view.server.overview import problems, row, status
-from nanguard.view.server.pages import TYPES, asset_of, overview_page, run_page, said_page
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
 
     from starlette.requests import Request
 
+    from nanguard.view.runs import Run
     from nanguard.view.server.index import Entry, Index
+
 
 T = TypeVar("T")
 
@@ -229,3 +239,164 @@ async def _failed(request: Request, error: Exception) -> Response:
     sys.stderr.write(f"nanguard: {request.url.path}: {type(error).__name__}: {error}\n")
     said = f"This page could not be made ({type(error).__name__}). Please report this."
     return HTMLResponse(said_page("It failed", said), 500)
+
+
+_OWN = ("colours.js", "overview.js", "live.js", "serve.css")
+TYPES = {"js": "text/javascript", "css": "text/css"}
+
+
+@lru_cache
+def asset_of(name: str) -> str | None:
+    """Returns a script or a style by its name; None if there is none of that name."""
+    if name in ("page.js", "page.css"):
+        return asset(name)
+    if name in _OWN:
+        folder = files("nanguard.view.server").joinpath("assets")
+        return folder.joinpath(name).read_text(encoding="utf-8")
+    return None
+
+
+def overview_page(index: Index) -> str:
+    """Returns the page of all runs."""
+    from nanguard.view.server.overview import overview
+
+    name = index.folder.root.name
+    version = el("meta", name="version", content=str(index.version))
+    return _page(f"{name} · nanguard", overview(index), ("page.js", "overview.js"), version)
+
+
+def run_page(key: str, held: Open) -> str:
+    """Returns the page of a run, which goes on to show it as it grows."""
+    run = held.run
+    assert run is not None  # noqa: S101 - it was read before
+    data = el("script", Html(embedded(held.payload["page"])), type="application/json", id="data")
+    bar = el(
+        "div",
+        el("a", "All runs", href="/", cls="back"),
+        el("span", "", id="live", role="status"),
+        cls="bar",
+    )
+    head = join(
+        (
+            el("meta", name="run", content=key),
+            el("meta", name="version", content=held.version),
+        )
+    )
+    body = join((bar, body_of([run], run.name), data))
+    return _page(f"{run.name} · nanguard", body, ("page.js", "live.js"), head)
+
+
+def said_page(title: str, said: str) -> str:
+    """Returns a page that only says something."""
+    body = el(
+        "main",
+        el("h1", title),
+        el("p", said, cls="nothing"),
+        el("p", el("a", "All runs", href="/")),
+        cls="said",
+    )
+    return _page(f"{title} · nanguard", body, (), None)
+
+
+def _page(title: str, body: Html, scripts: tuple[str, ...], extra: Html | None) -> str:
+    head = el(
+        "head",
+        el("meta", charset="utf-8"),
+        el("meta", name="viewport", content="width=device-width, initial-scale=1"),
+        el("meta", name="generator", content=f"nanguard {__version__}"),
+        extra,
+        el("title", title),
+        [
+            el("link", rel="stylesheet", href=f"/assets/{name}")
+            for name in ("page.css", "serve.css")
+        ],
+        # Before anything is drawn, so that no light page flashes up.
+        el("script", src="/assets/colours.js"),
+        [el("script", src=f"/assets/{name}", defer=True) for name in scripts],
+    )
+    return f'<!doctype html>\n<html lang="en">{head}{el("body", body)}</html>\n'
+
+
+MOST_OPEN = 8
+# Numbers that are kept in memory: with their steps, about 8 bytes each.
+_MOST_POINTS = 20_000_000
+# Bytes of numbers in a page, which is sent again with every change.
+_BUDGET = 600_000
+
+
+@dataclass(slots=True)
+class Open:
+    """An open run.
+
+    Attributes:
+        live: What reads it.
+        version: Names the state in which it was read last.
+        run: The run, with findings.
+        payload: What its page shows.
+        spent: Seconds that it takes to read it again.
+        lock: Held while it is read.
+    """
+
+    live: LiveRun
+    version: str = ""
+    run: Run | None = None
+    payload: dict[str, Any] = field(default_factory=dict)
+    spent: float = 0.0
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+
+class Desk:
+    """Opens runs, and lets go of those that nobody has looked at for the longest time."""
+
+    def __init__(self, index: Index) -> None:
+        self._index = index
+        self._open: OrderedDict[str, Open] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def read(self, entry: Entry) -> Open:
+        """Returns a run as it is now, with what its page shows."""
+        held = self._held(entry)
+        with held.lock:
+            version = version_of(entry)
+            if held.version != version or held.run is None:
+                began, first = time.monotonic(), held.run is None
+                held.live.found = self._index.folder.confined(entry.found)
+                run = held.live.read()
+                judge(run)
+                held.payload = {
+                    "version": version,
+                    "page": page_data([run], _BUDGET),
+                    "sections": {key: list(part) for key, part in sections([run]).items()},
+                    "points": run.points,
+                }
+                held.run, held.version = run, version
+                held.spent = 0.0 if first else time.monotonic() - began
+        self._let_go()
+        return held
+
+    def cost(self, key: str) -> float:
+        """Returns how many seconds it takes to read a run again; 0 if that is not known."""
+        held = self._open.get(key)
+        return 0.0 if held is None else held.spent
+
+    def _held(self, entry: Entry) -> Open:
+        with self._lock:
+            held = self._open.get(entry.key)
+            if held is None:
+                held = self._open[entry.key] = Open(LiveRun(entry.found))
+            self._open.move_to_end(entry.key)
+            return held
+
+    def _let_go(self) -> None:
+        with self._lock:
+            points = sum(held.run.points for held in self._open.values() if held.run)
+            while len(self._open) > MOST_OPEN or (points > _MOST_POINTS and len(self._open) > 1):
+                _, old = self._open.popitem(last=False)
+                points -= old.run.points if old.run else 0
+
+
+def version_of(entry: Entry) -> str:
+    """Returns a word that differs once a run has changed."""
+    # A last line without an end is read some time later.
+    told = (mark_of(entry.found), entry.digest.waiting, str(entry.found.configs))
+    return hashlib.sha256(repr(told).encode("utf-8", "replace")).hexdigest()[:16]

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from nanguard.view.terminal.trace import Trace
+from nanguard.view.terminal.plot import Trace
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -6,9 +6,7 @@ from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
 from nanguard.view.report.fields import entries, text, whole
-from nanguard.view.report.html.code import diff, listing
-from nanguard.view.report.html.markup import Html, el
-from nanguard.view.report.html.places import step_words
+from nanguard.view.report.html.markup import Html, diff, el, listing, step_words
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -6,10 +6,16 @@ from typing import TYPE_CHECKING, Any
 
 from nanguard.view.report import words
 from nanguard.view.report.fields import branch, entries, listed, number, numbers, text, texts, whole
-from nanguard.view.report.html.code import diff, excerpt, place_words
-from nanguard.view.report.html.markup import Html, el
+from nanguard.view.report.html.markup import (
+    Html,
+    diff,
+    el,
+    excerpt,
+    incident_id,
+    place_words,
+    step_words,
+)
 from nanguard.view.report.html.path_picture import path_picture
-from nanguard.view.report.html.places import incident_id, step_words
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING, Any
 from nanguard import __version__
 from nanguard.view.report.html.findings import descriptions, findings
 from nanguard.view.report.html.incidents import incidents
-from nanguard.view.report.html.markup import Html, el, join, theme_button
+from nanguard.view.report.html.markup import Html, el, incident_id, join, step_words, theme_button
 from nanguard.view.report.html.numbers import BUDGET, page_data
-from nanguard.view.report.html.timeline import timeline
-from nanguard.view.report.html.verdicts import verdicts
+from nanguard.view.report.verdict import verdict_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from nanguard.view.runs.model import Run
+    from nanguard.view.runs.model import Event, Run
+
 
 # Joined in this order into one script.
 _SCRIPTS = (
@@ -144,3 +144,94 @@ def _curves(runs: Sequence[Run]) -> Html:
 def _hash(text: str) -> str:
     digest = hashlib.sha256(text.encode("utf-8")).digest()
     return f"'sha256-{base64.b64encode(digest).decode('ascii')}'"
+
+
+def verdicts(runs: Sequence[Run]) -> Html:
+    """Returns the verdicts."""
+    return el("div", [_card(run, place) for place, run in enumerate(runs)], cls="verdicts")
+
+
+def _lines(said: str) -> list[Html]:
+    return [el("p", line) for line in said.split("\n")]
+
+
+def _card(run: Run, place: int) -> Html:
+    verdict = verdict_of(run)
+    facts = [el("div", el("dt", title), el("dd", _lines(said))) for title, said in verdict.facts]
+    return el(
+        "article",
+        el(
+            "header",
+            el("span", verdict.label, cls=f"badge {verdict.state}"),
+            el("h3", run.name, id=f"run-{place}"),
+        ),
+        el("p", verdict.headline, cls="headline"),
+        el("dl", facts, cls="facts") if facts else None,
+        el("p", run.path, cls="path"),
+        cls=f"verdict {verdict.state}",
+        aria_labelledby=f"run-{place}",
+    )
+
+
+_MOST = 1000
+_OPEN = 40
+NAMES = {
+    "non-finite": "non-finite",
+    "spike": "spike",
+    "skip": "step skipped",
+    "lr-cut": "learning rate cut",
+    "lr-restored": "learning rate restored",
+    "rollback": "rollback",
+    "restart": "restart",
+    "stop": "stopped",
+    "overflow": "scaler overflow",
+    "incident": "incident",
+    "note": "note",
+}
+
+
+def timeline(runs: Sequence[Run]) -> Html:
+    """Returns the events of every run."""
+    parts = [_of_run(run, place, named=len(runs) > 1) for place, run in enumerate(runs)]
+    return el("div", parts)
+
+
+def _of_run(run: Run, place: int, *, named: bool) -> Html:
+    title = el("h3", run.name) if named else None
+    if not run.events:
+        return el("div", title, el("p", "Nothing is recorded as having happened.", cls="none"))
+    timed = any(event.time is not None for event in run.events)
+    rows = [_row(event, place, timed=timed) for event in run.events[:_MOST]]
+    more = len(run.events) - _MOST
+    rest = rows[_OPEN:]
+    return el(
+        "div",
+        title,
+        _table(rows[:_OPEN], timed=timed),
+        el("details", el("summary", f"{len(run.events) - _OPEN} more"), _table(rest, timed=timed))
+        if rest
+        else None,
+        el("p", f"{more} more are in the charts only.", cls="none") if more > 0 else None,
+    )
+
+
+def _table(rows: Sequence[Html], *, timed: bool) -> Html:
+    names = ["Step", "What", "Words", *(["Time (UTC)"] if timed else [])]
+    head = el("tr", *(el("th", name, scope="col") for name in names))
+    body = el("table", el("thead", head), el("tbody", rows), cls="events")
+    return el("div", body, cls="wide", tabindex="0", role="region", aria_label="Events")
+
+
+def _row(event: Event, place: int, *, timed: bool) -> Html:
+    step = step_words(event.step)
+    if event.last != event.step:
+        step += f" to {step_words(event.last)}"
+    words = event.text if event.count == 1 else f"{event.count} times, first: {event.text}"
+    said = [words, el("span", f" — {event.reason}", cls="reason") if event.reason else None]
+    name = NAMES[event.kind.value]
+    kind = el("span", name, cls=f"kind {event.kind.value}")
+    if event.incident is not None:
+        kind = el("a", name, href=f"#{incident_id(place, event.incident)}", cls="kind incident")
+    when = "" if event.time is None else time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(event.time))
+    cells = [el("td", step, cls="number"), el("td", kind), el("td", said)]
+    return el("tr", cells, el("td", when) if timed else None)
