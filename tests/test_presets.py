@@ -16,8 +16,10 @@ import yaml
 
 from nanguard.engine.check import Check, Plan
 from nanguard.errors import UsageError
-from nanguard.presets import FAMILIES, LEVELS, PRECISIONS, TASKS, Choice, files_of
+from nanguard.presets.choice import FAMILIES, LEVELS, PRECISIONS, Choice
 from nanguard.presets.families import accelerate, deepspeed, hf, lightning, plain
+from nanguard.presets.files import files_of
+from nanguard.presets.tasks import TASKS
 from nanguard.presets.tree import Line, Section
 
 if sys.version_info >= (3, 11):

@@ -7,12 +7,13 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from nanguard.errors import UsageError
-from nanguard.presets import files_of
+from nanguard.presets.files import files_of
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from nanguard.presets import Choice, File
+    from nanguard.presets.choice import Choice
+    from nanguard.presets.files import File
 
 
 def run_preset(choice: Choice, output: Path | None, *, force: bool) -> None:

@@ -10,7 +10,8 @@ import typer
 from nanguard.cli.checkwords import HERE, split
 from nanguard.cli.choices import CheckFormat, Engine, FailOn
 from nanguard.cli.commands.app import app
-from nanguard.presets import FAMILIES, LEVELS, PRECISIONS, TASKS, Choice
+from nanguard.presets.choice import FAMILIES, LEVELS, PRECISIONS, Choice
+from nanguard.presets.tasks import TASKS
 
 
 @app.command(
