@@ -1,30 +1,42 @@
 """How fast checkpoints are scanned, against torch and against reading, and in how much memory.
 
-    python -m benchmarks.scan_checkpoint [--gb 2] [--memory-gb 8] [--runs 3] [--folder DIR]
+    python -m benchmarks.scan_checkpoint [--mb 256 512 2048] [--rounds 7] [--memory-gb 8]
+        [--folder DIR] [--json FILE]
 
-Everything is a ratio within one run, with files in the page cache: the scan of a file against
-``torch.load`` of the same tensors and ``any(torch.isnan(p).any() ...)``, and against reading the
-file once with 1 MiB reads. The aims: 15 times torch, 0.6 of reading, 300 MB for 8 GB.
+Everything is a ratio within one run, with files in the page cache, one way after the other in each
+round. ``torch.load(..., weights_only=True)`` and ``isfinite(...).all()`` of every tensor are what
+a scan takes the place of; *isnan* is the same with ``isnan``, which looks for less, and *torch
+again* the first once more, which says how far the machine can be trusted. *scan* is the scan
+alone, *command* the whole of ``nanguard check FILE``, *start* the same command for 1 MB. Ratios
+are the quartiles of the rounds' own ratios; *cpu* is processor time of all processes, which other
+people's work disturbs less than the clock. The aims: 15 times torch from 256 MB on, 300 MB of
+memory for 8 GB.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
+import resource
+import statistics
 import struct
 import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
+
+from benchmarks.recording import write_results
+from nanguard.check.checkpoint.reading import open_sources
+from nanguard.check.scanning import Scan
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-AIM_TORCH, AIM_READING, AIM_MEMORY = 15.0, 0.6, 300.0
 TENSORS = 24
 TYPES = {torch.float32: "F32", torch.bfloat16: "BF16"}
 PEAK = """
@@ -39,6 +51,18 @@ before = peak()
 assert all(one.good for one in open_sources([Path(sys.argv[1])], Scan()))
 print((peak() - before) / 1024)
 """
+
+
+class Cost(NamedTuple):
+    """What something takes.
+
+    Attributes:
+        wall: Seconds by the clock.
+        cpu: Seconds of processor time, of this process and of those it started.
+    """
+
+    wall: float
+    cpu: float
 
 
 def write(path: Path, gigabytes: float, dtype: torch.dtype) -> None:
@@ -72,31 +96,46 @@ def write(path: Path, gigabytes: float, dtype: torch.dtype) -> None:
 
 
 def by_torch(path: Path) -> None:
-    """Does what field reports do."""
+    """Loads a file and looks at every tensor."""
+    state = torch.load(path, weights_only=True)
+    assert all(torch.isfinite(p).all() for p in state.values())
+
+
+def by_isnan(path: Path) -> None:
+    """Loads a file and looks for NaN only."""
     state = torch.load(path, weights_only=True)
     assert not any(torch.isnan(p).any() for p in state.values())
 
 
 def by_reading(path: Path) -> None:
-    """Reads a file once."""
+    """Reads a file once, 1 MiB at a time."""
+    buffer = bytearray(1 << 20)
     with path.open("rb", buffering=0) as file:
-        while file.read(1 << 20):
+        while file.readinto(buffer):
             continue
 
 
 def by_scan(path: Path) -> None:
-    """Scans a file."""
-    from nanguard.check.checkpoint.reading import open_sources
-    from nanguard.check.scanning import Scan
-
-    assert all(one.good for one in open_sources([path], Scan()))
+    """Scans a file in this process."""
+    assert all(one.good for one in open_sources([path], Scan(threads=os.cpu_count() or 1)))
 
 
-def seconds(work: Callable[[Path], None], path: Path) -> float:
-    """Returns how long something takes."""
-    began = time.perf_counter()
+def by_command(path: Path) -> None:
+    """Scans a file as a user does."""
+    words = ["-m", "nanguard", "check", "--no-cache", "--quiet", str(path)]
+    subprocess.run([sys.executable, *words], check=True)  # noqa: S603
+
+
+def cost(work: Callable[[Path], None], path: Path) -> Cost:
+    """Returns what something takes."""
+    began, used = time.perf_counter(), _cpu()
     work(path)
-    return time.perf_counter() - began
+    return Cost(time.perf_counter() - began, _cpu() - used)
+
+
+def _cpu() -> float:
+    both = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    return sum(used.ru_utime + used.ru_stime for used in both)
 
 
 def peak(path: Path) -> float:
@@ -105,48 +144,66 @@ def peak(path: Path) -> float:
     return float(subprocess.run(command, check=True, capture_output=True, text=True).stdout)  # noqa: S603
 
 
-def speed(folder: Path, gigabytes: float, runs: int) -> list[dict[str, float | str]]:
-    """Returns a row for each format and type."""
-    rows: list[dict[str, float | str]] = []
-    for dtype in TYPES:
-        plain = folder / "model.pt"
-        write(plain, gigabytes, dtype)
-        loading = min(seconds(by_torch, plain) for _ in range(runs))
-        for path in (plain, plain.with_suffix(".safetensors")):
-            if path is not plain:
-                plain.unlink()
-                write(path, gigabytes, dtype)
-            size = path.stat().st_size / 1e9
-            by_reading(path)
-            # In turn, so that whatever else the machine does meets both.
-            pairs = [(seconds(by_reading, path), seconds(by_scan, path)) for _ in range(2 * runs)]
-            reading, scan = min(one for one, _ in pairs), min(one for _, one in pairs)
-            rows.append(
-                {
-                    "file": f"{str(dtype).removeprefix('torch.')}{path.suffix}",
-                    "scan GB/s": round(size / scan, 2),
-                    "times torch": round(loading / scan, 1),
-                    "of reading": round(reading / scan, 2),
-                }
-            )
-        path.unlink()
-    return rows
+def compared(place: Path, megabytes: float, dtype: torch.dtype, rounds: int) -> dict[str, object]:
+    """Returns how the ways to look at a checkpoint compare."""
+    file, same, small = place / "model.pt", place / "model.safetensors", place / "small.pt"
+    write(file, megabytes / 1e3, dtype)
+    write(same, megabytes / 1e3, dtype)
+    write(small, 1e-3, dtype)
+    ways: dict[str, tuple[Callable[[Path], None], Path]] = {
+        "torch": (by_torch, file),
+        "isnan": (by_isnan, file),
+        "reading": (by_reading, file),
+        "scan": (by_scan, file),
+        "safetensors": (by_scan, same),
+        "command": (by_command, file),
+        "start": (by_command, small),
+        "torch again": (by_torch, file),
+    }
+    for work, path in ways.values():
+        work(path)
+    costs = [{name: cost(*way) for name, way in ways.items()} for _ in range(rounds)]
+    file.unlink()
+    same.unlink()
+    row: dict[str, object] = {"file": f"{str(dtype).removeprefix('torch.')} {megabytes:g} MB"}
+    for kind in Cost._fields:
+        took = [{name: getattr(one, kind) for name, one in each.items()} for each in costs]
+        for name in ("scan", "safetensors", "command", "torch again"):
+            row[f"torch / {name}, {kind}"] = _spread([one["torch"] / one[name] for one in took])
+        row[f"isnan / scan, {kind}"] = _spread([one["isnan"] / one["scan"] for one in took])
+        row[f"scan / reading, {kind}"] = _spread([one["scan"] / one["reading"] for one in took])
+        row[f"start, {kind} s"] = round(statistics.median(one["start"] for one in took), 3)
+    row["scan GB/s"] = round(megabytes / 1e3 / statistics.median(c["scan"].wall for c in costs), 2)
+    return row
+
+
+def _spread(ratios: list[float]) -> list[float]:
+    """Returns the lower quartile, the median and the upper quartile."""
+    return [round(one, 2) for one in statistics.quantiles(ratios, n=4)]
 
 
 def main() -> None:
-    """Measures and prints a table."""
+    """Measures and prints a row for each size and type."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--gb", type=float, default=2.0)
+    parser.add_argument("--mb", type=float, nargs="*", default=[256.0, 512.0, 2048.0])
+    parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--memory-gb", type=float, default=8.0)
-    parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--folder", default=None)
+    parser.add_argument("--json", type=Path, default=None)
     args = parser.parse_args()
+    rows = []
     with tempfile.TemporaryDirectory(dir=args.folder) as place:
-        for row in speed(Path(place), args.gb, args.runs):
-            print(json.dumps(row))
-        path = Path(place) / "large.safetensors"
-        write(path, args.memory_gb, torch.float32)
-        print(json.dumps({"memory for GB": args.memory_gb, "MB over the start": peak(path)}))
+        for megabytes in args.mb:
+            for dtype in TYPES:
+                rows.append(compared(Path(place), megabytes, dtype, args.rounds))
+                print(json.dumps(rows[-1]), flush=True)
+        if args.memory_gb:
+            path = Path(place) / "large.safetensors"
+            write(path, args.memory_gb, torch.float32)
+            rows.append({"file": f"float32 {args.memory_gb:g} GB", "memory, MB": peak(path)})
+            print(json.dumps(rows[-1]))
+    if args.json:
+        write_results(args.json, rows)
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ import sys
 
 PARTS = ("scan_checkpoint", "scan_data", "scan_log")
 SMALL = {
-    "scan_checkpoint": ["--gb", "0.2", "--memory-gb", "0.5"],
+    "scan_checkpoint": ["--mb", "200", "--memory-gb", "0.5"],
     "scan_data": ["--lines", "200000", "--memory-lines", "500000"],
     "scan_log": ["--lines", "100000", "--memory-lines", "300000"],
 }

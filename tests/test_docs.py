@@ -112,7 +112,7 @@ def test_every_cause_has_a_page(cause):
 
 
 def test_pages_name_commands_that_there_are():
-    known = {command.name or command.callback.__name__ for command in app.registered_commands}
+    known = set(app.declared)
     for page in [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("examples/*/*.md")]:
         blocks = re.findall(r"```bash\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
         named = re.findall(r"^nanguard ([a-z]+)", "\n".join(blocks), flags=re.MULTILINE)

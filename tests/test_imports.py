@@ -32,6 +32,11 @@ def test_importing_nanguard_does_not_import_torch_or_rich():
     assert heavy == "[]\n"
 
 
+def test_importing_nanguard_imports_its_errors_and_nothing_else_of_its_own():
+    own = run("import sys, nanguard; print(sorted(m for m in sys.modules if 'nanguard.' in m))")
+    assert own == "['nanguard.errors']\n"
+
+
 def test_the_torch_free_half_works_without_torch():
     out = run(
         BLOCKED + "import nanguard, nanguard.record\n"

@@ -1,6 +1,6 @@
 """Keeps a PyTorch run alive when its numbers go bad, and tells you, with proof, why they did.
 
-``import nanguard`` is light: torch is imported only when a name that needs it is first used.
+``import nanguard`` is light: what a name needs is imported when it is first used.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from nanguard.errors import MissingDependencyError, NanguardError, NonFiniteError
-from nanguard.findings import Finding, Severity
-from nanguard.settings import Settings
 
 if TYPE_CHECKING:
     from nanguard import ops
+    from nanguard.findings import Finding, Severity
     from nanguard.guard import Guard
     from nanguard.loader import check_loader
+    from nanguard.settings import Settings
 
 __version__ = "0.1.0"
 
@@ -44,7 +44,13 @@ __all__ = [
     "ops",
 ]
 
-_LAZY = {"Guard": "nanguard.guard", "check_loader": "nanguard.loader"}
+_LAZY = {
+    "Finding": "nanguard.findings",
+    "Guard": "nanguard.guard",
+    "Settings": "nanguard.settings",
+    "Severity": "nanguard.findings",
+    "check_loader": "nanguard.loader",
+}
 
 
 def __getattr__(name: str) -> Any:

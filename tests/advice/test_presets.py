@@ -14,8 +14,10 @@ from typing import Any
 import pytest
 import yaml
 
-from nanguard.advice.presets import FAMILIES, LEVELS, PRECISIONS, TASKS, Choice, files_of
+from nanguard.advice.presets.choice import FAMILIES, LEVELS, PRECISIONS, Choice
 from nanguard.advice.presets.families import accelerate, deepspeed, hf, lightning, plain
+from nanguard.advice.presets.files import files_of
+from nanguard.advice.presets.tasks import TASKS
 from nanguard.advice.presets.tree import Line, Section
 from nanguard.check.engine import Check, Plan
 from nanguard.errors import UsageError

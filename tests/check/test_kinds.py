@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from nanguard.check import kinds
 from nanguard.check.kinds import FileKind, by_name, kind_of, scanned_as
 
 
@@ -86,3 +87,22 @@ STEPS = b"".join(b"step %d loss: 1.5 lr: 0.1\n" % n for n in range(9))
 )
 def test_who_reads_a_file(name: str, head: bytes, kind: FileKind | None):
     assert scanned_as(name, head) is kind
+
+
+@pytest.mark.parametrize(
+    ("name", "head", "first"),
+    [
+        ("model.pt", b"PK\x03\x04" + bytes(64), "checkpoint"),
+        ("model.pkl", b"\x80\x02}q\x00.", "checkpoint"),
+        ("arrays.bin", b"PK\x03\x04" + bytes(26) + b"x.npy" + bytes(64), "log"),
+        ("model.safetensors", bytes(8) + b"{}", "log"),
+    ],
+)
+def test_who_is_asked_first(monkeypatch, name: str, head: bytes, first: str):
+    asked = []
+    real = kinds.reader
+    monkeypatch.setattr(kinds, "reader", lambda who: asked.append(who) or real(who))
+    scanned_as(name, head)
+    assert asked[0] == first
+    if first == "checkpoint":
+        assert asked == ["checkpoint"]

@@ -131,10 +131,20 @@ def scanned_as(path: str, head: bytes) -> FileKind | None:
             return None
         if kind_of(path, head[:HEAD]) is FileKind.NOTEBOOK or not head.strip():
             return None
-    for kind, name in SCANNED.items():
-        if reader(name).recognises(Path(path), head):
+    for kind in _asked(path, head):
+        if reader(SCANNED[kind]).recognises(Path(path), head):
             return kind
     return None
+
+
+def _asked(path: str, head: bytes) -> list[FileKind]:
+    """Returns whose readers are asked about a file, in their order."""
+    kinds = list(SCANNED)
+    # Nobody but the reader of checkpoints knows these; the import of the others can be saved.
+    packed = head.startswith((b"PK\x03\x04", b"\x80")) and b".npy" not in head
+    if packed and by_name(path) is FileKind.CHECKPOINT:
+        kinds.sort(key=lambda kind: kind is not FileKind.CHECKPOINT)
+    return kinds
 
 
 class Reader(Protocol):

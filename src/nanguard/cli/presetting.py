@@ -6,13 +6,14 @@ import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from nanguard.advice.presets import files_of
+from nanguard.advice.presets.files import files_of
 from nanguard.errors import UsageError
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from nanguard.advice.presets import Choice, File
+    from nanguard.advice.presets.choice import Choice
+    from nanguard.advice.presets.files import File
 
 
 def run_preset(choice: Choice, output: Path | None, *, force: bool) -> None:

@@ -7,7 +7,8 @@ from typing import Annotated
 
 import typer
 
-from nanguard.advice.presets import FAMILIES, LEVELS, PRECISIONS, TASKS, Choice
+from nanguard.advice.presets.choice import FAMILIES, LEVELS, PRECISIONS, Choice
+from nanguard.advice.presets.tasks import TASKS
 from nanguard.cli.checkwords import HERE, split
 from nanguard.cli.choices import CheckFormat, Engine, FailOn
 from nanguard.cli.commands.app import app

@@ -1,0 +1,74 @@
+"""What a command imports before it answers: its own parts, and nothing that is heavy."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+HEAVY = {
+    "lightning", "markdown_it", "matplotlib", "numpy", "polars", "pydantic", "pygments", "rich",
+    "starlette", "torch", "transformers", "typer", "yaml",
+}  # fmt: skip
+# The parts that serve one command, or a few.
+PARTS = {
+    "checklist", "demo", "diagnosis", "integrations", "launch", "loader", "ops", "recovery",
+    "replay", "report", "serve", "terminal", "tracer", "trackers",
+}  # fmt: skip
+# Newer versions of typer convert the values of options with pydantic.
+TYPER = {"typer", "pydantic"}
+
+IMPORTED = """
+import atexit, sys
+before = set(sys.modules)
+def tell():
+    names = {tuple(name.split(".")[:2]) for name in set(sys.modules) - before}
+    found = {name[-1] if name[0] == "nanguard" else name[0] for name in names}
+    sys.stderr.write("\\nimported: " + " ".join(sorted(found)))
+atexit.register(tell)
+from nanguard.cli import main
+main()
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    place = tmp_path_factory.mktemp("start")
+    (place / "train.py").write_text("x = 1\n")
+    (place / "c.yaml").write_text("learning_rate: 0.1\n")
+    (place / "log.jsonl").write_text('{"step": 1, "loss": 2.0}\n{"step": 2, "loss": 1.5}\n')
+    return place
+
+
+@pytest.mark.parametrize(
+    ("words", "may"),
+    [
+        ("--help", {"typer"}),
+        ("--version", {"typer"}),
+        ("check --help", TYPER),
+        ("run --help", TYPER),
+        ("check train.py", {"report"}),
+        ("check c.yaml", {"report", "yaml"}),
+        ("check log.jsonl", {"report"}),
+        ("rules CFG", TYPER),
+        ("preset", TYPER),
+        ("report log.jsonl", TYPER | {"report"}),
+        ("watch log.jsonl --once", TYPER | {"report", "rich", "terminal"}),
+        ("run --quiet -- true", TYPER | {"diagnosis", "launch", "report", "trackers"}),
+    ],
+)
+def test_a_command_imports_its_own_parts(folder: Path, words: str, may: set[str]):
+    done = subprocess.run(
+        [sys.executable, "-c", IMPORTED, *words.split()],
+        cwd=folder, capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    imported = set(done.stderr.rpartition("imported: ")[2].split())
+    assert "cli" in imported
+    assert imported & (HEAVY | PARTS) <= may
+    assert (words.startswith("check") and "--help" not in words) != ("typer" in imported)
