@@ -8,7 +8,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constr
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help setup dev-setup browser demo example test test-all test-remote fuzz soak lint format bench docs
-.PHONY: docs-rules clean
+.PHONY: docs-rules docs-cli clean
 
 help:  ## List the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -91,6 +91,9 @@ docs: $(VENV)/.docs-ready browser docs/report.png  ## Build the documentation in
 
 docs-rules: dev-setup  ## Write docs/rules/ anew from the rules
 	@$(BIN)/python -m nanguard.cli.rulepages docs/rules
+
+docs-cli: dev-setup  ## Write docs/cli.md anew from the commands
+	@$(BIN)/python -m nanguard.cli.help_pages > docs/cli.md
 
 clean:  ## Remove everything that make has made
 	rm -rf $(VENV) site build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

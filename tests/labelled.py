@@ -6,7 +6,8 @@ import json
 import shutil
 from typing import TYPE_CHECKING
 
-from nanguard.cli.checking import Asked, run_check
+from nanguard.cli.checking import run_check
+from nanguard.cli.commands.before import CheckOptions
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -40,7 +41,11 @@ def judged(folder: Path, case: dict, scratch: Path) -> tuple[list[dict], list[tu
 
 
 def _found(target: Path, report: Path) -> list[dict]:
-    run_check(Asked((str(target),), "json", fail_on="none", output=report, no_cache=True, jobs=1))
+    run_check(
+        CheckOptions(
+            (str(target),), form="json", fail_on="none", output=report, no_cache=True, jobs=1
+        )
+    )
     return json.loads(report.read_text(encoding="utf-8"))["findings"]
 
 

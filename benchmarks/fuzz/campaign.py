@@ -106,12 +106,12 @@ def check(kind: str, path: Path) -> Verdict:
         return _shown(kind, path)
     from nanguard.check.engine import Check, Plan
     from nanguard.check.scanning import Scan
-    from nanguard.cli.checking import Asked
+    from nanguard.cli.commands.before import CheckOptions
     from nanguard.cli.printing import rendered
 
     outcome = Check(Plan(jobs=1, scan=Scan(threads=1, spread=_here))).run([str(path)])
     for form in ("text", "json", "github"):
-        rendered(Asked((str(path),), form), outcome)
+        rendered(CheckOptions((str(path),), form=form), outcome)
     return verdict_of(outcome)
 
 

@@ -25,6 +25,7 @@ from nanguard.errors import MissingDependencyError, NanguardError, NonFiniteErro
 
 if TYPE_CHECKING:
     from nanguard import ops
+    from nanguard.alerts import notify
     from nanguard.findings import Finding, Severity
     from nanguard.guard import Guard
     from nanguard.loader import check_loader
@@ -41,6 +42,7 @@ __all__ = [
     "Severity",
     "__version__",
     "check_loader",
+    "notify",
     "ops",
 ]
 
@@ -50,6 +52,7 @@ _LAZY = {
     "Settings": "nanguard.settings",
     "Severity": "nanguard.findings",
     "check_loader": "nanguard.loader",
+    "notify": "nanguard.alerts",
 }
 
 

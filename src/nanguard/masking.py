@@ -31,6 +31,8 @@ _OPTION = re.compile(
 # so is a commit, which is told by the word before it.
 _KNOWN = re.compile(
     r"\b(?:sk-|hf_|gh[pousr]_|github_pat_|glpat-|xox[abp]-|AKIA)[\w-]{12,}"
+    r"|(?P<hook>https://(?:hooks\.slack\.com/|(?:\w+\.)?discord(?:app)?\.com/api/webhooks/|"
+    r"[\w.-]{1,200}\.(?:webhook\.office|logic\.azure|powerplatform)\.com[:\d]{0,6}/))[^\s\"']+"
     r"|(?P<user>://[^\s/:@]{1,80}:)[^\s/@]{1,200}(?=@)"
     r"|(?P<commit>(?i:commit|revision|rev|sha1?|hash|git)[\"']?[ \t]{0,3}[:=@]?[ \t]{0,3}[\"']?"
     r"[0-9a-f]{40}\b)"
@@ -51,7 +53,7 @@ def hidden(text: str) -> str:
 
 
 def _known(found: re.Match[str]) -> str:
-    return found["commit"] or f"{found['user'] or ''}{HIDDEN}"
+    return found["commit"] or f"{found['hook'] or found['user'] or ''}{HIDDEN}"
 
 
 def hidden_words(command: Sequence[str]) -> list[str]:

@@ -231,7 +231,7 @@ def test_torch_and_numpy_are_never_imported(tmp_path: Path, plugin: Path):
         "from nanguard.cli import main\n"
         "try:\n    main()\n"
         "finally:\n"
-        "    heavy = ('torch', 'numpy', 'typer', 'rich', 'ssl', 'multiprocessing')\n"
+        "    heavy = ('torch', 'numpy', 'rich', 'ssl', 'multiprocessing')\n"
         "    sys.stderr.write(' '.join(m for m in heavy if m in sys.modules))\n"
     )
     for words in (["."], [".", "--fix", "--unsafe"], ["c.yaml"]):

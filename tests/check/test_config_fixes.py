@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from nanguard.check.config_fixes import Announced, difference, loaded
-from nanguard.cli.checking import Asked, run_check
+from nanguard.cli.checking import run_check
+from nanguard.cli.commands.before import CheckOptions
 from nanguard.errors import SourceError
 from nanguard.findings import Edit, Fix
 
@@ -24,7 +25,7 @@ def fixed(folder: Path, config: str, code: str | None = None, *, unsafe: bool = 
     if code is not None:
         (folder / "train.py").write_text(code)
     out = folder.parent / "report.txt"
-    asked = Asked((str(folder),), fix=True, unsafe=unsafe, output=out, no_cache=True, jobs=1)
+    asked = CheckOptions((str(folder),), fix=True, unsafe=unsafe, output=out, no_cache=True, jobs=1)
     run_check(asked)
     assert (folder / "run.yaml").read_text() == config
     copy = folder / "run_fixed.yaml"
@@ -59,10 +60,10 @@ def test_code_around_a_configuration_that_is_named_alone_is_asked(tmp_path: Path
         (tmp_path / name).write_text(content)
     conf = tmp_path / "conf" / "run.yaml"
     out = tmp_path / "report.txt"
-    run_check(Asked((str(conf),), fix=True, output=out, no_cache=True, jobs=1))
+    run_check(CheckOptions((str(conf),), fix=True, output=out, no_cache=True, jobs=1))
     assert not (tmp_path / "conf" / "run_fixed.yaml").exists()
     (tmp_path / "src/train.py").write_text('clip = cfg["max_grad_norm"]\n')
-    run_check(Asked((str(conf),), fix=True, output=out, no_cache=True, jobs=1))
+    run_check(CheckOptions((str(conf),), fix=True, output=out, no_cache=True, jobs=1))
     assert (tmp_path / "conf" / "run_fixed.yaml").exists()
 
 
@@ -81,7 +82,7 @@ def test_the_family_s_own_reader_is_enough(tmp_path: Path):
     config = {"train_batch_size": 8, "gradient_clipping": 1e6, "zero_optimization": {"stage": 2}}
     (folder / "ds.json").write_text(json.dumps(config))
     report = tmp_path / "report.txt"
-    run_check(Asked((str(folder),), fix=True, output=report, no_cache=True, jobs=1))
+    run_check(CheckOptions((str(folder),), fix=True, output=report, no_cache=True, jobs=1))
     copy = json.loads((folder / "ds_fixed.json").read_text())
     assert copy == {**config, "gradient_clipping": 1.0}
 

@@ -9,7 +9,8 @@ import pytest
 
 from nanguard.check.catalogue import rules_for
 from nanguard.check.selection import Selection
-from nanguard.cli.checking import Asked, run_check
+from nanguard.cli.checking import run_check
+from nanguard.cli.commands.before import CheckOptions
 from nanguard.cli.rulepages import listed
 from nanguard.errors import SettingsError
 
@@ -30,7 +31,7 @@ MIXED = (
 def shown(folder: Path, **options: object) -> str:
     report = folder.parent / "report.txt"
     words = {"fail_on": "none", "output": report, "no_cache": True, "jobs": 1, **options}
-    run_check(Asked((str(folder),), **words))  # type: ignore[arg-type]
+    run_check(CheckOptions((str(folder),), **words))  # type: ignore[arg-type]
     return report.read_text()
 
 

@@ -139,4 +139,4 @@ def test_the_command_of_a_stranger_is_not_run(incident, tmp_path):
 def test_neither_incident_nor_code(tmp_path):
     done = nanguard("explain", "no-such-thing", cwd=tmp_path)
     assert done.returncode == 2
-    assert "neither an incident nor the code of a cause" in done.stderr
+    assert "neither an incident nor a run, a rule or a cause" in done.stderr

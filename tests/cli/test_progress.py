@@ -1,4 +1,4 @@
-"""The bar of a long scan: on a terminal only, in bytes."""
+"""The bar of a long scan on a terminal, in bytes; lines in a pipe, if it takes long."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ import sys
 from typing import TYPE_CHECKING
 
 import pytest
+
+from nanguard.cli import progress
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -45,3 +47,21 @@ def test_bytes_are_shown_on_a_terminal_and_nowhere_else(tmp_path: Path):
     assert "/17.5 MB" in told
     assert shown(tmp_path, "--quiet", terminal=True) == ""
     assert shown(tmp_path, terminal=False) == ""
+
+
+def test_a_check_that_takes_long_gives_a_sign_of_life_in_a_pipe(capfd, monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
+    with progress.Progress(quiet=False) as told, progress.Progress(quiet=True) as quiet:
+        for done in range(0, 100, 5):
+            now[0] = float(done)
+            told(done, 100)
+            quiet(done, 100)
+        now[0] = 200.0
+        told.scanned(30_000_000, 90_000_000)
+    assert capfd.readouterr().err.splitlines() == [
+        "nanguard: checking ... 10 of 100 files, 10 s",
+        "nanguard: checking ... 40 of 100 files, 40 s",
+        "nanguard: checking ... 70 of 100 files, 70 s",
+        "nanguard: scanning ... 30 of 90 MB, 200 s",
+    ]

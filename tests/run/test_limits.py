@@ -191,6 +191,16 @@ def test_sign_of_life_on_a_terminal():
     ]
 
 
+def test_sign_of_life_in_a_pipe_comes_back_ever_later():
+    stream, clock = io.StringIO(), Hands()
+    sign = SignOfLife(stream=stream, clock=clock)
+    for _ in range(400):
+        sign.show("explaining step-7")
+        clock.now += 1
+    seconds = [line.split(" ... ")[1] for line in stream.getvalue().splitlines()[1:]]
+    assert seconds == ["10 s", "20 s", "40 s", "80 s", "160 s", "280 s"]
+
+
 def test_sign_of_life_in_a_file_is_two_lines():
     stream, clock = io.StringIO(), Hands()
     sign = SignOfLife(stream=stream, clock=clock)
@@ -253,13 +263,10 @@ def test_limits_reach_the_processes_below(monkeypatch):
 
 @pytest.mark.parametrize(("arguments", "seconds"), [([], None), (["--explain-seconds", "9"], 9.0)])
 def test_the_option_of_run(monkeypatch, tmp_path, arguments, seconds):
-    from typer.testing import CliRunner
-
-    from nanguard.cli.commands.app import app
+    from nanguard.cli.entry import run
     from nanguard.run import command
 
     given = SimpleNamespace()
     monkeypatch.setattr(command, "run_command", lambda *_, **kw: given.__dict__.update(kw) or 0)
-    done = CliRunner().invoke(app, ["run", *arguments, "--", "python", "x.py"])
-    assert done.exit_code == 0, done.output
+    assert run(["run", *arguments, "--", "python", "x.py"]) == 0
     assert given.explain_seconds == seconds

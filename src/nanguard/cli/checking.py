@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from contextlib import nullcontext, redirect_stdout
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,72 +22,14 @@ from nanguard.findings import Severity
 if TYPE_CHECKING:
     from nanguard.check.baseline import Baseline
     from nanguard.check.outcome import Outcome
+    from nanguard.cli.commands.before import CheckOptions
     from nanguard.cli.progress import Progress
 
 
 UNABLE = 2
 
 
-@dataclass(frozen=True, slots=True)
-class Asked:
-    """What the command line says.
-
-    Attributes:
-        paths: What to look at.
-        form: How to answer.
-        select: Rules to run, instead of those of the settings.
-        extend: Rules or groups to run besides.
-        ignore: Rules to leave out, besides those of the settings.
-        fail_on: From which severity on the exit code is 1.
-        fix: Whether to repair.
-        unsafe: Whether repairs in place may change what is computed.
-        diff: Whether to show what a repair would change, and write nothing.
-        baseline: The file with what is known.
-        write_baseline: Where to write down what is found as known.
-        output: Where to write the report; standard output without it.
-        quiet: Whether to print one line for each finding and nothing else.
-        no_cache: Whether to check unchanged files again.
-        jobs: How many processes may work; 0 for as many as there are processors.
-        checklist: Whether to answer the checklist instead of listing findings.
-        label_key: What holds the labels of data.
-        classes: How many classes there are.
-        group: How many classes each data set has, as ``KEY=NAME:N,NAME:N``.
-        vocab: How many tokens there are.
-        ignore_label: Labels that are meant to be skipped.
-        watch: Whether to audit checkpoints as they are written.
-        engine: Where files are scanned: local or ray.
-        statistics: Whether to count findings by rule instead of listing them.
-        verbose: Whether to list files of kinds without rules as well.
-    """
-
-    paths: tuple[str, ...]
-    form: str = "text"
-    select: tuple[str, ...] = ()
-    ignore: tuple[str, ...] = ()
-    fail_on: str | None = None
-    fix: bool = False
-    unsafe: bool = False
-    diff: bool = False
-    baseline: Path | None = None
-    write_baseline: Path | None = None
-    output: Path | None = None
-    quiet: bool = False
-    no_cache: bool = False
-    jobs: int = 0
-    checklist: bool = False
-    label_key: str | None = None
-    classes: int | None = None
-    group: tuple[str, ...] = ()
-    vocab: int | None = None
-    ignore_label: tuple[int, ...] = ()
-    watch: bool = False
-    engine: str = "local"
-    extend: tuple[str, ...] = ()
-    statistics: bool = False
-    verbose: bool = False
-
-
-def run_check(asked: Asked) -> int:
+def run_check(asked: CheckOptions) -> int:
     """Checks what was named and prints what came of it; returns the exit code.
 
     Raises:
@@ -129,7 +71,7 @@ def run_check(asked: Asked) -> int:
     return _refused(asked, check) or exit_code(outcome, asked.fail_on or project.fail_on)
 
 
-def _refuse_what_does_nothing(asked: Asked) -> None:
+def _refuse_what_does_nothing(asked: CheckOptions) -> None:
     """Stops where a repair is asked for that would not be made."""
     if (asked.fix or asked.diff) and any("://" in path for path in asked.paths):
         raise UsageError(
@@ -145,7 +87,7 @@ def _refuse_what_does_nothing(asked: Asked) -> None:
         )
 
 
-def _refused(asked: Asked, check: Check) -> int:
+def _refused(asked: CheckOptions, check: Check) -> int:
     """Says on standard error what could not be read though it was named; returns 2 if anything."""
     from nanguard.view.report.fields import literal
 
@@ -160,7 +102,7 @@ def _refused(asked: Asked, check: Check) -> int:
     return UNABLE if refused else 0
 
 
-def _watched(asked: Asked) -> int:
+def _watched(asked: CheckOptions) -> int:
     from nanguard.cli.progress import Progress
     from nanguard.cli.watching import Watching, refuse_what_cannot_be_watched
 
@@ -187,7 +129,7 @@ def _start(paths: tuple[str, ...]) -> str:
     return str(place if place.is_dir() else place.parent)
 
 
-def _plan(asked: Asked, project: Project, progress: Progress) -> Plan:
+def _plan(asked: CheckOptions, project: Project, progress: Progress) -> Plan:
     root = str(project.root)
     selection = Selection(
         asked.select or project.select,
@@ -211,7 +153,7 @@ def _plan(asked: Asked, project: Project, progress: Progress) -> Plan:
     )
 
 
-def _scan(asked: Asked, project: Project) -> Scan:
+def _scan(asked: CheckOptions, project: Project) -> Scan:
     expected = expected_also(
         project.expected,
         label_key=asked.label_key,
@@ -229,7 +171,7 @@ def _scan(asked: Asked, project: Project) -> Scan:
     return scan
 
 
-def _baseline(asked: Asked, project: Project) -> Baseline | None:
+def _baseline(asked: CheckOptions, project: Project) -> Baseline | None:
     file = asked.baseline or project.baseline
     if file is None or asked.write_baseline is not None:
         return None

@@ -21,6 +21,7 @@ from nanguard.source.text import Text
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from nanguard.cli.commands.before import LspOptions
     from nanguard.findings import Finding, Fix
 
 _MOST_FILES = 5_000  # of a project that are listed around the file in the editor
@@ -94,7 +95,7 @@ def _code_around(path: str) -> list[str]:
     return found
 
 
-def serve() -> None:
+def serve(_options: LspOptions) -> None:
     """Answers an editor on standard input and output until it hangs up.
 
     Raises:

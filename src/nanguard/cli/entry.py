@@ -8,18 +8,23 @@ import sys
 from nanguard.errors import NanguardError
 
 INTERRUPTED = 130
+_VERSION = ("-V", "--version")
 
 
 def main() -> None:
     """Runs the command line."""
     try:
-        sys.exit(_run(sys.argv[1:]))
+        sys.exit(run(sys.argv[1:]))
     except NanguardError as error:
         _say(f"nanguard: {error}")
         sys.exit(2)
     except KeyboardInterrupt:
         _say("nanguard: interrupted")
         sys.exit(INTERRUPTED)
+    except BrokenPipeError:
+        # Whoever reads has read enough; what Python still wants to write goes nowhere.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(0)
     except Exception as error:  # a fault of ours; whoever wants to see it whole can
         if os.environ.get("NANGUARD_DEBUG"):
             raise
@@ -30,24 +35,43 @@ def main() -> None:
         sys.exit(2)
 
 
-def _run(words: list[str]) -> int:
-    """Runs a command; the one that is called most is read without the help of typer.
+def run(words: list[str]) -> int:
+    """Runs a command; returns the exit code.
 
-    Typer takes longer to import, and to build its commands, than a small file takes to check. It
-    answers everything that is not plainly a check.
+    Args:
+        words: What stands on the command line behind the program's name.
+
+    Raises:
+        NanguardError: It cannot be done.
     """
-    if words[:1] == ["check"]:
-        from nanguard.cli.checkwords import asked_by
+    from nanguard.cli.command_line import HELP, did_you_mean, mistake, read
+    from nanguard.cli.commands import BY_NAME, COMMANDS
 
-        asked = asked_by(words[1:])
-        if asked is not None:
-            from nanguard.cli.checking import run_check
+    if words[:1] == ["help"]:
+        words = [*words[1:], "--help"]
+    if not words or words[0] in HELP:
+        from nanguard.cli.help_pages import program_help
 
-            return run_check(asked)
-    from nanguard.cli.commands import app
+        sys.stdout.write(program_help(COMMANDS))
+        return 0
+    if words[0] in _VERSION:
+        from nanguard import __version__
 
-    app()
-    return 0
+        sys.stdout.write(f"nanguard {__version__}\n")
+        return 0
+    command = BY_NAME.get(words[0])
+    if command is None:
+        kind = "option" if words[0].startswith("-") else "command"
+        known = [*BY_NAME, "--help", "--version"]
+        do = did_you_mean(words[0], known, f"The commands are: {', '.join(BY_NAME)}.")
+        raise mistake("", f"there is no {kind} {words[0]!r}.", do)
+    options = read(command, words[1:])
+    if options is None:
+        from nanguard.cli.help_pages import command_help
+
+        sys.stdout.write(command_help(command))
+        return 0
+    return command.run(options)
 
 
 def _say(text: str) -> None:

@@ -3,53 +3,139 @@
 from __future__ import annotations
 
 import json
+import shlex
 import sys
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import typer
 from rich.console import Console
+from rich.rule import Rule
 from rich.table import Table
 from rich.text import Text
 
 from nanguard import incident as incidents
+from nanguard.cli.command_line import did_you_mean
+from nanguard.cli.incident_names import (
+    incident_named,
+    incidents_in,
+    incidents_named,
+    is_run,
+)
 from nanguard.errors import UsageError
 from nanguard.masking import hidden_tree
 from nanguard.view.report.fields import literal
 from nanguard.view.report.page import cause_page, incident_page
+from nanguard.view.report.words import in_a_line
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from nanguard.cli.commands.after import ExplainOptions, ReplayOptions
 
 
-def explain_what(what: str, *, as_json: bool) -> None:
-    """Prints the page of an incident, a rule or a cause.
+def run_explain(options: ExplainOptions) -> None:
+    """Prints the page of everything that is asked about, one after the other."""
+    as_json = options.form == "json"
+    for place, what in enumerate(options.what or (None,)):
+        if place and not as_json:
+            Console().print(Rule(style="dim"), "")
+        explain_what(what, as_json=as_json)
+
+
+def explain_what(what: str | None, *, as_json: bool) -> None:
+    """Prints the page of an incident, a rule or a cause, or the list of several incidents.
 
     Args:
-        what: A folder, an ``incident.json``, the name or code of a rule, or the code of a cause.
+        what: A folder, an ``incident.json``, a step, the name of a run, the name or code of a rule,
+            or the code of a cause; None for the newest incident.
         as_json: Whether to print JSON.
-    """
-    from nanguard.diagnose.cause import all_causes
 
-    if not Path(what).exists() and _explain_rule(what, as_json=as_json):
+    Raises:
+        NanguardError: There is no such thing, or it cannot be read.
+    """
+    if what is not None and not Path(what).exists() and not what.isdecimal():
+        if _explain_rule(what, as_json=as_json) or _explain_cause(what, as_json=as_json):
+            return
+        if not is_run(what):
+            raise UsageError(
+                f"{what!r} is neither an incident nor a run, a rule or a cause.",
+                where="nanguard explain",
+                do=did_you_mean(
+                    what, _known(), "nanguard explain alone shows the newest incident of a folder."
+                ),
+            )
+    found = incidents_named(what, "nanguard explain")
+    if len(found) > 1:
+        _list(found, as_json=as_json)
         return
-    causes = {cause.code: cause for cause in all_causes()}
-    if what in causes and not Path(what).exists():
-        cause = causes[what]
-        if as_json:
-            _print_json({"code": cause.code, "meaning": cause.meaning, "why": cause.why})
-        else:
-            Console().print(cause_page(cause))
-        return
-    if not Path(what).exists():
-        raise UsageError(
-            f"{what!r} is neither an incident nor the code of a cause or a rule.",
-            where="nanguard explain",
-            do=_meant(what, list(causes)),
-        )
-    incident = hidden_tree(incidents.read(Path(what)))
+    incident = hidden_tree(incidents.read(found[0]))
     if as_json:
         _print_json(incident)
+        return
+    print_page(incident_page(incident, folder=str(found[0])))
+    if what is None:
+        _print_others(found[0])
+
+
+def print_page(page: RenderableType) -> None:
+    """Prints a page; lines of code that are longer than the terminal is wide are not broken."""
+    Console().print(page, crop=False)
+
+
+def _print_others(folder: Path) -> None:
+    """Says where the other incidents of a run are, if there are any."""
+    others = len(incidents_in(folder.parent)) - 1
+    if others > 0:
+        command = f"nanguard explain {shlex.quote(str(folder.parent))}"
+        more = "1 more incident" if others == 1 else f"{others} more incidents"
+        Console(soft_wrap=True).print(Text(f"\n{more} of this run: {command}", style="dim"))
+
+
+def _list(folders: list[Path], *, as_json: bool) -> None:
+    """Prints one line for each of several incidents."""
+    read = [(folder, hidden_tree(incidents.read(folder))) for folder in folders]
+    read.sort(key=lambda pair: (str(pair[0].parent), pair[1].get("step") or 0))
+    if as_json:
+        _print_json([{"folder": str(folder), **incident} for folder, incident in read])
+        return
+    console = Console(soft_wrap=True)
+    for run in dict.fromkeys(folder.parent for folder, _ in read):
+        console.print(Text(literal(str(run), 4000), style="bold"))
+        for folder, incident in read:
+            if folder.parent == run:
+                times = incident.get("times")
+                again = f" (met {times} times)" if isinstance(times, int) and times > 1 else ""
+                console.print(Text(f"  {in_a_line(incident)}{again}"))
+                console.print(Text(f"    nanguard explain {_short_path(folder)}", style="dim"))
+
+
+def _short_path(folder: Path) -> str:
+    here = Path.cwd()
+    near = folder.absolute()
+    return shlex.quote(str(near.relative_to(here) if near.is_relative_to(here) else near))
+
+
+def _explain_cause(what: str, *, as_json: bool) -> bool:
+    """Prints the page of a cause; returns whether there is one."""
+    from nanguard.diagnose.cause import all_causes
+
+    cause = next((cause for cause in all_causes() if cause.code == what), None)
+    if cause is None:
+        return False
+    if as_json:
+        _print_json({"code": cause.code, "meaning": cause.meaning, "why": cause.why})
     else:
-        Console().print(incident_page(incident, folder=what))
+        print_page(cause_page(cause))
+    return True
+
+
+def _known() -> list[str]:
+    """Returns the names of everything that has a page."""
+    from nanguard.cli.rulepages import pages
+    from nanguard.diagnose.cause import all_causes
+
+    return [*pages(), *(cause.code for cause in all_causes())]
 
 
 def _explain_rule(what: str, *, as_json: bool) -> bool:
@@ -69,15 +155,19 @@ def _explain_rule(what: str, *, as_json: bool) -> bool:
     return True
 
 
-def _meant(what: str, causes: list[str]) -> str:
-    from difflib import get_close_matches
-
-    from nanguard.cli.rulepages import pages
-
-    near = get_close_matches(what, [*pages(), *causes], n=3)
-    if near:
-        return f"Did you mean {' or '.join(near)}?"
-    return f"Give an incident's folder, a rule, or one of: {', '.join(causes)}."
+def run_replay(options: ReplayOptions) -> int:
+    """Replays what the command line asks for; returns 1 if the step was bad again."""
+    bad = replay_incident(
+        incident_named(options.incident, "nanguard replay"),
+        precision=options.precision,
+        without=options.without_sample,
+        table=options.trace_all,
+        explain_again=options.explain,
+        seconds=options.seconds,
+        as_json=options.form == "json",
+        sure=options.yes,
+    )
+    return int(bad)
 
 
 def replay_incident(
@@ -146,7 +236,9 @@ def _ask(why: str, command: list[str], place: Path) -> None:
     if sys.stdin.isatty():
         line = f"{why[0].upper()}{why[1:]}. It would run, in {literal(str(place))}: {told}"
         Console(stderr=True).print(Text(line))
-        if typer.confirm("Run it?"):
+        sys.stderr.write("Run it? [y/N] ")
+        sys.stderr.flush()
+        if sys.stdin.readline().strip().lower() in ("y", "yes"):
             return
     raise UsageError(
         f"{why}.",

@@ -5,46 +5,35 @@ from __future__ import annotations
 import os
 import sys
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from nanguard.alerts import Alerts, receiver_of
+from nanguard.cli.incident_names import newest_run
 from nanguard.errors import UsageError
 from nanguard.view.report.fields import literal
 from nanguard.view.terminal.session import Session
 from nanguard.view.terminal.view import View
-from nanguard.view.terminal.watching import OnAlarm, Watching
+from nanguard.view.terminal.watched import Wanted
+from nanguard.view.terminal.watching import Watching
 
 if TYPE_CHECKING:
-    from nanguard.view.terminal.watched import Wanted
+    from nanguard.cli.commands.during import WatchOptions
 
 
-@dataclass(frozen=True, slots=True)
-class Asked:
-    """What the command line asks for, besides what is to be watched.
-
-    Attributes:
-        on_alarm: The command to run on an alarm.
-        cool_down: Seconds before the same kind of alarm runs it again.
-        bell: Whether the terminal rings on an alarm.
-        until_alarm: Whether the first alarm ends it, with exit code 1.
-        plain: Whether lines are wanted also on a terminal.
-        every: Seconds between two plain lines.
-    """
-
-    on_alarm: str | None = None
-    cool_down: float = 300.0
-    bell: bool = False
-    until_alarm: bool = False
-    plain: bool = False
-    every: float = 10.0
-
-
-def run_watch(wanted: Wanted, asked: Asked) -> int:
+def run_watch(asked: WatchOptions) -> int:
     """Watches runs; returns the exit code.
 
     Raises:
         NanguardError: There is nothing to watch, or it cannot be read.
     """
+    wanted = Wanted(
+        asked.paths or newest_run(),
+        wait=asked.wait,
+        once=asked.once,
+        total=asked.steps,
+        stall=asked.stall,
+        pid=asked.pid,
+    )
     far = [path for path in wanted.paths if "://" in path or path == "-"]
     if far:
         raise UsageError(
@@ -55,8 +44,9 @@ def run_watch(wanted: Wanted, asked: Asked) -> int:
     if hasattr(sys.stdout, "reconfigure"):
         sys.stdout.reconfigure(errors="backslashreplace")
     view = not wanted.once and not asked.plain and _is_screen()
-    command = None if asked.on_alarm is None else OnAlarm(asked.on_alarm, asked.cool_down, view)
-    watching = Watching(Session(wanted), command, asked.bell, asked.until_alarm, asked.every)
+    receivers = [receiver_of(one, quiet=view) for one in asked.notify]
+    alerts = Alerts(receivers, cool_down=asked.cool_down) if receivers else None
+    watching = Watching(Session(wanted), alerts, asked.bell, asked.until_alarm, asked.every)
     try:
         _watch(watching, wanted, in_view=view)
     except KeyboardInterrupt:

@@ -13,10 +13,10 @@ from nanguard.view.report.checklist import as_json, as_text
 
 if TYPE_CHECKING:
     from nanguard.check.engine import Check
-    from nanguard.cli.checking import Asked
+    from nanguard.cli.commands.before import CheckOptions
 
 
-def refuse_what_a_checklist_has_not(asked: Asked) -> None:
+def refuse_what_a_checklist_has_not(asked: CheckOptions) -> None:
     """Stops where something is asked for that a checklist cannot give.
 
     Raises:
@@ -36,7 +36,7 @@ def refuse_what_a_checklist_has_not(asked: Asked) -> None:
         )
 
 
-def answered(asked: Asked, check: Check, fail_on: str) -> tuple[str, int]:
+def answered(asked: CheckOptions, check: Check, fail_on: str) -> tuple[str, int]:
     """Returns the checklist as it is printed, and the exit code: 1 if any answer is no.
 
     Args:

@@ -15,20 +15,31 @@ import shlex
 import tokenize
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.text import Text
 
 from nanguard import incident as incidents
+from nanguard.cli.incident_names import incident_named, newest_incidents
 from nanguard.errors import IncidentError, UsageError
 from nanguard.run.trust import is_ours
 from nanguard.source.writing import write_atomically
 from nanguard.view.report import words
 from nanguard.view.report.fields import branch, entries, literal, source, text, texts
 
+if TYPE_CHECKING:
+    from nanguard.cli.commands.after import FixOptions
+
 _HUNK = re.compile(r"@@ -(\d+)(?:,(\d+))? \+\d+(?:,\d+)? @@")
 _COMMAND = "nanguard fix"
+
+
+def run_fix(options: FixOptions) -> None:
+    """Makes the change that the command line asks for."""
+    named = options.incident
+    folder = None if named is None else incident_named(named, _COMMAND)
+    fix_incident(folder, sure=options.yes, dry_run=options.dry_run)
 
 
 def fix_incident(folder: Path | None, *, sure: bool, dry_run: bool) -> None:
@@ -111,14 +122,7 @@ def _hunks(diff: str) -> list[_Hunk]:
 
 def _newest() -> Path:
     """Returns the newest incident that has a change to make, or else the newest."""
-    found = [path.parent for path in incidents.newest_first(Path.cwd())]
-    if not found:
-        raise UsageError(
-            "there is no incident below .nanguard.",
-            where=_COMMAND,
-            do="Give the folder of an incident: nanguard fix "
-            ".nanguard/incidents/20261115-151552/step-000007-rank0",
-        )
+    found = newest_incidents(_COMMAND)
     for place in found:
         with contextlib.suppress(IncidentError):
             if words.is_fixable(incidents.read(place)):

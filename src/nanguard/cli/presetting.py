@@ -6,33 +6,31 @@ import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from nanguard.advice.presets.choice import Choice
 from nanguard.advice.presets.files import files_of
 from nanguard.errors import UsageError
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from nanguard.advice.presets.choice import Choice
     from nanguard.advice.presets.files import File
+    from nanguard.cli.commands.before import PresetOptions
 
 
-def run_preset(choice: Choice, output: Path | None, *, force: bool) -> None:
+def run_preset(options: PresetOptions) -> None:
     """Prints the files of a preset, or writes them.
-
-    Args:
-        choice: Which preset.
-        output: The file to write to; a folder for a preset of several files.
-        force: Whether files that are there may be replaced.
 
     Raises:
         UsageError: A file is there already, or cannot be written.
     """
-    files = files_of(choice)
-    if output is None:
+    files = files_of(
+        Choice(options.family, options.level, options.precision, options.task, options.form)
+    )
+    if options.output is None:
         _print(files)
         return
-    targets = _targets(files, output)
-    if not force:
+    targets = _targets(files, options.output)
+    if not options.force:
         _refuse_to_replace([path for path, _ in targets])
     for path, file in targets:
         _write(path, file)

@@ -11,10 +11,10 @@ from nanguard.errors import UsageError
 
 if TYPE_CHECKING:
     from nanguard.check.outcome import Outcome
-    from nanguard.cli.checking import Asked
+    from nanguard.cli.commands.before import CheckOptions
 
 
-def print_report(asked: Asked, told: str) -> None:
+def print_report(asked: CheckOptions, told: str) -> None:
     """Writes a report to where it is wanted.
 
     Raises:
@@ -42,7 +42,7 @@ def print_report(asked: Asked, told: str) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def rendered(asked: Asked, outcome: Outcome) -> str:
+def rendered(asked: CheckOptions, outcome: Outcome) -> str:
     """Returns an outcome in the format that is asked for."""
     if asked.form == "json":
         from nanguard.view.report.findings_json import as_json

@@ -1,4 +1,4 @@
-"""A progress bar for checks that take longer than a second, on a terminal only."""
+"""How far a check is: a bar on a terminal after a second, a line now and then in a pipe."""
 
 from __future__ import annotations
 
@@ -8,6 +8,9 @@ from typing import Any
 
 _AFTER = 1.0
 _EVERY = 0.1
+# Seconds after which a line is written where there is no terminal, and between two.
+_LINE_AFTER = 10.0
+_LINE_EVERY = 30.0
 
 
 class Progress:
@@ -18,8 +21,10 @@ class Progress:
     """
 
     def __init__(self, *, quiet: bool) -> None:
-        self._wanted = not quiet and sys.stderr.isatty()
-        self._began = self._shown = time.monotonic()
+        self._quiet = quiet
+        self._terminal = sys.stderr.isatty()
+        self._began = time.monotonic()
+        self._shown = self._began - _LINE_EVERY
         self._bar: Any = None
         self._task: Any = None
         self._what = ""
@@ -41,9 +46,17 @@ class Progress:
 
     def _show(self, done: int, total: int, what: str) -> None:
         now = time.monotonic()
-        if not self._wanted or now - self._began < _AFTER or now - self._shown < _EVERY:
+        after, every = (_AFTER, _EVERY) if self._terminal else (_LINE_AFTER, _LINE_EVERY)
+        if self._quiet or now - self._began < after or now - self._shown < every:
             return
         self._shown = now
+        if not self._terminal:
+            unit = f"of {total} files" if what == "checking" else f"of {total / 1e6:.0f} MB"
+            count = f"{done}" if what == "checking" else f"{done / 1e6:.0f}"
+            seconds = now - self._began
+            sys.stderr.write(f"nanguard: {what} ... {count} {unit}, {seconds:.0f} s\n")
+            sys.stderr.flush()
+            return
         if self._bar is None or what != self._what:
             self._start(total, what)
         self._bar.update(self._task, completed=done, total=total)

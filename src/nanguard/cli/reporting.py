@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import sys
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nanguard.check.scanning import Scan
 from nanguard.check.scans import Meter
+from nanguard.cli.incident_names import newest_run
 from nanguard.cli.progress import Progress
 from nanguard.errors import UsageError
 from nanguard.source.writing import write_atomically
@@ -17,36 +19,22 @@ from nanguard.view.runs import find_runs, open_run
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from pathlib import Path
 
+    from nanguard.cli.commands.after import ReportOptions
     from nanguard.view.runs import Found, Run
 
 # More curves over each other tell nothing.
 _MOST_RUNS = 24
 
 
-def run_report(
-    paths: Sequence[str],
-    *,
-    output: Path | None,
-    png: Path | None,
-    title: str | None = None,
-    quiet: bool = False,
-) -> None:
+def run_report(options: ReportOptions) -> None:
     """Writes the report of runs, and says where it is.
-
-    Args:
-        paths: Run folders, logs, incidents and reports of checks.
-        output: Where the page goes; ``report.html`` if neither it nor a picture is asked for.
-        png: Where a plain picture goes.
-        title: What the page is called.
-        quiet: Whether to print nothing.
 
     Raises:
         NanguardError: There is nothing to report, or it cannot be written.
     """
-    from pathlib import Path
-
+    paths = options.paths or newest_run()
+    output, png, title, quiet = options.output, options.png, options.title, options.quiet
     found = find_runs(paths)
     if len(found) > _MOST_RUNS:
         raise UsageError(

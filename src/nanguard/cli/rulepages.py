@@ -15,6 +15,8 @@ from nanguard.check.suppressions import UnusedIgnore
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from nanguard.cli.commands.before import RulesOptions
+
 _LANGUAGES = {
     "yaml": "yaml", "yml": "yaml", "json": "json", "jsonl": "json", "toml": "toml", "py": "python",
 }  # fmt: skip
@@ -66,9 +68,14 @@ def listed(words: tuple[str, ...] = ()) -> str:
         group = getattr(rule, "group", "")
         if words and not any(stands_for(w, rule.code, rule.name) or w == group for w in words):
             continue
-        about = sentence(rule) + (f" (asked for: {group})" if group else "")
+        about = sentence(rule) + (f" (only with --extend-select {group})" if group else "")
         lines.append(f"{rule.code}  {rule.severity.value:<7}  {rule.name:<31}  {about}\n")
     return "".join(sorted(lines))
+
+
+def print_rules(options: RulesOptions) -> None:
+    """Prints one line for each rule that is asked for."""
+    sys.stdout.write(listed(options.words))
 
 
 def find(word: str) -> Any | None:
@@ -122,7 +129,7 @@ def _marked(doc: str) -> str:
 def _examples(rule: Any) -> Iterator[str]:
     fails = [example for example in rule.examples if isinstance(example, Fails)]
     passes = [example for example in rule.examples if isinstance(example, Passes)]
-    for title, examples in (("Found", fails[:2]), ("Not found", passes[:2])):
+    for title, examples in (("Found", fails[:2]), ("Correct", passes[:2])):
         if examples:
             yield f"## {title}"
         for example in examples:

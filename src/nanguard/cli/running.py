@@ -2,121 +2,112 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import math
-from dataclasses import dataclass, fields
+import sys
+import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from nanguard.cli.commands import BY_NAME
+from nanguard.cli.commands.during import RECOVERY
 from nanguard.errors import MissingDependencyError, UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-    from pathlib import Path
+    from collections.abc import Iterator
 
+    from nanguard.alerts import Alerts
+    from nanguard.cli.commands.during import RunOptions
     from nanguard.run.recovering.wishes import Wishes
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Asked:
-    """The options that belong to ``--recover``; None for those that were not given.
-
-    Attributes:
-        checkpoints: Where checkpoints are.
-        arguments: Templates of arguments, by purpose.
-        config: A configuration file of the command's.
-        keys: Keys of it, by purpose.
-        lr: The learning rate of the first attempt.
-        lr_cut: The factor of one cut.
-        max_restarts: How many restarts there may be.
-        backoff: Seconds before the first restart.
-    """
-
-    checkpoints: str | None
-    arguments: Mapping[str, str | None]
-    config: str | None
-    keys: Mapping[str, str | None]
-    lr: float | None
-    lr_cut: float | None
-    max_restarts: int | None
-    backoff: float | None
-
-    def refuse(self) -> None:
-        """Stops where an option was given that means nothing without ``--recover``.
-
-        Raises:
-            UsageError: One was.
-        """
-        given = [f"--{purpose}-arg" for purpose, text in self.arguments.items() if text is not None]
-        given += [f"--{purpose}-key" for purpose, text in self.keys.items() if text is not None]
-        given += [
-            f"--{field.name.replace('_', '-')}"
-            for field in fields(self)
-            if field.name not in ("arguments", "keys") and getattr(self, field.name) is not None
-        ]
-        if given:
-            raise UsageError(
-                f"{given[0]} means nothing without --recover.",
-                where="nanguard run",
-                do="Give --recover, too; options of the command itself go behind the two dashes.",
-            )
-
-    def wishes(self) -> Wishes:
-        """Returns the same for the launcher.
-
-        Raises:
-            UsageError: A number makes no sense.
-        """
-        from nanguard.run.recovering.wishes import Wishes
-
-        if self.lr_cut is not None and not 0 < self.lr_cut <= 1:
-            raise _wrong("--lr-cut", self.lr_cut, "a number above 0 and up to 1, such as 0.5")
-        if self.lr is not None and not (math.isfinite(self.lr) and self.lr > 0):
-            raise _wrong("--lr", self.lr, "a number above 0, such as 1e-4")
-        if self.backoff is not None and not math.isfinite(self.backoff):
-            raise _wrong("--backoff", self.backoff, "seconds, such as 5")
-        given: dict[str, Any] = {
-            name: value
-            for name in ("lr_cut", "max_restarts", "backoff")
-            if (value := getattr(self, name)) is not None
-        }
-        return Wishes(
-            checkpoints=self.checkpoints,
-            arguments={name: text for name, text in self.arguments.items() if text is not None},
-            config=self.config,
-            keys={name: text for name, text in self.keys.items() if text is not None},
-            lr=self.lr,
-            **given,
-        )
+def run_guarded(asked: RunOptions) -> int:
+    """Runs a command under the guard, plainly or with recovery; returns the exit code."""
+    incidents = asked.incidents or Path(".nanguard/incidents") / time.strftime("%Y%m%d-%H%M%S")
+    guarding: dict[str, Any] = {
+        "on_bad": asked.on_bad,
+        "max_bad": asked.max_bad,
+        "spikes": asked.spikes,
+        "trace": not asked.no_trace,
+        "quiet": asked.quiet,
+        "explain_seconds": asked.explain_seconds,
+        "track": asked.track,
+        "quarantine": asked.quarantine,
+    }
+    if not asked.recover:
+        _refuse_what_recovers(asked)
+    with _alerts(asked) as guarding["alerts"]:
+        return _run(asked, incidents, guarding)
 
 
-def run_asked(
-    command: Sequence[str],
-    incidents: Path,
-    asked: Asked,
-    guarding: dict[str, Any],
-    *,
-    recover: bool,
-) -> int:
-    """Runs a command under the guard; returns the exit code.
+@contextlib.contextmanager
+def _alerts(asked: RunOptions) -> Iterator[Alerts | None]:
+    """Yields who is told about the run; None for nobody. Waits for what is on its way."""
+    if not asked.notify:
+        yield None
+        return
+    from nanguard.alerts import Alerts, receiver_of
 
-    Args:
-        command: The command.
-        incidents: The folder for incidents.
-        asked: How it is to be recovered, if it is.
-        guarding: How it is guarded.
-        recover: Whether it is.
-    """
-    if not recover:
-        asked.refuse()
+    alerts = Alerts([receiver_of(target) for target in asked.notify])
+    try:
+        yield alerts
+    finally:
+        for problem in alerts.close():
+            sys.stderr.write(f"nanguard: {problem}\n")
+
+
+def _run(asked: RunOptions, incidents: Path, guarding: dict[str, Any]) -> int:
+    if not asked.recover:
         from nanguard.run.command import run_command
 
-        return run_command(command, incidents=incidents, **guarding)
+        return run_command(asked.command, incidents=incidents, **guarding)
     if importlib.util.find_spec("numpy") is None:  # before the run, and not when it has ended
         missing = ModuleNotFoundError(name="numpy")
         raise MissingDependencyError.of("nanguard run --recover", missing)
     from nanguard.run.recovering.recover import recover_command
 
-    return recover_command(command, asked.wishes(), incidents=incidents, **guarding)
+    return recover_command(asked.command, _wishes(asked), incidents=incidents, **guarding)
+
+
+def _refuse_what_recovers(asked: RunOptions) -> None:
+    """Stops where an option was given that means nothing without ``--recover``."""
+    for one in BY_NAME["run"].named():
+        if one.words.panel == RECOVERY and getattr(asked, one.name) is not None:
+            raise UsageError(
+                f"{one.words.names[0]} means nothing without --recover.",
+                where="nanguard run",
+                do="Give --recover, too; options of the command itself go behind the two dashes.",
+            )
+
+
+def _wishes(asked: RunOptions) -> Wishes:
+    """Returns what is asked for as the launcher takes it."""
+    from nanguard.run.recovering.wishes import Wishes
+
+    if asked.lr_cut is not None and not 0 < asked.lr_cut <= 1:
+        raise _wrong("--lr-cut", asked.lr_cut, "a number above 0 and up to 1, such as 0.5")
+    if asked.lr is not None and not (math.isfinite(asked.lr) and asked.lr > 0):
+        raise _wrong("--lr", asked.lr, "a number above 0, such as 1e-4")
+    if asked.backoff is not None and not math.isfinite(asked.backoff):
+        raise _wrong("--backoff", asked.backoff, "seconds, such as 5")
+    numbers = {name: getattr(asked, name) for name in ("lr_cut", "max_restarts", "backoff")}
+    given: dict[str, Any] = {name: one for name, one in numbers.items() if one is not None}
+    return Wishes(
+        checkpoints=asked.checkpoints,
+        arguments=_by_purpose(asked, "arg"),
+        config=asked.config,
+        keys=_by_purpose(asked, "key"),
+        lr=asked.lr,
+        **given,
+    )
+
+
+def _by_purpose(asked: RunOptions, ending: str) -> dict[str, str]:
+    """Returns the templates of arguments or the keys that were given, by what they are for."""
+    purposes = ("resume", "lr", "skip", "seed")
+    found = {purpose: getattr(asked, f"{purpose}_{ending}") for purpose in purposes}
+    return {purpose: text for purpose, text in found.items() if text is not None}
 
 
 def _wrong(option: str, value: float, wanted: str) -> UsageError:

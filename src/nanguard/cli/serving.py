@@ -10,7 +10,21 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
+    from nanguard.cli.commands.after import ServeOptions
+
 _SHORTEST = 8
+
+
+def serve_folder(options: ServeOptions) -> None:
+    """Serves what the command line asks for."""
+    run_serve(
+        options.path,
+        host=options.host,
+        port=options.port,
+        token=options.token,
+        names=options.allow_host,
+        browser=options.open_browser,
+    )
 
 
 def run_serve(
@@ -28,7 +42,7 @@ def run_serve(
         root: The folder.
         host: The address to listen on.
         port: The port; 0 for any that is free.
-        token: What has to be known to look at anything.
+        token: The token that visitors must present.
         names: Other names by which this machine may be asked.
         browser: Whether to open a browser.
 

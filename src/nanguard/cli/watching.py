@@ -21,13 +21,13 @@ if TYPE_CHECKING:
     from nanguard.check.checkpoint.checkpoint import Checkpoint
     from nanguard.check.engine import Plan
     from nanguard.check.outcome import Seen
-    from nanguard.cli.checking import Asked
+    from nanguard.cli.commands.before import CheckOptions
 
 EVERY = 2.0  # seconds; a checkpoint is read once it has not changed from one look to the next
 LAST_GOOD = "last-good-checkpoint"
 
 
-def refuse_what_cannot_be_watched(asked: Asked) -> None:
+def refuse_what_cannot_be_watched(asked: CheckOptions) -> None:
     """Stops where something is asked for that watching cannot give.
 
     Raises:

@@ -185,7 +185,7 @@ class Guard:
         trackers: Where else the run is written to: ``tensorboard``, ``wandb``, ``trackio``,
             ``mlflow``; by default what the environment variable ``NANGUARD_TRACK`` names.
         generators: Random generators of the loop's own, to be rewound with the others.
-        on_event: Called with every event, in the training thread.
+        on_event: Called with every event, in the training thread; ``nanguard.notify`` makes one.
         settings: Everything else.
     """
 

@@ -19,6 +19,7 @@ from nanguard.diagnose import limits
 from nanguard.errors import IncidentError, LaunchError
 from nanguard.masking import hidden_words
 from nanguard.record import TRACKERS
+from nanguard.run.alerting import Alerting
 from nanguard.run.children import end_guarded, wait_for
 from nanguard.run.control import (
     ATTACHED,
@@ -41,6 +42,8 @@ from nanguard.view.report.words import in_a_line, is_fixable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
+
+    from nanguard.alerts import Alerts
 
 STOPPED = 3
 # Seconds after which a run that made no step is worth a line: a shorter one was a look at --help.
@@ -65,6 +68,7 @@ def run_command(
     control: Path | None = None,
     track: Sequence[str] = (),
     quarantine: bool = False,
+    alerts: Alerts | None = None,
 ) -> int:
     """Runs a command under the guard; returns the exit code of ``nanguard run``.
 
@@ -82,6 +86,7 @@ def run_command(
             to start the command again; None if nobody is.
         track: Where else the run is written to, such as ``tensorboard``.
         quarantine: Whether loaders leave out samples that were found bad, here or in earlier runs.
+        alerts: Who is told of incidents and of a bad end; None for nobody.
     """
     must_be_there(command)
     chosen = check_names(track, "nanguard run --track")
@@ -106,8 +111,11 @@ def run_command(
             quarantine=quarantine,
             left_out=tuple(map(astuple, read_quarantine(Path.cwd()))) if quarantine else None,
         )
-        code = _run_and_tell(command, options)
-        return STOPPED if any(place.glob(f"{STOPPED_NOTE}*")) else code
+        with Alerting(alerts, incidents, command) as alerting:
+            code = _run_and_tell(command, options)
+            stopped = any(place.glob(f"{STOPPED_NOTE}*"))
+            alerting.ended(code, stopped=stopped)
+        return STOPPED if stopped else code
 
 
 def must_be_there(command: Sequence[str]) -> None:

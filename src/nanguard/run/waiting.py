@@ -13,6 +13,10 @@ from typing import TYPE_CHECKING, TextIO
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+# Seconds after which a line is written again where there is no terminal, each time later, and how
+# late at most: a log that is read afterwards should not be full of them.
+_FIRST, _SLOWEST = 10, 120
+
 
 def tell_user(text: str) -> None:
     """Writes a line to the standard error; a script that has closed it goes on without.
@@ -33,7 +37,7 @@ def tell_user(text: str) -> None:
 
 
 class SignOfLife:
-    """Shows that something takes its time: with the seconds on a terminal, otherwise in two lines.
+    """Shows that something takes its time: on a terminal every second, otherwise now and then.
 
     Attributes:
         began: When it began; None if it has not.
@@ -59,6 +63,7 @@ class SignOfLife:
         self._clock = clock
         self._text = ""
         self._shown = -1
+        self._next = _FIRST
         self.began: float | None = None
 
     def show(self, text: str) -> None:
@@ -72,6 +77,9 @@ class SignOfLife:
             if not self._terminal:
                 self._write(f"nanguard: {text} ...\n")
         seconds = int(self._clock() - self.began)
+        if not self._terminal and seconds >= self._next:
+            self._write(f"nanguard: {text} ... {seconds} s\n")
+            self._next = seconds + min(seconds, _SLOWEST)
         if self._terminal and (seconds, text) != (self._shown, self._text):
             # A line that is wrapped cannot be written over.
             room = shutil.get_terminal_size().columns - 30
@@ -84,7 +92,7 @@ class SignOfLife:
         if self.began is None:
             return
         seconds = self._clock() - self.began
-        self.began, self._shown = None, -1
+        self.began, self._shown, self._next = None, -1, _FIRST
         line = f"nanguard: {outcome} after {seconds:.0f} s\n"
         self._write("\r\x1b[K" if self._terminal else line)
 

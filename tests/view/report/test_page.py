@@ -120,7 +120,7 @@ def shown(incident: dict[str, Any], *, width: int = 100, folder: str | None = No
 def rendered(page: Any, width: int = 100) -> str:
     # A real file with a real encoding: a lone surrogate must not get as far as this.
     file = io.TextIOWrapper(io.BytesIO(), encoding="utf-8", newline="")
-    Console(file=file, width=width, color_system=None).print(page)
+    Console(file=file, width=width, color_system=None).print(page, crop=False)
     file.flush()
     file.seek(0)
     return file.read()
@@ -596,6 +596,19 @@ def test_a_field_that_is_missing_does_not_stop_the_page():
 def test_the_page_keeps_to_its_width(terminal, told):
     lines = rendered(incident_page(INCIDENT, width=told), terminal).splitlines()
     assert 50 < max(map(len, lines)) <= 60
+
+
+def test_a_diff_is_never_wrapped():
+    long = "-    loss = " + " + ".join(f"term_{i}" for i in range(16))
+    fix = {
+        "summary": "clamp p",
+        "verified": True,
+        "how": "replayed",
+        "diff": f"@@ -1 +1 @@\n{long}",
+    }
+    lines = shown(changed(fixes=[fix]), width=60).splitlines()
+    assert f"       {long}" in lines
+    assert max(len(line) for line in lines if "term_" not in line) <= 60
 
 
 def test_lines_end_without_blanks():

@@ -283,7 +283,7 @@ def test_the_command_gets_the_words_as_values_and_runs_none_of_them(
     out = tmp_path / "out"
     hostile = "WARNING NaN loss detected $(touch PWN1) `touch PWN2`; touch PWN3 \" ' && touch PWN4"
     command = f'cd {tmp_path}; printf "%s|%s|%s\\n" "$NANGUARD_ALARM" "$NANGUARD_STEP" "$NANGUARD_MESSAGE" >> out; echo $NANGUARD_MESSAGE > /dev/null'  # noqa: E501
-    watch = watching(path, "--on-alarm", command)
+    watch = watching(path, "--notify", command)
     watch.wait_for("step 9")
     add(path, f"{hostile}\n")
     _until(out.exists, lambda: watch.said)
@@ -303,10 +303,10 @@ def test_a_command_that_fails_is_told_and_ends_nothing(
 ) -> None:
     path = tmp_path / "train.log"
     path.write_text(good(0, 10))
-    watch = watching(path, "--on-alarm", "exit 7")
+    watch = watching(path, "--notify", "exit 7")
     watch.wait_for("step 9")
     add(path, "step 10/1000 loss nan\n")
-    watch.wait_for("the command for alarms ended with 7")
+    watch.wait_for("no alert reached the command for alarms: it ended with 7")
     add(path, good(11, 5))
     watch.wait_for("step 15")
 

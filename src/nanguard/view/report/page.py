@@ -33,9 +33,11 @@ from nanguard.view.report.fields import (
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from typing import TypeAlias
 
     from rich.console import Console, ConsoleOptions, RenderableType
 
+    Part: TypeAlias = "RenderableType | Verbatim"
 
 _DIFF_LINES = 40
 _TRIALS = 20
@@ -68,20 +70,20 @@ def incident_page(
         "What to do": _to_do(incident),
         "Replay": _replay(incident, folder),
     }
-    parts: list[RenderableType] = [_headline(incident)]
+    parts: list[Part] = [_headline(incident)]
     for title, body in sections.items():
-        parts += [Text(), Text(title, style="bold underline"), _indented(Group(*body))]
-    return Trimmed(Group(*parts), width)
+        parts += [Text(), Text(title, style="bold underline"), *map(_indented, body)]
+    return Trimmed(parts, width)
 
 
 def cause_page(cause: Explained) -> Trimmed:
     """Returns the page of a cause."""
     return Trimmed(
-        Group(
+        [
             Text.assemble((literal(cause.code), "bold"), f": {literal(cause.meaning, _PROSE)}"),
             Text(),
             _indented(Text(literal(cause.why, _PROSE))),
-        )
+        ]
     )
 
 
@@ -98,14 +100,14 @@ def _headline(incident: dict[str, Any]) -> Text:
     return line.append(f"\n\n{said}", "bold") if said else line
 
 
-def _where(incident: dict[str, Any]) -> list[RenderableType]:
+def _where(incident: dict[str, Any]) -> list[Part]:
     origin = branch(incident, "origin")
     if not origin:
         return [Text(words.no_origin(branch(incident, "replay")))]
     file, line = text(origin, "file", _PROSE), whole(origin, "line")
     place = f"{file}:{line}" if file and line is not None else file
     function = text(origin, "function")
-    body: list[RenderableType] = [
+    body: list[Part] = [
         _facts(
             ("phase", words.phase(origin)),
             ("op", words.op(origin)),
@@ -117,10 +119,10 @@ def _where(incident: dict[str, Any]) -> list[RenderableType]:
     return [*body, Text(), lines] if lines is not None else body
 
 
-def _why(incident: dict[str, Any]) -> list[RenderableType]:
+def _why(incident: dict[str, Any]) -> list[Part]:
     cause = branch(incident, "cause")
     code = text(cause, "code")
-    body: list[RenderableType] = _verdict(incident, code, text(cause, "summary"))
+    body: list[Part] = _verdict(incident, code, text(cause, "summary"))
     body += evidence(entries(incident, "evidence"))
     rows = _circumstances(incident)
     if any(value for _, value in rows):
@@ -134,7 +136,7 @@ def _why(incident: dict[str, Any]) -> list[RenderableType]:
     return body
 
 
-def _verdict(incident: dict[str, Any], code: str, summary: str) -> list[RenderableType]:
+def _verdict(incident: dict[str, Any], code: str, summary: str) -> list[Part]:
     if code in ("", "unknown"):
         return [Text(f"The cause is unknown{': ' if summary else '.'}{summary}")]
     cause = Text.assemble((code, "bold"), f": {summary}" if summary else "")
@@ -170,7 +172,7 @@ def _circumstances(incident: dict[str, Any]) -> list[tuple[str, str]]:
     ]
 
 
-def _tried(incident: dict[str, Any]) -> list[RenderableType]:
+def _tried(incident: dict[str, Any]) -> list[Part]:
     trials = entries(incident, "trials")
     if not trials:
         return [Text("Nothing.")]
@@ -187,33 +189,30 @@ def _tried(incident: dict[str, Any]) -> list[RenderableType]:
     return [Text("The same step again, with one thing changed:"), table, *_more(trials, _TRIALS)]
 
 
-def _to_do(incident: dict[str, Any]) -> list[RenderableType]:
+def _to_do(incident: dict[str, Any]) -> list[Part]:
     fixes = [fix for fix in entries(incident, "fixes") if text(fix, "summary")]
     if not fixes:
         return [Text(words.no_fix(branch(incident, "replay")))]
     fixes.sort(key=lambda fix: fix.get("verified") is not True)
-    body: list[RenderableType] = []
+    body: list[Part] = []
     for place, fix in enumerate(fixes[:_FIXES], start=1):
         verdict, style = words.fix(fix)
         lines = [Text(text(fix, "summary"), style="bold"), Text(verdict, style=style)]
         table = Table.grid(padding=(0, 1))
-        table.add_row(Text(f"{place}."), Group(*lines, *_diff(fix.get("diff"))))
-        body += [table] if place == 1 else [Text(), table]
+        table.add_row(Text(f"{place}."), Group(*lines))
+        body += [*([] if place == 1 else [Text()]), table, *_diff(fix.get("diff"))]
     return body + _more(fixes, _FIXES)
 
 
-def _diff(diff: Any) -> list[RenderableType]:
+def _diff(diff: Any) -> list[Part]:
     if not isinstance(diff, str) or not diff.strip():
         return []
     lines = diff.rstrip("\n").split("\n")
-    shown = [
-        Text(source(line), style=words.diff_style(line), overflow="fold")
-        for line in lines[:_DIFF_LINES]
-    ]
-    return [_indented(Group(*shown, *_more(lines, _DIFF_LINES)))]
+    shown = [Text(source(line), style=words.diff_style(line)) for line in lines[:_DIFF_LINES]]
+    return [Verbatim(shown, indent=7), *map(_indented, _more(lines, _DIFF_LINES))]
 
 
-def _replay(incident: dict[str, Any], folder: str | None) -> list[RenderableType]:
+def _replay(incident: dict[str, Any], folder: str | None) -> list[Part]:
     run = branch(incident, "run")
     versions = [
         f"{name} {version}"
@@ -249,12 +248,12 @@ def _facts(*rows: tuple[str, str]) -> Table:
     return table
 
 
-def _more(of: Sequence[Any], shown: int) -> list[RenderableType]:
+def _more(of: Sequence[Any], shown: int) -> list[Part]:
     return [Text(f"... and {len(of) - shown} more", style="dim")] if len(of) > shown else []
 
 
-def _indented(body: RenderableType) -> Padding:
-    return Padding(body, (0, 0, 0, 2))
+def _indented(body: Part) -> Part:
+    return body if isinstance(body, Verbatim) else Padding(body, (0, 0, 0, 2))
 
 
 _ROWS = 8
@@ -371,18 +370,50 @@ def _numbered(first: int, lines: list[Any], line: int) -> Table:
     return table
 
 
-class Trimmed:
-    """Shows something without the blanks that rich fills lines up with."""
+class Verbatim:
+    """Lines of code, which are never broken: a line that is too long is the terminal's to fold.
 
-    def __init__(self, body: RenderableType, width: int | None = None) -> None:
-        self._body = body
+    Args:
+        lines: The lines, each in one style.
+        indent: How many blanks stand before each.
+    """
+
+    def __init__(self, lines: Sequence[Text], indent: int = 0) -> None:
+        self._lines = lines
+        self._before = " " * indent
+
+    def segments(self, console: Console) -> Iterator[Segment]:
+        """Yields the lines as they are."""
+        for line in self._lines:
+            yield Segment(self._before)
+            yield Segment(line.plain, console.get_style(line.style, default=""))
+            yield Segment.line()
+
+
+class Trimmed:
+    """Shows parts one below the other, without the blanks that rich fills lines up with.
+
+    Args:
+        parts: The parts; those that are ``Verbatim`` keep their lines.
+        width: How wide the others may be; as wide as the terminal if None.
+    """
+
+    def __init__(
+        self, parts: Sequence[RenderableType | Verbatim], width: int | None = None
+    ) -> None:
+        self._parts = parts
         self._width = width
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Segment]:
         width = options.max_width if self._width is None else min(self._width, options.max_width)
-        for line in console.render_lines(self._body, options.update(width=width), pad=False):
-            yield from _trimmed(line)
-            yield Segment.line()
+        narrow = options.update(width=width)
+        for part in self._parts:
+            if isinstance(part, Verbatim):
+                yield from part.segments(console)
+                continue
+            for line in console.render_lines(part, narrow, pad=False):
+                yield from _trimmed(line)
+                yield Segment.line()
 
 
 def _trimmed(line: Iterable[Segment]) -> list[Segment]:

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import os
-import shlex
-import subprocess
 import sys
 import time
 from dataclasses import dataclass, field
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from nanguard.alerts import COMMAND_LIMIT, LIMIT, Alert
 from nanguard.view.terminal import words
 
 if TYPE_CHECKING:
+    from nanguard.alerts import Alerts
     from nanguard.view.terminal.channels import Happening
     from nanguard.view.terminal.screen import Screen
     from nanguard.view.terminal.session import Session
@@ -32,7 +31,7 @@ class Watching:
 
     Attributes:
         session: The runs.
-        on_alarm: What is run on an alarm; None for nothing.
+        alerts: Who is told of an alarm; None for nobody.
         bell: Whether the terminal rings on an alarm.
         until_alarm: Whether the first alarm ends it.
         every: Seconds between two plain lines about a run.
@@ -40,7 +39,7 @@ class Watching:
     """
 
     session: Session
-    on_alarm: OnAlarm | None = None
+    alerts: Alerts | None = None
     bell: bool = False
     until_alarm: bool = False
     every: float = 10.0
@@ -100,18 +99,18 @@ class Watching:
             sys.stdout.flush()
 
     def finish(self) -> list[str]:
-        """Waits for commands that still run; returns what went wrong with them."""
+        """Waits for alerts that are on their way; returns what went wrong with them."""
         self.session.close()
-        return self.on_alarm.finish() if self.on_alarm else []
+        return self.alerts.close(COMMAND_LIMIT + LIMIT) if self.alerts else []
 
     def _look(self) -> list[tuple[Watched, Happening]]:
         news = self.session.look()
         for run, told in news:
             self._react(run, told)
-        if self.on_alarm and self.session.runs:
-            for problem in self.on_alarm.poll():
+        if self.alerts and self.session.runs:
+            for problem in self.alerts.problems():
                 run = self.session.runs[0]
-                news += [(run, told) for told in run.state.tell("command", problem)]
+                news += [(run, told) for told in run.state.tell("alert", problem)]
         if news or any(run.state.grown for run in self.session.runs):
             grown = max((run.state.grown or 0.0 for run in self.session.runs), default=0.0)
             self._changed = max(self._changed, grown)
@@ -121,10 +120,9 @@ class Watching:
         if not told.alarm or told.old:
             return
         self.alarmed = True
-        if self.on_alarm is not None:
-            problem = self.on_alarm.alarm(str(run.path), told)
-            if problem:
-                run.state.tell("command", problem)
+        if self.alerts is not None:
+            alert = Alert(told.kind, told.text, str(run.path), step=told.step, value=told.value)
+            self.alerts.send(alert)
 
     def _is_over(self) -> bool:
         if self.until_alarm and self.alarmed:
@@ -218,87 +216,3 @@ def _nvml() -> Any:
     except pynvml.NVMLError:
         return None
     return pynvml
-
-
-# Seconds a command may take.
-LIMIT = 60.0
-_TEXT = 400
-
-
-@dataclass(slots=True)
-class OnAlarm:
-    """Runs a command, once for each kind of alarm and run, and again after a rest.
-
-    The words of the alarm are in its environment: ``NANGUARD_ALARM`` (the kind),
-    ``NANGUARD_MESSAGE``, ``NANGUARD_STEP``, ``NANGUARD_VALUE`` and ``NANGUARD_PATH``. The shell
-    that runs the command sees them as values, whatever they hold.
-
-    Attributes:
-        command: The command.
-        rest: Seconds before the same kind of alarm runs it again.
-        quiet: Whether its output goes nowhere, as it would spoil the view.
-    """
-
-    command: str
-    rest: float = 300.0
-    quiet: bool = False
-    _last: dict[tuple[str, str], float] = field(default_factory=dict)
-    _running: list[tuple[subprocess.Popen[bytes], float]] = field(default_factory=list)
-
-    def alarm(self, path: str, happening: Happening) -> str:
-        """Runs the command, unless it ran a short time ago; returns what went wrong."""
-        key, now = (path, happening.kind), time.monotonic()
-        if key in self._last and now - self._last[key] < self.rest:
-            return ""
-        self._last[key] = now
-        output = subprocess.DEVNULL if self.quiet else None
-        try:
-            process = subprocess.Popen(  # noqa: S603 - the user's own command
-                self._words(),
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-                env={**os.environ, **_environment(path, happening)},
-                start_new_session=True,
-            )
-        except OSError as error:
-            return f"the command for alarms cannot be run: {error.strerror or error}"
-        self._running.append((process, now + LIMIT))
-        return ""
-
-    def poll(self) -> list[str]:
-        """Returns what went wrong with commands that have ended, and ends those that hang."""
-        problems: list[str] = []
-        for entry in list(self._running):
-            process, deadline = entry
-            if process.poll() is None and time.monotonic() > deadline:
-                process.kill()
-                process.wait()
-                problems.append(f"the command for alarms took more than {LIMIT:g} s and was ended")
-            elif process.poll() is not None and process.returncode:
-                problems.append(f"the command for alarms ended with {process.returncode}")
-            if process.poll() is not None:
-                self._running.remove(entry)
-        return problems
-
-    def finish(self) -> list[str]:
-        """Waits for what is still running; returns what went wrong."""
-        problems = self.poll()
-        while self._running:
-            time.sleep(0.05)
-            problems += self.poll()
-        return problems
-
-    def _words(self) -> list[str]:
-        # The command line of Windows puts values into the text before it reads it.
-        return shlex.split(self.command) if os.name == "nt" else ["/bin/sh", "-c", self.command]
-
-
-def _environment(path: str, happening: Happening) -> dict[str, str]:
-    return {
-        "NANGUARD_ALARM": happening.kind,
-        "NANGUARD_MESSAGE": happening.text[:_TEXT],
-        "NANGUARD_STEP": "" if happening.step is None else str(happening.step),
-        "NANGUARD_VALUE": "" if happening.value is None else repr(happening.value),
-        "NANGUARD_PATH": path,
-    }

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from nanguard.cli.checking import Asked, run_check
+from nanguard.cli.checking import run_check
+from nanguard.cli.commands.before import CheckOptions
 
 CONFIGS = Path(__file__).parents[3] / "configs"
 CASES = json.loads((CONFIGS / "labels.json").read_text(encoding="utf-8"))["cases"]
@@ -17,7 +18,7 @@ CASES = json.loads((CONFIGS / "labels.json").read_text(encoding="utf-8"))["cases
 def found(target: Path, *, fix: bool = False, unsafe: bool = False) -> list[dict]:
     report = target.parent / "report.json"
     words = {"fix": fix, "unsafe": unsafe, "no_cache": True, "jobs": 1}
-    run_check(Asked((str(target),), "json", fail_on="none", output=report, **words))
+    run_check(CheckOptions((str(target),), form="json", fail_on="none", output=report, **words))
     return json.loads(report.read_text(encoding="utf-8"))["findings"]
 
 

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from nanguard.cli.checking import Asked, run_check
+from nanguard.cli.checking import run_check
+from nanguard.cli.commands.before import CheckOptions
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -21,7 +22,11 @@ def findings(folder: Path, **files: str) -> list[tuple[str, str]]:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(content)
     report = folder.parent / f"{folder.name}.json"
-    run_check(Asked((str(folder),), "json", fail_on="none", output=report, no_cache=True, jobs=1))
+    run_check(
+        CheckOptions(
+            (str(folder),), form="json", fail_on="none", output=report, no_cache=True, jobs=1
+        )
+    )
     told = json.loads(report.read_text())["findings"]
     return [(one["name"], one["severity"]) for one in told]
 

@@ -1,0 +1,141 @@
+"""What users call an incident or a run: nothing at all, a step, a name, a folder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from nanguard import incident as incidents
+from nanguard.errors import UsageError
+
+HOME = ".nanguard"
+# Where runs and their incidents are written, if nobody says otherwise.
+_PLACES = ("runs", "incidents")
+
+
+def home() -> Path | None:
+    """Returns the nearest ``.nanguard`` of this folder or of one above it; None without any."""
+    here = Path.cwd()
+    return next((one / HOME for one in (here, *here.parents) if (one / HOME).is_dir()), None)
+
+
+def newest_incidents(command: str) -> list[Path]:
+    """Returns the folders of all incidents of this project, the newest first.
+
+    Args:
+        command: Who asks, for the error.
+
+    Raises:
+        UsageError: There is none.
+    """
+    place = home()
+    found = [] if place is None else [path.parent for path in incidents.newest_first(place.parent)]
+    if not found:
+        raise UsageError(
+            f"there is no incident below {HOME}.",
+            where=str(Path.cwd()),
+            do=f"Run something first: nanguard run -- python train.py. An incident that lies "
+            f"elsewhere is named by its folder: {command} DIR",
+        )
+    return found
+
+
+def incidents_in(folder: Path) -> list[Path]:
+    """Returns the folders of all incidents in a folder or below it."""
+    return sorted(path.parent for path in folder.glob(f"**/{incidents.NAME}") if path.is_file())
+
+
+def is_run(name: str) -> bool:
+    """Returns whether a run of this project is called so."""
+    return _run_called(name) is not None
+
+
+def incidents_named(word: str | None, command: str) -> list[Path]:
+    """Returns the incidents that a word stands for; several if it is a run.
+
+    Args:
+        word: A folder, an ``incident.json``, a step, or the name of a run; None for the newest.
+        command: Who asks, for the error.
+
+    Raises:
+        UsageError: There is none.
+    """
+    if word is None:
+        return newest_incidents(command)[:1]
+    path = Path(word)
+    if path.is_file():
+        return [path]
+    if not path.exists() and word.isdecimal() and not _is_day(word):
+        return [_of_step(int(word), command)]
+    folder = path if path.is_dir() else _run_called(word)
+    if folder is None:
+        raise UsageError(
+            f"there is no incident {word!r}: no folder, no run and no step is called so.",
+            where=command,
+            do=f"Give a folder or a step, or nothing for the newest: {command}",
+        )
+    if (folder / incidents.NAME).is_file():
+        return [folder]
+    found = incidents_in(folder)
+    if not found:
+        raise UsageError(
+            "there is no incident in this folder.",
+            where=str(folder),
+            do="Every step of the run was fine, or it was written elsewhere (--incidents DIR).",
+        )
+    return found
+
+
+def incident_named(word: str | None, command: str) -> Path:
+    """Returns the one incident that a word stands for; the newest of a run.
+
+    Args:
+        word: As in ``incidents_named``.
+        command: Who asks, for the error.
+    """
+    found = incidents_named(word, command)
+    return max(found, key=_written)
+
+
+def newest_run() -> tuple[str, ...]:
+    """Returns the newest run of this project; this folder if nanguard has written none."""
+    place = home()
+    if place is None:
+        return (".",)
+    runs = [one for name in _PLACES for one in (place / name).glob("*") if one.is_dir()]
+    return (str(max(runs, key=_written)),) if runs else (".",)
+
+
+def _is_day(word: str) -> bool:
+    """Returns whether digits are the date that the name of a run begins with, and not a step."""
+    return len(word) == len("20261115") and _run_called(word) is not None
+
+
+def _of_step(step: int, command: str) -> Path:
+    """Returns the newest incident of a step."""
+    found = newest_incidents(command)
+    wanted = [folder for folder in found if folder.name.startswith(f"step-{step:06d}-")]
+    if not wanted:
+        steps = sorted({int(part) for one in found if (part := one.name[5:11]).isdecimal()})
+        listed = ", ".join(map(str, steps[:10])) + (", ..." if len(steps) > 10 else "")
+        raise UsageError(
+            f"there is no incident of step {step}.",
+            where=command,
+            do=f"There are incidents of these steps: {listed}.",
+        )
+    return wanted[0]
+
+
+def _run_called(name: str) -> Path | None:
+    """Returns the folder of a run by its name, or by the beginning or end of it."""
+    place = home()
+    if place is None or "/" in name or not name:
+        return None
+    runs = [one for kind in _PLACES for one in (place / kind).glob("*") if one.is_dir()]
+    exact = [one for one in runs if one.name == name]
+    near = [one for one in runs if one.name.startswith(name) or one.name.endswith(f"-{name}")]
+    return max(exact or near, key=_written, default=None)
+
+
+def _written(path: Path) -> float:
+    """Returns when something was written last."""
+    return path.stat().st_mtime
