@@ -70,3 +70,11 @@ def test_links_to_packages_are_known_by_every_name(tmp_path):
         [sys.executable, str(script), "x"], env=env, capture_output=True, text=True, check=True
     ).stdout.splitlines()
     assert out == [str([False] * 6), "True True"]
+
+
+def test_every_module_of_this_package_is_known_as_its_own():
+    package = Path(nanguard.__file__).parent
+    modules = [str(path) for path in package.rglob("*.py")]
+    assert str(package / "run" / "live.py") in modules
+    assert all(map(sites.is_ours, modules))
+    assert not any(map(sites.is_users, modules))

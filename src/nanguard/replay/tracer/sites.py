@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import nanguard
+
 if TYPE_CHECKING:
     from collections.abc import Callable
     from types import CodeType, FrameType
@@ -34,7 +36,7 @@ def _real(path: str) -> str:
 # Found without importing it: sites are also looked at where there is no torch.
 _SPEC = importlib.util.find_spec("torch")
 _PATHS = sysconfig.get_paths()
-_OWN = _spellings(str(Path(__file__).parents[1]))
+_OWN = _spellings(*nanguard.__path__)
 _TORCH = _spellings(str(Path(_SPEC.origin).parent)) if _SPEC and _SPEC.origin else ()
 _STDLIB = _spellings(_PATHS["stdlib"], _PATHS["platstdlib"], str(Path(os.__file__).parent))
 _SITE = _spellings(_PATHS["purelib"], _PATHS["platlib"], site.getusersitepackages())
