@@ -54,7 +54,7 @@ class Tracked:
         if not self._wanted:
             return
         if reading is not None:
-            known = {"loss": reading.loss, "grad_norm": reading.grad_norm}
+            known: dict[str, float | None] = {"loss": reading.loss, "grad_norm": reading.grad_norm}
         elif self._tracks:
             known = {"loss": self._live.loss_value(), "grad_norm": self._norm()}
         else:
