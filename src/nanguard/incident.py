@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 SCHEMA = "nanguard.incident/1"
 NAME = "incident.json"
+# The variable that keeps batches of training data out of incidents; second runs have to know, too.
+NO_BATCH = "NANGUARD_NO_BATCH"
 # A larger file was not written by us.
 _LIMIT = 16 << 20
 
@@ -68,7 +70,7 @@ def read(path: Path) -> dict[str, Any]:
             raise IncidentError(
                 f"{file.name} is not a file.",
                 where=str(file),
-                do="Give the folder of an incident, such as .nanguard/incidents/step-000007-rank0.",
+                do="Give the folder of an incident, such as .nanguard/runs/NAME/step-000007-rank0.",
             )
         with file.open("rb") as opened:
             content = opened.read(_LIMIT + 1)
@@ -83,7 +85,7 @@ def read(path: Path) -> dict[str, Any]:
         raise IncidentError(
             f"there is no incident to read: {error.strerror}.",
             where=str(file),
-            do="Give the folder of an incident, such as .nanguard/incidents/step-000007-rank0.",
+            do="Give the folder of an incident, such as .nanguard/runs/NAME/step-000007-rank0.",
         ) from error
     except (ValueError, RecursionError) as error:
         raise IncidentError(

@@ -20,6 +20,8 @@ from nanguard.errors import RecordError
 
 log = logging.getLogger("nanguard")
 
+# Where nanguard keeps what it writes in a project, if nobody says otherwise.
+HOME = ".nanguard"
 LOCK = ".lock"
 # Seconds between two signs of life of an owner, and how long one on another host is waited for.
 BEAT = 5.0
@@ -37,6 +39,19 @@ def make_private(folder: Path, *, exist_ok: bool = True) -> None:
     """
     folder.parent.mkdir(parents=True, exist_ok=True)
     folder.mkdir(mode=0o700, exist_ok=exist_ok)
+
+
+def keep_out_of_git(home: Path) -> None:
+    """Makes the folder of a project that nanguard writes to, which git leaves alone.
+
+    A batch of training data may lie there, which nobody means to publish.
+
+    Args:
+        home: The folder; a ``.gitignore`` that is there stays as it is.
+    """
+    home.mkdir(parents=True, exist_ok=True)
+    with contextlib.suppress(FileExistsError), (home / ".gitignore").open("x") as file:
+        file.write("*\n")
 
 
 def open_private(path: Path, *, append: bool = False) -> IO[bytes]:

@@ -45,7 +45,7 @@ def test_the_demo_proves_its_claim_and_keeps_a_record(tmp_path: Path):
     events = [json.loads(line) for line in (tmp_path / "run/events.jsonl").read_text().splitlines()]
     assert [event["step"] for event in events] == [53, 80, 120]
     page = (tmp_path / "run/report.html").read_text(encoding="utf-8")
-    assert "Bad numbers came up at step 53" in page
+    assert "A loss or gradient went bad at step 53" in page
     assert "division-by-zero" in page
     assert len((tmp_path / "run/metrics.jsonl").read_text().splitlines()) == 160
 

@@ -50,7 +50,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_nothing_is_the_newest(project: Path):
     assert incident_named(None, "nanguard explain").name == "step-000009-rank0"
-    assert newest_run() == (str(project / ".nanguard/incidents/20261102-1"),)
+    assert newest_run() == (".nanguard/incidents/20261102-1",)
 
 
 def test_it_is_found_from_a_folder_below(project: Path, monkeypatch: pytest.MonkeyPatch):

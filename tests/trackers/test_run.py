@@ -157,7 +157,7 @@ def test_unknown_tracker_ends_before_the_command_starts(tmp_path: Path) -> None:
     words = ["-m", "nanguard", "run", "--track", "tensorbord", "--", sys.executable, "-c", script]
     done = command(*words, folder=tmp_path)
     assert done.returncode == 2
-    assert "no tracker called 'tensorbord'" in done.stderr
+    assert "Did you mean tensorboard?" in done.stderr
     assert not mark.exists()
 
 

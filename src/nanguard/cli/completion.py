@@ -21,8 +21,7 @@ if TYPE_CHECKING:
 _GENERAL = ("--help", "--version")
 # Lists the steps of the incidents below this folder.
 _STEPS = (
-    "ls -d .nanguard/*/*/step-* .nanguard/*/*/*/step-* 2>/dev/null"
-    " | sed -n 's/.*step-0*\\([0-9][0-9]*\\)-rank.*/\\1/p'"
+    "ls -d .nanguard/*/*/step-* 2>/dev/null | sed -n 's/.*step-0*\\([0-9][0-9]*\\)-rank.*/\\1/p'"
 )
 
 

@@ -21,6 +21,7 @@ from nanguard.cli.incident_names import (
     incidents_in,
     incidents_named,
     is_run,
+    short,
 )
 from nanguard.errors import UsageError
 from nanguard.masking import hidden_tree
@@ -73,7 +74,7 @@ def explain_what(what: str | None, *, as_json: bool) -> None:
     if as_json:
         _print_json(incident)
         return
-    print_page(incident_page(incident, folder=str(found[0])))
+    print_page(incident_page(incident, folder=str(short(found[0]))))
     if what is None:
         _print_others(found[0])
 
@@ -87,7 +88,7 @@ def _print_others(folder: Path) -> None:
     """Says where the other incidents of a run are, if there are any."""
     others = len(incidents_in(folder.parent)) - 1
     if others > 0:
-        command = f"nanguard explain {shlex.quote(str(folder.parent))}"
+        command = f"nanguard explain {_quoted(folder.parent)}"
         more = "1 more incident" if others == 1 else f"{others} more incidents"
         Console(soft_wrap=True).print(Text(f"\n{more} of this run: {command}", style="dim"))
 
@@ -107,13 +108,11 @@ def _list(folders: list[Path], *, as_json: bool) -> None:
                 times = incident.get("times")
                 again = f" (met {times} times)" if isinstance(times, int) and times > 1 else ""
                 console.print(Text(f"  {in_a_line(incident)}{again}"))
-                console.print(Text(f"    nanguard explain {_short_path(folder)}", style="dim"))
+                console.print(Text(f"    nanguard explain {_quoted(folder)}", style="dim"))
 
 
-def _short_path(folder: Path) -> str:
-    here = Path.cwd()
-    near = folder.absolute()
-    return shlex.quote(str(near.relative_to(here) if near.is_relative_to(here) else near))
+def _quoted(folder: Path) -> str:
+    return shlex.quote(str(short(folder)))
 
 
 def _explain_cause(what: str, *, as_json: bool) -> bool:

@@ -6,8 +6,8 @@ from pathlib import Path
 
 from nanguard import incident as incidents
 from nanguard.errors import UsageError
+from nanguard.run_folder import HOME
 
-HOME = ".nanguard"
 # Where runs and their incidents are written, if nobody says otherwise.
 _PLACES = ("runs", "incidents")
 
@@ -37,6 +37,12 @@ def newest_incidents(command: str) -> list[Path]:
             f"elsewhere is named by its folder: {command} DIR",
         )
     return found
+
+
+def short(path: Path) -> Path:
+    """Returns a path as seen from here, if it lies below."""
+    full, here = path.absolute(), Path.cwd()
+    return full.relative_to(here) if full.is_relative_to(here) else full
 
 
 def incidents_in(folder: Path) -> list[Path]:
@@ -102,7 +108,7 @@ def newest_run() -> tuple[str, ...]:
     if place is None:
         return (".",)
     runs = [one for name in _PLACES for one in (place / name).glob("*") if one.is_dir()]
-    return (str(max(runs, key=_written)),) if runs else (".",)
+    return (str(short(max(runs, key=_written))),) if runs else (".",)
 
 
 def _is_day(word: str) -> bool:

@@ -5,27 +5,39 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import math
+import os
 import sys
-import time
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nanguard.cli.commands import BY_NAME
 from nanguard.cli.commands.during import RECOVERY
 from nanguard.errors import MissingDependencyError, UsageError
+from nanguard.incident import NO_BATCH
+from nanguard.run.command import must_be_there
+from nanguard.run.run_record import LaunchedRun, new_place
+from nanguard.run.waiting import tell_user
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
     from nanguard.alerts import Alerts
     from nanguard.cli.commands.during import RunOptions
     from nanguard.run.recovering.wishes import Wishes
 
+UNABLE = 2
+
 
 def run_guarded(asked: RunOptions) -> int:
     """Runs a command under the guard, plainly or with recovery; returns the exit code."""
-    incidents = asked.incidents or Path(".nanguard/incidents") / time.strftime("%Y%m%d-%H%M%S")
+    must_be_there(asked.command)
+    if not asked.recover:
+        _refuse_what_recovers(asked)
+    run = LaunchedRun(asked.run_dir or new_place(asked.command), asked.command)
+    if asked.no_batch:
+        os.environ[NO_BATCH] = "1"
     guarding: dict[str, Any] = {
+        "run_dir": run.folder,
         "on_bad": asked.on_bad,
         "max_bad": asked.max_bad,
         "spikes": asked.spikes,
@@ -35,10 +47,16 @@ def run_guarded(asked: RunOptions) -> int:
         "track": asked.track,
         "quarantine": asked.quarantine,
     }
-    if not asked.recover:
-        _refuse_what_recovers(asked)
-    with _alerts(asked) as guarding["alerts"]:
-        return _run(asked, incidents, guarding)
+    code = UNABLE
+    try:
+        with _alerts(asked) as guarding["alerts"]:
+            code = _run(asked, asked.incidents or run.folder, guarding)
+    finally:
+        run.ended(code)
+    seen = None if asked.quiet else run.see_it()
+    if seen is not None:
+        tell_user(f"nanguard: {seen}")
+    return code
 
 
 @contextlib.contextmanager

@@ -22,6 +22,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from nanguard.guard.held import BufferPlaces, Held
 from nanguard.guard.optimizers import learning_rate, scaled_lr
 from nanguard.guard.rng import RandomStreams
+from nanguard.incident import NO_BATCH
 from nanguard.replay import changes
 from nanguard.replay.task import Facts, Growth, Outcome
 from nanguard.replay.tracer.modules import tensors_in
@@ -186,6 +187,8 @@ def _samples(origin: Origin, trace: Trace) -> list[int]:
 
 def _save_batch(replay: Replay, trace: Trace, folder: Path) -> str | None:
     """Saves batch, buffers and random streams beside the incident; returns why not, if so."""
+    if os.environ.get(NO_BATCH):
+        return "the batch was not kept (--no-batch)"
     tensors = [tensor.detach() for tensor in tensors_in(trace.batch)]
     size = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
     if not tensors:

@@ -59,6 +59,7 @@ def run_command(
     command: Sequence[str],
     *,
     incidents: Path,
+    run_dir: Path | None = None,
     on_bad: str = "skip",
     max_bad: int | None = None,
     spikes: str = "warn",
@@ -75,6 +76,7 @@ def run_command(
     Args:
         command: The command.
         incidents: The folder for incidents.
+        run_dir: The folder for the record of the run; None to keep none.
         on_bad: What to do about a bad step: skip, rollback or stop.
         max_bad: How many bad steps the run may meet; None for no such bound.
         spikes: What to do about a loss or gradient norm far above the usual: act, warn or off.
@@ -96,6 +98,7 @@ def run_command(
         )
         options = Options(
             incidents=str(incidents.absolute()),
+            run_dir=None if run_dir is None else str(run_dir.absolute()),
             control=str(place),
             command=tuple(command),
             folder=str(Path.cwd()),

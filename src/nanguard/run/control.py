@@ -28,6 +28,7 @@ class Options:
 
     Attributes:
         incidents: The folder for incidents.
+        run_dir: The folder for the record of the run; None to keep none.
         control: A folder through which the processes tell the launcher what happened.
         command: The command.
         folder: Where it was started.
@@ -52,6 +53,7 @@ class Options:
     control: str
     command: tuple[str, ...]
     folder: str
+    run_dir: str | None = None
     signature: str | None = None
     on_bad: str = "skip"
     max_bad: int | None = None

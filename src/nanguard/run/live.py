@@ -142,7 +142,7 @@ class Live(Watch):
             self._pulse = Pulse(Path(self._options.control))
             self._pulse.listen()
         if self.writer.rank == 0:
-            self._tracked = Tracked(self)
+            self._tracked = Tracked(self, self._options.run_dir)
         self.starts.begin()
         self._by_script.listen()
         atexit.register(self.close)
@@ -418,7 +418,7 @@ class Live(Watch):
         """
         if self._tracked is not None:
             self._tracked.good(optimizer, step, reading)
-        reading = reading or self._reading()
+        reading = reading or self.reading_at_hand()
         if reading is None or not math.isfinite(reading.loss):
             self.verdicts.policy.good()
         else:
@@ -447,7 +447,7 @@ class Live(Watch):
             self.verdicts.add_lane(optimizer, lag=lag, adversarial=len(self.optimizers()) > 1)
         return optimizer
 
-    def _reading(self) -> Reading | None:
+    def reading_at_hand(self) -> Reading | None:
         """Returns the numbers of this step where reading them does not wait for a device."""
         if not self.losses or not self.losses[0].is_cpu:
             return None
@@ -465,7 +465,7 @@ class Live(Watch):
         """Returns what is unusual about a step, if that is enough not to make it."""
         if self._options.spikes != "act" or self.together.active or self.grad_norm is None:
             return None
-        reading = self._reading()
+        reading = self.reading_at_hand()
         if reading is None:
             return None
         limits = self.verdicts.limits(self.lane_of(optimizer), self._late.ahead)

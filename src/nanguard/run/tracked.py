@@ -1,13 +1,16 @@
-"""Tells trackers about the steps of a script that knows nothing of them."""
+"""Writes down the steps of a script: in the folder of its run, and for trackers."""
 
 from __future__ import annotations
 
 import os
+import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nanguard.errors import NanguardError
+from nanguard.errors import NanguardError, RecordError
 from nanguard.guard.optimizers import learning_rate
 from nanguard.numerics import whole
+from nanguard.record import RunRecord
 from nanguard.trackers import TRACK, trackers_for
 from nanguard.trackers.tracker import incident_line
 
@@ -23,13 +26,22 @@ class Tracked:
     """Writes steps and what was done about them, from the first step on.
 
     A process that only imports torch, or has a guard of its own, makes no step here, and so
-    begins nothing.
+    begins nothing. The record holds what is known without asking a device; trackers, which
+    somebody has asked for, get every number.
+
+    Args:
+        live: The guard of the script.
+        run_dir: The folder of the run; None for none.
     """
 
-    def __init__(self, live: Live) -> None:
+    def __init__(self, live: Live, run_dir: str | None) -> None:
         self._live = live
+        self._run_dir = run_dir
         self._trackers: Trackers | None = None
-        self._wanted = bool(os.environ.get(TRACK))
+        self._record: RunRecord | None = None
+        self._tracks = bool(os.environ.get(TRACK))
+        self._wanted = self._tracks or run_dir is not None
+        self._begun = False
 
     def good(self, optimizer: Any, step: int | None = None, reading: Reading | None = None) -> None:
         """Writes a step that was made.
@@ -41,10 +53,14 @@ class Tracked:
         """
         if not self._wanted:
             return
-        if reading is None:
+        if reading is not None:
+            known: dict[str, float | None] = {"loss": reading.loss, "grad_norm": reading.grad_norm}
+        elif self._tracks:
             known = {"loss": self._live.loss_value(), "grad_norm": self._norm()}
         else:
-            known = {"loss": reading.loss, "grad_norm": reading.grad_norm}
+            at_hand = self._live.reading_at_hand()
+            known = {"grad_norm": self._live.grad_norm}
+            known |= {} if at_hand is None else {"loss": at_hand.loss, "scale": at_hand.scale}
         self._write({**self._line(optimizer, step), **known, "action": "step"})
 
     def bad(self, optimizer: Any, step: int, symptom: Symptom, decision: Decision) -> None:
@@ -61,26 +77,27 @@ class Tracked:
         action = decision.action.value
         seen = {"loss": symptom.loss, "grad_norm": symptom.grad_norm, "terms": symptom.terms}
         self._write({**self._line(optimizer, step), **seen, "action": action})
-        if self._trackers is None:
-            return
-        self._trackers.event(
-            {
-                "name": f"non-finite-{symptom.where.replace(' ', '-')}",
-                "severity": "error",
-                "step": step,
-                "message": symptom.in_words(),
-                "action": action,
-                "reason": decision.reason,
-            }
-        )
+        event = {
+            "name": f"non-finite-{symptom.where.replace(' ', '-')}",
+            "severity": "error",
+            "step": step,
+            "message": symptom.in_words(),
+            "action": action,
+            "reason": decision.reason,
+        }
+        for sink in self._sinks():
+            sink.event(event)
         incident = self._live.writer.folder if self._live.together.mine else None
-        if incident is not None:
+        if incident is not None and self._trackers is not None:
             self._trackers.event(incident_line(step, incident))
 
     def close(self) -> None:
         """Writes what is left."""
-        if self._trackers is not None:
-            self._trackers.close()
+        for sink in self._sinks():
+            sink.close()
+
+    def _sinks(self) -> list[RunRecord | Trackers]:
+        return [sink for sink in (self._record, self._trackers) if sink is not None]
 
     def _line(self, optimizer: Any, step: int | None) -> dict[str, Any]:
         live = self._live
@@ -105,19 +122,40 @@ class Tracked:
         return float(whole(live.clipped_norm))
 
     def _write(self, line: dict[str, Any]) -> None:
-        if self._trackers is None:
+        if not self._begun:
             self._begin()
+        if self._record is not None:
+            # As a Guard's own record has it: which tools tell by the count of updates.
+            self._record.metric({**line, "update": line["step"], "time": round(time.time(), 3)})
         if self._trackers is not None:
             self._trackers.metric(line)
 
     def _begin(self) -> None:
-        say = self._live.writer.say
+        self._begun = True
         # Ranks that were started by the script know of each other by now, and not before.
         self._wanted = self._live.writer.rank == 0
         if not self._wanted:
             return
+        self._record = None if self._run_dir is None else self._open(Path(self._run_dir))
+        if self._tracks:
+            self._trackers = self._begin_tracking()
+        self._wanted = bool(self._sinks())
+
+    def _open(self, folder: Path) -> RunRecord | None:
+        """Opens the record; in a folder of its own where another process writes meanwhile."""
+        say = self._live.writer.say
+        for place in (folder, folder / f"process-{os.getpid()}"):
+            try:
+                return RunRecord(place, on_failure=lambda what: say(f"could not write {what}"))
+            except RecordError as error:
+                why = error.what
+        say(f"no record of the run is kept: {why}")
+        return None
+
+    def _begin_tracking(self) -> Trackers | None:
+        say = self._live.writer.say
         try:
-            self._trackers = trackers_for(
+            return trackers_for(
                 None,
                 None,
                 where=TRACK,
@@ -126,4 +164,4 @@ class Tracked:
             )
         except NanguardError as error:
             say(f"the run is not tracked: {error.what} {error.do}")
-        self._wanted = self._trackers is not None
+        return None

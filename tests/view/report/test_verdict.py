@@ -87,7 +87,7 @@ def test_guarded_run_and_its_cause(tmp_path):
     verdict = verdict_of(run)
     assert verdict.state == GUARDED
     assert verdict.headline == (
-        "Bad numbers came up at step 40; the guard kept them out of the weights and the run "
+        "A loss or gradient went bad at step 40; the guard kept it out of the weights, and the run "
         "went on."
     )
     why = fact(verdict, "Where and why")

@@ -113,7 +113,7 @@ def test_run_page_and_its_data(site):
     key = next(k for k in keys(page) if ">night<" in page.partition(f'id="run-{k}"')[2][:400])
     code, headers, text = ask(site, f"/run/{key}")
     assert code == 200
-    assert "Bad numbers came up at step 40" in text
+    assert "A loss or gradient went bad at step 40" in text
     assert headers["content-type"].startswith("text/html")
     data = json.loads(ask(site, f"/run/{key}/data")[2])
     assert data["page"]["schema"] == "nanguard.page/1"

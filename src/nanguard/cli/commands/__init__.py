@@ -59,7 +59,7 @@ COMMANDS = (
         (
             "nanguard explain",
             "nanguard explain 116",
-            "nanguard explain .nanguard/incidents/20261115-031500",
+            "nanguard explain .nanguard/runs/20261115-031500-train",
             "nanguard explain clip-before-unscale",
             "nanguard explain division-by-zero",
         ),
@@ -79,7 +79,7 @@ COMMANDS = (
         (
             "nanguard report",
             "nanguard report runs/night -o report.html",
-            "nanguard report train.log .nanguard/incidents/20261115-151552",
+            "nanguard report train.log .nanguard/runs/20261115-151552-train",
             "nanguard report runs/a runs/b --png curves.png",
         ),
     ),

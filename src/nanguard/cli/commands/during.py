@@ -35,7 +35,18 @@ class RunOptions:
         metavar="DIR",
         kind=Path,
         completes="folders",
-        help="Folder for incidents; .nanguard/incidents/TIME by default.",
+        help="Folder for incidents; the run's folder by default.",
+    )
+    run_dir: Path | None = option(
+        "--run-dir",
+        metavar="DIR",
+        kind=Path,
+        completes="folders",
+        help="Folder of the run, for its command, metrics, events and incidents; "
+        ".nanguard/runs/TIME-NAME by default.",
+    )
+    no_batch: bool = flag(
+        "--no-batch", help="Keep no batch of training data in incidents, which is kept otherwise."
     )
     on_bad: str = option(
         "--on-bad",

@@ -120,9 +120,12 @@ def _headline(
     at = "" if turn is None else f" at {run.axis.value if run.curves else 'step'} {_whole(turn)}"
     if EventKind.STOP in done:
         return BAD, f"The run went bad{at}, and the guard stopped it."
+    if ended is False and turn is not None and (done or run.incidents):
+        return BAD, f"The run went bad{at}; the guard acted, but the last loss is not finite."
     if turn is not None and (done or run.incidents):
-        again = " and the run went on" if ended else ""
-        return GUARDED, f"Bad numbers came up{at}; the guard kept them out of the weights{again}."
+        went_on = ", and the run went on" if ended else ""
+        kept = f"the guard kept it out of the weights{went_on}"
+        return GUARDED, f"A loss or gradient went bad{at}; {kept}."
     if ended is False:
         return BAD, f"The run went bad{at} and did not come back."
     if turn is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,17 +13,22 @@ from nanguard.errors import SourceError
 from nanguard.record import EVENTS, HISTORY, METRICS, TRACKERS
 from nanguard.check.log.reading import HEAD
 from nanguard.check.log.recognition import Form, form_of
+from nanguard.run_folder import HOME
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
 LINEAGE = "lineage.jsonl"
-REPORT_SCHEMA = b'"nanguard.view.report/'
+REPORT_SCHEMA = b'"nanguard.report/'
 MOST_RUNS = 2000
 DEEPEST = 6
 MOST_FILES = 5000
 _MOST_INCIDENTS = 200
 _CONFIGS = (".yaml", ".yml", ".json", ".toml")
+# Where nanguard keeps runs in a project, and older ones their incidents.
+_IN_HOME = ("runs", "incidents", "demo")
+_CHECKPOINT = re.compile(r"checkpoint-(\d{1,12})")
+_TRAINER_STATE = "trainer_state.json"
 PASSED = frozenset((".git", ".venv", "venv", "node_modules", "__pycache__", "site-packages"))
 # Where one run is written down in several forms, the first of these tells most.
 _BEST = (Form.EVENTS, Form.WANDB)
@@ -165,7 +171,12 @@ def runs_in(folder: Path, files: list[str], folders: list[str]) -> Iterator[Foun
         files: The names of its files, in order.
         folders: The names of its folders.
     """
+    if folder.name == HOME:
+        # What nanguard keeps for a project; each folder of a run is a run of its own.
+        folders[:] = [name for name in folders if name in _IN_HOME]
+        return
     run = Found(folder, folder.name or str(folder))
+    states = _take_checkpoints(folder, folders)
     run.incidents = _take_incidents(folder, files, folders)
     logs: dict[Path, Form] = {}
     for name in files:
@@ -177,6 +188,9 @@ def runs_in(folder: Path, files: list[str], folders: list[str]) -> Iterator[Foun
             run.reports.append(path)
         elif (form := form_of(path, head)) is not None:
             logs[path] = form
+    if not logs and METRICS not in files and states:
+        # The last checkpoint knows the numbers of all the others.
+        logs[states[-1]] = form_of(states[-1], _head(states[-1])) or Form.TEXT
     run.events = folder / EVENTS if EVENTS in files else None
     run.history = folder / HISTORY if HISTORY in files else None
     run.lineage = folder / LINEAGE if LINEAGE in files else None
@@ -230,11 +244,27 @@ def _take_incidents(folder: Path, files: list[str], folders: list[str]) -> list[
         if os.path.isfile(below / incidents.NAME):  # noqa: PTH113
             found.append(below)
             folders.remove(name)
-        elif name in ("incidents", ".nanguard"):
+        elif name == "incidents":
             inside = os.walk(below)
             found += sorted(Path(place) for place, _, names in inside if incidents.NAME in names)
             folders.remove(name)
     return found[:_MOST_INCIDENTS]
+
+
+def _take_checkpoints(folder: Path, folders: list[str]) -> list[Path]:
+    """Takes folders of checkpoints out of the search; returns the logs in them, in order.
+
+    A trainer writes its whole log into each of them, which makes none of them a run.
+    """
+    found: list[tuple[int, Path]] = []
+    for name in list(folders):
+        number = _CHECKPOINT.fullmatch(name)
+        state = folder / name / _TRAINER_STATE
+        # Says no, and raises nothing, where this user may not look.
+        if number is not None and os.path.isfile(state):  # noqa: PTH113
+            found.append((int(number[1]), state))
+            folders.remove(name)
+    return [state for _, state in sorted(found)]
 
 
 def _names(folder: Path) -> list[str]:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 MOST_RUNS = 5000
 # Folders of incidents, whose content belongs to the run above them.
-_INNER = frozenset(("incidents", ".nanguard"))
+_INNER = frozenset(("incidents",))
 _MOST_INNER = 400
 
 Mark = tuple[object, ...]

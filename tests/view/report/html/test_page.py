@@ -77,7 +77,10 @@ def test_parts_of_the_page(night):
     ]
     assert len(parsed.of("h1")) == 1
     assert len(parsed.of("main")) == 1
-    assert "Bad numbers came up at step 40; the guard kept them out of the weights" in parsed.text
+    assert (
+        "A loss or gradient went bad at step 40; the guard kept it out of the weights"
+        in parsed.text
+    )
     assert "[log-or-sqrt-domain, proven]" in parsed.text
     assert "It skipped 3 steps (first: bad step)." in parsed.text
     assert "3 of 120 values are not finite" in parsed.text

@@ -1,0 +1,115 @@
+"""What ``nanguard run`` leaves behind: a folder for each run, with its command and its end.
+
+The launcher makes the folder and says what was run. The process that trains adds a line for each
+step (``metrics.jsonl``) and for each event (``events.jsonl``), from numbers that the guard has
+anyway, and its incidents.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import shlex
+import socket
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from nanguard import __version__
+from nanguard.errors import LaunchError
+from nanguard.incident import NAME as INCIDENT
+from nanguard.masking import hidden_words
+from nanguard.record import METRICS
+from nanguard.run_folder import HOME, keep_out_of_git, make_private, open_private
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+SCHEMA = "nanguard.run/1"
+RUN = "run.json"
+RUNS = Path(HOME, "runs")
+_NAMES = re.compile(r"[^A-Za-z0-9_.-]+")
+_LONGEST_NAME = 40
+
+
+def new_place(command: Sequence[str]) -> Path:
+    """Returns a folder for a run that begins now, which is not there yet: ``TIME-NAME``."""
+    base = RUNS / f"{time.strftime('%Y%m%d-%H%M%S')}-{name_of_run(command)}"
+    places = [base, *(base.with_name(f"{base.name}-{number}") for number in range(2, 1000))]
+    return next((place for place in places if not place.exists()), base)
+
+
+def name_of_run(command: Sequence[str]) -> str:
+    """Returns how a run is called: after its script, its module, or its program."""
+    words = list(command)
+    script = next((Path(word).stem for word in words if word.endswith((".py", ".sh"))), "")
+    module = words[words.index("-m") + 1] if "-m" in words[:-1] else ""
+    name = script or module or (Path(words[0]).name if words else "") or "run"
+    return _NAMES.sub("-", name)[:_LONGEST_NAME].strip("-.") or "run"
+
+
+class LaunchedRun:
+    """The folder of a run, from its beginning to its end.
+
+    Args:
+        folder: The folder.
+        command: The command.
+
+    Raises:
+        LaunchError: The folder cannot be written to.
+    """
+
+    def __init__(self, folder: Path, command: Sequence[str]) -> None:
+        self.folder = folder
+        try:
+            if RUNS.parent in folder.parents:
+                keep_out_of_git(RUNS.parent)
+            make_private(folder)
+            self._told: dict[str, Any] = {
+                "schema": SCHEMA,
+                "command": hidden_words(command),
+                "folder": str(Path.cwd()),
+                "host": socket.gethostname(),
+                "pid": os.getpid(),
+                "nanguard": __version__,
+                "began": round(time.time(), 3),
+            }
+            self._write()
+        except OSError as error:
+            raise LaunchError(
+                f"the run folder cannot be written to ({error.strerror or error}).",
+                where=str(folder),
+                do="Give a folder that this user may write to: nanguard run --run-dir DIR -- ...",
+            ) from error
+
+    def ended(self, code: int) -> None:
+        """Says how the run ended; a run in which nothing trained leaves no folder behind."""
+        with contextlib.suppress(OSError):
+            if self.is_empty:
+                (self.folder / RUN).unlink()
+                self.folder.rmdir()
+                return
+            self._told |= {"ended": round(time.time(), 3), "exit_code": code}
+            self._write()
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing was written but what was run."""
+        return [path.name for path in self.folder.iterdir()] == [RUN]
+
+    def see_it(self) -> str | None:
+        """Returns a line with the command that shows the run; None if there is nothing to see."""
+        if not self.folder.is_dir() or not (
+            (self.folder / METRICS).exists() or any(self.folder.glob(f"*/{INCIDENT}"))
+        ):
+            return None
+        newest = RUNS in self.folder.parents
+        return "see it: nanguard report" + ("" if newest else f" {shlex.quote(str(self.folder))}")
+
+    def _write(self) -> None:
+        draft = self.folder / f".{RUN}"
+        with open_private(draft) as file:
+            file.write((json.dumps(self._told, indent=1) + "\n").encode())
+        draft.replace(self.folder / RUN)
