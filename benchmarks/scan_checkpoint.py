@@ -31,8 +31,8 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 
 from benchmarks.recording import write_results
-from nanguard.check.checkpoint.reading import open_sources
-from nanguard.check.scanning import Scan
+from nanguard.check.checkpoint.checkpoint_reader import open_sources
+from nanguard.check.scan import Scan
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -43,8 +43,8 @@ PEAK = """
 import re, sys
 from pathlib import Path
 import numpy
-from nanguard.check.checkpoint.reading import open_sources
-from nanguard.check.scanning import Scan
+from nanguard.check.checkpoint.checkpoint_reader import open_sources
+from nanguard.check.scan import Scan
 def peak():
     return int(re.search(r"VmHWM:\\s+(\\d+)", Path("/proc/self/status").read_text())[1])
 before = peak()

@@ -17,9 +17,9 @@ import tempfile
 import time
 from pathlib import Path
 
+from nanguard.check.data.data_reader import read_request
 from nanguard.check.data.dataset import Request
-from nanguard.check.data.reading import read_request
-from nanguard.check.scanning import Expected, Scan
+from nanguard.check.scan import Expected, Scan
 
 GROUPS = {"food101": 101, "food172": 172, "veg200": 200}
 

@@ -58,9 +58,9 @@ def loop_over_losses(path: Path) -> int:
 
 def scan(path: Path) -> list[str]:
     """Reads a log and judges it by every rule; returns the names of what was found."""
-    from nanguard.check.catalogue import rules_for
-    from nanguard.check.log.reading import open_sources
-    from nanguard.check.scanning import Scan
+    from nanguard.check.log.log_reader import open_sources
+    from nanguard.check.rule import rules_for
+    from nanguard.check.scan import Scan
 
     logs = open_sources([path], Scan())
     return [f.name for log in logs for rule in rules_for("log") for f in rule.check(log)]

@@ -178,8 +178,8 @@ class Story:
 
     def curve(self, out: str) -> tuple[list[float], list[float]]:
         """Returns steps and losses of a run, as nanguard reads them from its log."""
-        from nanguard.check.log.reading import open_sources
-        from nanguard.check.scanning import Scan
+        from nanguard.check.log.log_reader import open_sources
+        from nanguard.check.scan import Scan
 
         for log in open_sources([self.folder / out / self.told["log"]], Scan()):
             for series in log.series:

@@ -34,7 +34,7 @@ def no_parser_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
 
     To import one takes ten seconds, and tests of their own ask them.
     """
-    monkeypatch.setattr("nanguard.check.parsers.installed", lambda family: False)
+    monkeypatch.setattr("nanguard.check.family_parsers.installed", lambda family: False)
 
 
 @pytest.fixture(autouse=True)

@@ -105,7 +105,7 @@ def check(kind: str, path: Path) -> Verdict:
     if kind in ("incident", "run"):
         return _shown(kind, path)
     from nanguard.check.engine import Check, Plan
-    from nanguard.check.scanning import Scan
+    from nanguard.check.scan import Scan
     from nanguard.cli.commands.before import CheckOptions
     from nanguard.cli.printing import rendered
 
@@ -130,7 +130,7 @@ def _shown(kind: str, path: Path) -> Verdict:
     from rich.console import Console
 
     from nanguard import incident
-    from nanguard.check.scanning import Scan
+    from nanguard.check.scan import Scan
     from nanguard.errors import NanguardError
     from nanguard.view.report.html import page
     from nanguard.view.report.judged import judge

@@ -25,7 +25,7 @@ from nanguard import incident as incidents
 from nanguard.findings import name_of
 from nanguard.guard import Guard
 from nanguard.run.command import run_command
-from nanguard.testing import inject
+from nanguard.testing.faults import inject
 from nanguard.view.report.html import page
 from nanguard.view.report.judged import judge
 from nanguard.view.report.page import incident_page

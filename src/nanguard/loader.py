@@ -12,18 +12,22 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader
 
-from nanguard.check.catalogue import rules_for
-from nanguard.check.data.array_reader import add_labels, add_tokens
-from nanguard.check.data.dataset import DataFile, DataSet, Request
-from nanguard.check.data.labels import Labels, label_of
-from nanguard.check.data.ledger import Ledger
-from nanguard.check.data.matrix import MAX_WIDTH, Matrix
-from nanguard.check.data.numbers import Numbers
-from nanguard.check.data.places import Place, Places
-from nanguard.check.data.roles import Column, Roles, roles_of
-from nanguard.check.data.tokens import Tokens
-from nanguard.check.data.watching import Watch
-from nanguard.check.scanning import Expected
+from nanguard.check.data.arrays import add_labels, add_tokens
+from nanguard.check.data.columns import (
+    Column,
+    Labels,
+    Numbers,
+    Place,
+    Places,
+    Roles,
+    Tokens,
+    label_of,
+    roles_of,
+)
+from nanguard.check.data.dataset import DataFile, DataSet, Ledger, Request, Watch
+from nanguard.check.data.tables import MAX_WIDTH, Matrix
+from nanguard.check.rule import rules_for
+from nanguard.check.scan import Expected
 from nanguard.errors import UsageError
 
 if TYPE_CHECKING:
@@ -47,7 +51,7 @@ def check_loader(
         loader: A ``torch.utils.data.DataLoader``, or anything that yields batches.
         batches: How many batches to look at; None for all of them.
         measured: Whether labels are measurements, not classes.
-        expected: What the data is checked against, as in ``nanguard.check.scanning.Expected``:
+        expected: What the data is checked against, as in ``nanguard.check.scan.Expected``:
             ``label_key``, ``classes``, ``groups``, ``group_key``, ``vocabulary``, ``ignored``.
 
     Returns:

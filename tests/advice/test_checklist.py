@@ -12,9 +12,10 @@ from typing import Any
 
 import pytest
 
-from nanguard.advice.checklist import Answer, all_points, fill_in
-from nanguard.check.catalogue import all_rules
+from nanguard.advice.checklist import fill_in
+from nanguard.advice.checklist_points import Answer, all_points
 from nanguard.check.engine import Check, Plan
+from nanguard.check.rule import all_rules
 from nanguard.check.selection import Selection
 from nanguard.view.report.checklist import as_text
 

@@ -14,11 +14,16 @@ from typing import Any
 import pytest
 import yaml
 
-from nanguard.advice.presets.choice import FAMILIES, LEVELS, PRECISIONS, Choice
-from nanguard.advice.presets.families import accelerate, deepspeed, hf, lightning, plain
-from nanguard.advice.presets.files import files_of
-from nanguard.advice.presets.tasks import TASKS
-from nanguard.advice.presets.tree import Line, Section
+from nanguard.advice.preset_files import (
+    accelerate_config,
+    deepspeed_config,
+    files_of,
+    hf_config,
+    lightning_config,
+    plain_config,
+)
+from nanguard.advice.preset_writer import Line, Section
+from nanguard.advice.presets import FAMILIES, LEVELS, PRECISIONS, TASKS, Choice
 from nanguard.check.engine import Check, Plan
 from nanguard.errors import UsageError
 
@@ -93,11 +98,14 @@ def test_numbers_are_numbers_to_every_reader(choice: Choice, tmp_path: Path):
             assert not [leaf for leaf in text if re.fullmatch(r"[\d.]+(e-?\d+)?", leaf)]
 
 
-@pytest.mark.parametrize("family", [accelerate, deepspeed, hf, lightning, plain])
+@pytest.mark.parametrize(
+    "config_of",
+    [accelerate_config, deepspeed_config, hf_config, lightning_config, plain_config],
+)
 @pytest.mark.parametrize("level", LEVELS)
-def test_every_value_has_a_reason(family: Any, level: str):
+def test_every_value_has_a_reason(config_of: Any, level: str):
     for precision, task in itertools.product(PRECISIONS, TASKS):
-        config = family.config(Choice("plain", level, precision, task).values)
+        config = config_of(Choice("plain", level, precision, task).values)
         silent = [line.key for line in lines_of(config.members) if not line.note.endswith(".")]
         assert silent in ([], ["class_path"])  # that of the callback, which says it all
 

@@ -8,7 +8,7 @@ import sys
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from nanguard.check.scanning import Scan
+    from nanguard.check.scan import Scan
     from nanguard.errors import SourceError
 
 

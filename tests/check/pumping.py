@@ -155,7 +155,7 @@ SHORT = {"nanguard.check.log.grammar._LINKS": 80}
 HANDED_ON = {
     "nanguard.check.config.toml_reader._SPACE": {"match"},
     "nanguard.check.config.toml_reader._BLANK": {"match"},
-    "nanguard.check.code.hints._HINTS": {"fullmatch"},
+    "nanguard.check.code.values._HINTS": {"fullmatch"},
 }
 
 

@@ -11,7 +11,7 @@ from nanguard.errors import SourceError
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from nanguard.check.scanning import Scan
+    from nanguard.check.scan import Scan
 
 
 def size_after_a_kill(path: Path, scan: Scan) -> tuple[str, int]:

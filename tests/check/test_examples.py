@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from nanguard.check.catalogue import KINDS, all_rules, broken, rules_for
-from nanguard.check.rule import Fails, Passes, Rule
+from nanguard.check.rule import KINDS, Fails, Passes, Rule, all_rules, broken, rules_for
 from nanguard.cli.rulepages import index, markdown, pages
 from nanguard.findings import Severity
 from nanguard.testing import check_rule

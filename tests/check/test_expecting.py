@@ -7,9 +7,8 @@ from typing import Any
 
 import pytest
 
-from nanguard.check.expecting import expected_also, expected_by
-from nanguard.check.scanning import Expected
-from nanguard.check.settings import find_project
+from nanguard.check.project_settings import expected_also, expected_by, find_project
+from nanguard.check.scan import Expected
 from nanguard.errors import SettingsError, UsageError
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from nanguard.check.repairing import Repairing
+from nanguard.check.fixing import Repairing
 from nanguard.errors import SourceError
 from nanguard.findings import Edit, Finding, Fix, Severity
 from tests.check.plugin import check, names, reasons, told

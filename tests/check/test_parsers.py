@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from nanguard.check import parsers
+from nanguard.check import family_parsers
 from nanguard.check.config_fixes import Announced
 from nanguard.check.engine import Check, Plan
 from nanguard.check.fixing import Fixing
@@ -54,8 +54,8 @@ def test_a_copy_that_its_parser_reads_otherwise_is_taken_back(
             {**before, "learning_rate": "5e-05"} | ({"output_dir": "1"} if spoiled else {}),
         ]
 
-    monkeypatch.setattr(parsers, "installed", lambda family: family == "huggingface")
-    monkeypatch.setattr(parsers, "parsed_by", answers)
+    monkeypatch.setattr(family_parsers, "installed", lambda family: family == "huggingface")
+    monkeypatch.setattr(family_parsers, "parsed_by", answers)
     check = Check(Plan(Selection(), root=str(tmp_path), jobs=1))
     check.run([str(tmp_path / "a.yaml")])
     outcome = Fixing(check).run()
@@ -70,12 +70,12 @@ def test_the_real_parser_is_asked_in_a_process_of_its_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     pytest.importorskip("accelerate")
-    monkeypatch.setattr(parsers, "_SECONDS", 600)
+    monkeypatch.setattr(family_parsers, "_SECONDS", 600)
     good, bad = tmp_path / "good.yaml", tmp_path / "bad.yaml"
     text = "compute_environment: LOCAL_MACHINE\ndistributed_type: 'NO'\nmixed_precision: bf16\n"
     good.write_text(text)
     bad.write_text(text + "no_such_key: 1\n")
-    read, refused = parsers.parsed_by("accelerate", str(good), str(bad))
+    read, refused = family_parsers.parsed_by("accelerate", str(good), str(bad))
     assert isinstance(read, dict)
     assert read["mixed_precision"] == "'bf16'"
     assert isinstance(refused, str)

@@ -48,7 +48,7 @@ def test_the_shape_of_a_line_has_one_reading():
         LIMITED
         + """
 from nanguard.check.log.grammar import read_line
-from nanguard.check.log.shapes import shape_of
+from nanguard.check.log.grammar import shape_of
 for joint in "-+.,:/ ":
     for number in ("1e5", "1.5", "1e-5", "-2", "7e", ".5", "3E+4"):
         text = "step 1 loss 1.0 " + joint.join([number] * 60)

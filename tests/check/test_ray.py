@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from nanguard.check.on_ray import ready
+from nanguard.check.scan_check import ready
 from nanguard.errors import MissingDependencyError
 from tests.check.plugin import told
 from tests.check.test_scans import LOG, records, safetensors, shown
@@ -25,8 +25,8 @@ DRIVER = """
 import json, sys
 from pathlib import Path
 import ray
-from nanguard.check.on_ray import on_ray
-from nanguard.check.scanning import Scan
+from nanguard.check.scan_check import on_ray
+from nanguard.check.scan import Scan
 from tests.check import ray_work
 
 ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)

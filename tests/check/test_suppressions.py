@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from nanguard.check.suppressions import ignores_in
+from nanguard.check.selection import ignores_in
 from nanguard.source.text import Text
 from tests.check.plugin import names, told
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from nanguard.check import workers
-from nanguard.check.scanning import Scan
+from nanguard.check.scan import Scan
 from nanguard.check.workers import Workers
 from nanguard.errors import SourceError
 from tests.check.deaths import die
@@ -41,7 +41,7 @@ WAYS = {
 PROGRAM = """
 import json, sys, threading
 from nanguard.check import workers
-from nanguard.check.scanning import Scan
+from nanguard.check.scan import Scan
 from tests.check.deaths import die, told
 
 workers.SECONDS, workers.MEMORY = 1.0, 256 << 20
@@ -139,7 +139,7 @@ def test_workers_end_with_the_process_that_started_them():
     program = (
         "import os, sys\n"
         "from nanguard.check.workers import Workers\n"
-        "from nanguard.check.scanning import Scan\n"
+        "from nanguard.check.scan import Scan\n"
         "from tests.check.deaths import die\n"
         "pool = Workers()\n"
         "print(*pool.spread(die, ['a', 'b', 'c'], Scan(threads=3)), flush=True)\n"

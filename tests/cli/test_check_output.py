@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from nanguard.check.catalogue import rules_for
+from nanguard.check.rule import rules_for
 from nanguard.check.selection import Selection
 from nanguard.cli.checking import run_check
 from nanguard.cli.commands.before import CheckOptions

@@ -6,8 +6,8 @@ import json
 import time
 from typing import TYPE_CHECKING, Any
 
-from nanguard.check.log.wandb import _records
-from nanguard.check.scanning import Scan
+from nanguard.check.log.binary_logs import _wandb_records
+from nanguard.check.scan import Scan
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -55,7 +55,7 @@ def _whole(file: Path) -> list[Any]:
     end = time.monotonic() + 30
     while True:
         # The library has a writer for this file, and messages for its records, but no reader.
-        records = [Record.FromString(data) for data in _records(file, Scan())]
+        records = [Record.FromString(data) for data in _wandb_records(file, Scan())]
         if any(record.HasField("exit") for record in records) or time.monotonic() > end:
             return records
         time.sleep(0.05)

@@ -14,13 +14,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nanguard import __version__
-from nanguard.check.catalogue import plugins
-from nanguard.check.code.requirements import torch_floor
+from nanguard.check.code.project import torch_floor
 from nanguard.check.outcome import FileOutcome, NotChecked, Omission, Seen
+from nanguard.check.rule import plugins
 from nanguard.errors import SourceError
 from nanguard.findings import Finding, Fix, Severity
-from nanguard.source.files import PYTHON_LIMIT, read_bytes
-from nanguard.source.writing import own_folder, write_atomically
+from nanguard.source.text import PYTHON_LIMIT, own_folder, read_bytes, write_atomically
 
 if TYPE_CHECKING:
     from nanguard.check.selection import Selection

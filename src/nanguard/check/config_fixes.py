@@ -15,14 +15,13 @@ from typing import TYPE_CHECKING, Any
 from nanguard.check.config.document import Document, read_document
 from nanguard.errors import SourceError
 from nanguard.source.edits import apply, fits
-from nanguard.source.files import CONFIG_LIMIT, decode, read_bytes
-from nanguard.source.text import Text
+from nanguard.source.text import CONFIG_LIMIT, Text, decode, read_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from nanguard.check.config.node import Node
-    from nanguard.check.configs import Configs
+    from nanguard.check.config_check import Configs
     from nanguard.findings import Finding, Fix
 
     Values = dict[str, str]

@@ -9,12 +9,9 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from nanguard.check.catalogue import broken
-from nanguard.check.config.launchers import is_launcher
-from nanguard.check.config.usage import Usage, project_of
-from nanguard.check.configs import NO_TRAINING, Configs
-from nanguard.check.elsewhere import Elsewhere
-from nanguard.check.files import check_bytes
+from nanguard.check.code_check import TooSlowError, check_bytes, check_files, cpu_limit
+from nanguard.check.config.key_usage import Usage, is_launcher, project_of
+from nanguard.check.config_check import NO_TRAINING, Configs
 from nanguard.check.kinds import (
     HEAD,
     SCAN_HEAD,
@@ -27,23 +24,23 @@ from nanguard.check.kinds import (
     may_point,
     scanned_as,
 )
-from nanguard.check.limits import TooSlowError, cpu_limit
 from nanguard.check.outcome import NotChecked, Omission, Outcome, failure, reason_of
 from nanguard.check.paths import STDIN, Found, Search
-from nanguard.check.pool import check_files
-from nanguard.check.scanning import Scan, in_threads
-from nanguard.check.scans import Meter, Scans
+from nanguard.check.remote_files import Elsewhere
+from nanguard.check.rule import broken
+from nanguard.check.scan import Scan, in_threads
+from nanguard.check.scan_check import Meter, Scans
 from nanguard.check.selection import Selection
 from nanguard.errors import SourceError
-from nanguard.source.files import (
+from nanguard.source.text import (
     CONFIG_LIMIT,
     NOTEBOOK_LIMIT,
+    Text,
     decode,
     read_bytes,
     read_head,
     read_stdin,
 )
-from nanguard.source.text import Text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -248,7 +245,7 @@ class Check:
                 meter.stopped = True
 
     def _point(self) -> None:
-        from nanguard.check.pointed import requests_of
+        from nanguard.check.data.pointers import requests_of
 
         try:
             found = self.scans.files.get("data", [])

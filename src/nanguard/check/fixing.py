@@ -1,33 +1,236 @@
-"""``nanguard check --fix``: Python files in place, configurations as a copy beside them."""
+"""``nanguard check --fix``: Python files in place, configurations as a copy with its history."""
 
 from __future__ import annotations
 
-from collections import defaultdict
+import contextlib
+import hashlib
+import json
+import re
+import time
+from collections import Counter, defaultdict
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from nanguard.check.code_check import check_python
 from nanguard.check.config_fixes import Announced
 from nanguard.check.engine import STDIN_NAME
-from nanguard.check.files import check_python
-from nanguard.check.history import keep
 from nanguard.check.kinds import FileKind
-from nanguard.check.outcome import FileOutcome, NotChecked, Repair, reason_of
-from nanguard.check.repairing import ROUNDS, Repairing
+from nanguard.check.outcome import Change, FileOutcome, NotChecked, Repair, reason_of
 from nanguard.errors import SourceError
-from nanguard.source.edits import whole_diff
-from nanguard.source.files import CONFIG_LIMIT, PYTHON_LIMIT, Decoded, decode, read_bytes
-from nanguard.source.text import Text
-from nanguard.source.writing import write_atomically
+from nanguard.source.edits import apply, together, whole_diff
+from nanguard.source.text import (
+    CONFIG_LIMIT,
+    PYTHON_LIMIT,
+    Decoded,
+    Text,
+    decode,
+    own_folder,
+    read_bytes,
+    write_atomically,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from nanguard.check.baseline import Baseline
-    from nanguard.check.configs import Configs
+    from nanguard.check.config_check import Configs
     from nanguard.check.engine import Check
-    from nanguard.check.outcome import Change, Outcome, Seen
+    from nanguard.check.outcome import Outcome, Seen
+    from nanguard.check.selection import Baseline
     from nanguard.findings import Finding, Fix
+
+ROUNDS = 10
+
+
+@dataclass(slots=True)
+class Repairing:
+    """The repair of one text.
+
+    Attributes:
+        look: Returns what is found in a text; raises ``SourceError`` if it cannot be read.
+        choose: Returns the fix to apply for a finding; None for none.
+        changes: What has been changed.
+    """
+
+    look: Callable[[str], list[Finding]]
+    choose: Callable[[Finding], Fix | None]
+    changes: list[Change] = field(default_factory=list)
+    _stubborn: set[str] = field(default_factory=set)
+    _failed: set[tuple[str, str]] = field(default_factory=set)
+
+    def run(self, content: str) -> str:
+        """Returns the repaired text; the same one if there is nothing to repair.
+
+        Raises:
+            SourceError: The text itself cannot be read.
+        """
+        found = self.look(content)
+        seen = {content}
+        for _ in range(ROUNDS):
+            step = self._step(content, found)
+            if step is None:
+                break
+            repaired, after, changes = step
+            if repaired in seen:
+                break
+            seen.add(repaired)
+            self.changes += changes
+            content, found = repaired, after
+        return content
+
+    def _step(
+        self, content: str, found: list[Finding]
+    ) -> tuple[str, list[Finding], list[Change]] | None:
+        """Returns one round of fixes that all help; None if there are none."""
+        while True:
+            wanted = self._wanted(content, found)
+            if not wanted:
+                return None
+            repaired = apply(content, [e for change in wanted for e in change.fix.edits])
+            try:
+                after = self.look(repaired)
+                useless = _useless(wanted, found, after)
+            except SourceError:
+                useless = {change.finding.name for change in wanted}
+            if not useless:
+                return repaired, after, wanted
+            suspects = [change for change in wanted if change.finding.name in useless]
+            worst = {_place(c, content) for c in suspects if not self._helps(content, found, c)}
+            self._failed |= worst
+            if not worst:
+                self._stubborn |= useless
+
+    def _wanted(self, content: str, found: list[Finding]) -> list[Change]:
+        """Returns changes that can be made at once."""
+        chosen = [
+            Change(finding, fix)
+            for finding in found
+            if finding.name not in self._stubborn and (fix := self.choose(finding)) is not None
+        ]
+        chosen = [change for change in chosen if _place(change, content) not in self._failed]
+        fixes = together([change.fix for change in chosen], content)
+        kept: list[Change] = []
+        for change in chosen:
+            if change.fix in fixes:
+                fixes.remove(change.fix)
+                kept.append(change)
+        return kept
+
+    def _helps(self, content: str, found: list[Finding], change: Change) -> bool:
+        """Returns whether a fix alone leaves the text readable and its rule with less to say."""
+        try:
+            after = self.look(apply(content, change.fix.edits))
+        except SourceError:
+            return False
+        return not _useless([change], found, after)
+
+
+def _place(change: Change, content: str) -> tuple[str, str]:
+    """Returns which fix this is, in a way that holds when other lines are changed."""
+    first = min(edit.start for edit in change.fix.edits)
+    last = max(edit.end for edit in change.fix.edits)
+    start, end = content.rfind("\n", 0, first) + 1, content.find("\n", last)
+    return change.finding.name, content[start : end if end >= 0 else None]
+
+
+def _useless(wanted: list[Change], before: list[Finding], after: list[Finding]) -> set[str]:
+    """Returns the rules whose findings are not fewer by as many as were to be repaired."""
+    tried = Counter(change.finding.name for change in wanted)
+    old = Counter(finding.name for finding in before)
+    new = Counter(finding.name for finding in after)
+    return {name for name, count in tried.items() if new[name] > old[name] - count}
+
+
+_SCHEMA = "nanguard.configs/1"
+_MOST = 200
+_LARGEST = 32 << 20
+_STRANGE = re.compile(r"[^A-Za-z0-9._-]+")
+
+
+def keep(folder: Path, repair: Repair, data: bytes) -> str:
+    """Keeps a repaired copy, and the file it is going to replace if nothing else has it.
+
+    Args:
+        folder: Where the history is.
+        repair: What was repaired, how and why.
+        data: The copy.
+
+    Returns:
+        Why it could not be kept; empty if it was.
+    """
+    told = repair.to_json()
+    why = {"changes": told["changes"], "diff": told["diff"]}
+    try:
+        own_folder(folder)
+        entries = _entries(folder)
+        known = {entry.get("sha256") for entry in entries}
+        entries += _replaced(folder, repair, data, known)
+        if _is_last(entries, repair, data):
+            return ""
+        entries.append(_stored(folder, repair, data) | why)
+        for old in entries[:-_MOST]:
+            _forget(folder, old)
+        kept = {"schema": _SCHEMA, "entries": entries[-_MOST:]}
+        write_atomically(folder / "index.json", (json.dumps(kept, indent=1) + "\n").encode())
+    except OSError as error:
+        return f"the history of configurations cannot be written: {error.strerror}"
+    return ""
+
+
+def _is_last(entries: list[dict[str, Any]], repair: Repair, data: bytes) -> bool:
+    """Returns whether the newest copy of a file is the same one."""
+    own = [entry for entry in entries if entry.get("file") == repair.path]
+    return bool(own) and own[-1].get("sha256") == _sha(data)
+
+
+def _replaced(folder: Path, repair: Repair, data: bytes, known: set[Any]) -> list[dict[str, Any]]:
+    """Keeps a file of the user's that happens to have the name of the copy."""
+    place = Path(repair.target)
+    if not place.is_file() or place.stat().st_size > _LARGEST:
+        return []
+    before = place.read_bytes()
+    if before == data or _sha(before) in known:
+        return []
+    return [_stored(folder, repair, before) | {"changes": [], "diff": "", "replaced": True}]
+
+
+def _stored(folder: Path, repair: Repair, data: bytes) -> dict[str, Any]:
+    place = Path(repair.target)
+    sha = _sha(data)
+    stem = _STRANGE.sub("_", place.stem)[:80].lstrip(".") or "config"
+    ending = _STRANGE.sub("_", place.suffix)[:10]
+    name = f"{stem}-{time.strftime('%Y%m%d-%H%M%S')}-{sha[:8]}{ending}"
+    write_atomically(folder / name, data)
+    return {
+        "file": repair.path,
+        "target": repair.target,
+        "copy": name,
+        "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        "sha256": sha,
+    }
+
+
+def _entries(folder: Path) -> list[dict[str, Any]]:
+    try:
+        if (folder / "index.json").stat().st_size > _LARGEST:
+            return []
+        told = json.loads((folder / "index.json").read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return []
+    entries = told.get("entries") if isinstance(told, dict) else None
+    return [e for e in entries if isinstance(e, dict)] if isinstance(entries, list) else []
+
+
+def _forget(folder: Path, entry: dict[str, Any]) -> None:
+    """Removes an old copy, if its name is one that this module gives."""
+    name = entry.get("copy")
+    if isinstance(name, str) and re.fullmatch(r"[A-Za-z0-9_-][A-Za-z0-9._-]*", name):
+        with contextlib.suppress(OSError):
+            (folder / name).unlink()
+
+
+def _sha(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
 
 
 @dataclass(slots=True)
@@ -130,7 +333,7 @@ class Fixing:
 
         What an installed parser reads otherwise than announced is taken back.
         """
-        from nanguard.check.parsers import installed, parsed_by
+        from nanguard.check.family_parsers import installed, parsed_by
 
         families = {path: kind for path in copies if (kind := self._family(path))}
         refused: list[str] = []
@@ -159,7 +362,7 @@ class Fixing:
 
     def _family(self, path: str) -> str:
         """Returns the family of a configuration that has a parser of its own; empty if none has."""
-        from nanguard.check.parsers import LIBRARIES
+        from nanguard.check.family_parsers import LIBRARIES
 
         found = {run.families[path].name for run in self.check.configs.runs() if path in run.parsed}
         found |= {
@@ -170,7 +373,7 @@ class Fixing:
         return next((name for name in sorted(found) if name in LIBRARIES), "")
 
     def _note(self, path: str, family: str) -> None:
-        from nanguard.check.parsers import LIBRARIES
+        from nanguard.check.family_parsers import LIBRARIES
 
         repairs = self.check.outcome.repairs
         for place, repair in enumerate(repairs):

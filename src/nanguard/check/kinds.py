@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from typing import Any
 
-    from nanguard.check.scanning import Scan
+    from nanguard.check.scan import Scan
 
 HEAD = 8192
 SCAN_HEAD = 64 << 10
@@ -166,7 +166,7 @@ def reader(name: str) -> Reader:
     Args:
         name: ``data``, ``checkpoint`` or ``log``.
     """
-    return cast("Reader", import_module(f"nanguard.check.{name}.reading"))
+    return cast("Reader", import_module(f"nanguard.check.{name}.{name}_reader"))
 
 
 def may_point(content: str) -> bool:

@@ -1,4 +1,4 @@
-"""What came of a check: findings with their source lines, and everything that was not looked at."""
+"""What came of a check: findings with their source lines, and everything that was not checked."""
 
 from __future__ import annotations
 
@@ -7,10 +7,15 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any
 
 from nanguard.masking import hidden
+from nanguard.source.edits import diff_of
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from nanguard.check.rule import Rule
     from nanguard.errors import SourceError
     from nanguard.findings import Finding, Fix, Severity
+    from nanguard.source.text import Text
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,3 +225,55 @@ def reason_of(error: SourceError) -> str:
     what = error.what.rstrip(".")
     _, _, line = error.where.rpartition(":")
     return f"{what} (line {line})" if line.isdigit() else what
+
+
+def judge(
+    rules: Sequence[Rule[Any]], source: Any, path: str
+) -> tuple[list[Finding], list[NotChecked]]:
+    """Returns what rules find in a source, and which rules failed on it.
+
+    Args:
+        rules: The rules.
+        source: What they read.
+        path: The file to name if one fails.
+    """
+    findings: list[Finding] = []
+    failed: list[NotChecked] = []
+    for rule in rules:
+        try:
+            findings += list(rule.check(source))
+        except Exception as error:  # noqa: BLE001 - one rule that fails must not end the check
+            said = f"{type(error).__name__}: {error}".splitlines()[0][:200]
+            failed.append(NotChecked(path, f"rule {rule.name} failed on {path}: {said}"))
+    return findings, failed
+
+
+def in_order(findings: Iterable[Finding]) -> list[Finding]:
+    """Returns findings by line, each of them once."""
+    seen: set[tuple[Any, ...]] = set()
+    out = []
+    for finding in sorted(findings, key=_place):
+        key = (finding.path, finding.name, finding.line, finding.column, finding.message)
+        if key not in seen:
+            seen.add(key)
+            out.append(finding)
+    return out
+
+
+def seen_in(text: Text, finding: Finding, diff: Callable[[Fix], str] | None = None) -> Seen:
+    """Returns a finding with the line it is about and the diffs of its fixes.
+
+    Args:
+        text: The text that was checked.
+        finding: What was found in it.
+        diff: How to get the diff of a fix; that of the text itself without it.
+    """
+    diffs = tuple(
+        (diff(fix) if diff else diff_of(text.path, text, fix.edits)) if fix.edits else ""
+        for fix in finding.fixes
+    )
+    return Seen(finding, text.line(finding.line) if finding.line else "", diffs)
+
+
+def _place(finding: Finding) -> tuple[str, int, int, str]:
+    return finding.path or "", finding.line or 0, finding.column or 0, finding.code

@@ -21,13 +21,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from nanguard.check.outcome import failure
-from nanguard.check.scanning import in_threads
+from nanguard.check.scan import in_threads
 from nanguard.errors import SourceError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
-    from nanguard.check.scanning import Scan
+    from nanguard.check.scan import Scan
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")

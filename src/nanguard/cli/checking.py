@@ -8,20 +8,19 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from nanguard.check.catalogue import KINDS
+from nanguard.check.code_check import processors
 from nanguard.check.engine import Check, Plan
-from nanguard.check.expecting import expected_also
-from nanguard.check.pool import processors
-from nanguard.check.scanning import Scan
+from nanguard.check.project_settings import Project, expected_also, find_project
+from nanguard.check.rule import KINDS
+from nanguard.check.scan import Scan
 from nanguard.check.selection import UNUSED_IGNORE, Selection
-from nanguard.check.settings import Project, find_project
 from nanguard.cli.printing import print_report, rendered
 from nanguard.errors import UsageError
 from nanguard.findings import Severity
 
 if TYPE_CHECKING:
-    from nanguard.check.baseline import Baseline
     from nanguard.check.outcome import Outcome
+    from nanguard.check.selection import Baseline
     from nanguard.cli.commands.before import CheckOptions
     from nanguard.cli.progress import Progress
 
@@ -164,7 +163,7 @@ def _scan(asked: CheckOptions, project: Project) -> Scan:
     )
     scan = Scan(expected, threads=asked.jobs or processors())
     if asked.engine == "ray":
-        from nanguard.check.on_ray import on_ray, ready
+        from nanguard.check.scan_check import on_ray, ready
 
         ready()
         return replace(scan, spread=on_ray)
@@ -175,13 +174,13 @@ def _baseline(asked: CheckOptions, project: Project) -> Baseline | None:
     file = asked.baseline or project.baseline
     if file is None or asked.write_baseline is not None:
         return None
-    from nanguard.check.baseline import Baseline
+    from nanguard.check.selection import Baseline
 
     return Baseline.read(file)
 
 
 def _write_baseline(file: Path, outcome: Outcome) -> int:
-    from nanguard.check.baseline import Baseline
+    from nanguard.check.selection import Baseline
 
     Baseline.of(file, outcome.seen).write()
     sys.stdout.write(f"{len(outcome.seen)} findings are now known: {file}\n")

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 from nanguard import __version__
 from nanguard.check.code.project import Project
-from nanguard.check.config.usage import Usage, project_of
-from nanguard.check.configs import Configs
-from nanguard.check.files import check_python
+from nanguard.check.code_check import check_python
+from nanguard.check.config.key_usage import Usage, project_of
+from nanguard.check.config_check import Configs
 from nanguard.check.paths import Search
+from nanguard.check.project_settings import find_project
 from nanguard.check.selection import Selection
-from nanguard.check.settings import find_project
 from nanguard.errors import NanguardError, SourceError, UsageError
 from nanguard.findings import Severity
 from nanguard.source.text import Text

@@ -7,7 +7,8 @@ import shutil
 import sys
 from typing import TYPE_CHECKING
 
-from nanguard.advice.checklist import Verdict, fill_in
+from nanguard.advice.checklist import fill_in
+from nanguard.advice.checklist_points import Verdict
 from nanguard.errors import UsageError
 from nanguard.view.report.checklist import as_json, as_text
 

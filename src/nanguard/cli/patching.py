@@ -24,7 +24,7 @@ from nanguard import incident as incidents
 from nanguard.cli.incident_names import incident_named, newest_incidents
 from nanguard.errors import IncidentError, UsageError
 from nanguard.run.trust import is_ours
-from nanguard.source.writing import write_atomically
+from nanguard.source.text import write_atomically
 from nanguard.view.report import words
 from nanguard.view.report.fields import branch, entries, literal, source, text, texts
 

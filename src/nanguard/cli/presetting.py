@@ -6,14 +6,14 @@ import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from nanguard.advice.presets.choice import Choice
-from nanguard.advice.presets.files import files_of
+from nanguard.advice.preset_files import files_of
+from nanguard.advice.presets import Choice
 from nanguard.errors import UsageError
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from nanguard.advice.presets.files import File
+    from nanguard.advice.preset_files import File
     from nanguard.cli.commands.before import PresetOptions
 
 
@@ -68,7 +68,7 @@ def _refuse_to_replace(paths: list[Path]) -> None:
 
 
 def _write(path: Path, file: File) -> None:
-    from nanguard.source.writing import write_atomically
+    from nanguard.source.text import write_atomically
 
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -21,7 +21,7 @@ def print_report(asked: CheckOptions, told: str) -> None:
         UsageError: It cannot be written.
     """
     if asked.output is not None:
-        from nanguard.source.writing import write_atomically
+        from nanguard.source.text import write_atomically
 
         try:
             write_atomically(asked.output, told.encode("utf-8", "backslashreplace"))

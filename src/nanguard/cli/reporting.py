@@ -7,12 +7,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from nanguard.check.scanning import Scan
-from nanguard.check.scans import Meter
+from nanguard.check.scan import Scan
+from nanguard.check.scan_check import Meter
 from nanguard.cli.incident_names import newest_run
 from nanguard.cli.progress import Progress
 from nanguard.errors import UsageError
-from nanguard.source.writing import write_atomically
+from nanguard.source.text import write_atomically
 from nanguard.view.report.html import page
 from nanguard.view.report.judged import judge
 from nanguard.view.runs import find_runs, open_run

@@ -8,9 +8,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nanguard.check.catalogue import all_rules
-from nanguard.check.rule import Fails, Passes
-from nanguard.check.suppressions import UnusedIgnore
+from nanguard.check.rule import Fails, Passes, all_rules
+from nanguard.check.selection import UnusedIgnore
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from nanguard.check.checkpoint.watching import Watcher
+from nanguard.check.checkpoint.checkpoint_reader import Watcher
 from nanguard.check.outcome import Outcome
-from nanguard.check.scans import Bench
+from nanguard.check.scan_check import Bench
 from nanguard.errors import UsageError
 from nanguard.view.report.fields import literal
 from nanguard.view.report.findings_text import brief

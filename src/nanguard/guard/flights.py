@@ -138,6 +138,7 @@ class Flights:
         several_steps: Whether a loop's body takes several steps, each of which needs a beginning
             of its own.
         driven: Whether somebody else owns the loop, and tells where a batch begins and ends.
+        settled: The last step whose verdict is known, and what was done with it; None before that.
     """
 
     def __init__(self, parts: Parts) -> None:
@@ -146,6 +147,7 @@ class Flights:
         self.several_steps = len(parts.optimizers) > 1
         self._postponed = 0
         self.driven = False
+        self.settled: tuple[int, Action] | None = None
         self.way_back: WayBack
         self.feed: Feed | None = None
         self.void: Mark | None = None
@@ -423,6 +425,7 @@ class Flights:
 
     def _close(self, flight: Flight, reading: Reading, action: Action) -> None:
         """Counts a step that is over and adds its line to the record."""
+        self.settled = (flight.step, action)
         summary = self._parts.journal.summary
         summary.steps += 1
         summary.applied += action is Action.STEP

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
+import weakref
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -15,6 +17,7 @@ from nanguard.guard.flights import Flights
 from nanguard.guard.models import check_loss
 from nanguard.guard.parts import assemble, recovery_for
 from nanguard.guard.place import Place
+from nanguard.guard.policy import Action
 from nanguard.guard.recorder import is_replaying
 from nanguard.guard.stepping import Stepper
 from nanguard.guard.wayback import WayBack
@@ -34,6 +37,9 @@ if TYPE_CHECKING:
     from nanguard.guard.models import Models, Optimizers
     from nanguard.guard.parts import Parts
     from nanguard.guard.rng import Stream
+
+# Backward passes without a single step after which somebody has forgotten it.
+_FORGOTTEN = 100
 
 
 class Loop:
@@ -228,6 +234,7 @@ class Guard:
         self._recovery = recovery_for(self._parts, self._place)
         self._flights.way_back = WayBack(self._parts, self._recovery, self._place)
         self._stepper = Stepper(self._parts, self._flights)
+        self._bypass = Bypass(self._parts.optimizers, self._flights)
         self._closed = False
         self._flights.between()
 
@@ -245,6 +252,15 @@ class Guard:
     def updates(self) -> int:
         """How many of them changed the weights, as far as is known."""
         return self._flights.updates
+
+    @property
+    def last_step_skipped(self) -> bool:
+        """Whether the last step whose verdict is known left the weights as they were.
+
+        On CUDA with a fused optimizer that is the step before the last one, or the one before it.
+        """
+        settled = self._flights.settled
+        return settled is not None and settled[1] is not Action.STEP
 
     def watch(self, loader: Iterable[Any]) -> Watched:
         """Returns an iterable over the batches of a loader, for one epoch.
@@ -297,6 +313,9 @@ class Guard:
         flight = self._flights.begin()
         flight.sum(self._parts.gate, "loss", self._share(loss))
         flight.backwards += 1
+        if flight.backwards == _FORGOTTEN and not self.steps:
+            message = f"{_FORGOTTEN} backward passes and no guard.step(): nothing is trained"
+            self._parts.journal.say(events.STEP_FORGOTTEN(message, step=0))
         self._go_back(loss, self._stepper.seed(flight, loss), options)
 
     def _share(self, loss: Tensor) -> Tensor:
@@ -315,8 +334,10 @@ class Guard:
         max_value: float | None = None,
         grad_norm: Tensor | float | None = None,
         closure: Callable[[], Tensor] | None = None,
-    ) -> None:
+    ) -> bool | None:
         """Clips, steps, advances schedulers and EMA, and zeroes the gradients, if all is well.
+
+        Returns whether the step was made; None where the device has not told yet.
 
         Args:
             optimizer: Which optimizer to step; all of them by default.
@@ -332,19 +353,23 @@ class Guard:
                 closure()
             recorder.judge_again(optimizers)
         if self._flights.void is not None or is_replaying(recorder):
-            return
+            return False
         flight = self._flights.begin()
-        if closure is not None:
-            self._stepper.step_with_closure(flight, lane, optimizers[0], closure)
-            return
-        self._stepper.step(
-            flight,
-            lane,
-            optimizers,
-            max_norm=max_norm,
-            max_value=max_value,
-            grad_norm=grad_norm,
-        )
+        with self._bypass.allowed():
+            if closure is not None:
+                self._stepper.step_with_closure(flight, lane, optimizers[0], closure)
+            else:
+                self._stepper.step(
+                    flight,
+                    lane,
+                    optimizers,
+                    max_norm=max_norm,
+                    max_value=max_value,
+                    grad_norm=grad_norm,
+                )
+        settled = self._flights.settled
+        known = settled is not None and settled[0] == flight.step
+        return settled[1] is Action.STEP if settled is not None and known else None
 
     def end_epoch(self, **metrics: float) -> None:
         """Adds a row to ``training_history.csv`` and steps schedulers that count epochs.
@@ -411,6 +436,7 @@ class Guard:
         if self._closed:
             return
         self._closed = True
+        self._bypass.close()
         self._flights.abandon()
         self._flights.look_at_the_end()
         self._parts.unchanged.close()
@@ -437,6 +463,43 @@ class Guard:
             where="guard.step(optimizer)",
             do="Give the guard every optimizer when it is made: Guard(models, [opt_a, opt_b]).",
         )
+
+
+class Bypass:
+    """Notices an optimizer that is stepped past its guard, with gradients that were not judged."""
+
+    def __init__(self, optimizers: Sequence[Optimizer], flights: Flights) -> None:
+        self._allowed = False
+        # A guard that nobody has closed, and nobody needs any more, is let go of.
+        here, steps = weakref.ref(self), weakref.ref(flights)
+
+        def refuse(optimizer: Optimizer, *_call: Any) -> None:
+            bypass, known = here(), steps()
+            if bypass is None or known is None or bypass._allowed or known.driven:
+                return
+            if known.open is not None and known.open.backwards:
+                raise UsageError(
+                    f"{type(optimizer).__name__}.step() was called after guard.backward(loss): a "
+                    "bad step would reach the weights.",
+                    where="optimizer.step()",
+                    do="Call guard.step() instead; it steps the optimizer if all is well.",
+                )
+
+        self._hooks = [optimizer.register_step_pre_hook(refuse) for optimizer in optimizers]
+
+    @contextlib.contextmanager
+    def allowed(self) -> Iterator[None]:
+        """Lets the guard step the optimizers."""
+        self._allowed = True
+        try:
+            yield
+        finally:
+            self._allowed = False
+
+    def close(self) -> None:
+        """Leaves the optimizers as they were."""
+        for hook in self._hooks:
+            hook.remove()
 
 
 class Watched:

@@ -86,10 +86,11 @@ class AcceleratedGuard(Guard):
 
     accelerator: Accelerator
 
-    def step(self, optimizer: Optimizer | None = None, **options: Any) -> None:
+    def step(self, optimizer: Optimizer | None = None, **options: Any) -> bool | None:
         """Steps as ``Guard.step`` does, once the gradients of all accumulated batches are there."""
-        if self.accelerator.sync_gradients:
-            super().step(None if optimizer is None else _inner(optimizer), **options)
+        if not self.accelerator.sync_gradients:
+            return None
+        return super().step(None if optimizer is None else _inner(optimizer), **options)
 
     def _share(self, loss: Tensor) -> Tensor:
         steps = self.accelerator.gradient_accumulation_steps

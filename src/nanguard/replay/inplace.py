@@ -157,11 +157,13 @@ class InPlace:
         state = StateCopy(self._run.named_parameters().values(), optimizers)
         try:
             for _ in range(task.further):
+                before = [p._version for p in self._run.named_parameters().values()]
                 replay = MadeStep(task, self._run, start, _applied, exactly=False)
                 with self._as_before(start, variant.streams, leaves="parameters") as stack:
                     error = self._call(replay, task, variant, stack, seconds)
-                if replay.numbers is None:
-                    return Outcome(error=error or "the step's code did not come to its optimizer")
+                after = [p._version for p in self._run.named_parameters().values()]
+                if replay.numbers is None or before == after:
+                    return Outcome(error=error or "the step's code does not make the step here")
             return self._replay(replace(task, further=0), variant, seconds)[0]
         finally:
             state.put_back(unnoticed=True)

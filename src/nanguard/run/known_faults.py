@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from nanguard import incident as incidents
 from nanguard.errors import IncidentError
-from nanguard.source.writing import own_folder
+from nanguard.source.text import own_folder
 from nanguard.view.report.words import sentence
 
 if TYPE_CHECKING:

@@ -7,9 +7,9 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
-from nanguard.check.repairing import Repairing
+from nanguard.check.fixing import Repairing
 from nanguard.check.rule import Fails, Passes, Rule
-from nanguard.check.scanning import Scan
+from nanguard.check.scan import Scan
 from nanguard.source.text import Text
 
 if TYPE_CHECKING:
@@ -81,14 +81,14 @@ def _findings(rule: Rule[Any], name: str, content: str) -> list[Finding]:
 
         return list(rule.check(Code.parse(text)))
     from nanguard.check.config.document import read_document
-    from nanguard.check.config.run import read_project
+    from nanguard.check.config.run_config import read_project
 
     return [f for run in read_project([read_document(text)]) for f in rule.check(run)]
 
 
 def _scanned(rule: Rule[Any], name: str, example: Passes | Fails) -> list[Finding]:
     """Returns what a rule says about an example that has to lie in a folder to be read."""
-    reading = import_module(f"nanguard.check.{rule.reads}.reading")
+    reading = import_module(f"nanguard.check.{rule.reads}.{rule.reads}_reader")
     with TemporaryDirectory() as place:
         folder = Path(place)
         for other, text in example.beside.items():

@@ -14,15 +14,15 @@ import pytest
 import torch
 from torch._weights_only_unpickler import _get_allowed_globals
 
-from nanguard.check.checkpoint import packed, torchfile
-from nanguard.check.checkpoint.allowed import (
+from nanguard.check.checkpoint import byte_ranges, torch_file
+from nanguard.check.checkpoint.checkpoint import Part, read_part
+from nanguard.check.checkpoint.torch_file import (
     _DISTRIBUTED,
     ALLOWED,
     beyond_weights_only,
     runs_code,
 )
-from nanguard.check.checkpoint.part import Part, read_part
-from nanguard.check.scanning import Scan
+from nanguard.check.scan import Scan
 
 
 def part_of(path: Path, data: bytes | None = None) -> Part:
@@ -76,10 +76,10 @@ def test_a_zip_bomb_is_not_unpacked(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     path = tmp_path / "m.pt"
     torch.save({"w": torch.zeros(5000)}, path)
     repacked(path, zipfile.ZIP_DEFLATED)
-    monkeypatch.setattr(packed, "MAX_UNPACKED", 10_000)
+    monkeypatch.setattr(byte_ranges, "MAX_UNPACKED", 10_000)
     assert "which torch never does" in str(part_of(path).not_checked)
-    monkeypatch.setattr(packed, "MAX_UNPACKED", 10**6)
-    monkeypatch.setattr(torchfile, "MAX_UNPACKED", 10_000)
+    monkeypatch.setattr(byte_ranges, "MAX_UNPACKED", 10**6)
+    monkeypatch.setattr(torch_file, "MAX_UNPACKED", 10_000)
     assert "which torch never does" in str(part_of(path).not_checked)
 
 
@@ -180,7 +180,7 @@ def test_nothing_is_imported_or_run(tmp_path: Path):
 
 def test_reading_needs_neither_torch_nor_numpy_to_be_imported():
     code = (
-        "import sys, nanguard.check.checkpoint.reading, nanguard.check.catalogue as c;"
+        "import sys, nanguard.check.checkpoint.checkpoint_reader, nanguard.check.rule as c;"
         "c.rules_for('checkpoint'); assert not {'torch', 'numpy'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -10,8 +10,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nanguard.check.checkpoint.dtypes import DTYPES, byte_values
-from nanguard.check.checkpoint.numbers import HALF_MAX, measure
+from nanguard.check.checkpoint.tensor_scan import HALF_MAX, measure
+from nanguard.check.checkpoint.tensors import DTYPES, byte_values
 
 FLOATS = [name for name, dtype in DTYPES.items() if dtype.floats and dtype.parts == 1]
 BYTES = [name for name in FLOATS if DTYPES[name].bits == 8]

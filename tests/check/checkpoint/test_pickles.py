@@ -10,11 +10,10 @@ import time
 
 import pytest
 
-from nanguard.check.checkpoint import pickles
-from nanguard.check.checkpoint.blob import MemoryBlob
-from nanguard.check.checkpoint.inert import Call, DamagedError, Span, Table, TooLargeError
-from nanguard.check.checkpoint.pickles import read_pickle
-from nanguard.check.checkpoint.torchfile import read_torch
+from nanguard.check.checkpoint import pickle_reader
+from nanguard.check.checkpoint.byte_ranges import DamagedError, MemoryBlob, TooLargeError
+from nanguard.check.checkpoint.pickle_reader import Call, Span, Table, read_pickle
+from nanguard.check.checkpoint.torch_file import read_torch
 
 
 def blob(data: bytes) -> MemoryBlob:
@@ -152,7 +151,7 @@ def test_a_tree_of_shared_parts_is_walked_once():
 
 
 def test_too_many_parts(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(pickles, "MAX_STEPS", 1000)
+    monkeypatch.setattr(pickle_reader, "MAX_STEPS", 1000)
     with pytest.raises(TooLargeError, match="more than 1,000 parts"):
         read_pickle(blob(b"\x80\x02" + b"]" * 5000 + b"."))
 
@@ -161,13 +160,13 @@ def test_too_many_parts(monkeypatch: pytest.MonkeyPatch):
     "flood", [b"]", b"}", b"(", b"\x94", b"\x85", b"]q\x01", b"c__main__\nA\n)\x81"]
 )
 def test_too_many_objects(monkeypatch: pytest.MonkeyPatch, flood: bytes):
-    monkeypatch.setattr(pickles, "MAX_MADE", 1000)
+    monkeypatch.setattr(pickle_reader, "MAX_MADE", 1000)
     with pytest.raises(TooLargeError, match="more than 1,000 objects"):
         read_pickle(blob(b"\x80\x04N" + flood * 2000 + b"."))
 
 
 def test_too_much_text(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(pickles, "MAX_TEXT", 1000)
+    monkeypatch.setattr(pickle_reader, "MAX_TEXT", 1000)
     one = b"X" + struct.pack("<I", 600) + b"a" * 600
     with pytest.raises(TooLargeError, match="text"):
         read_pickle(blob(b"\x80\x02" + one + one + b"."))

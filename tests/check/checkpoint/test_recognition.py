@@ -8,10 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from nanguard.check.checkpoint.names import is_step_folder, shard_of, step_in, template
-from nanguard.check.checkpoint.reading import recognises, recognises_folder
-from nanguard.check.checkpoint.recognition import LEGACY
-from nanguard.check.checkpoint.roles import Role, role_of, role_of_file
+from nanguard.check.checkpoint.checkpoint_reader import recognises, recognises_folder
+from nanguard.check.checkpoint.run_checkpoints import (
+    LEGACY,
+    is_step_folder,
+    shard_of,
+    step_in,
+    template,
+)
+from nanguard.check.checkpoint.tensor_roles import Role, role_of, role_of_file
 
 
 def tensors(*names: str) -> bytes:

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 
-from nanguard.check.checkpoint.part import read_part
-from nanguard.check.scanning import Scan
+from nanguard.check.checkpoint.checkpoint import read_part
+from nanguard.check.scan import Scan
 from nanguard.run.recovering.audit import Auditor, Verdict
 from nanguard.run.recovering.places import Places
 

@@ -10,11 +10,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from nanguard.check.checkpoint import reading
-from nanguard.check.checkpoint.reading import open_sources, watch
-from nanguard.check.checkpoint.rules.samples import HEALTHY, NAN, safetensors
-from nanguard.check.checkpoint.watching import PATIENCE, Watcher
-from nanguard.check.scanning import Scan
+from nanguard.check.checkpoint import checkpoint_reader
+from nanguard.check.checkpoint.checkpoint_reader import PATIENCE, Watcher, open_sources, watch
+from nanguard.check.checkpoint.checkpoint_rule import HEALTHY, NAN, safetensors
+from nanguard.check.scan import Scan
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -43,7 +42,7 @@ def scan(read_files: list[str]) -> Scan:
 def test_the_first_bad_one_of_hundreds_is_searched(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, scan: Scan, read_files: list[str], first: int
 ):
-    monkeypatch.setattr(reading, "MUCH", 0)
+    monkeypatch.setattr(checkpoint_reader, "MUCH", 0)
     written(tmp_path, set(range(first, 100)))
     found = list(open_sources([tmp_path], scan))
     run = found[0].run
@@ -55,7 +54,7 @@ def test_the_first_bad_one_of_hundreds_is_searched(
 
 
 def test_all_good_ones_of_hundreds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, scan: Scan):
-    monkeypatch.setattr(reading, "MUCH", 0)
+    monkeypatch.setattr(checkpoint_reader, "MUCH", 0)
     written(tmp_path, set())
     run = next(open_sources([tmp_path], scan)).run
     assert run is not None
@@ -65,7 +64,7 @@ def test_all_good_ones_of_hundreds(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 def test_a_run_that_heals_is_read_as_a_whole(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, scan: Scan, read_files: list[str]
 ):
-    monkeypatch.setattr(reading, "MUCH", 0)
+    monkeypatch.setattr(checkpoint_reader, "MUCH", 0)
     written(tmp_path, {0, 1, 2, 50})
     run = next(open_sources([tmp_path], scan)).run
     assert run is not None
@@ -76,7 +75,7 @@ def test_a_run_that_heals_is_read_as_a_whole(
 def test_a_cut_one_among_hundreds_is_seen(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, scan: Scan
 ):
-    monkeypatch.setattr(reading, "MUCH", 0)
+    monkeypatch.setattr(checkpoint_reader, "MUCH", 0)
     written(tmp_path, set(range(70, 100)))
     (tmp_path / "step_41.safetensors").write_bytes(GOOD[:-2])
     run = next(open_sources([tmp_path], scan)).run

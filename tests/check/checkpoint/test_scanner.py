@@ -8,12 +8,18 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from nanguard.check.checkpoint import scanner, stored
-from nanguard.check.checkpoint.blob import FileBlob, MemoryBlob, Window, read
-from nanguard.check.checkpoint.dtypes import DTYPES
-from nanguard.check.checkpoint.inert import DamagedError
-from nanguard.check.checkpoint.scanner import measure_all
-from nanguard.check.checkpoint.stored import Region, Storage, StoredTensor, region_of, slabs
+from nanguard.check.checkpoint import tensor_scan
+from nanguard.check.checkpoint import tensors as tensors_module
+from nanguard.check.checkpoint.byte_ranges import DamagedError, FileBlob, MemoryBlob, Window, read
+from nanguard.check.checkpoint.tensor_scan import measure_all
+from nanguard.check.checkpoint.tensors import (
+    DTYPES,
+    Region,
+    Storage,
+    StoredTensor,
+    region_of,
+    slabs,
+)
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -45,7 +51,7 @@ def scan(made: list[StoredTensor], threads: int = 2) -> list:
 
 
 def test_views_with_gaps_see_only_their_own(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(stored, "SLAB", 256)
+    monkeypatch.setattr(tensors_module, "SLAB", 256)
     values = np.zeros((20, 30, 10), "f4")
     values[7, 11, 3] = np.nan
     values[:, :, 5] = np.inf
@@ -85,8 +91,8 @@ def test_windows_and_expanded_tensors_cost_what_the_storage_does():
 
 
 def test_portions_come_together_in_order(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(scanner, "PORTION", 4096)
-    monkeypatch.setattr(scanner, "BLOCK", 1024)
+    monkeypatch.setattr(tensor_scan, "PORTION", 4096)
+    monkeypatch.setattr(tensor_scan, "BLOCK", 1024)
     values = np.arange(100_000, dtype="f4")
     values[[70_001, 90_000]] = np.nan, -np.inf
     _, made = tensors(values, (0, (100_000,), (1,)), (10, (50,), (1,)))
@@ -106,7 +112,7 @@ def test_views_beyond_their_storage_are_damage(shape: tuple, strides: tuple):
 
 
 def test_slabs_cover_a_region_exactly(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(stored, "SLAB", 100)
+    monkeypatch.setattr(tensors_module, "SLAB", 100)
     region = region_of(2, (7, 5, 3), (40, 6, 2), 1000)
     want = {2 + 40 * a + 6 * b + 2 * c for a in range(7) for b in range(5) for c in range(3)}
     seen: list[int] = []

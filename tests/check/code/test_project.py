@@ -8,8 +8,8 @@ import pytest
 
 from nanguard.check.code.project import Project
 from nanguard.check.code.scopes import Class, Function
+from nanguard.check.code_check import check_python
 from nanguard.check.engine import Check, Plan
-from nanguard.check.files import check_python
 from nanguard.check.selection import Selection
 from nanguard.source.text import Text
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from nanguard.check.code.code import Code
-from nanguard.check.code.requirements import torch_floor
+from nanguard.check.code.project import torch_floor
 from nanguard.check.code.rules.unsafe_checkpoint_load import UnsafeCheckpointLoad
 from nanguard.source.text import Text
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from nanguard.check.files import check_python
+from nanguard.check.code_check import check_python
 from nanguard.check.selection import Selection
 from nanguard.source.text import Text
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from nanguard.check.config.alignment import alignment
 from nanguard.check.config.document import read_document
-from nanguard.check.config.run import read_project
+from nanguard.check.config.precision import alignment
+from nanguard.check.config.run_config import read_project
 from nanguard.source.text import Text
 
 

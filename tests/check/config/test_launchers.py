@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from nanguard.check.config.launchers import launches_in
+from nanguard.check.config.key_usage import launches_in
 from nanguard.check.engine import Check, Plan
 from nanguard.check.selection import Selection
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from nanguard.check.config.document import Document, looks_like_training, read_document
-from nanguard.check.config.run import RunConfig, read_project
+from nanguard.check.config.run_config import RunConfig, read_project
 from nanguard.source.text import Text
 
 
@@ -179,7 +179,7 @@ def test_reading_json_imports_neither_yaml_nor_torch() -> None:
     code = (
         "import sys; from nanguard.source.text import Text;"
         "from nanguard.check.config.document import read_document;"
-        "from nanguard.check.config.run import read_project;"
+        "from nanguard.check.config.run_config import read_project;"
         "read_project([read_document(Text('a.json', '{\"lr\": 1, \"epochs\": 3}'))]);"
         "print(sorted({'yaml', 'torch', 'numpy'} & set(sys.modules)))"
     )

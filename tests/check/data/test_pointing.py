@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from nanguard.check.config.document import read_document
-from nanguard.check.config.run import read_project
-from nanguard.check.data.pointing import from_config, from_document
+from nanguard.check.config.run_config import read_project
+from nanguard.check.data.pointers import from_config, from_document
 from nanguard.source.text import Text
 
 if TYPE_CHECKING:

@@ -11,10 +11,10 @@ import numpy as np
 import polars as pl
 import pytest
 
-from nanguard.check.data import blocks, jsonl
+from nanguard.check.data import json_records, tables
+from nanguard.check.data.data_reader import open_sources, read_request
 from nanguard.check.data.dataset import DataFile, Request
-from nanguard.check.data.reading import open_sources, read_request
-from nanguard.check.scanning import Expected, Scan
+from nanguard.check.scan import Expected, Scan
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -122,8 +122,8 @@ def test_blocks_give_what_the_whole_gives(tmp_path: Path, monkeypatch: pytest.Mo
     lines[2500] = "{"
     path = write(tmp_path / "t.jsonl", "\n".join(lines))
     whole = read(path).ledger
-    monkeypatch.setattr(jsonl, "blocks_of", lambda path: blocks.blocks_of(path, 1000))
-    monkeypatch.setattr(jsonl, "SLOW", 300)
+    monkeypatch.setattr(json_records, "blocks_of", lambda path: tables.blocks_of(path, 1000))
+    monkeypatch.setattr(json_records, "SLOW", 300)
     small = read(path).ledger
     for ledger in (whole, small):
         assert (ledger.records, ledger.lines) == (2999, 3000)
@@ -135,11 +135,11 @@ def test_blocks_give_what_the_whole_gives(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_an_endless_line_is_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(blocks, "MAX_LINE", 5000)
+    monkeypatch.setattr(tables, "MAX_LINE", 5000)
     path = write(
         tmp_path / "t.jsonl", '{"label": 1}\n{"label": "' + "x" * 50_000 + '"}\n{"label": 0}\n'
     )
-    monkeypatch.setattr(jsonl, "blocks_of", lambda path: blocks.blocks_of(path, 1000))
+    monkeypatch.setattr(json_records, "blocks_of", lambda path: tables.blocks_of(path, 1000))
     ledger = read(path).ledger
     assert [place.line for place in ledger.unreadable.first] == [2]
     assert (ledger.records, ledger.lines) == (2, 3)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from nanguard.check.data.recognition import recognises, recognises_folder
+from nanguard.check.data.formats import recognises, recognises_folder
 
 
 def lines(*records: object) -> bytes:

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from nanguard.check.log.events import _masked
-from nanguard.check.log.names import Role
-from nanguard.check.log.reading import open_sources, recognises, recognises_folder
-from nanguard.check.scanning import Scan
+from nanguard.check.log.binary_logs import _masked
+from nanguard.check.log.log_reader import open_sources, recognises, recognises_folder
+from nanguard.check.log.quantities import Role
+from nanguard.check.scan import Scan
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -9,14 +9,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from nanguard.check.log import text as text_module
-from nanguard.check.log.grammar import read_line
-from nanguard.check.log.names import Role, metric_of
-from nanguard.check.log.notes import note_of
+from nanguard.check.log import text_log
+from nanguard.check.log.grammar import note_of, read_line, shape_of
+from nanguard.check.log.quantities import Role, metric_of
 from nanguard.check.log.series import Column, Log, MetricSeries, compact
-from nanguard.check.log.shapes import shape_of
-from nanguard.check.log.text import read_text
-from nanguard.check.scanning import Scan
+from nanguard.check.log.text_log import read_text
+from nanguard.check.scan import Scan
 from tests.cost import cpu_seconds
 
 if TYPE_CHECKING:
@@ -156,8 +154,8 @@ def test_both_engines_read_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     file = tmp_path / "train.log"
     file.write_text(mixed_log(3000), encoding="utf-8", newline="")
     small = read_text(file, Scan())
-    monkeypatch.setattr(text_module, "_BULK", 0)
-    monkeypatch.setattr("nanguard.check.log.lines._BLOCK", 20_000)
+    monkeypatch.setattr(text_log, "_BULK", 0)
+    monkeypatch.setattr("nanguard.check.log.text_log._BLOCK", 20_000)
     large = read_text(file, Scan())
     assert {s.name for s in small.series} >= {"loss", "grad_norm", "val_loss"}
     assert sorted(map(str, table(large))) == sorted(map(str, table(small)))

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from nanguard.check.log import text_log
 from nanguard.view.report.judged import judge
-from nanguard.check.log import lines
 from nanguard.view.runs import find_below, open_run
-from nanguard.view.runs import following as followed
-from nanguard.view.runs.following import Change, Follower, LiveRun
+from nanguard.view.runs import run_follower as followed
+from nanguard.view.runs.run_follower import Change, Follower, LiveRun
 from tests.view.runs.runs import write_record
 
 if TYPE_CHECKING:
@@ -103,7 +103,7 @@ def test_deleted_file_keeps_what_was_read(log):
 
 
 def test_line_without_end_is_passed_over(log, monkeypatch):
-    monkeypatch.setattr(lines, "_BLOCK", 1000)
+    monkeypatch.setattr(text_log, "_BLOCK", 1000)
     monkeypatch.setattr(followed, "_BLOCK", 300)
     follower = Follower(log)
     with log.open("a") as file:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nanguard.view.runs.thinning import gaps_of, restarts_of, thin
+from nanguard.view.runs.curves import gaps_of, restarts_of, thin
 
 NAN, INF = math.nan, math.inf
 numbers = st.one_of(

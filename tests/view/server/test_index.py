@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from nanguard.view.runs import following as followed
 from nanguard.view.runs import open_run
+from nanguard.view.runs import run_follower as followed
 from nanguard.view.server import digest as digests
 from nanguard.view.server.digest import Digest
 from nanguard.view.server.folder import Folder

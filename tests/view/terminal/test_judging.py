@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from nanguard.check.log.names import Role
+from nanguard.check.log.quantities import Role
 from nanguard.view.terminal.judging import Judge, Told
 from nanguard.view.terminal.reading import LineReader, Unreadable
 from nanguard.view.terminal.state import RunState

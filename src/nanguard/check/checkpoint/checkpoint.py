@@ -1,17 +1,255 @@
-"""A checkpoint as rules read it, and the run it belongs to."""
+"""A checkpoint as rules read it: its files, their numbers, and the run it belongs to."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from pathlib import Path, PurePath
 from typing import TYPE_CHECKING
 
-from nanguard.check.checkpoint.roles import Role
+from nanguard.check.checkpoint.byte_ranges import (
+    Blob,
+    DamagedError,
+    FileBlob,
+    UnreadableError,
+    Window,
+    read,
+)
+from nanguard.check.checkpoint.run_checkpoints import POINTER, is_pickle, is_safetensors
+from nanguard.check.checkpoint.safetensors import read_safetensors
+from nanguard.check.checkpoint.tensor_roles import (
+    Role,
+    infinities_meant,
+    large_values_meant,
+    role_of,
+    role_of_file,
+)
+from nanguard.check.checkpoint.tensor_scan import measure_all
+from nanguard.check.checkpoint.tensor_tree import Tree
+from nanguard.check.checkpoint.torch_file import TorchFile, beyond_weights_only, read_torch
 from nanguard.errors import SourceError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
-    from nanguard.check.checkpoint.part import Measured, Part
+    from nanguard.check.checkpoint.tensor_scan import Numbers
+    from nanguard.check.checkpoint.tensors import StoredTensor
+    from nanguard.check.scan import Scan
+
+_KIB64 = 1 << 16
+# From here on a value is unusual for a weight, whatever its type.
+LARGE = 1e4
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """A tensor and what its numbers are.
+
+    Attributes:
+        name: What it is called.
+        role: What it is for.
+        dtype: The type of its numbers, as torch calls it.
+        shape: Its shape.
+        numbers: What its numbers are; all zero for whole numbers.
+        scale: What quantised numbers are multiplied by; None for others.
+    """
+
+    name: str
+    role: Role
+    dtype: str
+    shape: tuple[int, ...]
+    numbers: Numbers
+    scale: float | None = None
+
+    @property
+    def poisoned(self) -> bool:
+        """Whether it holds numbers that are not finite and not meant to be so."""
+        if self.scale is not None and not abs(self.scale) < float("inf"):
+            return True
+        if not self.numbers.nonfinite:
+            return False
+        if self.role is Role.RECORD:
+            return False
+        return self.role in (Role.OPTIMIZER, Role.SCALER) or not infinities_meant(
+            self.name, self.shape, self.numbers
+        )
+
+    @property
+    def stands_out(self) -> bool:
+        """Whether anything about its numbers is unusual."""
+        numbers = self.numbers
+        return self.poisoned or bool(numbers.nonfinite) or numbers.largest > LARGE
+
+    @property
+    def large_meant(self) -> bool:
+        """Whether large values are there on purpose."""
+        return large_values_meant(self.name, self.shape, self.numbers)
+
+
+@dataclass(slots=True)
+class Part:
+    """One file.
+
+    Attributes:
+        path: The file.
+        size: How many bytes it has.
+        tensors: Its tensors.
+        count: How many tensors it has.
+        scalars: Plain numbers that are not finite, by name, with what they are for.
+        needs: Classes and functions it needs that torch refuses to load with ``weights_only``.
+        counters: Whole numbers at its root, such as the step.
+        damage: What is not there that should be.
+        unread: How many tensors could not be followed.
+        not_checked: Why it was not read; None if it was.
+    """
+
+    path: str
+    size: int = 0
+    tensors: list[Measured] = field(default_factory=list)
+    count: int = 0
+    scalars: list[tuple[str, Role, float]] = field(default_factory=list)
+    needs: list[str] = field(default_factory=list)
+    counters: dict[str, int] = field(default_factory=dict)
+    damage: list[str] = field(default_factory=list)
+    unread: int = 0
+    not_checked: str | None = None
+
+    @property
+    def poisoned(self) -> list[Measured]:
+        """The tensors with numbers that are not finite."""
+        return [tensor for tensor in self.tensors if tensor.poisoned]
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What is to be read of a file.
+
+    Attributes:
+        path: The file.
+        numbers: Whether numbers are read, or only what the file says about itself.
+        slices: The parts of the file that are files of their own, each with the name of its
+            tensor; None if the file is read as a whole.
+    """
+
+    path: Path
+    numbers: bool = True
+    slices: tuple[tuple[str, int, int], ...] | None = None
+
+
+def read_part(path: Path, scan: Scan) -> Part:
+    """Reads a file of a checkpoint, all of it.
+
+    Args:
+        path: The file.
+        scan: How to scan.
+    """
+    return _read(Job(path), scan)
+
+
+def read_job(job: Job, scan: Scan) -> Part:
+    """Reads a file as asked, and keeps only the tensors that something can be said about."""
+    part = _read(job, scan)
+    part.tensors = [tensor for tensor in part.tensors if tensor.stands_out]
+    return part
+
+
+def _read(job: Job, scan: Scan) -> Part:
+    part = Part(str(job.path))
+    try:
+        with scan.at_hand(job.path) as here, FileBlob(here, part.path) as blob:
+            part.size = blob.size
+            if job.slices is None:
+                _fill(part, blob, job, scan)
+            else:
+                _fill_slices(part, blob, job, scan)
+    except UnreadableError as error:
+        # Loading would run what comes before the damage.
+        part.needs += beyond_weights_only(error.names, PurePath(part.path).name)
+        if isinstance(error, DamagedError):
+            part.damage.append(str(error))
+        else:
+            part.not_checked = str(error)
+    except SourceError as error:
+        part.not_checked = error.what
+    except ModuleNotFoundError as error:
+        part.not_checked = f"it needs {error.name}: pip install 'nanguard[scan]'"
+    except (OSError, MemoryError) as error:
+        part.not_checked = f"{type(error).__name__}: {error}"
+    return part
+
+
+def _fill(part: Part, blob: Blob, job: Job, scan: Scan) -> None:
+    head = read(blob, 0, _KIB64)
+    name = PurePath(part.path).name
+    missing = _nothing(head)
+    if missing:
+        raise DamagedError(missing)
+    if name.endswith(".safetensors") or is_safetensors(head):
+        _add(part, read_safetensors(blob), job, scan)
+        return
+    if not head.startswith((b"PK\3\4", b"\x80")) and not is_pickle(head):
+        raise DamagedError("it begins as no checkpoint does: it is damaged or something else")
+    found: TorchFile = read_torch(blob)
+    part.needs = beyond_weights_only(found.names, name, script=found.script)
+    _add(part, found.tree, job, scan)
+
+
+def _nothing(head: bytes) -> str:
+    """Returns why there is no checkpoint at all; empty if there may be one."""
+    if not head:
+        return "the file is empty"
+    if head.startswith(POINTER):
+        return "the file is a pointer of Git LFS: the checkpoint itself was never fetched"
+    if not head.strip(b"\0"):
+        return "the file begins with nothing but zeros: it was made and never written"
+    return ""
+
+
+def _fill_slices(part: Part, blob: Blob, job: Job, scan: Scan) -> None:
+    """Reads the files that a file is made of, each of which holds a tensor or an object."""
+    merged = Tree()
+    for name, offset, size in job.slices or ():
+        if offset + size > blob.size:
+            raise DamagedError(f"{name} ends at byte {offset + size:,} of {blob.size:,}")
+        found = read_torch(Window(blob, offset, size))
+        for tensor, optimizer in found.tree.tensors:
+            merged.tensors.append((replace(tensor, keys=(name, *tensor.keys)), optimizer))
+        part.needs += beyond_weights_only(found.names, PurePath(part.path).name)
+        merged.unread += found.tree.unread
+    part.needs = list(dict.fromkeys(part.needs))
+    _add(part, merged, job, scan)
+
+
+def _add(part: Part, tree: Tree, job: Job, scan: Scan) -> None:
+    """Measures the tensors of a tree and adds them to a part."""
+    part.count += len(tree.tensors)
+    part.damage += tree.damage
+    part.unread += tree.unread
+    part.counters.update(tree.counters)
+    about = _file_role(part, [tensor for tensor, _ in tree.tensors])
+    for keys, value, optimizer in tree.scalars:
+        role = role_of(keys, dimensions=0, optimizer=optimizer, file=about)
+        part.scalars.append((".".join(keys), role, value))
+    if not job.numbers:
+        return
+    tensors = [tensor for tensor, _ in tree.tensors]
+    measured = measure_all(tensors, threads=scan.threads, progress=scan.progress)
+    for (tensor, optimizer), numbers in zip(tree.tensors, measured, strict=True):
+        role = role_of(tensor.keys, dimensions=len(tensor.shape), optimizer=optimizer, file=about)
+        part.tensors.append(
+            Measured(tensor.name, role, tensor.dtype.name, tensor.shape, numbers, tensor.scale)
+        )
+
+
+def _file_role(part: Part, tensors: Sequence[StoredTensor]) -> Role | None:
+    """Returns what a file is for by its name, unless its tree tells parts of it apart."""
+    about = role_of_file(PurePath(part.path))
+    if about is not Role.EMA:
+        return about
+    for tensor in tensors:
+        if role_of(tensor.keys, dimensions=1, optimizer=False, file=None) is Role.EMA:
+            return None
+    return about
+
 
 # Weights beyond this are not learned any more, whatever their type.
 EXPLODED = 1e6

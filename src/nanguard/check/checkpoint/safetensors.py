@@ -7,11 +7,16 @@ import math
 import re
 from typing import Any
 
-from nanguard.check.checkpoint.blob import Blob, read
-from nanguard.check.checkpoint.dtypes import DTYPES, SAFETENSORS
-from nanguard.check.checkpoint.inert import DamagedError, TooLargeError
-from nanguard.check.checkpoint.stored import MAX_DIMENSIONS, Region, Storage, StoredTensor
-from nanguard.check.checkpoint.tree import Tree
+from nanguard.check.checkpoint.byte_ranges import Blob, DamagedError, TooLargeError, read
+from nanguard.check.checkpoint.tensor_tree import Tree
+from nanguard.check.checkpoint.tensors import (
+    DTYPES,
+    MAX_DIMENSIONS,
+    SAFETENSORS,
+    Region,
+    Storage,
+    StoredTensor,
+)
 
 MAX_HEADER = 1 << 25
 _DTYPE = re.compile(r"[BCFIU][A-Z0-9_]{1,20}")

@@ -6,8 +6,7 @@ import ast
 from typing import TYPE_CHECKING, Any
 
 from nanguard.check.code.flow import Flow, join
-from nanguard.check.code.names import Names
-from nanguard.check.code.scopes import Class, Function, FunctionNode
+from nanguard.check.code.scopes import Class, Function, FunctionNode, Names
 from nanguard.check.code.values import Value
 from nanguard.errors import SourceError
 

@@ -1,17 +1,21 @@
-"""What rules about code have in common: naming a place, and changing it."""
+"""What rules about code have in common: naming a place, and changing it; masks."""
 
 from __future__ import annotations
 
 import ast
+import re
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from nanguard.check.code.code import Code
-from nanguard.check.code.places import is_aside, is_evaluation
 from nanguard.check.code.training import is_test
+from nanguard.check.code.value_questions import is_aside, is_evaluation
+from nanguard.check.code.values import INF
 from nanguard.check.rule import Reads, Rule
 from nanguard.findings import Edit, Finding, Severity
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from nanguard.check.code.values import Value
 
 
@@ -70,3 +74,122 @@ def bare(code: Code, node: ast.expr) -> str:
     text = code.segment(node)
     simple = isinstance(node, (ast.Name, ast.Attribute, ast.Call, ast.Subscript))
     return text if simple else f"({text})"
+
+
+# Masks that leave something in every row.
+_LEAVES_ONE = frozenset(
+    {"tril", "triu", "tril_indices", "eye", "topk", "kthvalue", "cumsum", "sort", "argsort",
+     "generate_square_subsequent_mask", "create_causal_mask", "multinomial"}
+)  # fmt: skip
+_CAUSAL = re.compile(r"causal|future|subsequent|look_?ahead|^tri$|triangular|autoregressive|^bias$")
+# What deals with the NaN of such a row afterwards, well or badly.
+_MENDS = frozenset({"nan_to_num", "isnan", "isfinite", "isneginf"})
+_FILLS = frozenset({"masked_fill", "setitem", "index_fill", "scatter"})
+_COMPARISONS = frozenset({"compare", "le", "lt", "gt", "ge"})
+_STOP = frozenset({"matmul", "einsum", "call", "conv1d", "conv2d", "linear", "softmax", "bmm"})
+
+
+def fills_with_minus_inf(value: Value) -> Iterator[Value]:
+    """Yields the operations that wrote -inf into a value."""
+    queue: list[Value] = [value]
+    seen: set[int] = set()
+    while queue and len(seen) < 60:
+        part = queue.pop(0)
+        if id(part) in seen or part.op in _STOP:
+            continue
+        seen.add(id(part))
+        by_mask = part.op in _FILLS and _last_is_minus_inf(part)
+        by_choice = part.op == "where" and any(p.lo == p.hi == -INF for p in part.inputs[1:3])
+        if by_mask or by_choice:
+            yield part
+        queue += part.inputs
+
+
+def _last_is_minus_inf(part: Value) -> bool:
+    fill = part.keywords.get("value") or (part.inputs[-1] if len(part.inputs) > 2 else None)
+    return fill is not None and fill.lo == fill.hi == -INF
+
+
+def mask_of(masking: Value) -> Value | None:
+    """Returns the mask of an operation that fills by one."""
+    if masking.op == "where":
+        return masking.inputs[0]
+    return masking.arg(1, "mask")
+
+
+def _is_lengths(part: Value) -> bool:
+    """Returns whether a value is a tensor that was handed in, such as the lengths of rows."""
+    if part.op != "getitem" or not part.inputs:
+        return False
+    core = part.core
+    return core.op == "" and core.const is None and not core.path
+
+
+def finite_fill(code: Code, masking: Value, fill: str) -> tuple[Edit, ...]:
+    """Returns the edit that fills with something else; ``SCORES`` stands for what is filled."""
+    node = masking.node
+    if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
+        return ()
+    written = next((k.value for k in node.keywords if k.arg == "value"), None)
+    if written is None and len(node.args) == 2:
+        written = node.args[1]
+    simple = isinstance(node.func.value, ast.Name)
+    if written is None or ("SCORES" in fill and not simple):
+        return ()
+    return (replaced(code, written, fill.replace("SCORES", code.segment(node.func.value))),)
+
+
+def keeps_one_per_row(masking: Value) -> bool:
+    """Returns whether a mask always leaves something in every row."""
+    mask = mask_of(masking)
+    if mask is None:
+        return True
+    if _is_end_of_rows(mask):
+        return True
+    scores = masking.inputs[0] if masking.op != "where" else masking.inputs[1]
+    given = False
+    positions = False
+    for part in mask.upstream(30):
+        if part.op in _LEAVES_ONE or _CAUSAL.search(part.name.lower()):
+            return True
+        if part.op in _COMPARISONS and any(p.core is scores.core for p in part.inputs):
+            return True
+        if part.op == "setitem" and isinstance(part.inputs[-1].const, bool):
+            return True
+        given = given or (not part.inputs and part.has("mask")) or _is_lengths(part)
+        positions = positions or part.op == "arange"
+    return positions and not given
+
+
+def _is_end_of_rows(index: Value) -> bool:
+    """Returns whether what is filled is the end of each row, as in ``x[:, n:] = -inf``."""
+    last = index.items[-1] if index.items else index
+    node = last.node
+    return isinstance(node, ast.Slice) and node.lower is not None and node.upper is None
+
+
+def _is_used_to_spare_rows(code: Code, rows: Value, softmax: Value) -> bool:
+    """Returns whether rows that are masked as a whole are treated in a way of their own."""
+    for used in code.of("where", "masked_fill", "setitem", "mul", "and", "or", "invert", "getitem"):
+        if used.scope is not rows.scope or used.line < rows.line or len(used.inputs) < 1:
+            continue
+        if used.op == "masked_fill" and _last_is_minus_inf(used):
+            continue
+        around = [part.node for given in used.inputs for part in given.upstream(8)]
+        if rows.node in around and (rows.line <= softmax.line or softmax.node in around):
+            return True
+    return False
+
+
+def rows_are_kept_apart(code: Code, softmax: Value) -> bool:
+    """Returns whether the function looks after rows that are masked as a whole."""
+    scope = softmax.scope
+    if scope is None:
+        return False
+    for event in scope.events:
+        by_row = event.op in ("all", "any") and (len(event.inputs) > 1 or bool(event.keywords))
+        if by_row and _is_used_to_spare_rows(code, event, softmax):
+            return True
+        if event.op in _MENDS and event.line >= softmax.line:
+            return True
+    return False

@@ -1,17 +1,336 @@
-"""Following values through the statements of a function, branch by branch."""
+"""Following values through the expressions and statements of a function, branch by branch."""
 
 from __future__ import annotations
 
 import ast
-from typing import TYPE_CHECKING
+import math
+from typing import TYPE_CHECKING, Any
 
-from nanguard.check.code.expressions import Expressions
-from nanguard.check.code.hints import kinds_of
+from nanguard.check.code.calls import Calls
 from nanguard.check.code.scopes import Function
-from nanguard.check.code.values import INF, NO_KINDS, Value
+from nanguard.check.code.values import INF, NO_KINDS, SMALL, Value, kinds_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+_BINARY = {
+    ast.Add: "add",
+    ast.Sub: "sub",
+    ast.Mult: "mul",
+    ast.Div: "div",
+    ast.Pow: "pow",
+    ast.MatMult: "matmul",
+    ast.FloorDiv: "floordiv",
+    ast.Mod: "mod",
+    ast.BitAnd: "and",
+    ast.BitOr: "or",
+    ast.BitXor: "xor",
+}
+_UNARY = {ast.USub: "neg", ast.Not: "not", ast.Invert: "invert"}
+_CONSTANTS = {
+    "math.inf": INF,
+    "numpy.inf": INF,
+    "torch.inf": INF,
+    "math.nan": math.nan,
+    "torch.nan": math.nan,
+    "numpy.nan": math.nan,
+    "math.pi": math.pi,
+    "torch.pi": math.pi,
+    "numpy.pi": math.pi,
+    "math.e": math.e,
+    "numpy.Inf": INF,
+    "numpy.NINF": -INF,
+}
+# The lowest number, the smallest positive one and the resolution of each type.
+_FINFO = {
+    "float16": (-65504.0, 6.103515625e-05, 0.0009765625),
+    "half": (-65504.0, 6.103515625e-05, 0.0009765625),
+    "bfloat16": (-3.3895e38, 1.1755e-38, 0.0078125),
+    "float32": (-3.4028e38, 1.1755e-38, 1.1920929e-07),
+    "float": (-3.4028e38, 1.1755e-38, 1.1920929e-07),
+    "float64": (-1.7977e308, 2.2251e-308, 2.22e-16),
+    "double": (-1.7977e308, 2.2251e-308, 2.22e-16),
+}
+
+
+# What people call the settings of a run.
+_SETTINGS = frozenset(
+    {"args", "opt", "opts", "cfg", "config", "conf", "hparams", "hps", "params", "FLAGS", "options"}
+)
+
+
+class Expressions(Calls):
+    """Reads expressions."""
+
+    def _constant(self, node: ast.Constant) -> Value:
+        const = node.value
+        if isinstance(const, (int, float)):
+            number = float(const) if abs(const) < 1e300 else INF
+            return Value(number, number, const=const, node=node)
+        return Value(const=const, node=node, name="None" if const is None else "")
+
+    def _name(self, node: ast.Name) -> Value:
+        value = self.lookup(node.id)
+        if value is not None:
+            return value
+        path = self.code.names.path(node)
+        if path:
+            number = _CONSTANTS.get(path)
+            if number is not None:
+                return Value(number, number, const=number, node=node, path=path, name=node.id)
+            found = self.code.found(node) if self.code.project is not None else None
+            if isinstance(found, Value):
+                return self.renamed(found, node.id)
+            if isinstance(found, Function):
+                return Value(node=node, function=found, name=node.id, path=path)
+            return Value(kinds=kinds_of(node.id), node=node, path=path, name=node.id)
+        return Value(kinds=kinds_of(node.id), node=node, name=node.id)
+
+    def _attribute(self, node: ast.Attribute) -> Value:
+        path = self.code.names.path(node)
+        if path:
+            return self._imported_attribute(node, path)
+        held = self.env.get(f"self.{node.attr}") if _is_self(node.value) else None
+        if held is not None:
+            return held
+        base = self.value(node.value)
+        if base.op == "finfo":
+            return self._finfo(node, base)
+        cls = self.class_of(base)
+        if cls is not None:
+            found = self.attribute_of(cls, node.attr)
+            if found is not None:
+                return found
+        if node.attr in ("shape", "grad", "T", "mT", "data", "values", "indices"):
+            made = self.make(node.attr, node, (base,))
+            made.name = node.attr
+            if node.attr == "grad":
+                made.kinds |= {"gradient"}
+            return made
+        return self._setting(node, base)
+
+    def _setting(self, node: ast.Attribute, base: Value) -> Value:
+        """Reads an attribute of which no more is known than what settings of the project say."""
+        made = Value(
+            kinds=kinds_of(node.attr), node=node, name=node.attr, op="attribute", inputs=(base,)
+        )
+        if self.code.project is not None and base.name in _SETTINGS:
+            number = self.code.project.setting(node.attr)
+            if number is not None:
+                made.const, made.lo, made.hi = number, number, number
+                made.kinds |= {"default"}
+        return made
+
+    def _imported_attribute(self, node: ast.Attribute, path: str) -> Value:
+        number = _CONSTANTS.get(path)
+        if number is not None:
+            return Value(number, number, const=number, node=node, path=path)
+        found = self.code.found(node) if self.code.project is not None else None
+        if isinstance(found, Value):
+            return self.renamed(found, node.attr)
+        return Value(node=node, path=path, name=node.attr)
+
+    def _finfo(self, node: ast.Attribute, base: Value) -> Value:
+        dtype = base.inputs[0].path.rpartition(".")[2] if base.inputs else ""
+        lowest, tiny, eps = _FINFO.get(dtype, (-3.4e38, SMALL, SMALL))
+        number = {"min": lowest, "max": -lowest, "tiny": tiny, "eps": eps}.get(node.attr)
+        exact = dtype in _FINFO
+        return Value(
+            number if number is not None else -INF,
+            number if number is not None else INF,
+            frozenset({"eps"} if node.attr in ("eps", "tiny") else {"finfo"}),
+            const=number if exact else None,
+            node=node,
+            op="finfo",
+            inputs=(base,),
+            name=node.attr,
+        )
+
+    def _subscript(self, node: ast.Subscript) -> Value:
+        base = self.value(node.value)
+        index = self.value(node.slice)
+        if base.items is not None and isinstance(index.const, int):
+            try:
+                return base.items[index.const]
+            except IndexError:
+                return Value(node=node)
+        made = self.make("getitem", node, (base, index))
+        made.name = base.name
+        if base.path:
+            made.kinds |= NO_KINDS
+        if isinstance(index.const, str):
+            made.name = index.const
+            made.kinds = kinds_of(index.const)
+            made.op, made.inputs = "field", (base, index)
+        if base.op == "shape" or base.has("size"):
+            made.kinds |= {"size"}
+            made.lo = 0.0
+        return made
+
+    def _slice(self, node: ast.Slice) -> Value:
+        parts = [part for part in (node.lower, node.upper, node.step) if part is not None]
+        return Value(node=node, inputs=tuple(self.value(part) for part in parts))
+
+    def _tuple(self, node: ast.Tuple | ast.List) -> Value:
+        items = tuple(self.value(item) for item in node.elts)
+        kinds = frozenset().union(*(item.kinds for item in items)) if items else NO_KINDS
+        return Value(
+            min((i.lo for i in items), default=-INF),
+            max((i.hi for i in items), default=INF),
+            kinds,
+            items=items,
+            node=node,
+        )
+
+    _list = _tuple
+
+    def _starred(self, node: ast.Starred) -> Value:
+        return self.value(node.value)
+
+    def _namedexpr(self, node: ast.NamedExpr) -> Value:
+        value = self.value(node.value)
+        self.bind(node.target, value)
+        return value
+
+    def _await(self, node: ast.Await) -> Value:
+        return self.value(node.value)
+
+    def _ifexp(self, node: ast.IfExp) -> Value:
+        self.value(node.test)
+        guards = self.guards
+        self.guards = guards | self.mentioned(node.test)
+        first, second = self.value(node.body), self.value(node.orelse)
+        self.guards = guards
+        joined = join(first, second)
+        joined.node = node
+        return joined
+
+    def _boolop(self, node: ast.BoolOp) -> Value:
+        guards = self.guards
+        inputs = []
+        for part in node.values:
+            inputs.append(self.value(part))
+            self.guards = self.guards | self.mentioned(part)
+        self.guards = guards
+        op = "and" if isinstance(node.op, ast.And) else "or"
+        return self.make(op, node, tuple(inputs))
+
+    def _binop(self, node: ast.BinOp) -> Value:
+        left, right = self.value(node.left), self.value(node.right)
+        made = self.make(_BINARY.get(type(node.op), "other"), node, (left, right))
+        a, b = left.number(), right.number()
+        if a is not None and b is not None:
+            made.const = _fold(type(node.op), a, b)
+            if made.const is not None:
+                made.lo = made.hi = float(made.const)
+        return made
+
+    def _unaryop(self, node: ast.UnaryOp) -> Value:
+        inner = self.value(node.operand)
+        if isinstance(node.op, ast.UAdd):
+            return inner
+        made = self.make(_UNARY[type(node.op)], node, (inner,))
+        number = inner.number()
+        if isinstance(node.op, ast.Not) and isinstance(inner.const, bool):
+            made.const = not inner.const
+        elif number is not None and isinstance(node.op, ast.USub):
+            made.const = -inner.const
+        elif isinstance(node.op, ast.USub):
+            made.name = inner.name
+        return made
+
+    def _compare(self, node: ast.Compare) -> Value:
+        inputs = (self.value(node.left), *(self.value(other) for other in node.comparators))
+        made = self.make("compare", node, inputs)
+        made.name = type(node.ops[0]).__name__
+        return made
+
+    def _lambda(self, node: ast.Lambda) -> Value:
+        function = self.code.function_of(node)
+        if function is None:
+            return Value(node=node)
+        function.outer = dict(self.env)
+        if not isinstance(self.code.parents.get(node), ast.Assign):
+            self.read_lambda(function, ())
+        return Value(node=node, function=function, name="lambda")
+
+    def _comprehension(self, node: ast.comprehension) -> None:
+        self.bind(node.target, self.element(self.value(node.iter)))
+        for test in node.ifs:
+            self.value(test)
+            self.guards = self.guards | self.mentioned(test)
+
+    def _listcomp(self, node: ast.ListComp | ast.SetComp | ast.GeneratorExp) -> Value:
+        saved, guards = dict(self.env), self.guards
+        for generator in node.generators:
+            self._comprehension(generator)
+        self.loops.append(node)
+        element = self.value(node.elt)
+        self.loops.pop()
+        self.env.clear()
+        self.env.update(saved)
+        self.guards = guards
+        return Value(
+            element.lo,
+            element.hi,
+            element.kinds,
+            None,
+            "each",
+            (element,),
+            node=node,
+            half=element.half,
+            scope=self.scope,
+            grad=self.grad,
+        )
+
+    _setcomp = _listcomp
+
+    _generatorexp = _listcomp
+
+    def _dictcomp(self, node: ast.DictComp) -> Value:
+        saved = dict(self.env)
+        for generator in node.generators:
+            self._comprehension(generator)
+        self.value(node.key)
+        element = self.value(node.value)
+        self.env.clear()
+        self.env.update(saved)
+        return Value(kinds=element.kinds, node=node, op="each", inputs=(element,))
+
+    def _dict(self, node: ast.Dict) -> Value:
+        for key in node.keys:
+            if key is not None:
+                self.value(key)
+        return Value(node=node, items=None, inputs=tuple(self.value(v) for v in node.values))
+
+    def _joinedstr(self, node: ast.JoinedStr) -> Value:
+        for part in node.values:
+            if isinstance(part, ast.FormattedValue):
+                self.value(part.value)
+        return Value(node=node)
+
+
+def _is_self(node: ast.expr) -> bool:
+    return isinstance(node, ast.Name) and node.id == "self"
+
+
+def _fold(op: type[ast.operator], a: float, b: float) -> Any:
+    try:
+        if op is ast.Add:
+            return a + b
+        if op is ast.Sub:
+            return a - b
+        if op is ast.Mult:
+            return a * b
+        if op is ast.Div:
+            return a / b
+        if op is ast.Pow and abs(b) < 64 and abs(a) < 1e6:
+            result = a**b
+            return result if isinstance(result, (int, float)) else None
+    except (ZeroDivisionError, OverflowError, ValueError):
+        return None
+    return None
+
 
 _ENDS = (ast.Return, ast.Continue, ast.Break, ast.Raise)
 

@@ -1,4 +1,4 @@
-"""The Python files of a project: what a name that one file imports stands for in another.
+"""The Python files of a project: what an imported name stands for, and which torch is asked for.
 
 A file is judged together with those it imports from, one step deep: functions there are read as
 they stand in their own file. So what is known about a file does not depend on the order in which
@@ -14,18 +14,52 @@ import warnings
 from collections import Counter, OrderedDict
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nanguard.check.code.code import Code
 from nanguard.check.code.scopes import Class, Function
 from nanguard.errors import SourceError
-from nanguard.source.files import PYTHON_LIMIT, decode, read_bytes
-from nanguard.source.text import Text
+from nanguard.source.text import PYTHON_LIMIT, Text, decode, read_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from nanguard.check.code.values import Value
+
+_FILES = ("pyproject.toml", "setup.py", "setup.cfg", "requirements.txt", "requirements/base.txt")
+_FLOOR = re.compile(r"(?<![\w-])torch\s*>=\s*(\d+)\.(\d+)")
+_LARGEST = 256 << 10
+_LEVELS = 8
+
+
+def torch_floor(path: str) -> tuple[int, int] | None:
+    """Returns the oldest torch that the project of a file allows; None if it does not say."""
+    return _floor(str(Path(path).absolute().parent), _LEVELS)
+
+
+@lru_cache(maxsize=4096)
+def _floor(folder: str, levels: int) -> tuple[int, int] | None:
+    place = Path(folder)
+    for name in _FILES:
+        found = _in_file(place / name)
+        if found is not None:
+            return found
+    if levels == 0 or place.parent == place or (place / ".git").exists():
+        return None
+    return _floor(str(place.parent), levels - 1)
+
+
+def _in_file(file: Path) -> tuple[int, int] | None:
+    try:
+        if not file.is_file() or file.stat().st_size > _LARGEST:
+            return None
+        text = file.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return None
+    floors = [(int(major), int(minor)) for major, minor in _FLOOR.findall(text)]
+    return min(floors, default=None)
+
 
 _KEPT_LINES = 60_000  # of outlines in a process; about 100 MB
 _PASSED_ON = 5  # files through which a name may be passed on before nobody looks further

@@ -1,10 +1,111 @@
-"""The usual names of a run's settings, in whatever family a file belongs to."""
+"""The usual names of the settings of a run, however written, and keys that are almost one."""
 
 from __future__ import annotations
 
 import re
+from functools import cache, lru_cache
+from typing import TYPE_CHECKING
 
-from nanguard.check.config.names import role
+if TYPE_CHECKING:
+    from nanguard.check.config.families import Family
+
+_CAMEL = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
+_BREAKS = re.compile(r"[-\s./]+")
+
+
+def words(text: str) -> frozenset[str]:
+    """Returns the words of a text."""
+    return frozenset(text.split())
+
+
+# Sections that only wrap the settings of the section around them.
+TRANSPARENT = words(
+    "params init_args args kwargs config cfg conf options opts settings hparams param "
+    "parameters hyperparameters hyper_parameters hyperparams dict_kwargs arguments default"
+)
+
+ROLES: dict[str, frozenset[str]] = {
+    role: words(names)
+    for role, names in {
+        "optimizer": "optimizer optim optimiser opt optimizers optimisers optimization "
+        "optimisation adam adamw sgd adafactor lion muon rmsprop lamb lars radam nadam adagrad",
+        "scheduler": "scheduler sched lr_scheduler schedule lr_schedule learning_rate_scheduler "
+        "lr_schedulers schedulers lr_config learning_rate_schedule warmup lr",
+        "clip": "clip clipping grad_clip gradient_clip gradient_clipping clip_grad grad_clipping "
+        "clip_gradient gradient_clip_config clip_grad_norm clip_gradients",
+        "fp16": "fp16 float16 half",
+        "bf16": "bf16 bfloat16",
+        "amp": "amp autocast automatic_mixed_precision amp_config",
+        "precision": "mixed_precision precision mixed_precision_policy",
+        "scaler": "scaler grad_scaler gradscaler loss_scaler loss_scale loss_scaling",
+        "norm": "norm_cfg norm_layer norm normalization normalisation norm_config",
+        "logits_masking": "logits_masking logit_masking logits_mask logit_mask",
+        "model": "model network net backbone architecture arch encoder decoder head classifier "
+        "module lit_model transformer unet",
+        "data": "data dataset datasets dataloader datamodule data_module loader train_dataloader "
+        "train_loader dataset_configs train_dataset train_data data_config",
+        "loss": "loss criterion losses objective loss_fn loss_function",
+        "checkpoint": "checkpoint checkpoints ckpt checkpointing checkpointer save saving "
+        "model_checkpoint snapshot",
+        "trainer": "train training trainer run runner experiment exp fit solver training_args "
+        "training_arguments trainer_args learning common engine loop train_loop train_config "
+        "hyp hydra_run "
+        "regularization regularisation",
+        "aside": "eval evaluation inference generation generate sampling sample sampler vllm "
+        "rollout quantization quantization_config bnb_config bnb tokenizer logger loggers "
+        "logging wandb test val valid validation predict export serving benchmark sweep hydra "
+        "launcher flops_profiler tensorboard aio autotuning profiler profile search_space teacher "
+        "ref reference generation_config metrics metric early_stopping visualizer val_dataloader "
+        "test_dataloader val_loader test_loader eval_dataset val_dataset test_dataset demo deploy "
+        "generation_kwargs eval_config log_history postprocessor postprocessing reranker retrieval",
+    }.items()
+}
+_ROLE_OF = {name: role for role, names in ROLES.items() for name in names}
+# What a section without a name of its own may take from those around it.
+_INHERITED = frozenset(("optimizer", "scheduler", "model", "data", "loss", "aside"))
+_PARTS = (
+    ("optim", "optimizer"),
+    ("sched", "scheduler"),
+    ("warmup", "scheduler"),
+    ("clip", "clip"),
+    ("checkpoint", "checkpoint"),
+    ("dataset", "data"),
+    ("dataloader", "data"),
+    ("eval", "aside"),
+    ("inference", "aside"),
+)
+
+
+@lru_cache(maxsize=8192)
+def normal(key: str) -> str:
+    """Returns a key in lower case with underscores, however it was written."""
+    if key.startswith("_") and (key.endswith("_") or key == "_name"):
+        return key.lower()  # such as _target_, which is no word of its own
+    spaced = _CAMEL.sub("_", key) if not key.isupper() else key
+    return _BREAKS.sub("_", spaced).strip("_").lower()
+
+
+@lru_cache(maxsize=4096)
+def role_of(section: str) -> str | None:
+    """Returns what a section is about, by its name in normal form; None if the name is its own."""
+    found = _ROLE_OF.get(section)
+    if found or not section or section.startswith("["):
+        return found
+    return next((role for part, role in _PARTS if part in section), None)
+
+
+def role(sections: tuple[str, ...]) -> str | None:
+    """Returns what the innermost section is about; wrappers take what is around them."""
+    own = True
+    for section in reversed(sections):
+        if section in TRANSPARENT or section.startswith("["):
+            continue
+        found = role_of(section)
+        if found and (own or found in _INHERITED):
+            return found
+        own = False
+    return None
+
 
 # What a setting is called here, and the names files have for it.
 USUAL: dict[str, str] = {
@@ -279,3 +380,144 @@ def _short(key: str, where: str | None) -> str | None:
     if where is None and key in ("clip", "steps", "iterations"):
         return {"clip": "clip_norm"}.get(key, "max_steps")
     return None
+
+
+# Words of other meanings, or other spellings, that are one letter away from a word of a setting.
+_WORDS = words(
+    "patch match latch hatch catch step steps stem stems delay decays trail brain grain "
+    "trains trainer macro micros model models modal mode modes weights height weighted mixer "
+    "fixed mixes rates ratios rated gate date scales scaled scaler stale scalar norms form "
+    "forms normed clips clipped flip chip slip crop grads graph grid grade masks masked mask "
+    "losses lost less cross label labels class classes save saved wave size sizes sized epoch "
+    "epochs optimiser optimisers optimisation optimization optimizers schedulers scheduled "
+    "schedule schedules smooth smoothed moment momenta devices batches batched logits logit "
+    "dropped dropouts warm warmups warmed precise precisions accumulate accumulated gradients "
+    "gradual learned learner value valued values clipping dtypes types typed names named "
+    "counts count point points private interval intervals frequencies regularisation "
+    "regularization normalisation normalization restart restarts initial final minimal "
+    "maximal limit limits latent latents parameter parameters process processes processed "
+    "update updates updated iteration iterations data date rank ranks world word words words_ "
+    "total totals stops start starts state states stage stages steep"
+)
+_MIN_WORD = 5
+
+
+def intended(key: str, family: Family, *, root: bool, closed: bool = True) -> str | None:
+    """Returns the known key that a key is a misspelling of; None if it is fine or unknown.
+
+    Args:
+        key: The key in normal form.
+        family: The family of the file.
+        root: Whether it stands where the family's own keys stand.
+        closed: Whether the family's reader reads the file there, and no program of the user's.
+    """
+    if len(key) < _MIN_WORD or key in _usual() or key in family.known:
+        return None
+    if root and family.known:
+        found = _near_key(key, family, closed=closed and family.closed)
+        if found:
+            return found
+    return _near_words(key)
+
+
+@lru_cache(maxsize=2048)
+def _near_words(key: str) -> str | None:
+    """Returns the usual key that differs in one word, which is no word itself."""
+    parts = key.split("_")
+    for at, word in enumerate(parts):
+        if word in _words() or word in _WORDS or not word.isalpha() or len(word) < 4:
+            continue
+        for right in _words():
+            if _slip(word, right):
+                whole = "_".join([*parts[:at], right, *parts[at + 1 :]])
+                if whole in _usual() or whole in _sections():
+                    return whole
+    return None
+
+
+def _slip(word: str, right: str) -> bool:
+    if len(right) < 4 or word == right or _british(word) == _british(right):
+        return False
+    if word + "s" == right or right + "s" == word or word + "d" == right:
+        return False
+    if _swapped(word, right):
+        return True
+    return len(right) >= _MIN_WORD + 1 and distance(word, right, 1) <= 1
+
+
+def _near_key(key: str, family: Family, *, closed: bool) -> str | None:
+    """Returns the family's key that differs in one word, in its ending, or in underscores."""
+    squeezed, parts = key.replace("_", ""), key.split("_")
+    for right in sorted(family.known):
+        if len(right) < 6 or abs(len(right) - len(key)) > 2 or _british(key) == _british(right):
+            continue
+        shut = closed and right not in family.script
+        if shut and (right in (key + "s", key + "es") or key == right + "s"):
+            return right
+        if shut and right.replace("_", "") == squeezed:
+            return right
+        if _one_word_off(parts, right.split("_"), least=3 if closed else 4):
+            return right
+    return None
+
+
+def _one_word_off(parts: list[str], right: list[str], least: int) -> bool:
+    if len(parts) != len(right):
+        return False
+    off = [(one, other) for one, other in zip(parts, right, strict=True) if one != other]
+    if len(off) != 1:
+        return False
+    word, wanted = off[0]
+    if word in _WORDS or word in _words() or not word.isalpha() or not wanted.isalpha():
+        return False
+    if word + "s" == wanted or wanted + "s" == word or len(wanted) < least:
+        return False
+    if _swapped(word, wanted):
+        return True
+    if len(wanted) <= 4:  # a letter typed twice, and nothing shorter than a word
+        return len(parts) > 1 and len(word) == len(wanted) + 1 and distance(word, wanted, 1) == 1
+    limit = 2 if len(wanted) >= 9 else 1
+    return distance(word, wanted, limit) <= limit
+
+
+def _swapped(word: str, right: str) -> bool:
+    if len(word) != len(right):
+        return False
+    off = [at for at in range(len(word)) if word[at] != right[at]]
+    if len(off) != 2 or off[1] != off[0] + 1:
+        return False
+    return word[off[0]] == right[off[1]] and word[off[1]] == right[off[0]]
+
+
+def _british(word: str) -> str:
+    return word.replace("ise", "ize").replace("isa", "iza").replace("our", "or")
+
+
+def distance(one: str, other: str, limit: int) -> int:
+    """Returns how many letters have to change, or more than the limit where it is passed."""
+    if abs(len(one) - len(other)) > limit:
+        return limit + 1
+    before = list(range(len(other) + 1))
+    for at, letter in enumerate(one, 1):
+        row = [at]
+        for to, wanted in enumerate(other, 1):
+            row.append(min(before[to] + 1, row[-1] + 1, before[to - 1] + (letter != wanted)))
+        if min(row) > limit:
+            return limit + 1
+        before = row
+    return before[-1]
+
+
+@cache
+def _usual() -> frozenset[str]:
+    return frozenset(name for names in USUAL.values() for name in names.split())
+
+
+@cache
+def _sections() -> frozenset[str]:
+    return frozenset(name for names in ROLES.values() for name in names)
+
+
+@cache
+def _words() -> frozenset[str]:
+    return frozenset(word for name in _usual() | _sections() for word in name.split("_") if word)

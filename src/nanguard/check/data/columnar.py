@@ -5,9 +5,9 @@ from __future__ import annotations
 import io
 from typing import IO, TYPE_CHECKING, Any
 
-from nanguard.check.data.frames import FrameReader
-from nanguard.check.data.ledger import Ledger
-from nanguard.check.data.roles import Column, Roles, Shape, roles_of
+from nanguard.check.data.columns import Column, Roles, Shape, roles_of
+from nanguard.check.data.dataset import Ledger
+from nanguard.check.data.tables import FrameReader
 from nanguard.errors import SourceError
 
 if TYPE_CHECKING:
@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
     import polars as pl
 
-    from nanguard.check.data.watching import Watch
-    from nanguard.check.scanning import Scan
+    from nanguard.check.data.dataset import Watch
+    from nanguard.check.scan import Scan
 
 ROWS = 1 << 17
 MAX_MESSAGE = 1 << 30

@@ -3,20 +3,80 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING
 
-from nanguard.check.data.labels import whole_number
-from nanguard.check.data.ledger import Ledger
-from nanguard.check.data.roles import Roles
-from nanguard.check.data.watching import Watch
+from nanguard.check.data.columns import Labels, Numbers, Place, Places, Roles, Tokens, whole_number
 from nanguard.errors import SourceError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from nanguard.check.data.labels import Labels
-    from nanguard.check.scanning import Expected
+    from nanguard.check.data.columns import Label
+    from nanguard.check.scan import Expected
+
+
+@dataclass(slots=True)
+class Ledger:
+    """What a part of a file holds.
+
+    Attributes:
+        records: How many records there are, unreadable ones left out.
+        lines: How many lines there are.
+        labels: Its labels; None if it has none.
+        columns: Its columns of numbers, by name.
+        tokens: Its columns of token ids, by name.
+        unreadable: Records that cannot be read; the value of a place says why.
+        conflict: Whether marks of an unfinished merge were seen.
+        damaged: Whether readers of its format refuse the file as a whole because of them.
+        zero: Records whose features are all zero.
+    """
+
+    records: int = 0
+    lines: int = 0
+    labels: Labels | None = None
+    columns: dict[str, Numbers] = field(default_factory=dict)
+    tokens: dict[str, Tokens] = field(default_factory=dict)
+    unreadable: Places = field(default_factory=Places)
+    conflict: bool = False
+    damaged: bool = False
+    zero: Places = field(default_factory=Places)
+
+    def merge(self, other: Ledger) -> None:
+        """Takes over what was read of the part of the file that follows."""
+        records, lines = self.records, self.lines
+        if other.labels is not None:
+            if self.labels is None:
+                self.labels = Labels(other.labels.key)
+            self.labels.merge(other.labels, records, lines)
+        for name, numbers in other.columns.items():
+            mine = self.columns.setdefault(
+                name, Numbers(name, whole=numbers.whole, alone=numbers.alone)
+            )
+            mine.merge(numbers, records, lines)
+        for name, tokens in other.tokens.items():
+            self.tokens.setdefault(name, Tokens(name, targets=tokens.targets)).merge(
+                tokens, records, lines
+            )
+        self.unreadable.merge(other.unreadable, records, lines)
+        self.zero.merge(other.zero, records, lines)
+        self.conflict |= other.conflict
+        self.damaged |= other.damaged
+        self.records += other.records
+        self.lines += other.lines
+
+    @classmethod
+    def overlong(cls) -> Ledger:
+        """Returns the ledger of a line that is longer than any record."""
+        ledger = cls()
+        ledger.refuse(1, "the line is longer than any record")
+        ledger.lines = 1
+        return ledger
+
+    def refuse(self, line: int | None, why: str) -> None:
+        """Notes a record that cannot be read."""
+        self.unreadable.add(Place(self.records, line, why))
 
 
 class NeedsCodeError(SourceError):
@@ -134,3 +194,37 @@ class DataSet:
         for file in self.files:
             if file.ledger.labels is not None:
                 yield file, file.ledger.labels
+
+
+@dataclass
+class Watch:
+    """What a scan looks out for.
+
+    Attributes:
+        expected: What data is checked against.
+        measured: Whether labels are measurements, not classes.
+    """
+
+    expected: Expected
+    measured: bool = False
+
+    @cached_property
+    def ignored(self) -> frozenset[int]:
+        """Labels that are meant to be skipped."""
+        return frozenset(self.expected.ignored)
+
+    def classes(self, group: str | None) -> int | None:
+        """Returns how many classes labels of a data set have; None if that is not known."""
+        if group is not None and group in self.expected.groups:
+            return self.expected.groups[group]
+        return self.expected.classes
+
+    def suspects(self, label: Label) -> bool:
+        """Returns whether the places of a label are worth noting beyond the first."""
+        if self.measured or label.kind in ("text", "bool"):
+            return False
+        value = float(label.value)
+        if label.value in self.ignored:
+            return False
+        known = self.classes(label.group)
+        return value < 0 or not value.is_integer() or (known is not None and value >= known)

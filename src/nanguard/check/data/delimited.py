@@ -10,20 +10,26 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from nanguard.check.data.blocks import Block, blocks_of, in_order, line_count, parts_of
-from nanguard.check.data.frames import FrameReader, one_per_record
-from nanguard.check.data.ledger import Ledger
-from nanguard.check.data.roles import Column, Roles, roles_of
-from nanguard.check.data.rows import RowReader, is_missing, number_in
-from nanguard.check.data.samples import columns_of
+from nanguard.check.data.columns import Column, Roles, roles_of
+from nanguard.check.data.dataset import Ledger
+from nanguard.check.data.records import RowReader, columns_of, is_missing, number_in
+from nanguard.check.data.tables import (
+    Block,
+    FrameReader,
+    blocks_of,
+    in_order,
+    line_count,
+    one_per_record,
+    parts_of,
+)
 from nanguard.errors import SourceError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from nanguard.check.data.watching import Watch
-    from nanguard.check.scanning import Scan
+    from nanguard.check.data.dataset import Watch
+    from nanguard.check.scan import Scan
 
 SAMPLE_ROWS = 1000
 SLOW = 256 << 10

@@ -2,18 +2,28 @@
 
 There is no one grammar of log lines. What they share: a number stands after its name, and
 something that is neither stands between two pairs.
+
+
+A line that was read once gives a pattern in which every number is open and every other
+character fixed. Lines of the same shape then need no reading: their numbers are taken out.
 """
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
-from nanguard.check.log.names import METRICS, Metric, Role, metric_of, suffix_of, word_set
+from nanguard.check.log.quantities import METRICS, Metric, Role, metric_of, suffix_of, word_set
+from nanguard.check.log.series import Note, Which
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 # Characters of a line that are read; the rest of an endless one is not.
-LONGEST = 65_536
+LONGEST_LINE = 65_536
 _MOST_VALUES = 200
 
 VALUE = re.compile(
@@ -203,3 +213,330 @@ def _label(between: str, metric: Metric) -> str:
     if not found or found[1].lower() in _LEVELS or metric_of(found[1]) is not None:
         return ""
     return found[1]
+
+
+_DEEPEST = 4
+_MOST = 2000
+
+
+def loads(text: str) -> Any:
+    """Returns what a JSON text holds; None if it is none."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+
+
+def line_of(record: dict[str, Any]) -> Line:
+    """Returns what a record says."""
+    line = Line()
+    batch: Value | None = None
+    for count, (name, number) in enumerate(_numbers(record, "", 0)):
+        if count > _MOST:
+            break
+        metric = metric_of(name)
+        if metric is None:
+            continue
+        value = Value(metric, number, 0, 0)
+        if metric.role in METRICS:
+            line.values.append(value)
+        elif not math.isfinite(number):
+            continue
+        elif metric.role is Role.STEP:
+            line.step = _better(line.step, value)
+        elif metric.role is Role.EPOCH:
+            line.epoch = line.epoch or value
+        elif metric.role is Role.RANK:
+            line.rank = int(number)
+        else:
+            batch = batch or value
+    line.step = line.step or batch
+    return line
+
+
+def _better(known: Value | None, new: Value) -> Value:
+    """Returns the one of two steps that counts the run's steps by its name."""
+    if known is None or (
+        new.metric.key in ("step", "global_step") and "step" not in known.metric.key
+    ):
+        return new
+    return known
+
+
+def _numbers(value: Any, name: str, depth: int) -> Iterator[tuple[str, float]]:
+    if isinstance(value, dict) and depth < _DEEPEST:
+        for key, inner in value.items():
+            yield from _numbers(inner, f"{name}/{key}" if name else str(key), depth + 1)
+    elif isinstance(value, (int, float)) and not isinstance(value, bool):
+        try:
+            yield name, float(value)
+        except OverflowError:
+            return
+    elif isinstance(value, str) and len(value) < 40 and VALUE.fullmatch(value.strip()):
+        yield name, number_of(value.strip())
+
+
+LONGEST_SHAPED = 2000
+_NUMBER = re.compile(
+    r"(?<![A-Za-z_0-9.])(?:(?<![0-9A-Za-z)\]])[-+])?[0-9][0-9.]*(?:[eE][-+]?[0-9]+)?"
+)
+_BAR = re.compile(r"([▏▎▍▌▋▊▉█#━╸╺ ]{4,}|(?<=\[)[=>.]{4,}(?=\]))")
+_SPECIAL = re.compile(r"([\\.^$*+?{}\[\]|()])")
+# What stands beside an open part never matches it too, so that no line takes long to refuse. The
+# sign of a number stands first, that of its exponent behind the e: "1e5-1e5-1e5" has one reading.
+_GOES_ON = frozenset("eE.")
+_ANY_WHOLE = "[0-9.]+"
+_ANY_NUMBER = "[-+]?[0-9.]+(?:[eE][-+]?[0-9]+)?"
+_ANY_BAR = "[▏▎▍▌▋▊▉█#━╸╺ ]+"
+_ANY_ARROW = "[=>.]+"
+
+
+@dataclass(slots=True)
+class Shape:
+    """The shape of a line, and what its numbers are.
+
+    Attributes:
+        pattern: A regular expression for the whole line, the same for every engine.
+        step: The group that holds the step, from 0; None if the shape has none.
+        epoch: The group that holds the epoch.
+        columns: The group that holds each metric's number.
+        fixed: Metrics that are part of the shape: NaN and Inf are words.
+        percent: The metrics that are written in percent.
+        compiled: The pattern for lines one by one.
+    """
+
+    pattern: str
+    step: int | None
+    epoch: int | None
+    columns: dict[Which, int]
+    fixed: dict[Which, float]
+    percent: frozenset[Which]
+    compiled: re.Pattern[str] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.compiled = re.compile(self.pattern)
+
+
+def shape_of(text: str, line: Line) -> Shape | None:
+    """Returns the shape of a line that was read; None if it has none."""
+    if not line.values or len(text) > LONGEST_SHAPED:
+        return None
+    wanted = {v.start: v for v in (*line.values, line.step, line.epoch) if v is not None}
+    order: list[Value] = []
+    out: list[str] = []
+    at = 0
+    for start, end in _spans(text, wanted):
+        # "7e-7e-7" can be read as numbers in many ways.
+        if text[end : end + 1] in _GOES_ON:
+            return None
+        out.append(_fixed(text[at:start]))
+        value = wanted.get(start)
+        if value is None:
+            plain = text[start:end].strip("0123456789.") == ""
+            out.append(_ANY_WHOLE if plain else _ANY_NUMBER)
+        else:
+            if value.end != end:
+                return None
+            order.append(value)
+            out.append(f"({_ANY_NUMBER})")
+        at = end
+    out.append(_fixed(text[at:]))
+    opened = [v for v in wanted.values() if math.isfinite(v.number)]
+    if len(order) != len(opened) or len({v.start for v in opened}) != len(opened):
+        return None
+    if any(math.isfinite(v.number) and v not in order for v in line.values):
+        return None  # two of them are read from one place
+    return _shape("^" + "".join(out) + "$", order, line, text)
+
+
+def _shape(pattern: str, order: list[Value], line: Line, text: str) -> Shape:
+    columns: dict[Which, int] = {}
+    fixed: dict[Which, float] = {}
+    percent: set[Which] = set()
+    for value in line.values:
+        which = Which(value.metric, line.label, line.rank)
+        if not math.isfinite(value.number):
+            fixed.setdefault(which, value.number)
+            continue
+        columns.setdefault(which, order.index(value))
+        written = float(text[value.start : value.end])
+        if written and not math.isclose(value.number, written):
+            percent.add(which)
+    return Shape(
+        pattern,
+        order.index(line.step) if line.step in order else None,
+        order.index(line.epoch) if line.epoch in order else None,
+        columns,
+        fixed,
+        frozenset(percent),
+    )
+
+
+def _spans(text: str, wanted: dict[int, Value]) -> list[tuple[int, int]]:
+    return [
+        match.span()
+        for match in _NUMBER.finditer(text)
+        if match.start() not in wanted or math.isfinite(wanted[match.start()].number)
+    ]
+
+
+def _fixed(text: str) -> str:
+    """Returns a pattern for what stands between numbers; widths and progress bars are open."""
+    out: list[str] = []
+    for number, part in enumerate(_BAR.split(text)):
+        if number % 2:
+            out.append(_ANY_BAR if part.strip("=>.") else _ANY_ARROW)
+        else:
+            out.append(_words(part))
+    return "".join(out)
+
+
+def _words(text: str) -> str:
+    escaped = _SPECIAL.sub(r"\\\1", text)
+    spaced = re.sub(r" {2,}", " +", escaped)
+    if text.startswith(" ") and not spaced.startswith(" +"):
+        spaced = " +" + spaced[1:]
+    if text.endswith(" ") and len(text) > 1 and not spaced.endswith(" +"):
+        spaced = spaced[:-1] + " +"
+    return spaced
+
+
+_LONGEST_ROW = 1000
+_RULED = re.compile(r"[|│┃]")
+_SPACED = re.compile(r"\s{2,}|\t")
+_NUMBERISH = re.compile(r"(?i)^(?:[-+]?[\d.,:/%eE+-]+[%a-zA-Z]{0,3}|nan|inf|-inf|none|n/a|-|)$")
+_PROGRESS = re.compile(r"(?::|(?<!\s))\s+\d+%[|━].*$")
+_RULE = re.compile(r"^[\s|+│┃─━┼╇╈═╪:=-]*$")
+
+
+@dataclass(slots=True)
+class Table:
+    """The columns of a table whose head was seen."""
+
+    columns: list[Metric | None]
+    ruled: bool
+
+    def row(self, text: str) -> Line | None:
+        """Returns what a row says; None if the line is no row of this table."""
+        if len(text) > _LONGEST_ROW:
+            return None
+        cells = _cells(_PROGRESS.sub("", text), ruled=self.ruled)
+        if len(cells) != len(self.columns) or not all(_NUMBERISH.match(c.strip()) for c in cells):
+            return None
+        line = Line()
+        for metric, cell in zip(self.columns, cells, strict=False):
+            found = VALUE.match(cell.strip()) if metric else None
+            if metric is None or found is None:
+                continue
+            value = Value(metric, number_of(found[0]), 0, 0)
+            if metric.role in METRICS:
+                line.values.append(value)
+            elif metric.role is Role.EPOCH:
+                line.epoch = value
+            elif metric.role in (Role.STEP, Role.BATCH) and line.step is None:
+                line.step = value
+        return line
+
+    def goes_on(self, text: str) -> bool:
+        """Returns whether a line that is no row may stand inside the table."""
+        return len(text) <= _LONGEST_ROW and (bool(_RULE.match(text)) or "%|" in text)
+
+
+def table_of(text: str) -> Table | None:
+    """Returns the table a line is the head of; None if it is no head."""
+    if len(text) > _LONGEST_ROW or VALUE.search(text):
+        return None
+    ruled = bool(_RULED.search(text))
+    cells = _cells(text, ruled=ruled)
+    if len(cells) < 2 or any(len(cell) > 40 for cell in cells):
+        return None
+    columns = [metric_of(cell) if cell else None for cell in cells]
+    roles = [metric.role for metric in columns if metric]
+    wanted = [role for role in roles if role in METRICS]
+    placed = Role.STEP in roles or Role.EPOCH in roles or len(wanted) > 1
+    return Table(columns, ruled) if wanted and placed else None
+
+
+def _cells(text: str, *, ruled: bool) -> list[str]:
+    if ruled:
+        return [cell.strip() for cell in _RULED.split(text.strip().strip("|│┃"))]
+    text = text.strip()
+    cells = _SPACED.split(text)
+    return cells if len(cells) > 1 else text.split()
+
+
+# Cheap to search for; every sentence below has one of them.
+SUSPECT = re.compile(r"nan|inf|finite|invalid loss|loss scale|overflow", re.IGNORECASE)
+
+# A sentence is found in the beginning of a line or not at all.
+_LONGEST_NOTE = 400
+_BAD = r"(?:nans?|infs?|infinite|infinity|non-?\s?finite|not finite)"
+_HAPPENED = r"(?:detected|found|encountered|appeared|occurred|seen|observed)"
+_EVENT = (
+    rf"(?:\b{_HAPPENED}\b|\b(?:at|in|on) (?:global )?(?:step|iter|epoch|batch|update)"
+    r"|\b(?:error|warning|warn|critical|got|stopp\w+|skipp\w+|abort\w*|terminat\w+|rais\w+|halt\w*)\b)"
+)
+_STEP = re.compile(r"(?i)\b(?:step|iter(?:ation)?|update)s?\W{0,3}(\d{1,15})")
+_DENIED = re.compile(
+    r"(?i)\b(?:no|not|never|without|zero|0|if|will|would|should|shall|can|could|may|might|when|"
+    r"whenever|unless|check(?:s|ing|ed)?|guard\w*|enabled?|disabled?|filter\w*|avoid\w*|"
+    r"prevent\w*|protect\w*|fix(?:ed|es)?|handl\w+|warn on|stop on|true|false|test\w*|assert\w*|"
+    r"was|were|previous(?:ly)?|earlier|monitor\w*|detection|detector|safe|0 nan|any|number of|"
+    r"potential|possible|threshold|config\w*|option|default|to)\b(?! finite)"
+)
+_LOSS = (
+    rf"\b{_BAD}[ '\"]+(?:in |training |train |the |value in |total )*loss(?:es)?\b(?=.*{_EVENT})",
+    rf"{_EVENT}.*\b{_BAD}[ '\"]+(?:in |training |train |the |total )*loss(?:es)?\b",
+    rf"\bloss(?:es)?\W+(?:is|are|became|becomes|has become|went|contains?|turned)\W+(?:\w+\W+)"
+    rf"{{0,2}}{_BAD}\b",
+    rf"\b{_BAD}\b.{{0,12}}\b{_HAPPENED}\b.{{0,20}}\bloss(?:es)?\b",
+    rf"\bloss(?:es)?\b.{{0,12}}\b{_BAD}\b.{{0,12}}\b{_HAPPENED}\b",
+    r"\binvalid loss, terminating training\b",
+)
+_OF_GRADIENT = r"(?:in |the |values? in |local |global )*(?:grads?|gradients?)"
+_GRADIENT = (
+    rf"\b{_BAD}[ '\"]+{_OF_GRADIENT}\b(?=.*{_EVENT})",
+    rf"{_EVENT}.*\b{_BAD}[ '\"]+{_OF_GRADIENT}\b",
+    rf"\b(?:grads?|gradients?)(?:\W+norm)?\W+(?:is|are|became|has|have|contains?|went|turned)\W+"
+    rf"(?:\w+\W+){{0,2}}{_BAD}\b",
+    rf"\b{_BAD}\b.{{0,12}}\b{_HAPPENED}\b.{{0,24}}\b(?:grads?|gradients?)\b",
+)
+# Words of frameworks that are only ever written when it has happened.
+_RAISED_LOSS = (
+    rf"\bloss returned (?:in|by|from) \S+ is {_BAD}\b",
+    r"\bNanLossDuringTrainingError\b",
+)
+_RAISED_GRADIENT = (
+    rf"\btotal norm .{{0,24}}\bgradients from .{{0,24}} is {_BAD}\b",
+    r"\bfunction '\w+' returned nan values\b",
+)
+_SCALE = (
+    r"\bloss scale already at minimum\b",
+    r"\bminimum loss scale reached\b",
+    r"\bloss scale .{0,40}(?:reached|below|at) (?:the |its )?minimum\b",
+)
+_KINDS = (
+    (Role.SCALE, re.compile("|".join(_SCALE), re.IGNORECASE), False),
+    (Role.GRAD_NORM, re.compile("|".join(_RAISED_GRADIENT), re.IGNORECASE), False),
+    (Role.LOSS, re.compile("|".join(_RAISED_LOSS), re.IGNORECASE), False),
+    (Role.GRAD_NORM, re.compile("|".join(_GRADIENT), re.IGNORECASE), True),
+    (Role.LOSS, re.compile("|".join(_LOSS), re.IGNORECASE), True),
+)
+
+
+def note_of(text: str, line: int) -> Note | None:
+    """Returns what a line says in words; None if it only speaks about what might be."""
+    text = text[:_LONGEST_NOTE]
+    if not SUSPECT.search(text):
+        return None
+    for role, pattern, deniable in _KINDS:
+        found = pattern.search(text)
+        if found is None:
+            continue
+        around = text[max(0, found.start() - 40) : found.end() + 24]
+        if deniable and _DENIED.search(around):
+            return None
+        step = _STEP.search(text)
+        said = text.strip()[:160]
+        return Note(role, said, int(step[1]) if step else None, line)
+    return None

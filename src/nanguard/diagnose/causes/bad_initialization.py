@@ -14,7 +14,7 @@ from nanguard.errors import NanguardError
 from nanguard.source.python_file import called_name
 
 if TYPE_CHECKING:
-    from nanguard.check.checkpoint.part import Measured
+    from nanguard.check.checkpoint.checkpoint import Measured
     from nanguard.diagnose.case import Case
     from nanguard.replay.tracer.sites import Site
     from nanguard.source.python_file import SourceFile
@@ -150,8 +150,8 @@ def _loaded(file: str, parameter: str | None) -> str:
 
 def _bad_in(file: str) -> list[Measured]:
     """Returns the tensors of a checkpoint that are not finite, as far as they can be read."""
-    from nanguard.check.checkpoint.part import read_part
-    from nanguard.check.scanning import Scan
+    from nanguard.check.checkpoint.checkpoint import read_part
+    from nanguard.check.scan import Scan
 
     try:
         return read_part(Path(file), Scan(threads=1)).poisoned

@@ -206,23 +206,3 @@ def is_recomputed(frame: FrameType | None, node: Any) -> bool:
             return True
         frame = frame.f_back
     return False
-
-
-def runs_engine(frame: FrameType | None) -> bool:
-    """Returns whether the autograd engine was called by Python code of this thread."""
-    while frame is not None and frame.f_code.co_name != "_engine_run_backward":
-        frame = frame.f_back
-    return frame is not None
-
-
-def forward_name(node: Any) -> str:
-    """Returns the forward operation a backward node seems to belong to."""
-    name = node.name().split("::")[-1].rstrip("0123456789").removesuffix("Backward")
-    return "aten." + "".join("_" + c.lower() if c.isupper() else c for c in name).lstrip("_")
-
-
-def derivative_of(node: Any, op: str) -> int:
-    """Returns how well the name of a backward node fits to an operation: 0 is not at all."""
-    node_name = forward_name(node).removeprefix("aten.").replace("_", "")
-    name = op.removeprefix("aten.").replace("_", "")
-    return 2 if name == node_name else int(name.startswith(node_name))

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from nanguard.numerics import is_float
-from nanguard.replay.tracer.kinds import LOADED
-from nanguard.replay.tracer.values import kinds_in
+from nanguard.replay.tracer import values
+from nanguard.replay.tracer.kinds import LOADED, UNFILLED
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -165,7 +165,7 @@ def detail_of(
         results: What it wrote.
         inputs: The tensors it read, with who wrote them.
     """
-    worst = next((tensor for tensor in results if kinds_in(tensor)), results[0])
+    worst = next((tensor for tensor in results if values.kinds_in(tensor)), results[0])
     mask, rows = where_bad(worst)
     stats = []
     for name, tensor, writer in inputs:
@@ -174,7 +174,7 @@ def detail_of(
     return Detail(
         stats,
         {name: value for name, value in named if _is_plain(value)},
-        frozenset[str]().union(*(kinds_in(tensor) for tensor in results)),
+        frozenset[str]().union(*(values.kinds_in(tensor) for tensor in results)),
         stats_of(worst, "result"),
         rows,
         int(mask.sum()),
@@ -266,3 +266,51 @@ class Record:
     def is_source(self) -> bool:
         """Whether this is a tensor that was there before, and no operation."""
         return "." not in self.op or self.op == LOADED
+
+
+def read_late(records: list[Record]) -> None:
+    """Reads what a device knows about some operations."""
+    waiting = [(record, record.late) for record in records if record.late is not None]
+    numbers = values.read_all([number for _, late in waiting for number in late])
+    start = 0
+    for record, late in waiting:
+        read = numbers[start : start + len(late)]
+        start += len(late)
+        record.late = None
+        if record.exact:
+            record.low = min(read[: len(read) // 2], key=values.as_low)
+            record.high = max(read[len(read) // 2 :], key=values.as_high)
+        else:
+            record.high = read[0] if len(read) == 1 else max(read, key=values.as_high)
+            record.low = -record.high
+
+
+def copy_of_writers(record: Record) -> None:
+    """Completes the record of an operation that handed on what its writers had written."""
+    record.copies = False
+    record.low = min((writer.low for writer in record.writers), key=values.as_low)
+    record.high = max((writer.high for writer in record.writers), key=values.as_high)
+    record.exact = all(writer.exact for writer in record.writers)
+
+
+def look_closely(record: Record, held: Tensor) -> None:
+    """Describes a tensor that was bad before anyone saw it written."""
+    # A bare number that was written into a tensor comes as a tensor without a size.
+    record.literal = held.dim() == 0
+    kinds = values.kinds_in(held)
+    record.intended = record.literal and "nan" not in kinds
+    mask, rows = where_bad(held)
+    record.detail = Detail([], {}, kinds, stats_of(held, "value"), rows, int(mask.sum()))
+
+
+def carry(record: Record, before: Record) -> None:
+    """Notes that an operation wrote to a part of some memory, the rest of which is bad."""
+    record.intended = before.intended and (record.intended or not record.bad)
+    record.bad_writers += (before,)
+    if not record.bad:
+        record.low, record.high = before.low, before.high
+
+
+def lasts(record: Record) -> bool:
+    """Returns whether an operation matters beyond its step."""
+    return record.bad or record.wrapped or record.op in UNFILLED

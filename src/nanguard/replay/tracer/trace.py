@@ -12,9 +12,7 @@ import torch
 from torch.utils import _python_dispatch
 from torch.utils._python_dispatch import (
     TorchDispatchMode,
-    _disable_current_modes,
     _get_current_dispatch_mode_stack,
-    _pop_mode,
     _push_mode,
 )
 
@@ -22,26 +20,33 @@ from nanguard.numerics import is_float, local
 from nanguard.replay.tracer import values, wrapping
 from nanguard.replay.tracer.kinds import LOADED, UNFILLED
 from nanguard.replay.tracer.loading import file_being_loaded
+from nanguard.replay.tracer.modes import is_on, take_off, unseen
 from nanguard.replay.tracer.modules import ModuleStack, tensors_in
+from nanguard.replay.tracer.nodes import Nodes, forward_name
 from nanguard.replay.tracer.ops import (
     autocast_type,
-    derivative_of,
     divided_on_one_device,
     find_stand_ins,
-    forward_name,
     is_recomputed,
     kept,
     op_of,
     results_of,
-    runs_engine,
     users_frame_of_op,
     with_lengths_as_numbers,
 )
-from nanguard.replay.tracer.records import Detail, Record, detail_of, stats_of, where_bad
+from nanguard.replay.tracer.records import (
+    Record,
+    carry,
+    copy_of_writers,
+    detail_of,
+    lasts,
+    look_closely,
+    read_late,
+)
 from nanguard.replay.tracer.sites import callers_of, place_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable
 
     from torch import Tensor, nn
 
@@ -51,10 +56,8 @@ if TYPE_CHECKING:
     # What lies on a device and was not there before, with what is to be known about it.
     Unread = list[tuple[Record, Tensor]]
 
-_next_number: Callable[[], int] = torch.autograd._get_sequence_nr  # type: ignore[attr-defined]
 _running_node: Callable[[], Any] = torch._C._current_autograd_node
 _function_modes: Callable[[], int] = torch._C._len_torch_function_stack
-_other_modes: Callable[[], int] = torch._C._len_torch_dispatch_stack
 
 
 class Trace(TorchDispatchMode):
@@ -115,10 +118,7 @@ class Trace(TorchDispatchMode):
         self._heal = frozenset(heal)
         self._look_at = look_at
         self._writers: dict[int, Record] = {}
-        # Nodes of the graph have numbers, of which each thread has its own.
-        self._by_node: dict[int, list[tuple[int, Record]]] = {}
-        # The number that each thread gives to its next node.
-        self._numbers: dict[int, int] = {}
+        self._nodes = Nodes()
         self._parameters: dict[int, str] = {}
         self._buffers: dict[int, str] = {}
         # What came in, part by part: samples lie in one memory, and not all of them are bad.
@@ -145,8 +145,8 @@ class Trace(TorchDispatchMode):
             return
         self._active = False
         self.modules.stop()
-        if _is_on(self):
-            _take_off(self)
+        if is_on(self):
+            take_off(self)
             _push_mode(self)
             self.__exit__(None, None, None)  # type: ignore[no-untyped-call]
             if not torch._C._len_torch_dispatch_stack():
@@ -154,9 +154,9 @@ class Trace(TorchDispatchMode):
                 _python_dispatch._is_in_torch_dispatch_mode = False
             return
         # A mode that began before has ended since, and has taken this one off instead of itself.
-        left = [mode for mode in self._below if _is_on(mode)]
+        left = [mode for mode in self._below if is_on(mode)]
         if left:
-            _take_off(left[-1])
+            take_off(left[-1])
 
     def begin_step(self, step: int) -> None:
         """Forgets what was finite in the step before."""
@@ -164,10 +164,11 @@ class Trace(TorchDispatchMode):
         self.resolve()
         for record in self.records:
             record.writers, record.rest = (), None
-        self._writers = {key: record for key, record in self._writers.items() if _lasts(record)}
+        self._writers = {key: record for key, record in self._writers.items() if lasts(record)}
         self.records, self.entered, self.batch, self.given = [], [], None, set()
         self.arguments, self._unread, self._measured = (), [], None
-        self._by_node, self._parts = {}, {}
+        self._parts = {}
+        self._nodes.forget()
         self.last_backward = 0
         self.step = step
 
@@ -182,23 +183,23 @@ class Trace(TorchDispatchMode):
     def resolve(self) -> None:
         """Reads, in one go, what a device knows about the operations of this step."""
         late = [record for record in self.records if record.late is not None or record.copies]
-        with _unseen():
-            _read([*(source for source, _ in self._unread), *late])
+        with unseen():
+            read_late([*(source for source, _ in self._unread), *late])
             for source, held in self._unread:
                 if source.bad and source.detail is None:
                     if source.name is None:
                         source.op = "input"  # data may be asked for its gradient, too
-                    _look_closely(source, held)
+                    look_closely(source, held)
         self._unread = []
         # What is copied was written before.
         for record in sorted(late, key=lambda record: record.index):
             if record.copies:
-                _copy(record)
+                copy_of_writers(record)
             if record.bad:
                 record.bad_writers = tuple(writer for writer in record.writers if writer.bad)
                 self._judge(record)
-            if record.rest is not None and _lasts(record.rest):
-                _carry(record, record.rest)
+            if record.rest is not None and lasts(record.rest):
+                carry(record, record.rest)
 
     def parameter_name(self, record: Record) -> str | None:
         """Returns the parameter that lies where an operation wrote."""
@@ -238,7 +239,7 @@ class Trace(TorchDispatchMode):
         if not self._active:
             return func(*args, **kwargs)
         if op.is_view:
-            if op.name and self._has_node():
+            if op.name and self._nodes.is_new():
                 self._new_record(self._count, op.name)
             out = _call(op, args, kwargs)
             if op.lifts:
@@ -249,12 +250,12 @@ class Trace(TorchDispatchMode):
             self._count = index + 1
         record = self._new_record(index, op.name)
         # What is written in place is gone afterwards, and so is who wrote it before.
-        with _unseen():
+        with unseen():
             inputs = self._inputs(op, args, kwargs, record)
         out = _call(op, args, kwargs)
         if op.sets and self._load(out):
             return out
-        with _unseen():
+        with unseen():
             if index in self._heal:
                 out = values.heal(out, in_place=bool(op.writes))
             results = results_of(op, args, kwargs, out)
@@ -337,8 +338,8 @@ class Trace(TorchDispatchMode):
             return
         if values.is_late(tensor):
             record.rest = before
-        elif _lasts(before):
-            _carry(record, before)
+        elif lasts(before):
+            carry(record, before)
 
     def _measure(
         self,
@@ -389,10 +390,6 @@ class Trace(TorchDispatchMode):
         else:
             record.intended = record.literal and not nan
 
-    def _has_node(self) -> bool:
-        """Returns whether a node of the graph was made since the last operation of this thread."""
-        return _next_number() != self._numbers.get(threading.get_ident())
-
     def _new_record(self, index: int, op: str) -> Record:
         """Returns a record that knows where its operation was called from."""
         running = _running_node()
@@ -401,7 +398,7 @@ class Trace(TorchDispatchMode):
             record = self._derivative(index, op, running)
         elif running is not None and not is_recomputed(frame, running):
             # A hook, or a backward that the user wrote. Some optimizers work in hooks.
-            forward = self._forward_of(running)
+            forward = self._nodes.operation_of(running)
             phase = "optimizer" if self.in_optimizer else "backward"
             inside = None if forward is None else forward.inside
             record = Record(index, op, self.step, phase, place_of(frame), inside)  # type: ignore[arg-type]
@@ -409,41 +406,18 @@ class Trace(TorchDispatchMode):
             phase = "data" if self.in_data else "optimizer" if self.in_optimizer else "forward"
             place = None if frame is None else place_of(frame)
             record = Record(index, op, self.step, phase, place, self.modules.current(frame))
-        thread, number = threading.get_ident(), _next_number()
-        known = self._numbers.get(thread)
-        if number != known:
-            self._numbers[thread] = number
-            if running is None or known is not None:
-                # The node of this operation exists already, and nothing has run since.
-                self._by_node.setdefault(number - 1, []).append((thread, record))
+        self._nodes.add(record, running=running is not None)
         return record
 
     def _derivative(self, index: int, op: str, running: Any) -> Record:
         """Returns a record of an operation of the autograd engine's."""
         if running is None:
             return Record(index, op, self.step, "backward", None)
-        forward = self._forward_of(running)
+        forward = self._nodes.operation_of(running)
         if forward is None:
             return Record(index, op, self.step, "backward", None, None, forward_name(running))
         name = forward.forward or forward.op
         return Record(index, op, self.step, "backward", forward.place, forward.inside, name)
-
-    def _forward_of(self, node: Any) -> Record | None:
-        """Returns the operation that a node of the graph was made for."""
-        found = self._by_node.get(node._sequence_nr())
-        if found is None:
-            return None
-        return found[0][1] if len(found) == 1 else self._choose(node, found)
-
-    def _choose(self, node: Any, found: list[tuple[int, Record]]) -> Record:
-        """Returns one of several operations whose nodes have the same number in their threads."""
-        fits = [derivative_of(node, record.op) for _, record in found]
-        found = [pair for pair, fit in zip(found, fits, strict=True) if fit == max(fits)]
-        # What a thread computes again, it differentiates itself, with an engine that it calls. What
-        # was first computed came before; its thread may have ended, and another have its name.
-        thread, here = threading.get_ident(), runs_engine(sys._getframe(1))
-        likely = [pair for pair in found if (pair[0] == thread) is here] or found
-        return likely[-1 if here else 0][1]
 
     def _source(self, tensor: Tensor, record: Record, unread: Unread) -> Record:
         """Returns who wrote a tensor; for one nobody saw being written, a record of its own.
@@ -491,7 +465,7 @@ class Trace(TorchDispatchMode):
             if name is None:
                 source.op = "input"  # data may be asked for its gradient, too
             source.place = record.place
-            _look_closely(source, held)
+            look_closely(source, held)
         return source
 
     def _load(self, tensor: Tensor) -> bool:
@@ -499,14 +473,14 @@ class Trace(TorchDispatchMode):
         file = file_being_loaded(sys._getframe(1))
         if file is None:
             return False
-        with _unseen():
+        with unseen():
             record = self._new_record(self._count, LOADED)
             record.name, record.inside = file, None
             self._writers[values.memory_of(tensor)] = record
             if is_float(tensor) and tensor.numel() and not values.is_late(tensor):
                 record.low, record.high = values.extremes_of(tensor)
                 if record.bad:
-                    _look_closely(record, tensor)
+                    look_closely(record, tensor)
                     # A number that was stored was not written as such by the script.
                     record.literal = record.intended = False
                     self.bad.append(record)
@@ -534,7 +508,7 @@ class Trace(TorchDispatchMode):
 
     def _lift(self, tensor: Tensor) -> None:
         """Notes a tensor that was made out of something else, without an operation."""
-        with _unseen():
+        with unseen():
             self._writers.pop(values.memory_of(tensor), None)
             if is_float(tensor):
                 unread: Unread = []
@@ -543,7 +517,7 @@ class Trace(TorchDispatchMode):
 
     def _enter_model(self, module: nn.Module, args: Any) -> None:
         """Looks at what a model is given."""
-        if not _is_on(self):
+        if not is_on(self):
             # Modes belong to a thread, and scripts may train in another than the first.
             _push_mode(self)
         if self._first_call is None:
@@ -553,7 +527,7 @@ class Trace(TorchDispatchMode):
         if self.batch is None:
             self.batch = args
         self.arguments = self.arguments or args
-        with _unseen():
+        with unseen():
             if not any(module is known for known in self._models):
                 self._know_model(module)
             if self._measured is None:
@@ -584,7 +558,7 @@ class Trace(TorchDispatchMode):
             self._parameters.setdefault(key, name)
             writer = self._writers.get(key)
             # Who filled a parameter with good values is nobody's business any more.
-            if writer is not None and not _lasts(writer):
+            if writer is not None and not lasts(writer):
                 del self._writers[key]
 
     def _measure_parameters(self) -> None:
@@ -607,64 +581,19 @@ class Trace(TorchDispatchMode):
             self._measured = dict(zip(found, numbers, strict=True))
 
 
-def _is_on(mode: TorchDispatchMode) -> bool:
-    """Returns whether a mode sees the operations of this thread."""
-    return any(other is mode for other in _get_current_dispatch_mode_stack())
-
-
-def _take_off(mode: TorchDispatchMode) -> None:
-    """Ends a mode of this thread, and none of those that began later."""
-    above = []
-    while (other := _pop_mode()) is not mode:
-        above.append(other)
-    for other in reversed(above):
-        _push_mode(other)
-
-
 def _call(op: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Runs an operation; a function mode that did not see it being called does not see this."""
     func = op.func
     if op.name.startswith("aten._ctc_loss"):
-        with _unseen():
+        with unseen():
             func, args = with_lengths_as_numbers(func, args)
     elif op.name == "aten.div" and torch.cuda.is_initialized():
-        with _unseen():
+        with unseen():
             args = divided_on_one_device(args)
     if op.is_native and _function_modes():
         with torch._C.DisableTorchFunction():
             return func(*args, **kwargs)
     return func(*args, **kwargs)
-
-
-def _unseen() -> contextlib.AbstractContextManager[Any]:
-    """Returns a block whose operations no mode of the script's sees."""
-    if _other_modes():
-        return _behind_modes()
-    block: contextlib.AbstractContextManager[Any] = torch._C.DisableTorchFunction()
-    return block
-
-
-@contextlib.contextmanager
-def _behind_modes() -> Iterator[None]:
-    with torch._C.DisableTorchFunction(), _disable_current_modes():
-        yield
-
-
-def _read(records: list[Record]) -> None:
-    """Reads what a device knows about some operations."""
-    waiting = [(record, record.late) for record in records if record.late is not None]
-    numbers = values.read_all([number for _, late in waiting for number in late])
-    start = 0
-    for record, late in waiting:
-        read = numbers[start : start + len(late)]
-        start += len(late)
-        record.late = None
-        if record.exact:
-            record.low = min(read[: len(read) // 2], key=values.as_low)
-            record.high = max(read[len(read) // 2 :], key=values.as_high)
-        else:
-            record.high = read[0] if len(read) == 1 else max(read, key=values.as_high)
-            record.low = -record.high
 
 
 def _keeps(results: list[Tensor], inputs: Inputs) -> bool:
@@ -681,34 +610,3 @@ def _keeps(results: list[Tensor], inputs: Inputs) -> bool:
 
 def _is_as_wide(result: Tensor, tensor: Tensor) -> bool:
     return result.dtype == tensor.dtype or result.element_size() > tensor.element_size()
-
-
-def _copy(record: Record) -> None:
-    """Completes the record of an operation that handed on what its writers had written."""
-    record.copies = False
-    record.low = min((writer.low for writer in record.writers), key=values.as_low)
-    record.high = max((writer.high for writer in record.writers), key=values.as_high)
-    record.exact = all(writer.exact for writer in record.writers)
-
-
-def _look_closely(record: Record, held: Tensor) -> None:
-    """Describes a tensor that was bad before anyone saw it written."""
-    # A bare number that was written into a tensor comes as a tensor without a size.
-    record.literal = held.dim() == 0
-    kinds = values.kinds_in(held)
-    record.intended = record.literal and "nan" not in kinds
-    mask, rows = where_bad(held)
-    record.detail = Detail([], {}, kinds, stats_of(held, "value"), rows, int(mask.sum()))
-
-
-def _carry(record: Record, before: Record) -> None:
-    """Notes that an operation wrote to a part of some memory, the rest of which is bad."""
-    record.intended = before.intended and (record.intended or not record.bad)
-    record.bad_writers += (before,)
-    if not record.bad:
-        record.low, record.high = before.low, before.high
-
-
-def _lasts(record: Record) -> bool:
-    """Returns whether an operation matters beyond its step."""
-    return record.bad or record.wrapped or record.op in UNFILLED

@@ -7,18 +7,16 @@ from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from nanguard.check.checkpoint.bisecting import read_run_in_part
-from nanguard.check.checkpoint.reading import as_run, read_units
-from nanguard.check.checkpoint.roles import Role, role_of_file
-from nanguard.check.checkpoint.units import files_in, units_of
-from nanguard.check.checkpoint.watching import looks_of
-from nanguard.check.scanning import Scan
+from nanguard.check.checkpoint.checkpoint_reader import as_run, looks_of, read_units
+from nanguard.check.checkpoint.run_checkpoints import files_in, read_run_in_part, units_of
+from nanguard.check.checkpoint.tensor_roles import Role, role_of_file
+from nanguard.check.scan import Scan
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
     from nanguard.check.checkpoint.checkpoint import Checkpoint
-    from nanguard.check.checkpoint.units import Unit
+    from nanguard.check.checkpoint.run_checkpoints import Unit
     from nanguard.run.recovering.places import Places
 
     # The files of a checkpoint with sizes and times: what it was read as holds while they do.

@@ -9,8 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from nanguard.check.checkpoint.recognition import recognises
-from nanguard.check.checkpoint.units import HEAD, files_in
+from nanguard.check.checkpoint.run_checkpoints import HEAD, files_in, recognises
 from nanguard.incident import NAME as INCIDENT
 from nanguard.run.recovering.templates import is_option
 

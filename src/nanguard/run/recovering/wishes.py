@@ -12,13 +12,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nanguard.check.config.document import read_document
-from nanguard.check.config.edits import number_text, replace_node
+from nanguard.check.config.document import Tree, read_document
 from nanguard.check.config.keys import setting_for
-from nanguard.check.config.leaves import Tree
-from nanguard.check.config.run import read_project
-from nanguard.check.config.settings import number_of
-from nanguard.check.history import keep
+from nanguard.check.config.node import number_text, replace_node
+from nanguard.check.config.run_config import number_of, read_project
+from nanguard.check.fixing import keep
 from nanguard.check.outcome import Change, Repair
 from nanguard.errors import SourceError, UsageError
 from nanguard.findings import Edit, Fix, Kind, Severity
@@ -26,8 +24,7 @@ from nanguard.run.recovering.audit import counted
 from nanguard.run.recovering.ladder import Means
 from nanguard.run.recovering.templates import Template, filled_in, placeholders
 from nanguard.source.edits import apply, whole_diff
-from nanguard.source.files import CONFIG_LIMIT, decode, read_bytes
-from nanguard.source.text import Text
+from nanguard.source.text import CONFIG_LIMIT, Text, decode, read_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence

@@ -7,14 +7,14 @@ import textwrap
 from itertools import groupby
 from typing import TYPE_CHECKING
 
-from nanguard.advice.checklist.point import Verdict
+from nanguard.advice.checklist_points import Verdict
 from nanguard.view.report.fields import literal
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from nanguard.advice.checklist import Answer, Checklist
-    from nanguard.advice.checklist.point import Place
+    from nanguard.advice.checklist import Checklist
+    from nanguard.advice.checklist_points import Answer, Place
 
 _STYLES = {Verdict.YES: "32", Verdict.NO: "1;31", Verdict.UNKNOWN: "33"}
 _MARGIN = 15

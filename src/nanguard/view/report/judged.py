@@ -6,21 +6,21 @@ import math
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
-from nanguard.check.judging import in_order
-from nanguard.check.judging import judge as judge_source
-from nanguard.check.log.rules.judging import is_game, main_losses, main_norms
-from nanguard.check.log.rules.watching import spikes_of
+from nanguard.check.log.log_rule import is_game, main_losses, main_norms
+from nanguard.check.log.loss_judge import spikes_of
+from nanguard.check.outcome import in_order
+from nanguard.check.outcome import judge as judge_source
 from nanguard.check.selection import Selection
 from nanguard.findings import name_of
-from nanguard.view.runs.happening import in_order as events_in_order
-from nanguard.view.runs.model import Event, EventKind
-from nanguard.view.runs.thinning import gaps_of
+from nanguard.view.runs.curves import gaps_of
+from nanguard.view.runs.run_model import Event, EventKind
+from nanguard.view.runs.run_model import in_order as events_in_order
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from nanguard.check.log.series import Log
-    from nanguard.view.runs.model import Run
+    from nanguard.view.runs.run_model import Run
 
 _SPIKES = frozenset(("loss-spike", "grad-norm-spike"))
 _NON_FINITE = frozenset(("non-finite-loss", "non-finite-grad-norm", "hidden-nan"))

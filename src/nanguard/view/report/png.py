@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 from nanguard.errors import MissingDependencyError
 from nanguard.view.report.html.markup import shown
 from nanguard.view.report.verdict import verdict_of
-from nanguard.view.runs.model import EventKind, Panel
-from nanguard.view.runs.thinning import restarts_of, thin
+from nanguard.view.runs.curves import restarts_of, thin
+from nanguard.view.runs.run_model import EventKind, Panel
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from nanguard.view.runs.model import Curve, Run
+    from nanguard.view.runs.run_model import Curve, Run
 
 _BUCKETS = 4000
 _COLOURS = (

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 from nanguard.findings import name_of
 from nanguard.view.report import words
 from nanguard.view.report.fields import branch, entries, text, whole
-from nanguard.view.runs.model import EventKind, Panel
-from nanguard.view.runs.thinning import restarts_of, thin
+from nanguard.view.runs.curves import restarts_of, thin
+from nanguard.view.runs.run_model import EventKind, Panel
 
 if TYPE_CHECKING:
-    from nanguard.view.runs.model import Curve, Run
+    from nanguard.view.runs.run_model import Curve, Run
 
 _ROUGH = 4096
 _CAUSES = 2

@@ -35,10 +35,10 @@ Above this: ``nanguard.view.report.judged.judge(run)`` adds the findings of the 
 ``nanguard.view.report.html`` makes the page.
 """
 
-from nanguard.view.runs.finding import Found, find_below, find_runs
-from nanguard.view.runs.model import Axis, Clock, Curve, Event, EventKind, Panel, Run
-from nanguard.view.runs.reading import curves_of, open_run, open_runs
-from nanguard.view.runs.thinning import Gap, Thinned, gaps_of, restarts_of, thin
+from nanguard.view.runs.curves import Gap, Thinned, gaps_of, restarts_of, thin
+from nanguard.view.runs.run_finder import Found, find_below, find_runs
+from nanguard.view.runs.run_model import Axis, Clock, Curve, Event, EventKind, Panel, Run
+from nanguard.view.runs.run_reader import curves_of, open_run, open_runs
 
 __all__ = [
     "Axis",

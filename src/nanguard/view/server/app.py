@@ -22,7 +22,7 @@ from nanguard import __version__
 from nanguard.view.report.html import asset, body_of, embedded, page_data, sections
 from nanguard.view.report.html.markup import Html, el, join
 from nanguard.view.report.judged import judge
-from nanguard.view.runs.following import LiveRun
+from nanguard.view.runs.run_follower import LiveRun
 from nanguard.view.server.index import mark_of
 from nanguard.view.server.overview import problems, row, status
 

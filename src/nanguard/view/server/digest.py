@@ -11,12 +11,12 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING
 
-from nanguard.check.log.names import Role
+from nanguard.check.log.quantities import Role
 from nanguard.errors import NanguardError
 from nanguard.record import METRICS
 from nanguard.view.runs import EventKind, Panel, open_run
-from nanguard.view.runs.following import Change, Follower, is_followed
-from nanguard.view.runs.happening import read_events
+from nanguard.view.runs.run_follower import Change, Follower, is_followed
+from nanguard.view.runs.run_model import read_events
 from nanguard.view.server.spark import Spark
 
 if TYPE_CHECKING:

@@ -7,8 +7,8 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from nanguard.check.log.reading import HEAD
-from nanguard.view.runs.finding import DEEPEST, MOST_FILES, PASSED, runs_in
+from nanguard.check.log.log_reader import HEAD
+from nanguard.view.runs.run_finder import DEEPEST, MOST_FILES, PASSED, runs_in
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

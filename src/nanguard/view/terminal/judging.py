@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from nanguard.check.log.names import Role
+from nanguard.check.log.quantities import Role
 from nanguard.findings import name_of
 from nanguard.settings import Settings
 from nanguard.signals.drift import DriftWatch, ScaleWatch

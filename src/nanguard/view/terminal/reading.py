@@ -7,21 +7,17 @@ import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from nanguard.check.log.csv_log import columns_of, row_of
-from nanguard.check.log.events import is_events
-from nanguard.check.log.gathering import Gathering, Rows
-from nanguard.check.log.grammar import LONGEST
-from nanguard.check.log.lines import Stretch, without_colours
-from nanguard.check.log.records import loads
-from nanguard.check.log.series import Log
-from nanguard.check.log.text import TextReader, add_loose
-from nanguard.check.log.wandb import MAGIC
+from nanguard.check.log.binary_logs import MAGIC, is_events
+from nanguard.check.log.grammar import LONGEST_LINE, loads
+from nanguard.check.log.series import Gathering, Log, Rows
+from nanguard.check.log.table_logs import columns_of, row_of
+from nanguard.check.log.text_log import Stretch, TextReader, add_loose, without_colours
 from nanguard.record import EVENTS
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from nanguard.check.log.names import Metric
+    from nanguard.check.log.quantities import Metric
 
 # How much of the end of new lines is searched for how many steps there will be.
 _LAST = 2000
@@ -97,7 +93,7 @@ class LineReader:
         self._line = 1
         self._events = path.name == EVENTS or _is_record(head)
         first = head.split(b"\n", 1)[0].decode("utf-8-sig", "replace").rstrip("\r")
-        self._columns = columns_of(first[:LONGEST])
+        self._columns = columns_of(first[:LONGEST_LINE])
         self._gathering.log.sparse = self._columns is not None
 
     def read(self, data: bytes, *, ended: bool = True) -> News:

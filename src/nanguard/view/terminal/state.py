@@ -6,8 +6,8 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
-from nanguard.check.log.names import Role
-from nanguard.check.log.rules.judging import is_game, main_losses, main_norms
+from nanguard.check.log.log_rule import is_game, main_losses, main_norms
+from nanguard.check.log.quantities import Role
 from nanguard.check.log.series import Log, MetricSeries
 from nanguard.view.report.fields import literal
 from nanguard.view.terminal.channels import Channel, Happening

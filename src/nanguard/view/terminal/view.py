@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from rich.text import Text
 
-from nanguard.check.log.names import Role
+from nanguard.check.log.quantities import Role
 from nanguard.findings import name_of
 from nanguard.view.report.fields import literal
 from nanguard.view.terminal import words

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-from nanguard.check.log.names import Role
+from nanguard.check.log.quantities import Role
 from nanguard.view.terminal.plot import brief
 
 if TYPE_CHECKING:

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from nanguard.check.catalogue import rules_for
-from nanguard.check.checkpoint.reading import open_sources, recognises, recognises_folder
-from nanguard.check.scanning import Scan
+from nanguard.check.checkpoint.checkpoint_reader import open_sources, recognises, recognises_folder
+from nanguard.check.rule import rules_for
+from nanguard.check.scan import Scan
 from tests.check.checkpoint.rules.cases import CASES, Case
 
 if TYPE_CHECKING:

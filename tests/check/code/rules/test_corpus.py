@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from nanguard.check.catalogue import rules_for
 from nanguard.check.code.code import Code
+from nanguard.check.rule import rules_for
 from nanguard.source.text import Text
 
 LINT = Path(__file__).parents[3] / "lint"

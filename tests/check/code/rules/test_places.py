@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from nanguard.check.catalogue import rules_for
 from nanguard.check.code.code import Code
+from nanguard.check.rule import rules_for
 from nanguard.source.text import Text
 
 

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from nanguard.check.catalogue import rules_for
 from nanguard.check.code.code import Code
+from nanguard.check.rule import rules_for
 from nanguard.source.text import Text
 
 NAMES = [

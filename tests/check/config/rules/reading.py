@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from nanguard.check.catalogue import rules_for
 from nanguard.check.config.document import read_document
-from nanguard.check.config.run import read_project
+from nanguard.check.config.run_config import read_project
+from nanguard.check.rule import rules_for
 from nanguard.source.text import Text
 
 if TYPE_CHECKING:

@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from nanguard.check.catalogue import rules_for
 from nanguard.check.config.document import read_document
-from nanguard.check.config.run import read_project
-from nanguard.check.data.reading import from_config, open_sources, recognises
-from nanguard.check.scanning import Scan
+from nanguard.check.config.run_config import read_project
+from nanguard.check.data.data_reader import from_config, open_sources, recognises
+from nanguard.check.rule import rules_for
+from nanguard.check.scan import Scan
 from nanguard.source.text import Text
 from tests.check.data.rules.cases import CASES
 

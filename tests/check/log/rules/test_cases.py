@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from nanguard.check.catalogue import rules_for
-from nanguard.check.log.reading import open_sources, recognises
-from nanguard.check.scanning import Scan
+from nanguard.check.log.log_reader import open_sources, recognises
+from nanguard.check.rule import rules_for
+from nanguard.check.scan import Scan
 from tests.check.log.rules.cases import CASES, Case
 
 if TYPE_CHECKING:

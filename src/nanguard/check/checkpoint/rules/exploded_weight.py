@@ -6,8 +6,7 @@ from itertools import groupby
 from typing import TYPE_CHECKING
 
 from nanguard.check.checkpoint.checkpoint import Checkpoint
-from nanguard.check.checkpoint.rules.samples import file_of
-from nanguard.check.checkpoint.rules.telling import told_large, way_back
+from nanguard.check.checkpoint.checkpoint_rule import file_of, told_large, way_back
 from nanguard.check.rule import Fails, Passes, Rule
 from nanguard.findings import Finding, Severity
 

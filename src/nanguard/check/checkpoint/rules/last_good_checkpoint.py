@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from nanguard.check.checkpoint.checkpoint import Checkpoint
-from nanguard.check.checkpoint.rules.samples import HEALTHY, NAN, run_of
+from nanguard.check.checkpoint.checkpoint_rule import HEALTHY, NAN, run_of
 from nanguard.check.rule import Fails, Passes, Rule
 from nanguard.findings import Finding, Fix, Severity
 

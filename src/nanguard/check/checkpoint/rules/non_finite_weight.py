@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from nanguard.check.checkpoint.checkpoint import Checkpoint
-from nanguard.check.checkpoint.roles import Role
-from nanguard.check.checkpoint.rules.samples import INF, NAN, file_of
-from nanguard.check.checkpoint.rules.telling import told_nonfinite, way_back
+from nanguard.check.checkpoint.checkpoint_rule import INF, NAN, file_of, told_nonfinite, way_back
+from nanguard.check.checkpoint.tensor_roles import Role
 from nanguard.check.rule import Fails, Passes, Rule
 from nanguard.findings import Finding, Severity
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from nanguard.check.checkpoint.checkpoint import Checkpoint
-from nanguard.check.checkpoint.rules.samples import HEALTHY, file_of
-from nanguard.check.checkpoint.rules.telling import way_back
+from nanguard.check.checkpoint.checkpoint_rule import HEALTHY, file_of, way_back
 from nanguard.check.rule import Fails, Passes, Rule
 from nanguard.findings import Finding, Severity
 

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from nanguard.check.checkpoint.allowed import plain_data, runs_code
 from nanguard.check.checkpoint.checkpoint import Checkpoint
-from nanguard.check.checkpoint.rules.samples import file_of, pickle_of
+from nanguard.check.checkpoint.checkpoint_rule import file_of, pickle_of
+from nanguard.check.checkpoint.torch_file import plain_data, runs_code
 from nanguard.check.rule import Fails, Passes, Rule
 from nanguard.findings import Finding, Fix, Severity
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from nanguard.check.checkpoint.part import Part
+    from nanguard.check.checkpoint.checkpoint import Part
 
 NAMED = 5
 _PUBLISH = Fix("Save the tensors alone: torch.save(model.state_dict(), ...) or safetensors.")

@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, ClassVar
 
 from nanguard.check.code.code_rule import CodeRule, bare, operand, replaced
-from nanguard.check.code.numbers import guarded_by
-from nanguard.check.code.places import carries_gradient, is_beside_training
+from nanguard.check.code.value_questions import carries_gradient, guarded_by, is_beside_training
 from nanguard.check.rule import Fails, Passes
 from nanguard.findings import Edit, Finding, Fix, Severity
 from nanguard.source import floors

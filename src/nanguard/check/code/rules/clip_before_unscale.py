@@ -7,10 +7,12 @@ import re
 from typing import TYPE_CHECKING, ClassVar
 
 from nanguard.check.code.code_rule import CodeRule
-from nanguard.check.code.reach import after, conditions_of, exclude
 from nanguard.check.code.training import (
     CLIPS,
     Training,
+    after,
+    conditions_of,
+    exclude,
     is_backward,
     is_scaled,
     is_step,

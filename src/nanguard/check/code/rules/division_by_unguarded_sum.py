@@ -7,10 +7,18 @@ import re
 from typing import TYPE_CHECKING, ClassVar
 
 from nanguard.check.code.code_rule import CodeRule, bare, operand, replaced
-from nanguard.check.code.numbers import can_be_zero, guarded_by, is_for_show, is_number
-from nanguard.check.code.places import is_about_data, is_set_up
-from nanguard.check.code.quotients import has_eps_outside
-from nanguard.check.code.uses import is_only_shown, is_repaired_at_once, is_repaired_below
+from nanguard.check.code.value_questions import (
+    can_be_zero,
+    guarded_by,
+    has_eps_outside,
+    is_about_data,
+    is_for_show,
+    is_number,
+    is_only_shown,
+    is_repaired_at_once,
+    is_repaired_below,
+    is_set_up,
+)
 from nanguard.check.rule import Fails, Passes
 from nanguard.findings import Finding, Fix, Severity
 from nanguard.source import floors

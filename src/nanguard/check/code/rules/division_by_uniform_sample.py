@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, ClassVar
 
 from nanguard.check.code.code_rule import CodeRule, bare, operand, replaced
-from nanguard.check.code.numbers import guarded_by, is_number
-from nanguard.check.code.places import is_evaluation, is_used_only
+from nanguard.check.code.value_questions import guarded_by, is_evaluation, is_number, is_used_only
 from nanguard.check.rule import Fails, Passes
 from nanguard.findings import Finding, Fix, Severity
 from nanguard.source import floors

@@ -6,8 +6,7 @@ import ast
 from typing import TYPE_CHECKING, ClassVar
 
 from nanguard.check.code.code_rule import CodeRule
-from nanguard.check.code.numbers import can_be_zero
-from nanguard.check.code.quotients import is_eps
+from nanguard.check.code.value_questions import can_be_zero, is_eps
 from nanguard.check.rule import Fails, Passes
 from nanguard.findings import Finding, Fix, Severity
 

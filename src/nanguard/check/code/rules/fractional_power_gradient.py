@@ -7,8 +7,12 @@ import re
 from typing import TYPE_CHECKING, ClassVar
 
 from nanguard.check.code.code_rule import CodeRule, bare, operand, replaced
-from nanguard.check.code.numbers import can_be_zero, guarded_by, is_number
-from nanguard.check.code.places import is_beside_training
+from nanguard.check.code.value_questions import (
+    can_be_zero,
+    guarded_by,
+    is_beside_training,
+    is_number,
+)
 from nanguard.check.rule import Fails, Passes
 from nanguard.findings import Finding, Fix, Severity
 from nanguard.source import floors

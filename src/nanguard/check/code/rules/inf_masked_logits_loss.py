@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
-from nanguard.check.code.code_rule import CodeRule
-from nanguard.check.code.masks import fills_with_minus_inf, finite_fill, mask_of
+from nanguard.check.code.code_rule import CodeRule, fills_with_minus_inf, finite_fill, mask_of
 from nanguard.check.rule import Fails, Passes
 from nanguard.findings import Finding, Fix, Severity
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
-from nanguard.check.code.code_rule import CodeRule
-from nanguard.check.code.masks import (
+from nanguard.check.code.code_rule import (
+    CodeRule,
     fills_with_minus_inf,
     finite_fill,
     keeps_one_per_row,

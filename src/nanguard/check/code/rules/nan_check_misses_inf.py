@@ -6,18 +6,17 @@ import ast
 from typing import TYPE_CHECKING, ClassVar
 
 from nanguard.check.code.code_rule import CodeRule, replaced
-from nanguard.check.code.conditions import Conditions
-from nanguard.check.code.places import is_evaluation
-from nanguard.check.code.roles import Roles, label
-from nanguard.check.code.training import is_test
+from nanguard.check.code.nan_checks import Conditions
+from nanguard.check.code.training import Roles, is_test, label
+from nanguard.check.code.value_questions import is_evaluation
 from nanguard.check.rule import Fails, Passes
 from nanguard.findings import Edit, Finding, Fix, Severity
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from nanguard.check.code.checks import Check, Test
     from nanguard.check.code.code import Code
+    from nanguard.check.code.nan_checks import Check, Test
 
 _COUNTS = frozenset({"sum", "mean", "count_nonzero", "item", "float"})
 _SEES_INF = ("isinf", "isfinite", "isposinf")

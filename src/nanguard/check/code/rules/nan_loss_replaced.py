@@ -5,20 +5,18 @@ from __future__ import annotations
 import ast
 from typing import TYPE_CHECKING, ClassVar
 
-from nanguard.check.code.cleaning import asks, chooses
 from nanguard.check.code.code_rule import CodeRule
-from nanguard.check.code.conditions import Conditions
-from nanguard.check.code.numbers import is_number
-from nanguard.check.code.roles import Roles, label
-from nanguard.check.code.training import Training, is_backward
+from nanguard.check.code.nan_checks import Conditions, asks, chooses
+from nanguard.check.code.training import Roles, Training, is_backward, label
+from nanguard.check.code.value_questions import is_number
 from nanguard.check.rule import Fails, Passes
 from nanguard.findings import Finding, Fix, Severity
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from nanguard.check.code.checks import Test
     from nanguard.check.code.code import Code
+    from nanguard.check.code.nan_checks import Test
     from nanguard.check.code.values import Value
 
 _FIX = Fix(

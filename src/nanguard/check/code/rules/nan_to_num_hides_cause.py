@@ -6,12 +6,10 @@ import ast
 import re
 from typing import TYPE_CHECKING, ClassVar
 
-from nanguard.check.code.cleaning import asks_nan, cleaning_hook
 from nanguard.check.code.code_rule import CodeRule
-from nanguard.check.code.conditions import Conditions
-from nanguard.check.code.places import is_called_without_gradient
-from nanguard.check.code.roles import Roles, label
-from nanguard.check.code.training import Training
+from nanguard.check.code.nan_checks import Conditions, asks_nan, cleaning_hook
+from nanguard.check.code.training import Roles, Training, label
+from nanguard.check.code.value_questions import is_called_without_gradient
 from nanguard.check.rule import Fails, Passes
 from nanguard.findings import Finding, Fix, Severity
 

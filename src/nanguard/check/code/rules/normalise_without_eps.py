@@ -6,21 +6,20 @@ import re
 from typing import TYPE_CHECKING, ClassVar
 
 from nanguard.check.code.code_rule import CodeRule, bare, operand, replaced
-from nanguard.check.code.numbers import (
+from nanguard.check.code.value_questions import (
     can_be_zero,
     guarded_by,
-    is_about_training,
-    is_number,
-    is_table,
-)
-from nanguard.check.code.places import (
+    has_eps_outside,
     is_about_data,
+    is_about_training,
     is_called_to_train,
     is_evaluation,
+    is_number,
+    is_only_shown,
+    is_repaired_at_once,
+    is_table,
     is_used_only,
 )
-from nanguard.check.code.quotients import has_eps_outside
-from nanguard.check.code.uses import is_only_shown, is_repaired_at_once
 from nanguard.check.rule import Fails, Passes
 from nanguard.findings import Finding, Fix, Severity
 from nanguard.source import floors

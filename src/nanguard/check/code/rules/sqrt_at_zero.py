@@ -6,15 +6,17 @@ import ast
 from typing import TYPE_CHECKING, ClassVar
 
 from nanguard.check.code.code_rule import CodeRule, operand, replaced
-from nanguard.check.code.numbers import (
+from nanguard.check.code.value_questions import (
     can_be_zero,
+    carries_gradient,
     guarded_by,
     is_about_training,
+    is_beside_training,
     is_given,
     is_number,
+    is_of_time,
+    is_only_shown,
 )
-from nanguard.check.code.places import carries_gradient, is_beside_training, is_of_time
-from nanguard.check.code.uses import is_only_shown
 from nanguard.check.rule import Fails, Passes
 from nanguard.findings import Finding, Fix, Severity
 from nanguard.source import floors

@@ -5,12 +5,19 @@ from __future__ import annotations
 import ast
 from typing import TYPE_CHECKING, ClassVar
 
-from nanguard.check.code.cleaning import cleaned_gradients
 from nanguard.check.code.code_rule import CodeRule
-from nanguard.check.code.conditions import Conditions
-from nanguard.check.code.reach import after, leaves, marks_of, names_in, spans, within
-from nanguard.check.code.roles import label
-from nanguard.check.code.training import Training, is_step
+from nanguard.check.code.nan_checks import Conditions, cleaned_gradients
+from nanguard.check.code.training import (
+    Training,
+    after,
+    is_step,
+    label,
+    leaves,
+    marks_of,
+    names_in,
+    spans,
+    within,
+)
 from nanguard.check.rule import Fails, Passes
 from nanguard.findings import Finding, Fix, Severity
 

@@ -7,9 +7,17 @@ import re
 from typing import TYPE_CHECKING, ClassVar
 
 from nanguard.check.code.code_rule import CodeRule, bare, operand, replaced
-from nanguard.check.code.numbers import guarded_by, is_bounded, is_made_here, is_table
-from nanguard.check.code.places import carries_gradient, is_beside_training, is_of_time
-from nanguard.check.code.uses import is_only_shown, is_rounded
+from nanguard.check.code.value_questions import (
+    carries_gradient,
+    guarded_by,
+    is_beside_training,
+    is_bounded,
+    is_made_here,
+    is_of_time,
+    is_only_shown,
+    is_rounded,
+    is_table,
+)
 from nanguard.check.rule import Fails, Passes
 from nanguard.findings import Finding, Fix, Severity
 

@@ -6,10 +6,18 @@ import re
 from typing import TYPE_CHECKING, ClassVar
 
 from nanguard.check.code.code_rule import CodeRule, bare, operand, replaced
-from nanguard.check.code.numbers import can_be_zero, ends_as_number, guarded_by
-from nanguard.check.code.outputs import is_module_output, some_module_returns
-from nanguard.check.code.places import carries_gradient, is_beside_training, is_clipped, is_of_time
-from nanguard.check.code.uses import is_only_shown
+from nanguard.check.code.value_questions import (
+    can_be_zero,
+    carries_gradient,
+    ends_as_number,
+    guarded_by,
+    is_beside_training,
+    is_clipped,
+    is_module_output,
+    is_of_time,
+    is_only_shown,
+    some_module_returns,
+)
 from nanguard.check.rule import Fails, Passes
 from nanguard.findings import Finding, Fix, Severity
 from nanguard.source import floors

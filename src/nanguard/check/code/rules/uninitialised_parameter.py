@@ -7,8 +7,7 @@ import re
 from typing import TYPE_CHECKING, ClassVar
 
 from nanguard.check.code.code_rule import CodeRule, replaced
-from nanguard.check.code.filling import Filled, names_of
-from nanguard.check.code.training import is_test
+from nanguard.check.code.training import Training, is_test
 from nanguard.check.rule import Fails, Passes
 from nanguard.findings import Edit, Finding, Fix, Severity
 
@@ -152,3 +151,186 @@ def _edits(code: Code, value: Value) -> tuple[Edit, ...]:
     start, _ = code.span(node)
     random = replaced(code, node.func, code.segment(node.func)[:-5] + "randn")
     return (Edit(start, start, "0.02 * "), random)
+
+
+_FILLS = re.compile(r"init|fill|reset|xavier|kaiming|orthogonal|copy_|weight_attrs|trunc_normal")
+_KEEPS = re.compile(
+    r"^(requires_grad_|register_\w+|append|extend|print|add_param_group|info|debug|add_module|insert|clip_grad\w*)$"
+)
+_HOLDERS = frozenset({"ParameterList", "ParameterDict", "register_parameter", "Parameter"})
+_ALL = re.compile(r"^(parameters|named_parameters|state_dict|modules|named_modules|children)$")
+
+
+class Filled:
+    """What is filled in place, by the name of the attribute or the local name.
+
+    Attributes:
+        names: Names that something is written into, each with the class whose ``self`` has it.
+        parts: Texts such that parameters with them in their name are filled.
+        everything: Whether some loop fills all parameters there are.
+        classes: Classes of which all parameters are filled.
+    """
+
+    def __init__(self, code: Code) -> None:
+        self.code = code
+        self.names: set[tuple[int, str]] = set()
+        self.parts: set[str] = set()
+        self.everything = False
+        self.classes: set[int] = set()
+        for function in code.functions:
+            for event in function.events:
+                if isinstance(event.node, ast.Call):
+                    self._call(event.node, function.cls)
+                elif event.op in ("setitem", "setattr") and event.node is not None:
+                    self._written(event.node, function.cls)
+        for node in code.parents:
+            if isinstance(node, (ast.For, ast.comprehension)):
+                self._loop(node)
+        self._inherited()
+
+    def has(self, name: str, cls: Class | None) -> bool:
+        """Returns whether a parameter is filled somewhere."""
+        if self.everything or (0, name) in self.names or any(part in name for part in self.parts):
+            return True
+        if cls is None:
+            return False
+        heirs = [c for c in self.code.classes.values() if cls in c.line_of_descent()]
+        related = [*cls.line_of_descent(), *heirs]
+        return any(id(c) in self.classes or (id(c), name) in self.names for c in related)
+
+    def _add(self, node: ast.expr, cls: Class | None) -> None:
+        names = [*chain(node)]
+        if names[-1:] == ["self"] and cls is not None:
+            self.names.add((id(cls), names[-2] if len(names) > 1 else "self"))
+            names = [name for name in names[:-2] if name != "data"]
+        self.names |= {(0, name) for name in names}
+
+    def _call(self, node: ast.Call, cls: Class | None) -> None:
+        func = node.func
+        name = func.attr if isinstance(func, ast.Attribute) else getattr(func, "id", "")
+        alone = isinstance(self.code.parents.get(node), ast.Expr)
+        if _KEEPS.search(name) or not (name.endswith("_") or alone or _FILLS.search(name)):
+            return
+        if isinstance(func, ast.Attribute) and name.endswith("_"):
+            self._add(func.value, cls)
+        for argument in (*node.args, *(keyword.value for keyword in node.keywords)):
+            several = isinstance(argument, (ast.Tuple, ast.List))
+            for part in argument.elts if several else (argument,):  # type: ignore[attr-defined]
+                self._add(part, cls)
+
+    def _written(self, node: ast.AST, cls: Class | None) -> None:
+        if isinstance(node, ast.Attribute) and node.attr != "data":
+            return
+        inner = node.value if isinstance(node, (ast.Attribute, ast.Subscript)) else node
+        if isinstance(inner, ast.expr):
+            self._add(inner, cls)
+
+    def _loop(self, node: ast.For | ast.comprehension) -> None:
+        targets = {(0, n.id) for n in ast.walk(node.target) if isinstance(n, ast.Name)}
+        if not targets & self.names:
+            return
+        cls = self._class_around(node)
+        for inner in ast.walk(node.iter):
+            if isinstance(inner, ast.Attribute):
+                if _ALL.search(inner.attr) and isinstance(node, ast.For):
+                    of_self = isinstance(inner.value, ast.Name) and inner.value.id == "self"
+                    self._all(node, cls if of_self else None)
+                self._add(inner, cls)
+
+    def _class_around(self, node: ast.AST) -> Class | None:
+        for outer in self.code.ancestors(node):
+            if isinstance(outer, ast.ClassDef):
+                return self.code.classes.get(outer.name)
+        return None
+
+    def _all(self, node: ast.For, cls: Class | None) -> None:
+        """A loop over all parameters; tests of their names say which it fills."""
+        texts: set[str] = set()
+        for inner in node.body:
+            for test in ast.walk(inner):
+                if isinstance(test, ast.If):
+                    if test.orelse:
+                        texts.clear()
+                        break
+                    texts |= {
+                        n.value
+                        for n in ast.walk(test.test)
+                        if isinstance(n, ast.Constant) and isinstance(n.value, str)
+                    }
+        self.parts |= texts
+        if not texts and cls is not None:
+            self.classes.add(id(cls))
+        elif not texts:
+            self.everything = True
+
+    def _inherited(self) -> None:
+        """Methods of a base class elsewhere that fill what it knows by name."""
+        training = Training.of(self.code)
+        own = any("_init_weights" in cls.methods for cls in self.code.classes.values())
+        for name, calls in training.calls.items():
+            if not re.search(r"init|reset_param|load_state_dict", name) or name == "__init__":
+                continue
+            for call in calls:
+                node = call.node
+                func = node.func if isinstance(node, ast.Call) else None
+                receiver = func.value if isinstance(func, ast.Attribute) else None
+                of_self = isinstance(receiver, ast.Name) and receiver.id == "self" and not own
+                if of_self and call.scope is not None and call.scope.cls is not None:
+                    self.classes.add(id(call.scope.cls))
+        loads = [] if training.trains else training.called("load_state_dict")
+        if any(call.inputs and call.inputs[0].core.op == "new" for call in loads):
+            self.everything = True
+
+
+def chain(node: ast.expr) -> Iterator[str]:
+    """Yields the names by which an expression reaches a tensor, the last one first."""
+    while isinstance(node, (ast.Attribute, ast.Subscript, ast.Starred)):
+        if isinstance(node, ast.Attribute):
+            yield node.attr
+        node = node.value
+    if isinstance(node, ast.Name):
+        yield node.id
+
+
+def names_of(code: Code, value: Value) -> list[str]:
+    """Returns the names a parameter goes by; none if it goes where it cannot be followed."""
+    inner: ast.AST | None = value.node
+    while inner is not None:
+        outer = code.parents.get(inner)
+        if isinstance(outer, (ast.Assign, ast.AnnAssign)):
+            target = outer.targets[0] if isinstance(outer, ast.Assign) else outer.target
+            return _bound(code, value, target)
+        if isinstance(outer, ast.Tuple) and isinstance(code.parents.get(outer), ast.Assign):
+            target = code.parents[outer].targets[0]  # type: ignore[attr-defined]
+            if isinstance(target, ast.Tuple) and len(target.elts) == len(outer.elts):
+                return _bound(code, value, target.elts[outer.elts.index(inner)])  # type: ignore[arg-type]
+        if isinstance(outer, ast.Call):
+            last = outer.func.attr if isinstance(outer.func, ast.Attribute) else ""
+            if (last or getattr(outer.func, "id", "")) not in _HOLDERS:
+                return []
+            if last == "register_parameter" and isinstance(outer.args[0], ast.Constant):
+                return [str(outer.args[0].value)]
+        elif not isinstance(outer, (ast.expr, ast.comprehension)):
+            return []
+        inner = outer
+    return []
+
+
+def _bound(code: Code, value: Value, target: ast.expr) -> list[str]:
+    if isinstance(target, ast.Attribute):
+        return [target.attr]
+    if not isinstance(target, ast.Name):
+        return []
+    names = [target.id]
+    scope = value.scope.node if value.scope is not None else code.tree
+    for node in ast.walk(scope):
+        if not isinstance(node, ast.Name) or node.id != target.id or node is target:
+            continue
+        parent = code.parents.get(node)
+        if isinstance(parent, (ast.Return, ast.Tuple, ast.List, ast.Dict)):
+            return []
+        if isinstance(parent, ast.Assign) and isinstance(parent.targets[0], ast.Attribute):
+            names.append(parent.targets[0].attr)
+        if isinstance(parent, ast.Call) and isinstance(parent.args[0], ast.Constant):
+            names.append(str(parent.args[0].value))
+    return names

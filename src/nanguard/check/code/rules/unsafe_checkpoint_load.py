@@ -7,7 +7,7 @@ import re
 from typing import TYPE_CHECKING, ClassVar
 
 from nanguard.check.code.code_rule import CodeRule, replaced
-from nanguard.check.code.requirements import torch_floor
+from nanguard.check.code.project import torch_floor
 from nanguard.check.code.training import Training, is_test
 from nanguard.check.rule import Fails, Passes
 from nanguard.findings import Edit, Finding, Fix, Severity

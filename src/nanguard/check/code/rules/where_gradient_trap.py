@@ -6,7 +6,7 @@ import re
 from typing import TYPE_CHECKING, ClassVar
 
 from nanguard.check.code.code_rule import CodeRule
-from nanguard.check.code.numbers import can_be_zero, is_about_training, is_bounded, names_of
+from nanguard.check.code.value_questions import can_be_zero, is_about_training, is_bounded, names_of
 from nanguard.check.rule import Fails, Passes
 from nanguard.findings import Finding, Fix, Severity
 

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from nanguard.check.config.edits import set_to
-from nanguard.check.config.optimizers import kind_of
-from nanguard.check.config.rules.judging import ConfigRule, change
+from nanguard.check.config.config_rule import ConfigRule, change
+from nanguard.check.config.node import set_to
+from nanguard.check.config.run_config import kind_of
 from nanguard.check.rule import Fails, Passes
 from nanguard.findings import Severity, name_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from nanguard.check.config.run import Stage
+    from nanguard.check.config.run_config import Stage
     from nanguard.findings import Finding
 
 _ZERO_IN_FP16 = 2.0**-25  # rounds to 0; the smallest fp16 number is 2 ** -24

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from nanguard.check.config.edits import take_out
-from nanguard.check.config.rules.judging import ConfigRule
+from nanguard.check.config.config_rule import ConfigRule
+from nanguard.check.config.node import take_out
 from nanguard.check.rule import Fails, Passes
 from nanguard.findings import Fix, Severity
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from nanguard.check.config.run import Repeated, RunConfig, Stage
+    from nanguard.check.config.run_config import Repeated, RunConfig, Stage
     from nanguard.findings import Finding
 
 

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from nanguard.check.config.edits import set_to
-from nanguard.check.config.rules.judging import ConfigRule, change
+from nanguard.check.config.config_rule import ConfigRule, change
+from nanguard.check.config.node import set_to
 from nanguard.check.rule import Fails, Passes
 from nanguard.findings import Severity
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from nanguard.check.config.run import Stage
+    from nanguard.check.config.run_config import Stage
     from nanguard.findings import Finding
 
 

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from nanguard.check.config.edits import add_after, set_to
-from nanguard.check.config.optimizers import kind_of
-from nanguard.check.config.rules.judging import ConfigRule, change
+from nanguard.check.config.config_rule import ConfigRule, change
+from nanguard.check.config.node import add_after, set_to
+from nanguard.check.config.run_config import kind_of
 from nanguard.check.rule import Fails, Passes
 from nanguard.findings import Severity, name_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from nanguard.check.config.run import Stage
-    from nanguard.check.config.settings import Setting
+    from nanguard.check.config.run_config import Setting, Stage
     from nanguard.findings import Finding, Fix
 
 _WARMUPS = ("warmup_steps", "warmup_epochs", "warmup_ratio", "warmup")

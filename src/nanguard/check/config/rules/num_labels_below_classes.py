@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from nanguard.check.config.edits import set_to
-from nanguard.check.config.names import role
-from nanguard.check.config.rules.judging import ConfigRule, change
+from nanguard.check.config.config_rule import ConfigRule, change
+from nanguard.check.config.keys import role
+from nanguard.check.config.node import set_to
 from nanguard.check.rule import Fails, Passes
 from nanguard.findings import Severity
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from nanguard.check.config.run import RunConfig, Stage
-    from nanguard.check.config.settings import Setting
+    from nanguard.check.config.run_config import RunConfig, Setting, Stage
     from nanguard.findings import Finding
 
 

@@ -5,18 +5,18 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from nanguard.check.config.rules.judging import ConfigRule, change
-from nanguard.check.config.settings import reads_as_text
+from nanguard.check.config.config_rule import ConfigRule, change
+from nanguard.check.config.run_config import reads_as_text
 from nanguard.check.rule import Fails, Passes
 from nanguard.findings import Edit, Severity
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from nanguard.check.config.leaves import Leaf
+    from nanguard.check.config.document import Leaf
+    from nanguard.check.config.key_usage import Usage
     from nanguard.check.config.node import Node
-    from nanguard.check.config.run import RunConfig, Stage
-    from nanguard.check.config.usage import Usage
+    from nanguard.check.config.run_config import RunConfig, Stage
     from nanguard.findings import Finding
 
 _NAMES = (

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import math
+import re
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from nanguard.check.config.edits import set_member, set_to
-from nanguard.check.config.rules.judging import ConfigRule, change
-from nanguard.check.config.rules.ranges import Range, range_of
+from nanguard.check.config.config_rule import ConfigRule, change
+from nanguard.check.config.keys import role
+from nanguard.check.config.node import set_member, set_to
 from nanguard.check.rule import Fails, Passes
 from nanguard.findings import Severity, name_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
-    from nanguard.check.config.run import Stage
-    from nanguard.check.config.settings import Setting
+    from nanguard.check.config.run_config import Setting, Stage
     from nanguard.findings import Finding
 
 
@@ -83,3 +84,115 @@ def _title(found: Range, value: float) -> str:
     right = found.right(value)
     shown = right if isinstance(right, int) or not math.isfinite(right) else name_of(right)
     return f"set it to {shown}"
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """The values that a setting can have.
+
+    Attributes:
+        holds: Whether a value is one of them; false for NaN.
+        why: What the values are, and what the others do.
+        right: A value to take instead of a wrong one.
+    """
+
+    holds: Callable[[float], bool]
+    why: str
+    right: Callable[[float], float]
+
+
+def _always(value: float) -> Callable[[float], float]:
+    return lambda _: value
+
+
+def _fraction(why: str, right: float, *, most: bool = False) -> Range:
+    holds = (lambda x: 0 <= x <= 1) if most else (lambda x: 0 <= x < 1)
+    return Range(holds, why, _always(right))
+
+
+def _positive(value: float) -> float:
+    return abs(value) if math.isfinite(value) and value else 1e-4
+
+
+_RATE = Range(
+    lambda x: 0 <= x < math.inf,
+    "a learning rate cannot be negative or infinite: the update would climb the loss",
+    _positive,
+)
+_RANGES: dict[str, Range] = {
+    **dict.fromkeys(("lr", "other_lr", "min_lr", "warmup_start_lr"), _RATE),
+    "betas": _fraction("betas lie in [0, 1): 1 divides by zero at the first step", 0.9),
+    "beta1": _fraction("a beta lies in [0, 1): 1 divides by zero at the first step", 0.9),
+    "beta2": _fraction("a beta lies in [0, 1): 1 divides by zero at the first step", 0.999),
+    "momentum": _fraction("momentum lies in [0, 1): at 1 nothing is ever forgotten", 0.9),
+    "dropout": _fraction("a dropout rate lies in [0, 1): 1 leaves nothing to train on", 0.1),
+    "label_smoothing": _fraction("label smoothing lies in [0, 1)", 0.1),
+    "warmup_ratio": _fraction("it is a share of the run, from 0 to 1", 0.03, most=True),
+    "ema_decay": _fraction("the decay of an average lies in [0, 1]", 0.999, most=True),
+    "eps": Range(
+        lambda x: 0 < x < math.inf,
+        "eps has to be above 0: it keeps 0 / 0 out of every update",
+        lambda x: abs(x) if math.isfinite(x) and x else 1e-8,
+    ),
+    "weight_decay": Range(
+        lambda x: 0 <= x < math.inf,
+        "weight decay below 0 makes the weights grow without bound",
+        lambda x: abs(x) if math.isfinite(x) else 0.01,
+    ),
+    "clip_norm": Range(
+        lambda x: x >= 0 or x == -1,
+        "a negative norm turns every gradient round",
+        lambda x: abs(x) if x == x else 1.0,
+    ),
+    "num_labels": Range(lambda x: x >= 1 or x == -1, "there is at least one class", _always(2)),
+    **dict.fromkeys(
+        ("batch_size", "micro_batch_size", "global_batch_size"),
+        Range(
+            lambda x: x >= 1 or x == -1 or 0 < x < 1,
+            "a batch holds at least one sample",
+            lambda x: int(abs(x)) or 1,
+        ),
+    ),
+    "accumulation": Range(
+        lambda x: x >= 1 or x == -1,
+        "at least one batch makes a step; the loss is divided by this number",
+        lambda x: int(abs(x)) or 1,
+    ),
+    **dict.fromkeys(
+        ("warmup_steps", "warmup_epochs", "max_steps", "max_epochs"),
+        Range(lambda x: x >= 0 or x == -1, "a run has no negative length", lambda x: int(abs(x))),
+    ),
+}
+_DECAY = Range(
+    lambda x: 0 < x <= 1,
+    "the factor of a schedule lies in (0, 1]: above 1 the learning rate grows without bound",
+    _always(0.1),
+)
+_DISCOUNT = _fraction(
+    "a discount lies in [0, 1]: above 1 returns grow without bound", 0.99, most=True
+)
+_TEMPERATURE = Range(
+    lambda x: x > 0, "a temperature is above 0: logits are divided by it", _always(0.07)
+)
+_WHOLE = re.compile(r"cond|guidance|modality|layer|token|word|path_type")
+
+
+def range_of(setting: Setting, stage: Stage) -> Range | None:
+    """Returns the values that a setting can have; None if nothing is known about them."""
+    where = role(setting.sections)
+    name = setting.name
+    if name == "gamma":
+        if where == "scheduler":
+            return _DECAY
+        return _DISCOUNT if where is None and "reinforcement" in stage.traits else None
+    if name == "temperature":
+        return _TEMPERATURE if where == "loss" else None
+    if name == "accumulation" and setting.node.kind == "sequence":
+        return None  # the steps at which it changes
+    if name == "momentum" and where in ("model", "norm"):
+        return None
+    if name == "eps" and stage.precision.half == "fp16" and setting.number == 0:
+        return None  # the rule about eps in half precision says more
+    if name == "dropout" and _WHOLE.search(setting.key.lower()):
+        return _fraction("a probability lies in [0, 1]", 0.1, most=True)
+    return _RANGES.get(name)

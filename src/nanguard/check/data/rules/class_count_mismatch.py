@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from nanguard.check.data.labels import whole_number
-from nanguard.check.data.rules.judging import DataRule, classes_of, each_group
+from nanguard.check.data.columns import whole_number
+from nanguard.check.data.data_rule import DataRule, classes_of, each_group
 from nanguard.check.rule import Fails, Passes
 from nanguard.findings import Fix, Severity
 

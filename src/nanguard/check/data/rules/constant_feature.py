@@ -5,16 +5,16 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from nanguard.check.data.roles import is_aside
-from nanguard.check.data.rules.judging import DataRule, features_of, shown
+from nanguard.check.data.columns import is_aside
+from nanguard.check.data.data_rule import DataRule, features_of, shown
 from nanguard.check.rule import Fails, Passes
 from nanguard.findings import Fix, Severity
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from nanguard.check.data.columns import Numbers
     from nanguard.check.data.dataset import DataFile, DataSet
-    from nanguard.check.data.numbers import Numbers
     from nanguard.findings import Finding
 
 _MIN_ROWS = 10

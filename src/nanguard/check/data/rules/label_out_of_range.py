@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from nanguard.check.data.labels import whole_number
-from nanguard.check.data.places import merged
-from nanguard.check.data.rules.judging import DataRule, each_group, named, records, values_told
+from nanguard.check.data.columns import merged, whole_number
+from nanguard.check.data.data_rule import DataRule, each_group, named, records, values_told
 from nanguard.check.rule import Fails, Passes
 from nanguard.findings import Fix, Severity
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from nanguard.check.data.rules.judging import DataRule, records
+from nanguard.check.data.data_rule import DataRule, records
 from nanguard.check.rule import Fails, Passes
 from nanguard.findings import Fix, Severity
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from nanguard.check.data.labels import whole_number
-from nanguard.check.data.places import merged
-from nanguard.check.data.rules.judging import (
+from nanguard.check.data.columns import merged, whole_number
+from nanguard.check.data.data_rule import (
     DataRule,
     each_group,
     look_like_classes,
@@ -20,8 +19,8 @@ from nanguard.findings import Fix, Severity
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from nanguard.check.data.columns import Label, Labels
     from nanguard.check.data.dataset import DataSet
-    from nanguard.check.data.labels import Label, Labels
     from nanguard.findings import Finding
 
 

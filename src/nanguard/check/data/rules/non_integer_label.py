@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from nanguard.check.data.labels import Label, Labels, whole_number
-from nanguard.check.data.places import merged
-from nanguard.check.data.rules.judging import (
+from nanguard.check.data.columns import Label, Labels, merged, whole_number
+from nanguard.check.data.data_rule import (
     DataRule,
     are_measured,
     classes_of,

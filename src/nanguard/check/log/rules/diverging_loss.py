@@ -4,9 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from nanguard.check.log.rules.before import moved_before
-from nanguard.check.log.rules.drifting import drift_of, explosion_of
-from nanguard.check.log.rules.judging import LogRule, is_game, main_losses, place, training_losses
+from nanguard.check.log.log_rule import (
+    LogRule,
+    is_game,
+    main_losses,
+    moved_before,
+    place,
+    training_losses,
+)
+from nanguard.check.log.loss_judge import drift_of, explosion_of
 from nanguard.check.rule import Fails, Passes
 from nanguard.findings import Severity
 

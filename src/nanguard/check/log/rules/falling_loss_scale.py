@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
+from itertools import groupby
 from typing import TYPE_CHECKING
 
-from nanguard.check.log.names import Role
-from nanguard.check.log.rules.judging import LogRule, place
-from nanguard.check.log.rules.scaling import scale_of
+from nanguard.check.log.log_rule import LogRule, main_losses, place, runs_of
+from nanguard.check.log.quantities import Role
 from nanguard.check.rule import Fails, Passes
-from nanguard.findings import Severity
+from nanguard.findings import Severity, name_of
+from nanguard.signals.drift import ScaleWatch
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from nanguard.check.log.series import Log
+    from nanguard.check.log.series import Log, MetricSeries, Point
     from nanguard.findings import Finding
 
 
@@ -67,3 +69,86 @@ class FallingLossScale(LogRule):
                     step=note.step,
                 )
                 return
+
+
+# How far a scale may fall in many small falls with no growth between them.
+_FAR = 1024.0
+# A scale of 1 scales nothing: a scaler that fell to it from here has found no level.
+_ONCE = 256.0
+_SETTLED = 20
+# How many times as many lines of loss make a scale one that is written now and then.
+_OFTEN = 2
+
+
+def scale_of(series: MetricSeries, log: Log | None = None) -> tuple[Point, str] | None:
+    """Returns where a loss scale was seen to keep falling, and what is said about it.
+
+    Args:
+        series: The scales.
+        log: The log they stand in; the lines of its loss tell how long a scale held that is only
+            written down when it falls.
+    """
+    beside = _beside(series, log)
+    for run in runs_of(series):
+        calm = _calm(beside or series, range(len(beside)) if beside else run)
+        watches = (ScaleWatch(calm=calm), ScaleWatch(calm=calm, factor=_FAR, patient=True))
+        highest, before, same = 0.0, 0.0, 0
+        for index in _held(series, run, beside) if beside else _moving(series, run, calm + 2):
+            scale = series.values[index]
+            same, before = (same + 1 if scale == before else 0), scale
+            if same > calm:
+                continue  # it is settled, and one more entry tells the watches nothing
+            for watch in watches:
+                message = watch.accept(scale)
+                if message:
+                    return series[index], message
+            if 0.0 < scale <= 1.0 and highest >= _ONCE:
+                return series[index], (
+                    f"the loss scale fell from {name_of(highest)} to {name_of(scale)}: "
+                    "gradients overflow at any scale"
+                )
+            highest = max(highest, scale) if scale == scale else highest
+    return None
+
+
+def _beside(series: MetricSeries, log: Log | None) -> MetricSeries | None:
+    """Returns the loss that is written more often than the scale; None if there is none."""
+    if log is None or len(series.lines) != len(series):
+        return None
+    longer = [
+        loss
+        for loss in main_losses(log)
+        if len(loss) > _OFTEN * len(series)
+        and len(loss.lines) == len(loss)
+        and loss.rank in (None, series.rank)
+    ]
+    return max(longer, key=len, default=None)
+
+
+def _moving(series: MetricSeries, run: range, most: int) -> Iterator[int]:
+    """Yields the first entries of each stretch in which the scale stays the same."""
+    at = run.start
+    for _, stretch in groupby(series.values[run.start : run.stop]):
+        count = sum(1 for _ in stretch)
+        yield from range(at, at + min(count, most))
+        at += count
+
+
+def _held(series: MetricSeries, run: range, beside: MetricSeries) -> Iterator[int]:
+    """Yields which scale held on each line of the log, that before its first fall included."""
+    lines = beside.lines
+    at = bisect_right(lines, series.lines[run.start]) if run.start else 0
+    for index in run:
+        while at < len(lines) and lines[at] <= series.lines[index]:
+            if lines[at] < series.lines[index]:
+                yield max(run.start, index - 1)
+            at += 1
+        yield index
+
+
+def _calm(series: MetricSeries, run: range) -> int:
+    """Returns how many entries make the scaler's settled steps, where not every step is logged."""
+    if len(series.steps) != len(series) or len(run) < 2:
+        return _SETTLED
+    stride = max(1, (series.steps[run[-1]] - series.steps[run[0]]) // (len(run) - 1))
+    return max(3, _SETTLED // stride)

@@ -6,9 +6,8 @@ import math
 from statistics import median
 from typing import TYPE_CHECKING
 
-from nanguard.check.log.rules.before import moved_before
-from nanguard.check.log.rules.judging import LogRule, main_norms, place
-from nanguard.check.log.rules.watching import spikes_of
+from nanguard.check.log.log_rule import LogRule, main_norms, moved_before, place
+from nanguard.check.log.loss_judge import spikes_of
 from nanguard.check.rule import Fails, Passes
 from nanguard.findings import Severity, name_of
 

@@ -5,10 +5,17 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from nanguard.check.log.names import Role
-from nanguard.check.log.rules.before import history_of
-from nanguard.check.log.rules.judging import LogRule, last_at, main_losses, place, same_row
-from nanguard.check.log.rules.missing import first_bad_loss, first_bad_norm
+from nanguard.check.log.log_rule import (
+    LogRule,
+    first_bad_loss,
+    first_bad_norm,
+    history_of,
+    last_at,
+    main_losses,
+    place,
+    same_row,
+)
+from nanguard.check.log.quantities import Role
 from nanguard.check.rule import Fails, Passes
 from nanguard.findings import Severity, name_of
 

@@ -4,25 +4,24 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from nanguard.check.log.rules.before import moved_before
-from nanguard.check.log.rules.drifting import drift_of, explosion_of
-from nanguard.check.log.rules.judging import (
+from nanguard.check.log.log_rule import (
     LogRule,
+    first_bad_norm,
     is_game,
     main_losses,
     main_norms,
+    moved_before,
     place,
     same_row,
 )
-from nanguard.check.log.rules.missing import first_bad_norm
-from nanguard.check.log.rules.watching import spikes_of
+from nanguard.check.log.loss_judge import drift_of, explosion_of, spikes_of
 from nanguard.check.rule import Fails, Passes
 from nanguard.findings import Severity, name_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from nanguard.check.log.rules.watching import Spike
+    from nanguard.check.log.loss_judge import Spike
     from nanguard.check.log.series import Log, MetricSeries
     from nanguard.findings import Finding
 

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from nanguard.check.log.names import Role
-from nanguard.check.log.rules.before import history_of
-from nanguard.check.log.rules.judging import LogRule, place
-from nanguard.check.log.rules.missing import first_bad_norm
+from nanguard.check.log.log_rule import LogRule, first_bad_norm, history_of, place
+from nanguard.check.log.quantities import Role
 from nanguard.check.rule import Fails, Passes
 from nanguard.findings import Severity, name_of
 

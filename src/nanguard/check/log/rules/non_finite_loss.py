@@ -5,10 +5,8 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from nanguard.check.log.names import Role
-from nanguard.check.log.rules.before import history_of
-from nanguard.check.log.rules.judging import LogRule, place, same_row
-from nanguard.check.log.rules.missing import first_bad_loss
+from nanguard.check.log.log_rule import LogRule, first_bad_loss, history_of, place, same_row
+from nanguard.check.log.quantities import Role
 from nanguard.check.rule import Fails, Passes
 from nanguard.findings import Severity, name_of
 

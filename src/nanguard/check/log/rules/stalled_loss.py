@@ -6,8 +6,14 @@ import math
 from statistics import fmean, median, pstdev
 from typing import TYPE_CHECKING
 
-from nanguard.check.log.rules.judging import LogRule, is_game, main_losses, main_norms, place
-from nanguard.check.log.rules.missing import first_bad_norm
+from nanguard.check.log.log_rule import (
+    LogRule,
+    first_bad_norm,
+    is_game,
+    main_losses,
+    main_norms,
+    place,
+)
 from nanguard.check.rule import Fails, Passes
 from nanguard.findings import Severity, name_of
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from nanguard.check.log.names import Role
-from nanguard.check.log.rules.judging import LogRule, place, same_row, told
-from nanguard.check.log.rules.missing import first_bad_loss
+from nanguard.check.log.log_rule import LogRule, first_bad_loss, place, same_row, told
+from nanguard.check.log.quantities import Role
 from nanguard.check.rule import Fails, Passes
 from nanguard.findings import Severity, name_of
 

@@ -11,7 +11,7 @@ from nanguard.view.report.html.markup import Html, diff, el, listing, step_words
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from nanguard.view.runs.model import Run
+    from nanguard.view.runs.run_model import Run
 
 _MOST = 300
 _RANKS = {"error": 0, "warning": 1, "info": 2}

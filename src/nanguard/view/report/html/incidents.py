@@ -20,7 +20,7 @@ from nanguard.view.report.html.path_picture import path_picture
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from nanguard.view.runs.model import Run
+    from nanguard.view.runs.run_model import Run
 
 _MOST = 60
 _COLUMNS = ("shape", "dtype", "min", "max", "zeros", "nonfinite", "nan", "inf", "-inf")

@@ -11,14 +11,14 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from nanguard.view.runs.model import Axis, EventKind, Panel
-from nanguard.view.runs.thinning import restarts_of, thin
+from nanguard.view.runs.curves import restarts_of, thin
+from nanguard.view.runs.run_model import Axis, EventKind, Panel
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from nanguard.view.runs.model import Curve, Event, Run
-    from nanguard.view.runs.thinning import Thinned
+    from nanguard.view.runs.curves import Thinned
+    from nanguard.view.runs.run_model import Curve, Event, Run
 
 SCHEMA = "nanguard.page/1"
 # Bytes of numbers in a page, before they are packed; packing saves a quarter, base64 costs a third.

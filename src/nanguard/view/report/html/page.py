@@ -19,7 +19,7 @@ from nanguard.view.report.verdict import verdict_of
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from nanguard.view.runs.model import Event, Run
+    from nanguard.view.runs.run_model import Event, Run
 
 
 # Joined in this order into one script.

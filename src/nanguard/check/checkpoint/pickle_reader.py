@@ -1,0 +1,492 @@
+"""An inert reader of pickles: opcodes become plain values, and nothing in the file is run.
+
+Costs are bounded by the file's own size: every opcode does a constant amount of work, keys are not
+hashed, nothing recurses, long strings stay in the file.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from nanguard.check.checkpoint.byte_ranges import (
+    Blob,
+    DamagedError,
+    TooLargeError,
+    UnreadableError,
+    read,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Global:
+    """The name of a class or function that loading the pickle would look up."""
+
+    module: str
+    name: str
+
+    @property
+    def full(self) -> str:
+        """The name with its module."""
+        return f"{self.module}.{self.name}"
+
+
+@dataclass(slots=True, eq=False)
+class Table:
+    """A dictionary as its pairs; keys are never hashed, since a file chooses them."""
+
+    pairs: list[tuple[object, object]] = field(default_factory=list)
+
+    def get(self, key: str) -> object:
+        """Returns the last value of a key; None where there is none."""
+        for name, value in reversed(self.pairs):
+            if name == key:
+                return value
+        return None
+
+
+@dataclass(slots=True, eq=False)
+class Call:
+    """What loading would make by calling something.
+
+    Attributes:
+        function: What would be called.
+        args: With what.
+        state: What the result would be given afterwards.
+        items: What would be appended to it, if anything.
+        pairs: What would be set in it, if anything.
+    """
+
+    function: object
+    args: object
+    state: object = None
+    items: list[object] | None = None
+    pairs: list[tuple[object, object]] | None = None
+
+    @property
+    def full(self) -> str:
+        """The full name of what would be called; empty where that is not a name."""
+        return self.function.full if isinstance(self.function, Global) else ""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Persistent:
+    """Something outside the pickle that it refers to: the storage of a tensor."""
+
+    key: object
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Span:
+    """Bytes or text too long to keep: where they are in the file.
+
+    Attributes:
+        offset: Where they begin.
+        size: How many bytes.
+    """
+
+    offset: int
+    size: int
+
+
+WINDOW = 1 << 18
+MAX_STEPS = 4_000_000
+# Of lists, dictionaries, calls and remembered values together: what takes memory.
+MAX_MADE = 2_000_000
+LONGEST_TEXT = 1 << 24
+MAX_TEXT = 1 << 26
+MAX_NAMES = 20_000
+MAX_LINE = 1 << 16
+MAX_MEMO = 1 << 32
+
+# Names that Python 2 wrote.
+_MODULES = {"__builtin__": "builtins", "copy_reg": "copyreg", "cPickle": "pickle"}
+
+
+@dataclass(slots=True)
+class Pickled:
+    """What a pickle holds.
+
+    Attributes:
+        value: The object, inert.
+        end: The offset behind it.
+        names: Every class and function that loading would look up, in order.
+        outside: Every reference to something outside the pickle.
+    """
+
+    value: object
+    end: int
+    names: dict[str, Global] = field(default_factory=dict)
+    outside: list[Persistent] = field(default_factory=list)
+
+
+def read_pickle(blob: Blob, start: int = 0) -> Pickled:
+    """Reads one pickle.
+
+    Args:
+        blob: Where it is.
+        start: The offset at which it begins.
+
+    Raises:
+        DamagedError: It ends early, or is none.
+        TooLargeError: It has more parts than is sensible.
+    """
+    return Reader(blob, start).run()
+
+
+class Reader:
+    """The state of reading one pickle."""
+
+    def __init__(self, blob: Blob, start: int) -> None:
+        self.blob = blob
+        self.window = b""
+        self.window_at = start
+        self.at = start
+        self.stack: list[object] = []
+        self.marks: list[list[object]] = []
+        self.memo: dict[int, object] = {}
+        self.names: dict[str, Global] = {}
+        self.outside: list[Persistent] = []
+        self.text = 0
+        self.made = 0
+
+    def run(self) -> Pickled:
+        """Follows the opcodes up to the end."""
+        try:
+            return self._follow()
+        except UnreadableError as error:
+            error.names = self.names
+            raise
+        except (KeyError, IndexError, ValueError, struct.error, OverflowError) as error:
+            found = DamagedError(f"the pickle makes no sense at byte {self.at}")
+            found.names = self.names
+            raise found from error
+
+    def _follow(self) -> Pickled:
+        for _ in range(MAX_STEPS):
+            code = self.take(1)
+            if code == b".":
+                return Pickled(self.stack.pop(), self.at, self.names, self.outside)
+            OPCODES[code](self)
+        raise TooLargeError(f"the pickle has more than {MAX_STEPS:,} parts")
+
+    def take(self, size: int) -> bytes:
+        """Returns the next bytes."""
+        begin = self.at - self.window_at
+        if begin + size > len(self.window):
+            self.window = read(self.blob, self.at, max(WINDOW, size))
+            self.window_at, begin = self.at, 0
+            if len(self.window) < size:
+                raise DamagedError(f"the pickle ends at byte {self.at + len(self.window)}")
+        self.at += size
+        return self.window[begin : begin + size]
+
+    def line(self) -> str:
+        """Returns the rest of a line, as the oldest protocol has them."""
+        begin = self.at - self.window_at
+        end = self.window.find(b"\n", begin)
+        if end < 0:
+            self.window, self.window_at, begin = read(self.blob, self.at, MAX_LINE), self.at, 0
+            end = self.window.find(b"\n")
+            if end < 0:
+                raise DamagedError(f"a line of the pickle has no end at byte {self.at}")
+        self.at += end - begin + 1
+        return self.window[begin:end].decode("utf-8", "replace")
+
+    def unsigned(self, size: int) -> int:
+        """Returns the next bytes as a number."""
+        return int.from_bytes(self.take(size), "little")
+
+    def skipped(self, size: int, longest: int) -> bytes | Span:
+        """Returns bytes, or where they are if there are many."""
+        if size > self.blob.size - self.at:
+            raise DamagedError(f"the pickle is cut off: {size:,} bytes at byte {self.at}")
+        if size <= longest:
+            return self.take(size)
+        span = Span(self.at, size)
+        self.at += size
+        return span
+
+    def push_text(self, size: int) -> None:
+        """Puts a string on the stack."""
+        found = self.skipped(size, LONGEST_TEXT)
+        self.text += 0 if isinstance(found, Span) else size
+        if self.text > MAX_TEXT:
+            raise TooLargeError("the pickle holds more text than a checkpoint has any need for")
+        self.push(found if isinstance(found, Span) else found.decode("utf-8", "surrogatepass"))
+
+    def push(self, value: object) -> None:
+        """Puts a value on the stack."""
+        self.stack.append(value)
+
+    def push_new(self, value: object) -> None:
+        """Puts a value on the stack that takes memory of its own."""
+        self.count()
+        self.stack.append(value)
+
+    def count(self) -> None:
+        """Notes that something was made that takes memory."""
+        self.made += 1
+        if self.made > MAX_MADE:
+            raise TooLargeError(f"the pickle holds more than {MAX_MADE:,} objects")
+
+    def refer(self, key: object) -> None:
+        """Puts a reference to something outside the pickle on the stack."""
+        kind = key[0] if isinstance(key, tuple) and key else key
+        # Torch refers to storages, by a number in files of old, and to the source of modules.
+        if kind not in ("storage", "module", b"storage", b"module") and not isinstance(key, int):
+            raise DamagedError(f"the pickle refers to {str(kind)[:40]!r}, which nobody knows")
+        self.outside.append(Persistent(key))
+        self.push(self.outside[-1])
+
+    def marked(self) -> list[object]:
+        """Returns what was put on the stack since the last mark."""
+        items, self.stack = self.stack, self.marks.pop()
+        return items
+
+    def remember(self, index: int) -> None:
+        """Keeps the topmost value for later."""
+        if not 0 <= index < MAX_MEMO:
+            raise DamagedError(f"the pickle makes no sense at byte {self.at}")
+        self.count()
+        self.memo[index] = self.stack[-1]
+
+    def look_up(self, module: object, name: object) -> Global:
+        """Returns the name of a class or function, and notes that it was asked for."""
+        if len(self.names) > MAX_NAMES:
+            raise TooLargeError(f"the pickle asks for more than {MAX_NAMES:,} classes")
+        where, what = str(module)[:300], str(name)[:300]
+        made = Global(_MODULES.get(where, where), what)
+        return self.names.setdefault(made.full, made)
+
+
+# Bytes longer than this stay in the file.
+LONGEST_BYTES = 1 << 10
+
+
+def _skip(r: Reader, size: int) -> None:
+    r.take(size)
+
+
+def _pop_marked(r: Reader) -> None:
+    r.marked()
+
+
+def _mark(r: Reader) -> None:
+    r.count()
+    r.marks.append(r.stack)
+    r.stack = []
+
+
+def _pop(r: Reader) -> None:
+    if r.stack:
+        r.stack.pop()
+    else:
+        r.marked()
+
+
+def _extend(r: Reader, items: list[object]) -> None:
+    target = r.stack[-1]
+    if isinstance(target, list):
+        target.extend(items)
+    elif isinstance(target, Call):
+        target.items = target.items or []
+        target.items.extend(items)
+    else:
+        raise _senseless(r)
+
+
+def _set(r: Reader, items: list[object]) -> None:
+    target = r.stack[-1]
+    if not isinstance(target, (Table, Call)):
+        raise _senseless(r)
+    target.pairs = target.pairs or []
+    target.pairs.extend(_pairs(r, items))
+
+
+def _pairs(r: Reader, items: list[object]) -> list[tuple[object, object]]:
+    """Returns keys with their values; no dictionary has half a pair, or a list for a key."""
+    if len(items) % 2 or any(isinstance(key, (list, Table)) for key in items[::2]):
+        raise _senseless(r)
+    return list(zip(items[::2], items[1::2], strict=True))
+
+
+def _senseless(r: Reader) -> DamagedError:
+    """Returns the error for what every reader of pickles fails on."""
+    return DamagedError(f"the pickle makes no sense at byte {r.at}")
+
+
+def _set_one(r: Reader) -> None:
+    value = r.stack.pop()
+    _set(r, [r.stack.pop(), value])
+
+
+def _build(r: Reader) -> None:
+    state, target = r.stack.pop(), r.stack[-1]
+    if isinstance(target, Call):
+        target.state = state
+    elif not isinstance(target, Global):
+        raise _senseless(r)
+
+
+def _call(r: Reader, function: object, args: object) -> None:
+    if not isinstance(function, (Global, Call)) or not isinstance(args, (tuple, Call)):
+        raise _senseless(r)
+    # The class of a storage stands for the type of its numbers, and is never called.
+    if function.full.startswith("torch.") and function.full.endswith("Storage"):
+        raise _senseless(r)
+    r.push_new(Call(function, args))
+
+
+def _reduce(r: Reader) -> None:
+    args = r.stack.pop()
+    _call(r, r.stack.pop(), args)
+
+
+def _new_with_names(r: Reader) -> None:
+    named, args = r.stack.pop(), r.stack.pop()
+    _call(r, r.stack.pop(), (args, named))
+
+
+def _instance(r: Reader) -> None:
+    module, name = r.line(), r.line()
+    _call(r, r.look_up(module, name), tuple(r.marked()))
+
+
+def _object(r: Reader) -> None:
+    items = r.marked()
+    _call(r, items[0], tuple(items[1:]))
+
+
+def _global(r: Reader) -> None:
+    module = r.line()
+    r.push(r.look_up(module, r.line()))
+
+
+def _stack_global(r: Reader) -> None:
+    name = r.stack.pop()
+    r.push(r.look_up(r.stack.pop(), name))
+
+
+def _table(r: Reader) -> None:
+    r.push_new(Table(_pairs(r, r.marked())))
+
+
+def _tuple_of(r: Reader, size: int) -> None:
+    if len(r.stack) < size:
+        raise _senseless(r)
+    items = tuple(r.stack[-size:])
+    del r.stack[-size:]
+    r.push_new(items)
+
+
+def _integer_line(r: Reader) -> None:
+    text = r.line().rstrip("L")
+    r.push({"00": False, "01": True}[text] if text in ("00", "01") else int(text))
+
+
+def _quoted_line(r: Reader) -> None:
+    r.push(r.line().strip("'\""))
+
+
+def _long(r: Reader, size: int) -> None:
+    data = r.skipped(size, LONGEST_BYTES)
+    r.push(data if isinstance(data, Span) else int.from_bytes(data, "little", signed=True))
+
+
+def _signed(r: Reader) -> None:
+    r.push(int.from_bytes(r.take(4), "little", signed=True))
+
+
+def _double(r: Reader) -> None:
+    r.push(struct.unpack(">d", r.take(8))[0])
+
+
+def _extension(r: Reader, size: int) -> None:
+    r.push(r.look_up("copyreg", f"extension {r.unsigned(size)}"))
+
+
+def _bytes_of(width: int) -> Callable[[Reader], None]:
+    return lambda r: r.push(r.skipped(r.unsigned(width), LONGEST_BYTES))
+
+
+def _text_of(width: int) -> Callable[[Reader], None]:
+    return lambda r: r.push_text(r.unsigned(width))
+
+
+def _constant(value: object) -> Callable[[Reader], None]:
+    return lambda r: r.push(value)
+
+
+OPCODES: dict[bytes, Callable[[Reader], None]] = {
+    b"\x80": lambda r: _skip(r, 1),
+    b"\x95": lambda r: _skip(r, 8),
+    b"(": _mark,
+    b"0": _pop,
+    b"1": _pop_marked,
+    b"N": _constant(None),
+    b"\x88": _constant(value=True),
+    b"\x89": _constant(value=False),
+    b"I": _integer_line,
+    b"L": _integer_line,
+    b"J": _signed,
+    b"K": lambda r: r.push(r.unsigned(1)),
+    b"M": lambda r: r.push(r.unsigned(2)),
+    b"\x8a": lambda r: _long(r, r.unsigned(1)),
+    b"\x8b": lambda r: _long(r, r.unsigned(4)),
+    b"F": lambda r: r.push(float(r.line())),
+    b"G": _double,
+    b"S": _quoted_line,
+    b"V": lambda r: r.push(r.line()),
+    b"T": _bytes_of(4),
+    b"U": _bytes_of(1),
+    b"B": _bytes_of(4),
+    b"C": _bytes_of(1),
+    b"\x8e": _bytes_of(8),
+    b"\x96": _bytes_of(8),
+    b"X": _text_of(4),
+    b"\x8c": _text_of(1),
+    b"\x8d": _text_of(8),
+    b"\x97": _constant(None),
+    b"\x98": lambda r: None,
+    b"]": lambda r: r.push_new([]),
+    b"}": lambda r: r.push_new(Table()),
+    b")": _constant(()),
+    b"\x8f": lambda r: r.push_new([]),
+    b"l": lambda r: r.push_new(r.marked()),
+    b"t": lambda r: r.push_new(tuple(r.marked())),
+    b"\x91": lambda r: r.push_new(r.marked()),
+    b"d": _table,
+    b"\x85": lambda r: _tuple_of(r, 1),
+    b"\x86": lambda r: _tuple_of(r, 2),
+    b"\x87": lambda r: _tuple_of(r, 3),
+    b"a": lambda r: _extend(r, [r.stack.pop()]),
+    b"e": lambda r: _extend(r, r.marked()),
+    b"\x90": lambda r: _extend(r, r.marked()),
+    b"s": _set_one,
+    b"u": lambda r: _set(r, r.marked()),
+    b"c": _global,
+    b"\x93": _stack_global,
+    b"R": _reduce,
+    b"\x81": _reduce,
+    b"\x92": _new_with_names,
+    b"i": _instance,
+    b"o": _object,
+    b"b": _build,
+    b"p": lambda r: r.remember(int(r.line())),
+    b"q": lambda r: r.remember(r.unsigned(1)),
+    b"r": lambda r: r.remember(r.unsigned(4)),
+    b"\x94": lambda r: r.remember(len(r.memo)),
+    b"g": lambda r: r.push(r.memo[int(r.line())]),
+    b"h": lambda r: r.push(r.memo[r.unsigned(1)]),
+    b"j": lambda r: r.push(r.memo[r.unsigned(4)]),
+    b"P": lambda r: r.refer(r.line()),
+    b"Q": lambda r: r.refer(r.stack.pop()),
+    b"\x82": lambda r: _extension(r, 1),
+    b"\x83": lambda r: _extension(r, 2),
+    b"\x84": lambda r: _extension(r, 4),
+}

@@ -1,0 +1,432 @@
+"""Files that torch wrote: zip archives, the older format, pickles; and what those may ask for."""
+
+from __future__ import annotations
+
+import re
+import struct
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from nanguard.check.checkpoint.byte_ranges import (
+    Blob,
+    DamagedError,
+    Entry,
+    MemoryBlob,
+    TooLargeError,
+    UnreadableError,
+    Window,
+    data_offset,
+    read,
+    read_directory,
+    unpacked,
+)
+from nanguard.check.checkpoint.pickle_reader import Global, Persistent, Pickled, Span, read_pickle
+from nanguard.check.checkpoint.tensor_tree import Tree, storage_type, walk
+from nanguard.check.checkpoint.tensors import DTYPES, STORAGES, Storage
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from nanguard.check.checkpoint.tensors import Dtype
+
+_TENSORS = ["BFloat16", "Bool", "Byte", "Char", "Double", "Float", "Half", "Int", "Long", "Short"]
+_REBUILD = [
+    "parameter",
+    "parameter_with_state",
+    "qtensor",
+    "tensor",
+    "tensor_v2",
+    "tensor_v3",
+    "sparse_tensor",
+    "meta_tensor_no_storage",
+    "nested_tensor",
+    "wrapper_subclass",
+    "device_tensor_from_numpy",
+    "device_tensor_from_cpu_tensor",
+]
+_SINGLE = [
+    "collections.OrderedDict",
+    "collections.Counter",
+    "torch.nn.parameter.Parameter",
+    "torch.Size",
+    "torch.serialization._get_layout",
+    "torch.Tensor",
+    "torch.device",
+    "_codecs.encode",
+    "builtins.bytearray",
+    "builtins.set",
+    "builtins.complex",
+    "torch.storage.TypedStorage",
+    "torch.storage.UntypedStorage",
+    "torch._tensor._rebuild_from_type_v2",
+]
+_SCHEMES = [
+    "per_tensor_affine",
+    "per_tensor_symmetric",
+    "per_channel_affine",
+    "per_channel_symmetric",
+    "per_channel_affine_float_qparams",
+]
+_PLACES = ("torch", "torch.cuda")
+_DISTRIBUTED = (
+    "torch.distributed.device_mesh.DeviceMesh",
+    "torch.distributed._tensor.api.DTensor",
+    "torch.distributed.tensor.DTensor",
+    "torch.distributed.tensor._api.DTensor",
+    "torch.distributed.tensor._dtensor_spec.DTensorSpec",
+    "torch.distributed.tensor._dtensor_spec.TensorMeta",
+    "torch.distributed.tensor.placement_types.Partial",
+    "torch.distributed.tensor.placement_types.Replicate",
+    "torch.distributed.tensor.placement_types.Shard",
+)
+ALLOWED = frozenset(
+    [
+        *_SINGLE,
+        *_DISTRIBUTED,
+        *(f"torch.{scheme}" for scheme in _SCHEMES),
+        *(f"torch._utils._rebuild_{name}" for name in _REBUILD),
+        *(f"{place}.{name}Storage" for place in _PLACES for name in STORAGES),
+        *(f"{p}{s}.{name}Tensor" for p in _PLACES for s in ("", ".sparse") for name in _TENSORS),
+        *(f"torch.{name}" for name in DTYPES),
+        *(f"torch.{sign}int{bits}" for sign in ("", "u") for bits in range(1, 8)),
+    ]
+)
+
+# Plain data of numpy and of Python: the states of random generators are made of it.
+_PLAIN = re.compile(
+    r"numpy\.(?:_?core\.multiarray\.(?:_reconstruct|scalar)|_?core\.numeric\._frombuffer|ndarray"
+    r"|dtype|dtypes\.\w+|random\.\w+\.\w+)|_codecs\.encode|builtins\.(?:bytes|tuple|list|dict)"
+)
+
+# Files of the settings of a run, which hold objects of the library that wrote them and which no
+# resume reads, and of random generators.
+_SETTINGS = re.compile(r"training_args\.bin|(?:rng_state|random_states?)\S*\.(?:pth?|pkl|bin)")
+_LIBRARY = re.compile(
+    r"(?:transformers\.(?:training_args\w*|trainer_\w+|integrations\.deepspeed|debug_utils)"
+    r"|accelerate\.(?:state|utils\.(?:dataclasses|deepspeed))|trl\.trainer\.\w+_config"
+    r"|torch\.distributed\.\w+|datetime|collections|enum)\.[A-Za-z]*[A-Z]\w*|datetime\.timedelta"
+    r"|pathlib\.(?:Pure)?(?:Posix|Windows)?Path"
+)
+# How torch itself describes the parts of a distributed checkpoint.
+_METADATA = re.compile(
+    r"torch\.distributed\.(?:checkpoint|_shard)\.[\w.]+\._?[A-Z]\w*|pathlib\.(?:Pure)?\w*Path"
+)
+
+_RUNS_CODE = re.compile(
+    r"(?:os|posix|nt|sys|subprocess|socket|shutil|pty|runpy|importlib|pip|commands|ctypes|code"
+    r"|webbrowser|multiprocessing|asyncio|_posixsubprocess|requests|urllib|bdb|pdb|timeit|cProfile"
+    r"|operator|functools|pickle|_pickle|dill|cloudpickle)(?:\..+)|builtins\.(?:eval|exec|compile"
+    r"|open|__import__|getattr|setattr|delattr|globals|breakpoint|input|vars|map|apply)"
+    r"|torch\.(?:load|hub\..+|_inductor\..+|jit\..+)|numpy\.testing\..+"
+)
+
+
+def beyond_weights_only(names: Iterable[str], file: str, *, script: bool = False) -> list[str]:
+    """Returns what a pickle needs that torch would refuse with ``weights_only=True``.
+
+    Args:
+        names: What it asks for.
+        file: The name of its file.
+        script: Whether it is part of a compiled program.
+    """
+    found = []
+    for name in names:
+        if name in ALLOWED or (script and name.startswith(("__torch__", "torch.jit._pickle."))):
+            continue
+        if _SETTINGS.fullmatch(file) and (_PLAIN.fullmatch(name) or _LIBRARY.fullmatch(name)):
+            continue
+        if file == ".metadata" and _METADATA.fullmatch(name):
+            continue
+        found.append(name)
+    return found
+
+
+def runs_code(name: str) -> bool:
+    """Returns whether a function does as it is told, so that a pickle can make it do anything."""
+    return _RUNS_CODE.fullmatch(name) is not None
+
+
+def plain_data(name: str) -> bool:
+    """Returns whether a class only holds numbers."""
+    return _PLAIN.fullmatch(name) is not None
+
+
+MAGIC = 0x1950A86A20F9469CFC6C
+# The only version there ever was of the older format.
+VERSION = 1001
+MAX_NESTED = 1000
+# What torch saves is called so; other programs put several pickles into one file.
+_OF_TORCH = (".pt", ".pth", ".ckpt")
+# Of all compressed files of an archive together.
+MAX_UNPACKED = 1 << 26
+
+
+@dataclass(slots=True)
+class TorchFile:
+    """What a file of torch holds.
+
+    Attributes:
+        tree: Its tensors.
+        names: Every class and function that loading would look up.
+        script: Whether it is a compiled program, which torch loads without Python's pickle.
+    """
+
+    tree: Tree
+    names: dict[str, Global] = field(default_factory=dict)
+    script: bool = False
+
+
+def read_torch(blob: Blob) -> TorchFile:
+    """Reads a file of torch by what it begins with.
+
+    Raises:
+        DamagedError: It is not whole.
+        TooLargeError: It would cost more than a checkpoint of its size may.
+    """
+    return _read(blob, _Nesting())
+
+
+@dataclass(slots=True)
+class _Nesting:
+    """Files inside files, which are counted."""
+
+    left: int = MAX_NESTED
+
+
+def _read(blob: Blob, nesting: _Nesting) -> TorchFile:
+    if read(blob, 0, 4) == b"PK\3\4":
+        return _archive(blob, nesting)
+    first = read_pickle(blob)
+    if first.value == MAGIC:
+        found = _legacy(blob, first.end, nesting)
+        found.names = {**first.names, **found.names}
+        return found
+    if isinstance(first.value, int) and first.end < blob.size:
+        raise DamagedError(f"it begins with the number {first.value:#x}, not with that of torch")
+    if first.end < blob.size and Path(blob.path).suffix in _OF_TORCH:
+        more = blob.size - first.end
+        raise DamagedError(f"it is a pickle with {more:,} bytes behind it, which torch cannot load")
+    return TorchFile(_walked(first, _Outside(blob, nesting)), first.names)
+
+
+class _Outside:
+    """Finds the bytes of a plain pickle: all of them are in it."""
+
+    def __init__(self, blob: Blob, nesting: _Nesting) -> None:
+        self.blob = blob
+        self.nesting = nesting
+
+    def storage(self, key: object, nbytes: int) -> Storage:
+        """Raises, since a pickle alone has nothing outside."""
+        raise DamagedError(f"the storage {str(key)[:40]!r} of {nbytes:,} bytes is not in the file")
+
+    def span(self, data: Span | bytes) -> Storage:
+        """Returns bytes of the pickle."""
+        if isinstance(data, bytes):
+            return Storage(MemoryBlob(self.blob.path, data), 0, len(data))
+        return Storage(self.blob, data.offset, data.size)
+
+    def nested(self, data: Span | bytes) -> tuple[Storage, Dtype] | None:
+        """Returns the storage in a file within the pickle."""
+        self.nesting.left -= 1
+        if self.nesting.left < 0:
+            return None
+        inner = self.span(data)
+        blob = Window(inner.blob, inner.offset, inner.nbytes)
+        if read(blob, 0, 4) == b"PK\3\4":
+            return None
+        first = read_pickle(blob)
+        if first.value != MAGIC:
+            return None
+        pickled, storages = _legacy_parts(blob, first.end)
+        found = pickled.value.key if isinstance(pickled.value, Persistent) else None
+        if not isinstance(found, tuple) or len(found) < 5:
+            return None
+        dtype, storage = storage_type(found[1]), storages.get(str(found[2]))
+        return None if dtype is None or storage is None else (storage, dtype)
+
+
+class _Archived(_Outside):
+    """Finds the bytes of an archive: every storage is a file in it."""
+
+    def __init__(
+        self, blob: Blob, pickle: Blob, entries: dict[str, Entry], prefix: str, nesting: _Nesting
+    ) -> None:
+        super().__init__(pickle, nesting)
+        self.archive = blob
+        self.entries = entries
+        self.prefix = prefix
+        self.swapped = False
+        self.known: dict[str, Storage] = {}
+        self.room = blob.size
+        self.unpacked = 0
+
+    def storage(self, key: object, nbytes: int) -> Storage:
+        """Returns the file of a storage."""
+        name = f"{self.prefix}{str(key)[:200]}"
+        if name not in self.known:
+            entry = self.entries.get(name)
+            if entry is None:
+                raise DamagedError(f"{name} is not in the archive")
+            self.known[name] = self._file(entry)
+        found = self.known[name]
+        if found.nbytes != nbytes:
+            raise DamagedError(f"{name} has {found.nbytes:,} bytes of {nbytes:,}")
+        return found
+
+    def _file(self, entry: Entry) -> Storage:
+        begin = data_offset(self.archive, entry)
+        self.room -= entry.packed
+        if self.room < 0:
+            raise TooLargeError("files of the archive lie on top of each other")
+        if not entry.method:
+            return Storage(self.archive, begin, entry.packed, self.swapped)
+        self.unpacked += entry.size
+        if self.unpacked > MAX_UNPACKED:
+            raise TooLargeError("the archive is compressed, which torch never does")
+        return Storage(unpacked(self.archive, entry), 0, entry.size, self.swapped)
+
+
+def _archive(blob: Blob, nesting: _Nesting) -> TorchFile:
+    entries = read_directory(blob)
+    pickles = [name for name in entries if name == "data.pkl" or name.endswith("/data.pkl")]
+    if not pickles:
+        raise DamagedError("the archive has no data.pkl, which says what is in it")
+    root = min(pickles, key=len).removesuffix("data.pkl")
+    if not {f"{root}version", f"{root}.data/version"} & entries.keys():
+        raise DamagedError("the archive has no version, which torch asks for first")
+    for name, entry in entries.items():  # torch refuses an archive of which one file is not there
+        data_offset(blob, entry)
+        if not name.startswith(root):
+            raise DamagedError(f"{name[:100]!r} in the archive does not lie in {root[:100]!r}")
+    script = any(name.startswith(f"{root}code/") for name in entries)
+    pickle = _part(blob, entries[f"{root}data.pkl"])
+    sources = _Archived(blob, pickle, entries, f"{root}data/", nesting)
+    order = entries.get(f"{root}byteorder")
+    if order is not None:
+        written = read(_part(blob, order), 0, 16).strip()
+        if written not in (b"little", b"big"):
+            raise DamagedError(f"the order of its bytes is {written!r}")
+        sources.swapped = written == b"big"
+    _refuse_words(blob, entries, root)
+    pickled = read_pickle(pickle)
+    found = TorchFile(_walked(pickled, sources), pickled.names, script)
+    constants = entries.get(f"{root}constants.pkl")
+    if script and constants is not None:
+        pickle = _part(blob, constants)
+        more = _Archived(blob, pickle, entries, f"{root}constants/", nesting)
+        found.tree.tensors += walk(read_pickle(pickle).value, more).tensors
+    return found
+
+
+def _refuse_words(blob: Blob, entries: dict[str, Entry], root: str) -> None:
+    """Refuses what torch fails on before it comes to the tensors.
+
+    Raises:
+        DamagedError: The version or the alignment of storages is no number, or the mark of the
+            writer no text.
+    """
+    for name in ("version", ".data/version"):
+        version = entries.get(f"{root}{name}")
+        if version is not None and not read(_part(blob, version), 0, 40).strip().isdigit():
+            raise DamagedError("the version of its format is no number")
+    alignment = entries.get(f"{root}.storage_alignment")
+    if alignment is not None and not read(_part(blob, alignment), 0, 40).strip().isdigit():
+        raise DamagedError("the alignment of its storages is no number")
+    mark = entries.get(f"{root}.data/serialization_id")
+    if mark is not None:
+        try:
+            read(_part(blob, mark), 0, 1 << 12).decode("utf-8")
+        except UnicodeDecodeError as error:
+            raise DamagedError("its serialization_id is no text") from error
+
+
+def _walked(pickled: Pickled, sources: _Outside) -> Tree:
+    try:
+        return walk(pickled.value, sources)
+    except UnreadableError as error:
+        error.names = {**pickled.names, **error.names}
+        raise
+
+
+def _part(blob: Blob, entry: Entry) -> Blob:
+    if entry.method:
+        return unpacked(blob, entry)
+    return Window(blob, data_offset(blob, entry), entry.packed)
+
+
+def _legacy(blob: Blob, at: int, nesting: _Nesting) -> TorchFile:
+    pickled, storages = _legacy_parts(blob, at)
+    sources = _Lined(blob, storages, nesting)
+    return TorchFile(_walked(pickled, sources), pickled.names)
+
+
+class _Lined(_Outside):
+    """Finds the bytes of the older format: storages stand one behind another."""
+
+    def __init__(self, blob: Blob, storages: dict[str, Storage], nesting: _Nesting) -> None:
+        super().__init__(blob, nesting)
+        self.storages = storages
+
+    def storage(self, key: object, nbytes: int) -> Storage:
+        """Returns a storage that was found behind the pickles."""
+        found = self.storages.get(_key(key))
+        if found is None:
+            return super().storage(key, nbytes)
+        if found.nbytes < nbytes:
+            raise DamagedError(f"the storage {_key(key)} has {found.nbytes:,} bytes of {nbytes:,}")
+        return found
+
+
+def _legacy_parts(blob: Blob, at: int) -> tuple[Pickled, dict[str, Storage]]:
+    """Returns the object and the storages of the older format.
+
+    Args:
+        blob: The file.
+        at: Where the pickle of the magic number ends.
+    """
+    names: dict[str, Global] = {}
+    try:
+        for version in (VERSION, None):  # that of the format; then facts about the machine
+            about = read_pickle(blob, at)
+            names, at = {**names, **about.names}, about.end
+            if version is not None and about.value != version:
+                raise DamagedError(f"the version of its format is {str(about.value)[:40]}")
+        pickled = read_pickle(blob, at)
+        names = pickled.names = {**names, **pickled.names}
+        return pickled, _lined_up(blob, pickled)
+    except UnreadableError as error:
+        error.names = {**names, **error.names}
+        raise
+
+
+def _lined_up(blob: Blob, pickled: Pickled) -> dict[str, Storage]:
+    """Returns the storages behind a pickle of the older format."""
+    listed = read_pickle(blob, pickled.end)
+    pickled.names = {**pickled.names, **listed.names}
+    if not isinstance(listed.value, list):
+        raise DamagedError("the list of storages makes no sense")
+    types: dict[str, Dtype] = {}
+    for one in pickled.outside:
+        if isinstance(one.key, tuple) and len(one.key) >= 5:
+            dtype = storage_type(one.key[1])
+            if dtype is not None:
+                types[_key(one.key[2])] = dtype
+    storages: dict[str, Storage] = {}
+    at = listed.end
+    for key in map(_key, listed.value):
+        head = read(blob, at, 8)
+        if key not in types or len(head) < 8:
+            raise DamagedError(f"the file ends before the storage {key}")
+        count = struct.unpack("<q", head)[0]
+        nbytes = types[key].nbytes(count) if count >= 0 else -1
+        if nbytes < 0 or at + 8 + nbytes > blob.size:
+            raise DamagedError(f"the storage {key} has {count:,} elements and the file ends before")
+        storages[key] = Storage(blob, at + 8, nbytes)
+        at += 8 + nbytes
+    return storages
+
+
+def _key(key: object) -> str:
+    return key.decode("utf-8", "replace") if isinstance(key, bytes) else str(key)[:200]

@@ -1,0 +1,216 @@
+"""Which keys of configurations the code of a project reads, and what launch scripts override."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path, PurePath
+from typing import TYPE_CHECKING
+
+from nanguard.check.config.keys import normal
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+
+_ENDINGS = (".sh", ".bash", ".zsh", ".slurm", ".sbatch", ".pbs")
+_LARGEST_SCRIPT = 256 << 10  # bytes; a script that starts something is shorter
+_STARTS = re.compile(
+    r"\b(accelerate\s+launch|deepspeed|torchrun|python[\d.]*|srun|llamafactory-cli)\b"
+)
+_SHELL_WORD = re.compile(r"[\w./{}$\-]+")
+_CONFIGURATIONS = (".yaml", ".yml", ".json", ".toml")
+_SHELL_OPTION = re.compile(r"--([A-Za-z][\w.\-]*)(?:[ =]([^\s\\]+))?")
+_ASSIGNED = re.compile(r"(?:^|\s)\+{0,2}([A-Za-z_][\w.]*)=([^\s\\]+)")
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """One command that starts a training.
+
+    Attributes:
+        script: The script it stands in.
+        files: The names of the configurations it mentions, without their folders.
+        options: What it sets itself, by the last part of each key in normal form.
+    """
+
+    script: str
+    files: frozenset[str]
+    options: dict[str, str] = field(default_factory=dict)
+
+    def names(self, path: str) -> bool:
+        """Returns whether the command mentions a file."""
+        return PurePath(path).name in self.files
+
+
+def is_launcher(path: str) -> bool:
+    """Returns whether a file may start a training, by its name."""
+    return path.endswith(_ENDINGS)
+
+
+def launches_in(paths: Iterable[str]) -> Iterator[Launch]:
+    """Yields the commands of scripts that start something with a configuration."""
+    for path in paths:
+        try:
+            with Path(path).open(encoding="utf-8", errors="replace") as file:
+                content = file.read(_LARGEST_SCRIPT)
+        except OSError:
+            continue
+        for command in content.replace("\\\n", " ").split("\n"):
+            if command.lstrip().startswith("#") or not _STARTS.search(command):
+                continue
+            words = (
+                word for word in _SHELL_WORD.findall(command) if word.endswith(_CONFIGURATIONS)
+            )
+            files = frozenset(PurePath(word).name for word in words)
+            if files:
+                yield Launch(path, files, _options(command))
+
+
+def _options(command: str) -> dict[str, str]:
+    found = [*_SHELL_OPTION.findall(command), *_ASSIGNED.findall(command)]
+    return {normal(key.rpartition(".")[2]): value for key, value in found}
+
+
+_TEXT = re.compile(r"""["']([A-Za-z_][\w.\-]{0,63})["']""")
+# A method that is called is not a key that is read, `get` and its like apart.
+_ATTRIBUTE = re.compile(r"\.([A-Za-z_]\w*)\b(?!\s*\()")
+_FIELD = re.compile(r"^[ \t]+([a-z_]\w*)[ \t]*:[ \t]*[A-Za-z\"']", re.MULTILINE)
+_CODE_OPTION = re.compile(r"""["']--([A-Za-z][\w\-]*)["']""")
+# A number is made of what was read: at once, or of the name that was given to it.
+_CAST = re.compile(r"\bfloat\(([^()\n]*(?:\([^()\n]*\)[^()\n]*)?)\)")
+_GIVEN = re.compile(
+    r"^[ \t]*(\w+)[ \t]*(?::[^=\n]+)?=(.*(?:\.get\(|\[)[ \t]*[\"'].*)$", re.MULTILINE
+)
+_LARGEST_CODE = 1 << 20
+_MOST_FILES = 5_000
+_LEVELS = 5  # folders above a configuration in which its project may begin
+_MARKS = (".git", "pyproject.toml", "setup.py", "requirements.txt")
+
+
+_CODE_WORD = re.compile(r"\b[A-Za-z_]\w*\b(?!\s*\()")
+_OPTIMIZER = re.compile(
+    r"\b(SGD|Adam|AdamW|RAdam|NAdam|Adamax|RMSprop|Adagrad|Adafactor|Lion|LAMB|LARS)\("
+)
+# What code that unpacks a section hands on without naming it.
+_HANDED_ON = frozenset(
+    normal(key) for key in ("lr", "learning_rate", "weight_decay", "betas", "eps", "momentum")
+)
+
+
+@dataclass(slots=True)
+class _Found:
+    read: set[str] = field(default_factory=set)
+    cast: set[str] = field(default_factory=set)
+    words: set[str] = field(default_factory=set)
+    optimizers: set[str] = field(default_factory=set)
+    readers: set[str] = field(default_factory=set)
+
+
+@dataclass(eq=False)
+class Usage:
+    """What the code of a project does with keys of configurations.
+
+    Attributes:
+        find: Returns the files of code; asked once, and only if something depends on it.
+        scripts: The scripts that may start a training.
+    """
+
+    find: Callable[[], Sequence[str]] = tuple
+    scripts: tuple[str, ...] = ()
+
+    @cached_property
+    def paths(self) -> tuple[str, ...]:
+        """The files of code; none if there is no code to look at."""
+        return tuple(self.find())[:_MOST_FILES]
+
+    @cached_property
+    def launches(self) -> tuple[Launch, ...]:
+        """The commands that start a training with a configuration."""
+        return tuple(launches_in(self.scripts[:_MOST_FILES]))
+
+    def overridden(self, path: str, *keys: str) -> bool:
+        """Returns whether every command that names a file sets one of these keys itself."""
+        started = [launch for launch in self.launches if launch.names(path)]
+        wanted = {normal(key) for key in keys}
+        return bool(started) and all(wanted & launch.options.keys() for launch in started)
+
+    @property
+    def known(self) -> bool:
+        """Whether there is any code to go by."""
+        return bool(self.paths)
+
+    def reads(self, key: str) -> bool:
+        """Returns whether the code mentions a key the way keys are read.
+
+        Args:
+            key: The key, dotted or not, as the file writes it; its last part counts.
+        """
+        return normal(key.rpartition(".")[2]) in self._found.read
+
+    def makes_number(self, key: str) -> bool:
+        """Returns whether the code turns what it reads under a key into a number."""
+        return normal(key.rpartition(".")[2]) in self._found.cast
+
+    def mentions(self, key: str) -> bool:
+        """Returns whether a key, or a name like it, stands anywhere in the code.
+
+        Keys that are usually unpacked together, such as those of an optimizer, always count.
+        """
+        name = normal(key.rpartition(".")[2])
+        return name in _HANDED_ON or name in self._found.words or self.reads(key)
+
+    @property
+    def optimizers(self) -> frozenset[str]:
+        """The optimizers that the code makes, in lower case."""
+        return frozenset(self._found.optimizers)
+
+    @property
+    def reads_exponents(self) -> str:
+        """The reader of YAML in the code for which ``1e-5`` is a number; empty if there is none."""
+        return next(iter(sorted(self._found.readers)), "")
+
+    @cached_property
+    def _found(self) -> _Found:
+        found = _Found()
+        for content in _contents(self.paths):
+            _look(content, found)
+        return found
+
+
+def project_of(path: str) -> str | None:
+    """Returns the folder of the project that a file belongs to; None if nothing marks one."""
+    folder = Path(path).absolute().parent
+    for place in (folder, *folder.parents)[:_LEVELS]:
+        if any((place / mark).exists() for mark in _MARKS):
+            return str(place)
+    return None
+
+
+def _contents(paths: Iterable[str]) -> Iterator[str]:
+    for path in paths:
+        try:
+            with Path(path).open(encoding="utf-8", errors="replace") as file:
+                yield file.read(_LARGEST_CODE)
+        except OSError:
+            continue
+
+
+def _look(content: str, found: _Found) -> None:
+    for pattern in (_TEXT, _ATTRIBUTE, _FIELD, _CODE_OPTION):
+        for name in set(pattern.findall(content)):
+            found.read |= {normal(part) for part in name.split(".")}
+    found.words |= {normal(word) for word in set(_CODE_WORD.findall(content))}
+    found.optimizers |= {name.lower() for name in _OPTIMIZER.findall(content)}
+    if "OmegaConf.load" in content or "OmegaConf.create" in content or "hydra.main" in content:
+        found.readers.add("OmegaConf")
+    if "ruamel" in content:
+        found.readers.add("ruamel.yaml")
+    if "float" not in content:
+        return
+    given = {name: _TEXT.findall(read) for name, read in _GIVEN.findall(content)}
+    for inside in set(_CAST.findall(content)):
+        keys = [*_TEXT.findall(inside), *given.get(inside.strip(), ())]
+        if re.fullmatch(r"[\w.\[\]]+\.\w+", inside.strip()):
+            keys.append(inside.strip().rpartition(".")[2])
+        found.cast |= {normal(key) for key in keys}

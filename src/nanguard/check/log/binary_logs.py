@@ -1,0 +1,364 @@
+"""Event files of TensorBoard and offline files of Weights & Biases, read without either."""
+
+from __future__ import annotations
+
+import os
+import struct
+from array import array
+from typing import TYPE_CHECKING
+
+from nanguard.check.log.grammar import Value, line_of, loads
+from nanguard.check.log.quantities import METRICS, Metric, Role, metric_of
+from nanguard.check.log.series import Gathering, Rows, Which
+from nanguard.check.log.text_log import add_loose, read_exactly
+from nanguard.errors import SourceError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+    from typing import Any
+
+    from nanguard.check.log.series import Log
+    from nanguard.check.scan import Scan
+
+
+def fields_of(data: bytes) -> Iterator[tuple[int, int | bytes]]:
+    """Yields the fields of a message: their numbers, and a number or the bytes they hold.
+
+    Raises:
+        ValueError: It is no message.
+    """
+    at = 0
+    while at < len(data):
+        tag, at = varint(data, at)
+        kind = tag & 7
+        if kind == 0:
+            value, at = varint(data, at)
+            yield tag >> 3, value
+            continue
+        size = 8 if kind == 1 else 4 if kind == 5 else -1
+        if kind == 2:
+            size, at = varint(data, at)
+        if size < 0 or at + size > len(data):
+            raise ValueError(f"wire type {kind} at {at}")
+        yield tag >> 3, data[at : at + size]
+        at += size
+
+
+def varint(data: bytes, at: int) -> tuple[int, int]:
+    """Returns a number of variable length, and where it ends.
+
+    Raises:
+        ValueError: It does not end.
+    """
+    value = shift = 0
+    while at < len(data) and shift < 70:
+        byte = data[at]
+        at += 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return value, at
+        shift += 7
+    raise ValueError(f"number at {at} does not end")
+
+
+def signed(value: int) -> int:
+    """Returns a number of variable length as the signed one it stands for."""
+    return value - (1 << 64) if value >= 1 << 63 else value
+
+
+def float32(data: int | bytes) -> float | None:
+    """Returns the single-precision number in four bytes; None if they are none."""
+    if isinstance(data, bytes) and len(data) == 4:
+        return float(struct.unpack("<f", data)[0])
+    return None
+
+
+def float64(data: bytes) -> float | None:
+    """Returns the double-precision number in eight bytes; None if they are none."""
+    return float(struct.unpack("<d", data)[0]) if len(data) == 8 else None
+
+
+def bfloat16(data: bytes) -> float | None:
+    """Returns the bfloat16 number in two bytes; None if they are none."""
+    return float32(b"\0\0" + data) if len(data) == 2 else None
+
+
+# Scalars are small; larger records hold images, graphs and histograms.
+_LARGEST_EVENT = 1 << 16
+_MOST_RECORD = 1 << 31
+# The element types of tensors that scalars are written in.
+_FLOAT, _DOUBLE, _HALF, _BFLOAT16 = 1, 2, 19, 14
+# (step, value) of each tag
+_Points = dict[str, tuple["array[int]", "array[float]"]]
+
+
+def is_events(name: str, head: bytes) -> bool:
+    """Returns whether a file is an event file, by its first record."""
+    if len(head) < 12:
+        return "tfevents" in name and not head
+    (length,) = struct.unpack("<Q", head[:8])
+    return b"brain.Event:" in head[12:64] or ("tfevents" in name and length < _LARGEST_EVENT)
+
+
+def read_events(paths: list[Path], name: str, scan: Scan) -> Log:
+    """Returns what the event files of one run say.
+
+    Raises:
+        OSError: A file cannot be read.
+    """
+    gathering = Gathering(name)
+    points: _Points = {}
+    for path in sorted(paths):
+        broken = _read(path, points, scan)
+        if broken:
+            gathering.log.problem = SourceError(
+                broken,
+                where=str(path),
+                do="What stands before it was checked; the file may be cut short or foreign.",
+            )
+    for tag, (steps, values) in points.items():
+        metric = metric_of(tag)
+        if metric is not None and values:
+            gathering.add([Rows(None, steps, None, {Which(metric): values})])
+    return gathering.log
+
+
+def _read(path: Path, points: _Points, scan: Scan) -> str | None:
+    """Adds the scalars of a file; returns why it could not be read to its end."""
+    read = 0
+    try:
+        for record in _event_records(path):
+            if record is None:
+                # A writer may be in the middle of its last record; a file of nothing is no log.
+                return None if read else "the file holds no whole record"
+            read += len(record)
+            if read > 1 << 20:
+                scan.progress(str(path), read)
+                read = 1
+            _add_event(record, points)
+    except ValueError as error:
+        return f"a record is damaged or no event ({error})"
+    return None
+
+
+def _event_records(path: Path) -> Iterator[bytes | None]:
+    """Yields records; None where the file ends within one.
+
+    Raises:
+        ValueError: A checksum is wrong, so that nothing behind it can be trusted.
+    """
+    with path.open("rb") as file:
+        left = os.fstat(file.fileno()).st_size
+        while left > 0:
+            header = read_exactly(file, 12)
+            if header is None:
+                yield None
+                return
+            length, checksum = struct.unpack("<QI", header)
+            if _masked(header[:8]) != checksum:
+                raise ValueError("the checksum of its length is wrong")
+            left -= length + 16
+            if left < 0 or length > _MOST_RECORD:
+                yield None
+                return
+            if length > _LARGEST_EVENT:
+                file.seek(length + 4, os.SEEK_CUR)
+                continue
+            data = read_exactly(file, length + 4)
+            if data is None:
+                yield None
+                return
+            if _masked(data[:-4]) != struct.unpack("<I", data[-4:])[0]:
+                raise ValueError("its checksum is wrong")
+            yield data[:-4]
+
+
+def _masked(data: bytes) -> int:
+    """Returns the CRC-32C of some bytes as event files hold it."""
+    table, crc = _TABLE, 0xFFFFFFFF
+    for byte in data:
+        crc = table[(crc ^ byte) & 0xFF] ^ (crc >> 8)
+    crc ^= 0xFFFFFFFF
+    return (((crc >> 15) | (crc << 17)) + 0xA282EAD8) & 0xFFFFFFFF
+
+
+def _crc_table() -> tuple[int, ...]:
+    table = []
+    for value in range(256):
+        for _ in range(8):
+            value = (value >> 1) ^ (0x82F63B78 if value & 1 else 0)
+        table.append(value)
+    return tuple(table)
+
+
+_TABLE = _crc_table()
+
+
+def _add_event(record: bytes, points: _Points) -> None:
+    step, summary = 0, None
+    for number, value in fields_of(record):
+        if number == 2 and isinstance(value, int):
+            step = signed(value)
+        elif number == 5 and isinstance(value, bytes):
+            summary = value
+    if summary is None:
+        return
+    for number, value in fields_of(summary):
+        if number == 1 and isinstance(value, bytes):
+            found = _scalar(value)
+            if found is not None:
+                steps, values = points.setdefault(found[0], (array("q"), array("d")))
+                steps.append(step)
+                values.append(found[1])
+
+
+def _scalar(value: bytes) -> tuple[str, float] | None:
+    """Returns a tag and its number; None if the tag is of no interest or holds no scalar."""
+    tag, number = "", None
+    for field, inner in fields_of(value):
+        if field == 1 and isinstance(inner, bytes):
+            tag = inner.decode("utf-8", "replace")
+        elif field == 2:
+            number = float32(inner)
+        elif field == 8 and isinstance(inner, bytes):
+            number = _tensor(inner)
+    metric = metric_of(tag)
+    if number is None or metric is None or metric.role not in METRICS:
+        return None
+    return tag, number
+
+
+def _tensor(data: bytes) -> float | None:
+    """Returns the number in a tensor of one."""
+    kind, number = _FLOAT, None
+    for field, value in fields_of(data):
+        if field == 1 and isinstance(value, int):
+            kind = value
+        elif field == 4 and isinstance(value, bytes):
+            number = _packed(value, kind)
+        elif field in (5, 6) and isinstance(value, bytes):
+            number = float32(value) if field == 5 else float64(value)
+    return number
+
+
+def _packed(value: bytes, kind: int) -> float | None:
+    if kind == _DOUBLE:
+        return float64(value)
+    if kind == _BFLOAT16:
+        return bfloat16(value)
+    if kind == _HALF and len(value) == 2:
+        return float(struct.unpack("<e", value)[0])
+    return float32(value) if kind == _FLOAT else None
+
+
+MAGIC = b":W&B"
+_BLOCK = 32768
+_HEADER = 7
+_FULL, _FIRST, _MIDDLE, _LAST = 1, 2, 3, 4
+_LARGEST_WANDB_RECORD = 4 << 20
+_ROWS = 20_000
+_STEP = Metric(Role.STEP, "step", "step")
+
+
+def read_wandb(path: Path, scan: Scan) -> Log:
+    """Returns what the history of an offline run says.
+
+    Raises:
+        OSError: It cannot be read.
+    """
+    gathering = Gathering(str(path))
+    loose: dict[tuple[object, ...], Rows] = {}
+    read = 0
+    try:
+        for number, record in enumerate(_wandb_records(path, scan), 1):
+            read = number
+            _add_history(record, number, loose)
+            if number % _ROWS == 0:
+                gathering.add(list(loose.values()))
+                loose = {}
+    except ValueError as error:
+        gathering.log.problem = SourceError(
+            f"a record could not be read ({error}).",
+            where=str(path),
+            do="What stands before it was checked; the file may be cut short.",
+        )
+    if not read and gathering.log.problem is None:
+        gathering.log.problem = SourceError(
+            "the file holds no whole record.",
+            where=str(path),
+            do="The run may have ended before anything was written: see its output.",
+        )
+    gathering.add(list(loose.values()))
+    for series in gathering.log.series:
+        series.lines = type(series.lines)()
+    return gathering.log
+
+
+def _add_history(record: bytes, number: int, loose: dict[tuple[object, ...], Rows]) -> None:
+    for field, history in fields_of(record):
+        if field != 2 or not isinstance(history, bytes):
+            continue
+        values: dict[str, Any] = {}
+        step: int | None = None
+        for kind, item in fields_of(history):
+            if kind == 1 and isinstance(item, bytes):
+                name, text = _item(item)
+                values[name] = loads(text)
+            elif kind == 2 and isinstance(item, bytes):
+                step = next(
+                    (signed(n) for f, n in fields_of(item) if f == 1 and isinstance(n, int)), 0
+                )
+        line = line_of(values)
+        if line.step is None and step is not None:
+            line.step = Value(_STEP, step, 0, 0)
+        add_loose(loose, number, line)
+
+
+def _item(data: bytes) -> tuple[str, str]:
+    names: list[str] = []
+    text = ""
+    for field, value in fields_of(data):
+        if not isinstance(value, bytes):
+            continue
+        if field in (1, 2):
+            names.append(value.decode("utf-8", "replace"))
+        elif field == 16 and len(value) < 4096:
+            text = value.decode("utf-8", "replace")
+    return "/".join(names), text
+
+
+def _wandb_records(path: Path, scan: Scan) -> Iterator[bytes]:
+    with path.open("rb") as file:
+        left = os.fstat(file.fileno()).st_size - _HEADER
+        file.seek(_HEADER)
+        parts: list[bytes] = []
+        first = _BLOCK - _HEADER
+        while left > 0:
+            block = file.read(min(first, left))
+            if not block:
+                return
+            left -= len(block)
+            first = _BLOCK
+            scan.progress(str(path), len(block))
+            yield from _whole(block, parts)
+
+
+def _whole(block: bytes, parts: list[bytes]) -> Iterator[bytes]:
+    """Yields the records that end in a block; what goes on in the next is kept in parts."""
+    at = 0
+    while at + _HEADER <= len(block):
+        length, kind = struct.unpack("<HB", block[at + 4 : at + _HEADER])
+        data = block[at + _HEADER : at + _HEADER + length]
+        if kind == 0 or len(data) < length:
+            return
+        at += _HEADER + length
+        if kind in (_FULL, _FIRST):
+            parts.clear()
+        if sum(map(len, parts)) <= _LARGEST_WANDB_RECORD:
+            parts.append(data)
+        if kind in (_FULL, _LAST):
+            yield b"".join(parts)
+            parts.clear()
+        elif kind not in (_FIRST, _MIDDLE):
+            raise ValueError(f"block of type {kind}")
