@@ -81,11 +81,11 @@ format: dev-setup  ## Bring the code into shape
 bench: dev-setup  ## Measure what this machine can measure
 	@$(BIN)/python -m benchmarks.guard_overhead
 
-docs/report.png: $(wildcard src/nanguard/view/report/html/*.py src/nanguard/view/report/html/assets/*)
-	@echo "making the picture of the demo's report ..."
+docs/%.png: docs/picture.py $(wildcard src/nanguard/view/report/html/*.py src/nanguard/view/report/html/assets/*)
+	@echo "making $@ from a run ..."
 	@$(BIN)/python docs/picture.py $@ && touch $@
 
-docs: $(VENV)/.docs-ready browser docs/report.png  ## Build the documentation into site/
+docs: $(VENV)/.docs-ready browser docs/incident.png docs/report.png  ## Build the documentation into site/
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 	@echo "open site/index.html"
 

@@ -69,5 +69,10 @@ def __getattr__(name: str) -> Any:
         raise MissingDependencyError.of(f"nanguard.{name}", error) from error
 
 
+def load_ipython_extension(shell: Any) -> None:
+    """Adds ``%nanguard`` and ``%%nanguard`` to a notebook; called by ``%load_ext nanguard``."""
+    import_module("nanguard.cli.magics").load(shell)
+
+
 def __dir__() -> list[str]:
     return sorted(__all__)

@@ -133,6 +133,17 @@ def test_what_does_not_train_leaves_nothing_behind(tmp_path):
     assert list((tmp_path / ".nanguard/runs").iterdir()) == []
 
 
+def test_a_folder_that_was_there_keeps_what_is_in_it(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text("print()\n")
+    LaunchedRun(tmp_path, ["true"]).ended(0)
+    assert {path.name for path in tmp_path.iterdir()} == {"train.py", "run.json"}
+    run = LaunchedRun(tmp_path / "new", ["cell-1.py"])
+    run.keep("cell-1.py", "print()\n")
+    run.ended(0)
+    assert not (tmp_path / "new").exists()
+
+
 def test_two_processes_at_once_keep_a_record_each(tmp_path):
     (tmp_path / "train.py").write_text(SCRIPT.replace("step != 5", "True") + "input()\n")
     both = f"sleep 20 | {sys.executable} train.py & sleep 20 | {sys.executable} train.py & wait"

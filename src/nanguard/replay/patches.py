@@ -133,6 +133,19 @@ class Patches:
         self._patch_loader()
         self._patch_state()
 
+    def take_in(self, optimizers: Iterable[Optimizer]) -> None:
+        """Hears of the steps of optimizers that were made before the patches were put on."""
+        for optimizer in optimizers:
+            kind = type(optimizer)
+            step = vars(kind).get("step")
+            # Torch hooks the step of a class once, when the first of its optimizers is made.
+            new = not any(kind is owner for owner, *_ in self._undo)
+            if new and getattr(step, "hooked", False):
+                hooked: Any = Optimizer.profile_hook_step(step.__wrapped__)  # type: ignore[union-attr]
+                hooked.hooked = True
+                self._put(kind, "step", hooked)
+            self.now.made(optimizer)
+
     def take_off(self) -> None:
         """Leaves torch as it was found."""
         for owner, name, original in reversed(self._undo):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import gc
 import math
 import multiprocessing
 import os
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.optim import Optimizer
 
 from nanguard.guard.held import BufferPlaces, Held
 from nanguard.guard.judge import Reading
@@ -46,11 +48,10 @@ from nanguard.run.unusual_steps import (
 from nanguard.settings import Settings
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
     from types import FrameType
 
     from torch import Tensor
-    from torch.optim import Optimizer
 
     from nanguard.guard.symptom import Symptom
     from nanguard.replay.start import Start
@@ -77,6 +78,23 @@ def begin(options: Options) -> None:
         live.open()
     else:
         become_replay(live, options)
+
+
+@contextlib.contextmanager
+def guarding(options: Options) -> Iterator[None]:
+    """Guards the steps that are made inside, such as those of a notebook's cell."""
+    global current  # a guard that the code makes has to know
+    current, before = Live(options), current
+    live = current
+    live.patches.put_on()
+    live.patches.take_in([one for one in gc.get_objects() if issubclass(type(one), Optimizer)])
+    live.open()
+    try:
+        yield
+    finally:
+        atexit.unregister(live.close)
+        live.close()
+        current = before
 
 
 class Live(Watch):

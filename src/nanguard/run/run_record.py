@@ -63,6 +63,8 @@ class LaunchedRun:
 
     def __init__(self, folder: Path, command: Sequence[str]) -> None:
         self.folder = folder
+        self._new = not folder.exists()
+        self._own = {RUN}
         try:
             if RUNS.parent in folder.parents:
                 keep_out_of_git(RUNS.parent)
@@ -87,17 +89,26 @@ class LaunchedRun:
     def ended(self, code: int) -> None:
         """Says how the run ended; a run in which nothing trained leaves no folder behind."""
         with contextlib.suppress(OSError):
-            if self.is_empty:
-                (self.folder / RUN).unlink()
+            if self._new and {path.name for path in self.folder.iterdir()} <= self._own:
+                for name in self._own:
+                    (self.folder / name).unlink()
                 self.folder.rmdir()
                 return
             self._told |= {"ended": round(time.time(), 3), "exit_code": code}
             self._write()
 
-    @property
-    def is_empty(self) -> bool:
-        """Whether nothing was written but what was run."""
-        return [path.name for path in self.folder.iterdir()] == [RUN]
+    def keep(self, name: str, content: str) -> Path:
+        """Keeps what was run, where no file holds it; returns the file.
+
+        Args:
+            name: The name of the file.
+            content: What was run.
+        """
+        path = self.folder.absolute() / name
+        with open_private(path) as file:
+            file.write(content.encode())
+        self._own.add(name)
+        return path
 
     def see_it(self) -> str | None:
         """Returns a line with the command that shows the run; None if there is nothing to see."""
