@@ -25,7 +25,7 @@ import yaml
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from nanguard.check.log.series import Point
+    from nanguard.check.log.series import LogPoint
 
 HOME = Path(__file__).resolve().parent
 NAMES = sorted(path.parent.name for path in HOME.glob("*/story.yaml"))
@@ -189,7 +189,7 @@ class Story:
         return [], []
 
 
-def _place(point: Point) -> float:
+def _place(point: LogPoint) -> float:
     """Returns the step of a point, or its epoch, or how many came before it."""
     if point.step is not None:
         return float(point.step)

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from nanguard import Guard, Settings
 from nanguard.record import RunRecord
 from nanguard.snapshots import disk
-from nanguard.testing import inject
+from nanguard.testing.faults import inject
 from tests.training import Net, Run, batches, differences, poisoned
 
 if TYPE_CHECKING:

@@ -15,16 +15,16 @@ from torch.utils.data import DataLoader
 from nanguard.check.data.arrays import add_labels, add_tokens
 from nanguard.check.data.columns import (
     Column,
+    ColumnNumbers,
+    ColumnRoles,
     Labels,
-    Numbers,
-    Place,
-    Places,
-    Roles,
+    RowPlace,
+    RowPlaces,
     Tokens,
     label_of,
     roles_of,
 )
-from nanguard.check.data.dataset import DataFile, DataSet, Ledger, Request, Watch
+from nanguard.check.data.dataset import DataFile, DataSet, Ledger, Request, WatchedValues
 from nanguard.check.data.tables import MAX_WIDTH, Matrix
 from nanguard.check.rule import rules_for
 from nanguard.check.scan import Expected
@@ -67,7 +67,7 @@ def check_loader(
             where="nanguard.check_loader",
             do=f"Use one of {', '.join(sorted(known))}.",
         )
-    watch = Watch(Expected(**expected), measured)
+    watch = WatchedValues(Expected(**expected), measured)
     scanner = _Scanner(watch)
     state = torch.get_rng_state()
     try:
@@ -158,10 +158,10 @@ class _Scanner:
         indices: The index of each sample that was seen, in order.
     """
 
-    watch: Watch
+    watch: WatchedValues
     ledger: Ledger = field(default_factory=Ledger)
     indices: list[Any] = field(default_factory=list)
-    roles: Roles | None = None
+    roles: ColumnRoles | None = None
     _matrices: dict[str, Matrix] = field(default_factory=dict)
 
     def add(self, batch: Any, indices: list[Any] | None) -> None:
@@ -187,11 +187,11 @@ class _Scanner:
         """Notes a sample that could not be read."""
         said = str(error).strip().splitlines()
         why = f"{type(error).__name__}: {said[-1][:120] if said else ''}"
-        self.ledger.unreadable.add(Place(len(self.indices), None, why))
+        self.ledger.unreadable.add(RowPlace(len(self.indices), None, why))
         self.indices.append(index)
 
     def _leaf(self, name: str, rows: Any, first: int, leaves: dict[str, Any]) -> None:
-        roles = self.roles or Roles()
+        roles = self.roles or ColumnRoles()
         if roles.label is not None and name == roles.label.name:
             if self.ledger.labels is None:
                 self.ledger.labels = Labels(name, many=rows.ndim > 1 and rows.shape[1] > 1)
@@ -212,7 +212,7 @@ class _Scanner:
             return
         for at, value in enumerate(rows.reshape(-1).tolist()):
             group = str(groups[at]) if groups is not None and at < len(groups) else None
-            labels.add(label_of(group, value), 1, [Place(first + at, None, str(value))])
+            labels.add(label_of(group, value), 1, [RowPlace(first + at, None, str(value))])
 
     def _tokens(self, name: str, *, targets: bool) -> Tokens:
         return self.ledger.tokens.setdefault(name, Tokens(name, targets=targets))
@@ -224,8 +224,8 @@ class _Scanner:
             matrix = self._matrices.setdefault(name, Matrix(name, width))
             matrix.add(rows.reshape(len(rows), width), first)
             return
-        numbers = self.ledger.columns.setdefault(name, Numbers(name, alone=False))
-        numbers.add(rows.reshape(-1), lambda at, value: Place(first + at // width, None, value))
+        numbers = self.ledger.columns.setdefault(name, ColumnNumbers(name, alone=False))
+        numbers.add(rows.reshape(-1), lambda at, value: RowPlace(first + at // width, None, value))
 
     def finish(self) -> DataFile:
         """Returns what was counted, with the indices of samples in place of their order."""
@@ -239,9 +239,9 @@ class _Scanner:
             if column.largest is not None:
                 at = self.indices[column.largest.record]
                 column.largest = replace(column.largest, record=at)
-        return DataFile("loader", "loader", self.ledger, self.roles or Roles())
+        return DataFile("loader", "loader", self.ledger, self.roles or ColumnRoles())
 
-    def _places(self) -> Iterator[Places]:
+    def _places(self) -> Iterator[RowPlaces]:
         labels = self.ledger.labels
         if labels is not None:
             yield from (labels.missing, labels.infinite, labels.odd, *labels.seen.values())
@@ -250,7 +250,7 @@ class _Scanner:
         yield from (self.ledger.zero, self.ledger.unreadable)
 
 
-def _roles(batch: Any, leaves: dict[str, Any], watch: Watch) -> Roles:
+def _roles(batch: Any, leaves: dict[str, Any], watch: WatchedValues) -> ColumnRoles:
     columns: list[tuple[str, Column]] = []
     for name, array in leaves.items():
         plain = name.rpartition(".")[2]
@@ -268,7 +268,7 @@ def _roles(batch: Any, leaves: dict[str, Any], watch: Watch) -> Roles:
         if leaves[last].ndim <= 2 and column.shape in ("int", "float", "bool"):
             label = column
     named = {c: replace(c, name=full[c.name]) for _, c in columns}
-    return Roles(
+    return ColumnRoles(
         named[label] if label is not None else None,
         full.get(roles.group) if roles.group else None,
         tuple(named[column] for column in roles.tokens),

@@ -22,7 +22,7 @@ from nanguard.advice.preset_files import (
     lightning_config,
     plain_config,
 )
-from nanguard.advice.preset_writer import Line, Section
+from nanguard.advice.preset_writer import SettingGroup, SettingLine
 from nanguard.advice.presets import FAMILIES, LEVELS, PRECISIONS, TASKS, Choice
 from nanguard.check.engine import Check, Plan
 from nanguard.errors import UsageError
@@ -110,10 +110,10 @@ def test_every_value_has_a_reason(config_of: Any, level: str):
         assert silent in ([], ["class_path"])  # that of the callback, which says it all
 
 
-def lines_of(members: tuple[Line | Section, ...]) -> list[Line]:
-    found: list[Line] = []
+def lines_of(members: tuple[SettingLine | SettingGroup, ...]) -> list[SettingLine]:
+    found: list[SettingLine] = []
     for member in members:
-        found += [member] if isinstance(member, Line) else lines_of(member.members)
+        found += [member] if isinstance(member, SettingLine) else lines_of(member.members)
     return found
 
 

@@ -84,7 +84,7 @@ def test_a_rule_that_never_ends_is_stopped(tmp_path: Path, plugin: Path):
     (tmp_path / "a.py").write_text("FOREVER\n")
     (tmp_path / "b.py").write_text("BAD\n")
     short = (
-        "import nanguard.check.code_check as f; f._SECONDS = 0.3\n"
+        "import nanguard.check.code_check as f; f._CPU_SECONDS_PER_FILE = 0.3\n"
         "from nanguard.cli import main; main()"
     )
     done = subprocess.run(

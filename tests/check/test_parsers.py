@@ -70,7 +70,7 @@ def test_the_real_parser_is_asked_in_a_process_of_its_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     pytest.importorskip("accelerate")
-    monkeypatch.setattr(family_parsers, "_SECONDS", 600)
+    monkeypatch.setattr(family_parsers, "_PARSER_SECONDS", 600)
     good, bad = tmp_path / "good.yaml", tmp_path / "bad.yaml"
     text = "compute_environment: LOCAL_MACHINE\ndistributed_type: 'NO'\nmixed_precision: bf16\n"
     good.write_text(text)

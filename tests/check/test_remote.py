@@ -214,7 +214,7 @@ def test_a_file_that_shrank_or_does_not_fit_is_refused(tmp_path: Path, monkeypat
     system.pipe_file("/run/model.safetensors", b"short")
     with pytest.raises(SourceError, match="it ended early"), mirror.bring(model):
         pass
-    monkeypatch.setattr("nanguard.check.remote_files._ROOM", 1 << 62)
+    monkeypatch.setattr("nanguard.check.remote_files._ROOM_LEFT_BYTES", 1 << 62)
     with pytest.raises(SourceError, match="there is room for 0 MB"), mirror.bring(model):
         pass
 

@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
-from nanguard.advice.checklist_points import Facts, Trace, Verdict, all_points
+from nanguard.advice.checklist_points import PointTrace, PointVerdict, ProjectFacts, all_points
 from nanguard.check.code_check import TooSlowError, cpu_limit
 from nanguard.check.kinds import FileKind
 from nanguard.check.outcome import NotChecked
@@ -37,7 +37,7 @@ _VENDORED = frozenset(
     }
     | {"submodules", "site-packages"}
 )
-_SECONDS = 30.0
+_CPU_SECONDS_FOR_ALL = 30.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ class Checklist:
     checked: tuple[str, ...]
     not_checked: tuple[NotChecked, ...]
 
-    def count(self, verdict: Verdict) -> int:
+    def count(self, verdict: PointVerdict) -> int:
         """Returns how many points have this answer."""
         return sum(answer.verdict is verdict for answer in self.answers)
 
@@ -63,7 +63,7 @@ class Checklist:
         return {
             "schema": SCHEMA,
             "points": [answer.to_json() for answer in self.answers],
-            "counts": {verdict.value: self.count(verdict) for verdict in Verdict},
+            "counts": {verdict.value: self.count(verdict) for verdict in PointVerdict},
             "checked": list(self.checked),
             "not_checked": [entry.to_json() for entry in self.not_checked],
         }
@@ -85,7 +85,7 @@ def fill_in(check: Check, paths: Sequence[str]) -> Checklist:
     selection = check.plan.selection
     ran = [rule.name for kind in KINDS for rule in selection.rules(kind)]
     findings = [seen.finding for seen in check.outcome.seen]
-    facts = Facts.of(traces, findings, ran)
+    facts = ProjectFacts.of(traces, findings, ran)
     return Checklist(
         tuple(point.answer(facts) for point in all_points()),
         tuple(check.outcome.checked),
@@ -93,7 +93,7 @@ def fill_in(check: Check, paths: Sequence[str]) -> Checklist:
     )
 
 
-def _of_code(check: Check, missed: list[NotChecked]) -> Iterator[Trace]:
+def _of_code(check: Check, missed: list[NotChecked]) -> Iterator[PointTrace]:
     """Yields what the project's own code shows; what it carries from others is no evidence."""
     checked = set(check.outcome.checked)
     own = [(path, kind) for path, kind in check.code if not _is_vendored(path)]
@@ -102,7 +102,7 @@ def _of_code(check: Check, missed: list[NotChecked]) -> Iterator[Trace]:
             yield from _bounded(partial(_read, path, kind), path, missed)
 
 
-def _of_configs(check: Check, missed: list[NotChecked]) -> list[Trace]:
+def _of_configs(check: Check, missed: list[NotChecked]) -> list[PointTrace]:
     from nanguard.advice.checklist_traces import config_traces
     from nanguard.check.config.run_config import read_project
 
@@ -110,13 +110,13 @@ def _of_configs(check: Check, missed: list[NotChecked]) -> list[Trace]:
     if not documents:
         return []
 
-    def read() -> list[Trace]:
+    def read() -> list[PointTrace]:
         return [trace for run in read_project(documents) for trace in config_traces(run)]
 
     return _bounded(read, "configurations", missed)
 
 
-def _of_scripts(check: Check, paths: Sequence[str]) -> Iterator[Trace]:
+def _of_scripts(check: Check, paths: Sequence[str]) -> Iterator[PointTrace]:
     from nanguard.advice.checklist_traces import history_traces, is_script, script_traces
     from nanguard.check.paths import Search
 
@@ -126,10 +126,12 @@ def _of_scripts(check: Check, paths: Sequence[str]) -> Iterator[Trace]:
     yield from history_traces(check.plan.root)
 
 
-def _bounded(read: Callable[[], list[Trace]], path: str, missed: list[NotChecked]) -> list[Trace]:
+def _bounded(
+    read: Callable[[], list[PointTrace]], path: str, missed: list[NotChecked]
+) -> list[PointTrace]:
     """Returns what a reading gives; nothing if it fails or takes too long."""
     try:
-        with cpu_limit(_SECONDS), warnings.catch_warnings():
+        with cpu_limit(_CPU_SECONDS_FOR_ALL), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             return read()
     except (SourceError, RecursionError, MemoryError, TooSlowError) as error:
@@ -140,7 +142,7 @@ def _bounded(read: Callable[[], list[Trace]], path: str, missed: list[NotChecked
     return []
 
 
-def _read(path: str, kind: FileKind) -> list[Trace]:
+def _read(path: str, kind: FileKind) -> list[PointTrace]:
     if kind is not FileKind.NOTEBOOK:
         data = read_bytes(path, PYTHON_LIMIT)
         return _traces(Text(path, decode(path, data, python=True).content))
@@ -149,12 +151,14 @@ def _read(path: str, kind: FileKind) -> list[Trace]:
     content = decode(path, read_bytes(path, NOTEBOOK_LIMIT), python=False).content
     notebook = Notebook.read(path, content)
     return [
-        Trace(trace.name, path, notebook.place(trace.line)[0] if trace.line else None, trace.words)
+        PointTrace(
+            trace.name, path, notebook.place(trace.line)[0] if trace.line else None, trace.words
+        )
         for trace in _traces(notebook.code)
     ]
 
 
-def _traces(text: Text) -> list[Trace]:
+def _traces(text: Text) -> list[PointTrace]:
     from nanguard.advice.checklist_traces import FINITE, CodeTraces, syntax_traces
     from nanguard.check.code.code import Code
     from nanguard.check.code.training import Training
@@ -163,10 +167,10 @@ def _traces(text: Text) -> list[Trace]:
     if not code.relevant:
         return []
     if _is_test(text.path):
-        found = [Trace("test", text.path, None, "tests of training code")]
+        found = [PointTrace("test", text.path, None, "tests of training code")]
         for call in Training.of(code).called(*FINITE):
             words = "a test asks for finite numbers"
-            found.append(Trace("finite-test", text.path, call.line or None, words))
+            found.append(PointTrace("finite-test", text.path, call.line or None, words))
         return found
     found = [*CodeTraces(code).all(), *syntax_traces(code)]
     return sorted(found, key=lambda trace: trace.line or 0)

@@ -38,7 +38,7 @@ _DERIVED: tuple[tuple[str, str, tuple[str, ...], str], ...] = (
 
 
 @dataclass(frozen=True, slots=True)
-class Trace:
+class PointTrace:
     """One thing that a file shows.
 
     Attributes:
@@ -55,7 +55,7 @@ class Trace:
 
 
 @dataclass(slots=True)
-class Facts:
+class ProjectFacts:
     """Everything that answers are made from.
 
     Attributes:
@@ -64,12 +64,14 @@ class Facts:
         ran: The rules that looked.
     """
 
-    traces: dict[str, list[Trace]] = field(default_factory=dict)
+    traces: dict[str, list[PointTrace]] = field(default_factory=dict)
     findings: dict[str, list[Finding]] = field(default_factory=dict)
     ran: frozenset[str] = frozenset()
 
     @classmethod
-    def of(cls, traces: Iterable[Trace], findings: Iterable[Finding], ran: Iterable[str]) -> Facts:
+    def of(
+        cls, traces: Iterable[PointTrace], findings: Iterable[Finding], ran: Iterable[str]
+    ) -> ProjectFacts:
         """Returns the facts, with what follows from them."""
         facts = cls(ran=frozenset(ran))
         for trace in traces:
@@ -79,10 +81,10 @@ class Facts:
         for name, there, missing, words in _DERIVED:
             if there in facts.traces and not any(other in facts.traces for other in missing):
                 first = facts.traces[there][0]
-                facts.traces[name] = [Trace(name, first.path, first.line, words)]
+                facts.traces[name] = [PointTrace(name, first.path, first.line, words)]
         return facts
 
-    def shown(self, names: tuple[str, ...]) -> list[Trace]:
+    def shown(self, names: tuple[str, ...]) -> list[PointTrace]:
         """Returns the traces of these names, the first name's first."""
         return [trace for name in names for trace in self.traces.get(name, ())]
 
@@ -94,7 +96,7 @@ class Facts:
 _PLACES = 5
 
 
-class Verdict(str, Enum):
+class PointVerdict(str, Enum):
     """The answer to a point."""
 
     YES = "yes"
@@ -103,7 +105,7 @@ class Verdict(str, Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class TracePlace:
     """Where an answer comes from.
 
     Attributes:
@@ -133,8 +135,8 @@ class Answer:
     """
 
     point: Point
-    verdict: Verdict
-    places: tuple[Place, ...] = ()
+    verdict: PointVerdict
+    places: tuple[TracePlace, ...] = ()
     more: int = 0
 
     def to_json(self) -> dict[str, Any]:
@@ -185,38 +187,40 @@ class Point:
     gap: str = ""
     unsure: tuple[str, ...] = ()
 
-    def answer(self, facts: Facts) -> Answer:
+    def answer(self, facts: ProjectFacts) -> Answer:
         """Returns the answer for a project."""
         against = [
             *(_of_finding(finding) for finding in facts.found(self.faults)),
             *(_of_trace(trace) for trace in facts.shown(self.denied)),
         ]
         if against:
-            return self._answered(Verdict.NO, against)
+            return self._answered(PointVerdict.NO, against)
         shown = [_of_trace(trace) for trace in facts.shown(self.shown)]
         if shown:
-            return self._answered(Verdict.YES, shown)
+            return self._answered(PointVerdict.YES, shown)
         clean = facts.shown(self.clean)
         if clean and facts.ran.issuperset(self.faults):
             words = "the rules found nothing wrong with it"
-            places = [Place(t.path, t.line, f"{t.words}: {words}") for t in clean]
-            return self._answered(Verdict.YES, places)
-        missing = [Place(t.path, t.line, self.gap or t.words) for t in facts.shown(self.missing)]
+            places = [TracePlace(t.path, t.line, f"{t.words}: {words}") for t in clean]
+            return self._answered(PointVerdict.YES, places)
+        missing = [
+            TracePlace(t.path, t.line, self.gap or t.words) for t in facts.shown(self.missing)
+        ]
         if missing and not facts.shown(self.unsure):
-            return self._answered(Verdict.NO, missing)
-        return Answer(self, Verdict.UNKNOWN)
+            return self._answered(PointVerdict.NO, missing)
+        return Answer(self, PointVerdict.UNKNOWN)
 
-    def _answered(self, verdict: Verdict, places: list[Place]) -> Answer:
+    def _answered(self, verdict: PointVerdict, places: list[TracePlace]) -> Answer:
         own = list(dict.fromkeys(places))
         return Answer(self, verdict, tuple(own[:_PLACES]), max(0, len(own) - _PLACES))
 
 
-def _of_finding(finding: Finding) -> Place:
-    return Place(finding.path or "", finding.line, f"{finding.name}: {finding.message}")
+def _of_finding(finding: Finding) -> TracePlace:
+    return TracePlace(finding.path or "", finding.line, f"{finding.name}: {finding.message}")
 
 
-def _of_trace(trace: Trace) -> Place:
-    return Place(trace.path, trace.line, trace.words)
+def _of_trace(trace: PointTrace) -> TracePlace:
+    return TracePlace(trace.path, trace.line, trace.words)
 
 
 DATA: tuple[Point, ...] = (

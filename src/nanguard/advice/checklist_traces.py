@@ -7,8 +7,8 @@ import re
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING
 
-from nanguard.advice.checklist_points import Trace
-from nanguard.check.code.training import CLIPS, Roles, Training, root
+from nanguard.advice.checklist_points import PointTrace
+from nanguard.check.code.training import CLIPS, Training, ValueRoles, root
 from nanguard.check.code.values import kinds_of
 from nanguard.errors import SourceError
 from nanguard.source.text import decode, read_bytes
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from nanguard.check.code.code import Code
     from nanguard.check.code.values import Value
     from nanguard.check.config.document import Leaf
-    from nanguard.check.config.run_config import RunConfig, Setting, Stage
+    from nanguard.check.config.run_config import RunConfig, Setting, TrainingStage
 
 _TRAINERS = frozenset(("huggingface", "axolotl"))
 # Settings that show something where they are above zero, or on: the trace, and their names.
@@ -41,20 +41,20 @@ _KEYS: tuple[tuple[str, re.Pattern[str]], ...] = (
 _NONE = (None, False, "", "none", "no", 0)
 
 
-def config_traces(run: RunConfig) -> Iterator[Trace]:
+def config_traces(run: RunConfig) -> Iterator[PointTrace]:
     """Yields what one run shows."""
     for document in run.documents:
-        yield Trace("configuration", document.path, None, "its keys")
+        yield PointTrace("configuration", document.path, None, "its keys")
     for stage in run.stages:
         yield from _stage(stage)
     for leaf in run.leaves:
         yield from _leaf(leaf)
     if run.family.name in _TRAINERS:
         words = "the Trainer of transformers does it"
-        yield Trace("hf-trainer", run.path, None, words)
+        yield PointTrace("hf-trainer", run.path, None, words)
 
 
-def _stage(stage: Stage) -> Iterator[Trace]:
+def _stage(stage: TrainingStage) -> Iterator[PointTrace]:
     for name, settings in _POSITIVE:
         setting = stage.get(*settings)
         if setting is not None and _is_on(setting):
@@ -72,7 +72,7 @@ def _stage(stage: Stage) -> Iterator[Trace]:
     yield from _precision(stage)
 
 
-def _precision(stage: Stage) -> Iterator[Trace]:
+def _precision(stage: TrainingStage) -> Iterator[PointTrace]:
     claims = stage.precision.claims
     if not claims:
         return
@@ -85,13 +85,13 @@ def _precision(stage: Stage) -> Iterator[Trace]:
         yield _trace("fp16", first)
 
 
-def _ranks(settings: Iterable[Setting]) -> Iterator[Trace]:
+def _ranks(settings: Iterable[Setting]) -> Iterator[PointTrace]:
     for setting in settings:
         if setting.number is not None and (setting.number > 1 or setting.number == -1):
             yield _trace("several-ranks", setting)
 
 
-def _leaf(leaf: Leaf) -> Iterator[Trace]:
+def _leaf(leaf: Leaf) -> Iterator[PointTrace]:
     value = leaf.node.value if leaf.node.kind == "scalar" else "listed"
     text = value.lower() if isinstance(value, str) else value
     if text in _NONE:
@@ -99,9 +99,11 @@ def _leaf(leaf: Leaf) -> Iterator[Trace]:
     dotted = ".".join(leaf.path)
     for name, pattern in _KEYS:
         if pattern.search(leaf.key):
-            yield Trace(name, leaf.document.path, leaf.entry.line, f"{dotted} is set")
+            yield PointTrace(name, leaf.document.path, leaf.entry.line, f"{dotted} is set")
     if leaf.key == "distributed_type" and isinstance(text, str) and text.startswith("multi_"):
-        yield Trace("several-ranks", leaf.document.path, leaf.entry.line, f"{dotted} is {value}")
+        yield PointTrace(
+            "several-ranks", leaf.document.path, leaf.entry.line, f"{dotted} is {value}"
+        )
 
 
 def _is_on(setting: Setting) -> bool:
@@ -110,11 +112,11 @@ def _is_on(setting: Setting) -> bool:
     return setting.text == "auto" or (setting.number is not None and setting.number > 0)
 
 
-def _trace(name: str, setting: Setting) -> Trace:
-    return Trace(name, setting.path, setting.line, f"{setting.key}: {setting.written[:40]}")
+def _trace(name: str, setting: Setting) -> PointTrace:
+    return PointTrace(name, setting.path, setting.line, f"{setting.key}: {setting.written[:40]}")
 
 
-_LIMIT = 256 << 10
+_SCRIPT_BYTES = 256 << 10
 _ENDINGS = frozenset((".sh", ".bash", ".zsh", ".slurm", ".sbatch", ".pbs", ".mk"))
 _NAMES = frozenset(("Makefile", "makefile", "justfile", "Justfile", "Dockerfile", "Procfile"))
 _GUARDED = re.compile(r"\bnanguard\s+run\b|-m\s+nanguard\s+run\b")
@@ -129,33 +131,33 @@ def is_script(path: str) -> bool:
     return pure.suffix.lower() in _ENDINGS or pure.name in _NAMES
 
 
-def script_traces(path: str) -> Iterator[Trace]:
+def script_traces(path: str) -> Iterator[PointTrace]:
     """Yields what a script shows; nothing if it cannot be read."""
     try:
-        content = decode(path, read_bytes(path, _LIMIT), python=False).content
+        content = decode(path, read_bytes(path, _SCRIPT_BYTES), python=False).content
     except SourceError:
         return
     for number, line in enumerate(content.splitlines(), start=1):
         if line.lstrip().startswith("#"):
             continue
         if _GUARDED.search(line):
-            yield Trace("guard", path, number, "nanguard run starts the training")
+            yield PointTrace("guard", path, number, "nanguard run starts the training")
         if _SEVERAL.search(line):
-            yield Trace("several-ranks", path, number, "starts several ranks")
+            yield PointTrace("several-ranks", path, number, "starts several ranks")
 
 
-def history_traces(root: str) -> Iterator[Trace]:
+def history_traces(root: str) -> Iterator[PointTrace]:
     """Yields where versions of a project are kept."""
     folder = Path(root).resolve()
     for place in (folder, *folder.parents):
         if (place / ".git").exists():
-            yield Trace(
+            yield PointTrace(
                 "history", str(place / ".git"), None, "the project is under version control"
             )
             return
     if (folder / ".nanguard" / "configs").is_dir():
         where = str(folder / ".nanguard" / "configs")
-        yield Trace("history", where, None, "changed configurations are kept")
+        yield PointTrace("history", where, None, "changed configurations are kept")
 
 
 FINITE = ("isfinite", "isnan", "isinf")
@@ -223,9 +225,9 @@ class CodeTraces:
     def __init__(self, code: Code) -> None:
         self.code = code
         self.training = Training.of(code)
-        self.roles = Roles.of(code)
+        self.roles = ValueRoles.of(code)
 
-    def all(self) -> Iterator[Trace]:
+    def all(self) -> Iterator[PointTrace]:
         """Yields every trace, in no order."""
         for name, calls, words in _CALLS:
             for call in self.training.called(*calls):
@@ -239,10 +241,10 @@ class CodeTraces:
         yield from self._trainers()
         yield from self._models()
 
-    def _at(self, name: str, value: Value, words: str) -> Trace:
-        return Trace(name, self.code.text.path, value.line or None, words)
+    def _at(self, name: str, value: Value, words: str) -> PointTrace:
+        return PointTrace(name, self.code.text.path, value.line or None, words)
 
-    def _looked_at(self) -> Iterator[Trace]:
+    def _looked_at(self) -> Iterator[PointTrace]:
         for name, operations, words in _LOOKED_AT:
             for value in self.training.called(*operations):
                 worded = any(isinstance(given.const, str) for given in value.inputs)
@@ -252,13 +254,13 @@ class CodeTraces:
             if any(part.op in _PRODUCTS for part in softmax.upstream(24)):
                 yield self._at("attention", softmax, "attention")
 
-    def _loop(self) -> Iterator[Trace]:
+    def _loop(self) -> Iterator[PointTrace]:
         if self.training.trains:
             for step in self.training.steps:
                 yield self._at("step", step, "steps are made here")
         if self.training.several_ranks:
             path = self.code.text.path
-            yield Trace("several-ranks", path, None, "trains on several ranks")
+            yield PointTrace("several-ranks", path, None, "trains on several ranks")
         for made in self.training.called("Guard"):
             if made.path.startswith("nanguard"):
                 yield self._at("guard", made, "a Guard watches every step")
@@ -269,7 +271,7 @@ class CodeTraces:
             if any(p.op in FINITE for given in call.inputs for p in given.upstream(24)):
                 yield self._at("agreed", call, "ranks tell each other whether the step is bad")
 
-    def _checks(self) -> Iterator[Trace]:
+    def _checks(self) -> Iterator[PointTrace]:
         for check in self.training.called(*FINITE):
             given = next((v for v in check.inputs if v.path not in ("math", "numpy")), None)
             if given is None:
@@ -282,7 +284,7 @@ class CodeTraces:
             elif not any(part.has("network") for part in root(given).upstream(12)):
                 yield self._at("input-check", check, f"{check.op} on an input")
 
-    def _clips(self) -> Iterator[Trace]:
+    def _clips(self) -> Iterator[PointTrace]:
         for clip in self.training.clips:
             bare = isinstance(self.code.parents.get(clip.node), ast.Expr) if clip.node else True
             if clip.op != "clip_grad_norm" and "norm" not in clip.name:
@@ -297,7 +299,7 @@ class CodeTraces:
             if "max_norm" in step.keywords:
                 yield self._at("clip", step, "the guard clips gradients")
 
-    def _files(self) -> Iterator[Trace]:
+    def _files(self) -> Iterator[PointTrace]:
         for call in self.training.called("save"):
             if call.path.startswith(("torch.save", "torch.distributed.checkpoint")):
                 yield self._at("save", call, "writes a checkpoint")
@@ -311,7 +313,7 @@ class CodeTraces:
             if call.path.startswith(("wandb.", "mlflow.", "swanlab.", "trackio.")):
                 yield self._at("metrics", call, "writes metrics down")
 
-    def _settings(self) -> Iterator[Trace]:
+    def _settings(self) -> Iterator[PointTrace]:
         for name, calls in self.training.calls.items():
             for call in [call for call in calls if "profiler" not in call.path]:
                 told = next((key for key in call.keywords if _WARM.search(key)), "")
@@ -321,14 +323,14 @@ class CodeTraces:
                 if call.path.startswith("torch.optim.") and "lr" in call.keywords:
                     yield from self._rate(call)
 
-    def _rate(self, optimizer: Value) -> Iterator[Trace]:
+    def _rate(self, optimizer: Value) -> Iterator[PointTrace]:
         rate = optimizer.keywords["lr"].number()
         adaptive = "adam" in optimizer.path.lower()
         if rate is not None and 0 < rate <= (1e-3 if adaptive else 0.1):
             name = optimizer.path.rpartition(".")[2]
             yield self._at("rate-low", optimizer, f"{name} with lr {rate:g}")
 
-    def _trainers(self) -> Iterator[Trace]:
+    def _trainers(self) -> Iterator[PointTrace]:
         for made in [v for name, v in self._made() if name.endswith("Trainer")]:
             if _HF.search(made.path):
                 yield self._at("hf-trainer", made, "the Trainer of transformers does it")
@@ -341,7 +343,7 @@ class CodeTraces:
             if name.endswith(("Arguments", "Config")) and _HF.search(made.path):
                 yield from self._arguments(made)
 
-    def _arguments(self, made: Value) -> Iterator[Trace]:
+    def _arguments(self, made: Value) -> Iterator[PointTrace]:
         given = made.keywords
         if "logging_nan_inf_filter" in given and given["logging_nan_inf_filter"].const is False:
             yield self._at("nan-filter-off", made, "logging_nan_inf_filter=False")
@@ -352,11 +354,11 @@ class CodeTraces:
         if any(given[key].const for key in ("fp16", "bf16") if key in given):
             yield self._at("half", made, "computes in half precision")
 
-    def _models(self) -> Iterator[Trace]:
+    def _models(self) -> Iterator[PointTrace]:
         for cls in self.code.classes.values():
             if cls.is_module():
                 path, line = self.code.text.path, cls.node.lineno
-                yield Trace("model", path, line, f"the parameters of {cls.name}")
+                yield PointTrace("model", path, line, f"the parameters of {cls.name}")
         for name, calls in self.training.calls.items():
             for call in calls:
                 if _FOREIGN.search(call.path) or name == "from_pretrained":
@@ -369,7 +371,7 @@ class CodeTraces:
                 if name in ("clamp", "clip", "minimum") and call.inputs[:1]:
                     yield from self._bound(call)
 
-    def _bound(self, clamp: Value) -> Iterator[Trace]:
+    def _bound(self, clamp: Value) -> Iterator[PointTrace]:
         upper = clamp.arg(2, "max") or (clamp.arg(1, "other") if clamp.op == "minimum" else None)
         if upper is not None and clamp.inputs[0].has("weights"):
             yield self._at("weights-bounded", clamp, "weights have an upper bound")
@@ -387,7 +389,7 @@ _LOGS = frozenset(
     ("log", "log_dict", "info", "print", "add_scalar", "add_scalars", "write", "set_postfix",
      "writerow", "log_metrics")
 )  # fmt: skip
-_WHOLE = re.compile(
+_WHOLE_NAME = re.compile(
     r"(?:(?:total|train|training|val|valid|validation|eval|test|epoch|running|avg|mean|best|sum"
     r"|cum|step|batch|final|loss)_?)*(?:loss(?:es)?)(?:_?(?:sum|total|val|value|item|avg|mean))?"
 )
@@ -400,7 +402,7 @@ _TRIAL = re.compile(
 )
 
 
-def syntax_traces(code: Code) -> Iterator[Trace]:
+def syntax_traces(code: Code) -> Iterator[PointTrace]:
     """Yields what the syntax of a file shows."""
     training = Training.of(code)
     steps = {id(step.node) for step in training.steps}
@@ -412,30 +414,30 @@ def syntax_traces(code: Code) -> Iterator[Trace]:
         if isinstance(node, ast.Call):
             yield from _logged(code, node)
         if isinstance(node, ast.Compare) and any(_WARMUP.search(name) for name in _names(node)):
-            yield Trace("warmup", code.text.path, node.lineno, "the rate is warmed up by hand")
+            yield PointTrace("warmup", code.text.path, node.lineno, "the rate is warmed up by hand")
         yield from _trial(code, node)
 
 
-def _label_check(code: Code, node: ast.Assert | ast.If) -> Iterator[Trace]:
+def _label_check(code: Code, node: ast.Assert | ast.If) -> Iterator[PointTrace]:
     if isinstance(node, ast.If) and not any(isinstance(s, ast.Raise) for s in node.body):
         return
     for compare in ast.walk(node.test):
         ordered = isinstance(compare, ast.Compare) and isinstance(compare.ops[0], _ORDERED)
         if ordered and any("labels" in kinds_of(name) for name in _names(compare)):
-            yield Trace(
+            yield PointTrace(
                 "label-check", code.text.path, node.lineno, "labels are compared and refused"
             )
             return
 
 
-def _skip(code: Code, node: ast.If, steps: set[int]) -> Iterator[Trace]:
+def _skip(code: Code, node: ast.If, steps: set[int]) -> Iterator[PointTrace]:
     """Yields a condition on finite numbers that leaves a step out."""
     if not any(name in FINITE for name in _names(node.test)) and not _asks(code, node.test):
         return
     leaves = any(isinstance(inner, _LEAVES) for inner in node.body)
     holds = any(id(inner) in steps for part in node.body for inner in ast.walk(part))
     if leaves or holds:
-        yield Trace("skip", code.text.path, node.lineno, "a bad step is left out here")
+        yield PointTrace("skip", code.text.path, node.lineno, "a bad step is left out here")
 
 
 def _asks(code: Code, test: ast.expr) -> bool:
@@ -447,7 +449,7 @@ def _asks(code: Code, test: ast.expr) -> bool:
     return False
 
 
-def _logged(code: Code, call: ast.Call) -> Iterator[Trace]:
+def _logged(code: Code, call: ast.Call) -> Iterator[PointTrace]:
     name = call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
     if name == "loss" and len(call.keywords) > 1:
         terms = [k.arg for k in call.keywords if k.arg]
@@ -457,7 +459,7 @@ def _logged(code: Code, call: ast.Call) -> Iterator[Trace]:
         return
     if len(terms) > 1:
         listed = ", ".join(terms[:4])
-        yield Trace("loss-terms", code.text.path, call.lineno, f"reports {listed}")
+        yield PointTrace("loss-terms", code.text.path, call.lineno, f"reports {listed}")
 
 
 def _terms(call: ast.Call) -> list[str]:
@@ -466,18 +468,20 @@ def _terms(call: ast.Call) -> list[str]:
     for argument in (*call.args, *(keyword.value for keyword in call.keywords)):
         for name in _names(argument):
             low = name.lower()
-            if "loss" in kinds_of(name) and not (_WHOLE.fullmatch(low) or _NO_TERM.search(low)):
+            if "loss" in kinds_of(name) and not (
+                _WHOLE_NAME.fullmatch(low) or _NO_TERM.search(low)
+            ):
                 found[name] = None
     return list(found)
 
 
-def _trial(code: Code, node: ast.AST) -> Iterator[Trace]:
+def _trial(code: Code, node: ast.AST) -> Iterator[PointTrace]:
     name = node.arg if isinstance(node, (ast.keyword, ast.arg)) else ""
     if isinstance(node, ast.Constant) and isinstance(node.value, str) and len(node.value) < 40:
         name = node.value.lstrip("-").replace("-", "_")
     if name and _TRIAL.match(name):
         words = f"{name}: a part of the data can be tried"
-        yield Trace("small-trial", code.text.path, getattr(node, "lineno", None), words)
+        yield PointTrace("small-trial", code.text.path, getattr(node, "lineno", None), words)
 
 
 def _names(node: ast.AST) -> Iterator[str]:

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from nanguard.advice import preset_notes as notes
 from nanguard.advice.preset_writer import (
     Config,
-    Line,
-    Section,
+    SettingGroup,
+    SettingLine,
     comment,
     heading,
     notes_of,
@@ -39,25 +39,29 @@ def accelerate_config(values: Values) -> Config:
     return Config((*header, "", inside), _accelerate_members(values))
 
 
-def _accelerate_members(values: Values) -> tuple[Line, ...]:
+def _accelerate_members(values: Values) -> tuple[SettingLine, ...]:
     mixed = "no" if values.precision == "fp32" else values.precision
     return (
-        Line("compute_environment", "LOCAL_MACHINE", "One machine, no cluster manager."),
-        Line("distributed_type", "MULTI_GPU", "One process for each GPU; NO for a single one."),
-        Line(
+        SettingLine("compute_environment", "LOCAL_MACHINE", "One machine, no cluster manager."),
+        SettingLine(
+            "distributed_type", "MULTI_GPU", "One process for each GPU; NO for a single one."
+        ),
+        SettingLine(
             "mixed_precision",
             mixed,
             f"{notes.precision(values)} The trainer's own amp, bf16 or fp16 setting has to agree.",
         ),
-        Line("num_machines", 1, "More machines need main_process_ip and main_process_port."),
-        Line("num_processes", 2, "As many as there are GPUs. The whole batch grows with it."),
-        Line("machine_rank", 0, "Which of several machines this one is."),
-        Line("gpu_ids", "all", "Such as 0,1 to leave GPUs to others."),
-        Line("main_training_function", "main", "Only TPUs read it."),
-        Line("rdzv_backend", "static", "c10d where machines come and go."),
-        Line("same_network", value=True, note="Whether all machines are in one network."),
-        Line("use_cpu", value=False, note="true for a trial without GPUs."),
-        Line(
+        SettingLine("num_machines", 1, "More machines need main_process_ip and main_process_port."),
+        SettingLine(
+            "num_processes", 2, "As many as there are GPUs. The whole batch grows with it."
+        ),
+        SettingLine("machine_rank", 0, "Which of several machines this one is."),
+        SettingLine("gpu_ids", "all", "Such as 0,1 to leave GPUs to others."),
+        SettingLine("main_training_function", "main", "Only TPUs read it."),
+        SettingLine("rdzv_backend", "static", "c10d where machines come and go."),
+        SettingLine("same_network", value=True, note="Whether all machines are in one network."),
+        SettingLine("use_cpu", value=False, note="true for a trial without GPUs."),
+        SettingLine(
             "debug",
             values.level == "safe",
             "Compares the shapes of what ranks exchange, and fails instead of hanging. false once "
@@ -79,65 +83,86 @@ def deepspeed_config(values: Values) -> Config:
             f"Checkpoints are the script's: engine.save_checkpoint. {notes.save(values)}",
         ),
         (
-            Line("train_micro_batch_size_per_gpu", values.task.batch, notes.BATCH),
-            Line("gradient_accumulation_steps", values.accumulation, notes.accumulation(values)),
-            Line("gradient_clipping", values.clip, notes.clip(values)),
+            SettingLine("train_micro_batch_size_per_gpu", values.task.batch, notes.BATCH),
+            SettingLine(
+                "gradient_accumulation_steps", values.accumulation, notes.accumulation(values)
+            ),
+            SettingLine("gradient_clipping", values.clip, notes.clip(values)),
             _deepspeed_optimizer(values),
             _deepspeed_scheduler(values),
             *_deepspeed_precision(values),
             _deepspeed_zero(),
-            Line("steps_per_print", 10, notes.LOG),
+            SettingLine("steps_per_print", 10, notes.LOG),
         ),
     )
 
 
-def _deepspeed_optimizer(values: Values) -> Section:
+def _deepspeed_optimizer(values: Values) -> SettingGroup:
     params = (
-        Line("lr", values.lr, notes.rate(values)),
-        Line("betas", (0.9, values.task.beta2), notes.BETA2),
-        Line("eps", 1e-8, notes.eps(values)),
-        Line("weight_decay", values.task.weight_decay, notes.decay(values)),
+        SettingLine("lr", values.lr, notes.rate(values)),
+        SettingLine("betas", (0.9, values.task.beta2), notes.BETA2),
+        SettingLine("eps", 1e-8, notes.eps(values)),
+        SettingLine("weight_decay", values.task.weight_decay, notes.decay(values)),
     )
-    return Section("optimizer", (Line("type", "AdamW", notes.OPTIMIZER), Section("params", params)))
+    return SettingGroup(
+        "optimizer", (SettingLine("type", "AdamW", notes.OPTIMIZER), SettingGroup("params", params))
+    )
 
 
-def _deepspeed_scheduler(values: Values) -> Section:
+def _deepspeed_scheduler(values: Values) -> SettingGroup:
     first = "The first steps take a tenth of the rate. Lower it if the very first steps break."
     params = (
-        Line("total_num_steps", values.steps(values.task.length), notes.length(values)),
-        Line("warmup_num_steps", values.steps(values.warmup), notes.warmup(values)),
-        Line("warmup_min_ratio", 0.1, first),
-        Line("cos_min_ratio", round(values.floor / values.lr, 4), notes.floor(values)),
+        SettingLine("total_num_steps", values.steps(values.task.length), notes.length(values)),
+        SettingLine("warmup_num_steps", values.steps(values.warmup), notes.warmup(values)),
+        SettingLine("warmup_min_ratio", 0.1, first),
+        SettingLine("cos_min_ratio", round(values.floor / values.lr, 4), notes.floor(values)),
     )
-    return Section(
-        "scheduler", (Line("type", "WarmupCosineLR", notes.schedule()), Section("params", params))
+    return SettingGroup(
+        "scheduler",
+        (SettingLine("type", "WarmupCosineLR", notes.schedule()), SettingGroup("params", params)),
     )
 
 
-def _deepspeed_precision(values: Values) -> tuple[Section, ...]:
-    bf16 = Section("bf16", (Line("enabled", values.precision == "bf16", notes.precision(values)),))
-    half = Line("enabled", values.precision == "fp16", "Never together with bf16.")
+def _deepspeed_precision(values: Values) -> tuple[SettingGroup, ...]:
+    bf16 = SettingGroup(
+        "bf16", (SettingLine("enabled", values.precision == "bf16", notes.precision(values)),)
+    )
+    half = SettingLine("enabled", values.precision == "fp16", "Never together with bf16.")
     if values.precision == "fp16":
-        fp16 = Section(
+        fp16 = SettingGroup(
             "fp16",
             (
                 half,
-                Line("loss_scale", 0, "0 finds the scale while training. A number fixes it."),
-                Line("initial_scale_power", values.scale_power, notes.scale(values)),
-                Line("loss_scale_window", 1000, "Good steps before the scale is raised again."),
-                Line("hysteresis", 2, "Bad steps before the scale is lowered."),
-                Line("min_loss_scale", 1, "At 1 the scale is not what is wrong: look for NaN."),
+                SettingLine(
+                    "loss_scale", 0, "0 finds the scale while training. A number fixes it."
+                ),
+                SettingLine("initial_scale_power", values.scale_power, notes.scale(values)),
+                SettingLine(
+                    "loss_scale_window", 1000, "Good steps before the scale is raised again."
+                ),
+                SettingLine("hysteresis", 2, "Bad steps before the scale is lowered."),
+                SettingLine(
+                    "min_loss_scale", 1, "At 1 the scale is not what is wrong: look for NaN."
+                ),
             ),
         )
     else:
-        fp16 = Section("fp16", (half,))
-    kept = Line("grad_accum_dtype", "fp32", "Many small gradients vanish when added in half.")
-    return (bf16, fp16, *((Section("data_types", (kept,)),) if values.precision != "fp32" else ()))
+        fp16 = SettingGroup("fp16", (half,))
+    kept = SettingLine(
+        "grad_accum_dtype", "fp32", "Many small gradients vanish when added in half."
+    )
+    return (
+        bf16,
+        fp16,
+        *((SettingGroup("data_types", (kept,)),) if values.precision != "fp32" else ()),
+    )
 
 
-def _deepspeed_zero() -> Section:
-    stage = Line("stage", 2, "Shares optimizer state and gradients. 3 only if weights do not fit.")
-    return Section("zero_optimization", (stage,))
+def _deepspeed_zero() -> SettingGroup:
+    stage = SettingLine(
+        "stage", 2, "Shares optimizer state and gradients. 3 only if weights do not fit."
+    )
+    return SettingGroup("zero_optimization", (stage,))
 
 
 def hf_config(values: Values) -> Config:
@@ -145,12 +170,14 @@ def hf_config(values: Values) -> Config:
     return Config(
         notes.header(values, "TrainingArguments", "python train.py CONFIG"),
         (
-            Line("output_dir", "runs/stable", "Checkpoints and the log go here."),
-            Line("seed", 42, notes.SEED),
+            SettingLine("output_dir", "runs/stable", "Checkpoints and the log go here."),
+            SettingLine("seed", 42, notes.SEED),
             *_hf_length(values),
-            Line("per_device_train_batch_size", values.task.batch, notes.BATCH),
-            Line("gradient_accumulation_steps", values.accumulation, notes.accumulation(values)),
-            Line("dataloader_drop_last", value=True, note=notes.DROP_LAST),
+            SettingLine("per_device_train_batch_size", values.task.batch, notes.BATCH),
+            SettingLine(
+                "gradient_accumulation_steps", values.accumulation, notes.accumulation(values)
+            ),
+            SettingLine("dataloader_drop_last", value=True, note=notes.DROP_LAST),
             *_hf_optimizer(values),
             *_hf_precision(values),
             *_hf_smoothing(values),
@@ -159,62 +186,64 @@ def hf_config(values: Values) -> Config:
     )
 
 
-def _hf_length(values: Values) -> tuple[Line, ...]:
+def _hf_length(values: Values) -> tuple[SettingLine, ...]:
     key = "num_train_epochs" if values.by_epochs else "max_steps"
-    return (Line(key, values.task.length, notes.length(values)),)
+    return (SettingLine(key, values.task.length, notes.length(values)),)
 
 
-def _hf_optimizer(values: Values) -> tuple[Line | Section, ...]:
+def _hf_optimizer(values: Values) -> tuple[SettingLine | SettingGroup, ...]:
     task = values.task
     if values.by_epochs:
-        warmup = Line("warmup_ratio", values.warmup_ratio, notes.warmup(values))
+        warmup = SettingLine("warmup_ratio", values.warmup_ratio, notes.warmup(values))
     else:
-        warmup = Line("warmup_steps", values.warmup, notes.warmup(values))
+        warmup = SettingLine("warmup_steps", values.warmup, notes.warmup(values))
     return (
-        Line("optim", "adamw_torch", notes.OPTIMIZER),
-        Line("learning_rate", values.lr, notes.rate(values)),
-        Line("lr_scheduler_type", "cosine_with_min_lr", notes.schedule()),
-        Section("lr_scheduler_kwargs", (Line("min_lr", values.floor, notes.floor(values)),)),
+        SettingLine("optim", "adamw_torch", notes.OPTIMIZER),
+        SettingLine("learning_rate", values.lr, notes.rate(values)),
+        SettingLine("lr_scheduler_type", "cosine_with_min_lr", notes.schedule()),
+        SettingGroup(
+            "lr_scheduler_kwargs", (SettingLine("min_lr", values.floor, notes.floor(values)),)
+        ),
         warmup,
-        Line("weight_decay", task.weight_decay, notes.decay(values)),
-        Line("adam_beta2", task.beta2, notes.BETA2),
-        Line("adam_epsilon", 1e-8, notes.eps(values)),
-        Line("max_grad_norm", values.clip, notes.clip(values)),
+        SettingLine("weight_decay", task.weight_decay, notes.decay(values)),
+        SettingLine("adam_beta2", task.beta2, notes.BETA2),
+        SettingLine("adam_epsilon", 1e-8, notes.eps(values)),
+        SettingLine("max_grad_norm", values.clip, notes.clip(values)),
     )
 
 
-def _hf_precision(values: Values) -> tuple[Line, ...]:
+def _hf_precision(values: Values) -> tuple[SettingLine, ...]:
     other = "Only one of the two; the Accelerate or DeepSpeed file beside it has to agree."
     return (
-        Line("bf16", values.precision == "bf16", notes.precision(values)),
-        Line("fp16", values.precision == "fp16", other),
+        SettingLine("bf16", values.precision == "bf16", notes.precision(values)),
+        SettingLine("fp16", values.precision == "fp16", other),
     )
 
 
-def _hf_smoothing(values: Values) -> tuple[Line, ...]:
+def _hf_smoothing(values: Values) -> tuple[SettingLine, ...]:
     if values.task.smoothing is None:
         return ()
-    return (Line("label_smoothing_factor", values.task.smoothing, notes.SMOOTHING),)
+    return (SettingLine("label_smoothing_factor", values.task.smoothing, notes.SMOOTHING),)
 
 
-def _hf_saving(values: Values) -> tuple[Line, ...]:
+def _hf_saving(values: Values) -> tuple[SettingLine, ...]:
     if values.by_epochs:
         # The trainer knows no "every second epoch", so all levels save after each of them.
         epoch = (
             "A checkpoint after every epoch: what a run that breaks loses at most. For long "
             "epochs: steps, with save_steps."
         )
-        saves = [Line("save_strategy", "epoch", epoch)]
+        saves = [SettingLine("save_strategy", "epoch", epoch)]
     else:
         saves = [
-            Line("save_strategy", "steps", "Counted in steps, as epochs may be long."),
-            Line("save_steps", values.save, notes.save(values)),
+            SettingLine("save_strategy", "steps", "Counted in steps, as epochs may be long."),
+            SettingLine("save_steps", values.save, notes.save(values)),
         ]
     return (
         *saves,
-        Line("save_total_limit", 3, notes.KEEP),
-        Line("logging_steps", 10, notes.LOG),
-        Line(
+        SettingLine("save_total_limit", 3, notes.KEEP),
+        SettingLine("logging_steps", 10, notes.LOG),
+        SettingLine(
             "logging_nan_inf_filter",
             value=False,
             note="On by default, it leaves NaN out of the mean, and the log looks healthy.",
@@ -290,7 +319,7 @@ def lightning_config(values: Values) -> Config:
     return Config(
         header,
         (
-            Line("seed_everything", 42, notes.SEED),
+            SettingLine("seed_everything", 42, notes.SEED),
             _lightning_trainer(values),
             _lightning_optimizer(values),
             _lightning_scheduler(values),
@@ -303,20 +332,26 @@ def _lightning_epochs(values: Values, length: int) -> int:
     return length if values.by_epochs else max(1, length // EPOCH)
 
 
-def _lightning_trainer(values: Values) -> Section:
-    return Section(
+def _lightning_trainer(values: Values) -> SettingGroup:
+    return SettingGroup(
         "trainer",
         (
-            Line("accelerator", "auto", "gpu, to fail where there is none."),
-            Line("devices", "auto", "All of them. The whole batch grows with it."),
-            Line("precision", _LIGHTNING_PRECISION[values.precision], notes.precision(values)),
-            Line("max_epochs", _lightning_epochs(values, values.task.length), notes.length(values)),
+            SettingLine("accelerator", "auto", "gpu, to fail where there is none."),
+            SettingLine("devices", "auto", "All of them. The whole batch grows with it."),
+            SettingLine(
+                "precision", _LIGHTNING_PRECISION[values.precision], notes.precision(values)
+            ),
+            SettingLine(
+                "max_epochs", _lightning_epochs(values, values.task.length), notes.length(values)
+            ),
             *_lightning_part_of_epoch(values),
-            Line("accumulate_grad_batches", values.accumulation, notes.accumulation(values)),
-            Line("gradient_clip_val", values.clip, notes.clip(values)),
-            Line("gradient_clip_algorithm", "norm", "By norm keeps the direction; value does not."),
-            Line("log_every_n_steps", 10, notes.LOG),
-            Line(
+            SettingLine("accumulate_grad_batches", values.accumulation, notes.accumulation(values)),
+            SettingLine("gradient_clip_val", values.clip, notes.clip(values)),
+            SettingLine(
+                "gradient_clip_algorithm", "norm", "By norm keeps the direction; value does not."
+            ),
+            SettingLine("log_every_n_steps", 10, notes.LOG),
+            SettingLine(
                 "detect_anomaly",
                 value=False,
                 note="nanguard explains bad steps only. Anomaly mode slows every step down.",
@@ -326,11 +361,11 @@ def _lightning_trainer(values: Values) -> Section:
     )
 
 
-def _lightning_part_of_epoch(values: Values) -> tuple[Line, ...]:
+def _lightning_part_of_epoch(values: Values) -> tuple[SettingLine, ...]:
     if values.by_epochs:
         return ()
     return (
-        Line(
+        SettingLine(
             "limit_train_batches",
             EPOCH * values.accumulation,
             f"An epoch is {EPOCH} steps here, as the command line moves the schedule by epochs.",
@@ -338,50 +373,54 @@ def _lightning_part_of_epoch(values: Values) -> tuple[Line, ...]:
     )
 
 
-def _lightning_checkpoints(values: Values) -> Section:
+def _lightning_checkpoints(values: Values) -> SettingGroup:
     if values.by_epochs or values.save >= EPOCH:
-        often = Line("every_n_epochs", _lightning_epochs(values, values.save), notes.save(values))
+        often = SettingLine(
+            "every_n_epochs", _lightning_epochs(values, values.save), notes.save(values)
+        )
     else:
-        often = Line("every_n_train_steps", values.save, notes.save(values))
-    keep = Line("save_top_k", -1, f"-1 keeps all. {notes.KEEP}")
-    last = Line("save_last", value=True, note="A name that is always there to resume from.")
-    return Section(
+        often = SettingLine("every_n_train_steps", values.save, notes.save(values))
+    keep = SettingLine("save_top_k", -1, f"-1 keeps all. {notes.KEEP}")
+    last = SettingLine("save_last", value=True, note="A name that is always there to resume from.")
+    return SettingGroup(
         "callbacks",
         (
-            Line("class_path", "lightning.pytorch.callbacks.ModelCheckpoint", ""),
-            Section("init_args", (often, keep, last)),
+            SettingLine("class_path", "lightning.pytorch.callbacks.ModelCheckpoint", ""),
+            SettingGroup("init_args", (often, keep, last)),
         ),
         listed=True,
     )
 
 
-def _lightning_optimizer(values: Values) -> Section:
+def _lightning_optimizer(values: Values) -> SettingGroup:
     arguments = (
-        Line("lr", values.lr, notes.rate(values)),
-        Line("betas", (0.9, values.task.beta2), notes.BETA2),
-        Line("eps", 1e-8, notes.eps(values)),
-        Line("weight_decay", values.task.weight_decay, notes.decay(values)),
+        SettingLine("lr", values.lr, notes.rate(values)),
+        SettingLine("betas", (0.9, values.task.beta2), notes.BETA2),
+        SettingLine("eps", 1e-8, notes.eps(values)),
+        SettingLine("weight_decay", values.task.weight_decay, notes.decay(values)),
     )
-    path = Line("class_path", "torch.optim.AdamW", notes.OPTIMIZER)
-    return Section("optimizer", (path, Section("init_args", arguments)))
+    path = SettingLine("class_path", "torch.optim.AdamW", notes.OPTIMIZER)
+    return SettingGroup("optimizer", (path, SettingGroup("init_args", arguments)))
 
 
-def _lightning_scheduler(values: Values) -> Section:
+def _lightning_scheduler(values: Values) -> SettingGroup:
     start = "The first epoch takes a tenth of the rate. Raise it if the very first steps break."
     end = f"The last rate is the first, divided by this. {notes.floor(values)}"
     arguments = (
-        Line("max_lr", values.lr, "The same as the optimizer's lr."),
-        Line(
+        SettingLine("max_lr", values.lr, "The same as the optimizer's lr."),
+        SettingLine(
             "total_steps", _lightning_epochs(values, values.task.length), "The same as max_epochs."
         ),
-        Line("pct_start", values.warmup_ratio, notes.warmup(values)),
-        Line("anneal_strategy", "cos", "Up and down along a cosine: no jump anywhere."),
-        Line("div_factor", _ONE_CYCLE_START, start),
-        Line("final_div_factor", round(values.lr / _ONE_CYCLE_START / values.floor, 4), end),
-        Line("cycle_momentum", value=False, note="Otherwise AdamW's first beta would move too."),
+        SettingLine("pct_start", values.warmup_ratio, notes.warmup(values)),
+        SettingLine("anneal_strategy", "cos", "Up and down along a cosine: no jump anywhere."),
+        SettingLine("div_factor", _ONE_CYCLE_START, start),
+        SettingLine("final_div_factor", round(values.lr / _ONE_CYCLE_START / values.floor, 4), end),
+        SettingLine(
+            "cycle_momentum", value=False, note="Otherwise AdamW's first beta would move too."
+        ),
     )
-    path = Line("class_path", "torch.optim.lr_scheduler.OneCycleLR", "Warm-up, then cosine.")
-    return Section("lr_scheduler", (path, Section("init_args", arguments)))
+    path = SettingLine("class_path", "torch.optim.lr_scheduler.OneCycleLR", "Warm-up, then cosine.")
+    return SettingGroup("lr_scheduler", (path, SettingGroup("init_args", arguments)))
 
 
 _AMP_TYPES = {"bf16": "bfloat16", "fp16": "float16"}
@@ -392,112 +431,118 @@ def plain_config(values: Values) -> Config:
     return Config(
         notes.header(values, "Settings of a training run", "python train.py --config CONFIG"),
         (
-            Line("seed", 42, notes.SEED),
+            SettingLine("seed", 42, notes.SEED),
             _plain_optimizer(values),
             _plain_scheduler(values),
             _plain_training(values),
             _plain_amp(values),
             *_plain_task(values),
-            Section("data", (Line("drop_last", value=True, note=notes.DROP_LAST),)),
+            SettingGroup("data", (SettingLine("drop_last", value=True, note=notes.DROP_LAST),)),
             _plain_checkpoint(values),
-            Section("logging", (Line("every_n_steps", 10, notes.LOG),)),
+            SettingGroup("logging", (SettingLine("every_n_steps", 10, notes.LOG),)),
         ),
     )
 
 
-def _plain_optimizer(values: Values) -> Section:
+def _plain_optimizer(values: Values) -> SettingGroup:
     task = values.task
-    return Section(
+    return SettingGroup(
         "optimizer",
         (
-            Line("name", "adamw", notes.OPTIMIZER),
-            Line("lr", values.lr, notes.rate(values)),
-            Line("weight_decay", task.weight_decay, notes.decay(values)),
-            Line("betas", (0.9, task.beta2), notes.BETA2),
-            Line("eps", 1e-8, notes.eps(values)),
+            SettingLine("name", "adamw", notes.OPTIMIZER),
+            SettingLine("lr", values.lr, notes.rate(values)),
+            SettingLine("weight_decay", task.weight_decay, notes.decay(values)),
+            SettingLine("betas", (0.9, task.beta2), notes.BETA2),
+            SettingLine("eps", 1e-8, notes.eps(values)),
         ),
     )
 
 
-def _plain_scheduler(values: Values) -> Section:
-    return Section(
+def _plain_scheduler(values: Values) -> SettingGroup:
+    return SettingGroup(
         "scheduler",
         (
-            Line("name", "cosine", notes.schedule()),
-            Line(f"warmup_{values.task.unit}", values.warmup, notes.warmup(values)),
-            Line(
+            SettingLine("name", "cosine", notes.schedule()),
+            SettingLine(f"warmup_{values.task.unit}", values.warmup, notes.warmup(values)),
+            SettingLine(
                 "warmup_start_factor",
                 0.1,
                 "The first steps take a tenth of the rate. Lower it if the very first steps break.",
             ),
-            Line("min_lr", values.floor, notes.floor(values)),
+            SettingLine("min_lr", values.floor, notes.floor(values)),
         ),
     )
 
 
-def _plain_training(values: Values) -> Section:
+def _plain_training(values: Values) -> SettingGroup:
     key = "epochs" if values.by_epochs else "max_steps"
-    return Section(
+    return SettingGroup(
         "training",
         (
-            Line(key, values.task.length, notes.length(values)),
-            Line("batch_size", values.task.batch, notes.BATCH),
-            Line("gradient_accumulation_steps", values.accumulation, notes.accumulation(values)),
-            Line("max_grad_norm", values.clip, notes.clip(values)),
+            SettingLine(key, values.task.length, notes.length(values)),
+            SettingLine("batch_size", values.task.batch, notes.BATCH),
+            SettingLine(
+                "gradient_accumulation_steps", values.accumulation, notes.accumulation(values)
+            ),
+            SettingLine("max_grad_norm", values.clip, notes.clip(values)),
         ),
     )
 
 
-def _plain_amp(values: Values) -> Section:
+def _plain_amp(values: Values) -> SettingGroup:
     half = values.precision != "fp32"
-    members = [Line("enabled", half, notes.precision(values))]
+    members = [SettingLine("enabled", half, notes.precision(values))]
     if half:
         members.append(
-            Line("dtype", _AMP_TYPES[values.precision], "The type that autocast computes in.")
+            SettingLine(
+                "dtype", _AMP_TYPES[values.precision], "The type that autocast computes in."
+            )
         )
     if values.precision == "fp16":
         members += [
-            Line("grad_scaler", value=True, note="Small gradients are 0 without it. Never off."),
-            Line("init_scale", 2**values.scale_power, notes.scale(values)),
+            SettingLine(
+                "grad_scaler", value=True, note="Small gradients are 0 without it. Never off."
+            ),
+            SettingLine("init_scale", 2**values.scale_power, notes.scale(values)),
         ]
-    return Section("amp", tuple(members))
+    return SettingGroup("amp", tuple(members))
 
 
-def _plain_task(values: Values) -> tuple[Section, ...]:
+def _plain_task(values: Values) -> tuple[SettingGroup, ...]:
     """Returns what only some tasks have."""
-    loss: list[Line] = []
+    loss: list[SettingLine] = []
     if values.task.smoothing is not None:
-        loss.append(Line("label_smoothing", values.task.smoothing, notes.SMOOTHING))
+        loss.append(SettingLine("label_smoothing", values.task.smoothing, notes.SMOOTHING))
     if values.name == "diffusion":
         loss.append(
-            Line(
+            SettingLine(
                 "max_weight",
                 100.0,
                 "Loss weights over diffusion time grow without bound near its ends; bound them "
                 "here. Lower it if single time steps still rule the loss.",
             )
         )
-    sections = [Section("loss", tuple(loss))] if loss else []
+    sections = [SettingGroup("loss", tuple(loss))] if loss else []
     if values.name == "multidataset":
-        off = Line(
+        off = SettingLine(
             "enable_logits_masking",
             value=False,
             note="A wrong label map masks the target's own class, and the loss is inf. Turn it on "
             "again as the last step of the plan, with -1e4 instead of -inf and label_smoothing at "
             "0: smoothing gives masked classes a share of the target.",
         )
-        sections.append(Section("datasets", (off,)))
+        sections.append(SettingGroup("datasets", (off,)))
     return tuple(sections)
 
 
-def _plain_checkpoint(values: Values) -> Section:
+def _plain_checkpoint(values: Values) -> SettingGroup:
     key = "every_n_epochs" if values.by_epochs else "every_n_steps"
-    return Section(
+    return SettingGroup(
         "checkpoint",
         (
-            Line(key, values.save, notes.save(values)),
-            Line("keep", 3, notes.KEEP),
-            Line("resume", "last_good", notes.RESUME),
+            SettingLine(key, values.save, notes.save(values)),
+            SettingLine("keep", 3, notes.KEEP),
+            SettingLine("resume", "last_good", notes.RESUME),
         ),
     )
 

@@ -15,7 +15,7 @@ Scalar = bool | int | float | str
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class SettingLine:
     """A key with a value.
 
     Attributes:
@@ -30,7 +30,7 @@ class Line:
 
 
 @dataclass(frozen=True, slots=True)
-class Section:
+class SettingGroup:
     """A key with further keys below it.
 
     Attributes:
@@ -41,7 +41,7 @@ class Section:
     """
 
     key: str
-    members: tuple[Line | Section, ...]
+    members: tuple[SettingLine | SettingGroup, ...]
     note: str = ""
     listed: bool = False
 
@@ -56,27 +56,29 @@ class Config:
     """
 
     header: tuple[str, ...]
-    members: tuple[Line | Section, ...]
+    members: tuple[SettingLine | SettingGroup, ...]
 
     def notes(self) -> Iterator[tuple[str, str]]:
         """Yields every dotted key there is something to say about, and what."""
         yield from _notes(self.members, "")
 
 
-def _notes(members: tuple[Line | Section, ...], before: str) -> Iterator[tuple[str, str]]:
+def _notes(
+    members: tuple[SettingLine | SettingGroup, ...], before: str
+) -> Iterator[tuple[str, str]]:
     for member in members:
         dotted = f"{before}{member.key}"
         if member.note:
             yield dotted, member.note
-        if isinstance(member, Section):
+        if isinstance(member, SettingGroup):
             yield from _notes(member.members, f"{dotted}.")
 
 
-_WIDTH = 92
+_LINE_LENGTH = 92
 _PLAIN = re.compile(r"[A-Za-z_][\w./-]*")
 # Words that YAML 1.1 takes for yes, no or nothing.
 _NOT_TEXT = frozenset(("yes", "no", "on", "off", "true", "false", "null", "none", "y", "n"))
-_Members = tuple[Line | Section, ...]
+_Members = tuple[SettingLine | SettingGroup, ...]
 
 
 def written(config: Config, language: str) -> str:
@@ -89,7 +91,7 @@ def notes_of(config: Config) -> str:
     header = (line.removeprefix("#").removeprefix(" ") for line in heading(config.header))
     paragraphs = ["\n".join(header)]
     for key, note in config.notes():
-        told = textwrap.fill(note, _WIDTH, initial_indent="    ", subsequent_indent="    ")
+        told = textwrap.fill(note, _LINE_LENGTH, initial_indent="    ", subsequent_indent="    ")
         paragraphs.append(f"{key}\n{told}")
     return "\n\n".join(paragraphs) + "\n"
 
@@ -108,7 +110,7 @@ def comment(text: str, indent: str = "") -> Iterator[str]:
         yield f"{indent}# {text}"
         return
     hanging = " " * (5 if text.startswith("  ") else 0)
-    for line in textwrap.wrap(text, _WIDTH - len(indent), subsequent_indent=hanging):
+    for line in textwrap.wrap(text, _LINE_LENGTH - len(indent), subsequent_indent=hanging):
         yield f"{indent}# {line}"
 
 
@@ -125,7 +127,7 @@ def _yaml(config: Config) -> str:
 def _yaml_members(members: _Members, indent: str) -> Iterator[str]:
     for member in members:
         yield from comment(member.note, indent)
-        if isinstance(member, Line):
+        if isinstance(member, SettingLine):
             yield f"{indent}{member.key}: {_value(member.value, _yaml_text)}"
             continue
         yield f"{indent}{member.key}:"
@@ -151,11 +153,11 @@ def _toml(config: Config) -> str:
 
 def _toml_table(members: _Members, name: str) -> Iterator[str]:
     for member in members:
-        if isinstance(member, Line):
+        if isinstance(member, SettingLine):
             yield from comment(member.note)
             yield f"{member.key} = {_value(member.value, json.dumps)}"
     for member in members:
-        if isinstance(member, Section):
+        if isinstance(member, SettingGroup):
             dotted = f"{name}.{member.key}" if name else member.key
             yield ""
             yield from comment(member.note)
@@ -172,7 +174,7 @@ def _json_object(members: _Members, indent: str) -> Iterator[str]:
     yield "{"
     for at, member in enumerate(members):
         comma = "," if at + 1 < len(members) else ""
-        if isinstance(member, Line):
+        if isinstance(member, SettingLine):
             yield f"{inner}{json.dumps(member.key)}: {_value(member.value, json.dumps)}{comma}"
             continue
         first, *rest = _json_object(member.members, inner)

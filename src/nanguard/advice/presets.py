@@ -15,7 +15,7 @@ Three = tuple[float, float, float]
 
 
 @dataclass(frozen=True, slots=True)
-class Task:
+class PresetTask:
     """What is trained, and the numbers that keep it stable.
 
     Fields of three hold one number for each level: safe, balanced, fast.
@@ -57,8 +57,8 @@ class Task:
     plan: tuple[str, ...]
 
 
-TASKS: dict[str, Task] = {
-    "classifier": Task(
+TASKS: dict[str, PresetTask] = {
+    "classifier": PresetTask(
         about="a classifier of images, sequences or features, counted in epochs",
         rates=(5e-5, 1e-4, 2e-4),
         floors=(1e-6, 1e-6, 1e-6),
@@ -83,7 +83,7 @@ TASKS: dict[str, Task] = {
             "Turn on bf16 only after a run in fp32 has held.",
         ),
     ),
-    "multidataset": Task(
+    "multidataset": PresetTask(
         about="one classifier head over several data sets, counted in steps",
         rates=(1e-6, 2e-6, 5e-6),
         floors=(1e-7, 2e-7, 5e-7),
@@ -109,7 +109,7 @@ TASKS: dict[str, Task] = {
             "Only then mask logits again, with -1e4, no label smoothing, never the target's class.",
         ),
     ),
-    "diffusion": Task(
+    "diffusion": PresetTask(
         about="a diffusion model, in pixels or latents, counted in steps",
         rates=(1e-5, 2e-5, 5e-5),
         floors=(1e-6, 1e-6, 1e-6),
@@ -134,7 +134,7 @@ TASKS: dict[str, Task] = {
             "Then raise the learning rate to 2e-5, and to 5e-5 after a whole run has held.",
         ),
     ),
-    "lm": Task(
+    "lm": PresetTask(
         about="a language model trained from scratch, counted in steps",
         rates=(3e-5, 5e-5, 1e-4),
         floors=(3e-6, 5e-6, 1e-5),
@@ -159,7 +159,7 @@ TASKS: dict[str, Task] = {
             "1e-4 and 1.0 only with a checkpoint every 1000 steps to go back to.",
         ),
     ),
-    "finetune": Task(
+    "finetune": PresetTask(
         about="fine-tuning of a pretrained transformer, counted in epochs",
         rates=(1e-5, 2e-5, 3e-5),
         floors=(1e-6, 1e-6, 1e-6),
@@ -251,7 +251,7 @@ class Values:
         precision: What is computed in.
     """
 
-    task: Task
+    task: PresetTask
     name: str
     level: str
     precision: str

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from nanguard.check.selection import Selection
 
 _SCHEMA = "nanguard.cache/3"
-_LARGEST = 64 << 20
-_ENTRIES = 50_000
+_CACHE_BYTES = 64 << 20
+_MOST_ENTRIES = 50_000
 _PLAIN = tuple(f.name for f in fields(Finding) if f.name not in ("path", "severity", "fixes"))
 
 
@@ -87,22 +87,22 @@ class Cache:
         """Writes everything to disk: what this check used first, then what older ones did."""
         if not self._changed:
             return
-        entries = dict(list(self._new.items())[:_ENTRIES])
+        entries = dict(list(self._new.items())[:_MOST_ENTRIES])
         for key, entry in self._old.items():
-            if len(entries) >= _ENTRIES:
+            if len(entries) >= _MOST_ENTRIES:
                 break
             entries.setdefault(key, entry)
         told = json.dumps({"schema": _SCHEMA, "entries": entries}, separators=(",", ":"))
         try:
             own_folder(self._file.parent)
-            if len(told) <= _LARGEST:
+            if len(told) <= _CACHE_BYTES:
                 write_atomically(self._file, told.encode())
         except OSError:  # a folder that cannot be written to is no reason to fail
             return
 
     def _load(self) -> dict[str, Any]:
         try:
-            if self._file.stat().st_size > _LARGEST:
+            if self._file.stat().st_size > _CACHE_BYTES:
                 return {}
             told = json.loads(self._file.read_bytes())
         except (OSError, ValueError, RecursionError):

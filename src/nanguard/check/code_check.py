@@ -72,7 +72,7 @@ def cpu_limit(seconds: float) -> Iterator[None]:
         signal.signal(signal.SIGVTALRM, before)
 
 
-_SECONDS = 15.0
+_CPU_SECONDS_PER_FILE = 15.0
 
 
 def check_path(
@@ -111,7 +111,7 @@ def check_bytes(
     if really in (FileKind.BINARY, FileKind.CHECKPOINT, FileKind.DATA):
         return FileOutcome.left_out(path, "it is a binary file, not Python code")
     try:
-        with cpu_limit(_SECONDS), warnings.catch_warnings():
+        with cpu_limit(_CPU_SECONDS_PER_FILE), warnings.catch_warnings():
             # Python itself remarks on odd escapes while it parses; that is not our business.
             warnings.simplefilter("ignore")
             return _check(path, data, kind, selection, project)
@@ -120,7 +120,7 @@ def check_bytes(
     except (RecursionError, MemoryError):
         return FileOutcome.left_out(path, "it is nested too deeply")
     except TooSlowError:
-        return FileOutcome.left_out(path, f"it took more than {_SECONDS:.0f} s")
+        return FileOutcome.left_out(path, f"it took more than {_CPU_SECONDS_PER_FILE:.0f} s")
     except Exception as error:  # noqa: BLE001 - one file that we cannot read must not end the check
         return FileOutcome.left_out(path, failure(error))
 
@@ -194,7 +194,7 @@ def _judged(
 
 
 _WORTH_IT = 400_000  # bytes; below, other processes cost more than they save
-_BATCH = 16
+_FILES_PER_JOB = 16
 _CACHED_FROM = 4  # files; below, reading the cache costs more than it saves
 _DIED = "the process that checked it died"
 
@@ -274,7 +274,7 @@ def _in_processes(
 ) -> Iterator[FileOutcome]:
     """Yields outcomes from other processes; a file that kills its process is reported."""
     left = dict(files)
-    size = max(1, min(_BATCH, len(files) // (4 * workers)))
+    size = max(1, min(_FILES_PER_JOB, len(files) // (4 * workers)))
     batches = [files[i : i + size] for i in range(0, len(files), size)]
     for outcome in _round(batches, plan, workers, project):
         left.pop(outcome.path, None)
@@ -321,10 +321,10 @@ def _abandon(pool: ProcessPoolExecutor) -> None:
 
 
 def _batch(files: Batch, selection: Selection) -> list[FileOutcome]:
-    return [check_path(path, kind, selection, _Worker.project) for path, kind in files]
+    return [check_path(path, kind, selection, _CodeWorker.project) for path, kind in files]
 
 
-class _Worker:
+class _CodeWorker:
     """What a process that checks files keeps from one batch to the next."""
 
     project: ClassVar[Project | None] = None
@@ -335,4 +335,4 @@ def _begin(project: Project | None) -> None:
     import signal
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    _Worker.project = project
+    _CodeWorker.project = project

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from nanguard.findings import Finding
     from nanguard.source.text import Text
 
-_SECONDS = 15.0
+_CPU_SECONDS_FOR_ALL = 15.0
 _PART_LIMIT = 64 << 10  # characters; a file that is part of another one's settings is short
 _PARTS = 2_000
 _TOLD_ONCE = frozenset({"missing-gradient-clipping"})
@@ -79,7 +79,7 @@ class Configs:
         from nanguard.check.config.document import looks_like_training, read_document
 
         try:
-            with cpu_limit(_SECONDS):
+            with cpu_limit(_CPU_SECONDS_FOR_ALL):
                 document = read_document(text)
                 if not looks_like_training(document) and not self._may_be_part(text):
                     return NO_TRAINING
@@ -161,7 +161,7 @@ class Configs:
         findings: list[Finding] = []
         rules = selection.rules("config")
         try:
-            with cpu_limit(_SECONDS):
+            with cpu_limit(_CPU_SECONDS_FOR_ALL):
                 runs = self.runs()
                 used = {document.path for run in runs for document in run.documents}
                 for path in self.texts.keys() - used:

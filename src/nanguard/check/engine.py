@@ -25,7 +25,7 @@ from nanguard.check.kinds import (
     scanned_as,
 )
 from nanguard.check.outcome import NotChecked, Omission, Outcome, failure, reason_of
-from nanguard.check.paths import STDIN, Found, Search
+from nanguard.check.paths import STDIN, FoundFiles, Search
 from nanguard.check.remote_files import Elsewhere
 from nanguard.check.rule import broken
 from nanguard.check.scan import Scan, in_threads
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 
 STDIN_NAME = "<stdin>"
 _MOST_AROUND = 5_000  # files of a project that are listed around one that was named
-_SECONDS = 15.0  # of processor time that one file may cost before anybody reads it
+_KIND_CPU_SECONDS = 15.0  # of processor time that one file may cost before anybody reads it
 _NOTHING = "there is nothing in it that can be checked"
 
 
@@ -180,7 +180,7 @@ class Check:
             omission = Omission.UNRELATED if spared else Omission.UNREADABLE
             self._leave_out(missed.path, missed.reason, omission)
 
-    def _sort(self, found: Found) -> None:
+    def _sort(self, found: FoundFiles) -> None:
         """Puts a file where it is checked, or says why it is not."""
         if found.named:
             self.named.add(_plain(found.path))
@@ -195,16 +195,18 @@ class Check:
             self._count(found.path)
             return
         try:
-            with cpu_limit(_SECONDS):
+            with cpu_limit(_KIND_CPU_SECONDS):
                 self._place(found, kind)
         except TooSlowError:
-            self._leave_out(found.path, f"it took more than {_SECONDS:.0f} s to tell what it is")
+            self._leave_out(
+                found.path, f"it took more than {_KIND_CPU_SECONDS:.0f} s to tell what it is"
+            )
         except SourceError as error:
             self._leave_out(found.path, reason_of(error))
         except Exception as error:  # noqa: BLE001 - the other files have to be checked
             self._leave_out(found.path, failure(error))
 
-    def _place(self, found: Found, kind: FileKind | None) -> None:
+    def _place(self, found: FoundFiles, kind: FileKind | None) -> None:
         path = found.path
         if found.named or may_be_scanned(path):
             head = read_head(path, SCAN_HEAD)

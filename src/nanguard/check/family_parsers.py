@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     Values = dict[str, str]
 
-_SECONDS = 30  # transformers alone takes ten of them to import on a cold disk
+_PARSER_SECONDS = 30  # transformers alone takes ten of them to import on a cold disk
 # The module that has to be importable for a family's parser.
 LIBRARIES = {
     "huggingface": "transformers",
@@ -56,7 +56,7 @@ def parsed_by(family: str, *paths: str) -> list[Values | str]:
     ]
     try:
         done = subprocess.run(  # noqa: S603 - our own module, and paths as arguments
-            command, capture_output=True, timeout=_SECONDS, check=False, text=True
+            command, capture_output=True, timeout=_PARSER_SECONDS, check=False, text=True
         )
         answers: list[Values | str] = json.loads(done.stdout.strip().rpartition("\n")[2])
     except (OSError, subprocess.TimeoutExpired, ValueError) as error:

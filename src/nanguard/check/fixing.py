@@ -16,7 +16,7 @@ from nanguard.check.code_check import check_python
 from nanguard.check.config_fixes import Announced
 from nanguard.check.engine import STDIN_NAME
 from nanguard.check.kinds import FileKind
-from nanguard.check.outcome import Change, FileOutcome, NotChecked, Repair, reason_of
+from nanguard.check.outcome import ConfigChange, FileOutcome, FileRepair, NotChecked, reason_of
 from nanguard.errors import SourceError
 from nanguard.source.edits import apply, together, whole_diff
 from nanguard.source.text import (
@@ -54,7 +54,7 @@ class Repairing:
 
     look: Callable[[str], list[Finding]]
     choose: Callable[[Finding], Fix | None]
-    changes: list[Change] = field(default_factory=list)
+    changes: list[ConfigChange] = field(default_factory=list)
     _stubborn: set[str] = field(default_factory=set)
     _failed: set[tuple[str, str]] = field(default_factory=set)
 
@@ -80,7 +80,7 @@ class Repairing:
 
     def _step(
         self, content: str, found: list[Finding]
-    ) -> tuple[str, list[Finding], list[Change]] | None:
+    ) -> tuple[str, list[Finding], list[ConfigChange]] | None:
         """Returns one round of fixes that all help; None if there are none."""
         while True:
             wanted = self._wanted(content, found)
@@ -100,23 +100,23 @@ class Repairing:
             if not worst:
                 self._stubborn |= useless
 
-    def _wanted(self, content: str, found: list[Finding]) -> list[Change]:
+    def _wanted(self, content: str, found: list[Finding]) -> list[ConfigChange]:
         """Returns changes that can be made at once."""
         chosen = [
-            Change(finding, fix)
+            ConfigChange(finding, fix)
             for finding in found
             if finding.name not in self._stubborn and (fix := self.choose(finding)) is not None
         ]
         chosen = [change for change in chosen if _place(change, content) not in self._failed]
         fixes = together([change.fix for change in chosen], content)
-        kept: list[Change] = []
+        kept: list[ConfigChange] = []
         for change in chosen:
             if change.fix in fixes:
                 fixes.remove(change.fix)
                 kept.append(change)
         return kept
 
-    def _helps(self, content: str, found: list[Finding], change: Change) -> bool:
+    def _helps(self, content: str, found: list[Finding], change: ConfigChange) -> bool:
         """Returns whether a fix alone leaves the text readable and its rule with less to say."""
         try:
             after = self.look(apply(content, change.fix.edits))
@@ -125,7 +125,7 @@ class Repairing:
         return not _useless([change], found, after)
 
 
-def _place(change: Change, content: str) -> tuple[str, str]:
+def _place(change: ConfigChange, content: str) -> tuple[str, str]:
     """Returns which fix this is, in a way that holds when other lines are changed."""
     first = min(edit.start for edit in change.fix.edits)
     last = max(edit.end for edit in change.fix.edits)
@@ -133,7 +133,7 @@ def _place(change: Change, content: str) -> tuple[str, str]:
     return change.finding.name, content[start : end if end >= 0 else None]
 
 
-def _useless(wanted: list[Change], before: list[Finding], after: list[Finding]) -> set[str]:
+def _useless(wanted: list[ConfigChange], before: list[Finding], after: list[Finding]) -> set[str]:
     """Returns the rules whose findings are not fewer by as many as were to be repaired."""
     tried = Counter(change.finding.name for change in wanted)
     old = Counter(finding.name for finding in before)
@@ -142,12 +142,12 @@ def _useless(wanted: list[Change], before: list[Finding], after: list[Finding]) 
 
 
 _SCHEMA = "nanguard.configs/1"
-_MOST = 200
-_LARGEST = 32 << 20
+_MOST_KEPT = 200
+_HISTORY_BYTES = 32 << 20
 _STRANGE = re.compile(r"[^A-Za-z0-9._-]+")
 
 
-def keep(folder: Path, repair: Repair, data: bytes) -> str:
+def keep(folder: Path, repair: FileRepair, data: bytes) -> str:
     """Keeps a repaired copy, and the file it is going to replace if nothing else has it.
 
     Args:
@@ -168,25 +168,27 @@ def keep(folder: Path, repair: Repair, data: bytes) -> str:
         if _is_last(entries, repair, data):
             return ""
         entries.append(_stored(folder, repair, data) | why)
-        for old in entries[:-_MOST]:
+        for old in entries[:-_MOST_KEPT]:
             _forget(folder, old)
-        kept = {"schema": _SCHEMA, "entries": entries[-_MOST:]}
+        kept = {"schema": _SCHEMA, "entries": entries[-_MOST_KEPT:]}
         write_atomically(folder / "index.json", (json.dumps(kept, indent=1) + "\n").encode())
     except OSError as error:
         return f"the history of configurations cannot be written: {error.strerror}"
     return ""
 
 
-def _is_last(entries: list[dict[str, Any]], repair: Repair, data: bytes) -> bool:
+def _is_last(entries: list[dict[str, Any]], repair: FileRepair, data: bytes) -> bool:
     """Returns whether the newest copy of a file is the same one."""
     own = [entry for entry in entries if entry.get("file") == repair.path]
     return bool(own) and own[-1].get("sha256") == _sha(data)
 
 
-def _replaced(folder: Path, repair: Repair, data: bytes, known: set[Any]) -> list[dict[str, Any]]:
+def _replaced(
+    folder: Path, repair: FileRepair, data: bytes, known: set[Any]
+) -> list[dict[str, Any]]:
     """Keeps a file of the user's that happens to have the name of the copy."""
     place = Path(repair.target)
-    if not place.is_file() or place.stat().st_size > _LARGEST:
+    if not place.is_file() or place.stat().st_size > _HISTORY_BYTES:
         return []
     before = place.read_bytes()
     if before == data or _sha(before) in known:
@@ -194,7 +196,7 @@ def _replaced(folder: Path, repair: Repair, data: bytes, known: set[Any]) -> lis
     return [_stored(folder, repair, before) | {"changes": [], "diff": "", "replaced": True}]
 
 
-def _stored(folder: Path, repair: Repair, data: bytes) -> dict[str, Any]:
+def _stored(folder: Path, repair: FileRepair, data: bytes) -> dict[str, Any]:
     place = Path(repair.target)
     sha = _sha(data)
     stem = _STRANGE.sub("_", place.stem)[:80].lstrip(".") or "config"
@@ -212,7 +214,7 @@ def _stored(folder: Path, repair: Repair, data: bytes) -> dict[str, Any]:
 
 def _entries(folder: Path) -> list[dict[str, Any]]:
     try:
-        if (folder / "index.json").stat().st_size > _LARGEST:
+        if (folder / "index.json").stat().st_size > _HISTORY_BYTES:
             return []
         told = json.loads((folder / "index.json").read_bytes())
     except (OSError, ValueError, RecursionError):
@@ -279,7 +281,7 @@ class Fixing:
             self._failed(path, error)
             return
         diff = whole_diff(path, path, decoded.content, repaired)
-        outcome.repairs.append(Repair(path, path, tuple(work.changes), diff, self.write))
+        outcome.repairs.append(FileRepair(path, path, tuple(work.changes), diff, self.write))
         if self.write:
             text = Text(path, repaired)
             self._now(check_python(text, self.check.plan.selection, self.check.project))
@@ -328,7 +330,9 @@ class Fixing:
         left = [file for file in configs.check(self.check.plan.selection) if file.checked]
         return [_renamed(f, copies.get(f.path)) for f in left if f.path not in as_it_was]
 
-    def _ask_parsers(self, copies: dict[str, str], changes: dict[str, list[Change]]) -> list[str]:
+    def _ask_parsers(
+        self, copies: dict[str, str], changes: dict[str, list[ConfigChange]]
+    ) -> list[str]:
         """Loads copies with the parsers of their families; returns those that did not hold.
 
         What an installed parser reads otherwise than announced is taken back.
@@ -392,7 +396,7 @@ class Fixing:
     def _allowed(self, path: str) -> Announced:
         return self._announced.setdefault(path, Announced(path, unsafe=self.unsafe))
 
-    def _config(self, configs: Configs, path: str, changes: list[Change]) -> Configs:
+    def _config(self, configs: Configs, path: str, changes: list[ConfigChange]) -> Configs:
         """Returns the configurations with one of them repaired."""
         selection, near = self.check.plan.selection, configs.around(path)
 
@@ -412,11 +416,11 @@ class Fixing:
         changes += work.changes
         return configs
 
-    def _copied(self, path: str, repaired: str, changes: list[Change]) -> bool:
+    def _copied(self, path: str, repaired: str, changes: list[ConfigChange]) -> bool:
         """Writes the repaired copy of a configuration; returns whether there is one now."""
         target, written = copy_of(path), self.write and path != STDIN_NAME
         diff = whole_diff(path, target, self.check.configs.texts[path].content, repaired)
-        repair = Repair(path, target, tuple(changes), diff, written)
+        repair = FileRepair(path, target, tuple(changes), diff, written)
         try:
             if written:
                 self._write_copy(repair, repaired)
@@ -426,7 +430,7 @@ class Fixing:
         self.check.outcome.repairs.append(repair)
         return written
 
-    def _write_copy(self, repair: Repair, repaired: str) -> None:
+    def _write_copy(self, repair: FileRepair, repaired: str) -> None:
         path, target = repair.path, repair.target
         if Path(target).is_symlink():
             raise SourceError(f"{target} is a link", where=path, do="Remove the link.")
@@ -454,7 +458,7 @@ class Fixing:
         outcome.seen.sort(key=lambda seen: (seen.finding.path or "", seen.finding.line or 0))
 
 
-def _no_changes() -> defaultdict[str, list[Change]]:
+def _no_changes() -> defaultdict[str, list[ConfigChange]]:
     return defaultdict(list)
 
 

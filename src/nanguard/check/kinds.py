@@ -62,7 +62,7 @@ _MAGIC = (
 _UTF16 = (b"\xff\xfe", b"\xfe\xff")
 _SHEBANG = re.compile(rb"#!.*\bpython[\d.]*\b")
 _IMPORT = re.compile(rb"^(?:import [\w.]+|from [\w.]+ import )", re.MULTILINE)
-_BLOCK = re.compile(rb"^(?:def|class) \w.*:\s*(?:#.*)?$", re.MULTILINE)
+_DEFINITION = re.compile(rb"^(?:def|class) \w.*:\s*(?:#.*)?$", re.MULTILINE)
 _KEY = re.compile(rb"^[ \t]*(?:- )?[\w.\"'/-]+[ \t]*(?::(?:\s|$)|=)", re.MULTILINE)
 _TABLE = re.compile(rb"^\[\[?[\w.\"' -]+\]\]?\s*$", re.MULTILINE)
 _STEP = re.compile(rb"\b(?:step|epoch|iter)(?:\w*\d|\w*\W{1,3}\d)")
@@ -191,7 +191,7 @@ def _by_content(head: bytes, guess: FileKind | None) -> FileKind:
         return FileKind.OTHER
     if sum(map(_is_step, head.lower().splitlines())) >= 3:
         return FileKind.LOG
-    if _IMPORT.search(head) or _BLOCK.search(head):
+    if _IMPORT.search(head) or _DEFINITION.search(head):
         return FileKind.PYTHON
     lines = [line for line in head.splitlines() if line.strip() and line.lstrip()[:1] != b"#"]
     keys = len(_KEY.findall(head)) + len(_TABLE.findall(head))

@@ -120,7 +120,7 @@ class FileOutcome:
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class ConfigChange:
     """One change that a repair made.
 
     Attributes:
@@ -144,7 +144,7 @@ class Change:
 
 
 @dataclass(frozen=True, slots=True)
-class Repair:
+class FileRepair:
     """A file that was repaired, in place or as a copy.
 
     Attributes:
@@ -158,7 +158,7 @@ class Repair:
 
     path: str
     target: str
-    changes: tuple[Change, ...]
+    changes: tuple[ConfigChange, ...]
     diff: str
     written: bool
     loaded_with: str = ""
@@ -195,7 +195,7 @@ class Outcome:
     checked: list[str] = field(default_factory=list)
     not_checked: list[NotChecked] = field(default_factory=list)
     alignment: list[dict[str, Any]] = field(default_factory=list)
-    repairs: list[Repair] = field(default_factory=list)
+    repairs: list[FileRepair] = field(default_factory=list)
     stale: list[str] = field(default_factory=list)
     suppressed: int = 0
     known: int = 0

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from pathspec import GitIgnoreSpec
 
 _NAME = ".gitignore"
-_LARGEST = 1 << 20
+_GITIGNORE_BYTES = 1 << 20
 
 
 class Ignored:
@@ -80,7 +80,7 @@ class Ignored:
     def _read(self, folder: str, name: str) -> None:
         try:
             with (Path(folder) / name).open(encoding="utf-8", errors="replace") as file:
-                lines = file.read(_LARGEST).splitlines()
+                lines = file.read(_GITIGNORE_BYTES).splitlines()
         except OSError:
             return
         lines = [line for line in lines if line.strip() and not line.startswith("#")]
@@ -134,7 +134,7 @@ def in_tests(path: str) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class FoundFiles:
     """A file to look at.
 
     Attributes:
@@ -178,22 +178,22 @@ class Search:
     existing: int = 0
     _seen: set[str] = field(default_factory=set)
 
-    def files(self, paths: Iterable[str]) -> Iterator[Found]:
+    def files(self, paths: Iterable[str]) -> Iterator[FoundFiles]:
         """Yields every file once, in a fixed order."""
         for path in paths:
             yield from self._once(self._one(path))
 
-    def _once(self, found: Iterable[Found]) -> Iterator[Found]:
+    def _once(self, found: Iterable[FoundFiles]) -> Iterator[FoundFiles]:
         for file in found:
             key = os.path.abspath(file.path)  # noqa: PTH100 - a Path for every file of a tree is slow
             if key not in self._seen:
                 self._seen.add(key)
                 yield file
 
-    def _one(self, path: str) -> Iterator[Found]:
+    def _one(self, path: str) -> Iterator[FoundFiles]:
         if path == STDIN:
             self.existing += 1
-            yield Found(STDIN, named=True)
+            yield FoundFiles(STDIN, named=True)
             return
         try:
             mode = os.stat(path).st_mode  # noqa: PTH116 - may be no path at all
@@ -204,11 +204,11 @@ class Search:
         if stat.S_ISDIR(mode):
             yield from self._folder(path)
         elif stat.S_ISREG(mode):
-            yield Found(path, named=True)
+            yield FoundFiles(path, named=True)
         else:
             self.missed.append(Missed(path, "it is not a regular file"))
 
-    def _absent(self, path: str, error: OSError | ValueError) -> Iterator[Found]:
+    def _absent(self, path: str, error: OSError | ValueError) -> Iterator[FoundFiles]:
         if not isinstance(error, FileNotFoundError) or not glob.has_magic(path):
             known = isinstance(error, OSError) and not isinstance(error, FileNotFoundError)
             reason = f"it cannot be read: {error.strerror}" if known else "there is no such file"  # type: ignore[union-attr]
@@ -220,9 +220,9 @@ class Search:
         for match in matches:
             if os.path.isfile(match):  # noqa: PTH113
                 self.existing += 1
-                yield Found(match, named=True)
+                yield FoundFiles(match, named=True)
 
-    def _folder(self, top: str) -> Iterator[Found]:
+    def _folder(self, top: str) -> Iterator[FoundFiles]:
         ignored = Ignored(top, self.exclude, self.root)
         stack = [top]
         while stack:
@@ -241,7 +241,7 @@ class Search:
 
     def _members(
         self, members: list[os.DirEntry[str]], names: set[str], ignored: Ignored, stack: list[str]
-    ) -> Iterator[Found]:
+    ) -> Iterator[FoundFiles]:
         below = []
         for entry in members:
             path = entry.path.removeprefix("./") if entry.path.startswith("./") else entry.path
@@ -254,7 +254,7 @@ class Search:
                 reason = f"it is the repaired copy of {original}; name it to check it"
                 self.missed.append(Missed(path, reason, spared=True))
             elif _is_file(entry):
-                yield Found(path, named=False)
+                yield FoundFiles(path, named=False)
         stack.extend(reversed(below))
 
 

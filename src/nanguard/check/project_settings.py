@@ -146,7 +146,7 @@ def _wrong_data(path: Path, key: str, wanted: str, value: Any) -> SettingsError:
     )
 
 
-_LARGEST = 1 << 20
+_SETTINGS_BYTES = 1 << 20
 _FAIL_ON = ("error", "warning", "info", "none")
 _KEYS = (
     "select",
@@ -161,7 +161,7 @@ _KEYS = (
 
 
 @dataclass(frozen=True, slots=True)
-class Project:
+class ProjectSettings:
     """What a project wants from ``nanguard check``.
 
     Attributes:
@@ -187,7 +187,7 @@ class Project:
     expected: Expected = field(default_factory=Expected)
 
 
-def find_project(start: str) -> Project:
+def find_project(start: str) -> ProjectSettings:
     """Returns the settings nearest to a path, in its folder or above; the defaults if none.
 
     Raises:
@@ -203,7 +203,7 @@ def find_project(start: str) -> Project:
         table = _table(shared) if shared.is_file() else None
         if table is not None:
             return _project(table, shared)
-    return Project(Path.cwd())
+    return ProjectSettings(Path.cwd())
 
 
 def _table(path: Path) -> dict[str, Any] | None:
@@ -218,7 +218,7 @@ def _table(path: Path) -> dict[str, Any] | None:
 def _read(path: Path, only_with: bytes = b"") -> dict[str, Any] | None:
     try:
         with path.open("rb") as file:
-            data = file.read(_LARGEST)
+            data = file.read(_SETTINGS_BYTES)
     except OSError as error:
         raise SettingsError(
             f"the settings cannot be read: {error.strerror}.",
@@ -240,7 +240,7 @@ def _read(path: Path, only_with: bytes = b"") -> dict[str, Any] | None:
     return told
 
 
-def _project(table: dict[str, Any], path: Path) -> Project:
+def _project(table: dict[str, Any], path: Path) -> ProjectSettings:
     for key in table:
         if key not in _KEYS:
             raise SettingsError(
@@ -257,7 +257,7 @@ def _project(table: dict[str, Any], path: Path) -> Project:
     data = table.get("data", {})
     if not isinstance(data, dict):
         raise _wrong(path, "data", "a table", data)
-    return Project(
+    return ProjectSettings(
         path.parent,
         select=_words(table, "select", path),
         extend=_words(table, "extend-select", path),

@@ -27,11 +27,11 @@ if TYPE_CHECKING:
     from nanguard.check.outcome import NotChecked, Outcome, Seen
 
 _SCHEME = re.compile(r"(?!file:)[a-z][a-z0-9+.-]*(?:::[a-z][a-z0-9+.-]*)*://", re.IGNORECASE)
-_WHOLE = 1 << 20  # bytes; up to here a stand-in is the file itself
-_BATCH = 64
-_CHUNK = 8 << 20
-_ENTRIES = 500_000
-_ROOM = 1 << 30  # bytes of the disk that are left alone
+_WHOLE_BYTES = 1 << 20  # bytes; up to here a stand-in is the file itself
+_FILES_AT_ONCE = 64
+_CHUNK_BYTES = 8 << 20
+_MOST_LISTED = 500_000
+_ROOM_LEFT_BYTES = 1 << 30  # bytes of the disk that are left alone
 _MAGIC = re.compile(r"[*?\[]")
 
 
@@ -95,7 +95,7 @@ class Mirror:
     def _stand_in(self, system: Any, wanted: list[tuple[Path, str, str, int]]) -> None:
         """Writes the stand-ins, a batch at a time."""
         rest = iter(wanted)
-        while batch := list(islice(rest, _BATCH)):
+        while batch := list(islice(rest, _FILES_AT_ONCE)):
             places = [_place(here, top, name) for here, top, name, _ in batch]
             ends = [_wanted_of(name, size) for _, _, name, size in batch]
             found = _heads(system, [name for _, _, name, _ in batch], ends)
@@ -137,7 +137,7 @@ class Mirror:
             return
         import tempfile
 
-        room = shutil.disk_usage(tempfile.gettempdir()).free - _ROOM
+        room = shutil.disk_usage(tempfile.gettempdir()).free - _ROOM_LEFT_BYTES
         if distant.size > room:
             raise SourceError(
                 f"it has {distant.size >> 20} MB, and there is room for {max(0, room) >> 20} MB",
@@ -165,8 +165,8 @@ def _listed(url: str) -> tuple[Any, dict[str, dict[str, int]]]:
     if info.get("type") == "file":
         return system, {root: {root: _size(info)}}
     found = system.find(root, detail=True)
-    if len(found) > _ENTRIES:
-        raise OSError(f"it holds more than {_ENTRIES} files")
+    if len(found) > _MOST_LISTED:
+        raise OSError(f"it holds more than {_MOST_LISTED} files")
     return system, {root.rstrip("/"): {n: _size(i) for n, i in sorted(found.items())}}
 
 
@@ -197,7 +197,7 @@ def _wanted_of(name: str, size: int) -> int:
     """Returns how many bytes of a file its stand-in gets; none if nobody would read them."""
     if by_name(name) is FileKind.OTHER:
         return 0
-    return size if size <= _WHOLE else SCAN_HEAD
+    return size if size <= _WHOLE_BYTES else SCAN_HEAD
 
 
 def _heads(system: Any, names: list[str], ends: list[int]) -> list[bytes | Exception]:
@@ -218,7 +218,7 @@ def _fetch(distant: Distant, here: Path) -> None:
 
     try:
         with fsspec.open(distant.url, "rb") as source, here.open("wb") as target:
-            shutil.copyfileobj(source, target, _CHUNK)
+            shutil.copyfileobj(source, target, _CHUNK_BYTES)
     except Exception as error:  # every service raises errors of its own
         raise SourceError(
             _said(error), where=distant.url, do="Try again, or copy the file first."

@@ -231,7 +231,7 @@ Result = TypeVar("Result")
 
 # A worker that dies is replaced and its file read again; one that kills every worker is given up.
 RETRIES = 3
-_AHEAD = 4  # tasks under way for every processor of the cluster
+_TASKS_PER_PROCESSOR = 4  # tasks under way for every processor of the cluster
 
 
 def on_ray(
@@ -263,7 +263,7 @@ def on_ray(
     ray = _started()
     shared = ray.put(scan.elsewhere())
     task = ray.remote(max_retries=RETRIES, num_cpus=1)(work)
-    room = max(2, int(_AHEAD * ray.cluster_resources().get("CPU", 1)))
+    room = max(2, int(_TASKS_PER_PROCESSOR * ray.cluster_resources().get("CPU", 1)))
     waiting: deque[tuple[Item, Any]] = deque()
     try:
         for item in todo:

@@ -171,7 +171,7 @@ class UnusedIgnore:
 
 _COMMENT = re.compile(r"#\s*nanguard:\s*(ignore-file|ignore)\b\s*(?:\[([^\]]*)\])?")
 _QUOTED = re.compile(r"\"(?:[^\"\\]|\\.)*\"|'[^']*'")
-_BLOCK = re.compile(r"(?:^|[\s:-])[|>][+-]?\d?[+-]?\s*(?:#.*)?$")
+_BLOCK_SCALAR = re.compile(r"(?:^|[\s:-])[|>][+-]?\d?[+-]?\s*(?:#.*)?$")
 _EVERYWHERE = (1, 1 << 60)
 
 
@@ -302,7 +302,9 @@ def _config(text: Text) -> Iterator[Ignore]:
         indent = len(line) - len(line.lstrip())
         if deeper is not None and (not line.strip() or indent > deeper):
             continue
-        deeper = indent if _BLOCK.search(line) and not line.lstrip().startswith("#") else None
+        deeper = (
+            indent if _BLOCK_SCALAR.search(line) and not line.lstrip().startswith("#") else None
+        )
         blanked = _QUOTED.sub(lambda m: "x" * len(m.group()), line)
         found = _COMMENT.search(blanked)
         if found and (found.start() == 0 or blanked[found.start() - 1].isspace()):
@@ -316,7 +318,7 @@ def _config(text: Text) -> Iterator[Ignore]:
 
 
 _SCHEMA = "nanguard.baseline/1"
-_LARGEST = 64 << 20
+_BASELINE_BYTES = 64 << 20
 _TEXT = 200
 
 
@@ -413,8 +415,8 @@ class Baseline:
 def _told(file: Path) -> Any:
     import json
 
-    if file.stat().st_size > _LARGEST:
-        raise ValueError(f"it is larger than {_LARGEST >> 20} MB")
+    if file.stat().st_size > _BASELINE_BYTES:
+        raise ValueError(f"it is larger than {_BASELINE_BYTES >> 20} MB")
     return json.loads(file.read_bytes())
 
 

@@ -37,7 +37,7 @@ SECONDS, SECONDS_PER_BYTE = 15.0, 1e-5
 MEMORY, MEMORY_PER_BYTE = 768 << 20, 24
 _MUCH = 512 << 20  # a process that still holds so much more than at its start is not used again
 _TELL = 1 << 20  # bytes between two words of progress
-_AHEAD = 4  # results that may wait to be asked for, for each process
+_RESULTS_PER_PROCESS = 4  # results that may wait to be asked for, for each process
 _LENGTH = struct.Struct("<Q")
 _MOST_FILES = 1 << 20  # numbers of open files that are looked through for those to close
 # Libraries that start a thread for every processor would need the memory for all of them.
@@ -124,7 +124,11 @@ class Workers:
         try:
             for at in range(len(todo)):
                 while at not in done:
-                    while next_job < len(todo) and len(busy) < count and len(done) < _AHEAD * count:
+                    while (
+                        next_job < len(todo)
+                        and len(busy) < count
+                        and len(done) < _RESULTS_PER_PROCESS * count
+                    ):
                         item = todo[next_job]
                         limits = _limits(files(item) if files else ())
                         worker = self._given((work, item, alone, limits), scan.threads)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from nanguard.check.code_check import processors
 from nanguard.check.engine import Check, Plan
-from nanguard.check.project_settings import Project, expected_also, find_project
+from nanguard.check.project_settings import ProjectSettings, expected_also, find_project
 from nanguard.check.rule import KINDS
 from nanguard.check.scan import Scan
 from nanguard.check.selection import UNUSED_IGNORE, Selection
@@ -128,7 +128,7 @@ def _start(paths: tuple[str, ...]) -> str:
     return str(place if place.is_dir() else place.parent)
 
 
-def _plan(asked: CheckOptions, project: Project, progress: Progress) -> Plan:
+def _plan(asked: CheckOptions, project: ProjectSettings, progress: Progress) -> Plan:
     root = str(project.root)
     selection = Selection(
         asked.select or project.select,
@@ -152,7 +152,7 @@ def _plan(asked: CheckOptions, project: Project, progress: Progress) -> Plan:
     )
 
 
-def _scan(asked: CheckOptions, project: Project) -> Scan:
+def _scan(asked: CheckOptions, project: ProjectSettings) -> Scan:
     expected = expected_also(
         project.expected,
         label_key=asked.label_key,
@@ -170,7 +170,7 @@ def _scan(asked: CheckOptions, project: Project) -> Scan:
     return scan
 
 
-def _baseline(asked: CheckOptions, project: Project) -> Baseline | None:
+def _baseline(asked: CheckOptions, project: ProjectSettings) -> Baseline | None:
     file = asked.baseline or project.baseline
     if file is None or asked.write_baseline is not None:
         return None

@@ -8,7 +8,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from nanguard.advice.checklist import fill_in
-from nanguard.advice.checklist_points import Verdict
+from nanguard.advice.checklist_points import PointVerdict
 from nanguard.errors import UsageError
 from nanguard.view.report.checklist import as_json, as_text
 
@@ -46,7 +46,7 @@ def answered(asked: CheckOptions, check: Check, fail_on: str) -> tuple[str, int]
         fail_on: From which severity on a check fails; none for never.
     """
     checklist = fill_in(check, asked.paths)
-    failed = fail_on != "none" and checklist.count(Verdict.NO) > 0
+    failed = fail_on != "none" and checklist.count(PointVerdict.NO) > 0
     if asked.form == "json":
         return as_json(checklist), int(failed)
     plain = "NO_COLOR" in os.environ or os.environ.get("TERM") == "dumb"

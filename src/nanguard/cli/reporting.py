@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from nanguard.cli.commands.after import ReportOptions
-    from nanguard.view.runs import Found, Run
+    from nanguard.view.runs import FoundRun, Run
 
 # More curves over each other tell nothing.
 _MOST_RUNS = 24
@@ -56,7 +56,7 @@ def run_report(options: ReportOptions) -> None:
         _say(f"{png}: {_in_words(runs)}", quiet=quiet)
 
 
-def _read(found: Sequence[Found], *, quiet: bool) -> list[Run]:
+def _read(found: Sequence[FoundRun], *, quiet: bool) -> list[Run]:
     size = sum(path.stat().st_size for run in found for path in run.logs if path.is_file())
     with Progress(quiet=quiet) as progress:
         scan = replace(Scan(), progress=Meter(size, progress.scanned))
@@ -66,7 +66,7 @@ def _read(found: Sequence[Found], *, quiet: bool) -> list[Run]:
     return runs
 
 
-def _refuse_to_overwrite(found: Sequence[Found], targets: Sequence[Path]) -> None:
+def _refuse_to_overwrite(found: Sequence[FoundRun], targets: Sequence[Path]) -> None:
     own = {path.resolve() for run in found for path in (*run.files(), *run.configs)}
     for target in targets:
         if target.resolve() in own:

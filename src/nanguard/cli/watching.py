@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from nanguard.check.checkpoint.checkpoint_reader import Watcher
+from nanguard.check.checkpoint.checkpoint_reader import CheckpointWatcher
 from nanguard.check.outcome import Outcome
 from nanguard.check.scan_check import Bench
 from nanguard.errors import UsageError
@@ -72,7 +72,7 @@ class Watching:
 
     def run(self, paths: tuple[str, ...]) -> Outcome:
         """Looks again and again, until Ctrl-C; returns what was found in the end."""
-        watchers = [Watcher(Path(path), self.plan.scan) for path in paths]
+        watchers = [CheckpointWatcher(Path(path), self.plan.scan) for path in paths]
         if self.form == "text" and not self.quiet:
             self._say(
                 f"watching {', '.join(literal(path, 1000) for path in paths)}; Ctrl-C ends it"

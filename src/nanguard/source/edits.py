@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from nanguard.findings import Edit, Fix
     from nanguard.source.text import Text
 
-_AROUND = 3
+_LINES_AROUND = 3
 _HUNK = re.compile(r"^@@ -(\d+)(,\d+)? \+(\d+)(,\d+)? @@")
 _NO_END = "\n\\ No newline at end of file\n"
 
@@ -94,8 +94,8 @@ def _clash(a: Edit, b: Edit) -> bool:
 def _windows(text: Text, edits: Sequence[Edit]) -> list[tuple[int, int, list[Edit]]]:
     windows: list[tuple[int, int, list[Edit]]] = []
     for edit in sorted(set(edits), key=lambda e: (e.start, e.end)):
-        first = max(1, text.position(edit.start)[0] - _AROUND)
-        last = min(len(text.starts), text.position(edit.end)[0] + _AROUND)
+        first = max(1, text.position(edit.start)[0] - _LINES_AROUND)
+        last = min(len(text.starts), text.position(edit.end)[0] + _LINES_AROUND)
         if windows and first <= windows[-1][1]:
             before = windows.pop()
             windows.append((before[0], max(last, before[1]), [*before[2], edit]))
@@ -115,7 +115,7 @@ def _hunks(old: str, new: str, above: int, moved: int) -> list[str]:
     """
     import difflib
 
-    lines = difflib.unified_diff(_lines(old), _lines(new), n=_AROUND)
+    lines = difflib.unified_diff(_lines(old), _lines(new), n=_LINES_AROUND)
     out = []
     for line in list(lines)[2:]:
         head = _HUNK.match(line)

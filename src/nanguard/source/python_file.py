@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 # What computes something: ``x /= n`` does, too.
 Expression: TypeAlias = ast.expr | ast.AugAssign
 _Node = TypeVar("_Node", bound=ast.AST)
-_LIMIT = 4 << 20
+_SOURCE_BYTES = 4 << 20
 # Lines as Python counts them: a form feed, U+2028 and the like end none.
 _LINE = re.compile(rb"[^\r\n]*(?:\r\n|\r|\n)|[^\r\n]+")
 _DIVIDING = ("div", "div_", "divide", "divide_", "true_divide", "true_divide_")
@@ -57,7 +57,7 @@ class SourceFile:
     def open(cls, path: str) -> SourceFile | None:
         """Returns a file; None if it cannot be read as Python."""
         try:
-            if Path(path).stat().st_size > _LIMIT:
+            if Path(path).stat().st_size > _SOURCE_BYTES:
                 return None
             return cls(path)
         except (OSError, ValueError, SyntaxError, RecursionError):

@@ -15,7 +15,7 @@ import torch
 from torch._weights_only_unpickler import _get_allowed_globals
 
 from nanguard.check.checkpoint import byte_ranges, torch_file
-from nanguard.check.checkpoint.checkpoint import Part, read_part
+from nanguard.check.checkpoint.checkpoint import CheckpointFile, read_part
 from nanguard.check.checkpoint.torch_file import (
     _DISTRIBUTED,
     ALLOWED,
@@ -25,7 +25,7 @@ from nanguard.check.checkpoint.torch_file import (
 from nanguard.check.scan import Scan
 
 
-def part_of(path: Path, data: bytes | None = None) -> Part:
+def part_of(path: Path, data: bytes | None = None) -> CheckpointFile:
     if data is not None:
         path.write_bytes(data)
     return read_part(path, Scan())
@@ -79,7 +79,7 @@ def test_a_zip_bomb_is_not_unpacked(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(byte_ranges, "MAX_UNPACKED", 10_000)
     assert "which torch never does" in str(part_of(path).not_checked)
     monkeypatch.setattr(byte_ranges, "MAX_UNPACKED", 10**6)
-    monkeypatch.setattr(torch_file, "MAX_UNPACKED", 10_000)
+    monkeypatch.setattr(torch_file, "MAX_UNPACKED_IN_ALL", 10_000)
     assert "which torch never does" in str(part_of(path).not_checked)
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from nanguard.check.checkpoint import pickle_reader
 from nanguard.check.checkpoint.byte_ranges import DamagedError, MemoryBlob, TooLargeError
-from nanguard.check.checkpoint.pickle_reader import Call, Span, Table, read_pickle
+from nanguard.check.checkpoint.pickle_reader import Call, PickleDict, Span, read_pickle
 from nanguard.check.checkpoint.torch_file import read_torch
 
 
@@ -22,7 +22,7 @@ def blob(data: bytes) -> MemoryBlob:
 
 def plain(value):
     """Returns an inert value as plain Python, where it is data."""
-    if isinstance(value, Table):
+    if isinstance(value, PickleDict):
         return {plain(key): plain(item) for key, item in value.pairs}
     if isinstance(value, (list, tuple)):
         return type(value)(plain(item) for item in value)

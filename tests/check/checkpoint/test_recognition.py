@@ -16,7 +16,7 @@ from nanguard.check.checkpoint.run_checkpoints import (
     step_in,
     template,
 )
-from nanguard.check.checkpoint.tensor_roles import Role, role_of, role_of_file
+from nanguard.check.checkpoint.tensor_roles import TensorRole, role_of, role_of_file
 
 
 def tensors(*names: str) -> bytes:
@@ -136,40 +136,40 @@ def test_other_things_names_say():
 @pytest.mark.parametrize(
     ("keys", "role"),
     [
-        (("state_dict", "fc.weight"), Role.WEIGHT),
-        (("fc.weight",), Role.WEIGHT),
-        (("opt_model.decoder.weight",), Role.WEIGHT),
-        (("model", "optimizer_head.weight"), Role.WEIGHT),
-        (("schema.weight",), Role.WEIGHT),
-        (("best_model", "fc.weight"), Role.WEIGHT),
-        (("d_optimizer", "0", "exp_avg"), Role.OPTIMIZER),
-        (("optimizer.state.fc.exp_avg",), Role.OPTIMIZER),
-        (("fc.weight.exp_avg_sq",), Role.OPTIMIZER),
-        (("ema", "fc.weight"), Role.EMA),
-        (("state_dict", "model_ema.fc.weight"), Role.EMA),
-        (("modelEMA", "fc.weight"), Role.EMA),
-        (("swa_state_dict", "fc.weight"), Role.EMA),
-        (("grad_scaler", "scale"), Role.SCALER),
-        (("lr_scheduler", "best"), Role.RECORD),
-        (("callbacks", "EarlyStopping", "best_score"), Role.RECORD),
-        (("history", "loss"), Role.RECORD),
+        (("state_dict", "fc.weight"), TensorRole.WEIGHT),
+        (("fc.weight",), TensorRole.WEIGHT),
+        (("opt_model.decoder.weight",), TensorRole.WEIGHT),
+        (("model", "optimizer_head.weight"), TensorRole.WEIGHT),
+        (("schema.weight",), TensorRole.WEIGHT),
+        (("best_model", "fc.weight"), TensorRole.WEIGHT),
+        (("d_optimizer", "0", "exp_avg"), TensorRole.OPTIMIZER),
+        (("optimizer.state.fc.exp_avg",), TensorRole.OPTIMIZER),
+        (("fc.weight.exp_avg_sq",), TensorRole.OPTIMIZER),
+        (("ema", "fc.weight"), TensorRole.EMA),
+        (("state_dict", "model_ema.fc.weight"), TensorRole.EMA),
+        (("modelEMA", "fc.weight"), TensorRole.EMA),
+        (("swa_state_dict", "fc.weight"), TensorRole.EMA),
+        (("grad_scaler", "scale"), TensorRole.SCALER),
+        (("lr_scheduler", "best"), TensorRole.RECORD),
+        (("callbacks", "EarlyStopping", "best_score"), TensorRole.RECORD),
+        (("history", "loss"), TensorRole.RECORD),
     ],
 )
-def test_roles(keys: tuple[str, ...], role: Role):
+def test_roles(keys: tuple[str, ...], role: TensorRole):
     assert role_of(keys, dimensions=1, optimizer=False, file=None) is role
 
 
 @pytest.mark.parametrize(
     ("path", "role"),
     [
-        ("run/optimizer.pt", Role.OPTIMIZER),
-        ("run/zero_pp_rank_0_mp_rank_00_optim_states.pt", Role.OPTIMIZER),
-        ("run/scaler.pt", Role.SCALER),
-        ("run/scheduler.pt", Role.RECORD),
-        ("unet_ema/model.safetensors", Role.EMA),
+        ("run/optimizer.pt", TensorRole.OPTIMIZER),
+        ("run/zero_pp_rank_0_mp_rank_00_optim_states.pt", TensorRole.OPTIMIZER),
+        ("run/scaler.pt", TensorRole.SCALER),
+        ("run/scheduler.pt", TensorRole.RECORD),
+        ("unet_ema/model.safetensors", TensorRole.EMA),
         ("cinema/model.safetensors", None),
         ("run/mp_rank_00_model_states.pt", None),
     ],
 )
-def test_roles_of_files(path: str, role: Role | None):
+def test_roles_of_files(path: str, role: TensorRole | None):
     assert role_of_file(Path(path)) is role

@@ -11,7 +11,12 @@ from typing import TYPE_CHECKING
 import pytest
 
 from nanguard.check.checkpoint import checkpoint_reader
-from nanguard.check.checkpoint.checkpoint_reader import PATIENCE, Watcher, open_sources, watch
+from nanguard.check.checkpoint.checkpoint_reader import (
+    PATIENCE,
+    CheckpointWatcher,
+    open_sources,
+    watch,
+)
 from nanguard.check.checkpoint.checkpoint_rule import HEALTHY, NAN, safetensors
 from nanguard.check.scan import Scan
 
@@ -42,7 +47,7 @@ def scan(read_files: list[str]) -> Scan:
 def test_the_first_bad_one_of_hundreds_is_searched(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, scan: Scan, read_files: list[str], first: int
 ):
-    monkeypatch.setattr(checkpoint_reader, "MUCH", 0)
+    monkeypatch.setattr(checkpoint_reader, "MANY_BYTES", 0)
     written(tmp_path, set(range(first, 100)))
     found = list(open_sources([tmp_path], scan))
     run = found[0].run
@@ -54,7 +59,7 @@ def test_the_first_bad_one_of_hundreds_is_searched(
 
 
 def test_all_good_ones_of_hundreds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, scan: Scan):
-    monkeypatch.setattr(checkpoint_reader, "MUCH", 0)
+    monkeypatch.setattr(checkpoint_reader, "MANY_BYTES", 0)
     written(tmp_path, set())
     run = next(open_sources([tmp_path], scan)).run
     assert run is not None
@@ -64,7 +69,7 @@ def test_all_good_ones_of_hundreds(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 def test_a_run_that_heals_is_read_as_a_whole(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, scan: Scan, read_files: list[str]
 ):
-    monkeypatch.setattr(checkpoint_reader, "MUCH", 0)
+    monkeypatch.setattr(checkpoint_reader, "MANY_BYTES", 0)
     written(tmp_path, {0, 1, 2, 50})
     run = next(open_sources([tmp_path], scan)).run
     assert run is not None
@@ -75,7 +80,7 @@ def test_a_run_that_heals_is_read_as_a_whole(
 def test_a_cut_one_among_hundreds_is_seen(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, scan: Scan
 ):
-    monkeypatch.setattr(checkpoint_reader, "MUCH", 0)
+    monkeypatch.setattr(checkpoint_reader, "MANY_BYTES", 0)
     written(tmp_path, set(range(70, 100)))
     (tmp_path / "step_41.safetensors").write_bytes(GOOD[:-2])
     run = next(open_sources([tmp_path], scan)).run
@@ -115,7 +120,7 @@ def test_what_is_being_written_is_left_alone(tmp_path: Path, scan: Scan):
 
 
 def test_a_new_checkpoint_is_told_of_once_it_is_whole(tmp_path: Path, scan: Scan):
-    watcher = Watcher(tmp_path / "run", scan)
+    watcher = CheckpointWatcher(tmp_path / "run", scan)
     assert watcher.look() == []
     (tmp_path / "run").mkdir()
     path = tmp_path / "run" / "step_100.safetensors"
@@ -139,7 +144,7 @@ def test_a_new_checkpoint_is_told_of_once_it_is_whole(tmp_path: Path, scan: Scan
 
 def test_one_that_never_becomes_whole_is_told_of(tmp_path: Path, scan: Scan):
     (tmp_path / "step_1.safetensors").write_bytes(GOOD[:-3])
-    watcher = Watcher(tmp_path, scan)
+    watcher = CheckpointWatcher(tmp_path, scan)
     told = [watcher.look() for _ in range(PATIENCE + 3)]
     assert [len(some) for some in told].count(1) == 1
     assert functools.reduce(operator.iadd, told, [])[0].damaged
@@ -148,7 +153,7 @@ def test_one_that_never_becomes_whole_is_told_of(tmp_path: Path, scan: Scan):
 def test_one_that_is_written_again_is_told_of_again(tmp_path: Path, scan: Scan):
     path = tmp_path / "last.safetensors"
     path.write_bytes(GOOD)
-    watcher = Watcher(tmp_path, scan)
+    watcher = CheckpointWatcher(tmp_path, scan)
     assert [len(watcher.look()) for _ in range(3)] == [0, 1, 0]
     path.write_bytes(BAD + b"")
     assert [len(watcher.look()) for _ in range(3)] == [0, 1, 0]

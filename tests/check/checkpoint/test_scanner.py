@@ -14,8 +14,8 @@ from nanguard.check.checkpoint.byte_ranges import DamagedError, FileBlob, Memory
 from nanguard.check.checkpoint.tensor_scan import measure_all
 from nanguard.check.checkpoint.tensors import (
     DTYPES,
-    Region,
     Storage,
+    StorageRegion,
     StoredTensor,
     region_of,
     slabs,
@@ -92,7 +92,7 @@ def test_windows_and_expanded_tensors_cost_what_the_storage_does():
 
 def test_portions_come_together_in_order(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(tensor_scan, "PORTION", 4096)
-    monkeypatch.setattr(tensor_scan, "BLOCK", 1024)
+    monkeypatch.setattr(tensor_scan, "BLOCK_BYTES", 1024)
     values = np.arange(100_000, dtype="f4")
     values[[70_001, 90_000]] = np.nan, -np.inf
     _, made = tensors(values, (0, (100_000,), (1,)), (10, (50,), (1,)))
@@ -128,7 +128,9 @@ def test_slabs_cover_a_region_exactly(monkeypatch: pytest.MonkeyPatch):
 
 def test_numbers_with_the_largest_byte_first():
     blob = MemoryBlob("m", np.array([1.0, math.inf, -70000.0], ">f4").tobytes())
-    tensor = StoredTensor(("w",), F32, (3,), Storage(blob, 0, 12, swapped=True), Region(0, 3))
+    tensor = StoredTensor(
+        ("w",), F32, (3,), Storage(blob, 0, 12, swapped=True), StorageRegion(0, 3)
+    )
     (found,) = scan([tensor])
     assert (found.above, found.first, found.low, found.beyond) == (1, 1, -70000.0, 1)
 
@@ -137,7 +139,7 @@ def test_a_file_that_gets_shorter_while_it_is_read(tmp_path: Path):
     path = tmp_path / "m.bin"
     path.write_bytes(bytes(4000))
     with FileBlob(path) as blob:
-        tensor = StoredTensor(("w",), F32, (1000,), Storage(blob, 0, 4000), Region(0, 1000))
+        tensor = StoredTensor(("w",), F32, (1000,), Storage(blob, 0, 4000), StorageRegion(0, 1000))
         path.write_bytes(bytes(100))
         with pytest.raises(DamagedError, match="ended at byte 100 while it was read"):
             scan([tensor])
@@ -156,5 +158,5 @@ def test_systems_without_reads_at_offsets(tmp_path: Path, monkeypatch: pytest.Mo
     path.write_bytes(np.arange(100, dtype="f4").tobytes())
     with FileBlob(path) as blob:
         assert read(blob, 398, 10) == path.read_bytes()[398:]
-        tensor = StoredTensor(("w",), F32, (100,), Storage(blob, 0, 400), Region(0, 100))
+        tensor = StoredTensor(("w",), F32, (100,), Storage(blob, 0, 400), StorageRegion(0, 100))
         assert scan([tensor])[0].high == 99.0

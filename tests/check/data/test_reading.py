@@ -123,7 +123,7 @@ def test_blocks_give_what_the_whole_gives(tmp_path: Path, monkeypatch: pytest.Mo
     path = write(tmp_path / "t.jsonl", "\n".join(lines))
     whole = read(path).ledger
     monkeypatch.setattr(json_records, "blocks_of", lambda path: tables.blocks_of(path, 1000))
-    monkeypatch.setattr(json_records, "SLOW", 300)
+    monkeypatch.setattr(json_records, "REFUSED_LINE_BYTES", 300)
     small = read(path).ledger
     for ledger in (whole, small):
         assert (ledger.records, ledger.lines) == (2999, 3000)
@@ -135,7 +135,7 @@ def test_blocks_give_what_the_whole_gives(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_an_endless_line_is_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(tables, "MAX_LINE", 5000)
+    monkeypatch.setattr(tables, "MAX_RECORD_BYTES", 5000)
     path = write(
         tmp_path / "t.jsonl", '{"label": 1}\n{"label": "' + "x" * 50_000 + '"}\n{"label": 0}\n'
     )

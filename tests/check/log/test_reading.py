@@ -11,7 +11,7 @@ import pytest
 
 from nanguard.check.log.binary_logs import _masked
 from nanguard.check.log.log_reader import open_sources, recognises, recognises_folder
-from nanguard.check.log.quantities import Role
+from nanguard.check.log.quantities import Quantity
 from nanguard.check.scan import Scan
 
 if TYPE_CHECKING:
@@ -219,8 +219,8 @@ def test_a_run_folder_of_the_guard(tmp_path: Path):
     assert is_log(metrics)
     assert is_log(events)
     (log,) = read(metrics, events)
-    assert [(n.role, n.step, n.line) for n in log.notes] == [(Role.GRAD_NORM, 4, 1)]
-    assert "terms/text" not in [s.name for s in log.series if s.role is Role.LOSS]
+    assert [(n.role, n.step, n.line) for n in log.notes] == [(Quantity.GRAD_NORM, 4, 1)]
+    assert "terms/text" not in [s.name for s in log.series if s.role is Quantity.LOSS]
 
 
 # ------------------------------------------------------------------ what is no log

@@ -11,8 +11,8 @@ import pytest
 
 from nanguard.check.log import text_log
 from nanguard.check.log.grammar import note_of, read_line, shape_of
-from nanguard.check.log.quantities import Role, metric_of
-from nanguard.check.log.series import Column, Log, MetricSeries, compact
+from nanguard.check.log.quantities import Quantity, metric_of
+from nanguard.check.log.series import Log, MetricSeries, SeriesColumn, compact
 from nanguard.check.log.text_log import read_text
 from nanguard.check.scan import Scan
 from tests.cost import cpu_seconds
@@ -67,18 +67,18 @@ def test_places_of_a_line():
 @pytest.mark.parametrize(
     ("name", "role"),
     [
-        ("train/loss_epoch", Role.LOSS),
-        ("trainLoss", Role.LOSS),
-        ("gnorm", Role.GRAD_NORM),
-        ("scaler_scale", Role.SCALE),
-        ("trainer/global_step", Role.STEP),
-        ("learning_rate", Role.RATE),
+        ("train/loss_epoch", Quantity.LOSS),
+        ("trainLoss", Quantity.LOSS),
+        ("gnorm", Quantity.GRAD_NORM),
+        ("scaler_scale", Quantity.SCALE),
+        ("trainer/global_step", Quantity.STEP),
+        ("learning_rate", Quantity.RATE),
         ("total_steps", None),
         ("loss_weight", None),
         ("info", None),
     ],
 )
-def test_what_a_name_stands_for(name: str, role: Role | None):
+def test_what_a_name_stands_for(name: str, role: Quantity | None):
     metric = metric_of(name)
     assert (metric.role if metric else None) is role
 
@@ -86,13 +86,13 @@ def test_what_a_name_stands_for(name: str, role: Role | None):
 @pytest.mark.parametrize(
     ("line", "role", "step"),
     [
-        ("WARNING: NaN gradients detected at step 92261, zeroing", Role.GRAD_NORM, 92261),
-        ("Loss became infinite or NaN at iteration=400!", Role.LOSS, 400),
-        ("Batch 5: Invalid loss, terminating training", Role.LOSS, None),
-        ("Current loss scale already at minimum - cannot decrease", Role.SCALE, None),
+        ("WARNING: NaN gradients detected at step 92261, zeroing", Quantity.GRAD_NORM, 92261),
+        ("Loss became infinite or NaN at iteration=400!", Quantity.LOSS, 400),
+        ("Batch 5: Invalid loss, terminating training", Quantity.LOSS, None),
+        ("Current loss scale already at minimum - cannot decrease", Quantity.SCALE, None),
     ],
 )
-def test_what_is_said_in_words(line: str, role: Role, step: int | None):
+def test_what_is_said_in_words(line: str, role: Quantity, step: int | None):
     note = note_of(line, 7)
     assert note is not None
     assert (note.role, note.step, note.line) == (role, step, 7)
@@ -155,7 +155,7 @@ def test_both_engines_read_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     file.write_text(mixed_log(3000), encoding="utf-8", newline="")
     small = read_text(file, Scan())
     monkeypatch.setattr(text_log, "_BULK", 0)
-    monkeypatch.setattr("nanguard.check.log.text_log._BLOCK", 20_000)
+    monkeypatch.setattr("nanguard.check.log.text_log._BLOCK_BYTES", 20_000)
     large = read_text(file, Scan())
     assert {s.name for s in small.series} >= {"loss", "grad_norm", "val_loss"}
     assert sorted(map(str, table(large))) == sorted(map(str, table(small)))
@@ -234,7 +234,7 @@ def test_names_without_end_stay_bounded(tmp_path: Path):
 
 
 def test_columns_are_ranges_where_they_are_regular():
-    column = Column()
+    column = SeriesColumn()
     for start in range(0, 1000, 100):
         column.extend(compact(array("q", range(start, start + 100, 10))))
     assert list(column) == list(range(0, 1000, 10))

@@ -9,7 +9,7 @@ import pytest
 
 from nanguard.view.report.judged import judge
 from nanguard.view.report.verdict import BAD, GOOD, GUARDED, NOTHING, moves_before, verdict_of
-from nanguard.view.runs import Curve, Event, EventKind, Panel, Run, open_runs
+from nanguard.view.runs import Curve, EventKind, Panel, Run, RunEvent, open_runs
 from tests.view.runs.runs import write_incident, write_record
 
 
@@ -108,9 +108,9 @@ def test_what_a_replay_did_not_show_is_not_claimed(tmp_path):
 
 def test_the_guard_stopped_it():
     run = Run(
-        "r", "r", events=[Event(EventKind.STOP, 9, "all rollbacks are spent", reason="spent")]
+        "r", "r", events=[RunEvent(EventKind.STOP, 9, "all rollbacks are spent", reason="spent")]
     )
-    run.events.insert(0, Event(EventKind.ROLLBACK, 5, "rolled back", count=2))
+    run.events.insert(0, RunEvent(EventKind.ROLLBACK, 5, "rolled back", count=2))
     verdict = verdict_of(run)
     assert verdict.state == BAD
     assert verdict.headline == "The run went bad at step 5, and the guard stopped it."

@@ -12,7 +12,7 @@ from nanguard.check.log import text_log
 from nanguard.view.report.judged import judge
 from nanguard.view.runs import find_below, open_run
 from nanguard.view.runs import run_follower as followed
-from nanguard.view.runs.run_follower import Change, Follower, LiveRun
+from nanguard.view.runs.run_follower import Follower, LiveRun, RunChange
 from tests.view.runs.runs import write_record
 
 if TYPE_CHECKING:
@@ -36,12 +36,12 @@ def log(tmp_path: Path) -> Path:
 
 def test_only_what_was_appended_is_read(log, monkeypatch):
     follower = Follower(log)
-    assert follower.read() is Change.GREW
-    assert follower.read() is Change.SAME
+    assert follower.read() is RunChange.GREW
+    assert follower.read() is RunChange.SAME
     with log.open("a") as file:
         file.write(line(2, 2.0))
-    monkeypatch.setattr(followed, "_BLOCK", 8)
-    assert follower.read() is Change.GREW
+    monkeypatch.setattr(followed, "_READ_BYTES", 8)
+    assert follower.read() is RunChange.GREW
     assert losses(follower) == [4.0, 3.0, 2.0]
     series = follower.log.series[0]
     assert list(series.steps) == [0, 1, 2]
@@ -65,9 +65,9 @@ def test_last_line_without_an_end_is_taken_after_a_while(log, monkeypatch):
     with log.open("a") as file:
         file.write(line(2, 1.5).rstrip())
     follower.read()
-    assert follower.read() is Change.SAME
-    monkeypatch.setattr(followed, "_SETTLED", 0.0)
-    assert follower.read() is Change.GREW
+    assert follower.read() is RunChange.SAME
+    monkeypatch.setattr(followed, "_SETTLED_SECONDS", 0.0)
+    assert follower.read() is RunChange.GREW
     assert losses(follower) == [4.0, 3.0, 1.5]
     with log.open("a") as file:
         file.write("\n" + line(3, 1.0))
@@ -79,15 +79,15 @@ def test_truncated_replaced_and_rewritten_files_are_read_anew(log):
     follower = Follower(log)
     follower.read()
     log.write_text(line(0, 9.0))
-    assert follower.read() is Change.ANEW
+    assert follower.read() is RunChange.ANEW
     assert losses(follower) == [9.0]
     log.rename(log.with_suffix(".1"))
     log.write_text(line(0, 8.0) + line(1, 7.0))
-    assert follower.read() is Change.ANEW
+    assert follower.read() is RunChange.ANEW
     assert losses(follower) == [8.0, 7.0]
     # The same file, longer than before, with another beginning.
     log.write_text(line(0, 6.0) + line(1, 5.0) + line(2, 4.0))
-    assert follower.read() is Change.ANEW
+    assert follower.read() is RunChange.ANEW
     assert losses(follower) == [6.0, 5.0, 4.0]
 
 
@@ -95,7 +95,7 @@ def test_deleted_file_keeps_what_was_read(log):
     follower = Follower(log)
     follower.read()
     log.unlink()
-    assert follower.read() is Change.GONE
+    assert follower.read() is RunChange.GONE
     assert losses(follower) == [4.0, 3.0]
     log.write_text(line(0, 2.0))
     follower.read()
@@ -103,8 +103,8 @@ def test_deleted_file_keeps_what_was_read(log):
 
 
 def test_line_without_end_is_passed_over(log, monkeypatch):
-    monkeypatch.setattr(text_log, "_BLOCK", 1000)
-    monkeypatch.setattr(followed, "_BLOCK", 300)
+    monkeypatch.setattr(text_log, "_BLOCK_BYTES", 1000)
+    monkeypatch.setattr(followed, "_READ_BYTES", 300)
     follower = Follower(log)
     with log.open("a") as file:
         file.write("q" * 5000 + "\n" + line(3, 2.5))

@@ -22,18 +22,18 @@ from tests.nobody import as_nobody, open_folder
 from tests.view.runs.runs import write_incident, write_record
 
 if TYPE_CHECKING:
-    from nanguard.view.runs import Found
+    from nanguard.view.runs import FoundRun
     from nanguard.view.server.digest import Summary
 
 
 LOGS = Path(__file__).parents[2] / "logs"
 
 
-def summary(digest: Digest, found: Found) -> Summary:
+def summary(digest: Digest, found: FoundRun) -> Summary:
     return list(digest.read(found))[-1]
 
 
-def only(root: Path) -> Found:
+def only(root: Path) -> FoundRun:
     (found,) = Folder(root).runs().values()
     return found
 
@@ -206,7 +206,7 @@ def test_index_looks_at_what_changed(tmp_path, monkeypatch):
         file.write('{"step":120,"update":120,"loss":0.25}')
     index._refresh(entry)
     assert entry.summary.points == 120
-    monkeypatch.setattr(followed, "_SETTLED", 0.0)
+    monkeypatch.setattr(followed, "_SETTLED_SECONDS", 0.0)
     index._refresh(entry)
     assert entry.summary.points == 121
     assert entry.version > seen

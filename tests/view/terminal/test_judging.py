@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from nanguard.check.log.quantities import Role
+from nanguard.check.log.quantities import Quantity
 from nanguard.view.terminal.judging import Judge, Told
 from nanguard.view.terminal.reading import LineReader, Unreadable
 from nanguard.view.terminal.state import RunState
@@ -17,7 +17,7 @@ from tests.labelled import labelled
 LOGS = Path(__file__).parents[2] / "logs"
 
 
-def told_about(values: list[float], role: Role = Role.LOSS, chunk: int = 7, **marks: bool):
+def told_about(values: list[float], role: Quantity = Quantity.LOSS, chunk: int = 7, **marks: bool):
     judge = Judge("loss", role)
     for name, value in marks.items():
         setattr(judge, name, value)
@@ -75,10 +75,10 @@ def test_a_spike_in_thousands_of_numbers_at_once_is_found() -> None:
 
 def test_a_norm_that_overflows_now_and_then_is_no_alarm_while_a_scale_looks_for_its_level() -> None:
     values = [*steady(100), math.inf, *steady(50)]
-    assert [one.alarm for one in told_about(values, Role.GRAD_NORM, scaled=True)] == [False]
-    assert told_about(values, Role.GRAD_NORM)[0].kind == "non-finite-grad-norm"
+    assert [one.alarm for one in told_about(values, Quantity.GRAD_NORM, scaled=True)] == [False]
+    assert told_about(values, Quantity.GRAD_NORM)[0].kind == "non-finite-grad-norm"
     many = [*steady(100), *[math.inf] * 8]
-    assert any(one.alarm for one in told_about(many, Role.GRAD_NORM, scaled=True))
+    assert any(one.alarm for one in told_about(many, Quantity.GRAD_NORM, scaled=True))
 
 
 def test_a_loss_that_climbs_back_is_told() -> None:
@@ -90,7 +90,7 @@ def test_a_loss_that_climbs_back_is_told() -> None:
 
 def test_a_falling_loss_scale_is_told_once() -> None:
     scales = [65536.0] * 100 + [65536.0 / 2**n for n in range(12)]
-    told = told_about(scales, Role.SCALE)
+    told = told_about(scales, Quantity.SCALE)
     assert [one.kind for one in told] == ["falling-loss-scale"]
 
 
@@ -119,7 +119,7 @@ def test_text_json_and_tables_give_the_same_numbers() -> None:
     table = "step,loss,grad_norm\n" + "".join(f"{n},{a:.3f},{b:.3f}\n" for n, a, b in rows)
     for state in (fed(text), fed(lines, "m.jsonl"), fed(table, "m.csv")):
         assert state.step == 19
-        loss, norm = state.main(Role.LOSS), state.main(Role.GRAD_NORM)
+        loss, norm = state.main(Quantity.LOSS), state.main(Quantity.GRAD_NORM)
         assert loss is not None
         assert norm is not None
         assert (round(loss.last, 3), round(norm.last, 3), loss.count) == (1.81, 2.9, 20)
@@ -147,7 +147,7 @@ def test_a_restart_is_told_and_not_joined() -> None:
     state.take(reader.read(text.encode()), old=False)
     state.take(reader.read(text.encode()), old=False)
     assert [one.kind for one in state.happenings] == ["restart"]
-    loss = state.main(Role.LOSS)
+    loss = state.main(Quantity.LOSS)
     assert loss is not None
     assert [place for place, one in enumerate(loss.trace.buckets) if one.begins] == [100]
 

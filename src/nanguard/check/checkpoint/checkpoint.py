@@ -17,27 +17,27 @@ from nanguard.check.checkpoint.byte_ranges import (
 from nanguard.check.checkpoint.run_checkpoints import POINTER, is_pickle, is_safetensors
 from nanguard.check.checkpoint.safetensors import read_safetensors
 from nanguard.check.checkpoint.tensor_roles import (
-    Role,
+    TensorRole,
     infinities_meant,
     large_values_meant,
     role_of,
     role_of_file,
 )
 from nanguard.check.checkpoint.tensor_scan import measure_all
-from nanguard.check.checkpoint.tensor_tree import Tree
+from nanguard.check.checkpoint.tensor_tree import TensorTree
 from nanguard.check.checkpoint.torch_file import TorchFile, beyond_weights_only, read_torch
 from nanguard.errors import SourceError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from nanguard.check.checkpoint.tensor_scan import Numbers
+    from nanguard.check.checkpoint.tensor_scan import TensorNumbers
     from nanguard.check.checkpoint.tensors import StoredTensor
     from nanguard.check.scan import Scan
 
 _KIB64 = 1 << 16
 # From here on a value is unusual for a weight, whatever its type.
-LARGE = 1e4
+LARGE_WEIGHT = 1e4
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,10 +54,10 @@ class Measured:
     """
 
     name: str
-    role: Role
+    role: TensorRole
     dtype: str
     shape: tuple[int, ...]
-    numbers: Numbers
+    numbers: TensorNumbers
     scale: float | None = None
 
     @property
@@ -67,9 +67,9 @@ class Measured:
             return True
         if not self.numbers.nonfinite:
             return False
-        if self.role is Role.RECORD:
+        if self.role is TensorRole.RECORD:
             return False
-        return self.role in (Role.OPTIMIZER, Role.SCALER) or not infinities_meant(
+        return self.role in (TensorRole.OPTIMIZER, TensorRole.SCALER) or not infinities_meant(
             self.name, self.shape, self.numbers
         )
 
@@ -77,7 +77,7 @@ class Measured:
     def stands_out(self) -> bool:
         """Whether anything about its numbers is unusual."""
         numbers = self.numbers
-        return self.poisoned or bool(numbers.nonfinite) or numbers.largest > LARGE
+        return self.poisoned or bool(numbers.nonfinite) or numbers.largest > LARGE_WEIGHT
 
     @property
     def large_meant(self) -> bool:
@@ -86,7 +86,7 @@ class Measured:
 
 
 @dataclass(slots=True)
-class Part:
+class CheckpointFile:
     """One file.
 
     Attributes:
@@ -106,7 +106,7 @@ class Part:
     size: int = 0
     tensors: list[Measured] = field(default_factory=list)
     count: int = 0
-    scalars: list[tuple[str, Role, float]] = field(default_factory=list)
+    scalars: list[tuple[str, TensorRole, float]] = field(default_factory=list)
     needs: list[str] = field(default_factory=list)
     counters: dict[str, int] = field(default_factory=dict)
     damage: list[str] = field(default_factory=list)
@@ -135,7 +135,7 @@ class Job:
     slices: tuple[tuple[str, int, int], ...] | None = None
 
 
-def read_part(path: Path, scan: Scan) -> Part:
+def read_part(path: Path, scan: Scan) -> CheckpointFile:
     """Reads a file of a checkpoint, all of it.
 
     Args:
@@ -145,15 +145,15 @@ def read_part(path: Path, scan: Scan) -> Part:
     return _read(Job(path), scan)
 
 
-def read_job(job: Job, scan: Scan) -> Part:
+def read_job(job: Job, scan: Scan) -> CheckpointFile:
     """Reads a file as asked, and keeps only the tensors that something can be said about."""
     part = _read(job, scan)
     part.tensors = [tensor for tensor in part.tensors if tensor.stands_out]
     return part
 
 
-def _read(job: Job, scan: Scan) -> Part:
-    part = Part(str(job.path))
+def _read(job: Job, scan: Scan) -> CheckpointFile:
+    part = CheckpointFile(str(job.path))
     try:
         with scan.at_hand(job.path) as here, FileBlob(here, part.path) as blob:
             part.size = blob.size
@@ -177,7 +177,7 @@ def _read(job: Job, scan: Scan) -> Part:
     return part
 
 
-def _fill(part: Part, blob: Blob, job: Job, scan: Scan) -> None:
+def _fill(part: CheckpointFile, blob: Blob, job: Job, scan: Scan) -> None:
     head = read(blob, 0, _KIB64)
     name = PurePath(part.path).name
     missing = _nothing(head)
@@ -204,9 +204,9 @@ def _nothing(head: bytes) -> str:
     return ""
 
 
-def _fill_slices(part: Part, blob: Blob, job: Job, scan: Scan) -> None:
+def _fill_slices(part: CheckpointFile, blob: Blob, job: Job, scan: Scan) -> None:
     """Reads the files that a file is made of, each of which holds a tensor or an object."""
-    merged = Tree()
+    merged = TensorTree()
     for name, offset, size in job.slices or ():
         if offset + size > blob.size:
             raise DamagedError(f"{name} ends at byte {offset + size:,} of {blob.size:,}")
@@ -219,7 +219,7 @@ def _fill_slices(part: Part, blob: Blob, job: Job, scan: Scan) -> None:
     _add(part, merged, job, scan)
 
 
-def _add(part: Part, tree: Tree, job: Job, scan: Scan) -> None:
+def _add(part: CheckpointFile, tree: TensorTree, job: Job, scan: Scan) -> None:
     """Measures the tensors of a tree and adds them to a part."""
     part.count += len(tree.tensors)
     part.damage += tree.damage
@@ -240,13 +240,13 @@ def _add(part: Part, tree: Tree, job: Job, scan: Scan) -> None:
         )
 
 
-def _file_role(part: Part, tensors: Sequence[StoredTensor]) -> Role | None:
+def _file_role(part: CheckpointFile, tensors: Sequence[StoredTensor]) -> TensorRole | None:
     """Returns what a file is for by its name, unless its tree tells parts of it apart."""
     about = role_of_file(PurePath(part.path))
-    if about is not Role.EMA:
+    if about is not TensorRole.EMA:
         return about
     for tensor in tensors:
-        if role_of(tensor.keys, dimensions=1, optimizer=False, file=None) is Role.EMA:
+        if role_of(tensor.keys, dimensions=1, optimizer=False, file=None) is TensorRole.EMA:
             return None
     return about
 
@@ -276,10 +276,10 @@ class Checkpoint:
     path: str
     name: str
     step: int | None
-    parts: list[Part]
+    parts: list[CheckpointFile]
     missing: list[tuple[str, str]] = field(default_factory=list)
     scanned: bool = True
-    run: Run | None = field(default=None, repr=False)
+    run: CheckpointRun | None = field(default=None, repr=False)
     files: list[str] = field(default_factory=list)
 
     @property
@@ -317,18 +317,18 @@ class Checkpoint:
         read = self.scanned and not any(part.not_checked for part in self.parts)
         return self.damaged or (read and not self.good)
 
-    def exploded(self) -> Iterator[tuple[Part, Measured]]:
+    def exploded(self) -> Iterator[tuple[CheckpointFile, Measured]]:
         """Yields weights that are far too large to be learned."""
         for part in self.parts:
             for tensor in part.tensors:
-                if tensor.role not in (Role.WEIGHT, Role.EMA) or tensor.poisoned:
+                if tensor.role not in (TensorRole.WEIGHT, TensorRole.EMA) or tensor.poisoned:
                     continue
                 if _explodes(tensor):
                     yield part, tensor
 
 
 @dataclass(slots=True, eq=False)
-class Run:
+class CheckpointRun:
     """Checkpoints of one run, oldest first.
 
     Attributes:
@@ -355,7 +355,7 @@ class Run:
         return next((one for one in rest if one.bad), None)
 
 
-def step_of(parts: list[Part]) -> int | None:
+def step_of(parts: list[CheckpointFile]) -> int | None:
     """Returns the step that the files of a checkpoint say; the most telling counter wins."""
     for name in _COUNTERS:
         for part in parts:
@@ -364,14 +364,14 @@ def step_of(parts: list[Part]) -> int | None:
     return None
 
 
-def bad_scalars(part: Part) -> list[tuple[str, float]]:
+def bad_scalars(part: CheckpointFile) -> list[tuple[str, float]]:
     """Returns plain numbers of optimizers and scalers that are not finite.
 
     Infinity is a common setting for "no limit"; NaN is none for anything.
     """
     found = []
     for name, role, value in part.scalars:
-        if role not in (Role.OPTIMIZER, Role.SCALER):
+        if role not in (TensorRole.OPTIMIZER, TensorRole.SCALER):
             continue
         leaf = name.rsplit(".", 1)[-1]
         if value != value or leaf in ("lr", "scale", "_scale", "cur_scale"):
@@ -379,7 +379,7 @@ def bad_scalars(part: Part) -> list[tuple[str, float]]:
     return found
 
 
-def _bad_scalars(part: Part) -> bool:
+def _bad_scalars(part: CheckpointFile) -> bool:
     return bool(bad_scalars(part))
 
 

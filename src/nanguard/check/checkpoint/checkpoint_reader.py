@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Any
 from nanguard.check.checkpoint.byte_ranges import DamagedError, FileBlob, TooLargeError
 from nanguard.check.checkpoint.checkpoint import (
     Checkpoint,
+    CheckpointFile,
+    CheckpointRun,
     Job,
-    Part,
-    Run,
     read_job,
     read_part,
     step_of,
 )
-from nanguard.check.checkpoint.pickle_reader import Call, Table, read_pickle
+from nanguard.check.checkpoint.pickle_reader import Call, PickleDict, read_pickle
 from nanguard.check.checkpoint.run_checkpoints import (
     DISTRIBUTED_ENDING,
     METADATA,
@@ -63,7 +63,7 @@ class _Seen:
 
 
 @dataclass(slots=True)
-class Watcher:
+class CheckpointWatcher:
     """Looks at a folder again and again.
 
     Attributes:
@@ -122,7 +122,7 @@ def looks_of(unit: Unit) -> Looks:
     return tuple(found)
 
 
-def jobs_of(folder: Path, files: Sequence[Path], scan: Scan) -> tuple[list[Job], Part]:
+def jobs_of(folder: Path, files: Sequence[Path], scan: Scan) -> tuple[list[Job], CheckpointFile]:
     """Returns what is to be read of a folder, and what its own description says.
 
     Args:
@@ -130,7 +130,7 @@ def jobs_of(folder: Path, files: Sequence[Path], scan: Scan) -> tuple[list[Job],
         files: The files of it.
         scan: How to scan.
     """
-    about = Part(str(folder / METADATA))
+    about = CheckpointFile(str(folder / METADATA))
     shards = {file.name: file for file in files if file.name.endswith(DISTRIBUTED_ENDING)}
     slices: dict[str, list[tuple[str, int, int]]] = {}
     try:
@@ -158,8 +158,8 @@ def jobs_of(folder: Path, files: Sequence[Path], scan: Scan) -> tuple[list[Job],
 def _slices(value: object) -> dict[str, list[tuple[str, int, int]]]:
     """Returns what is in each file: names, offsets and sizes."""
     state = value.state if isinstance(value, Call) else None
-    listed = state.get("storage_data") if isinstance(state, Table) else None
-    if not isinstance(listed, (Table, Call)):
+    listed = state.get("storage_data") if isinstance(state, PickleDict) else None
+    if not isinstance(listed, (PickleDict, Call)):
         raise DamagedError("the description of the checkpoint does not say where tensors are")
     found: dict[str, list[tuple[str, int, int]]] = {}
     for key, info in listed.pairs or []:
@@ -181,9 +181,9 @@ def _field(made: object, name: str, index: int) -> object:
     if not isinstance(made, Call):
         return None
     state = made.state
-    if isinstance(state, tuple) and len(state) == 2 and isinstance(state[1], Table):
+    if isinstance(state, tuple) and len(state) == 2 and isinstance(state[1], PickleDict):
         state = state[1]
-    if isinstance(state, Table):
+    if isinstance(state, PickleDict):
         return state.get(name)
     if isinstance(state, (list, tuple)) and index < len(state):
         return state[index]
@@ -195,8 +195,8 @@ __all__ = ["open_sources", "read_part", "recognises", "recognises_folder", "watc
 
 MAX_INDEX = 1 << 25
 # A run with more checkpoints and more bytes than this is searched, not read as a whole.
-MANY = 40
-MUCH = 1 << 35
+MANY_CHECKPOINTS = 40
+MANY_BYTES = 1 << 35
 
 
 def recognises_folder(path: Path) -> bool:
@@ -221,7 +221,7 @@ def watch(
         every: How many seconds to wait between two looks.
         stop: Asked after every look whether to end.
     """
-    watcher = Watcher(folder, scan)
+    watcher = CheckpointWatcher(folder, scan)
     while True:
         for checkpoint in watcher.look():
             on_new(checkpoint)
@@ -238,7 +238,7 @@ def open_sources(paths: Sequence[Path], scan: Scan) -> Iterator[Checkpoint]:
         scan: How to scan.
     """
     for units in units_of(files_in(paths)):
-        if len(units) > MANY and _bytes(units) > MUCH:
+        if len(units) > MANY_CHECKPOINTS and _bytes(units) > MANY_BYTES:
             found = read_run_in_part(units, lambda some, numbers: read_units(some, scan, numbers))
         else:
             found = read_units(units, scan, numbers=True)
@@ -248,7 +248,7 @@ def open_sources(paths: Sequence[Path], scan: Scan) -> Iterator[Checkpoint]:
 def as_run(checkpoints: list[Checkpoint]) -> list[Checkpoint]:
     """Returns checkpoints that know of each other; oldest first."""
     if len(checkpoints) > 1:
-        run = Run(checkpoints)
+        run = CheckpointRun(checkpoints)
         for one in checkpoints:
             one.run = run
         _notice_unfinished(run)
@@ -273,14 +273,14 @@ def read_units(units: Sequence[Unit], scan: Scan, numbers: bool) -> list[Checkpo
     return found
 
 
-def _lost(job: Job, error: SourceError) -> Part:
-    return Part(str(job.path), not_checked=error.what)
+def _lost(job: Job, error: SourceError) -> CheckpointFile:
+    return CheckpointFile(str(job.path), not_checked=error.what)
 
 
-def _plan(unit: Unit, scan: Scan) -> tuple[list[Job], list[Part]]:
+def _plan(unit: Unit, scan: Scan) -> tuple[list[Job], list[CheckpointFile]]:
     """Returns what is to be read for a checkpoint, and what is known without."""
     jobs: list[Job] = []
-    known: list[Part] = []
+    known: list[CheckpointFile] = []
     folders: dict[Path, list[Path]] = {}
     for file in unit.files:
         if file.name == METADATA or file.name.endswith(DISTRIBUTED_ENDING):
@@ -294,7 +294,7 @@ def _plan(unit: Unit, scan: Scan) -> tuple[list[Job], list[Part]]:
     return jobs, known
 
 
-def _checkpoint(unit: Unit, parts: list[Part], numbers: bool) -> Checkpoint:  # noqa: FBT001
+def _checkpoint(unit: Unit, parts: list[CheckpointFile], numbers: bool) -> Checkpoint:  # noqa: FBT001
     step = unit.step
     if step is None:
         step = step_of(parts)
@@ -362,7 +362,7 @@ def _exists(path: Path) -> bool:
         return False
 
 
-def _notice_unfinished(run: Run) -> None:
+def _notice_unfinished(run: CheckpointRun) -> None:
     """Marks folders without weights in a run whose other folders have them."""
     having = [one for one in run.checkpoints if any(map(_is_weights, one.files))]
     for one in run.checkpoints:

@@ -36,7 +36,7 @@ class Global:
 
 
 @dataclass(slots=True, eq=False)
-class Table:
+class PickleDict:
     """A dictionary as its pairs; keys are never hashed, since a file chooses them."""
 
     pairs: list[tuple[object, object]] = field(default_factory=list)
@@ -100,7 +100,7 @@ MAX_MADE = 2_000_000
 LONGEST_TEXT = 1 << 24
 MAX_TEXT = 1 << 26
 MAX_NAMES = 20_000
-MAX_LINE = 1 << 16
+MAX_PICKLE_LINE = 1 << 16
 MAX_MEMO = 1 << 32
 
 # Names that Python 2 wrote.
@@ -135,10 +135,10 @@ def read_pickle(blob: Blob, start: int = 0) -> Pickled:
         DamagedError: It ends early, or is none.
         TooLargeError: It has more parts than is sensible.
     """
-    return Reader(blob, start).run()
+    return PickleReader(blob, start).run()
 
 
-class Reader:
+class PickleReader:
     """The state of reading one pickle."""
 
     def __init__(self, blob: Blob, start: int) -> None:
@@ -190,7 +190,11 @@ class Reader:
         begin = self.at - self.window_at
         end = self.window.find(b"\n", begin)
         if end < 0:
-            self.window, self.window_at, begin = read(self.blob, self.at, MAX_LINE), self.at, 0
+            self.window, self.window_at, begin = (
+                read(self.blob, self.at, MAX_PICKLE_LINE),
+                self.at,
+                0,
+            )
             end = self.window.find(b"\n")
             if end < 0:
                 raise DamagedError(f"a line of the pickle has no end at byte {self.at}")
@@ -268,28 +272,28 @@ class Reader:
 LONGEST_BYTES = 1 << 10
 
 
-def _skip(r: Reader, size: int) -> None:
+def _skip(r: PickleReader, size: int) -> None:
     r.take(size)
 
 
-def _pop_marked(r: Reader) -> None:
+def _pop_marked(r: PickleReader) -> None:
     r.marked()
 
 
-def _mark(r: Reader) -> None:
+def _mark(r: PickleReader) -> None:
     r.count()
     r.marks.append(r.stack)
     r.stack = []
 
 
-def _pop(r: Reader) -> None:
+def _pop(r: PickleReader) -> None:
     if r.stack:
         r.stack.pop()
     else:
         r.marked()
 
 
-def _extend(r: Reader, items: list[object]) -> None:
+def _extend(r: PickleReader, items: list[object]) -> None:
     target = r.stack[-1]
     if isinstance(target, list):
         target.extend(items)
@@ -300,32 +304,32 @@ def _extend(r: Reader, items: list[object]) -> None:
         raise _senseless(r)
 
 
-def _set(r: Reader, items: list[object]) -> None:
+def _set(r: PickleReader, items: list[object]) -> None:
     target = r.stack[-1]
-    if not isinstance(target, (Table, Call)):
+    if not isinstance(target, (PickleDict, Call)):
         raise _senseless(r)
     target.pairs = target.pairs or []
     target.pairs.extend(_pairs(r, items))
 
 
-def _pairs(r: Reader, items: list[object]) -> list[tuple[object, object]]:
+def _pairs(r: PickleReader, items: list[object]) -> list[tuple[object, object]]:
     """Returns keys with their values; no dictionary has half a pair, or a list for a key."""
-    if len(items) % 2 or any(isinstance(key, (list, Table)) for key in items[::2]):
+    if len(items) % 2 or any(isinstance(key, (list, PickleDict)) for key in items[::2]):
         raise _senseless(r)
     return list(zip(items[::2], items[1::2], strict=True))
 
 
-def _senseless(r: Reader) -> DamagedError:
+def _senseless(r: PickleReader) -> DamagedError:
     """Returns the error for what every reader of pickles fails on."""
     return DamagedError(f"the pickle makes no sense at byte {r.at}")
 
 
-def _set_one(r: Reader) -> None:
+def _set_one(r: PickleReader) -> None:
     value = r.stack.pop()
     _set(r, [r.stack.pop(), value])
 
 
-def _build(r: Reader) -> None:
+def _build(r: PickleReader) -> None:
     state, target = r.stack.pop(), r.stack[-1]
     if isinstance(target, Call):
         target.state = state
@@ -333,7 +337,7 @@ def _build(r: Reader) -> None:
         raise _senseless(r)
 
 
-def _call(r: Reader, function: object, args: object) -> None:
+def _call(r: PickleReader, function: object, args: object) -> None:
     if not isinstance(function, (Global, Call)) or not isinstance(args, (tuple, Call)):
         raise _senseless(r)
     # The class of a storage stands for the type of its numbers, and is never called.
@@ -342,41 +346,41 @@ def _call(r: Reader, function: object, args: object) -> None:
     r.push_new(Call(function, args))
 
 
-def _reduce(r: Reader) -> None:
+def _reduce(r: PickleReader) -> None:
     args = r.stack.pop()
     _call(r, r.stack.pop(), args)
 
 
-def _new_with_names(r: Reader) -> None:
+def _new_with_names(r: PickleReader) -> None:
     named, args = r.stack.pop(), r.stack.pop()
     _call(r, r.stack.pop(), (args, named))
 
 
-def _instance(r: Reader) -> None:
+def _instance(r: PickleReader) -> None:
     module, name = r.line(), r.line()
     _call(r, r.look_up(module, name), tuple(r.marked()))
 
 
-def _object(r: Reader) -> None:
+def _object(r: PickleReader) -> None:
     items = r.marked()
     _call(r, items[0], tuple(items[1:]))
 
 
-def _global(r: Reader) -> None:
+def _global(r: PickleReader) -> None:
     module = r.line()
     r.push(r.look_up(module, r.line()))
 
 
-def _stack_global(r: Reader) -> None:
+def _stack_global(r: PickleReader) -> None:
     name = r.stack.pop()
     r.push(r.look_up(r.stack.pop(), name))
 
 
-def _table(r: Reader) -> None:
-    r.push_new(Table(_pairs(r, r.marked())))
+def _table(r: PickleReader) -> None:
+    r.push_new(PickleDict(_pairs(r, r.marked())))
 
 
-def _tuple_of(r: Reader, size: int) -> None:
+def _tuple_of(r: PickleReader, size: int) -> None:
     if len(r.stack) < size:
         raise _senseless(r)
     items = tuple(r.stack[-size:])
@@ -384,45 +388,45 @@ def _tuple_of(r: Reader, size: int) -> None:
     r.push_new(items)
 
 
-def _integer_line(r: Reader) -> None:
+def _integer_line(r: PickleReader) -> None:
     text = r.line().rstrip("L")
     r.push({"00": False, "01": True}[text] if text in ("00", "01") else int(text))
 
 
-def _quoted_line(r: Reader) -> None:
+def _quoted_line(r: PickleReader) -> None:
     r.push(r.line().strip("'\""))
 
 
-def _long(r: Reader, size: int) -> None:
+def _long(r: PickleReader, size: int) -> None:
     data = r.skipped(size, LONGEST_BYTES)
     r.push(data if isinstance(data, Span) else int.from_bytes(data, "little", signed=True))
 
 
-def _signed(r: Reader) -> None:
+def _signed(r: PickleReader) -> None:
     r.push(int.from_bytes(r.take(4), "little", signed=True))
 
 
-def _double(r: Reader) -> None:
+def _double(r: PickleReader) -> None:
     r.push(struct.unpack(">d", r.take(8))[0])
 
 
-def _extension(r: Reader, size: int) -> None:
+def _extension(r: PickleReader, size: int) -> None:
     r.push(r.look_up("copyreg", f"extension {r.unsigned(size)}"))
 
 
-def _bytes_of(width: int) -> Callable[[Reader], None]:
+def _bytes_of(width: int) -> Callable[[PickleReader], None]:
     return lambda r: r.push(r.skipped(r.unsigned(width), LONGEST_BYTES))
 
 
-def _text_of(width: int) -> Callable[[Reader], None]:
+def _text_of(width: int) -> Callable[[PickleReader], None]:
     return lambda r: r.push_text(r.unsigned(width))
 
 
-def _constant(value: object) -> Callable[[Reader], None]:
+def _constant(value: object) -> Callable[[PickleReader], None]:
     return lambda r: r.push(value)
 
 
-OPCODES: dict[bytes, Callable[[Reader], None]] = {
+OPCODES: dict[bytes, Callable[[PickleReader], None]] = {
     b"\x80": lambda r: _skip(r, 1),
     b"\x95": lambda r: _skip(r, 8),
     b"(": _mark,
@@ -454,7 +458,7 @@ OPCODES: dict[bytes, Callable[[Reader], None]] = {
     b"\x97": _constant(None),
     b"\x98": lambda r: None,
     b"]": lambda r: r.push_new([]),
-    b"}": lambda r: r.push_new(Table()),
+    b"}": lambda r: r.push_new(PickleDict()),
     b")": _constant(()),
     b"\x8f": lambda r: r.push_new([]),
     b"l": lambda r: r.push_new(r.marked()),

@@ -8,13 +8,13 @@ import re
 from typing import Any
 
 from nanguard.check.checkpoint.byte_ranges import Blob, DamagedError, TooLargeError, read
-from nanguard.check.checkpoint.tensor_tree import Tree
+from nanguard.check.checkpoint.tensor_tree import TensorTree
 from nanguard.check.checkpoint.tensors import (
     DTYPES,
     MAX_DIMENSIONS,
     SAFETENSORS,
-    Region,
     Storage,
+    StorageRegion,
     StoredTensor,
 )
 
@@ -22,7 +22,7 @@ MAX_HEADER = 1 << 25
 _DTYPE = re.compile(r"[BCFIU][A-Z0-9_]{1,20}")
 
 
-def read_safetensors(blob: Blob) -> Tree:
+def read_safetensors(blob: Blob) -> TensorTree:
     """Returns the tensors of a file.
 
     Raises:
@@ -30,7 +30,7 @@ def read_safetensors(blob: Blob) -> Tree:
         TooLargeError: The header is longer than a checkpoint has any need for.
     """
     size, header = _header(blob)
-    tree = Tree()
+    tree = TensorTree()
     room = blob.size - size - 8
     places = []
     for name, about in header.items():
@@ -121,7 +121,7 @@ def _tensor(
     if dtype.nbytes(count) != end - begin:
         raise DamagedError(f"{name[:100]} has {end - begin:,} bytes of {dtype.nbytes(count):,}")
     storage = Storage(blob, base + begin, end - begin)
-    return StoredTensor((name[:300],), dtype, shape, storage, Region(0, count)), begin, end
+    return StoredTensor((name[:300],), dtype, shape, storage, StorageRegion(0, count)), begin, end
 
 
 def _counts(made: object) -> tuple[int, ...] | None:

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from pathlib import PurePath
 
-    from nanguard.check.checkpoint.tensor_scan import Numbers
+    from nanguard.check.checkpoint.tensor_scan import TensorNumbers
 
 _WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
 
 
-class Role(str, Enum):
+class TensorRole(str, Enum):
     """What a tensor is for."""
 
     WEIGHT = "weight"
@@ -45,7 +45,7 @@ _FLAT = frozenset({"optimizer", "optimizers", "optim"})
 _FLAT_RECORDS = frozenset({"lr_scheduler", "scheduler", "rng", "rng_state", "dataloader"})
 _SCALER = frozenset({"scaler", "scalers", "amp"})
 _EMA = frozenset({"ema", "emas", "shadow", "swa", "averaged", "polyak"})
-_AROUND = frozenset(
+_AROUND_WEIGHTS = frozenset(
     [
         "rng",
         "random",
@@ -131,7 +131,9 @@ def words(key: str) -> frozenset[str]:
     return frozenset(word.lower() for word in _WORD.findall(key[:300]))
 
 
-def role_of(keys: tuple[str, ...], *, dimensions: int, optimizer: bool, file: Role | None) -> Role:
+def role_of(
+    keys: tuple[str, ...], *, dimensions: int, optimizer: bool, file: TensorRole | None
+) -> TensorRole:
     """Returns what a tensor is for.
 
     Args:
@@ -141,54 +143,54 @@ def role_of(keys: tuple[str, ...], *, dimensions: int, optimizer: bool, file: Ro
         file: What the file is for, if its name says so.
     """
     if optimizer:
-        return Role.OPTIMIZER
+        return TensorRole.OPTIMIZER
     leaf = keys[-1].split(".") if keys else [""]
     above = [_container(words(key)) for key in keys[:-1]] + [_flat(part) for part in leaf[:-1][:2]]
     first = next((role for role in above if role is not None), None)
-    if first in (None, Role.WEIGHT, Role.RECORD):
+    if first in (None, TensorRole.WEIGHT, TensorRole.RECORD):
         # An average may be kept within a model, or by a callback.
-        average = Role.EMA in above or any(words(part) & _EMA for part in leaf[:-1])
-        first = Role.EMA if average else first
+        average = TensorRole.EMA in above or any(words(part) & _EMA for part in leaf[:-1])
+        first = TensorRole.EMA if average else first
     if first is None and leaf[-1] in _MOMENTS:
-        return Role.OPTIMIZER
+        return TensorRole.OPTIMIZER
     if first is None and dimensions == 0 and len(leaf) == 1:
-        first = Role.RECORD if words(leaf[0]) & (_RECORD | _AROUND) else None
-    return first or file or Role.WEIGHT
+        first = TensorRole.RECORD if words(leaf[0]) & (_RECORD | _AROUND_WEIGHTS) else None
+    return first or file or TensorRole.WEIGHT
 
 
-def role_of_file(path: PurePath) -> Role | None:
+def role_of_file(path: PurePath) -> TensorRole | None:
     """Returns what a whole file is for; None if its name does not say so."""
     named = words(path.name.split(".")[0])
     if named & _OPTIMIZER and not named & _MODEL:
-        return Role.OPTIMIZER
+        return TensorRole.OPTIMIZER
     if named & {"scaler"}:
-        return Role.SCALER
+        return TensorRole.SCALER
     if named & {"scheduler", "rng", "random", "sampler"} or path.name == "training_args.bin":
-        return Role.RECORD
+        return TensorRole.RECORD
     if named & {"ema"} or words(path.parent.name) & {"ema"}:
-        return Role.EMA
+        return TensorRole.EMA
     return None
 
 
-def _flat(part: str) -> Role | None:
+def _flat(part: str) -> TensorRole | None:
     """Returns what the first parts of a dotted name say; modules of a model may be called much."""
     if part in _FLAT or part.startswith("optimizer_state"):
-        return Role.OPTIMIZER
-    return Role.RECORD if part in _FLAT_RECORDS else None
+        return TensorRole.OPTIMIZER
+    return TensorRole.RECORD if part in _FLAT_RECORDS else None
 
 
-def _container(named: frozenset[str]) -> Role | None:
-    if named & _AROUND:
-        return Role.RECORD
+def _container(named: frozenset[str]) -> TensorRole | None:
+    if named & _AROUND_WEIGHTS:
+        return TensorRole.RECORD
     if named & _OPTIMIZER and (named & _FLAT or not named & _MODEL):
-        return Role.OPTIMIZER
+        return TensorRole.OPTIMIZER
     if named & _SCALER:
-        return Role.SCALER
+        return TensorRole.SCALER
     if named & _EMA:
-        return Role.EMA
+        return TensorRole.EMA
     if named & _MODEL:
-        return Role.WEIGHT
-    return Role.RECORD if named & _RECORD else None
+        return TensorRole.WEIGHT
+    return TensorRole.RECORD if named & _RECORD else None
 
 
 _MASK = frozenset(
@@ -294,7 +296,7 @@ _LEARNED = frozenset({"weight", "kernel", "token", "embed", "embedding", "proj",
 MAX_STATISTIC = 1e12
 
 
-def infinities_meant(name: str, shape: tuple[int, ...], numbers: Numbers) -> bool:
+def infinities_meant(name: str, shape: tuple[int, ...], numbers: TensorNumbers) -> bool:
     """Returns whether the infinities of a tensor are there on purpose.
 
     NaN never is. Infinity is in masks, in bounds that nothing has reached, in noise schedules
@@ -315,7 +317,7 @@ def infinities_meant(name: str, shape: tuple[int, ...], numbers: Numbers) -> boo
     return len(shape) >= 2 and not numbers.above and numbers.below > 1 and blank
 
 
-def large_values_meant(name: str, shape: tuple[int, ...], numbers: Numbers) -> bool:
+def large_values_meant(name: str, shape: tuple[int, ...], numbers: TensorNumbers) -> bool:
     """Returns whether large values of a tensor are there on purpose.
 
     Args:
@@ -331,7 +333,7 @@ def large_values_meant(name: str, shape: tuple[int, ...], numbers: Numbers) -> b
     return bool(leaf & _STATISTIC) and numbers.largest <= MAX_STATISTIC
 
 
-def _filled(shape: tuple[int, ...], numbers: Numbers) -> bool:
+def _filled(shape: tuple[int, ...], numbers: TensorNumbers) -> bool:
     """Returns whether a tensor is one large value on one small one, as masks are."""
     return (
         len(shape) >= 2

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from nanguard.check.checkpoint.byte_ranges import Blob, DamagedError, read_fully
-from nanguard.check.checkpoint.tensors import Dtype, Region, byte_values, slabs
+from nanguard.check.checkpoint.tensors import Dtype, StorageRegion, byte_values, slabs
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -29,7 +29,7 @@ _BEYOND_HALF = {"float32": 0x477FE000, "complex64": 0x477FE000, "bfloat16": 0x47
 
 
 @dataclass(slots=True)
-class Numbers:
+class TensorNumbers:
     """The numbers of a tensor, or of a part of one.
 
     Attributes:
@@ -66,7 +66,7 @@ class Numbers:
         """The largest magnitude of a finite one."""
         return max(abs(self.low), abs(self.high)) if self.low <= self.high else 0.0
 
-    def add(self, other: Numbers) -> None:
+    def add(self, other: TensorNumbers) -> None:
         """Takes in the numbers that come behind these."""
         if self.first is None and other.first is not None:
             self.first = self.count + other.first
@@ -88,7 +88,7 @@ class Tally:
         import numpy as np
 
         self._dtype = dtype
-        self._total = Numbers()
+        self._total = TensorNumbers()
         self._plain = dtype.floats in (8, 16, 32) and dtype.special in ("ieee", "fn")
         self._reduce = np.maximum.reduce
         self._types = (np.dtype(f"i{dtype.floats // 8}"), np.dtype(f"u{dtype.floats // 8}"))
@@ -125,18 +125,18 @@ class Tally:
         if positive < 0 or negative < 0:
             self._least = min(self._least, int(unsigned.min()))
 
-    def numbers(self) -> Numbers:
+    def numbers(self) -> TensorNumbers:
         """Returns what all of them are."""
         if self._positive >= 0 or self._negative >= 0:
             low = self._sign + self._negative if self._negative >= 0 else self._least
             high = self._positive if self._positive >= 0 else self._least
             ends = (_value(low, self._dtype), _value(high, self._dtype))
-            self._total.add(Numbers(0, low=ends[0], high=ends[1], inner=ends))
+            self._total.add(TensorNumbers(0, low=ends[0], high=ends[1], inner=ends))
         self._positive = self._negative = -1
         return self._total
 
 
-def measure(raw: NDArray[Any], dtype: Dtype) -> Numbers:
+def measure(raw: NDArray[Any], dtype: Dtype) -> TensorNumbers:
     """Returns what the numbers in a block of bytes are.
 
     Args:
@@ -148,14 +148,14 @@ def measure(raw: NDArray[Any], dtype: Dtype) -> Numbers:
     return tally.numbers()
 
 
-def _doubles(raw: NDArray[Any], dtype: Dtype) -> Numbers:
+def _doubles(raw: NDArray[Any], dtype: Dtype) -> TensorNumbers:
     import numpy as np
 
     values = raw.view("f8")
     with np.errstate(invalid="ignore"):
         low, high = float(values.min()), float(values.max())
     if low >= -HALF_MAX and high <= HALF_MAX:
-        return Numbers(values.size, low=low, high=high, inner=(low, high))
+        return TensorNumbers(values.size, low=low, high=high, inner=(low, high))
     return _detailed(values, dtype)
 
 
@@ -176,10 +176,10 @@ def _floats(raw: NDArray[Any], dtype: Dtype) -> NDArray[Any]:
     return raw.view(f"f{dtype.floats // 8}")
 
 
-def _detailed(values: NDArray[Any], dtype: Dtype) -> Numbers:
+def _detailed(values: NDArray[Any], dtype: Dtype) -> TensorNumbers:
     import numpy as np
 
-    found = Numbers(values.size)
+    found = TensorNumbers(values.size)
     finite = np.isfinite(values)
     good = int(finite.sum())
     if good < values.size:
@@ -197,13 +197,15 @@ def _detailed(values: NDArray[Any], dtype: Dtype) -> Numbers:
         outer, inner = values[outside], values[~outside]
         found.beyond = int(outer.size)
         found.outer = (float(outer.min()), float(outer.max()))
-        found.inner = (float(inner.min()), float(inner.max())) if inner.size else Numbers().inner
+        found.inner = (
+            (float(inner.min()), float(inner.max())) if inner.size else TensorNumbers().inner
+        )
     return found
 
 
 # A block stays in the cache between being read and being looked at; smaller ones cost threads more
 # time waiting for each other than they gain.
-BLOCK = 1 << 21
+BLOCK_BYTES = 1 << 21
 # What one thread takes on at a time.
 PORTION = 1 << 25
 # Views that look at the same numbers more often than this, or at the same stretch more often than
@@ -219,12 +221,12 @@ class _Piece:
     view: int
     storage: Storage
     dtype: Dtype
-    region: Region
+    region: StorageRegion
 
 
 def measure_all(
     tensors: Sequence[StoredTensor], *, threads: int, progress: Progress
-) -> list[Numbers]:
+) -> list[TensorNumbers]:
     """Returns what the numbers of each tensor are.
 
     Views of the same elements are read once. Whole numbers are not read: all of them are finite.
@@ -247,7 +249,7 @@ def measure_all(
             if tensor.dtype.floats:
                 pieces += _split(views[key], tensor.storage, tensor.dtype, region)
         which.append(views[key])
-    merged = [Numbers() for _ in views]
+    merged = [TensorNumbers() for _ in views]
     work = _Work(progress)
     if threads <= 1 or sum(piece.region.extent for piece in pieces) < PORTION:
         for part in _portions(pieces):
@@ -259,13 +261,13 @@ def measure_all(
     return [merged[view] for view in which]
 
 
-def _regions(tensors: Sequence[StoredTensor]) -> Iterator[Region]:
+def _regions(tensors: Sequence[StoredTensor]) -> Iterator[StorageRegion]:
     """Yields the region to read for each tensor.
 
     Where a file makes many views of one storage, so that reading each of them would cost far more
     than the storage is long, all of them get what they cover together.
     """
-    covers: dict[tuple[int, int, str], set[Region]] = {}
+    covers: dict[tuple[int, int, str], set[StorageRegion]] = {}
     for tensor in tensors:
         covers.setdefault(_place(tensor), set()).add(tensor.region)
     shared = {place: _shared(regions) for place, regions in covers.items()}
@@ -277,17 +279,17 @@ def _place(tensor: StoredTensor) -> tuple[int, int, str]:
     return id(tensor.storage.blob), tensor.storage.offset, tensor.dtype.name
 
 
-def _shared(regions: set[Region]) -> Region | None:
+def _shared(regions: set[StorageRegion]) -> StorageRegion | None:
     start = min(region.start for region in regions)
     end = max(region.start + region.extent for region in regions)
     span = end - start
     numbers = sum(region.count for region in regions) <= OVERLAP * span
     if numbers and sum(region.extent for region in regions) <= STRETCHES * span:
         return None
-    return Region(start, span)
+    return StorageRegion(start, span)
 
 
-def _split(view: int, storage: Storage, dtype: Dtype, region: Region) -> Iterator[_Piece]:
+def _split(view: int, storage: Storage, dtype: Dtype, region: StorageRegion) -> Iterator[_Piece]:
     size = dtype.bits // 8
     if region.shape:
         for slab in slabs(region, size):
@@ -295,7 +297,7 @@ def _split(view: int, storage: Storage, dtype: Dtype, region: Region) -> Iterato
         return
     step = PORTION // size
     for start in range(0, region.extent, step):
-        part = Region(region.start + start, min(step, region.extent - start))
+        part = StorageRegion(region.start + start, min(step, region.extent - start))
         yield _Piece(view, storage, dtype, part)
 
 
@@ -320,17 +322,17 @@ class _Work:
         self._progress = progress
         self._own = threading.local()
 
-    def run(self, pieces: list[_Piece]) -> list[tuple[int, Numbers]]:
+    def run(self, pieces: list[_Piece]) -> list[tuple[int, TensorNumbers]]:
         """Returns the numbers of some pieces, each with its view."""
         return [(piece.view, self._piece(piece)) for piece in pieces]
 
     @staticmethod
-    def collect(merged: list[Numbers], found: list[tuple[int, Numbers]]) -> None:
+    def collect(merged: list[TensorNumbers], found: list[tuple[int, TensorNumbers]]) -> None:
         """Adds what was found in pieces, which come in order."""
         for view, numbers in found:
             merged[view].add(numbers)
 
-    def _piece(self, piece: _Piece) -> Numbers:
+    def _piece(self, piece: _Piece) -> TensorNumbers:
         size, storage, region = piece.dtype.bits // 8, piece.storage, piece.region
         begin = storage.offset + region.start * size
         tally = Tally(piece.dtype)
@@ -339,8 +341,8 @@ class _Work:
             tally.take(_ordered(_picked(raw, region, size), piece))
         else:
             end = region.extent * size
-            for at in range(0, end, BLOCK):
-                raw = self._read(storage.blob, begin + at, min(BLOCK, end - at))
+            for at in range(0, end, BLOCK_BYTES):
+                raw = self._read(storage.blob, begin + at, min(BLOCK_BYTES, end - at))
                 tally.take(_ordered(raw, piece))
         self._progress(storage.blob.path, region.extent * size)
         return tally.numbers()
@@ -350,7 +352,7 @@ class _Work:
 
         buffer = getattr(self._own, "buffer", None)
         if buffer is None or buffer.size < size:
-            buffer = self._own.buffer = np.empty(max(size, BLOCK), np.uint8)
+            buffer = self._own.buffer = np.empty(max(size, BLOCK_BYTES), np.uint8)
         part: NDArray[Any] = buffer[:size]
         got = blob.read_into(offset, part.data)
         if got < size:
@@ -360,7 +362,7 @@ class _Work:
         return part
 
 
-def _picked(raw: NDArray[Any], region: Region, size: int) -> NDArray[Any]:
+def _picked(raw: NDArray[Any], region: StorageRegion, size: int) -> NDArray[Any]:
     """Returns the bytes of the elements that are meant, without those between them."""
     import numpy as np
 

@@ -7,14 +7,14 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from nanguard.check.checkpoint.byte_ranges import DamagedError
-from nanguard.check.checkpoint.pickle_reader import Call, Global, Persistent, Span, Table
+from nanguard.check.checkpoint.pickle_reader import Call, Global, Persistent, PickleDict, Span
 from nanguard.check.checkpoint.tensors import (
     DTYPES,
     NUMPY,
     STORAGES,
     Dtype,
-    Region,
     Storage,
+    StorageRegion,
     StoredTensor,
     region_of,
 )
@@ -73,7 +73,7 @@ class Rebuilt:
     dtype: Dtype
     shape: tuple[int, ...]
     storage: Storage | None
-    region: Region
+    region: StorageRegion
     scale: float | None = None
     inside: tuple[object, ...] = ()
 
@@ -128,7 +128,7 @@ def _tensor(call: Call, name: str, sources: Sources) -> Rebuilt | None:
     given = _named_type(args[6]) if name == "_rebuild_tensor_v3" and len(args) > 6 else None
     held = _held(args[0], sources)
     if held is None:
-        return Rebuilt(DTYPES["uint8"], shape, None, Region(0, 0))
+        return Rebuilt(DTYPES["uint8"], shape, None, StorageRegion(0, 0))
     storage, dtype = held
     dtype = given or dtype
     region = region_of(start, shape, strides, storage.nbytes * 8 // dtype.bits)
@@ -178,7 +178,7 @@ def _array(call: Call, sources: Sources) -> Rebuilt | None:
     dtype, swapped = found
     data = _bytes(data)
     if data is None:
-        return Rebuilt(dtype, shape, None, Region(0, 0))
+        return Rebuilt(dtype, shape, None, StorageRegion(0, 0))
     inner = sources.span(data)
     storage = Storage(inner.blob, inner.offset, inner.nbytes, swapped)
     return Rebuilt(dtype, shape, storage, region_of(0, shape, None, inner.nbytes * 8 // dtype.bits))
@@ -233,7 +233,7 @@ _SILENT = frozenset({"_modules", "_parameters", "_buffers", "_local_tensor", "_l
 _PAIRS = frozenset({"collections.OrderedDict", "builtins.dict", "collections.defaultdict"})
 
 
-class Place(NamedTuple):
+class TreePlace(NamedTuple):
     """A place in a tree.
 
     Attributes:
@@ -243,19 +243,19 @@ class Place(NamedTuple):
         optimizer: Whether it is in something built like the state of an optimizer.
     """
 
-    parent: Place | None
+    parent: TreePlace | None
     key: str
     depth: int
     optimizer: bool
 
-    def below(self, key: object) -> Place:
+    def below(self, key: object) -> TreePlace:
         """Returns the place of a child."""
-        return Place(self, _text(key), self.depth + 1, self.optimizer)
+        return TreePlace(self, _text(key), self.depth + 1, self.optimizer)
 
     def keys(self) -> tuple[str, ...]:
         """Returns the keys from the root on."""
         found: list[str] = []
-        at: Place | None = self
+        at: TreePlace | None = self
         while at is not None:
             if at.key:
                 found.append(at.key)
@@ -264,7 +264,7 @@ class Place(NamedTuple):
 
 
 @dataclass(slots=True)
-class Tree:
+class TensorTree:
     """What was found in a tree.
 
     Attributes:
@@ -282,7 +282,7 @@ class Tree:
     damage: list[str] = field(default_factory=list)
 
 
-def walk(value: object, sources: Sources) -> Tree:
+def walk(value: object, sources: Sources) -> TensorTree:
     """Returns the tensors in a value.
 
     Shared parts are visited once, so that a small file cannot stand for an endless tree.
@@ -299,18 +299,18 @@ class _Walk:
 
     def __init__(self, sources: Sources) -> None:
         self.sources = sources
-        self.tree = Tree()
+        self.tree = TensorTree()
         self.seen: set[int] = set()
-        self.todo: list[tuple[object, Place]] = []
+        self.todo: list[tuple[object, TreePlace]] = []
 
-    def run(self, value: object) -> Tree:
+    def run(self, value: object) -> TensorTree:
         """Visits everything, in the order of the file."""
-        self.todo.append((value, Place(None, "", 0, optimizer=False)))
+        self.todo.append((value, TreePlace(None, "", 0, optimizer=False)))
         while self.todo:
             self.visit(*self.todo.pop())
         return self.tree
 
-    def visit(self, value: object, place: Place) -> None:
+    def visit(self, value: object, place: TreePlace) -> None:
         """Notes a value and puts its children in line."""
         if isinstance(value, (bool, str, bytes, Global, Span, Persistent)) or value is None:
             return
@@ -325,7 +325,7 @@ class _Walk:
             return
         self.todo.extend(reversed(list(self.children(value, place))))
 
-    def number(self, value: float, place: Place) -> None:
+    def number(self, value: float, place: TreePlace) -> None:
         """Notes a plain number."""
         if isinstance(value, int):
             if place.depth == 1 and abs(value) < 1 << 63:
@@ -333,17 +333,17 @@ class _Walk:
         elif not math.isfinite(value):
             self.tree.scalars.append((place.keys(), value, place.optimizer))
 
-    def children(self, value: object, place: Place) -> Iterator[tuple[object, Place]]:
+    def children(self, value: object, place: TreePlace) -> Iterator[tuple[object, TreePlace]]:
         """Yields what is in a value, with its place."""
         if isinstance(value, (list, tuple)):
             for index, item in enumerate(value):
                 yield item, place.below(index)
-        elif isinstance(value, Table):
+        elif isinstance(value, PickleDict):
             yield from self.pairs(value.pairs, place)
         elif isinstance(value, Call):
             yield from self.call(value, place)
 
-    def call(self, call: Call, place: Place) -> Iterator[tuple[object, Place]]:
+    def call(self, call: Call, place: TreePlace) -> Iterator[tuple[object, TreePlace]]:
         """Yields what is in something that would be made by a call."""
         try:
             rebuilt = rebuild(call, self.sources)
@@ -361,7 +361,7 @@ class _Walk:
         else:
             yield rebuilt, place
 
-    def parts(self, call: Call, place: Place) -> Iterator[tuple[object, Place]]:
+    def parts(self, call: Call, place: TreePlace) -> Iterator[tuple[object, TreePlace]]:
         """Yields the arguments, the state and the items of a call."""
         args = call.args if isinstance(call.args, tuple) else (call.args,)
         if call.full in _PAIRS and len(args) == 1 and isinstance(args[0], list):
@@ -374,8 +374,8 @@ class _Walk:
             yield call.state, place
 
     def pairs(
-        self, pairs: list[tuple[object, object]], place: Place
-    ) -> Iterator[tuple[object, Place]]:
+        self, pairs: list[tuple[object, object]], place: TreePlace
+    ) -> Iterator[tuple[object, TreePlace]]:
         """Yields the values of a dictionary."""
         names = {key for key, _ in pairs if isinstance(key, str)}
         if {"state", "param_groups"} <= names:

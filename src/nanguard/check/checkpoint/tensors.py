@@ -70,7 +70,7 @@ _FLOATS = (
     Dtype("complex64", 64, 32, 8),
     Dtype("complex128", 128, 64, 11),
 )
-_WHOLE = {
+_WHOLE_NUMBER_BITS = {
     "uint8": 8,
     "int8": 8,
     "int16": 16,
@@ -93,7 +93,7 @@ _WHOLE = {
     "float4_e2m1fn_x2": 8,
 }
 DTYPES = {dtype.name: dtype for dtype in _FLOATS} | {
-    name: Dtype(name, bits) for name, bits in _WHOLE.items()
+    name: Dtype(name, bits) for name, bits in _WHOLE_NUMBER_BITS.items()
 }
 
 # The classes of storages in pickles, without "Storage".
@@ -212,7 +212,7 @@ class Storage:
 
 
 @dataclass(frozen=True, slots=True)
-class Region:
+class StorageRegion:
     """Elements of a storage: all between two places, or those at regular distances.
 
     Attributes:
@@ -250,7 +250,7 @@ class StoredTensor:
     dtype: Dtype
     shape: tuple[int, ...]
     storage: Storage
-    region: Region
+    region: StorageRegion
     scale: float | None = None
 
     @property
@@ -261,7 +261,7 @@ class StoredTensor:
 
 def region_of(
     start: int, shape: tuple[int, ...], strides: tuple[int, ...] | None, room: int
-) -> Region:
+) -> StorageRegion:
     """Returns the elements a view looks at.
 
     Args:
@@ -276,7 +276,7 @@ def region_of(
     if len(shape) > MAX_DIMENSIONS or min(shape, default=0) < 0 or start < 0:
         raise DamagedError(f"a tensor has the shape {list(shape[:8])} at {start}")
     if 0 in shape:
-        return Region(start, 0)
+        return StorageRegion(start, 0)
     if strides is None:
         strides = tuple(math.prod(shape[i + 1 :]) for i in range(len(shape)))
     if len(strides) != len(shape) or min(strides, default=0) < 0:
@@ -290,12 +290,12 @@ def region_of(
         )
     count = math.prod(n for _, n in dims)
     if count >= extent:  # no gaps; or windows that overlap, which together have none
-        return Region(start, extent)
+        return StorageRegion(start, extent)
     dims.reverse()
-    return Region(start, extent, tuple(n for _, n in dims), tuple(s for s, _ in dims))
+    return StorageRegion(start, extent, tuple(n for _, n in dims), tuple(s for s, _ in dims))
 
 
-def slabs(region: Region, size: int) -> Iterator[Region]:
+def slabs(region: StorageRegion, size: int) -> Iterator[StorageRegion]:
     """Yields a region with gaps as regions of few bytes each, in order.
 
     Args:
@@ -318,5 +318,5 @@ def slabs(region: Region, size: int) -> Iterator[Region]:
                 shape, strides = (many, *one.shape[1:]), one.strides
             else:
                 shape, strides = one.shape[1:], one.strides[1:]
-            parts.append(Region(start, extent, shape, strides))
+            parts.append(StorageRegion(start, extent, shape, strides))
         todo.extend(reversed(parts))

@@ -22,7 +22,7 @@ from nanguard.check.checkpoint.byte_ranges import (
     unpacked,
 )
 from nanguard.check.checkpoint.pickle_reader import Global, Persistent, Pickled, Span, read_pickle
-from nanguard.check.checkpoint.tensor_tree import Tree, storage_type, walk
+from nanguard.check.checkpoint.tensor_tree import TensorTree, storage_type, walk
 from nanguard.check.checkpoint.tensors import DTYPES, STORAGES, Storage
 
 if TYPE_CHECKING:
@@ -159,7 +159,7 @@ MAX_NESTED = 1000
 # What torch saves is called so; other programs put several pickles into one file.
 _OF_TORCH = (".pt", ".pth", ".ckpt")
 # Of all compressed files of an archive together.
-MAX_UNPACKED = 1 << 26
+MAX_UNPACKED_IN_ALL = 1 << 26
 
 
 @dataclass(slots=True)
@@ -172,7 +172,7 @@ class TorchFile:
         script: Whether it is a compiled program, which torch loads without Python's pickle.
     """
 
-    tree: Tree
+    tree: TensorTree
     names: dict[str, Global] = field(default_factory=dict)
     script: bool = False
 
@@ -283,7 +283,7 @@ class _Archived(_Outside):
         if not entry.method:
             return Storage(self.archive, begin, entry.packed, self.swapped)
         self.unpacked += entry.size
-        if self.unpacked > MAX_UNPACKED:
+        if self.unpacked > MAX_UNPACKED_IN_ALL:
             raise TooLargeError("the archive is compressed, which torch never does")
         return Storage(unpacked(self.archive, entry), 0, entry.size, self.swapped)
 
@@ -342,7 +342,7 @@ def _refuse_words(blob: Blob, entries: dict[str, Entry], root: str) -> None:
             raise DamagedError("its serialization_id is no text") from error
 
 
-def _walked(pickled: Pickled, sources: _Outside) -> Tree:
+def _walked(pickled: Pickled, sources: _Outside) -> TensorTree:
     try:
         return walk(pickled.value, sources)
     except UnreadableError as error:

@@ -39,7 +39,7 @@ def half_of(op: str, inputs: tuple[Value, ...], keywords: dict[str, Value]) -> b
 _MAX_DEPTH = 120
 
 
-class Reader:
+class FunctionReader:
     """Reads one function.
 
     Attributes:
@@ -177,7 +177,7 @@ _COUNTS = frozenset({"sum", "count_nonzero", "any", "all", "numel", "len", "mean
 _LISTS = ("torch.nn.ModuleList", "torch.nn.Sequential", "torch.nn.ParameterList")
 
 
-class Binding(Reader):
+class Binding(FunctionReader):
     """Binds names, and takes over what conditions say about them."""
 
     def bind(self, target: ast.expr, value: Value) -> None:

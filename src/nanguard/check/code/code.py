@@ -6,7 +6,7 @@ import ast
 from typing import TYPE_CHECKING, Any
 
 from nanguard.check.code.flow import Flow, join
-from nanguard.check.code.scopes import Class, Function, FunctionNode, Names
+from nanguard.check.code.scopes import Class, Function, FunctionNode, ImportedNames
 from nanguard.check.code.values import Value
 from nanguard.errors import SourceError
 
@@ -25,7 +25,7 @@ PACKAGES = (
 # Methods that give an object its attributes.
 _FIRST = ("__init__", "__post_init__", "setup", "build")
 # What people call the model of a script.
-_WHOLE = frozenset({"model", "net", "network", "module", "policy"})
+_MODEL_NAMES = frozenset({"model", "net", "network", "module", "policy"})
 
 
 class Code:
@@ -51,7 +51,7 @@ class Code:
         self.text = text
         self.project = project
         self.tree = tree
-        self.names = Names(())
+        self.names = ImportedNames(())
         self.relevant = False
         self.values: dict[ast.AST, Value] = {}
         self.operations: dict[str, list[Value]] = {}
@@ -67,7 +67,7 @@ class Code:
         if outline or any(package in text.content for package in PACKAGES):
             self._imports: list[ast.stmt] = []
             self._collect(tree, None, None)
-            self.names = Names(self._imports)
+            self.names = ImportedNames(self._imports)
             self.relevant = self.names.imported(*PACKAGES)
         if self.relevant or outline:
             self._descend()
@@ -195,7 +195,7 @@ class Code:
         called = [cls for cls in fitting if len(word) > 2 and word in cls.name.lower()]
         if len(called) == 1:
             return called[0]
-        if word not in _WHOLE or len(self._modules) != 1:
+        if word not in _MODEL_NAMES or len(self._modules) != 1:
             return None
         return fitting[0] if fitting else None
 

@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from nanguard.check.code.training import Roles, Training, named, within
+from nanguard.check.code.training import Training, ValueRoles, named, within
 from nanguard.check.code.values import INF, Value
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Check:
+class FiniteCheck:
     """One question about one value.
 
     Attributes:
@@ -47,7 +47,7 @@ class Test:
     """
 
     node: ast.If | ast.While | ast.Assert | ast.IfExp | ast.Return
-    checks: tuple[Check, ...]
+    checks: tuple[FiniteCheck, ...]
     function: Function
 
     @property
@@ -83,7 +83,7 @@ _PASSED_ON = _NEGATES | {
 _WORDS = re.compile(r"\w+")
 _ASKS = re.compile(r"is|has|have|any|all|check|contains|detect|found|not", re.IGNORECASE)
 _FOR = re.compile(r"nan|finite|inf|bad_?loss", re.IGNORECASE)
-_LARGE = 1e3
+_LARGE_LIMIT = 1e3
 
 
 def _asks(name: str) -> bool:
@@ -128,7 +128,7 @@ class Conditions:
         if checks:
             self.tests.append(Test(node, checks, self.training.owner(node)))
 
-    def checks(self, node: ast.expr, *, bad: bool = True, depth: int = 6) -> Iterator[Check]:
+    def checks(self, node: ast.expr, *, bad: bool = True, depth: int = 6) -> Iterator[FiniteCheck]:
         """Yields the questions a condition asks.
 
         Args:
@@ -149,7 +149,7 @@ class Conditions:
             for part in _parts(node):
                 yield from self.checks(part, bad=bad != flips, depth=depth)
 
-    def _call(self, node: ast.Call, *, bad: bool, depth: int) -> Iterator[Check]:
+    def _call(self, node: ast.Call, *, bad: bool, depth: int) -> Iterator[FiniteCheck]:
         func = node.func
         name = func.attr if isinstance(func, ast.Attribute) else getattr(func, "id", "")
         value = self.code.values.get(node)
@@ -159,7 +159,7 @@ class Conditions:
         elif name in _SEEN_BY:
             subject = self._subject(node)
             if subject is not None:
-                yield Check(node, subject, _SEEN_BY[name], bad == (name != "isfinite"))
+                yield FiniteCheck(node, subject, _SEEN_BY[name], bad == (name != "isfinite"))
         elif name in _PASSED_ON:
             inner = [*node.args]
             if isinstance(func, ast.Attribute) and not self.code.names.path(func):
@@ -169,7 +169,7 @@ class Conditions:
         elif _asks(name) and node.args and node.args[0] in self.code.values:
             good = "finite" in name and "non" not in name and "not" not in name
             subject = self.code.values[node.args[0]]
-            yield Check(node, subject, BOTH, bad != good, exact=False)
+            yield FiniteCheck(node, subject, BOTH, bad != good, exact=False)
 
     def _subject(self, node: ast.Call) -> Value | None:
         if node.args:
@@ -178,12 +178,14 @@ class Conditions:
             self.code.values.get(node.func.value) if isinstance(node.func, ast.Attribute) else None
         )
 
-    def _asked_by(self, call: Value, callee: Function, *, bad: bool, depth: int) -> Iterator[Check]:
+    def _asked_by(
+        self, call: Value, callee: Function, *, bad: bool, depth: int
+    ) -> Iterator[FiniteCheck]:
         """The questions that a function of the file asks for its caller."""
         if isinstance(callee.node, (ast.Module, ast.Lambda)):
             return
         for statement in _statements(callee.node.body):
-            found: list[Check] = []
+            found: list[FiniteCheck] = []
             if isinstance(statement, ast.Return) and statement.value is not None:
                 found = [*self.checks(statement.value, bad=bad, depth=depth - 2)]
             elif isinstance(statement, ast.If):
@@ -201,12 +203,12 @@ class Conditions:
                 return self.training.argument(call, callee, made.name) or subject
         return subject
 
-    def _compare(self, node: ast.Compare, *, bad: bool, depth: int) -> Iterator[Check]:
+    def _compare(self, node: ast.Compare, *, bad: bool, depth: int) -> Iterator[FiniteCheck]:
         left, op, right = node.left, node.ops[0], node.comparators[0]
         value = self.code.values.get(left)
         limit = self.code.values.get(right)
         if isinstance(op, (ast.NotEq, ast.Eq)) and _same(left, right) and value is not None:
-            yield Check(node, value, frozenset({"nan"}), bad == isinstance(op, ast.NotEq))
+            yield FiniteCheck(node, value, frozenset({"nan"}), bad == isinstance(op, ast.NotEq))
             return
         if isinstance(right, ast.Constant) and right.value in (0, 1, True, False):
             flips = isinstance(op, (ast.Eq, ast.Is, ast.Lt)) and not (
@@ -215,16 +217,16 @@ class Conditions:
             yield from self.checks(left, bad=bad != flips, depth=depth)
             return
         number = limit.number() if limit is not None else None
-        if number is None or value is None or abs(number) < _LARGE:
+        if number is None or value is None or abs(number) < _LARGE_LIMIT:
             return
         if isinstance(op, (ast.Lt, ast.LtE)):
-            yield Check(node, value, BOTH, not bad, exact=False)
+            yield FiniteCheck(node, value, BOTH, not bad, exact=False)
         elif isinstance(op, (ast.Gt, ast.GtE)) or (abs(number) == INF and isinstance(op, ast.Eq)):
-            yield Check(node, value, frozenset({"inf"}), bad, exact=False)
+            yield FiniteCheck(node, value, frozenset({"inf"}), bad, exact=False)
         elif abs(number) == INF and isinstance(op, ast.NotEq):
-            yield Check(node, value, frozenset({"inf"}), not bad, exact=False)
+            yield FiniteCheck(node, value, frozenset({"inf"}), not bad, exact=False)
 
-    def _name(self, node: ast.Name, *, bad: bool, depth: int) -> Iterator[Check]:
+    def _name(self, node: ast.Name, *, bad: bool, depth: int) -> Iterator[FiniteCheck]:
         """What a name was given, on each of the ways to here."""
         value = self.code.values.get(node)
         queue = [value] if value is not None else []
@@ -286,7 +288,7 @@ ASKS = frozenset({"isnan", "isinf", "isfinite", "math.isnan", "math.isfinite", "
 def cleaned_gradients(code: Code) -> Iterator[tuple[ast.AST, bool]]:
     """Yields where gradients are cleaned or zeroed for being bad, and whether by a hook."""
     training = Training.of(code)
-    roles = Roles.of(code)
+    roles = ValueRoles.of(code)
     seen: set[int] = set()
     for event in _candidates(training):
         if event.node is None or id(event.node) in seen:
@@ -311,7 +313,7 @@ def _candidates(training: Training) -> Iterator[Value]:
     )  # fmt: skip
 
 
-def _is_of_gradient(roles: Roles, event: Value) -> bool:
+def _is_of_gradient(roles: ValueRoles, event: Value) -> bool:
     if not event.inputs:
         return False
     if event.op == "setattr":

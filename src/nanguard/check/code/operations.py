@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 Known = tuple[float, float, frozenset[str]]
 # Kinds that stay with a value while it is moved about, and those that a sum keeps.
-_LOST = frozenset({"network"})
+_LOST_KINDS = frozenset({"network"})
 
 
 def _number(value: Value | None) -> float | None:
@@ -147,7 +147,7 @@ def of_div(inputs: tuple[Value, ...], keywords: dict[str, Value]) -> Known:
     if number or b.has("size"):
         scale = 1.0 / number if number else 1.0
         lo, hi = sorted((_times(a.lo, scale), _times(a.hi, scale)))
-        return lo, hi, a.kinds - _LOST
+        return lo, hi, a.kinds - _LOST_KINDS
     kinds = {"ratio"} | (a.kinds & _kinds("loss", "logits", "logratio", "logscale", "padded"))
     if b.has("difference"):
         kinds.discard("padded")

@@ -29,13 +29,13 @@ if TYPE_CHECKING:
 
 _FILES = ("pyproject.toml", "setup.py", "setup.cfg", "requirements.txt", "requirements/base.txt")
 _FLOOR = re.compile(r"(?<![\w-])torch\s*>=\s*(\d+)\.(\d+)")
-_LARGEST = 256 << 10
-_LEVELS = 8
+_REQUIREMENTS_BYTES = 256 << 10
+_FOLDERS_ABOVE = 8
 
 
 def torch_floor(path: str) -> tuple[int, int] | None:
     """Returns the oldest torch that the project of a file allows; None if it does not say."""
-    return _floor(str(Path(path).absolute().parent), _LEVELS)
+    return _floor(str(Path(path).absolute().parent), _FOLDERS_ABOVE)
 
 
 @lru_cache(maxsize=4096)
@@ -52,7 +52,7 @@ def _floor(folder: str, levels: int) -> tuple[int, int] | None:
 
 def _in_file(file: Path) -> tuple[int, int] | None:
     try:
-        if not file.is_file() or file.stat().st_size > _LARGEST:
+        if not file.is_file() or file.stat().st_size > _REQUIREMENTS_BYTES:
             return None
         text = file.read_text(encoding="utf-8", errors="replace")
     except OSError:

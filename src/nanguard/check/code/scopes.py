@@ -127,7 +127,7 @@ _SAME = (
 _USUAL = {"torch": "torch", "nn": "torch.nn", "F": "torch.nn.functional", "np": "numpy"}
 
 
-class Names:
+class ImportedNames:
     """The names a module imports, and what they stand for.
 
     Attributes:

@@ -46,7 +46,7 @@ def label(value: Value) -> str:
     return base.name
 
 
-class Roles:
+class ValueRoles:
     """The parts that the values of a file play in training.
 
     Attributes:
@@ -63,9 +63,9 @@ class Roles:
                 names |= set(_summands(loss))
 
     @classmethod
-    def of(cls, code: Code) -> Roles:
+    def of(cls, code: Code) -> ValueRoles:
         """Returns the parts that the values of a file play, worked out once."""
-        known: Roles | None = code.facts.get(cls)
+        known: ValueRoles | None = code.facts.get(cls)
         if known is None:
             known = code.facts[cls] = cls(code)
         return known

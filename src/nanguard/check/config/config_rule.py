@@ -14,7 +14,7 @@ from nanguard.findings import Fix, Severity, name_of
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from nanguard.check.config.run_config import Setting, Stage
+    from nanguard.check.config.run_config import Setting, TrainingStage
     from nanguard.findings import Edit, Finding
 
 
@@ -40,7 +40,7 @@ class ConfigRule(Rule[RunConfig]):
             yield from self.judge(stage)
 
     @abstractmethod
-    def judge(self, stage: Stage) -> Iterator[Finding]:
+    def judge(self, stage: TrainingStage) -> Iterator[Finding]:
         """Yields what is wrong with one part of a run."""
 
     def at(
@@ -98,13 +98,15 @@ def change(title: str, edits: tuple[Edit, ...], *plan: str, keys: bool = False) 
     return Fix(title, safe=False, edits=edits, plan=plan, keys=keys)
 
 
-LARGE = 1e3  # from here on nothing is clipped
+NO_CLIP_FROM = 1e3  # from here on nothing is clipped
 
 
-def clip_after(stage: Stage) -> float:
+def clip_after(stage: TrainingStage) -> float:
     """Returns the smallest norm that is set and clips anything; 1.0 if there is none."""
     values = [setting.number for setting in stage.all("clip_norm")]
-    return min((value for value in values if value is not None and 0 < value < LARGE), default=1.0)
+    return min(
+        (value for value in values if value is not None and 0 < value < NO_CLIP_FROM), default=1.0
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +164,7 @@ _ADAM: tuple[tuple[frozenset[str], Limit], ...] = (
 _UNSURE = frozenset(("transformer", "tuned", "diffusion", "large"))
 
 
-def limit_of(stage: Stage) -> Limit | None:
+def limit_of(stage: TrainingStage) -> Limit | None:
     """Returns how high the learning rate may be; None if any value can be right."""
     kind = kind_of(stage.optimizer)
     traits = stage.traits
@@ -181,7 +183,7 @@ def limit_of(stage: Stage) -> Limit | None:
     return next(limit for needed, limit in _ADAM if needed <= traits)
 
 
-def too_high(stage: Stage) -> list[Setting]:
+def too_high(stage: TrainingStage) -> list[Setting]:
     """Returns the learning rates of a stage that are above the limit."""
     limit = limit_of(stage)
     if limit is None:
@@ -189,7 +191,7 @@ def too_high(stage: Stage) -> list[Setting]:
     return [s for s in stage.all("lr") if s.number is not None and not s.number <= limit.most]
 
 
-def rate_after(stage: Stage) -> float | None:
+def rate_after(stage: TrainingStage) -> float | None:
     """Returns the learning rate that a stage has once its faults are repaired."""
     rate = stage.number("lr")
     if rate is None:

@@ -7,15 +7,15 @@ from dataclasses import dataclass, replace
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from nanguard.check.config.families import Facts, Family, family_of
+from nanguard.check.config.families import Family, FileFacts, family_of
 from nanguard.check.config.keys import normal, role, setting_for, words
-from nanguard.check.config.node import MAX_SIZE, Node
+from nanguard.check.config.node import MAX_CHARACTERS, Node
 from nanguard.errors import SourceError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from nanguard.check.config.node import Entry
+    from nanguard.check.config.node import KeyedNode
     from nanguard.source.text import Text
 
 Format = Literal["yaml", "json", "toml"]
@@ -56,9 +56,10 @@ def read_document(text: Text) -> Document:
     Raises:
         SourceError: The text is broken, too large, or nested too deep.
     """
-    if len(text.content) > MAX_SIZE:
+    if len(text.content) > MAX_CHARACTERS:
         raise SourceError(
-            f"the file has {len(text.content)} characters; configurations have at most {MAX_SIZE}",
+            f"the file has {len(text.content)} characters; "
+            f"configurations have at most {MAX_CHARACTERS}",
             where=text.path,
             do="Leave it out: it is not a training configuration.",
         )
@@ -68,7 +69,7 @@ def read_document(text: Text) -> Document:
 
 def looks_like_training(document: Document) -> bool:
     """Returns whether a file configures a training run, judged by what it holds."""
-    trees = (Tree(root, document) for root in document.roots if root.kind == "mapping")
+    trees = (ConfigTree(root, document) for root in document.roots if root.kind == "mapping")
     return any(is_training(facts_of(*tree.read())) for tree in trees)
 
 
@@ -114,7 +115,7 @@ class Leaf:
     path: tuple[str, ...]
     sections: tuple[str, ...]
     key: str
-    entry: Entry
+    entry: KeyedNode
     node: Node
     parent: Node
     document: Document
@@ -137,7 +138,7 @@ class Section:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Tree:
+class ConfigTree:
     """A document's root, with what was composed into it from other files.
 
     Attributes:
@@ -150,7 +151,7 @@ class Tree:
 
     root: Node
     document: Document
-    attached: tuple[tuple[tuple[str, ...], Tree], ...] = ()
+    attached: tuple[tuple[tuple[str, ...], ConfigTree], ...] = ()
     own_first: int = 0
 
     def documents(self) -> Iterator[Document]:
@@ -175,7 +176,7 @@ class Tree:
         return sorted(followed, key=lambda leaf: leaf.document is not self.document), sections
 
 
-def _walk(tree: Tree, below: tuple[str, ...]) -> Iterator[Section]:
+def _walk(tree: ConfigTree, below: tuple[str, ...]) -> Iterator[Section]:
     """Yields sections; what contains itself, or is written once and named often, stays bounded."""
     count = 0
     times: dict[int, int] = {}
@@ -227,7 +228,7 @@ def _is_section(node: Node) -> bool:
     return node.kind == "sequence" and any(item.kind != "scalar" for item in node.items)
 
 
-def _follow(leaf: Leaf, tree: Tree) -> Leaf:
+def _follow(leaf: Leaf, tree: ConfigTree) -> Leaf:
     """Returns the leaf with the value it refers to, as ``${a.b}`` does, where that can be found."""
     node, home = leaf.node, leaf.home
     for _ in range(8):
@@ -239,7 +240,7 @@ def _follow(leaf: Leaf, tree: Tree) -> Leaf:
     return leaf if node is leaf.node else replace(leaf, node=node, home=home)
 
 
-def _find(tree: Tree, dotted: str, path: tuple[str, ...]) -> tuple[Node, Document] | None:
+def _find(tree: ConfigTree, dotted: str, path: tuple[str, ...]) -> tuple[Node, Document] | None:
     dots = len(dotted) - len(dotted.lstrip("."))
     names = [name for name in dotted.strip(".").split(".") if name]
     if dots:
@@ -277,7 +278,7 @@ _MEASURED = frozenset(
 _ALWAYS = frozenset(("accelerate", "deepspeed", "axolotl"))
 
 
-def facts_of(leaves: list[Leaf], sections: list[Section]) -> Facts:
+def facts_of(leaves: list[Leaf], sections: list[Section]) -> FileFacts:
     """Returns what a file's family is told by."""
     inner: dict[str, frozenset[str]] = {}
     keys: set[str] = set()
@@ -292,10 +293,10 @@ def facts_of(leaves: list[Leaf], sections: list[Section]) -> Facts:
             defaults = listed is not None and listed.kind == "sequence"
         elif len(section.path) == 1:
             inner[normal(section.path[0])] = own
-    return Facts(top, frozenset(keys), inner, tuple(leaves), defaults)
+    return FileFacts(top, frozenset(keys), inner, tuple(leaves), defaults)
 
 
-def is_training(facts: Facts, family: Family | None = None) -> bool:
+def is_training(facts: FileFacts, family: Family | None = None) -> bool:
     """Returns whether a file configures a training run."""
     family = family or family_of(facts)
     if family.name in _ALWAYS:
@@ -318,7 +319,7 @@ def is_training(facts: Facts, family: Family | None = None) -> bool:
     return (family.name == "lightning" and bool(names & _SUPPORT)) or _counts_classes(facts)
 
 
-def _counts_classes(facts: Facts) -> bool:
+def _counts_classes(facts: FileFacts) -> bool:
     places = {
         leaf.path for leaf in facts.leaves if setting_for(leaf.key, leaf.sections) == "num_labels"
     }

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
+class FileFacts:
     """What families are told apart by.
 
     Attributes:
@@ -57,11 +57,11 @@ class Family:
 
     name: str
     order: int
-    matches: Callable[[Facts], bool]
+    matches: Callable[[FileFacts], bool]
     keys: Mapping[tuple[str, str], str | None] = field(default_factory=dict)
     known: frozenset[str] = frozenset()
     closed: bool = False
-    at_root: Callable[[Facts], bool] | None = None
+    at_root: Callable[[FileFacts], bool] | None = None
     script: frozenset[str] = frozenset()
     turns_text_into_numbers: bool = False
     clips: float | None = None
@@ -120,12 +120,12 @@ _TRAINING_SECTIONS = (
 )
 
 
-def _is_huggingface(facts: Facts) -> bool:
+def _is_huggingface(facts: FileFacts) -> bool:
     inner = (facts.sections.get(name, frozenset()) for name in _TRAINING_SECTIONS)
     return any(len(keys & _HUGGINGFACE_OWN) >= 3 for keys in (facts.top, *inner))
 
 
-def _arguments_at_root(facts: Facts) -> bool:
+def _arguments_at_root(facts: FileFacts) -> bool:
     """Returns whether the root holds the arguments, and not a section of a file of one's own."""
     return len(facts.top & _HUGGINGFACE_OWN) >= 3
 
@@ -157,7 +157,7 @@ _ACCELERATE_KNOWN = words(
 )
 
 
-def _is_accelerate(facts: Facts) -> bool:
+def _is_accelerate(facts: FileFacts) -> bool:
     if "compute_environment" in facts.top:
         return True
     return "distributed_type" in facts.top and len(facts.top & _ACCELERATE_KNOWN) >= 3
@@ -192,7 +192,7 @@ _AXOLOTL_KNOWN = TRAINING_ARGUMENTS | words(
 )
 
 
-def _is_axolotl(facts: Facts) -> bool:
+def _is_axolotl(facts: FileFacts) -> bool:
     return "base_model" in facts.top and len(facts.top & _AXOLOTL_OWN) >= 2
 
 
@@ -226,7 +226,7 @@ _DEEPSPEED_KNOWN = words(
 _DEEPSPEED_OWN = frozenset(("zero_optimization", "train_micro_batch_size_per_gpu"))
 
 
-def _is_deepspeed(facts: Facts) -> bool:
+def _is_deepspeed(facts: FileFacts) -> bool:
     if facts.top & _DEEPSPEED_OWN:
         return True
     halves = [facts.sections.get(name, frozenset()) for name in ("fp16", "bf16")]
@@ -248,7 +248,7 @@ DEEPSPEED = Family(
 )
 
 
-def _is_fairseq(facts: Facts) -> bool:
+def _is_fairseq(facts: FileFacts) -> bool:
     named = any(leaf.entry.key == "_name" for leaf in facts.leaves)
     return named and bool(facts.top & {"optimization", "task", "criterion"})
 
@@ -263,7 +263,7 @@ FAIRSEQ = Family(
 )
 
 
-def composes(facts: Facts) -> bool:
+def composes(facts: FileFacts) -> bool:
     """Returns whether OmegaConf reads a file, which takes ``1e-5`` for a number."""
     if facts.defaults or "_target_" in facts.keys or "hydra" in facts.top:
         return True
@@ -305,7 +305,7 @@ _LIGHTNING_OWN = words(
 )
 
 
-def _is_lightning(facts: Facts) -> bool:
+def _is_lightning(facts: FileFacts) -> bool:
     trainer = facts.sections.get("trainer", frozenset())
     if "class_path" in facts.keys and "init_args" in facts.keys:
         return True
@@ -329,7 +329,7 @@ _OPENNMT_OWN = words(
 )
 
 
-def _is_opennmt(facts: Facts) -> bool:
+def _is_opennmt(facts: FileFacts) -> bool:
     return len(facts.top & _OPENNMT_OWN) >= 3
 
 
@@ -344,7 +344,7 @@ OPENNMT = Family(
 )
 
 
-def _is_plain(_: Facts) -> bool:
+def _is_plain(_: FileFacts) -> bool:
     return True
 
 
@@ -365,7 +365,7 @@ _TORCHTUNE_KNOWN = words(
 )
 
 
-def _is_torchtune(facts: Facts) -> bool:
+def _is_torchtune(facts: FileFacts) -> bool:
     return "_component_" in facts.keys
 
 
@@ -381,7 +381,7 @@ TORCHTUNE = Family(
 )
 
 
-def _is_yacs(facts: Facts) -> bool:
+def _is_yacs(facts: FileFacts) -> bool:
     outer = {leaf.path[0] for leaf in facts.leaves}
     capitals = sum(name.isupper() for name in outer)
     return capitals >= 2 and capitals * 4 >= len(outer) * 3
@@ -403,6 +403,6 @@ def families() -> tuple[Family, ...]:
     return tuple(sorted(found, key=lambda family: family.order))
 
 
-def family_of(facts: Facts) -> Family:
+def family_of(facts: FileFacts) -> Family:
     """Returns the family that a file belongs to, by what it holds."""
     return next(family for family in families() if family.matches(facts))

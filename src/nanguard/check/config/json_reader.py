@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from nanguard.check.config.node import Budget, Entry, Node, Style, add_entry
+from nanguard.check.config.node import KeyedNode, Node, Style, TreeBudget, add_entry
 from nanguard.errors import SourceError
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ def read_json(text: Text) -> list[Node]:
     Raises:
         SourceError: The text is not JSON, or it is too large or too deep.
     """
-    return [_Reader(text).root()]
+    return [_JsonReader(text).root()]
 
 
 @dataclass(slots=True)
@@ -44,16 +44,16 @@ class _Open:
     seen: set[str] = field(default_factory=set)
 
 
-class _Reader:
+class _JsonReader:
     """Goes through the text once; nesting is kept in a list and costs no stack."""
 
     def __init__(self, text: Text) -> None:
         self.text = text
         self.content = text.content
         self.at = 0
-        self.budget = Budget(text.path)
+        self.budget = TreeBudget(text.path)
         self.open: list[_Open] = []
-        self.key: Entry | None = None
+        self.key: KeyedNode | None = None
 
     def root(self) -> Node:
         """Returns the value of the whole text."""
@@ -104,7 +104,7 @@ class _Reader:
             raise self._broken("a colon is missing behind a key")
         self.at += 1
         self._space()
-        self.key = Entry(name, Node("scalar", end, end, line), start, end, line)
+        self.key = KeyedNode(name, Node("scalar", end, end, line), start, end, line)
 
     def _begin(self) -> Node:
         """Reads a scalar, or the beginning of a collection."""

@@ -84,7 +84,7 @@ _GIVEN = re.compile(
 )
 _LARGEST_CODE = 1 << 20
 _MOST_FILES = 5_000
-_LEVELS = 5  # folders above a configuration in which its project may begin
+_FOLDERS_ABOVE = 5  # folders above a configuration in which its project may begin
 _MARKS = (".git", "pyproject.toml", "setup.py", "requirements.txt")
 
 
@@ -99,7 +99,7 @@ _HANDED_ON = frozenset(
 
 
 @dataclass(slots=True)
-class _Found:
+class _FoundKeys:
     read: set[str] = field(default_factory=set)
     cast: set[str] = field(default_factory=set)
     words: set[str] = field(default_factory=set)
@@ -171,8 +171,8 @@ class Usage:
         return next(iter(sorted(self._found.readers)), "")
 
     @cached_property
-    def _found(self) -> _Found:
-        found = _Found()
+    def _found(self) -> _FoundKeys:
+        found = _FoundKeys()
         for content in _contents(self.paths):
             _look(content, found)
         return found
@@ -181,7 +181,7 @@ class Usage:
 def project_of(path: str) -> str | None:
     """Returns the folder of the project that a file belongs to; None if nothing marks one."""
     folder = Path(path).absolute().parent
-    for place in (folder, *folder.parents)[:_LEVELS]:
+    for place in (folder, *folder.parents)[:_FOLDERS_ABOVE]:
         if any((place / mark).exists() for mark in _MARKS):
             return str(place)
     return None
@@ -196,7 +196,7 @@ def _contents(paths: Iterable[str]) -> Iterator[str]:
             continue
 
 
-def _look(content: str, found: _Found) -> None:
+def _look(content: str, found: _FoundKeys) -> None:
     for pattern in (_TEXT, _ATTRIBUTE, _FIELD, _CODE_OPTION):
         for name in set(pattern.findall(content)):
             found.read |= {normal(part) for part in name.split(".")}

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 Kind = Literal["mapping", "sequence", "scalar"]
 Style = Literal["plain", "quoted", "block"]
 
-MAX_SIZE = 2_000_000
+MAX_CHARACTERS = 2_000_000
 MAX_DEPTH = 100
 MAX_NODES = 200_000
 
@@ -53,7 +53,7 @@ class Node:
     style: Style = "plain"
     tag: str | None = None
     flow: bool = False
-    entries: list[Entry] = field(default_factory=list)
+    entries: list[KeyedNode] = field(default_factory=list)
     items: list[Node] = field(default_factory=list)
     merged: bool = False
     _index: dict[str, Node] = field(default_factory=dict, repr=False)
@@ -66,9 +66,9 @@ class Node:
             self._indexed = len(self.entries)
         return self._index.get(key)
 
-    def effective(self) -> list[Entry]:
+    def effective(self) -> list[KeyedNode]:
         """Returns the entries that count: the last of each key, merged ones only where none is."""
-        last: dict[str, Entry] = {}
+        last: dict[str, KeyedNode] = {}
         for entry in self.entries:
             if not entry.merged or entry.key not in last:
                 last[entry.key] = entry
@@ -76,7 +76,7 @@ class Node:
 
 
 @dataclass(slots=True, eq=False)
-class Entry:
+class KeyedNode:
     """A key of a mapping with its value.
 
     Attributes:
@@ -98,7 +98,7 @@ class Entry:
     repeats: bool = False
 
 
-class Budget:
+class TreeBudget:
     """Counts what a file makes, and refuses one that makes too much.
 
     Args:
@@ -130,7 +130,7 @@ class Budget:
             )
 
 
-def add_entry(mapping: Node, entry: Entry, seen: set[str]) -> None:
+def add_entry(mapping: Node, entry: KeyedNode, seen: set[str]) -> None:
     """Adds an entry, and notes whether its key was there before.
 
     Args:
@@ -293,7 +293,7 @@ def _commented(line: str) -> str:
     return f"{line[:indent]}# {line[indent:]}" if line.strip() else line
 
 
-def _end_of(entry: Entry, parent: Node, content: str) -> int | None:
+def _end_of(entry: KeyedNode, parent: Node, content: str) -> int | None:
     """Returns the end of the last line of an entry: where the next entry's lines begin."""
     after = [other.start for other in parent.entries if other.start > entry.start]
     if entry.node.kind == "scalar" and entry.node.style != "block":
@@ -304,7 +304,7 @@ def _end_of(entry: Entry, parent: Node, content: str) -> int | None:
     return content.rfind("\n", 0, min(after))
 
 
-def _take_member(entry: Entry, content: str, begin: int) -> tuple[Edit, ...]:
+def _take_member(entry: KeyedNode, content: str, begin: int) -> tuple[Edit, ...]:
     comma = re.compile(r"\s*,[ \t]*(?:\r?\n)?").match(content, entry.node.end)
     if comma is None:
         return ()

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from nanguard.check.config.run_config import RunConfig, Setting, Stage
+    from nanguard.check.config.run_config import RunConfig, Setting, TrainingStage
 
 # Ways to train: full, mixed with one half type, or everything in one half type.
 World = Literal["fp32", "fp16", "bf16", "pure-fp16", "pure-bf16"]
@@ -72,7 +72,7 @@ class Claim:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Precision:
+class RunPrecision:
     """How a run computes, as far as its settings tell.
 
     Attributes:
@@ -122,7 +122,7 @@ class Precision:
         return max((world for world in _PREFERRED if world in allowed), key=score.__getitem__)
 
 
-def read_precision(settings: Iterable[Setting], partial: frozenset[str]) -> Precision:
+def read_precision(settings: Iterable[Setting], partial: frozenset[str]) -> RunPrecision:
     """Returns what settings say about precision.
 
     Args:
@@ -146,7 +146,7 @@ def read_precision(settings: Iterable[Setting], partial: frozenset[str]) -> Prec
     left = ALL
     for claim in claims:
         left = left & claim.worlds
-    return Precision(tuple(claims), left)
+    return RunPrecision(tuple(claims), left)
 
 
 def _is_cast_by(settings: list[Setting], partial: frozenset[str]) -> bool:
@@ -201,7 +201,7 @@ def _of_type(name: str, named: str) -> Worlds:
     return both
 
 
-_BATCH = ("micro_batch_size", "batch_size")
+_BATCH_SETTINGS = ("micro_batch_size", "batch_size")
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,7 +246,7 @@ def alignment(runs: Iterable[RunConfig]) -> list[Row]:
     return list(rows.values())
 
 
-def _precision(stage: Stage) -> Iterator[Row]:
+def _precision(stage: TrainingStage) -> Iterator[Row]:
     precision = stage.precision
     kept = precision.kept([c for c in precision.claims if c.setting.path in stage.partial])
     said = {id(claim.setting): claim for claim in precision.claims}
@@ -259,22 +259,22 @@ def _precision(stage: Stage) -> Iterator[Row]:
         yield _row("precision", setting, verdict)
 
 
-def _clipping(stage: Stage) -> Iterator[Row]:
+def _clipping(stage: TrainingStage) -> Iterator[Row]:
     yield from _numbers("clipping", stage.all("clip_norm", "clip_value"))
 
 
-def _batch(stage: Stage) -> Iterator[Row]:
-    per_device = stage.all(*_BATCH)
+def _batch(stage: TrainingStage) -> Iterator[Row]:
+    per_device = stage.all(*_BATCH_SETTINGS)
     yield from _numbers("batch size", per_device)
     shared = stage.get("global_batch_size")
     if shared is not None:
         yield _row("batch size", shared, _product(stage, shared))
 
 
-def _product(stage: Stage, shared: Setting) -> str:
+def _product(stage: TrainingStage, shared: Setting) -> str:
     """Returns whether the batch of all devices is what each device, steps and devices give."""
     parts = [
-        stage.number(*_BATCH),
+        stage.number(*_BATCH_SETTINGS),
         stage.number("accumulation"),
         stage.number("processes", "devices"),
     ]

@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 from nanguard.check.config.key_usage import Usage
 from nanguard.check.config.keys import words
-from nanguard.check.config.precision import PRECISION_SETTINGS, Precision, read_precision
+from nanguard.check.config.precision import PRECISION_SETTINGS, RunPrecision, read_precision
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from nanguard.check.config.document import Document, Leaf
     from nanguard.check.config.families import Family
-    from nanguard.check.config.node import Entry, Node
+    from nanguard.check.config.node import KeyedNode, Node
 
 # Digits are read in one way only: "\d+\.?\d*" would try every place to cut a long number in two.
 _NUMBER = re.compile(r"[-+]?(?:\d[\d_]*(?:\.\d*)?|\.\d+)(?:[eE][-+]?\d+)?")
@@ -46,7 +46,7 @@ class Setting:
     key: str
     sections: tuple[str, ...]
     document: Document
-    entry: Entry
+    entry: KeyedNode
     node: Node
     parent: Node
     home: Document
@@ -168,7 +168,7 @@ _ADAM_KEYS = frozenset(("betas", "beta1", "beta2", "eps"))
 _SECTIONS = words("adam adamw sgd adafactor lion muon rmsprop lamb lars radam nadam adagrad")
 
 
-def optimizer_of(stage: Stage) -> str | None:
+def optimizer_of(stage: TrainingStage) -> str | None:
     """Returns the optimizer of a stage in lower case, or None if nothing tells."""
     setting = stage.get("optimizer")
     if setting is not None and setting.text:
@@ -217,7 +217,7 @@ class Misspelling:
         closed: Whether its reader is known, and drops or refuses a key that is not its own.
     """
 
-    entry: Entry
+    entry: KeyedNode
     right: str
     dotted: str
     document: Document
@@ -236,15 +236,15 @@ class Repeated:
         document: The file.
     """
 
-    first: Entry
-    second: Entry
+    first: KeyedNode
+    second: KeyedNode
     dotted: str
     parent: Node
     document: Document
 
 
 @dataclass(eq=False)
-class Stage:
+class TrainingStage:
     """One part of a run with settings of its own: a stage, or one of several optimizers.
 
     Attributes:
@@ -289,7 +289,7 @@ class Stage:
         return None if setting is None else setting.truth
 
     @cached_property
-    def precision(self) -> Precision:
+    def precision(self) -> RunPrecision:
         """How it computes."""
         return read_precision(self.all(*PRECISION_SETTINGS), self.partial)
 
@@ -327,7 +327,7 @@ class RunConfig:
     owned: frozenset[str]
     family: Family
     families: dict[str, Family]
-    stages: tuple[Stage, ...]
+    stages: tuple[TrainingStage, ...]
     leaves: tuple[Leaf, ...]
     repeated: tuple[Repeated, ...] = ()
     misspelled: tuple[Misspelling, ...] = ()

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import PurePath
 from typing import TYPE_CHECKING
 
-from nanguard.check.config.document import Tree, facts_of, is_training
-from nanguard.check.config.families import Facts, Family, composes, family_of
+from nanguard.check.config.document import ConfigTree, facts_of, is_training
+from nanguard.check.config.families import Family, FileFacts, composes, family_of
 from nanguard.check.config.keys import (
     TRANSPARENT,
     intended,
@@ -18,14 +18,20 @@ from nanguard.check.config.keys import (
     setting_for,
     words,
 )
-from nanguard.check.config.run_config import Misspelling, Repeated, RunConfig, Setting, Stage
+from nanguard.check.config.run_config import (
+    Misspelling,
+    Repeated,
+    RunConfig,
+    Setting,
+    TrainingStage,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from nanguard.check.config.document import Document, Leaf, Section
     from nanguard.check.config.key_usage import Usage
-    from nanguard.check.config.node import Entry, Node
+    from nanguard.check.config.node import KeyedNode, Node
 
 _NEAR = 2
 
@@ -79,7 +85,7 @@ def _steps(path: str, other: str) -> int:
 _MAX_PARTS = 50
 
 
-def composed(documents: Sequence[Document]) -> tuple[list[Tree], set[str]]:
+def composed(documents: Sequence[Document]) -> tuple[list[ConfigTree], set[str]]:
     """Returns a tree for each document, with what its defaults list names put in.
 
     Only files given together are looked at; nothing is opened.
@@ -88,14 +94,14 @@ def composed(documents: Sequence[Document]) -> tuple[list[Tree], set[str]]:
         The trees, and the files that are part of another.
     """
     files = {_name(document.path): document for document in documents}
-    trees: list[Tree] = []
+    trees: list[ConfigTree] = []
     taken: set[str] = set()
     for document in documents:
         for root in document.roots:
             attached = list(_attached(root, document, files))
             parts = tuple((group, tree) for group, tree in attached if tree is not None)
             taken |= {tree.document.path for _, tree in parts}
-            trees.append(Tree(root, document, parts, _own_first(attached)))
+            trees.append(ConfigTree(root, document, parts, _own_first(attached)))
     return trees, taken
 
 
@@ -116,7 +122,7 @@ def group_files(documents: Sequence[Document]) -> frozenset[str]:
 
 def _attached(
     root: Node, document: Document, files: dict[str, Document]
-) -> Iterator[tuple[tuple[str, ...], Tree | None]]:
+) -> Iterator[tuple[tuple[str, ...], ConfigTree | None]]:
     """Yields what a defaults list names; None for the file's own entries."""
     folder = PurePath(document.path).parent
     for group, option in list(_defaults(root))[:_MAX_PARTS]:
@@ -127,7 +133,7 @@ def _attached(
         if found is None or found is document or not found.roots:
             continue
         if found.roots[0].kind == "mapping":
-            yield group, Tree(found.roots[0], found)
+            yield group, ConfigTree(found.roots[0], found)
 
 
 def _defaults(root: Node) -> Iterator[tuple[tuple[str, ...], str]]:
@@ -145,7 +151,7 @@ def _defaults(root: Node) -> Iterator[tuple[tuple[str, ...], str]]:
                 yield tuple(name.split("/")), entry.node.value
 
 
-def _own_first(attached: list[tuple[tuple[str, ...], Tree | None]]) -> int:
+def _own_first(attached: list[tuple[tuple[str, ...], ConfigTree | None]]) -> int:
     """Returns how many parts come before the file's own entries; all where nothing is said."""
     at = next((at for at, (_, tree) in enumerate(attached) if tree is None), len(attached))
     return sum(tree is not None for _, tree in attached[:at])
@@ -272,7 +278,7 @@ _SIGNS: dict[str, re.Pattern[str]] = {
 }
 _BILLIONS = re.compile(r"(?<![a-z\d.])(\d{1,3}(?:[._]\d+)?)\s?b(?![a-z0-9])")
 _MILLIONS = re.compile(r"(?<![a-z\d.])[1-4]?\d{2}\s?m(?![a-z0-9])")
-_WIDTH = frozenset(
+_MODEL_WIDTH = frozenset(
     ["hidden_size", "n_embd", "d_model", "embed_dim", "embedding_size", "hidden_dim", "dim"]
 )
 _OFF = (None, False, "", "none", "null", "false", 0)
@@ -292,7 +298,7 @@ def read_traits(leaves: Iterable[Leaf]) -> frozenset[str]:
         words.add(leaf.key)
         if isinstance(value, str) and len(value) <= 200 and role(leaf.sections) != "data":
             words.add(value.lower())
-        if isinstance(value, (int, float)) and leaf.key in _WIDTH and value >= 2048:
+        if isinstance(value, (int, float)) and leaf.key in _MODEL_WIDTH and value >= 2048:
             found.add("large")
         if leaf.key == "pretrained" and value:
             found.add("tuned")
@@ -312,7 +318,7 @@ _MAX_SPELLED = 2000  # keys of a file written by hand
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Part:
+class RunPart:
     """A file, or one of several documents in it, with what it was found to be.
 
     Attributes:
@@ -323,10 +329,10 @@ class Part:
         family: Its family.
     """
 
-    tree: Tree
+    tree: ConfigTree
     leaves: list[Leaf]
     sections: list[Section]
-    facts: Facts
+    facts: FileFacts
     family: Family
 
     @property
@@ -354,19 +360,21 @@ def read_runs(documents: Sequence[Document], usage: Usage) -> list[RunConfig]:
     return runs
 
 
-def _part(tree: Tree) -> Part:
+def _part(tree: ConfigTree) -> RunPart:
     leaves, sections = tree.read()
     facts = facts_of(leaves, sections)
-    return Part(tree, leaves, sections, facts, family_of(facts))
+    return RunPart(tree, leaves, sections, facts, family_of(facts))
 
 
-def _companions(part: Part, aside: list[Part], runs: list[str], usage: Usage) -> list[Part]:
+def _companions(
+    part: RunPart, aside: list[RunPart], runs: list[str], usage: Usage
+) -> list[RunPart]:
     """Returns the files that a launcher or DeepSpeed reads for a run.
 
     They are named in the run's own file, in the one that the launcher reads, or in the command
     that starts the run; else the one that lies beside it is taken.
     """
-    found: list[Part] = []
+    found: list[RunPart] = []
     launched = [sorted(launch.files) for launch in usage.launches if launch.names(part.path)]
     for name in ("accelerate", "deepspeed"):
         candidates = {other.path: other for other in aside if other.family.name == name}
@@ -380,7 +388,7 @@ def _companions(part: Part, aside: list[Part], runs: list[str], usage: Usage) ->
     return found
 
 
-def _references(part: Part) -> list[str]:
+def _references(part: RunPart) -> list[str]:
     """Returns the files that a file names for DeepSpeed."""
     return [
         leaf.node.value
@@ -393,7 +401,7 @@ def _references(part: Part) -> list[str]:
     ]
 
 
-def _run(part: Part, others: list[Part], reported: set[str], usage: Usage) -> RunConfig:
+def _run(part: RunPart, others: list[RunPart], reported: set[str], usage: Usage) -> RunConfig:
     everything = [part, *others]
     owned = {document.path for each in everything for document in each.tree.documents()}
     owned = (owned - reported) | {part.path}
@@ -420,7 +428,7 @@ def _run(part: Part, others: list[Part], reported: set[str], usage: Usage) -> Ru
     )
 
 
-def _stages(part: Part, others: list[Part], usage: Usage) -> Iterator[Stage]:
+def _stages(part: RunPart, others: list[RunPart], usage: Usage) -> Iterator[TrainingStage]:
     own = [(leaf.path, setting) for leaf in part.leaves if (setting := _setting(leaf, part))]
     shared = [
         setting for other in others for leaf in other.leaves if (setting := _setting(leaf, other))
@@ -441,7 +449,7 @@ def _stages(part: Part, others: list[Part], usage: Usage) -> Iterator[Stage]:
         levels = tuple(tuple(by_scope.get(level, ())) for level in outward)
         seen = [leaf for leaf in part.leaves if _visible(leaf, scope, every)]
         traits = read_traits([*seen, *(leaf for other in others for leaf in other.leaves)])
-        yield Stage(scope, levels, part.family, traits, partial, usage)
+        yield TrainingStage(scope, levels, part.family, traits, partial, usage)
 
 
 def _visible(leaf: Leaf, scope: Scope, scopes: set[Scope]) -> bool:
@@ -450,7 +458,7 @@ def _visible(leaf: Leaf, scope: Scope, scopes: set[Scope]) -> bool:
     return all(path not in scopes or path == scope[: len(path)] for path in inner)
 
 
-def _setting(leaf: Leaf, part: Part) -> Setting | None:
+def _setting(leaf: Leaf, part: RunPart) -> Setting | None:
     dotted = ".".join(leaf.sections)
     if (dotted, leaf.key) in part.family.keys:
         name = part.family.keys[dotted, leaf.key]
@@ -478,24 +486,24 @@ def _at_root(sections: tuple[str, ...], family: Family) -> bool:
     return sections == (("trainer",) if family.name == "lightning" else ())
 
 
-def _has_reader(part: Part) -> bool:
+def _has_reader(part: RunPart) -> bool:
     """Returns whether a program that is known reads a file, and not one of the user's."""
     at_root = part.family.at_root
     return part.family.name not in _USERS and (at_root is None or at_root(part.facts))
 
 
-def _is_closed(part: Part) -> bool:
+def _is_closed(part: RunPart) -> bool:
     """Returns whether the keys at a file's root go to a parser that knows all of them."""
     return part.family.closed and (part.family.at_root is None or part.family.at_root(part.facts))
 
 
-def _repeated(part: Part) -> Iterator[Repeated]:
+def _repeated(part: RunPart) -> Iterator[Repeated]:
     seen: set[int] = set()
     for section in part.sections:
         if id(section.node) in seen:
             continue
         seen.add(id(section.node))
-        first: dict[str, Entry] = {}
+        first: dict[str, KeyedNode] = {}
         for entry in section.node.entries:
             if entry.repeats and entry.key in first:
                 dotted = ".".join((*section.path, entry.key))
@@ -504,7 +512,7 @@ def _repeated(part: Part) -> Iterator[Repeated]:
                 first[entry.key] = entry
 
 
-def _misspelled(part: Part, usage: Usage) -> Iterator[Misspelling]:
+def _misspelled(part: RunPart, usage: Usage) -> Iterator[Misspelling]:
     seen: set[int] = set()
     closed = _is_closed(part)
     for section in part.sections:

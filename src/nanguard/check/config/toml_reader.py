@@ -6,7 +6,7 @@ import re
 import sys
 from typing import TYPE_CHECKING, Any
 
-from nanguard.check.config.node import Budget, Entry, Node
+from nanguard.check.config.node import KeyedNode, Node, TreeBudget
 from nanguard.errors import SourceError
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ _STRING = re.compile(
     r'"""(?:\\.|[^\\])*?"{3,5}|\'\'\'.*?\'{3,5}|"(?:\\.|[^"\\\n])*"|\'[^\'\n]*\'', re.DOTALL
 )
 _WORD = re.compile(r"\d{4}-\d\d-\d\d \d\d:[^\s,\]}#]+|[^\s,\]}#=\[{]+")
-_WHOLE = re.compile(r"[-+]?[0-9][0-9_]*")
+_WHOLE_NUMBER = re.compile(r"[-+]?[0-9][0-9_]*")
 _FLOAT = re.compile(r"[-+]?(?:[0-9][0-9_]*(?:\.[0-9_]+)?(?:[eE][-+]?[0-9_]+)?|inf|nan)")
 
 
@@ -35,7 +35,7 @@ def read_toml(text: Text) -> list[Node]:
     Raises:
         SourceError: The text is not TOML, or it is too large or too deep.
     """
-    reader = _Reader(text)
+    reader = _TomlReader(text)
     root = reader.root()
     if not reader.repeated:  # which the standard reader refuses, and a rule wants to show
         try:
@@ -55,7 +55,7 @@ def _broken(text: Text, line: int, problem: str) -> SourceError:
     )
 
 
-class _Reader:
+class _TomlReader:
     """Goes through the text once and notes where keys and values stand."""
 
     def __init__(self, text: Text) -> None:
@@ -64,7 +64,7 @@ class _Reader:
         self.at = 0
         self.repeated = False
         self.known: dict[tuple[int, str], Node] = {}
-        self.budget = Budget(text.path)
+        self.budget = TreeBudget(text.path)
         self.top = Node("mapping", 0, len(self.content), 1)
 
     def root(self) -> Node:
@@ -102,7 +102,7 @@ class _Reader:
         into.items.append(item)
         return item
 
-    def _table(self, table: Node, name: Entry) -> Node:
+    def _table(self, table: Node, name: KeyedNode) -> Node:
         found = self.known.get((id(table), name.key))
         if found is None:
             found = Node("mapping", name.start, name.end, name.line)
@@ -113,7 +113,7 @@ class _Reader:
             raise self._error(f"{name.key!r} is a value and cannot hold keys")
         return found
 
-    def _add(self, table: Node, name: Entry, node: Node) -> None:
+    def _add(self, table: Node, name: KeyedNode, node: Node) -> None:
         name.repeats = (id(table), name.key) in self.known
         self.known[id(table), name.key] = node
         self.repeated = self.repeated or name.repeats
@@ -130,8 +130,8 @@ class _Reader:
             table = self._table(table, name)
         self._add(table, names[-1], self._value(depth))
 
-    def _names(self) -> list[Entry]:
-        names: list[Entry] = []
+    def _names(self) -> list[KeyedNode]:
+        names: list[KeyedNode] = []
         while True:
             self._skip(_BLANK)
             start = self.at
@@ -143,7 +143,7 @@ class _Reader:
             line = self._line(start)
             self.budget.node(line, len(names) + 1)
             key = str(self._scalar(word)) if word[0] in "\"'" else word
-            names.append(Entry(key, self.top, start, self.at, line))
+            names.append(KeyedNode(key, self.top, start, self.at, line))
             self._skip(_BLANK)
             if not self.content.startswith(".", self.at):
                 return names
@@ -207,7 +207,7 @@ class _Reader:
         if word[0] == '"' and not word.startswith('"""') and "\\" not in word:
             return word[1:-1]
         try:
-            if _WHOLE.fullmatch(word):
+            if _WHOLE_NUMBER.fullmatch(word):
                 return int(word)
             if _FLOAT.fullmatch(word):
                 return float(word)

@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from nanguard.check.config.node import Budget, Entry, Node, Style, add_entry
+from nanguard.check.config.node import KeyedNode, Node, Style, TreeBudget, add_entry
 from nanguard.errors import SourceError
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ def read_yaml(text: Text) -> list[Node]:
     import yaml  # costs more than all the rest, and only YAML files need it
 
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-    builder = _Builder(text, Budget(text.path))
+    builder = _Builder(text, TreeBudget(text.path))
     try:
         for event in yaml.parse(text.content, Loader=loader):
             builder.take(event)
@@ -65,7 +65,7 @@ class _Open:
 class _Builder:
     """Makes nodes of events."""
 
-    def __init__(self, text: Text, budget: Budget) -> None:
+    def __init__(self, text: Text, budget: TreeBudget) -> None:
         import yaml
 
         self.text = text
@@ -167,7 +167,7 @@ class _Builder:
             name = f"({key.kind})"
         elif isinstance(key.value, bool):
             name = key.raw  # `no:` and `on:` are keys people mean as words
-        entry = Entry(name, node, key.start, key.end, key.line)
+        entry = KeyedNode(name, node, key.start, key.end, key.line)
         add_entry(into.node, entry, into.seen)
 
     def _merge(self, into: _Open, source: Node) -> None:
@@ -178,7 +178,7 @@ class _Builder:
         for entry in source.effective():
             if entry.key not in into.seen:
                 into.seen.add(entry.key)
-                taken = Entry(
+                taken = KeyedNode(
                     entry.key, entry.node, entry.start, entry.end, entry.line, merged=True
                 )
                 into.node.entries.append(taken)

@@ -18,10 +18,10 @@ from nanguard.check.data.columns import (
     MAX_PLACES,
     TOKENS,
     Column,
+    ColumnNumbers,
+    ColumnRoles,
     Labels,
-    Numbers,
-    Place,
-    Roles,
+    RowPlace,
     Shape,
     Tokens,
     label_of,
@@ -36,12 +36,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from nanguard.check.data.dataset import Watch
+    from nanguard.check.data.dataset import WatchedValues
     from nanguard.check.scan import Scan
 
-BLOCK = 16 << 20
+ARRAY_BLOCK_BYTES = 16 << 20
 MAX_HEADER = 100 << 20
-MAX_UNPACKED = 1 << 36  # bytes that one packed array may grow to
+MAX_ARRAY_BYTES = 1 << 36  # bytes that one packed array may grow to
 MAX_ARRAYS = 100_000
 MAX_PLAIN, MAX_RATIO = 1 << 30, 200  # beyond both, an archive is meant to do harm
 _HEADER_ERRORS = (ValueError, TypeError, EOFError, SyntaxError, tokenize.TokenError, MemoryError)
@@ -124,7 +124,7 @@ def _npy(path: Path) -> Array:
             return
         order: Any = "F" if fortran else "C"
         data = np.memmap(path, dtype, "r", start, shape or (1,), order)
-        rows = max(1, BLOCK // max(1, data.nbytes // len(data)))
+        rows = max(1, ARRAY_BLOCK_BYTES // max(1, data.nbytes // len(data)))
         for at in range(0, len(data), rows):
             yield np.asarray(data[at : at + rows])
 
@@ -139,7 +139,7 @@ def _npz(path: Path) -> list[Array]:
                 if not info.filename.endswith(".npy"):
                     with archive.open(info) as other:  # what is written about it has to be true
                         left = MAX_PLAIN
-                        while left > 0 and (data := other.read(BLOCK)):
+                        while left > 0 and (data := other.read(ARRAY_BLOCK_BYTES)):
                             left -= len(data)
             arrays = [info for info in infos if info.filename.endswith(".npy")]
             if len(arrays) > MAX_ARRAYS:
@@ -156,7 +156,7 @@ def _member(path: Path, archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> Arra
     size = math.prod(shape) * dtype.itemsize
     if info.file_size > MAX_PLAIN and info.file_size > MAX_RATIO * info.compress_size:
         raise _error(path, f"{name} unpacks to {info.file_size} bytes from {info.compress_size}")
-    if size > min(info.file_size, MAX_UNPACKED):
+    if size > min(info.file_size, MAX_ARRAY_BYTES):
         raise _error(path, f"{name} promises {size} bytes and has {info.file_size}")
 
     def blocks() -> Iterator[Any]:
@@ -185,7 +185,7 @@ def _packed(file: IO[bytes], shape: tuple[int, ...], dtype: Any, path: Path) -> 
         return
     left = full[0]
     while left:
-        rows = min(left, max(1, BLOCK // row))
+        rows = min(left, max(1, ARRAY_BLOCK_BYTES // row))
         data = file.read(rows * row)
         if len(data) < rows * row:
             raise _error(path, "an array of the archive is cut off")
@@ -256,7 +256,7 @@ def _tensor(path: Path, name: str, entry: dict[str, Any], place: tuple[int, int]
         if not math.prod(shape):
             return
         data = np.memmap(path, dtype, "r", begin, tuple(shape) or (1,))
-        rows = max(1, BLOCK // max(1, data.nbytes // len(data)))
+        rows = max(1, ARRAY_BLOCK_BYTES // max(1, data.nbytes // len(data)))
         for at in range(0, len(data), rows):
             part = np.asarray(data[at : at + rows])
             yield _widened(part) if written == "bf16" else part
@@ -292,10 +292,10 @@ def _error(path: Path, what: str) -> SourceError:
 
 
 _KINDS: dict[str, Shape] = {"i": "int", "u": "int", "f": "float", "b": "bool"}
-MANY = 5000
+MANY_COLUMNS = 5000
 
 
-def read_arrays(path: Path, watch: Watch, scan: Scan) -> tuple[Ledger, Roles]:
+def read_arrays(path: Path, watch: WatchedValues, scan: Scan) -> tuple[Ledger, ColumnRoles]:
     """Returns what a file of arrays holds."""
     arrays = {array.name: array for array in arrays_in(path)}
     roles = _roles(list(arrays.values()), watch)
@@ -326,7 +326,7 @@ class _Progress:
             self.scan.progress(str(self.path), int(block.nbytes))
 
 
-def _roles(arrays: list[Array], watch: Watch) -> Roles:
+def _roles(arrays: list[Array], watch: WatchedValues) -> ColumnRoles:
     columns = []
     for array in arrays:
         shape = _KINDS.get(array.kind, "other")
@@ -339,7 +339,7 @@ def _roles(arrays: list[Array], watch: Watch) -> Roles:
     if watch.expected.vocabulary and not roles.tokens and roles.label is None:
         whole = tuple(c for c in columns if c.shape in ("int", "ints"))
         if len(columns) == 1 and whole:
-            return Roles(tokens=whole, names=roles.names)
+            return ColumnRoles(tokens=whole, names=roles.names)
     return roles
 
 
@@ -363,7 +363,7 @@ def _alike(label: Column, arrays: dict[str, Array]) -> list[Array]:
     return [first, *others]
 
 
-def _labels(arrays: list[Array], watch: Watch, done: _Progress) -> Labels:
+def _labels(arrays: list[Array], watch: WatchedValues, done: _Progress) -> Labels:
     labels = Labels(arrays[0].name, many=math.prod(arrays[0].shape[1:]) > 1)
     for array in arrays:
         for first, block in done.blocks(array):
@@ -371,7 +371,7 @@ def _labels(arrays: list[Array], watch: Watch, done: _Progress) -> Labels:
     return labels
 
 
-def add_labels(labels: Labels, block: Any, first: int, watch: Watch) -> None:
+def add_labels(labels: Labels, block: Any, first: int, watch: WatchedValues) -> None:
     """Counts a block of labels, a NumPy array whose rows are records.
 
     Args:
@@ -390,7 +390,7 @@ def add_labels(labels: Labels, block: Any, first: int, watch: Watch) -> None:
         _note_missing(flat, labels, first, width)
     known = flat[np.isfinite(flat)] if kind == "f" else flat
     values, counts = np.unique(known, return_counts=True)
-    if len(values) > MANY and kind == "f":
+    if len(values) > MANY_COLUMNS and kind == "f":
         labels.overflowed = True
         labels.total += int(known.size)
         labels.fractional += int((known != np.round(known)).sum())
@@ -399,7 +399,7 @@ def add_labels(labels: Labels, block: Any, first: int, watch: Watch) -> None:
         label = label_of(None, value)
         wanted = MAX_PLACES if watch.suspects(label) else 1
         at = _first(flat, value, wanted)
-        labels.add(label, count, [Place(first + p // width, None, str(value)) for p in at])
+        labels.add(label, count, [RowPlace(first + p // width, None, str(value)) for p in at])
 
 
 def _first(flat: Any, value: Any, wanted: int) -> list[int]:
@@ -418,18 +418,18 @@ def _note_missing(flat: Any, labels: Labels, first: int, width: int) -> None:
     for places, wrong in ((labels.missing, np.isnan(flat)), (labels.infinite, np.isinf(flat))):
         bad = np.flatnonzero(wrong)
         for at in bad[:MAX_PLACES]:
-            places.add(Place(first + int(at) // width, None, str(float(flat[at]))), 0)
+            places.add(RowPlace(first + int(at) // width, None, str(float(flat[at]))), 0)
         places.count += int(bad.size)
 
 
-def _tokens(array: Array, watch: Watch, done: _Progress, *, targets: bool) -> Tokens:
+def _tokens(array: Array, watch: WatchedValues, done: _Progress, *, targets: bool) -> Tokens:
     tokens = Tokens(array.name, targets=targets)
     for first, block in done.blocks(array):
         add_tokens(tokens, block, first, watch)
     return tokens
 
 
-def add_tokens(tokens: Tokens, block: Any, first: int, watch: Watch) -> None:
+def add_tokens(tokens: Tokens, block: Any, first: int, watch: WatchedValues) -> None:
     """Counts a block of token ids, a NumPy array whose rows are records."""
     import numpy as np
 
@@ -449,7 +449,7 @@ def add_tokens(tokens: Tokens, block: Any, first: int, watch: Watch) -> None:
         wrong &= ~np.isin(flat, list(watch.ignored))
     bad = np.flatnonzero(wrong)
     for at in bad[:MAX_PLACES]:
-        tokens.outside.add(Place(first + int(at) // width, None, str(int(flat[at]))), 0)
+        tokens.outside.add(RowPlace(first + int(at) // width, None, str(int(flat[at]))), 0)
     tokens.outside.count += int(bad.size)
 
 
@@ -463,11 +463,11 @@ def _feature(array: Array, ledger: Ledger, done: _Progress) -> None:
         ledger.columns |= matrix.columns(whole=whole)
         ledger.zero.merge(matrix.zero, 0, 0)
         return
-    numbers = Numbers(array.name, whole=whole, alone=False)
+    numbers = ColumnNumbers(array.name, whole=whole, alone=False)
     for first, block in done.blocks(array):
 
-        def place(at: int, value: str, first: int = first) -> Place:
-            return Place(first + at // width, None, value)
+        def place(at: int, value: str, first: int = first) -> RowPlace:
+            return RowPlace(first + at // width, None, value)
 
         numbers.add(block.reshape(-1), place)
     ledger.columns[array.name] = numbers

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 from typing import IO, TYPE_CHECKING, Any
 
-from nanguard.check.data.columns import Column, Roles, Shape, roles_of
+from nanguard.check.data.columns import Column, ColumnRoles, Shape, roles_of
 from nanguard.check.data.dataset import Ledger
 from nanguard.check.data.tables import FrameReader
 from nanguard.errors import SourceError
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     import polars as pl
 
-    from nanguard.check.data.dataset import Watch
+    from nanguard.check.data.dataset import WatchedValues
     from nanguard.check.scan import Scan
 
 ROWS = 1 << 17
@@ -25,14 +25,14 @@ UNLOOKED = 32 << 20  # bytes of the file that are decoded at once where nobody l
 _END = b"ARROW1"
 
 
-def read_parquet(path: Path, watch: Watch, scan: Scan) -> tuple[Ledger, Roles]:
+def read_parquet(path: Path, watch: WatchedValues, scan: Scan) -> tuple[Ledger, ColumnRoles]:
     """Returns what a Parquet file holds."""
     import polars as pl
 
     return _read_lazy(pl.scan_parquet(path), path, watch, scan)
 
 
-def read_arrow(path: Path, watch: Watch, scan: Scan) -> tuple[Ledger, Roles]:
+def read_arrow(path: Path, watch: WatchedValues, scan: Scan) -> tuple[Ledger, ColumnRoles]:
     """Returns what an Arrow file holds, be it of the file format or a stream.
 
     The file format is a stream between two marks, so both are read batch by batch. Some writers
@@ -58,7 +58,7 @@ def read_arrow(path: Path, watch: Watch, scan: Scan) -> tuple[Ledger, Roles]:
         else:
             ledger.records += frame.height
         scan.progress(str(path), len(batch))
-    return ledger, roles or Roles()
+    return ledger, roles or ColumnRoles()
 
 
 def columns_in(schema: pl.Schema) -> list[Column]:
@@ -86,7 +86,9 @@ def _shape(dtype: Any) -> tuple[Shape, int]:
     return shape, depth
 
 
-def _read_lazy(lazy: pl.LazyFrame, path: Path, watch: Watch, scan: Scan) -> tuple[Ledger, Roles]:
+def _read_lazy(
+    lazy: pl.LazyFrame, path: Path, watch: WatchedValues, scan: Scan
+) -> tuple[Ledger, ColumnRoles]:
     import polars as pl
 
     roles = roles_of(columns_in(lazy.collect_schema()), watch.expected)
@@ -127,7 +129,7 @@ def _slice(
     return frame
 
 
-def _step(roles: Roles) -> int:
+def _step(roles: ColumnRoles) -> int:
     listed = sum(column.depth > 0 for column in (*roles.features, *roles.tokens))
     return ROWS // (16 if listed else max(1, len(roles.read) // 16))
 

@@ -16,7 +16,7 @@ MAX_PLACES = 5
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class RowPlace:
     """One record of a file.
 
     Attributes:
@@ -29,14 +29,14 @@ class Place:
     line: int | None
     value: str = ""
 
-    def shifted(self, records: int, lines: int) -> Place:
+    def shifted(self, records: int, lines: int) -> RowPlace:
         """Returns the place in a file that has records and lines before this part of it."""
         line = None if self.line is None else self.line + lines
-        return Place(self.record + records, line, self.value)
+        return RowPlace(self.record + records, line, self.value)
 
 
 @dataclass(slots=True)
-class Places:
+class RowPlaces:
     """How often something was seen, and where first.
 
     Attributes:
@@ -46,16 +46,16 @@ class Places:
     """
 
     count: int = 0
-    first: list[Place] = field(default_factory=list)
+    first: list[RowPlace] = field(default_factory=list)
     unit: str = "record"
 
-    def add(self, place: Place, count: int = 1) -> None:
+    def add(self, place: RowPlace, count: int = 1) -> None:
         """Notes a place that stands for a number of them."""
         self.count += count
         if len(self.first) < MAX_PLACES:
             self.first.append(place)
 
-    def merge(self, other: Places, records: int, lines: int) -> None:
+    def merge(self, other: RowPlaces, records: int, lines: int) -> None:
         """Takes over what was seen in the part of the file that follows."""
         self.count += other.count
         room = MAX_PLACES - len(self.first)
@@ -82,11 +82,11 @@ class Places:
         return f"{word}{plural} {named}" + (f" and {more} more" if more > 0 else "")
 
 
-def merged(groups: list[Places]) -> Places:
+def merged(groups: list[RowPlaces]) -> RowPlaces:
     """Returns what several groups saw in one file, in the order of its records."""
     first = sorted((place for group in groups for place in group.first), key=lambda p: p.record)
     unit = next((group.unit for group in groups), "record")
-    return Places(sum(group.count for group in groups), first[:MAX_PLACES], unit)
+    return RowPlaces(sum(group.count for group in groups), first[:MAX_PLACES], unit)
 
 
 Shape = Literal["int", "float", "text", "bool", "ints", "floats", "texts", "other", "empty"]
@@ -137,7 +137,7 @@ class Column:
 
 
 @dataclass(frozen=True, slots=True)
-class Roles:
+class ColumnRoles:
     """What the columns of a file are for.
 
     Attributes:
@@ -178,7 +178,7 @@ def is_aside(name: str) -> bool:
     return _ASIDE.search(name) is not None
 
 
-def roles_of(columns: Sequence[Column], expected: Expected) -> Roles:
+def roles_of(columns: Sequence[Column], expected: Expected) -> ColumnRoles:
     """Returns what columns are for, by their names and by what they hold."""
     tokens = tuple(c for c in columns if plain_name(c.name) in TOKENS and c.shape == "ints")
     label = _label(columns, expected)
@@ -193,7 +193,7 @@ def roles_of(columns: Sequence[Column], expected: Expected) -> Roles:
     features = tuple(c for c in columns if c.name not in taken and _is_feature(c))
     group = _group(columns, expected)
     names = tuple(column.name for column in columns)
-    return Roles(label, group, tokens, targets, features, names)
+    return ColumnRoles(label, group, tokens, targets, features, names)
 
 
 def _label(columns: Sequence[Column], expected: Expected) -> Column | None:
@@ -231,7 +231,7 @@ SAMPLED = 4096  # rows of a block that say how large numbers usually are
 
 
 @dataclass(slots=True)
-class Numbers:
+class ColumnNumbers:
     """What the numbers of one column are.
 
     Attributes:
@@ -251,10 +251,10 @@ class Numbers:
 
     name: str
     count: int = 0
-    bad: Places = field(default_factory=Places)
+    bad: RowPlaces = field(default_factory=RowPlaces)
     low: float = math.inf
     high: float = -math.inf
-    largest: Place | None = None
+    largest: RowPlace | None = None
     zeros: int = 0
     sampled: int = 0
     logs: float = 0.0
@@ -291,7 +291,7 @@ class Numbers:
         """Whether all numbers are the same."""
         return self.count > 1 and not self.bad.count and self.low == self.high
 
-    def add(self, values: Any, place: Callable[[int, str], Place]) -> None:
+    def add(self, values: Any, place: Callable[[int, str], RowPlace]) -> None:
         """Notes a block of numbers.
 
         Args:
@@ -315,7 +315,7 @@ class Numbers:
         self.low, self.high = min(self.low, low), max(self.high, high)
         self._sample(values[:: max(1, values.size // SAMPLED)])
 
-    def _sorted_out(self, values: Any, place: Callable[[int, str], Place]) -> Any:
+    def _sorted_out(self, values: Any, place: Callable[[int, str], RowPlace]) -> Any:
         """Notes the numbers that are not finite, and returns the block with NaN for each."""
         import numpy as np
 
@@ -341,7 +341,7 @@ class Numbers:
         self.logs += float(logs.sum())
         self.squares += float((logs * logs).sum())
 
-    def merge(self, other: Numbers, records: int, lines: int) -> None:
+    def merge(self, other: ColumnNumbers, records: int, lines: int) -> None:
         """Takes over what was seen in the part of the file that follows."""
         if other.largest is not None and (self.largest is None or other.magnitude > self.magnitude):
             self.largest = other.largest.shifted(records, lines)
@@ -404,15 +404,15 @@ class Labels:
 
     key: str
     many: bool = False
-    seen: dict[Label, Places] = field(default_factory=dict)
-    missing: Places = field(default_factory=Places)
-    infinite: Places = field(default_factory=Places)
-    odd: Places = field(default_factory=Places)
+    seen: dict[Label, RowPlaces] = field(default_factory=dict)
+    missing: RowPlaces = field(default_factory=RowPlaces)
+    infinite: RowPlaces = field(default_factory=RowPlaces)
+    odd: RowPlaces = field(default_factory=RowPlaces)
     total: int = 0
     overflowed: bool = False
     fractional: int = 0
 
-    def add(self, label: Label, count: int, places: list[Place]) -> None:
+    def add(self, label: Label, count: int, places: list[RowPlace]) -> None:
         """Notes a value that was seen a number of times."""
         self.total += count
         if label.kind == "float" and not float(label.value).is_integer():
@@ -422,7 +422,7 @@ class Labels:
             if len(self.seen) >= MAX_DISTINCT:
                 self.overflowed = True
                 return
-            known = self.seen[label] = Places()
+            known = self.seen[label] = RowPlaces()
         known.count += count
         known.first += places[: max(0, MAX_PLACES - len(known.first))]
 
@@ -444,7 +444,7 @@ class Labels:
                 if len(self.seen) >= MAX_DISTINCT:
                     self.overflowed = True
                     continue
-                known = self.seen[label] = Places()
+                known = self.seen[label] = RowPlaces()
             known.merge(places, records, lines)
 
     def numbers(self, group: str | None = None, *, every: bool = False) -> dict[int, int]:
@@ -482,7 +482,7 @@ class Tokens:
     count: int = 0
     low: int | None = None
     high: int | None = None
-    outside: Places = field(default_factory=Places)
+    outside: RowPlaces = field(default_factory=RowPlaces)
     targets: bool = False
 
     def widen(self, low: int, high: int, count: int) -> None:

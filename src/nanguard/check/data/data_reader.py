@@ -6,7 +6,7 @@ import json
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from nanguard.check.data.dataset import DataFile, DataSet, Request, Watch
+from nanguard.check.data.dataset import DataFile, DataSet, Request, WatchedValues
 from nanguard.check.data.formats import ENDINGS, read_file, recognises, recognises_folder
 from nanguard.check.data.pointers import from_config, from_document
 from nanguard.check.scan import Expected
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from nanguard.check.scan import Scan
 
-MAX_SIZE = 32 << 20
+MAX_BESIDE_BYTES = 32 << 20
 _TEXTS = ("labels.txt", "classes.txt", "class_names.txt", "label_names.txt", "label_list.txt")
 _MAPS = (
     "classes.json",
@@ -170,7 +170,7 @@ def _load(path: Path) -> Any:
 
 def _bytes(path: Path) -> bytes | None:
     try:
-        if not path.is_file() or path.stat().st_size > MAX_SIZE:
+        if not path.is_file() or path.stat().st_size > MAX_BESIDE_BYTES:
             return None
         return path.read_bytes()
     except OSError:
@@ -217,13 +217,13 @@ def open_sources(
 def read_request(request: Request, scan: Scan) -> DataSet:
     """Returns a data set, read; what the user expects counts more than what files say."""
     request = _completed(request, scan)
-    watches = [Watch(_of_file(path, request), request.measured) for path in request.paths]
+    watches = [WatchedValues(_of_file(path, request), request.measured) for path in request.paths]
     jobs = zip(request.paths, watches, strict=True)
     files = scan.each(_read_one, jobs, files=lambda job: [job[0]], lost=_lost)
     return DataSet(tuple(files), request)
 
 
-def _read_one(one: tuple[Path, Watch], scan: Scan) -> DataFile:
+def _read_one(one: tuple[Path, WatchedValues], scan: Scan) -> DataFile:
     path, watch = one
     try:
         return read_file(path, watch, scan)
@@ -236,7 +236,7 @@ def _read_one(one: tuple[Path, Watch], scan: Scan) -> DataFile:
         return DataFile(str(path), "unknown", error=refused)
 
 
-def _lost(job: tuple[Path, Watch], error: SourceError) -> DataFile:
+def _lost(job: tuple[Path, WatchedValues], error: SourceError) -> DataFile:
     return DataFile(str(job[0]), "unknown", error=error)
 
 

@@ -12,7 +12,7 @@ from nanguard.check.rule import Reads, Rule
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from nanguard.check.data.columns import Numbers, Places
+    from nanguard.check.data.columns import ColumnNumbers, RowPlaces
     from nanguard.findings import Finding
 
 FEW_CLASSES = 1000  # whole numbers with more values than this count something
@@ -24,7 +24,7 @@ class DataRule(Rule[DataSet]):
     reads: ClassVar[Reads] = "data"
 
     def at(
-        self, file: DataFile, places: Places | None, message: str, *, where: str | None = None
+        self, file: DataFile, places: RowPlaces | None, message: str, *, where: str | None = None
     ) -> Finding:
         """Returns a finding about a file, at the first of some places."""
         line = places.line if places is not None and file.has_lines else None
@@ -69,12 +69,12 @@ def look_like_classes(labels: Labels, ignored: frozenset[int]) -> bool:
     return len(usual) >= 0.9 * (usual[-1] + 1 - usual[0])
 
 
-def features_of(file: DataFile) -> list[Numbers]:
+def features_of(file: DataFile) -> list[ColumnNumbers]:
     """Returns the columns of numbers that a record has one of each."""
     return [column for column in file.ledger.columns.values() if column.alone]
 
 
-def usual_elsewhere(column: Numbers, columns: list[Numbers]) -> float | None:
+def usual_elsewhere(column: ColumnNumbers, columns: list[ColumnNumbers]) -> float | None:
     """Returns how large the numbers of the other columns usually are; None if there are none."""
     sizes = sorted(c.usual for c in columns if c is not column and c.usual > 0)
     return sizes[len(sizes) // 2] if sizes else None

@@ -6,7 +6,15 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from nanguard.check.data.columns import Labels, Numbers, Place, Places, Roles, Tokens, whole_number
+from nanguard.check.data.columns import (
+    ColumnNumbers,
+    ColumnRoles,
+    Labels,
+    RowPlace,
+    RowPlaces,
+    Tokens,
+    whole_number,
+)
 from nanguard.errors import SourceError
 
 if TYPE_CHECKING:
@@ -36,12 +44,12 @@ class Ledger:
     records: int = 0
     lines: int = 0
     labels: Labels | None = None
-    columns: dict[str, Numbers] = field(default_factory=dict)
+    columns: dict[str, ColumnNumbers] = field(default_factory=dict)
     tokens: dict[str, Tokens] = field(default_factory=dict)
-    unreadable: Places = field(default_factory=Places)
+    unreadable: RowPlaces = field(default_factory=RowPlaces)
     conflict: bool = False
     damaged: bool = False
-    zero: Places = field(default_factory=Places)
+    zero: RowPlaces = field(default_factory=RowPlaces)
 
     def merge(self, other: Ledger) -> None:
         """Takes over what was read of the part of the file that follows."""
@@ -52,7 +60,7 @@ class Ledger:
             self.labels.merge(other.labels, records, lines)
         for name, numbers in other.columns.items():
             mine = self.columns.setdefault(
-                name, Numbers(name, whole=numbers.whole, alone=numbers.alone)
+                name, ColumnNumbers(name, whole=numbers.whole, alone=numbers.alone)
             )
             mine.merge(numbers, records, lines)
         for name, tokens in other.tokens.items():
@@ -76,7 +84,7 @@ class Ledger:
 
     def refuse(self, line: int | None, why: str) -> None:
         """Notes a record that cannot be read."""
-        self.unreadable.add(Place(self.records, line, why))
+        self.unreadable.add(RowPlace(self.records, line, why))
 
 
 class NeedsCodeError(SourceError):
@@ -141,7 +149,7 @@ class DataFile:
     path: str
     format: str
     ledger: Ledger = field(default_factory=Ledger)
-    roles: Roles = field(default_factory=Roles)
+    roles: ColumnRoles = field(default_factory=ColumnRoles)
     broken: str | None = None
     error: SourceError | None = None
 
@@ -169,9 +177,9 @@ class DataSet:
         return self.files[0].path if self.files else str(self.request.config)
 
     @property
-    def watch(self) -> Watch:
+    def watch(self) -> WatchedValues:
         """What is expected, as questions."""
-        return Watch(self.request.expected, self.request.measured)
+        return WatchedValues(self.request.expected, self.request.measured)
 
     @property
     def not_checked(self) -> list[tuple[str, str]]:
@@ -197,7 +205,7 @@ class DataSet:
 
 
 @dataclass
-class Watch:
+class WatchedValues:
     """What a scan looks out for.
 
     Attributes:

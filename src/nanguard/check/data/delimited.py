@@ -10,7 +10,7 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from nanguard.check.data.columns import Column, Roles, roles_of
+from nanguard.check.data.columns import Column, ColumnRoles, roles_of
 from nanguard.check.data.dataset import Ledger
 from nanguard.check.data.records import RowReader, columns_of, is_missing, number_in
 from nanguard.check.data.tables import (
@@ -28,17 +28,17 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from nanguard.check.data.dataset import Watch
+    from nanguard.check.data.dataset import WatchedValues
     from nanguard.check.scan import Scan
 
 SAMPLE_ROWS = 1000
-SLOW = 256 << 10
-PARTS = 8
+REFUSED_BYTES = 256 << 10
+REFUSED_PARTS = 8
 MAX_CELL = 64 << 20
 MAX_COLUMNS = 20_000
 MAX_OPENED = 8  # quotes of one block that are never closed; each costs another reading of the rest
 DELIMITERS = (",", "\t", ";", "|")
-_WHOLE = re.compile(r"[ \t]*[-+]?[0-9]{1,18}[ \t]*")
+_WHOLE_NUMBER = re.compile(r"[ \t]*[-+]?[0-9]{1,18}[ \t]*")
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class Layout:
     header: int
 
 
-def read_delimited(path: Path, watch: Watch, scan: Scan) -> tuple[Ledger, Roles]:
+def read_delimited(path: Path, watch: WatchedValues, scan: Scan) -> tuple[Ledger, ColumnRoles]:
     """Returns what a CSV or TSV file holds."""
     with path.open("rb") as file:
         head = file.read(1 << 20)
@@ -71,7 +71,7 @@ def read_delimited(path: Path, watch: Watch, scan: Scan) -> tuple[Ledger, Roles]
     if not roles.names:
         names = [Column(name, "empty") for name in layout.names]
         roles = roles_of(names, watch.expected)
-    reader = _Reader(layout, roles, watch)
+    reader = _DelimitedReader(layout, roles, watch)
     ledger = Ledger()
     first = True
     for part in in_order(reader.read, _balanced(blocks_of(path), layout), path, scan):
@@ -159,7 +159,7 @@ def _telling(value: float | str | None) -> float | str | None:
 
 def value_of(cell: str) -> int | float | str | None:
     """Returns what a cell means: a number, a text, or None for no value."""
-    if _WHOLE.fullmatch(cell):
+    if _WHOLE_NUMBER.fullmatch(cell):
         return int(cell)
     number = number_in(cell)
     if number is not None:
@@ -184,10 +184,10 @@ def _balanced(blocks: Iterator[Block], layout: Layout) -> Iterator[Block]:
 
 
 @dataclass(frozen=True)
-class _Reader:
+class _DelimitedReader:
     layout: Layout
-    roles: Roles
-    watch: Watch
+    roles: ColumnRoles
+    watch: WatchedValues
 
     def read(self, block: Block) -> Ledger:
         """Returns what a block holds."""
@@ -214,10 +214,10 @@ class _Reader:
         try:
             return self._fast(data)
         except (pl.exceptions.PolarsError, pl.exceptions.PanicException, _UnevenError):
-            if len(data) <= SLOW:
+            if len(data) <= REFUSED_BYTES:
                 return self._slow(data)
         ledger = Ledger()
-        for part in parts_of(data, PARTS):
+        for part in parts_of(data, REFUSED_PARTS):
             ledger.merge(self._lines(part))
         return ledger
 

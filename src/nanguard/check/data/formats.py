@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from pathlib import Path
 
-    from nanguard.check.data.dataset import Watch
+    from nanguard.check.data.dataset import WatchedValues
     from nanguard.check.scan import Scan
 
 JSON_LINES, CSV, PARQUET, ARROW, ARRAYS, JSON = (
@@ -61,7 +61,7 @@ def format_of(path: Path, head: bytes) -> str | None:
     return by_name
 
 
-def read_file(path: Path, watch: Watch, scan: Scan) -> DataFile:
+def read_file(path: Path, watch: WatchedValues, scan: Scan) -> DataFile:
     """Returns a data file, read; one that cannot be read says why."""
     with scan.at_hand(path) as here:
         out = _read_here(here, watch, scan)
@@ -69,7 +69,7 @@ def read_file(path: Path, watch: Watch, scan: Scan) -> DataFile:
     return out
 
 
-def _read_here(path: Path, watch: Watch, scan: Scan) -> DataFile:
+def _read_here(path: Path, watch: WatchedValues, scan: Scan) -> DataFile:
     with path.open("rb") as file:
         head = file.read(1 << 16)
     kind = format_of(path, head)
@@ -98,7 +98,7 @@ def _read_here(path: Path, watch: Watch, scan: Scan) -> DataFile:
     return out
 
 
-def _read(path: Path, watch: Watch, scan: Scan, out: DataFile) -> None:
+def _read(path: Path, watch: WatchedValues, scan: Scan, out: DataFile) -> None:
     if out.format == JSON_LINES:
         from nanguard.check.data.json_records import read_jsonl as read
     elif out.format == CSV:

@@ -6,7 +6,7 @@ import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from nanguard.check.data.columns import Column, Label, Labels, Place, Roles, roles_of
+from nanguard.check.data.columns import Column, ColumnRoles, Label, Labels, RowPlace, roles_of
 from nanguard.check.data.dataset import Ledger
 from nanguard.check.data.records import RowReader, columns_of, speakable
 from nanguard.check.data.tables import (
@@ -26,19 +26,19 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from nanguard.check.data.dataset import Watch
+    from nanguard.check.data.dataset import WatchedValues
     from nanguard.check.scan import Scan
 
 SAMPLE_LINES = 200
-SLOW = 256 << 10  # a block of this size that polars refuses is read line by line
-PARTS = 8
+REFUSED_LINE_BYTES = 256 << 10  # a block of this size that polars refuses is read line by line
+REFUSED_LINE_PARTS = 8
 _ROW, _COUNT = "__row", "__count"
 
 
-def read_jsonl(path: Path, watch: Watch, scan: Scan) -> tuple[Ledger, Roles]:
+def read_jsonl(path: Path, watch: WatchedValues, scan: Scan) -> tuple[Ledger, ColumnRoles]:
     """Returns what a file of JSON lines holds."""
     roles = roles_of(columns_of(_sample(path)), watch.expected)
-    reader = _Reader(roles, watch)
+    reader = _JsonLinesReader(roles, watch)
     ledger = Ledger()
     for part in in_order(reader.read, blocks_of(path), path, scan):
         ledger.merge(part)
@@ -81,9 +81,9 @@ def _sample(path: Path) -> list[dict[str, Any]]:
 
 
 @dataclass(frozen=True)
-class _Reader:
-    roles: Roles
-    watch: Watch
+class _JsonLinesReader:
+    roles: ColumnRoles
+    watch: WatchedValues
 
     def read(self, block: Block) -> Ledger:
         """Returns what a block holds."""
@@ -98,10 +98,10 @@ class _Reader:
             return self._fast(data)
         # A lone surrogate in a name is JSON, and no text that polars can take.
         except (pl.exceptions.PolarsError, pl.exceptions.PanicException, UnicodeError):
-            if len(data) <= SLOW:
+            if len(data) <= REFUSED_LINE_BYTES:
                 return self._slow(data)
         ledger = Ledger()
-        for part in parts_of(data, PARTS):
+        for part in parts_of(data, REFUSED_LINE_PARTS):
             ledger.merge(self._lines(part))
         return ledger
 
@@ -149,7 +149,7 @@ class _Reader:
             one = Label(named[0] if named else None, "int", value)
             if self.watch.suspects(one):
                 return None
-            labels.add(one, count, [Place(first, first + 1, str(value))])
+            labels.add(one, count, [RowPlace(first, first + 1, str(value))])
         if labels.total != lines:
             return None
         return Ledger(records=lines, lines=lines, labels=labels)
@@ -219,14 +219,14 @@ def _nested(base: Any, depth: int) -> Any:
     return base
 
 
-MAX_SIZE = 256 << 20  # such a file has to be held as a whole
+MAX_LIST_BYTES = 256 << 20  # such a file has to be held as a whole
 SAMPLE = 200
 
 
-def read_json_list(path: Path, watch: Watch, scan: Scan) -> tuple[Ledger, Roles]:
+def read_json_list(path: Path, watch: WatchedValues, scan: Scan) -> tuple[Ledger, ColumnRoles]:
     """Returns what a JSON file with a list of records holds."""
     size = path.stat().st_size
-    if size > MAX_SIZE:
+    if size > MAX_LIST_BYTES:
         raise SourceError(
             f"a list of {size} bytes cannot be read in parts",
             where=str(path),

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nanguard.check.config.document import Tree
+from nanguard.check.config.document import ConfigTree
 from nanguard.check.config.keys import USUAL, role
 from nanguard.check.config.run_config import number_of
 from nanguard.check.data.dataset import Missing, Request
@@ -67,7 +67,7 @@ def from_config(run: RunConfig) -> list[Request]:
 
 def from_document(document: Document) -> list[Request]:
     """Returns the data that a file points to which configures no training by itself."""
-    trees = [Tree(root, document) for root in document.roots if root.kind == "mapping"]
+    trees = [ConfigTree(root, document) for root in document.roots if root.kind == "mapping"]
     return [r for tree in trees for r in _requests(tuple(tree.read()[0]), document.path)]
 
 
@@ -78,7 +78,7 @@ def _requests(every: tuple[Leaf, ...], path: str) -> list[Request]:
     named = _class_names(every, leaves)
     if common.classes is None and not groups and named is not None:
         common = replace(common, classes=named[0])
-    by_classes: dict[int | None, list[_Found]] = {}
+    by_classes: dict[int | None, list[_FoundPath]] = {}
     for leaf in leaves:
         for found in _paths(leaf):
             by_classes.setdefault(_own_classes(leaf, leaves), []).append(found)
@@ -96,7 +96,7 @@ def _requests(every: tuple[Leaf, ...], path: str) -> list[Request]:
 
 
 @dataclass(frozen=True)
-class _Found:
+class _FoundPath:
     """What one setting points to: files, or something that is not there."""
 
     paths: tuple[Path, ...] = ()
@@ -226,7 +226,7 @@ def _is_read(key: str, ending: str) -> bool:
     return not _TO_WRITE.search(key) and (plain or bool(_TO_READ.search(key)))
 
 
-def _paths(leaf: Leaf) -> Iterator[_Found]:
+def _paths(leaf: Leaf) -> Iterator[_FoundPath]:
     home = Path(leaf.home.path).parent
     for written in _written(leaf):
         yield _found(written, leaf, home)
@@ -236,23 +236,23 @@ def _paths(leaf: Leaf) -> Iterator[_Found]:
         if folder is not None and folder.is_dir():
             files = tuple(_files_in(folder))
             if files:
-                yield _Found(files)
+                yield _FoundPath(files)
             elif not any(folder.iterdir()):
-                yield _Found(missing=_missing(leaf, value, empty=True), place=folder / "x")
+                yield _FoundPath(missing=_missing(leaf, value, empty=True), place=folder / "x")
 
 
-def _found(written: str, leaf: Leaf, home: Path) -> _Found:
+def _found(written: str, leaf: Leaf, home: Path) -> _FoundPath:
     if any(sign in written for sign in "*?["):
         base = home if not Path(written).is_absolute() else None
         paths = (
             tuple(sorted(base.glob(written)))[:MAX_FILES] if base and ".." not in written else ()
         )
         if paths or base is None:
-            return _Found(tuple(path for path in paths if path.is_file()))
+            return _FoundPath(tuple(path for path in paths if path.is_file()))
     path = _existing(written, home)
     if path is not None and path.is_file():
-        return _Found((path,))
-    return _Found(missing=_missing(leaf, written), place=home / written)
+        return _FoundPath((path,))
+    return _FoundPath(missing=_missing(leaf, written), place=home / written)
 
 
 def _missing(leaf: Leaf, written: str, *, empty: bool = False) -> Missing:
@@ -271,7 +271,7 @@ def _existing(written: str, home: Path) -> Path | None:
     return None
 
 
-def _expectable(found: _Found) -> bool:
+def _expectable(found: _FoundPath) -> bool:
     """Returns whether a missing file lies in a folder that has data of its kind."""
     if found.place is None or found.missing is None:
         return False

@@ -6,15 +6,23 @@ import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from nanguard.check.data.columns import Column, Labels, Numbers, Place, Shape, Tokens, label_of
+from nanguard.check.data.columns import (
+    Column,
+    ColumnNumbers,
+    Labels,
+    RowPlace,
+    Shape,
+    Tokens,
+    label_of,
+)
 from nanguard.check.data.dataset import Ledger
 from nanguard.check.data.tables import MIN_ZERO_WIDTH
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
-    from nanguard.check.data.columns import Roles
-    from nanguard.check.data.dataset import Watch
+    from nanguard.check.data.columns import ColumnRoles
+    from nanguard.check.data.dataset import WatchedValues
 
 MAX_COLUMNS = 4096
 _WIDER: dict[Shape, Shape] = {"int": "float", "ints": "floats"}
@@ -111,8 +119,8 @@ class RowReader:
         ledger: What was counted so far.
     """
 
-    roles: Roles
-    watch: Watch
+    roles: ColumnRoles
+    watch: WatchedValues
     ledger: Ledger = field(default_factory=Ledger)
     _held: dict[str, list[tuple[float, int]]] = field(default_factory=dict)
     _lines: list[int | None] = field(default_factory=list)
@@ -126,15 +134,15 @@ class RowReader:
         self.ledger.records += 1
         self._lines.append(line)
         if self.roles.label is not None:
-            self._label(record, Place(at, line))
+            self._label(record, RowPlace(at, line))
         for column in self.roles.tokens:
-            self._tokens(record.get(column.name), column, Place(at, line), targets=False)
+            self._tokens(record.get(column.name), column, RowPlace(at, line), targets=False)
         if self.roles.targets is not None:
             column = self.roles.targets
-            self._tokens(record.get(column.name), column, Place(at, line), targets=True)
+            self._tokens(record.get(column.name), column, RowPlace(at, line), targets=True)
         numbers = [self._feature(record, column, at) for column in self.roles.features]
         if len(numbers) >= MIN_ZERO_WIDTH and all(number == 0 for number in numbers):
-            self.ledger.zero.add(Place(at, line))
+            self.ledger.zero.add(RowPlace(at, line))
 
     def finish(self) -> Ledger:
         """Returns what was counted."""
@@ -142,14 +150,14 @@ class RowReader:
 
         for column in self.roles.features:
             held = self._held.get(column.name, [])
-            numbers = Numbers(
+            numbers = ColumnNumbers(
                 column.name, whole=column.shape in ("int", "ints"), alone=column.depth == 0
             )
             values = np.array([value for value, _ in held], dtype="float64")
             rows = [row for _, row in held]
             numbers.add(
                 values,
-                lambda at, value, rows=rows: Place(  # type: ignore[misc]
+                lambda at, value, rows=rows: RowPlace(  # type: ignore[misc]
                     rows[at], self._lines[rows[at]], value
                 ),
             )
@@ -163,7 +171,7 @@ class RowReader:
                 return f"{column.name} is {value[:40]!r}, not a number"
         return None
 
-    def _label(self, record: Mapping[str, Any], place: Place) -> None:
+    def _label(self, record: Mapping[str, Any], place: RowPlace) -> None:
         column = self.roles.label
         assert column is not None  # noqa: S101 - the caller has looked
         if self.ledger.labels is None:
@@ -174,8 +182,8 @@ class RowReader:
         for one in _flat(value) if isinstance(value, list) else (value,):
             self._one_label(self.ledger.labels, one, group, place)
 
-    def _one_label(self, labels: Labels, value: Any, group: str | None, place: Place) -> None:
-        shown = Place(place.record, place.line, repr(value)[:80])
+    def _one_label(self, labels: Labels, value: Any, group: str | None, place: RowPlace) -> None:
+        shown = RowPlace(place.record, place.line, repr(value)[:80])
         if (
             value is None
             or (isinstance(value, str) and is_missing(value))
@@ -189,7 +197,7 @@ class RowReader:
         else:
             labels.odd.add(shown)
 
-    def _tokens(self, value: Any, column: Column, place: Place, *, targets: bool) -> None:
+    def _tokens(self, value: Any, column: Column, place: RowPlace, *, targets: bool) -> None:
         tokens = self.ledger.tokens.setdefault(column.name, Tokens(column.name, targets=targets))
         ids = [one for one in _flat(value) if isinstance(one, int)]
         if not ids:
@@ -200,7 +208,7 @@ class RowReader:
             if one < 0 or (size is not None and one >= size):
                 if targets and one in self.watch.ignored:
                     continue
-                tokens.outside.add(Place(place.record, place.line, str(one)))
+                tokens.outside.add(RowPlace(place.record, place.line, str(one)))
 
     def _feature(self, record: Mapping[str, Any], column: Column, row: int) -> float | None:
         """Holds the numbers of a feature; returns the last of them."""

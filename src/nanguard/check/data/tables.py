@@ -11,11 +11,11 @@ from typing import IO, TYPE_CHECKING, Any, TypeVar
 from nanguard.check.data.columns import (
     MAX_PLACES,
     SAMPLED,
+    ColumnNumbers,
     Label,
     Labels,
-    Numbers,
-    Place,
-    Places,
+    RowPlace,
+    RowPlaces,
     Tokens,
     label_of,
 )
@@ -27,12 +27,12 @@ if TYPE_CHECKING:
 
     import polars as pl
 
-    from nanguard.check.data.columns import Column, Roles
-    from nanguard.check.data.dataset import Watch
+    from nanguard.check.data.columns import Column, ColumnRoles
+    from nanguard.check.data.dataset import WatchedValues
     from nanguard.check.scan import Scan
 
-BLOCK = 16 << 20
-MAX_LINE = 64 << 20  # a longer line is no record of a data set
+TEXT_BLOCK_BYTES = 16 << 20
+MAX_RECORD_BYTES = 64 << 20  # a longer line is no record of a data set
 Result = TypeVar("Result")
 
 
@@ -49,7 +49,7 @@ class Block:
     overlong: bool = False
 
 
-def blocks_of(path: Path, size: int = BLOCK) -> Iterator[Block]:
+def blocks_of(path: Path, size: int = TEXT_BLOCK_BYTES) -> Iterator[Block]:
     """Yields a file's lines in blocks; a line that is too long comes as a block of its own.
 
     Where a block ends is found before it is read, so that nothing has to be copied.
@@ -58,7 +58,7 @@ def blocks_of(path: Path, size: int = BLOCK) -> Iterator[Block]:
         start, end = 0, file.seek(0, 2)
         while start < end:
             file.seek(min(start + size, end) - 1)
-            last = file.readline(MAX_LINE)
+            last = file.readline(MAX_RECORD_BYTES)
             stop = file.tell()
             file.seek(start)
             if last.endswith(b"\n") or stop >= end:
@@ -161,9 +161,9 @@ class Matrix:
         self.squares = np.zeros(width)
         self.sampled = 0
         self.zeros = np.zeros(width, dtype="int64")
-        self.bad: dict[int, Places] = {}
-        self.zero = Places()
-        self._largest: dict[int, Place] = {}
+        self.bad: dict[int, RowPlaces] = {}
+        self.zero = RowPlaces()
+        self._largest: dict[int, RowPlace] = {}
 
     def add(self, rows: Any, first: int = 0) -> None:
         """Notes rows, a NumPy array of two dimensions.
@@ -190,9 +190,9 @@ class Matrix:
 
         fine = np.isfinite(values)
         wrong = np.flatnonzero(~fine)
-        places = self.bad.setdefault(column, Places())
+        places = self.bad.setdefault(column, RowPlaces())
         for at in wrong[:MAX_PLACES]:
-            places.add(Place(first + int(at), None, str(float(values[at]))), 0)
+            places.add(RowPlace(first + int(at), None, str(float(values[at]))), 0)
         places.count += int(wrong.size)
         kept = values[fine]
         return (float(kept.min()), float(kept.max())) if kept.size else (np.inf, -np.inf)
@@ -207,7 +207,9 @@ class Matrix:
         for column in np.flatnonzero(np.isfinite(now) & (now > 1e4) & (now > before)):
             sizes = np.abs(np.where(np.isfinite(rows[:, column]), rows[:, column], 0))
             at = int(sizes.argmax())
-            self._largest[int(column)] = Place(first + at, None, f"{float(rows[at, column]):.4g}")
+            self._largest[int(column)] = RowPlace(
+                first + at, None, f"{float(rows[at, column]):.4g}"
+            )
 
     def _sample(self, rows: Any) -> None:
         import numpy as np
@@ -227,17 +229,17 @@ class Matrix:
             return
         maybe = np.flatnonzero(rows[:, 0] == 0)
         for at in maybe[~rows[maybe].any(axis=1)] if maybe.size else ():
-            self.zero.add(Place(first + int(at), None))
+            self.zero.add(RowPlace(first + int(at), None))
 
-    def columns(self, *, whole: bool) -> dict[str, Numbers]:
+    def columns(self, *, whole: bool) -> dict[str, ColumnNumbers]:
         """Returns each column as it would be if it stood alone."""
         out = {}
         for at in range(self.width):
             name = self.name if self.width == 1 else f"{self.name}[{at}]"
-            out[name] = Numbers(
+            out[name] = ColumnNumbers(
                 name,
                 count=self.rows,
-                bad=self.bad.get(at, Places()),
+                bad=self.bad.get(at, RowPlaces()),
                 low=float(self.low[at]),
                 high=float(self.high[at]),
                 largest=self._largest.get(at),
@@ -251,7 +253,7 @@ class Matrix:
 
 
 Lines = Callable[[int], int | None]
-MANY = 1000  # different fractions in one block: measurements, not classes
+MANY_FRACTIONS = 1000  # different fractions in one block: measurements, not classes
 _ROW = "__row"
 
 
@@ -274,8 +276,8 @@ class FrameReader:
         lines: Returns the line of a row.
     """
 
-    roles: Roles
-    watch: Watch
+    roles: ColumnRoles
+    watch: WatchedValues
     lines: Lines = no_lines
 
     def read(self, frame: pl.DataFrame) -> Ledger:
@@ -295,8 +297,8 @@ class FrameReader:
         self._zero_rows(frame, ledger)
         return ledger
 
-    def _place(self, row: int, value: object = "") -> Place:
-        return Place(row, self.lines(row), _short(value))
+    def _place(self, row: int, value: object = "") -> RowPlace:
+        return RowPlace(row, self.lines(row), _short(value))
 
     def _labels(self, frame: pl.DataFrame, column: Column) -> Labels:
         import polars as pl
@@ -345,8 +347,12 @@ class FrameReader:
 
     def _measured(self, values: pl.Series, labels: Labels) -> bool:
         """Notes labels that are measurements; returns whether they are."""
-        sample = values.head(4 * MANY)
-        if sample.n_unique() <= MANY or self.watch.classes(None) or self.watch.expected.groups:
+        sample = values.head(4 * MANY_FRACTIONS)
+        if (
+            sample.n_unique() <= MANY_FRACTIONS
+            or self.watch.classes(None)
+            or self.watch.expected.groups
+        ):
             return False
         labels.overflowed = True
         labels.total += len(values)
@@ -355,7 +361,7 @@ class FrameReader:
 
     def _label_places(
         self, frame: pl.DataFrame, label: Label, name: str, first: int
-    ) -> list[Place]:
+    ) -> list[RowPlace]:
         import polars as pl
 
         if not self.watch.suspects(label):
@@ -402,7 +408,7 @@ class FrameReader:
             return
         if not series.dtype.is_numeric():
             return
-        numbers = Numbers(column.name, whole=column.shape == "int")
+        numbers = ColumnNumbers(column.name, whole=column.shape == "int")
         rows = frame[_ROW]
         if series.null_count():
             there = series.is_not_null()
@@ -433,7 +439,7 @@ class FrameReader:
             matrix.add(values.reshape(frame.height, width))
             self._take(matrix, ledger, whole=whole)
             return
-        numbers = Numbers(name, whole=whole, alone=False)
+        numbers = ColumnNumbers(name, whole=whole, alone=False)
         rows = flat[_ROW]
         numbers.add(values, lambda at, value: self._place(rows[at], value))
         ledger.columns[name] = numbers

@@ -7,8 +7,8 @@ import struct
 from array import array
 from typing import TYPE_CHECKING
 
-from nanguard.check.log.grammar import Value, line_of, loads
-from nanguard.check.log.quantities import METRICS, Metric, Role, metric_of
+from nanguard.check.log.grammar import LoggedValue, line_of, loads
+from nanguard.check.log.quantities import METRICS, Metric, Quantity, metric_of
 from nanguard.check.log.series import Gathering, Rows, Which
 from nanguard.check.log.text_log import add_loose, read_exactly
 from nanguard.errors import SourceError
@@ -253,12 +253,12 @@ def _packed(value: bytes, kind: int) -> float | None:
 
 
 MAGIC = b":W&B"
-_BLOCK = 32768
+_WANDB_BLOCK_BYTES = 32768
 _HEADER = 7
 _FULL, _FIRST, _MIDDLE, _LAST = 1, 2, 3, 4
 _LARGEST_WANDB_RECORD = 4 << 20
-_ROWS = 20_000
-_STEP = Metric(Role.STEP, "step", "step")
+_WANDB_ROWS_AT_ONCE = 20_000
+_STEP = Metric(Quantity.STEP, "step", "step")
 
 
 def read_wandb(path: Path, scan: Scan) -> Log:
@@ -274,7 +274,7 @@ def read_wandb(path: Path, scan: Scan) -> Log:
         for number, record in enumerate(_wandb_records(path, scan), 1):
             read = number
             _add_history(record, number, loose)
-            if number % _ROWS == 0:
+            if number % _WANDB_ROWS_AT_ONCE == 0:
                 gathering.add(list(loose.values()))
                 loose = {}
     except ValueError as error:
@@ -311,7 +311,7 @@ def _add_history(record: bytes, number: int, loose: dict[tuple[object, ...], Row
                 )
         line = line_of(values)
         if line.step is None and step is not None:
-            line.step = Value(_STEP, step, 0, 0)
+            line.step = LoggedValue(_STEP, step, 0, 0)
         add_loose(loose, number, line)
 
 
@@ -333,13 +333,13 @@ def _wandb_records(path: Path, scan: Scan) -> Iterator[bytes]:
         left = os.fstat(file.fileno()).st_size - _HEADER
         file.seek(_HEADER)
         parts: list[bytes] = []
-        first = _BLOCK - _HEADER
+        first = _WANDB_BLOCK_BYTES - _HEADER
         while left > 0:
             block = file.read(min(first, left))
             if not block:
                 return
             left -= len(block)
-            first = _BLOCK
+            first = _WANDB_BLOCK_BYTES
             scan.progress(str(path), len(block))
             yield from _whole(block, parts)
 

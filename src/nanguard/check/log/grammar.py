@@ -16,7 +16,7 @@ import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from nanguard.check.log.quantities import METRICS, Metric, Role, metric_of, suffix_of, word_set
+from nanguard.check.log.quantities import METRICS, Metric, Quantity, metric_of, suffix_of, word_set
 from nanguard.check.log.series import Note, Which
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ VALUE = re.compile(
 INTERESTING = re.compile(r"loss|norm|nll|xent|bce|mse|elbo|scale|acc|grad|entropy", re.IGNORECASE)
 _SPLIT = re.compile(r"[^\w\s./@#-]+|\s{2,}|\s-+\s|\t")
 _LABEL = re.compile(r"(?:^|[\]\s|>])([A-Za-z][\w.-]{1,40})\s*[:>|]\s*$")
-_LEVELS = word_set(
+_LOG_LEVELS = word_set(
     "info warning warn error debug critical root main train training trainer val eval test "
     "stdout stderr loss step epoch iter iteration logger metrics results result summary time "
     "lr"
@@ -49,7 +49,7 @@ _RANK = re.compile(r"(?i)\b(?:local_|global_)?rank\W{0,3}(\d{1,6})\b|\[default(\
 _DATASET = re.compile(
     r"(?i)(?<![\w.])(?:dataset|task|domain)[\"']?\s*[=:]\s*[\"']?([a-z][\w-]{0,40})(?![\w./(])"
 )
-_BATCH = re.compile(r"[|\[(]\s*(\d{1,12})/\s*(\d+)|^\s*(\d{1,12})/(\d+)\s*[\[━]")
+_BATCH_OF = re.compile(r"[|\[(]\s*(\d{1,12})/\s*(\d+)|^\s*(\d{1,12})/(\d+)\s*[\[━]")
 # What may follow a bare NaN that is separated from its name by no more than a space.
 _AFTER_BARE = re.compile(
     r"\s*(?:$|[^\w\s/'\"-]|\S+(?:\s*[=:]\s*|\s)[-+]?(?:\d|nan|inf)|\s{2,}|\s-)"
@@ -67,7 +67,7 @@ _PHASES = word_set("train training val valid validation eval test dev avg mean t
 
 
 @dataclass(frozen=True, slots=True)
-class Value:
+class LoggedValue:
     """A number of a line, and what it is called."""
 
     metric: Metric
@@ -77,7 +77,7 @@ class Value:
 
 
 @dataclass(slots=True)
-class Line:
+class LogLine:
     """What one line says.
 
     Attributes:
@@ -88,18 +88,18 @@ class Line:
         label: What the numbers were measured on.
     """
 
-    values: list[Value] = field(default_factory=list)
-    step: Value | None = None
-    epoch: Value | None = None
+    values: list[LoggedValue] = field(default_factory=list)
+    step: LoggedValue | None = None
+    epoch: LoggedValue | None = None
     rank: int | None = None
     label: str = ""
 
 
-def read_line(text: str) -> Line:
+def read_line(text: str) -> LogLine:
     """Returns what a line says."""
-    line = Line()
+    line = LogLine()
     end = 0
-    batch: Value | None = None
+    batch: LoggedValue | None = None
     for count, match in enumerate(VALUE.finditer(text)):
         if count > _MOST_VALUES:
             break
@@ -116,7 +116,7 @@ def read_line(text: str) -> Line:
             if not line.values:
                 line.label = _label(between, metric)
             line.values.append(value)
-        elif metric.role is Role.BATCH:
+        elif metric.role is Quantity.BATCH:
             batch = batch or value
         else:
             _place(line, value)
@@ -124,18 +124,22 @@ def read_line(text: str) -> Line:
     return line
 
 
-def _place(line: Line, value: Value) -> None:
+def _place(line: LogLine, value: LoggedValue) -> None:
     if not math.isfinite(value.number):
         return
-    if value.metric.role is Role.STEP and line.step is None and value.number == int(value.number):
+    if (
+        value.metric.role is Quantity.STEP
+        and line.step is None
+        and value.number == int(value.number)
+    ):
         line.step = value
-    elif value.metric.role is Role.EPOCH and line.epoch is None:
+    elif value.metric.role is Quantity.EPOCH and line.epoch is None:
         line.epoch = value
-    elif value.metric.role is Role.RANK and 0 <= value.number < 1e6:
+    elif value.metric.role is Quantity.RANK and 0 <= value.number < 1e6:
         line.rank = int(value.number)
 
 
-def _finish(line: Line, text: str, batch: Value | None) -> None:
+def _finish(line: LogLine, text: str, batch: LoggedValue | None) -> None:
     if line.step is None and (line.values or line.epoch):
         line.step = batch or _counted(text)
     if line.values and not line.label:
@@ -152,17 +156,17 @@ def dataset_of(text: str) -> str:
     return "" if found is None or metric_of(found[1]) else found[1]
 
 
-def _counted(text: str) -> Value | None:
+def _counted(text: str) -> LoggedValue | None:
     """Returns the "120/500" of a progress bar or of a batch within an epoch."""
-    for found in _BATCH.finditer(text):
+    for found in _BATCH_OF.finditer(text):
         group = 1 if found[1] else 3
         # A bar that is full is an epoch's summary.
         if found[group] != found[group + 1]:
-            return Value(_BATCHES, float(found[group]), found.start(group), found.end(group))
+            return LoggedValue(_BATCHES, float(found[group]), found.start(group), found.end(group))
     return None
 
 
-_BATCHES = Metric(Role.BATCH, "batch", "batch")
+_BATCHES = Metric(Quantity.BATCH, "batch", "batch")
 
 
 def _metric(between: str) -> tuple[Metric, bool] | None:
@@ -184,7 +188,7 @@ def _metric(between: str) -> tuple[Metric, bool] | None:
     return None if metric is None else (metric, strong)
 
 
-def _value(text: str, match: re.Match[str], metric: Metric, *, strong: bool) -> Value | None:
+def _value(text: str, match: re.Match[str], metric: Metric, *, strong: bool) -> LoggedValue | None:
     number = number_of(match[0])
     if not math.isfinite(number):
         after = text[match.end() : match.end() + 48]
@@ -195,9 +199,9 @@ def _value(text: str, match: re.Match[str], metric: Metric, *, strong: bool) -> 
         # A search for the best begins at infinity.
         if math.isinf(number) and _BEST.search(text):
             return None
-    if metric.role is Role.ACCURACY and text[match.end() : match.end() + 2].lstrip()[:1] == "%":
+    if metric.role is Quantity.ACCURACY and text[match.end() : match.end() + 2].lstrip()[:1] == "%":
         number /= 100
-    return Value(metric, number, match.start(), match.end())
+    return LoggedValue(metric, number, match.start(), match.end())
 
 
 def number_of(text: str) -> float:
@@ -210,13 +214,13 @@ def _label(between: str, metric: Metric) -> str:
     """Returns what stands before the first name of a line: "food101: Loss: inf" has food101."""
     head = between[: between.rfind(metric.name.split()[0])] if metric.name else ""
     found = _LABEL.search(head)
-    if not found or found[1].lower() in _LEVELS or metric_of(found[1]) is not None:
+    if not found or found[1].lower() in _LOG_LEVELS or metric_of(found[1]) is not None:
         return ""
     return found[1]
 
 
 _DEEPEST = 4
-_MOST = 2000
+_MOST_FIELDS = 2000
 
 
 def loads(text: str) -> Any:
@@ -227,26 +231,26 @@ def loads(text: str) -> Any:
         return None
 
 
-def line_of(record: dict[str, Any]) -> Line:
+def line_of(record: dict[str, Any]) -> LogLine:
     """Returns what a record says."""
-    line = Line()
-    batch: Value | None = None
+    line = LogLine()
+    batch: LoggedValue | None = None
     for count, (name, number) in enumerate(_numbers(record, "", 0)):
-        if count > _MOST:
+        if count > _MOST_FIELDS:
             break
         metric = metric_of(name)
         if metric is None:
             continue
-        value = Value(metric, number, 0, 0)
+        value = LoggedValue(metric, number, 0, 0)
         if metric.role in METRICS:
             line.values.append(value)
         elif not math.isfinite(number):
             continue
-        elif metric.role is Role.STEP:
+        elif metric.role is Quantity.STEP:
             line.step = _better(line.step, value)
-        elif metric.role is Role.EPOCH:
+        elif metric.role is Quantity.EPOCH:
             line.epoch = line.epoch or value
-        elif metric.role is Role.RANK:
+        elif metric.role is Quantity.RANK:
             line.rank = int(number)
         else:
             batch = batch or value
@@ -254,7 +258,7 @@ def line_of(record: dict[str, Any]) -> Line:
     return line
 
 
-def _better(known: Value | None, new: Value) -> Value:
+def _better(known: LoggedValue | None, new: LoggedValue) -> LoggedValue:
     """Returns the one of two steps that counts the run's steps by its name."""
     if known is None or (
         new.metric.key in ("step", "global_step") and "step" not in known.metric.key
@@ -317,12 +321,12 @@ class Shape:
         self.compiled = re.compile(self.pattern)
 
 
-def shape_of(text: str, line: Line) -> Shape | None:
+def shape_of(text: str, line: LogLine) -> Shape | None:
     """Returns the shape of a line that was read; None if it has none."""
     if not line.values or len(text) > LONGEST_SHAPED:
         return None
     wanted = {v.start: v for v in (*line.values, line.step, line.epoch) if v is not None}
-    order: list[Value] = []
+    order: list[LoggedValue] = []
     out: list[str] = []
     at = 0
     for start, end in _spans(text, wanted):
@@ -349,7 +353,7 @@ def shape_of(text: str, line: Line) -> Shape | None:
     return _shape("^" + "".join(out) + "$", order, line, text)
 
 
-def _shape(pattern: str, order: list[Value], line: Line, text: str) -> Shape:
+def _shape(pattern: str, order: list[LoggedValue], line: LogLine, text: str) -> Shape:
     columns: dict[Which, int] = {}
     fixed: dict[Which, float] = {}
     percent: set[Which] = set()
@@ -372,7 +376,7 @@ def _shape(pattern: str, order: list[Value], line: Line, text: str) -> Shape:
     )
 
 
-def _spans(text: str, wanted: dict[int, Value]) -> list[tuple[int, int]]:
+def _spans(text: str, wanted: dict[int, LoggedValue]) -> list[tuple[int, int]]:
     return [
         match.span()
         for match in _NUMBER.finditer(text)
@@ -410,30 +414,30 @@ _RULE = re.compile(r"^[\s|+│┃─━┼╇╈═╪:=-]*$")
 
 
 @dataclass(slots=True)
-class Table:
+class TextTable:
     """The columns of a table whose head was seen."""
 
     columns: list[Metric | None]
     ruled: bool
 
-    def row(self, text: str) -> Line | None:
+    def row(self, text: str) -> LogLine | None:
         """Returns what a row says; None if the line is no row of this table."""
         if len(text) > _LONGEST_ROW:
             return None
         cells = _cells(_PROGRESS.sub("", text), ruled=self.ruled)
         if len(cells) != len(self.columns) or not all(_NUMBERISH.match(c.strip()) for c in cells):
             return None
-        line = Line()
+        line = LogLine()
         for metric, cell in zip(self.columns, cells, strict=False):
             found = VALUE.match(cell.strip()) if metric else None
             if metric is None or found is None:
                 continue
-            value = Value(metric, number_of(found[0]), 0, 0)
+            value = LoggedValue(metric, number_of(found[0]), 0, 0)
             if metric.role in METRICS:
                 line.values.append(value)
-            elif metric.role is Role.EPOCH:
+            elif metric.role is Quantity.EPOCH:
                 line.epoch = value
-            elif metric.role in (Role.STEP, Role.BATCH) and line.step is None:
+            elif metric.role in (Quantity.STEP, Quantity.BATCH) and line.step is None:
                 line.step = value
         return line
 
@@ -442,7 +446,7 @@ class Table:
         return len(text) <= _LONGEST_ROW and (bool(_RULE.match(text)) or "%|" in text)
 
 
-def table_of(text: str) -> Table | None:
+def table_of(text: str) -> TextTable | None:
     """Returns the table a line is the head of; None if it is no head."""
     if len(text) > _LONGEST_ROW or VALUE.search(text):
         return None
@@ -453,8 +457,8 @@ def table_of(text: str) -> Table | None:
     columns = [metric_of(cell) if cell else None for cell in cells]
     roles = [metric.role for metric in columns if metric]
     wanted = [role for role in roles if role in METRICS]
-    placed = Role.STEP in roles or Role.EPOCH in roles or len(wanted) > 1
-    return Table(columns, ruled) if wanted and placed else None
+    placed = Quantity.STEP in roles or Quantity.EPOCH in roles or len(wanted) > 1
+    return TextTable(columns, ruled) if wanted and placed else None
 
 
 def _cells(text: str, *, ruled: bool) -> list[str]:
@@ -516,11 +520,11 @@ _SCALE = (
     r"\bloss scale .{0,40}(?:reached|below|at) (?:the |its )?minimum\b",
 )
 _KINDS = (
-    (Role.SCALE, re.compile("|".join(_SCALE), re.IGNORECASE), False),
-    (Role.GRAD_NORM, re.compile("|".join(_RAISED_GRADIENT), re.IGNORECASE), False),
-    (Role.LOSS, re.compile("|".join(_RAISED_LOSS), re.IGNORECASE), False),
-    (Role.GRAD_NORM, re.compile("|".join(_GRADIENT), re.IGNORECASE), True),
-    (Role.LOSS, re.compile("|".join(_LOSS), re.IGNORECASE), True),
+    (Quantity.SCALE, re.compile("|".join(_SCALE), re.IGNORECASE), False),
+    (Quantity.GRAD_NORM, re.compile("|".join(_RAISED_GRADIENT), re.IGNORECASE), False),
+    (Quantity.LOSS, re.compile("|".join(_RAISED_LOSS), re.IGNORECASE), False),
+    (Quantity.GRAD_NORM, re.compile("|".join(_GRADIENT), re.IGNORECASE), True),
+    (Quantity.LOSS, re.compile("|".join(_LOSS), re.IGNORECASE), True),
 )
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from nanguard.check.log.binary_logs import MAGIC, is_events, read_events, read_wandb
 from nanguard.check.log.grammar import line_of, loads
-from nanguard.check.log.quantities import Role, word_set
+from nanguard.check.log.quantities import Quantity, word_set
 from nanguard.check.log.series import MOST_NOTES, Gathering, Log, Note
 from nanguard.check.log.table_logs import columns_of, is_history, read_csv, read_history
 from nanguard.check.log.text_log import TextReader, read_text, stretches_of
@@ -138,7 +138,7 @@ def _is_text(text: str, *, whole: bool, named: bool = False) -> bool:
         (
             len(series)
             for series in log.series
-            if series.role in (Role.LOSS, Role.GRAD_NORM, Role.SCALE)
+            if series.role in (Quantity.LOSS, Quantity.GRAD_NORM, Quantity.SCALE)
         ),
         default=0,
     )
@@ -155,9 +155,9 @@ def _read_sample(text: str) -> Log:
 
 HEAD = 1 << 16
 _ROLES = {
-    "non-finite-loss": Role.LOSS,
-    "non-finite-gradient": Role.GRAD_NORM,
-    "falling-loss-scale": Role.SCALE,
+    "non-finite-loss": Quantity.LOSS,
+    "non-finite-gradient": Quantity.GRAD_NORM,
+    "falling-loss-scale": Quantity.SCALE,
 }
 _READERS = {
     Form.TEXT: read_text,

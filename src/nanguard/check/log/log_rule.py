@@ -8,7 +8,7 @@ from itertools import pairwise
 from statistics import median
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from nanguard.check.log.quantities import Role
+from nanguard.check.log.quantities import Quantity
 from nanguard.check.log.series import Log
 from nanguard.check.rule import Reads, Rule
 from nanguard.findings import name_of
@@ -16,7 +16,7 @@ from nanguard.findings import name_of
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from nanguard.check.log.series import MetricSeries, Point
+    from nanguard.check.log.series import LogPoint, MetricSeries
     from nanguard.findings import Finding
 
 # More of these returns to an early step are epochs that count their batches from the start.
@@ -32,13 +32,13 @@ class LogRule(Rule[Log]):
     def check(self, source: Log) -> Iterator[Finding]:
         """Yields what is wrong with a log."""
 
-    def at(self, log: Log, series: MetricSeries, point: Point, message: str) -> Finding:
+    def at(self, log: Log, series: MetricSeries, point: LogPoint, message: str) -> Finding:
         """Returns a finding about one number of a series."""
         more: dict[str, Any] = {"step": point.step, "rank": series.rank}
         return self.finding(message, path=log.path, line=point.line, where=series.name, **more)
 
 
-def place(point: Point) -> str:
+def place(point: LogPoint) -> str:
     """Returns where a number stands, as the log counts."""
     if point.step is not None:
         epoch = "" if point.epoch is None else f" (epoch {point.epoch:g})"
@@ -48,14 +48,14 @@ def place(point: Point) -> str:
     return f"line {point.line}" if point.line is not None else f"entry {point.index + 1}"
 
 
-def told(point: Point) -> str:
+def told(point: LogPoint) -> str:
     """Returns a number and its place: "1.777 at step 880"."""
     return f"{name_of(point.value)} at {place(point)}"
 
 
 def training_losses(log: Log) -> list[MetricSeries]:
     """Returns the losses of training, terms and those of games included."""
-    return [s for s in log.of(Role.LOSS) if not s.metric.evaluation]
+    return [s for s in log.of(Quantity.LOSS) if not s.metric.evaluation]
 
 
 def main_losses(log: Log) -> list[MetricSeries]:
@@ -67,12 +67,12 @@ def main_losses(log: Log) -> list[MetricSeries]:
 
 def is_game(log: Log) -> bool:
     """Returns whether losses play against each other, so that one that rises means nothing."""
-    return any(s.metric.adversarial for s in log.of(Role.LOSS))
+    return any(s.metric.adversarial for s in log.of(Quantity.LOSS))
 
 
 def main_norms(log: Log) -> list[MetricSeries]:
     """Returns the norms of whole gradients, or those of parts if there are only parts."""
-    norms = log.of(Role.GRAD_NORM)
+    norms = log.of(Quantity.GRAD_NORM)
     return [s for s in norms if s.metric.plain] or norms
 
 
@@ -92,7 +92,7 @@ def runs_of(series: MetricSeries) -> list[range]:
     return [range(a, b) for a, b in zip(cuts, [*cuts[1:], count], strict=True)]
 
 
-def same_row(series: MetricSeries, point: Point) -> Point | None:
+def same_row(series: MetricSeries, point: LogPoint) -> LogPoint | None:
     """Returns a series' number of the same line or step as another's; None if it has none."""
     count = len(series)
     for key in ("line", "step", "epoch"):
@@ -119,7 +119,7 @@ def last_at(series: MetricSeries, key: str, wanted: float) -> int | None:
     return low - 1 if low else None
 
 
-def last_finite(series: MetricSeries, index: int) -> Point | None:
+def last_finite(series: MetricSeries, index: int) -> LogPoint | None:
     """Returns the last finite number before an index; None if there is none."""
     for at in range(index - 1, -1, -1):
         if math.isfinite(series.values[at]):
@@ -133,7 +133,7 @@ _START = 12
 _SEARCH = 8
 
 
-def first_bad_loss(log: Log, series: MetricSeries) -> Point | None:
+def first_bad_loss(log: Log, series: MetricSeries) -> LogPoint | None:
     """Returns the first number of a loss that is not finite; None if there is none."""
     bad = series.bad()
     if not bad or _unmeasured(log, series, bad):
@@ -141,12 +141,12 @@ def first_bad_loss(log: Log, series: MetricSeries) -> Point | None:
     return series[bad[0]]
 
 
-def first_bad_norm(log: Log, series: MetricSeries) -> Point | None:
+def first_bad_norm(log: Log, series: MetricSeries) -> LogPoint | None:
     """Returns the first gradient norm that is not finite and not a matter of the loss scaler."""
     bad = series.bad()
     if not bad or _unmeasured(log, series, bad):
         return None
-    if not log.of(Role.SCALE):
+    if not log.of(Quantity.SCALE):
         early = bad[-1] < _START and len(bad) <= _SEARCH and len(series) > 2 * _START
         return None if early and _losses_are_finite(log, series, bad) else series[bad[0]]
     first = next((index for index in bad if not _left_to_scaler(log, series, index)), None)
@@ -183,7 +183,7 @@ def _left_to_scaler(log: Log, series: MetricSeries, index: int) -> bool:
     after = series.values[index + 1 : index + 1 + _SEARCH]
     if after and not any(map(math.isfinite, after)):
         return False
-    for scale in log.of(Role.SCALE):
+    for scale in log.of(Quantity.SCALE):
         if wanted is None or len(getattr(scale, f"{key}s")) != len(scale):
             continue
         at = last_at(scale, key, wanted)
@@ -196,7 +196,7 @@ def _left_to_scaler(log: Log, series: MetricSeries, index: int) -> bool:
 
 
 def _losses_are_finite(log: Log, series: MetricSeries, places: list[int]) -> bool:
-    losses = [s for s in log.of(Role.LOSS) if not s.metric.evaluation and s.rank == series.rank]
+    losses = [s for s in log.of(Quantity.LOSS) if not s.metric.evaluation and s.rank == series.rank]
     return bool(losses) and all(
         math.isfinite(loss.values[i]) for loss in losses for i in places if i < len(loss)
     )
@@ -204,10 +204,10 @@ def _losses_are_finite(log: Log, series: MetricSeries, places: list[int]) -> boo
 
 # How many numbers before a bad one are looked at, and how many of them are its eve.
 _LOOK = 64
-_EVE = 3
+_ENTRIES_BEFORE_NAN = 3
 
 
-def history_of(log: Log, series: MetricSeries, point: Point) -> str:
+def history_of(log: Log, series: MetricSeries, point: LogPoint) -> str:
     """Returns the last healthy number and what moved before a bad one, as the end of a message."""
     healthy = last_finite(series, point.index)
     parts = ["no healthy value before it" if healthy is None else f"last healthy: {told(healthy)}"]
@@ -217,7 +217,7 @@ def history_of(log: Log, series: MetricSeries, point: Point) -> str:
     return "; ".join(parts)
 
 
-def moved_before(log: Log, series: MetricSeries, point: Point) -> list[str]:
+def moved_before(log: Log, series: MetricSeries, point: LogPoint) -> list[str]:
     """Returns what moved before a number of a series."""
     out: list[str] = []
     for role, words in _WORDS:
@@ -228,12 +228,14 @@ def moved_before(log: Log, series: MetricSeries, point: Point) -> list[str]:
             if said:
                 out.append(said)
                 break
-    words_of_own = {Role.LOSS: "the loss", Role.GRAD_NORM: "the gradient norm"}.get(series.role)
+    words_of_own = {Quantity.LOSS: "the loss", Quantity.GRAD_NORM: "the gradient norm"}.get(
+        series.role
+    )
     own = _risen(words_of_own, _finite(series, point.index)) if words_of_own else None
     return [own, *out] if own else out
 
 
-def _values_before(series: MetricSeries, point: Point) -> list[float]:
+def _values_before(series: MetricSeries, point: LogPoint) -> list[float]:
     for key in ("line", "step", "epoch"):
         wanted = getattr(point, key)
         if wanted is not None and len(getattr(series, f"{key}s")) == len(series):
@@ -250,9 +252,9 @@ def _finite(series: MetricSeries, end: int) -> list[float]:
 
 
 def _risen(what: str, values: list[float]) -> str | None:
-    if len(values) < 2 * _EVE:
+    if len(values) < 2 * _ENTRIES_BEFORE_NAN:
         return None
-    usual, peak = median(values[:-_EVE]), max(values[-_EVE:])
+    usual, peak = median(values[:-_ENTRIES_BEFORE_NAN]), max(values[-_ENTRIES_BEFORE_NAN:])
     if usual > 0 and peak >= 2 * usual:
         return f"{what} had risen from {name_of(usual)} to {name_of(peak)}"
     return None
@@ -278,4 +280,4 @@ def _rate(values: list[float]) -> str | None:
     return f"the learning rate was {name_of(last)}"
 
 
-_WORDS = ((Role.GRAD_NORM, _norm), (Role.SCALE, _scale), (Role.RATE, _rate))
+_WORDS = ((Quantity.GRAD_NORM, _norm), (Quantity.SCALE, _scale), (Quantity.RATE, _rate))

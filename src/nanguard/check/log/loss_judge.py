@@ -17,14 +17,14 @@ from nanguard.signals.spikes import SpikeWindow
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from nanguard.check.log.series import MetricSeries, Point
+    from nanguard.check.log.series import LogPoint, MetricSeries
 
 _SETTINGS = Settings()
 # The least a window learns from in a short log.
-_LEAST = 16
+_LEAST_WINDOW = 16
 # Longer series are searched for places worth watching first.
-_LONG = 20_000
-_BLOCK = 64
+_LONG_RUN = 20_000
+_ENTRIES_PER_BLOCK = 64
 # What a window remembers, in values, and so how far before such a place the watch begins.
 _MEMORY = 3 * _SETTINGS.spike_window
 
@@ -38,7 +38,7 @@ class Spike:
         limit: What would have been usual.
     """
 
-    point: Point
+    point: LogPoint
     limit: float
 
 
@@ -59,10 +59,10 @@ def spikes_of(series: MetricSeries, *, positive: bool, bold: bool) -> list[Spike
 def _spikes_in(series: MetricSeries, run: range, *, positive: bool, bold: bool) -> Iterator[Spike]:
     # A short log is mostly descent: a window as long as the log would hold its start for usual.
     size = _SETTINGS.spike_window if positive else min(_SETTINGS.spike_window, len(run) // 8)
-    size = max(_LEAST, size)
+    size = max(_LEAST_WINDOW, size)
     window = SpikeWindow(
         size=size,
-        warmup=max(_LEAST, min(_SETTINGS.spike_warmup, len(run) // 4, size)),
+        warmup=max(_LEAST_WINDOW, min(_SETTINGS.spike_warmup, len(run) // 4, size)),
         warn=_SETTINGS.spike_warn,
         act=_SETTINGS.spike_act,
         positive=positive,
@@ -82,7 +82,7 @@ def _spikes_in(series: MetricSeries, run: range, *, positive: bool, bold: bool) 
 
 def _worth_watching(series: MetricSeries, run: range, *, positive: bool) -> list[range]:
     """Returns the stretches of a long run that may hold a spike, with what leads up to them."""
-    if len(run) < _LONG:
+    if len(run) < _LONG_RUN:
         return [run]
     try:
         import numpy as np
@@ -90,13 +90,17 @@ def _worth_watching(series: MetricSeries, run: range, *, positive: bool) -> list
         return [run]
     kind = np.float32 if series.values.typecode == "f" else np.float64
     values = np.frombuffer(series.values, kind)[run.start : run.stop]
-    whole = values[: len(values) // _BLOCK * _BLOCK].astype(np.float64).reshape(-1, _BLOCK)
+    whole = (
+        values[: len(values) // _ENTRIES_PER_BLOCK * _ENTRIES_PER_BLOCK]
+        .astype(np.float64)
+        .reshape(-1, _ENTRIES_PER_BLOCK)
+    )
     tops = _block_tops(np, whole, positive=positive)
     blocks = [*np.flatnonzero(tops).tolist(), len(whole)]  # the rest of a block is always watched
     out: list[range] = []
     for block in blocks:
-        begin = run.start + block * _BLOCK
-        start, stop = max(run.start, begin - _MEMORY), min(run.stop, begin + _BLOCK)
+        begin = run.start + block * _ENTRIES_PER_BLOCK
+        start, stop = max(run.start, begin - _MEMORY), min(run.stop, begin + _ENTRIES_PER_BLOCK)
         if out and start <= out[-1].stop:
             out[-1] = range(out[-1].start, stop)
         else:
@@ -113,7 +117,7 @@ def _block_tops(np: Any, whole: Any, *, positive: bool) -> Any:
         count = np.isfinite(ordered).sum(axis=1)
         at = np.maximum(count, 1)
         rows = np.arange(len(ordered))
-        center = ordered[rows, at // 2 - (at == _BLOCK)]
+        center = ordered[rows, at // 2 - (at == _ENTRIES_PER_BLOCK)]
         top = ordered[rows, at - 1]
         spread = (center - ordered[rows, at // 6]) + 1e-12
     floor = np.full_like(center, 0.1) if positive else 0.02 * np.abs(center)
@@ -133,7 +137,7 @@ _LONG_CLIMB = 20_000
 _BLOCKS, _GROWING, _GROWTH = 16, 4, 1.3
 _SLOWING = 0.7
 # How far above its beginning a loss is lost, where bounds keep it finite, and for how many entries.
-_LOST, _LONG_ENOUGH = 1e6, 5
+_BEYOND_START, _LONG_ENOUGH = 1e6, 5
 # How many entries are its beginning, and below which size everything is far above it: a policy
 # compared with itself, or a model with its own copy, has a loss of about zero.
 _BEGINNING, _SIZE = 9, 0.01
@@ -144,7 +148,7 @@ _GROWN, _GROWN_SIZE, _ABOUT_ZERO = 3.0, 1.0, 0.01
 _BEYOND, _FAR_BEYOND = 10.0, 100.0
 
 
-def drift_of(series: MetricSeries) -> tuple[Point, str] | None:
+def drift_of(series: MetricSeries) -> tuple[LogPoint, str] | None:
     """Returns where a loss that diverges and does not come back began to rise, and how far."""
     for run in runs_of(series):
         found = _lost_in(series, run) or _drift_in(series, run)
@@ -153,14 +157,14 @@ def drift_of(series: MetricSeries) -> tuple[Point, str] | None:
     return None
 
 
-def _lost_in(series: MetricSeries, run: range) -> tuple[Point, str] | None:
+def _lost_in(series: MetricSeries, run: range) -> tuple[LogPoint, str] | None:
     """Returns where a loss left for good, in its first entries, all it ever was."""
     values = series.values
     began = _beginning(values[run.start : run.start + _BEGINNING])
     if began < _SIZE:
         return None
     first = run.stop
-    while first > run.start and values[first - 1] > _LOST * began:
+    while first > run.start and values[first - 1] > _BEYOND_START * began:
         first -= 1
     if run.stop - first < max(_LONG_ENOUGH, len(run) // 2):
         return None
@@ -172,15 +176,15 @@ def _lost_in(series: MetricSeries, run: range) -> tuple[Point, str] | None:
 def _beginning(values: Sequence[float]) -> float:
     """Returns where a loss began: the middle of its first entries, less those already lost."""
     sizes = [v for v in values if 0.0 <= v < math.inf]
-    lost = _LOST * max(min(sizes, default=0.0), _SIZE)
+    lost = _BEYOND_START * max(min(sizes, default=0.0), _SIZE)
     return median([v for v in sizes if v <= lost] or [0.0])
 
 
-def _drift_in(series: MetricSeries, run: range) -> tuple[Point, str] | None:
+def _drift_in(series: MetricSeries, run: range) -> tuple[LogPoint, str] | None:
     sample = run[:: max(1, len(run) // _LONG_CLIMB)]
     block = max(1, min(_CLIMB_SETTINGS.spike_window // 2, len(sample) // 16))
     watch = DriftWatch(block=block, growth=_growth(series, run, sample[:block]))
-    told: tuple[Point, str] | None = None
+    told: tuple[LogPoint, str] | None = None
     for index in sample:
         message = watch.accept(series.values[index])
         if message and told is None:
@@ -200,7 +204,7 @@ def _growth(series: MetricSeries, run: range, block: range) -> float:
     return max(_GROWN, _GROWN_SIZE / start) if start > 0.0 else _GROWN
 
 
-def explosion_of(series: MetricSeries) -> tuple[Point, str] | None:
+def explosion_of(series: MetricSeries) -> tuple[LogPoint, str] | None:
     """Returns where a loss that multiplies up to the end of its run began to, and how far."""
     for run in runs_of(series):
         values = [v for v in series.values[run.start : run.stop] if math.isfinite(v)]

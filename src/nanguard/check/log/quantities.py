@@ -8,7 +8,7 @@ from enum import Enum
 from functools import lru_cache
 
 
-class Role(str, Enum):
+class Quantity(str, Enum):
     """What a number in a log is."""
 
     LOSS = "loss"
@@ -27,7 +27,9 @@ def word_set(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
-METRICS = frozenset((Role.LOSS, Role.GRAD_NORM, Role.SCALE, Role.RATE, Role.ACCURACY))
+METRICS = frozenset(
+    (Quantity.LOSS, Quantity.GRAD_NORM, Quantity.SCALE, Quantity.RATE, Quantity.ACCURACY)
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +46,7 @@ class Metric:
             rise.
     """
 
-    role: Role
+    role: Quantity
     name: str
     key: str
     evaluation: bool = False
@@ -135,45 +137,45 @@ def words_of(name: str) -> tuple[str, ...]:
     return tuple(word.lower() for word in _BETWEEN.split(spaced) if word)
 
 
-def _role(words: tuple[str, ...], bag: frozenset[str]) -> Role | None:
+def _role(words: tuple[str, ...], bag: frozenset[str]) -> Quantity | None:
     if words in _COUNTED_IN_TIME:
-        return Role.STEP
+        return Quantity.STEP
     if "scale" in bag or "lscale" in bag:
-        return Role.SCALE if bag <= _SCALE_WORDS else None
+        return Quantity.SCALE if bag <= _SCALE_WORDS else None
     if bag & _SETTINGS:
         return None
     alone = bag & _LOSSES_ALONE or bag >= _CROSS
     if bag & _LOSSES or (alone and bag <= _PHASES | _LOSSES_ALONE | _CROSS):
-        return Role.LOSS
+        return Quantity.LOSS
     if "gnorm" in bag or "gradnorm" in bag or ("norm" in bag and bag & _GRADIENTS):
-        return Role.GRAD_NORM
+        return Quantity.GRAD_NORM
     if words in (("total", "norm"), ("global", "norm"), ("grad",)):
-        return Role.GRAD_NORM
+        return Quantity.GRAD_NORM
     if bag & _ACCURACIES:
-        return Role.ACCURACY
+        return Quantity.ACCURACY
     return _place(words, bag)
 
 
-def _place(words: tuple[str, ...], bag: frozenset[str]) -> Role | None:
+def _place(words: tuple[str, ...], bag: frozenset[str]) -> Quantity | None:
     if bag - _PHASES in _RATES or bag in _RATES:
-        return Role.RATE
+        return Quantity.RATE
     if words[-1] in _STEPS and bag <= _STEP_WORDS:
-        return Role.STEP
+        return Quantity.STEP
     if words[-1] in ("batch", "minibatch") and len(words) == 1:
-        return Role.BATCH
+        return Quantity.BATCH
     if words[-1] in ("epoch", "ep") and bag <= frozenset(
         ("train", "training", "epoch", "ep", "start", "end", "of", "current", "at", "valid", "val")
     ):
-        return Role.EPOCH
+        return Quantity.EPOCH
     if words in (("rank",), ("local", "rank"), ("global", "rank")):
-        return Role.RANK
+        return Quantity.RANK
     return None
 
 
-def _is_plain(role: Role, bag: frozenset[str]) -> bool:
-    if role is Role.LOSS:
+def _is_plain(role: Quantity, bag: frozenset[str]) -> bool:
+    if role is Quantity.LOSS:
         return bag <= _PHASES | _LOSSES | _LOSSES_ALONE
-    if role is Role.GRAD_NORM:
+    if role is Quantity.GRAD_NORM:
         return bag <= _NORM_WORDS
     return True
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from nanguard.check.log.quantities import Metric, Role
+    from nanguard.check.log.quantities import Metric, Quantity
     from nanguard.errors import SourceError
 
 # How many series a log may have; the names in a hostile one may never end.
@@ -20,12 +20,12 @@ MOST_SERIES = 512
 MOST_NOTES = 10_000
 # Places of numbers that are not finite that are kept; a long run may go on with NaN for ever.
 MOST_BAD = 100_000
-_LARGEST = 3.4e38
-_LONG = 20_000
+_LARGEST_FLOAT32 = 3.4e38
+_LONG_SERIES = 20_000
 
 
 @dataclass(frozen=True, slots=True)
-class Point:
+class LogPoint:
     """One number of a log and its place; what the log does not say is None."""
 
     index: int
@@ -35,7 +35,7 @@ class Point:
     line: int | None
 
 
-class Column:
+class SeriesColumn:
     """Whole numbers, kept as ranges where they are regular: steps and lines mostly are."""
 
     def __init__(self) -> None:
@@ -133,19 +133,19 @@ class MetricSeries:
     label: str = ""
     rank: int | None = None
     values: array[float] = field(default_factory=lambda: array("f"))
-    steps: Column = field(default_factory=Column)
+    steps: SeriesColumn = field(default_factory=SeriesColumn)
     epochs: array[float] = field(default_factory=lambda: array("f"))
-    lines: Column = field(default_factory=Column)
+    lines: SeriesColumn = field(default_factory=SeriesColumn)
     _bad: tuple[int, list[int]] | None = field(default=None, repr=False)
 
     def __len__(self) -> int:
         return len(self.values)
 
-    def __getitem__(self, index: int) -> Point:
+    def __getitem__(self, index: int) -> LogPoint:
         count = len(self.values)
         if index < 0:
             index += count
-        return Point(
+        return LogPoint(
             index,
             self.values[index],
             self.steps[index] if len(self.steps) == count else None,
@@ -154,7 +154,7 @@ class MetricSeries:
         )
 
     @property
-    def role(self) -> Role:
+    def role(self) -> Quantity:
         """What the numbers are."""
         return self.metric.role
 
@@ -194,7 +194,9 @@ class MetricSeries:
             if (
                 is_narrow
                 or math.isfinite(sum(narrow))
-                or not any(math.isfinite(value) and abs(value) > _LARGEST for value in values)
+                or not any(
+                    math.isfinite(value) and abs(value) > _LARGEST_FLOAT32 for value in values
+                )
             ):
                 self.values.extend(narrow)
                 return
@@ -206,7 +208,7 @@ def _not_finite(values: array[float]) -> list[int]:
     # One sum tells for most logs that there is nothing to look for.
     if math.isfinite(sum(values)):
         return []
-    if len(values) > _LONG:
+    if len(values) > _LONG_SERIES:
         try:
             import numpy as np
         except ImportError:
@@ -229,7 +231,7 @@ class Note:
         line: Its line, counted from 1.
     """
 
-    role: Role
+    role: Quantity
     said: str
     step: int | None
     line: int | None
@@ -253,7 +255,7 @@ class Log:
     problem: SourceError | None = None
     sparse: bool = False
 
-    def of(self, role: Role) -> list[MetricSeries]:
+    def of(self, role: Quantity) -> list[MetricSeries]:
         """Returns the series of one role."""
         return [series for series in self.series if series.role is role]
 

@@ -8,9 +8,17 @@ import re
 from functools import partial
 from typing import IO, TYPE_CHECKING, Any
 
-from nanguard.check.log.grammar import LONGEST_LINE, VALUE, Line, Value, line_of, loads, number_of
-from nanguard.check.log.quantities import METRICS, Metric, Role, metric_of
-from nanguard.check.log.series import Column, Gathering, Rows
+from nanguard.check.log.grammar import (
+    LONGEST_LINE,
+    VALUE,
+    LoggedValue,
+    LogLine,
+    line_of,
+    loads,
+    number_of,
+)
+from nanguard.check.log.quantities import METRICS, Metric, Quantity, metric_of
+from nanguard.check.log.series import Gathering, Rows, SeriesColumn
 from nanguard.check.log.text_log import add_loose
 from nanguard.errors import SourceError
 
@@ -21,7 +29,7 @@ if TYPE_CHECKING:
     from nanguard.check.log.series import Log
     from nanguard.check.scan import Scan
 
-_ROWS = 20_000
+_ROWS_AT_ONCE = 20_000
 _TOLD = 1 << 20
 _NO_NAME = re.compile(r"[:={}]")
 _MOST_COLUMNS = 2000
@@ -40,8 +48,10 @@ def columns_of(header: str) -> tuple[str, list[Metric | None]] | None:
             continue
         columns = [metric_of(name) for name in names]
         roles = {metric.role for metric in columns if metric}
-        placed = roles & {Role.STEP, Role.EPOCH, Role.BATCH}
-        if roles & {Role.LOSS, Role.GRAD_NORM, Role.SCALE} and (placed or len(roles) > 1):
+        placed = roles & {Quantity.STEP, Quantity.EPOCH, Quantity.BATCH}
+        if roles & {Quantity.LOSS, Quantity.GRAD_NORM, Quantity.SCALE} and (
+            placed or len(roles) > 1
+        ):
             return separator, columns
     return None
 
@@ -66,7 +76,7 @@ def read_csv(path: Path, scan: Scan) -> Log:
         reader = csv.reader(lines, delimiter=separator)
         for count, (number, cells) in enumerate(_rows(reader), 1):
             add_loose(loose, number + 1, row_of(columns, cells))
-            if count % _ROWS == 0:
+            if count % _ROWS_AT_ONCE == 0:
                 gathering.add(list(loose.values()))
                 loose = {}
         gathering.add(list(loose.values()))
@@ -105,9 +115,9 @@ def _rows(reader: Iterator[list[str]]) -> Iterator[tuple[int, list[str]]]:
         yield number, cells
 
 
-def row_of(columns: list[Metric | None], cells: list[str]) -> Line:
+def row_of(columns: list[Metric | None], cells: list[str]) -> LogLine:
     """Returns what a row says."""
-    line = Line()
+    line = LogLine()
     # A header that stands in the middle of the file, after a restart, holds no numbers.
     for metric, cell in zip(columns, cells, strict=False):
         text = cell.strip() if metric else ""
@@ -118,25 +128,25 @@ def row_of(columns: list[Metric | None], cells: list[str]) -> Line:
         if not VALUE.fullmatch(text):
             continue
         number = number_of(text) / (100 if percent else 1)
-        _put(line, Value(metric, number, 0, 0))
+        _put(line, LoggedValue(metric, number, 0, 0))
     return line
 
 
-def _put(line: Line, value: Value) -> None:
+def _put(line: LogLine, value: LoggedValue) -> None:
     role = value.metric.role
     if role in METRICS:
         line.values.append(value)
     elif value.number - value.number != 0:
         return
-    elif role is Role.STEP or (role is Role.BATCH and line.step is None):
+    elif role is Quantity.STEP or (role is Quantity.BATCH and line.step is None):
         line.step = value
-    elif role is Role.EPOCH:
+    elif role is Quantity.EPOCH:
         line.epoch = value
-    elif role is Role.RANK:
+    elif role is Quantity.RANK:
         line.rank = int(value.number)
 
 
-_LARGEST = 256 << 20
+_HISTORY_BYTES = 256 << 20
 _FIRST = re.compile(r"\s*\[\s*(\{[^{}\[\]]*\})")
 _COLUMN = re.compile(r'"([^"]{1,60})"\s*:\s*\[\s*(?:[-+]?[\d.]|NaN|-?Infinity|null)')
 
@@ -151,12 +161,14 @@ def is_history(head: str) -> bool:
         line = line_of(record) if isinstance(record, dict) else None
         return bool(line and _losses(line.values) and (line.step or line.epoch))
     columns = [metric_of(name) for name in _COLUMN.findall(head)]
-    losses = [metric for metric in columns if metric and metric.role is Role.LOSS]
+    losses = [metric for metric in columns if metric and metric.role is Quantity.LOSS]
     return len(losses) > 0 and len([metric for metric in columns if metric]) > 1
 
 
 def _losses(values: list[Any]) -> bool:
-    return any(value.metric.role in (Role.LOSS, Role.GRAD_NORM, Role.SCALE) for value in values)
+    return any(
+        value.metric.role in (Quantity.LOSS, Quantity.GRAD_NORM, Quantity.SCALE) for value in values
+    )
 
 
 def read_history(path: Path, scan: Scan) -> Log:
@@ -167,7 +179,7 @@ def read_history(path: Path, scan: Scan) -> Log:
         SourceError: It is cut short, or too large.
     """
     size = path.stat().st_size
-    if size > _LARGEST:
+    if size > _HISTORY_BYTES:
         raise SourceError(
             f"a history of {size / 2**20:.0f} MiB in one JSON text is not read.",
             where=str(path),
@@ -221,7 +233,7 @@ def _gathered(path: str, text: str, records: list[dict[str, Any]]) -> Log:
     gathering.add(list(loose.values()))
     if not lines:
         for series in gathering.log.series:
-            series.lines = Column()
+            series.lines = SeriesColumn()
     return gathering.log
 
 

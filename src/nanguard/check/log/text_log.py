@@ -18,9 +18,9 @@ from nanguard.check.log.grammar import (
     LONGEST_SHAPED,
     SUSPECT,
     VALUE,
-    Line,
+    LogLine,
     Shape,
-    Table,
+    TextTable,
     dataset_of,
     line_of,
     loads,
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from nanguard.check.log.series import Log, Note
     from nanguard.check.scan import Scan
 
-_BLOCK = 2 << 20
+_BLOCK_BYTES = 2 << 20
 # Begins a piece of a line that a carriage return has cut: it counts to the line before it.
 SAME_LINE = "\0"
 _COLOURS = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\^_])")
@@ -84,7 +84,7 @@ class Cutter:
             text, self._dropping = text[end:], False
         text = self._left + text
         end = text.rfind("\n")
-        endless = end < 0 and len(text) > _BLOCK
+        endless = end < 0 and len(text) > _BLOCK_BYTES
         # The last one may be half of a line's end.
         turn = text.rfind("\r", end + 1, -1) if endless or self._eager else -1
         if turn >= 0:
@@ -137,7 +137,7 @@ def stretches(path: Path, progress: Callable[[str, int], None]) -> Iterator[Stre
         left = os.fstat(file.fileno()).st_size
         cutter, decoder = Cutter(), None
         while left > 0:
-            block = file.read(min(_BLOCK, left))
+            block = file.read(min(_BLOCK_BYTES, left))
             if not block:
                 break
             left -= len(block)
@@ -196,7 +196,7 @@ class TextReader:
         self._gathering = gathering
         self.shapes: list[Shape] = []
         self._known: set[str] = set()
-        self.table: Table | None = None
+        self.table: TextTable | None = None
         self._strangers = 0
 
     def read(self, stretch: Stretch) -> None:
@@ -263,7 +263,7 @@ class TextReader:
             notes.append(note)
         add_loose(loose, number, line)
 
-    def _row(self, text: str) -> Line | None:
+    def _row(self, text: str) -> LogLine | None:
         """Returns the line as a row of the table it stands in; None if it is none."""
         if self.table is not None:
             row = self.table.row(text)
@@ -280,7 +280,7 @@ class TextReader:
                 self.table, self._strangers = head, 0
         return None
 
-    def _learn(self, text: str, line: Line) -> bool:
+    def _learn(self, text: str, line: LogLine) -> bool:
         if len(self.shapes) >= _MOST_SHAPES or SUSPECT.search(_plain(text)):
             return False
         shape = shape_of(text, line)
@@ -310,8 +310,8 @@ def _record(text: str) -> object:
     return loads(stripped) if stripped.startswith("{") and stripped.endswith("}") else None
 
 
-def _alike(one: Line, other: Line) -> bool:
-    def said(line: Line) -> tuple[object, ...]:
+def _alike(one: LogLine, other: LogLine) -> bool:
+    def said(line: LogLine) -> tuple[object, ...]:
         values = [(v.metric.key, repr(v.number)) for v in line.values]
         places = [p.number if p else None for p in (line.step, line.epoch)]
         return sorted(values), places, line.rank, line.label
@@ -327,7 +327,7 @@ def without_last_number(text: str) -> str:
     return text
 
 
-def add_loose(loose: dict[tuple[object, ...], Rows], number: int, line: Line) -> None:
+def add_loose(loose: dict[tuple[object, ...], Rows], number: int, line: LogLine) -> None:
     """Adds one line to the rows with the same columns."""
     columns: dict[Which, float] = {}
     for value in line.values:
@@ -412,8 +412,8 @@ def read_text(path: Path, scan: Scan) -> Log:
 
 
 # How many shapes are tried on all lines, and the share of lines that earns a shape its place.
-_MOST = 8
-_SHARE = 0.002
+_SHAPES_TRIED = 8
+_SHARE_OF_LINES = 0.002
 # How much of a log is read line by line before all of it is.
 _LEARN = 1 << 14
 _MOST_STEP = 2**62
@@ -467,7 +467,7 @@ class Bulk:
         """Returns the shapes that are tried on all lines, the most frequent first."""
         shapes = [shape for shape in self._reader.shapes if shape.compiled.groups]
         shapes.sort(key=lambda shape: -self._hits.get(shape.pattern, 1 << 30))
-        return shapes[:_MOST]
+        return shapes[:_SHAPES_TRIED]
 
     def _first_lines(self, stretch: Stretch) -> Stretch:
         """Reads some lines one by one, to learn shapes from; returns the rest."""
@@ -491,7 +491,7 @@ class Bulk:
         rows: list[Rows] = []
         total = len(frame)
         for shape in shapes:
-            if self._hits.get(shape.pattern, total) < _SHARE * total or not len(frame):
+            if self._hits.get(shape.pattern, total) < _SHARE_OF_LINES * total or not len(frame):
                 continue
             frame, found = self._take(frame, shape)
             if found is not None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from nanguard.check.checkpoint.checkpoint_reader import as_run, looks_of, read_units
 from nanguard.check.checkpoint.run_checkpoints import files_in, read_run_in_part, units_of
-from nanguard.check.checkpoint.tensor_roles import Role, role_of_file
+from nanguard.check.checkpoint.tensor_roles import TensorRole, role_of_file
 from nanguard.check.scan import Scan
 
 if TYPE_CHECKING:
@@ -186,7 +186,10 @@ class Auditor:
 
 def _weight(run: list[Unit]) -> tuple[bool, bool, int, float]:
     """Orders kinds of checkpoints: numbered ones first, and those that hold the most."""
-    aside = role_of_file(run[-1].path) not in (None, Role.WEIGHT)  # an optimizer's file beside it
+    aside = role_of_file(run[-1].path) not in (
+        None,
+        TensorRole.WEIGHT,
+    )  # an optimizer's file beside it
     stamps = [looks_of(unit) for unit in run]
     largest = max(sum(size for _, size, _ in stamp) for stamp in stamps)
     return not aside, run[0].step is not None, largest, _plain(run[-1]).written

@@ -12,12 +12,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nanguard.check.config.document import Tree, read_document
+from nanguard.check.config.document import ConfigTree, read_document
 from nanguard.check.config.keys import setting_for
 from nanguard.check.config.node import number_text, replace_node
 from nanguard.check.config.run_config import number_of, read_project
 from nanguard.check.fixing import keep
-from nanguard.check.outcome import Change, Repair
+from nanguard.check.outcome import ConfigChange, FileRepair
 from nanguard.errors import SourceError, UsageError
 from nanguard.findings import Edit, Fix, Kind, Severity
 from nanguard.run.recovering.audit import counted
@@ -385,7 +385,7 @@ class ConfigFile:
                 )
             edits.append(_edit(node, value, document.format))
             finding = RECOVERED(why, path=self.path, line=node.line, where=key.dotted)
-            changes.append(Change(finding, Fix(f"{key.dotted}: {value}")))
+            changes.append(ConfigChange(finding, Fix(f"{key.dotted}: {value}")))
         repaired = apply(document.text.content, edits)
         return self._save(document, repaired, tuple(changes), values["attempt"], folder)
 
@@ -397,7 +397,7 @@ class ConfigFile:
         self,
         document: Document,
         repaired: str,
-        changes: tuple[Change, ...],
+        changes: tuple[ConfigChange, ...],
         attempt: str,
         folder: Path,
     ) -> str:
@@ -409,7 +409,7 @@ class ConfigFile:
         except OSError:  # a folder that is only read from
             copy = _written(folder, name, own.suffix, data)
         diff = whole_diff(self.path, copy, document.text.content, repaired)
-        repair = Repair(self.path, copy, changes, diff, written=True)
+        repair = FileRepair(self.path, copy, changes, diff, written=True)
         keep(Path.cwd() / ".nanguard" / "configs", repair, data)
         return copy
 
@@ -446,7 +446,7 @@ def rate_key(path: str) -> str | None:
         if setting is not None and setting.number is not None:
             return setting.key
     roots = [root for root in document.roots if root.kind == "mapping"]
-    leaves = [leaf for root in roots for leaf in Tree(root, document).read()[0]]
+    leaves = [leaf for root in roots for leaf in ConfigTree(root, document).read()[0]]
     named = [leaf for leaf in leaves if setting_for(leaf.key, leaf.sections) == "lr"]
     return ".".join(named[0].path) if len(named) == 1 else None
 

@@ -7,18 +7,18 @@ import textwrap
 from itertools import groupby
 from typing import TYPE_CHECKING
 
-from nanguard.advice.checklist_points import Verdict
+from nanguard.advice.checklist_points import PointVerdict
 from nanguard.view.report.fields import literal
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from nanguard.advice.checklist import Checklist
-    from nanguard.advice.checklist_points import Answer, Place
+    from nanguard.advice.checklist_points import Answer, TracePlace
 
-_STYLES = {Verdict.YES: "32", Verdict.NO: "1;31", Verdict.UNKNOWN: "33"}
+_STYLES = {PointVerdict.YES: "32", PointVerdict.NO: "1;31", PointVerdict.UNKNOWN: "33"}
 _MARGIN = 15
-_SHOWN = {Verdict.YES: 1, Verdict.NO: 3, Verdict.UNKNOWN: 0}
+_SHOWN = {PointVerdict.YES: 1, PointVerdict.NO: 3, PointVerdict.UNKNOWN: 0}
 
 
 def as_json(checklist: Checklist) -> str:
@@ -61,11 +61,11 @@ def _answer(answer: Answer, *, colour: bool, width: int) -> Iterator[str]:
     others = answer.more + len(answer.places) - len(shown)
     if others:
         yield from _wrapped(f"and {others} more", width)
-    if answer.verdict is not Verdict.YES:
+    if answer.verdict is not PointVerdict.YES:
         yield from _wrapped(f"do: {answer.point.advice}", width)
 
 
-def _where(place: Place) -> str:
+def _where(place: TracePlace) -> str:
     return literal(place.path if place.line is None else f"{place.path}:{place.line}", 300)
 
 
@@ -82,7 +82,7 @@ def _wrapped(text: str, width: int) -> list[str]:
 
 
 def _summary(checklist: Checklist) -> str:
-    counts = ", ".join(f"{checklist.count(verdict)} {verdict.value}" for verdict in Verdict)
+    counts = ", ".join(f"{checklist.count(verdict)} {verdict.value}" for verdict in PointVerdict)
     files = len(checklist.checked)
     return f"{counts}; {files} {'file' if files == 1 else 'files'} checked"
 

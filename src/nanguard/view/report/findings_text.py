@@ -17,7 +17,7 @@ from nanguard.view.report.fields import literal, place_in_words, source
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from nanguard.check.outcome import NotChecked, Outcome, Repair, Seen
+    from nanguard.check.outcome import FileRepair, NotChecked, Outcome, Seen
     from nanguard.findings import Finding, Fix
 
 _STYLES = {
@@ -151,7 +151,7 @@ class Page:
         if len(lines) > _DIFF_LINES:
             yield f"{' ' * indent}... and {len(lines) - _DIFF_LINES} more lines"
 
-    def _repair(self, repair: Repair) -> Iterator[str]:
+    def _repair(self, repair: FileRepair) -> Iterator[str]:
         done = "repaired" if repair.written else "would be repaired"
         same = repair.path == repair.target
         into = "" if same else f" -> {literal(repair.target, 1000)}"
@@ -336,5 +336,5 @@ def _one(entry: NotChecked) -> str:
     return f"{literal(entry.path, 1000)}: {literal(entry.reason, 500)}"
 
 
-def _body(repair: Repair) -> list[str]:
+def _body(repair: FileRepair) -> list[str]:
     return repair.diff.rstrip("\n").split("\n")

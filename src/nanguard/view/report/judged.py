@@ -13,7 +13,7 @@ from nanguard.check.outcome import judge as judge_source
 from nanguard.check.selection import Selection
 from nanguard.findings import name_of
 from nanguard.view.runs.curves import gaps_of
-from nanguard.view.runs.run_model import Event, EventKind
+from nanguard.view.runs.run_model import EventKind, RunEvent
 from nanguard.view.runs.run_model import in_order as events_in_order
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ def judge(run: Run, selection: Selection | None = None) -> None:
     run.events = events_in_order(run.events)
 
 
-def _spikes(log: Log, findings: list[dict[str, Any]]) -> Iterator[Event]:
+def _spikes(log: Log, findings: list[dict[str, Any]]) -> Iterator[RunEvent]:
     """Yields every spike of the series in which a rule found one."""
     named = {finding["where"] for finding in findings if finding["name"] in _SPIKES}
     watched = [(one, False, is_game(log)) for one in main_losses(log)]
@@ -59,10 +59,10 @@ def _spikes(log: Log, findings: list[dict[str, Any]]) -> Iterator[Event]:
             if spike.point.step is not None:
                 said = f"{series.name} jumped to {name_of(spike.point.value)}; up to "
                 said += f"{name_of(spike.limit)} would be usual"
-                yield Event(EventKind.SPIKE, spike.point.step, said, severity="warning")
+                yield RunEvent(EventKind.SPIKE, spike.point.step, said, severity="warning")
 
 
-def _non_finite(run: Run, findings: list[dict[str, Any]]) -> Iterator[Event]:
+def _non_finite(run: Run, findings: list[dict[str, Any]]) -> Iterator[RunEvent]:
     """Yields the stretches in which curves are not finite, where a rule calls that a fault."""
     if not any(finding["name"] in _NON_FINITE for finding in findings):
         return
@@ -76,7 +76,7 @@ def _non_finite(run: Run, findings: list[dict[str, Any]]) -> Iterator[Event]:
                 continue
             seen.add((first, last))
             said = f"{curve.name} is {name_of(_kind(curve.values[gap.start]))}"
-            yield Event(EventKind.NON_FINITE, first, said, last, gap.count, "error")
+            yield RunEvent(EventKind.NON_FINITE, first, said, last, gap.count, "error")
 
 
 def _kind(value: float) -> float:
@@ -84,8 +84,8 @@ def _kind(value: float) -> float:
     return math.nan if math.isfinite(value) else value
 
 
-def _others(findings: list[dict[str, Any]]) -> Iterator[Event]:
+def _others(findings: list[dict[str, Any]]) -> Iterator[RunEvent]:
     for finding in findings:
         if finding["name"] not in _SPIKES | _NON_FINITE and "step" in finding:
             said = f"{finding['name']}: {finding['message']}"
-            yield Event(EventKind.NOTE, finding["step"], said, severity=finding["severity"])
+            yield RunEvent(EventKind.NOTE, finding["step"], said, severity=finding["severity"])

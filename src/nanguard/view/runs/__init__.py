@@ -2,14 +2,15 @@
 
 Finding and reading (nothing is executed, torch is not needed)::
 
-    find_runs(paths) -> list[Found]       # which files make which run; reads beginnings only
-    find_below(folder) -> Iterator[Found] # every run below a folder, for overviews
-    open_run(found, scan=None) -> Run     # reads one; what cannot be read is in run.problems
+    find_runs(paths) -> list[FoundRun]       # which files make which run; reads beginnings
+    find_below(folder) -> Iterator[FoundRun] # every run below a folder, for overviews
+    open_run(found, scan=None) -> Run        # reads one; what cannot be read is in run.problems
     open_runs(paths, scan=None) -> list[Run]
 
-``find_runs`` raises ``SourceError`` for a path that does not exist or holds no run. ``Found`` names
-the files (``logs``, ``events``, ``history``, ``lineage``, ``incidents``, ``reports``, ``configs``);
-``Found.files()`` lists all of them, to see whether any has changed.
+``find_runs`` raises ``SourceError`` for a path that does not exist or holds no run. ``FoundRun``
+names the files (``logs``, ``events``, ``history``, ``lineage``, ``incidents``, ``reports``,
+``configs``);
+``FoundRun.files()`` lists all of them, to see whether any has changed.
 
 A ``Run`` has ``name``, ``path``, ``axis`` (step, epoch or entry), ``curves``, ``events``,
 ``incidents`` (the JSON, with ``folder``), ``findings`` (the JSON of ``nanguard check``), ``logs``
@@ -20,7 +21,7 @@ tells most. Strings come from files of strangers: escape them when they are show
 A ``Curve`` has ``name``, ``panel``, ``xs`` and ``values``: sequences of the same length, in the
 order in which they were written, non-finite numbers included. They are shared with the log.
 
-An ``Event`` has ``kind``, ``step``, ``last``, ``count``, ``text``, ``severity``, ``reason``,
+An ``RunEvent`` has ``kind``, ``step``, ``last``, ``count``, ``text``, ``severity``, ``reason``,
 ``time`` and ``incident`` (an index into ``run.incidents``).
 
 Fewer points that tell the same::
@@ -36,20 +37,20 @@ Above this: ``nanguard.view.report.judged.judge(run)`` adds the findings of the 
 """
 
 from nanguard.view.runs.curves import Gap, Thinned, gaps_of, restarts_of, thin
-from nanguard.view.runs.run_finder import Found, find_below, find_runs
-from nanguard.view.runs.run_model import Axis, Clock, Curve, Event, EventKind, Panel, Run
+from nanguard.view.runs.run_finder import FoundRun, find_below, find_runs
+from nanguard.view.runs.run_model import Axis, Clock, Curve, EventKind, Panel, Run, RunEvent
 from nanguard.view.runs.run_reader import curves_of, open_run, open_runs
 
 __all__ = [
     "Axis",
     "Clock",
     "Curve",
-    "Event",
     "EventKind",
-    "Found",
+    "FoundRun",
     "Gap",
     "Panel",
     "Run",
+    "RunEvent",
     "Thinned",
     "curves_of",
     "find_below",

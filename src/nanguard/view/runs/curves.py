@@ -15,7 +15,7 @@ from itertools import islice, pairwise
 from operator import gt
 from typing import TYPE_CHECKING
 
-from nanguard.check.log.series import Column
+from nanguard.check.log.series import SeriesColumn
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -27,7 +27,7 @@ AROUND = 256
 _LEAST_AROUND = 8
 # More places than this at which steps fall back are disorder, and no restarts.
 MOST_RESTARTS = 64
-_CHUNK = 4096
+_POINTS_AT_ONCE = 4096
 
 
 @dataclass(slots=True)
@@ -130,8 +130,8 @@ def thin(
 def gaps_of(values: array[float], most: int = MOST_GAPS) -> list[Gap]:
     """Returns every stretch of non-finite points, each of one kind if there are not too many."""
     gaps: list[Gap] = []
-    for start in range(0, len(values), _CHUNK):
-        chunk = values[start : start + _CHUNK]
+    for start in range(0, len(values), _POINTS_AT_ONCE):
+        chunk = values[start : start + _POINTS_AT_ONCE]
         # One sum tells for most of them that there is nothing to look for.
         if not math.isfinite(sum(chunk)):
             _note_bad(gaps, chunk, start)
@@ -160,9 +160,9 @@ def merged(gaps: list[Gap], most: int) -> list[Gap]:
     return out
 
 
-def restarts_of(xs: Sequence[float] | Column) -> list[int] | None:
+def restarts_of(xs: Sequence[float] | SeriesColumn) -> list[int] | None:
     """Returns where steps fall back, as a second run in the same log does; None if all over."""
-    falls = xs.falls() if isinstance(xs, Column) else _falls(xs)
+    falls = xs.falls() if isinstance(xs, SeriesColumn) else _falls(xs)
     found = list(islice(falls, MOST_RESTARTS + 1))
     return found if len(found) <= MOST_RESTARTS else None
 

@@ -34,7 +34,7 @@ _BEST = (Form.EVENTS, Form.WANDB)
 
 
 @dataclass(slots=True)
-class Found:
+class FoundRun:
     """The files of one run.
 
     Attributes:
@@ -78,7 +78,7 @@ class Found:
         return [*self.logs, *(path for path in single if path), *own, *self.reports]
 
 
-def find_runs(paths: Sequence[str | Path]) -> list[Found]:
+def find_runs(paths: Sequence[str | Path]) -> list[FoundRun]:
     """Returns the runs that are meant by files and folders.
 
     Incidents and reports that are named beside a single run belong to it.
@@ -86,7 +86,7 @@ def find_runs(paths: Sequence[str | Path]) -> list[Found]:
     Raises:
         SourceError: A path does not exist, or holds nothing that can be shown.
     """
-    runs: list[Found] = []
+    runs: list[FoundRun] = []
     for path in dict.fromkeys(Path(path) for path in paths):
         here = list(_found(path))
         if not here:
@@ -106,7 +106,7 @@ def find_runs(paths: Sequence[str | Path]) -> list[Found]:
     return runs[:MOST_RUNS]
 
 
-def find_below(folder: Path) -> Iterator[Found]:
+def find_below(folder: Path) -> Iterator[FoundRun]:
     """Yields every run below a folder; links to other folders are not followed."""
     for place, folders, files in os.walk(folder, topdown=True):
         here = Path(place)
@@ -115,7 +115,7 @@ def find_below(folder: Path) -> Iterator[Found]:
         yield from runs_in(here, sorted(files)[:MOST_FILES], folders)
 
 
-def _found(path: Path) -> Iterator[Found]:
+def _found(path: Path) -> Iterator[FoundRun]:
     try:
         if path.is_dir():
             next(path.iterdir(), None)
@@ -135,12 +135,12 @@ def _missing(path: Path, what: str) -> SourceError:
     )
 
 
-def _of_file(path: Path) -> Found:
+def _of_file(path: Path) -> FoundRun:
     if path.name == incidents.NAME:
-        return Found(path.parent, path.parent.name, incidents=[path.parent])
+        return FoundRun(path.parent, path.parent.name, incidents=[path.parent])
     head = _head(path)
     if path.suffix == ".json" and REPORT_SCHEMA in head[:4096]:
-        return Found(path, path.name, reports=[path])
+        return FoundRun(path, path.name, reports=[path])
     if path.name in (METRICS, EVENTS) and _is_record(path, head):
         return next(runs_in(path.parent, _names(path.parent), []))
     if form_of(path, head) is None and not _may_be_empty_log(path, head):
@@ -149,7 +149,9 @@ def _of_file(path: Path) -> Found:
             where=str(path),
             do="Give a run folder, or a file that nanguard check reads as a log.",
         )
-    return Found(path, path.name, logs=[path], configs=_configs(path.parent, _names(path.parent)))
+    return FoundRun(
+        path, path.name, logs=[path], configs=_configs(path.parent, _names(path.parent))
+    )
 
 
 def _is_record(path: Path, head: bytes) -> bool:
@@ -162,7 +164,7 @@ def _may_be_empty_log(path: Path, head: bytes) -> bool:
     return path.suffix.lower() in endings and b"\0" not in head[:1024]
 
 
-def runs_in(folder: Path, files: list[str], folders: list[str]) -> Iterator[Found]:
+def runs_in(folder: Path, files: list[str], folders: list[str]) -> Iterator[FoundRun]:
     """Yields the runs of one folder; takes from ``folders`` what belongs to them.
 
     Args:
@@ -174,7 +176,7 @@ def runs_in(folder: Path, files: list[str], folders: list[str]) -> Iterator[Foun
         # What nanguard keeps for a project; each folder of a run is a run of its own.
         folders[:] = [name for name in folders if name in _IN_HOME]
         return
-    run = Found(folder, folder.name or str(folder))
+    run = FoundRun(folder, folder.name or str(folder))
     states = _take_checkpoints(folder, folders)
     run.incidents = _take_incidents(folder, files, folders)
     logs: dict[Path, Form] = {}
@@ -203,7 +205,7 @@ def runs_in(folder: Path, files: list[str], folders: list[str]) -> Iterator[Foun
     yield from _of_logs(run, logs, files)
 
 
-def _of_logs(run: Found, logs: dict[Path, Form], files: list[str]) -> Iterator[Found]:
+def _of_logs(run: FoundRun, logs: dict[Path, Form], files: list[str]) -> Iterator[FoundRun]:
     """Yields the runs of a folder in which the guard wrote no metrics."""
     best = next((form for form in _BEST if form in logs.values()), None)
     if best is not None:
@@ -213,13 +215,14 @@ def _of_logs(run: Found, logs: dict[Path, Form], files: list[str]) -> Iterator[F
         run.logs = list(logs)
     elif logs:
         yield from (
-            _described(Found(path, f"{run.name}/{path.name}", logs=[path]), files) for path in logs
+            _described(FoundRun(path, f"{run.name}/{path.name}", logs=[path]), files)
+            for path in logs
         )
     if run.logs or run.events or run.history or run.lineage or run.incidents or run.reports:
         yield _described(run, files)
 
 
-def _described(run: Found, files: list[str]) -> Found:
+def _described(run: FoundRun, files: list[str]) -> FoundRun:
     folder = run.path if run.path.is_dir() else run.path.parent
     taken = {path.name for path in (*run.logs, *run.reports, *run.left_out)}
     run.configs = _configs(folder, [name for name in files if name not in taken])

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nanguard.check.log.log_reader import HEAD, Form, form_of, open_sources
-from nanguard.check.log.series import Column, Gathering, Log
+from nanguard.check.log.series import Gathering, Log, SeriesColumn
 from nanguard.check.log.text_log import Cutter, TextReader, decoder_of
 from nanguard.record import METRICS
 from nanguard.view.runs.run_reader import Terms, curves_of, first_clock, open_run
@@ -24,20 +24,20 @@ if TYPE_CHECKING:
     from nanguard.check.log.series import MetricSeries
     from nanguard.check.log.text_log import Stretch
     from nanguard.check.scan import Scan
-    from nanguard.view.runs.run_finder import Found
+    from nanguard.view.runs.run_finder import FoundRun
     from nanguard.view.runs.run_model import Run
 
-_BLOCK = 2 << 20
+_READ_BYTES = 2 << 20
 # From here on the engine for large files pays, where it is installed.
 _BULK = 4 << 20
 # The last bytes that were read: if they are others, the file was written anew.
 _MARK = 64
 # Seconds after which a last line without an end is taken for whole. A script whose output is
 # buffered writes half a line at the end of every block, and goes on with it much sooner.
-_SETTLED = 30.0
+_SETTLED_SECONDS = 30.0
 
 
-class Change(str, Enum):
+class RunChange(str, Enum):
     """What has become of a file since the last look."""
 
     SAME = "same"
@@ -75,7 +75,7 @@ class Follower:
         """Whether there is a last line whose end is waited for."""
         return self._cutter.waiting
 
-    def read(self, limit: int = 1 << 40) -> Change:
+    def read(self, limit: int = 1 << 40) -> RunChange:
         """Reads what was appended, up to about so many bytes.
 
         Raises:
@@ -85,7 +85,7 @@ class Follower:
         try:
             file = self.path.open("rb")
         except FileNotFoundError:
-            return Change.GONE
+            return RunChange.GONE
         with file:
             now = os.fstat(file.fileno())
             anew = self._was_replaced(file, now)
@@ -94,20 +94,20 @@ class Follower:
             self._inode = now.st_ino
             size = now.st_size - self._offset
             if size <= 0:
-                return Change.ANEW if anew else self._wait(now.st_mtime)
+                return RunChange.ANEW if anew else self._wait(now.st_mtime)
             file.seek(self._offset)
             self._take(self._blocks(file.read, min(size, limit)), min(size, limit))
             self.behind = size > limit
         self._grown = time.monotonic()
-        return Change.ANEW if anew else Change.GREW
+        return RunChange.ANEW if anew else RunChange.GREW
 
-    def drain(self) -> Iterator[tuple[MetricSeries, array[float], Column]]:
+    def drain(self) -> Iterator[tuple[MetricSeries, array[float], SeriesColumn]]:
         """Yields what was gathered since the last time, and lets go of it."""
         for series in self._gathering.log.series:
             values, steps = series.values, series.steps
             if len(values):
-                series.values, series.steps = values[:0], Column()
-                series.epochs, series.lines = series.epochs[:0], Column()
+                series.values, series.steps = values[:0], SeriesColumn()
+                series.epochs, series.lines = series.epochs[:0], SeriesColumn()
                 yield series, values, steps
 
     def _begin(self, inode: int) -> None:
@@ -131,18 +131,18 @@ class Follower:
         file.seek(self._offset - len(self._mark))
         return file.read(len(self._mark)) != self._mark
 
-    def _wait(self, changed: float) -> Change:
+    def _wait(self, changed: float) -> RunChange:
         """Takes the last line for whole once nothing has followed for a while."""
         # By both clocks: that of the file may be another machine's.
         waited = max(time.monotonic() - self._grown, time.time() - changed)
-        if not self.waiting or waited < _SETTLED:
-            return Change.SAME
+        if not self.waiting or waited < _SETTLED_SECONDS:
+            return RunChange.SAME
         self._settled = True
         self._take(iter((b"\n",)), 1)
-        return Change.GREW
+        return RunChange.GREW
 
     def _blocks(self, read: Callable[[int], bytes], size: int) -> Iterator[bytes]:
-        while size > 0 and (block := read(min(_BLOCK, size))):
+        while size > 0 and (block := read(min(_READ_BYTES, size))):
             size -= len(block)
             self._offset += len(block)
             self._mark = (self._mark + block[-_MARK:])[-_MARK:]
@@ -177,7 +177,7 @@ class LiveRun:
         found: Its files; may be replaced when there are others.
     """
 
-    def __init__(self, found: Found) -> None:
+    def __init__(self, found: FoundRun) -> None:
         self.found = found
         self._followers: dict[Path, Follower] = {}
 
@@ -185,7 +185,7 @@ class LiveRun:
         """Returns the run as it is now; what is not there any more is told as a problem."""
         return open_run(self.found, scan, partial(self._read))
 
-    def _read(self, run: Run, found: Found, scan: Scan) -> None:
+    def _read(self, run: Run, found: FoundRun, scan: Scan) -> None:
         others = [path for path in found.logs if not self._follows(path)]
         followed = [path for path in found.logs if path not in others]
         self._followers = {path: self._followers[path] for path in followed}
@@ -193,7 +193,7 @@ class LiveRun:
             change = follower.read()
             if follower.waiting:
                 follower.read()
-            if change is Change.GONE:
+            if change is RunChange.GONE:
                 run.problems.append(f"{path.name}: the file is gone; what was read before is shown")
             run.logs.append(follower.log)
         if found.events and found.logs:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
 
-    from nanguard.check.log.series import Column, Log
+    from nanguard.check.log.series import Log, SeriesColumn
 
 
 class Panel(str, Enum):
@@ -55,7 +55,7 @@ class Curve:
 
     name: str
     panel: Panel
-    xs: Sequence[float] | Column
+    xs: Sequence[float] | SeriesColumn
     values: array[float]
     evaluation: bool = False
     rank: int | None = None
@@ -81,7 +81,7 @@ class EventKind(str, Enum):
 
 
 @dataclass(slots=True)
-class Event:
+class RunEvent:
     """Something that happened at a step, or in a stretch of them.
 
     Attributes:
@@ -166,7 +166,7 @@ class Run:
     path: str
     axis: Axis = Axis.STEP
     curves: list[Curve] = field(default_factory=list)
-    events: list[Event] = field(default_factory=list)
+    events: list[RunEvent] = field(default_factory=list)
     incidents: list[dict[str, Any]] = field(default_factory=list)
     findings: list[dict[str, Any]] = field(default_factory=list)
     logs: list[Log] = field(default_factory=list)
@@ -216,7 +216,7 @@ _BY_NAME = {
 }
 
 
-def read_events(path: Path) -> tuple[list[Event], list[str]]:
+def read_events(path: Path) -> tuple[list[RunEvent], list[str]]:
     """Returns the guard's events, and what could not be read.
 
     Raises:
@@ -236,7 +236,7 @@ def read_events(path: Path) -> tuple[list[Event], list[str]]:
     return events, problems
 
 
-def read_lineage(path: Path) -> tuple[list[Event], list[str]]:
+def read_lineage(path: Path) -> tuple[list[RunEvent], list[str]]:
     """Returns the restarts of a run, and what could not be read.
 
     Raises:
@@ -256,10 +256,10 @@ def _torn(lines: int, path: Path) -> str:
     return f"{what} of {path.name} could not be read: no whole JSON object"
 
 
-def events_of_incidents(incidents: Sequence[dict[str, Any]]) -> list[Event]:
+def events_of_incidents(incidents: Sequence[dict[str, Any]]) -> list[RunEvent]:
     """Returns an event for each incident."""
     return [
-        Event(
+        RunEvent(
             EventKind.INCIDENT,
             _step(incident.get("step")),
             _summary(incident),
@@ -271,10 +271,10 @@ def events_of_incidents(incidents: Sequence[dict[str, Any]]) -> list[Event]:
     ]
 
 
-def events_of_log(log: Log) -> list[Event]:
+def events_of_log(log: Log) -> list[RunEvent]:
     """Returns what a log says in words."""
     return [
-        Event(
+        RunEvent(
             EventKind.NON_FINITE if note.role.value != "loss scale" else EventKind.NOTE,
             note.step,
             note.said,
@@ -285,10 +285,10 @@ def events_of_log(log: Log) -> list[Event]:
     ]
 
 
-def events_of_restarts(curve: Curve, restarts: Sequence[int]) -> list[Event]:
+def events_of_restarts(curve: Curve, restarts: Sequence[int]) -> list[RunEvent]:
     """Returns an event for each place at which the steps of a run begin anew."""
     return [
-        Event(
+        RunEvent(
             EventKind.RESTART,
             curve.xs[at],
             f"after step {name_of(curve.xs[at - 1])} the log goes on with step "
@@ -299,21 +299,21 @@ def events_of_restarts(curve: Curve, restarts: Sequence[int]) -> list[Event]:
     ]
 
 
-def in_order(events: list[Event], most: int = MOST_EVENTS) -> list[Event]:
+def in_order(events: list[RunEvent], most: int = MOST_EVENTS) -> list[RunEvent]:
     """Returns events by step, and if there are too many, neighbours of one kind as one."""
     events = sorted(events, key=lambda event: math.inf if event.step is None else event.step)
     if len(events) <= most:
         return events
-    by_kind: dict[EventKind, list[Event]] = {}
+    by_kind: dict[EventKind, list[RunEvent]] = {}
     for event in events:
         by_kind.setdefault(event.kind, []).append(event)
-    out: list[Event] = []
+    out: list[RunEvent] = []
     for own in by_kind.values():
         out += _together(own, max(50, most * len(own) // len(events)))
     return sorted(out, key=lambda event: math.inf if event.step is None else event.step)
 
 
-def _together(events: list[Event], most: int) -> list[Event]:
+def _together(events: list[RunEvent], most: int) -> list[RunEvent]:
     placed = [event for event in events if event.step is not None and event.incident is None]
     if len(placed) <= most:
         return events
@@ -329,12 +329,12 @@ def _together(events: list[Event], most: int) -> list[Event]:
     return out + [event for event in events if event.step is None or event.incident is not None]
 
 
-def _event(record: dict[str, Any]) -> Event:
+def _event(record: dict[str, Any]) -> RunEvent:
     action, name = str(record.get("action", "")), str(record.get("name", ""))
     kind = _BY_ACTION.get(action) or _BY_NAME.get(name) or EventKind.NOTE
     severity = record.get("severity")
     when = record.get("time")
-    return Event(
+    return RunEvent(
         kind,
         _step(record.get("step")),
         str(record.get("message", "") or name)[:_TEXT],
@@ -344,7 +344,7 @@ def _event(record: dict[str, Any]) -> Event:
     )
 
 
-def _restart(record: dict[str, Any]) -> Event:
+def _restart(record: dict[str, Any]) -> RunEvent:
     attempt, changes = record.get("attempt"), record.get("changes")
     said = [f"attempt {attempt}" if isinstance(attempt, int) else "restart"]
     if record.get("checkpoint"):
@@ -360,7 +360,7 @@ def _restart(record: dict[str, Any]) -> Event:
         said.append(f"with {listed[:_TEXT]}")
     if record.get("outcome"):
         said.append(f"-> {str(record['outcome'])[:_TEXT]}")
-    return Event(
+    return RunEvent(
         EventKind.RESTART,
         _step(record.get("step")),
         " ".join(said),

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 from nanguard import incident as incident_files
 from nanguard.check.log.grammar import loads
 from nanguard.check.log.log_reader import open_sources
-from nanguard.check.log.quantities import Metric, Role
-from nanguard.check.log.series import Column, MetricSeries, compact
+from nanguard.check.log.quantities import Metric, Quantity
+from nanguard.check.log.series import MetricSeries, SeriesColumn, compact
 from nanguard.check.scan import Scan
 from nanguard.errors import IncidentError, NanguardError, SourceError
 from nanguard.masking import HIDDEN, hidden, hidden_tree, hidden_words
@@ -41,8 +41,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from nanguard.check.log.series import Log
-    from nanguard.view.runs.run_finder import Found
-    from nanguard.view.runs.run_model import Event
+    from nanguard.view.runs.run_finder import FoundRun
+    from nanguard.view.runs.run_model import RunEvent
 
 _LARGEST_CONFIG = 128 << 10
 _LARGEST_REPORT = 64 << 20
@@ -111,7 +111,7 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
-_CHUNK = 4 << 20
+_CHUNK_BYTES = 4 << 20
 _MOST_TERMS = 32
 # How many lines are asked for the time.
 _ASKED = 2000
@@ -191,9 +191,9 @@ class Terms:
         if series is None:
             if len(self.series) >= _MOST_TERMS:
                 return
-            metric = Metric(Role.LOSS, name, f"terms_{name}", plain=False)
+            metric = Metric(Quantity.LOSS, name, f"terms_{name}", plain=False)
             series = self.series[name] = MetricSeries(metric)
-            series.steps = Column()
+            series.steps = SeriesColumn()
         series.extend(values, steps, None, None)
 
 
@@ -250,13 +250,13 @@ def _pieces(path: Path) -> Iterator[bytes]:
     with path.open("rb") as file:
         left = os.fstat(file.fileno()).st_size
         rest = b""
-        while left > 0 and (chunk := file.read(min(_CHUNK, left))):
+        while left > 0 and (chunk := file.read(min(_CHUNK_BYTES, left))):
             left -= len(chunk)
             cut = chunk.rfind(b"\n") + 1
             if cut:
                 yield rest + chunk[:cut]
                 rest = chunk[cut:]
-            elif len(rest) < _CHUNK:
+            elif len(rest) < _CHUNK_BYTES:
                 rest += chunk
 
 
@@ -285,10 +285,10 @@ def _float(value: Any) -> float | None:
 
 
 _PANELS = {
-    Role.GRAD_NORM: Panel.GRAD_NORM,
-    Role.RATE: Panel.RATE,
-    Role.SCALE: Panel.SCALE,
-    Role.ACCURACY: Panel.ACCURACY,
+    Quantity.GRAD_NORM: Panel.GRAD_NORM,
+    Quantity.RATE: Panel.RATE,
+    Quantity.SCALE: Panel.SCALE,
+    Quantity.ACCURACY: Panel.ACCURACY,
 }
 _ORDER = list(Panel)
 _MOST_STEP = 2**53
@@ -304,9 +304,9 @@ def open_runs(paths: Sequence[str | Path], scan: Scan | None = None) -> list[Run
 
 
 def open_run(
-    found: Found,
+    found: FoundRun,
     scan: Scan | None = None,
-    read: Callable[[Run, Found, Scan], None] | None = None,
+    read: Callable[[Run, FoundRun, Scan], None] | None = None,
 ) -> Run:
     """Reads one run; what cannot be read is among its ``problems``.
 
@@ -354,7 +354,7 @@ def curves_of(logs: Sequence[Log]) -> tuple[list[Curve], Axis]:
     return curves, axis
 
 
-def read_logs(run: Run, found: Found, scan: Scan) -> None:
+def read_logs(run: Run, found: FoundRun, scan: Scan) -> None:
     """Reads the logs of a run from their beginnings.
 
     Raises:
@@ -383,7 +383,7 @@ def first_clock(logs: Sequence[Path]) -> Clock:
     return next((clock for clock in clocks if len(clock.steps)), Clock())
 
 
-def _read_incidents(run: Run, found: Found) -> None:
+def _read_incidents(run: Run, found: FoundRun) -> None:
     for folder in found.incidents:
         try:
             incident = hidden_tree(incident_files.read(folder))
@@ -412,10 +412,10 @@ def _curves_of_incidents(incidents: Sequence[dict[str, Any]]) -> list[Curve]:
     return [Curve("loss (from replays)", Panel.LOSS, xs, values)]
 
 
-def _in_order_of_steps(run: Run) -> list[Event]:
+def _in_order_of_steps(run: Run) -> list[RunEvent]:
     """Puts points in order whose steps are not; returns the places at which a run began anew."""
     main = run.main()
-    events: list[Event] = []
+    events: list[RunEvent] = []
     disorder = 0
     for curve in run.curves:
         restarts = restarts_of(curve.xs)
@@ -452,14 +452,14 @@ def _curve(series: MetricSeries, axis: Axis, others: Sequence[MetricSeries]) -> 
 
 
 def _panel(series: MetricSeries) -> Panel:
-    if series.role is Role.LOSS:
+    if series.role is Quantity.LOSS:
         return Panel.LOSS if series.metric.plain else Panel.TERMS
     return _PANELS.get(series.role, Panel.TERMS)
 
 
 def _xs(
     series: MetricSeries, axis: Axis, others: Sequence[MetricSeries]
-) -> Sequence[float] | Column:
+) -> Sequence[float] | SeriesColumn:
     count = len(series)
     if axis is Axis.STEP and len(series.steps) == count:
         return series.steps
@@ -488,8 +488,8 @@ def _attempt(run: Run, read: Callable[[], Any]) -> Any:
 
 
 def _noted(
-    run: Run, read: Callable[[Path], tuple[list[Event], list[str]]], path: Path | None
-) -> list[Event]:
+    run: Run, read: Callable[[Path], tuple[list[RunEvent], list[str]]], path: Path | None
+) -> list[RunEvent]:
     if path is None:
         return []
     events, problems = read(path)

@@ -11,11 +11,11 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING
 
-from nanguard.check.log.quantities import Role
+from nanguard.check.log.quantities import Quantity
 from nanguard.errors import NanguardError
 from nanguard.record import METRICS
 from nanguard.view.runs import EventKind, Panel, open_run
-from nanguard.view.runs.run_follower import Change, Follower, is_followed
+from nanguard.view.runs.run_follower import Follower, RunChange, is_followed
 from nanguard.view.runs.run_model import read_events
 from nanguard.view.server.spark import Spark
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from nanguard.check.log.series import MetricSeries
-    from nanguard.view.runs import Event, Found, Run
+    from nanguard.view.runs import FoundRun, Run, RunEvent
 
 # How much of a log is read before what was found is let go of.
 _AT_ONCE = 32 << 20
@@ -36,7 +36,7 @@ _QUIET = 60.0
 _PAUSES = 8
 # A longer pause between two changes was no pace, but a run that was started again.
 _LONGEST = 1800.0
-_RANKS = {Role.LOSS: 1, Role.GRAD_NORM: 2}
+_RANKS = {Quantity.LOSS: 1, Quantity.GRAD_NORM: 2}
 _PANELS = {Panel.LOSS: 0, Panel.TERMS: 1, Panel.GRAD_NORM: 2}
 
 
@@ -124,7 +124,7 @@ class Digest:
         self._seen: dict[Path, tuple[int, int, int]] = {}
         self._pauses: deque[float] = deque(maxlen=_PAUSES)
 
-    def read(self, found: Found) -> Iterator[Summary]:
+    def read(self, found: FoundRun) -> Iterator[Summary]:
         """Reads what has changed; yields the summary after each large piece of it."""
         problems: list[str] = []
         try:
@@ -144,7 +144,7 @@ class Digest:
         """Whether a last line without an end may turn out to be whole."""
         return any(follower.waiting for follower in self._followers.values())
 
-    def fail(self, problem: str, found: Found) -> None:
+    def fail(self, problem: str, found: FoundRun) -> None:
         """Takes note of why a run could not be read."""
         self.summary = Summary(problem=problem, changed=changed_at(found), whole=True)
 
@@ -157,9 +157,9 @@ class Digest:
         follower, again = self._followers[path], True
         while again:
             change = follower.read(_AT_ONCE)
-            if change is Change.GONE:
+            if change is RunChange.GONE:
                 problems.append(f"{path.name}: the file is gone")
-            elif change is Change.ANEW:
+            elif change is RunChange.ANEW:
                 self._lines = {key: line for key, line in self._lines.items() if key[0] != path}
             self._drain(path, follower)
             again = follower.behind
@@ -176,7 +176,7 @@ class Digest:
     def _line(self, path: Path, series: MetricSeries) -> Line | None:
         key = (path, f"{series.name}/{series.rank}")
         if key not in self._lines and len(self._lines) < _MOST_SPARKS:
-            plain = series.role is Role.LOSS and series.metric.plain
+            plain = series.role is Quantity.LOSS and series.metric.plain
             rank = 0 if plain else _RANKS.get(series.role, 3)
             self._lines[key] = Line(series.name, rank, series.metric.evaluation)
         return self._lines.get(key)
@@ -196,7 +196,7 @@ class Digest:
         self._seen[path] = mark
         return new
 
-    def _told(self, found: Found, problems: list[str], *, whole: bool) -> Summary:
+    def _told(self, found: FoundRun, problems: list[str], *, whole: bool) -> Summary:
         old = self.summary
         told = Summary(incidents=len(found.incidents), problem="; ".join(problems), whole=whole)
         known = [line for line in self._lines.values() if line.spark.points]
@@ -213,10 +213,10 @@ class Digest:
         self.summary = told
         return told
 
-    def _tell_events(self, found: Found, told: Summary) -> None:
+    def _tell_events(self, found: FoundRun, told: Summary) -> None:
         try:
             if found.events and self._is_new(found.events):
-                events: list[Event] = read_events(found.events)[0]
+                events: list[RunEvent] = read_events(found.events)[0]
                 told.errors = sum(event.severity == "error" for event in events)
                 told.stopped = any(event.kind is EventKind.STOP for event in events)
             metrics = next((path for path in found.logs if path.name == METRICS), None)
@@ -226,7 +226,7 @@ class Digest:
             told.problem = told.problem or _words(error)
 
 
-def changed_at(found: Found) -> float:
+def changed_at(found: FoundRun) -> float:
     """Returns when the files of a run changed last; 0 if none is there."""
     times = []
     for path in found.files():

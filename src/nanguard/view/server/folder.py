@@ -13,7 +13,7 @@ from nanguard.view.runs.run_finder import DEEPEST, MOST_FILES, PASSED, runs_in
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from nanguard.view.runs import Found
+    from nanguard.view.runs import FoundRun
 
 MOST_RUNS = 5000
 # Folders of incidents, whose content belongs to the run above them.
@@ -36,9 +36,9 @@ class Folder:
         self.root = root.resolve()
         self.problems: list[str] = []
         self.left_out = False
-        self._known: dict[Path, tuple[Mark, list[str], list[Found]]] = {}
+        self._known: dict[Path, tuple[Mark, list[str], list[FoundRun]]] = {}
 
-    def runs(self) -> dict[str, Found]:
+    def runs(self) -> dict[str, FoundRun]:
         """Returns the runs by their keys, as they are now."""
         self.problems = []
         known, found = self._known, {}
@@ -59,7 +59,7 @@ class Folder:
                     return found
         return found
 
-    def key(self, found: Found) -> str:
+    def key(self, found: FoundRun) -> str:
         """Returns what a run is called in addresses: nothing that could be a path."""
         told = os.fsencode(found.path.relative_to(self.root))
         return hashlib.sha256(told).hexdigest()[:16]
@@ -71,7 +71,7 @@ class Folder:
         except (OSError, RuntimeError):
             return False
 
-    def confined(self, found: Found) -> Found:
+    def confined(self, found: FoundRun) -> FoundRun:
         """Returns a run without the files to which a link leads out of the folder."""
         for name in ("logs", "reports", "configs", "incidents", "left_out"):
             setattr(found, name, [path for path in getattr(found, name) if self.is_inside(path)])

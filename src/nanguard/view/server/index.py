@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from nanguard.view.runs import Found
+    from nanguard.view.runs import FoundRun
 
 Mark = tuple[tuple[str, int, int, int], ...]
 
@@ -48,7 +48,7 @@ class Entry:
     """
 
     key: str
-    found: Found
+    found: FoundRun
     digest: Digest = field(default_factory=Digest)
     version: int = 0
     mark: Mark | None = None
@@ -187,7 +187,7 @@ class Index:
         return True
 
 
-def mark_of(found: Found) -> Mark:
+def mark_of(found: FoundRun) -> Mark:
     """Returns something that differs once a file of a run has changed."""
     marks = []
     for path in found.files():

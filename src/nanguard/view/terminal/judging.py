@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from nanguard.check.log.quantities import Role
+from nanguard.check.log.quantities import Quantity
 from nanguard.findings import name_of
 from nanguard.settings import Settings
 from nanguard.signals.drift import DriftWatch, ScaleWatch
@@ -65,7 +65,7 @@ class Judge:
         bad: How many numbers in a row were not finite up to now.
     """
 
-    def __init__(self, name: str, role: Role) -> None:
+    def __init__(self, name: str, role: Quantity) -> None:
         self.name = name
         self.role = role
         self.game = self.sparse = self.scaled = self.held_out = False
@@ -80,7 +80,7 @@ class Judge:
             warmup=_SETTINGS.spike_warmup,
             warn=_SETTINGS.spike_warn,
             act=_SETTINGS.spike_act,
-            positive=role is Role.GRAD_NORM,
+            positive=role is Quantity.GRAD_NORM,
         )
         # The long one for every step, the short one for a loss that is written once an epoch.
         blocks = (_SETTINGS.spike_window // 2, _SHORT)
@@ -91,7 +91,7 @@ class Judge:
 
     def look(self, values: Sequence[float], steps: Sequence[int] | None) -> Iterator[Told]:
         """Yields what is to be told about new numbers."""
-        if self.role is Role.SCALE:
+        if self.role is Quantity.SCALE:
             yield from self._look_at_scales(values, steps)
             return
         at = 0
@@ -154,7 +154,7 @@ class Judge:
     def _spike(
         self, value: float, step: int | None, usual: float, *, bold: bool, again: bool
     ) -> Told:
-        kind = "grad-norm-spike" if self.role is Role.GRAD_NORM else "loss-spike"
+        kind = "grad-norm-spike" if self.role is Quantity.GRAD_NORM else "loss-spike"
         said = f"{self.name} jumped to {name_of(value)}; up to {name_of(usual)} would be usual"
         return Told(kind, said, step, value, alarm=bold, again=again)
 
@@ -165,7 +165,7 @@ class Judge:
         # A number that is good for a moment in between does not make it a new fault.
         again = self._told_bad
         patience = _HOLES if self.sparse and math.isnan(value) else 1
-        if self.role is Role.GRAD_NORM:
+        if self.role is Quantity.GRAD_NORM:
             kind = "non-finite-grad-norm"
             if self.scaled and self.bad < _OVERFLOWS:
                 said = f"{self.name} is {name_of(value)}: the loss scale may be too high"
@@ -179,7 +179,7 @@ class Judge:
         yield Told(kind, f"{self.name} is {name_of(value)}", step, value, again=again)
 
     def _see_drift(self, value: float, step: int | None) -> Iterator[Told]:
-        if self.role is not Role.LOSS or self.game or self.held_out:
+        if self.role is not Quantity.LOSS or self.game or self.held_out:
             return
         for watch in self._drifts:
             said = watch.accept(value)

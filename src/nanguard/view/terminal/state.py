@@ -7,7 +7,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Any
 
 from nanguard.check.log.log_rule import is_game, main_losses, main_norms
-from nanguard.check.log.quantities import Role
+from nanguard.check.log.quantities import Quantity
 from nanguard.check.log.series import Log, MetricSeries
 from nanguard.view.report.fields import literal
 from nanguard.view.terminal.channels import Channel, Happening
@@ -28,7 +28,7 @@ _FRESH = 60.0
 # So many times as many losses make a scale one that is written now and then.
 _OFTEN = 2
 _MOST_RESTARTS = 5
-_JUDGED = (Role.LOSS, Role.GRAD_NORM, Role.SCALE)
+_JUDGED = (Quantity.LOSS, Quantity.GRAD_NORM, Quantity.SCALE)
 # What the guard does about a step; anything else is only told.
 _ACTIONS = frozenset(("skip", "cut-lr", "rollback", "stop"))
 
@@ -146,7 +146,7 @@ class RunState:
         cuts = [at for at in restarts if at]
         for begin, end in zip([0, *cuts], [*cuts, len(values)], strict=True):
             begins = begin in restarts
-            if begins and steps and channel is self.main(Role.LOSS):
+            if begins and steps and channel is self.main(Quantity.LOSS):
                 told += self._tell_restart(channel.step, steps[begin], old=old)
             channel.extend(values[begin:end], steps[begin:end] if steps else None, begins=begins)
         return told
@@ -160,8 +160,8 @@ class RunState:
 
     def _hold_scale(self, channel: Channel, series: MetricSeries) -> None:
         """Tells a loss scale that is only written when it falls how long it held."""
-        loss = self.main(Role.LOSS)
-        if series.role is not Role.SCALE or loss is None:
+        loss = self.main(Quantity.LOSS)
+        if series.role is not Quantity.SCALE or loss is None:
             return
         made, channel.losses = loss.count - channel.losses, loss.count
         if made > _OFTEN * len(series):
@@ -182,10 +182,10 @@ class RunState:
 
     def _choose(self) -> None:
         """Finds out anew which series are judged; a series that is new may change that."""
-        held_out = [one for one in self._meta.of(Role.LOSS) if one.metric.evaluation]
-        chosen = [*main_losses(self._meta), *main_norms(self._meta), *self._meta.of(Role.SCALE)]
+        held_out = [one for one in self._meta.of(Quantity.LOSS) if one.metric.evaluation]
+        chosen = [*main_losses(self._meta), *main_norms(self._meta), *self._meta.of(Quantity.SCALE)]
         chosen += held_out
-        game, scaled = is_game(self._meta), bool(self._meta.of(Role.SCALE))
+        game, scaled = is_game(self._meta), bool(self._meta.of(Quantity.SCALE))
         self._judged = {(s.metric.key, s.label, s.rank) for s in chosen}
         for channel in self.channels.values():
             channel.judge.game, channel.judge.scaled = game, scaled
@@ -235,7 +235,7 @@ class RunState:
                 return happening if recent else None
         return None
 
-    def main(self, role: Role) -> Channel | None:
+    def main(self, role: Quantity) -> Channel | None:
         """Returns the series of a role that tells most; None if there is none."""
         own = [c for c in self.channels.values() if c.series.role is role]
         training = [c for c in own if not c.series.metric.evaluation] or own
@@ -256,7 +256,7 @@ class RunState:
         """Returns which loss is not finite at this moment, in words; nothing if none is."""
         for channel in self.channels.values():
             judge = channel.judge
-            if judge.bad and judge.role is Role.LOSS and self._is_judged(channel):
+            if judge.bad and judge.role is Quantity.LOSS and self._is_judged(channel):
                 return f"{judge.name} is not finite"
         return ""
 

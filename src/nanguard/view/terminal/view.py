@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from rich.text import Text
 
-from nanguard.check.log.quantities import Role
+from nanguard.check.log.quantities import Quantity
 from nanguard.findings import name_of
 from nanguard.view.report.fields import literal
 from nanguard.view.terminal import words
@@ -21,7 +21,11 @@ if TYPE_CHECKING:
     from nanguard.view.terminal.session import Session
     from nanguard.view.terminal.watched import Watched
 
-_SMALL = ((Role.GRAD_NORM, "gradient norm"), (Role.RATE, "learning rate"), (Role.SCALE, "scale"))
+_SMALL = (
+    (Quantity.GRAD_NORM, "gradient norm"),
+    (Quantity.RATE, "learning rate"),
+    (Quantity.SCALE, "scale"),
+)
 _LISTED = 8
 _KEYS = "q quit  l log scale"
 # Below this a frame holds no curve.
@@ -90,7 +94,7 @@ class View:
             name.truncate(max(10, width * 2 // 5), overflow="ellipsis", pad=True)
             where, share, _ = words.progress(run.state)
             done = "" if share is None else f" {share:.0%}"
-            loss = run.state.main(Role.LOSS)
+            loss = run.state.main(Quantity.LOSS)
             last = "" if loss is None else f"  loss {name_of(loss.last)}"
             name.append(f" {where}{done}{last}  ").append(state, style)
             lines.append(name)
@@ -127,7 +131,7 @@ class View:
         return [Text(" " + "  ".join(words.numbers(run.state)))]
 
     def _loss(self, run: Watched, width: int, height: int) -> list[Text]:
-        channel = run.state.main(Role.LOSS)
+        channel = run.state.main(Quantity.LOSS)
         if channel is None:
             said = "no loss in this log yet"
             return self._box(Text("loss"), [Text(said, "dim")], width, height)
@@ -146,7 +150,7 @@ class View:
         return self._box(title, rows, width, height)
 
     def _others(self, run: Watched, main: Channel) -> list[Channel]:
-        roles = (Role.LOSS, Role.ACCURACY)
+        roles = (Quantity.LOSS, Quantity.ACCURACY)
         own = [c for c in run.state.channels.values() if c.series.role in roles and c is not main]
         return own[:3]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-from nanguard.check.log.quantities import Role
+from nanguard.check.log.quantities import Quantity
 from nanguard.view.terminal.plot import brief
 
 if TYPE_CHECKING:
@@ -65,10 +65,10 @@ def numbers(state: RunState) -> list[str]:
     """Returns the last number of each role, with its name."""
     out: list[str] = []
     for role, name in (
-        (Role.LOSS, "loss"),
-        (Role.GRAD_NORM, "grad norm"),
-        (Role.RATE, "lr"),
-        (Role.SCALE, "scale"),
+        (Quantity.LOSS, "loss"),
+        (Quantity.GRAD_NORM, "grad norm"),
+        (Quantity.RATE, "lr"),
+        (Quantity.SCALE, "scale"),
     ):
         channel = state.main(role)
         if channel is not None:

@@ -65,7 +65,7 @@ def test_a_long_series_is_watched_like_a_short_one(monkeypatch: pytest.MonkeyPat
     values[30_000] = math.nan
     series = series_of("loss", values)
     fast = [s.point.index for s in spikes_of(series, positive=False, bold=True)]
-    monkeypatch.setattr(loss_judge, "_LONG", 1 << 30)
+    monkeypatch.setattr(loss_judge, "_LONG_RUN", 1 << 30)
     assert fast == [s.point.index for s in spikes_of(series, positive=False, bold=True)]
     assert fast == [5000, 5001, 20_480]
 

@@ -17,7 +17,7 @@ import pytest
 from nanguard.view.report.html import asset, embedded, page, page_data
 from nanguard.view.report.html.markup import Html, el, shown
 from nanguard.view.report.judged import judge
-from nanguard.view.runs import Curve, Event, EventKind, Panel, Run, open_runs
+from nanguard.view.runs import Curve, EventKind, Panel, Run, RunEvent, open_runs
 from tests.view.report.html.hostile import write_hostile
 from tests.view.runs.runs import write_incident, write_record
 
@@ -230,7 +230,7 @@ def test_numbers_cannot_end_their_script():
 def test_around_an_event_every_point_is_in_the_page():
     values = array("f", [float(n % 89) for n in range(50_000)])
     run = Run("r", "r", curves=[Curve("loss", Panel.LOSS, range(50_000), values)])
-    run.events = [Event(EventKind.ROLLBACK, 20_000, "rolled back")]
+    run.events = [RunEvent(EventKind.ROLLBACK, 20_000, "rolled back")]
     data = page_data([run], 40_000)
     places, lows, _, counts = columns(data, data["runs"][0]["curves"][0])
     near = [n for n, x in enumerate(places) if 19_900 < x < 20_100]

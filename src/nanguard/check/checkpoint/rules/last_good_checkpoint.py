@@ -12,7 +12,7 @@ from nanguard.findings import Finding, Fix, Severity
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from nanguard.check.checkpoint.checkpoint import Run
+    from nanguard.check.checkpoint.checkpoint import CheckpointRun
 
 
 class LastGoodCheckpoint(Rule[Checkpoint]):
@@ -47,7 +47,7 @@ class LastGoodCheckpoint(Rule[Checkpoint]):
         )
 
 
-def _told(run: Run, good: Checkpoint) -> str:
+def _told(run: CheckpointRun, good: Checkpoint) -> str:
     total, bad = len(run.checkpoints), len(run.bad)
     said = f"{_named(good)} is the last good checkpoint: {bad} of {total} are bad"
     first = run.first_bad

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from nanguard.check.checkpoint.checkpoint import Checkpoint
 from nanguard.check.checkpoint.checkpoint_rule import NAN, file_of, told_nonfinite, way_back
-from nanguard.check.checkpoint.tensor_roles import Role
+from nanguard.check.checkpoint.tensor_roles import TensorRole
 from nanguard.check.rule import Fails, Passes, Rule
 from nanguard.findings import Finding, Fix, Severity
 
@@ -41,7 +41,7 @@ class NonFiniteEma(Rule[Checkpoint]):
     def check(self, source: Checkpoint) -> Iterator[Finding]:
         """Yields a finding for every file with such an average."""
         for part in source.parts:
-            bad = [tensor for tensor in part.poisoned if tensor.role is Role.EMA]
+            bad = [tensor for tensor in part.poisoned if tensor.role is TensorRole.EMA]
             if bad:
                 again = Fix("Begin the average again from the weights, where these are finite.")
                 yield self.finding(

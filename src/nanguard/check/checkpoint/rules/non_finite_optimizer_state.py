@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING
 
 from nanguard.check.checkpoint.checkpoint import Checkpoint, bad_scalars
 from nanguard.check.checkpoint.checkpoint_rule import NAN, file_of, told_nonfinite, way_back
-from nanguard.check.checkpoint.tensor_roles import Role
+from nanguard.check.checkpoint.tensor_roles import TensorRole
 from nanguard.check.rule import Fails, Passes, Rule
 from nanguard.findings import Finding, Fix, Severity, name_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-_STATE = (Role.OPTIMIZER, Role.SCALER)
+_STATE = (TensorRole.OPTIMIZER, TensorRole.SCALER)
 
 
 class NonFiniteOptimizerState(Rule[Checkpoint]):

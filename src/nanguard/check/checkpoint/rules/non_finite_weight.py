@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from nanguard.check.checkpoint.checkpoint import Checkpoint
 from nanguard.check.checkpoint.checkpoint_rule import INF, NAN, file_of, told_nonfinite, way_back
-from nanguard.check.checkpoint.tensor_roles import Role
+from nanguard.check.checkpoint.tensor_roles import TensorRole
 from nanguard.check.rule import Fails, Passes, Rule
 from nanguard.findings import Finding, Severity
 
@@ -40,7 +40,7 @@ class NonFiniteWeight(Rule[Checkpoint]):
     def check(self, source: Checkpoint) -> Iterator[Finding]:
         """Yields a finding for every file with such weights."""
         for part in source.parts:
-            bad = [tensor for tensor in part.poisoned if tensor.role is Role.WEIGHT]
+            bad = [tensor for tensor in part.poisoned if tensor.role is TensorRole.WEIGHT]
             if bad:
                 yield self.finding(
                     f"{told_nonfinite(bad)}.",

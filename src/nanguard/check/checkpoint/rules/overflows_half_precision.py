@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from nanguard.check.checkpoint.checkpoint import Checkpoint
 from nanguard.check.checkpoint.checkpoint_rule import file_of, told_large
-from nanguard.check.checkpoint.tensor_roles import Role
+from nanguard.check.checkpoint.tensor_roles import TensorRole
 from nanguard.check.rule import Fails, Passes, Rule
 from nanguard.findings import Finding, Fix, Severity
 
@@ -41,7 +41,7 @@ class OverflowsHalfPrecision(Rule[Checkpoint]):
             large = [
                 tensor
                 for tensor in part.tensors
-                if tensor.role in (Role.WEIGHT, Role.EMA)
+                if tensor.role in (TensorRole.WEIGHT, TensorRole.EMA)
                 and tensor.numbers.beyond
                 and not tensor.poisoned
                 and not tensor.large_meant

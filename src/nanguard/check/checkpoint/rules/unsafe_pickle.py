@@ -13,7 +13,7 @@ from nanguard.findings import Finding, Fix, Severity
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from nanguard.check.checkpoint.checkpoint import Part
+    from nanguard.check.checkpoint.checkpoint import CheckpointFile
 
 NAMED = 5
 _PUBLISH = Fix("Save the tensors alone: torch.save(model.state_dict(), ...) or safetensors.")
@@ -47,7 +47,7 @@ class UnsafePickle(Rule[Checkpoint]):
             if part.needs:
                 yield self._told(part, source)
 
-    def _told(self, part: Part, source: Checkpoint) -> Finding:
+    def _told(self, part: CheckpointFile, source: Checkpoint) -> Finding:
         code = [name for name in part.needs if runs_code(name)]
         names = ", ".join(part.needs[:NAMED]) + (", ..." if len(part.needs) > NAMED else "")
         if code:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from nanguard.check.code.code import Code
     from nanguard.check.code.values import Value
 
-_HUGE = 1e3
+_HUGE_NORM = 1e3
 _LIMITS = ("max_norm", "max_grad_norm", "gradient_clip_val", "gradient_clipping", "clip_val")
 _CLIPS = ("clip_grad_norm", "clip_gradients", "clip_grads_with_norm")
 
@@ -111,7 +111,7 @@ class ClipDisabledByHugeNorm(CodeRule):
         number = limit.number()
         if number is None and limit.op == "attribute":
             number = _default(code, limit.name)
-        if number is None or number < _HUGE or (number == INF and measures):
+        if number is None or number < _HUGE_NORM or (number == INF and measures):
             return
         written = _written(call)
         edits = (replaced(code, written, "1.0"),) if written is not None else ()

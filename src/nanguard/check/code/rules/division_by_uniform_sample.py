@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 _DRAWN = frozenset({"rand", "rand_like", "uniform"})
 # What keeps a number that is 0 at 0.
 _KEEPS_ZERO = frozenset({"sqrt", "pow", "square", "mul", "sin", "tan", "abs", "neg", "named"})
-_REACH = 8  # operations between the drawing and the division
+_OPERATIONS_BETWEEN = 8  # operations between the drawing and the division
 
 
 class DivisionByUniformSample(CodeRule):
@@ -60,7 +60,11 @@ class DivisionByUniformSample(CodeRule):
         """Yields what is wrong with a file."""
         for quotient in code.of("div", "rsqrt", "reciprocal"):
             divisor = _divisor(quotient)
-            if divisor is None or not _is_drawn(divisor, _REACH) or not _reaches_zero(divisor):
+            if (
+                divisor is None
+                or not _is_drawn(divisor, _OPERATIONS_BETWEEN)
+                or not _reaches_zero(divisor)
+            ):
                 continue
             if guarded_by(divisor, quotient.guards) or is_number(divisor):
                 continue

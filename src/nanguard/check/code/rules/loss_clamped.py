@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, ClassVar
 
 from nanguard.check.code.code_rule import CodeRule
-from nanguard.check.code.training import Roles
+from nanguard.check.code.training import ValueRoles
 from nanguard.check.rule import Fails, Passes
 from nanguard.findings import Finding, Fix, Severity
 
@@ -60,7 +60,7 @@ class LossClamped(CodeRule):
 
     def check(self, code: Code) -> Iterator[Finding]:
         """Yields what is wrong with a file."""
-        roles = Roles.of(code)
+        roles = ValueRoles.of(code)
         for value in code.of("clamp", "clamp_max", "minimum", "min", "hardtanh"):
             if value.node is None or not value.grad or not value.inputs:
                 continue
@@ -71,7 +71,7 @@ class LossClamped(CodeRule):
                 yield self.at(code, value.node, message, fixes=(_FIX,))
 
 
-def _is_loss(roles: Roles, value: Value) -> bool:
+def _is_loss(roles: ValueRoles, value: Value) -> bool:
     return any(roles.is_loss(part) for part in value.inputs[:2]) or _is_in_a_loss(value)
 
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from nanguard.check.code.code import Code
     from nanguard.check.code.values import Value
 
-_LARGEST = 65504.0
+_LARGEST_FLOAT16 = 65504.0
 
 
 class MaskConstantOverflowsHalf(CodeRule):
@@ -80,7 +80,7 @@ class MaskConstantOverflowsHalf(CodeRule):
         for value in written:
             for constant, tensor in _written(value):
                 number = constant.number()
-                if number is None or math.isinf(number) or abs(number) <= _LARGEST:
+                if number is None or math.isinf(number) or abs(number) <= _LARGEST_FLOAT16:
                     continue
                 if value.node is not None and halves.is_half(tensor):
                     message = f"{name_of(number)} does not fit into float16 (largest: 65504)"

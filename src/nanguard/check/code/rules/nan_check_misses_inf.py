@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from nanguard.check.code.code_rule import CodeRule, replaced
 from nanguard.check.code.nan_checks import Conditions
-from nanguard.check.code.training import Roles, is_test, label
+from nanguard.check.code.training import ValueRoles, is_test, label
 from nanguard.check.code.value_questions import is_evaluation
 from nanguard.check.rule import Fails, Passes
 from nanguard.findings import Edit, Finding, Fix, Severity
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from nanguard.check.code.code import Code
-    from nanguard.check.code.nan_checks import Check, Test
+    from nanguard.check.code.nan_checks import FiniteCheck, Test
 
 _COUNTS = frozenset({"sum", "mean", "count_nonzero", "item", "float"})
 _SEES_INF = ("isinf", "isfinite", "isposinf")
@@ -80,7 +80,7 @@ class NanCheckMissesInf(CodeRule):
         if not code.relevant or is_test(code) or is_evaluation(code):
             return
         conditions = Conditions.of(code)
-        roles = Roles.of(code)
+        roles = ValueRoles.of(code)
         seen: set[ast.AST] = set()
         for test in conditions.tests:
             for check in _alone(test, conditions):
@@ -96,7 +96,7 @@ class NanCheckMissesInf(CodeRule):
                 yield self.at(code, check.node, message, fixes=(fix,))
 
 
-def _alone(test: Test, conditions: Conditions) -> Iterator[Check]:
+def _alone(test: Test, conditions: Conditions) -> Iterator[FiniteCheck]:
     """The questions for NaN that come without one for Inf about the same value."""
     if isinstance(test.node, ast.Return) and _counts(test.node.value):
         return
@@ -109,7 +109,7 @@ def _alone(test: Test, conditions: Conditions) -> Iterator[Check]:
             yield check
 
 
-def _bounds(check: Check) -> bool:
+def _bounds(check: FiniteCheck) -> bool:
     """Whether a question would find Inf: not if it only asks which of two values is smaller."""
     node = check.node
     return not isinstance(node, ast.Compare) or isinstance(node.comparators[0], ast.Constant)
@@ -130,7 +130,7 @@ def _only_names(code: Code, node: ast.expr) -> bool:
     )
 
 
-def _only_shows(roles: Roles, test: Test) -> bool:
+def _only_shows(roles: ValueRoles, test: Test) -> bool:
     """Whether a number that is only shown is written in place of a NaN."""
     for statement in test.when_bad:
         if not isinstance(statement, ast.Assign) or not isinstance(statement.value, ast.Constant):
@@ -150,7 +150,7 @@ def _raises(test: Test) -> bool:
     return any(isinstance(statement, ast.Raise) for statement in test.when_bad)
 
 
-def _asked_elsewhere(code: Code, check: Check, test: Test) -> bool:
+def _asked_elsewhere(code: Code, check: FiniteCheck, test: Test) -> bool:
     prefixes = ("", "math.", "numpy.")
     for asked in code.of(*(prefix + name for name in _SEES_INF for prefix in prefixes)):
         here = asked.scope is test.function and bool(asked.inputs)

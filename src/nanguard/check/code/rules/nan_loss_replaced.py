@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from nanguard.check.code.code_rule import CodeRule
 from nanguard.check.code.nan_checks import Conditions, asks, chooses
-from nanguard.check.code.training import Roles, Training, is_backward, label
+from nanguard.check.code.training import Training, ValueRoles, is_backward, label
 from nanguard.check.code.value_questions import is_number
 from nanguard.check.rule import Fails, Passes
 from nanguard.findings import Finding, Fix, Severity
@@ -82,7 +82,7 @@ class NanLossReplaced(CodeRule):
         """Yields what is wrong with a file."""
         if not code.relevant:
             return
-        roles = Roles.of(code)
+        roles = ValueRoles.of(code)
         places: dict[ast.AST, None] = {}
         for value in code.of("nan_to_num", "where", "masked_fill", "setitem"):
             replaces = value.grad and _replaces(roles, value)
@@ -101,7 +101,7 @@ class NanLossReplaced(CodeRule):
             yield self.at(code, node, message, fixes=(_FIX,))
 
 
-def _replaces(roles: Roles, value: Value) -> bool:
+def _replaces(roles: ValueRoles, value: Value) -> bool:
     if value.op == "nan_to_num":
         return roles.is_loss(value.inputs[0])
     if value.op == "where":
@@ -109,7 +109,7 @@ def _replaces(roles: Roles, value: Value) -> bool:
     return len(value.inputs) > 1 and roles.is_loss(value.inputs[0]) and asks(value.inputs[1])
 
 
-def _in_branch(code: Code, roles: Roles, test: Test) -> Iterator[ast.AST]:
+def _in_branch(code: Code, roles: ValueRoles, test: Test) -> Iterator[ast.AST]:
     """What is done in the branch for a bad loss: another loss assigned, or given back."""
     losses = {label(c.subject) for c in test.checks if roles.role(c.subject) == "loss"}
     if not losses:
@@ -140,6 +140,6 @@ def _gives_back(code: Code, test: Test, statement: ast.Return) -> bool:
     if value is None or value.name == "None" or isinstance(value.const, (bool, str)):
         return False
     made_up = value.lo == value.hi or value.op in ("zeros", "zeros_like", "new_zeros", "mul")
-    roles = Roles.of(code)
+    roles = ValueRoles.of(code)
     others = [r for r in test.function.returns if r is not value]
     return made_up and any(roles.is_loss(r) and r.core.op != "item" for r in others)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from nanguard.check.code.code_rule import CodeRule
 from nanguard.check.code.nan_checks import Conditions, asks_nan, cleaning_hook
-from nanguard.check.code.training import Roles, Training, label
+from nanguard.check.code.training import Training, ValueRoles, label
 from nanguard.check.code.value_questions import is_called_without_gradient
 from nanguard.check.rule import Fails, Passes
 from nanguard.findings import Finding, Fix, Severity
@@ -87,7 +87,7 @@ class NanToNumHidesCause(CodeRule):
     def check(self, code: Code) -> Iterator[Finding]:
         """Yields what is wrong with a file."""
         training = Training.of(code)
-        roles = Roles.of(code)
+        roles = ValueRoles.of(code)
         for hook in training.called("register_forward_hook", "register_module_forward_hook"):
             if hook.node is not None and cleaning_hook(hook):
                 yield self.at(code, hook.node, _MESSAGE, fixes=(_FIX,))
@@ -156,7 +156,7 @@ def _runs_in_forward(training: Training, function: Function, depth: int = 3) -> 
     return any(_runs_in_forward(training, caller, depth - 1) for caller in callers)
 
 
-def _is_activation(code: Code, roles: Roles, value: Value, where: Value) -> bool:
+def _is_activation(code: Code, roles: ValueRoles, value: Value, where: Value) -> bool:
     given = (made for made in value.upstream(8) if not made.op)
     if any(made.has("labels") for made in given) or roles.role(value) or _is_detached(value):
         return False

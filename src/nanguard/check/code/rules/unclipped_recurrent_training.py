@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from nanguard.check.code.calls import RECURRENT
 from nanguard.check.code.code_rule import CodeRule
-from nanguard.check.code.training import Roles, Training
+from nanguard.check.code.training import Training, ValueRoles
 from nanguard.check.rule import Fails, Passes
 from nanguard.findings import Finding, Fix, Severity
 
@@ -98,7 +98,7 @@ def _clips(code: Code, training: Training) -> bool:
                 return True
     if any(_CLIP.search(function.name) for function in code.functions):
         return True
-    roles = Roles.of(code)
+    roles = ValueRoles.of(code)
     for value in code.of("clamp", "mul", "div"):
         scales = value.op == "clamp" or value.name.endswith("_")
         if scales and value.inputs and roles.is_gradient(value.inputs[0].core):

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from nanguard.check.code.values import Value
 
 # How far behind a branch an operation still counts as part of it.
-_REACH = 10
+_OPERATIONS_BEHIND = 10
 # Counts and random numbers carry no gradient.
 _NO_GRADIENT = ("count", "masksum", "uniform", "size")
 _STOP = frozenset({"where", "matmul", "call", "each"})
@@ -99,7 +99,7 @@ def _word(value: Value) -> str:
 
 def _singular(branch: Value, looked_at: set[str]) -> Value | None:
     """Returns the operation of a branch that has no finite derivative somewhere."""
-    for part in branch.upstream(_REACH):
+    for part in branch.upstream(_OPERATIONS_BEHIND):
         if part.op in _STOP or not part.grad or not part.inputs:
             if part is branch:
                 return None

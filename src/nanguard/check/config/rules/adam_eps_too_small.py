@@ -13,7 +13,7 @@ from nanguard.findings import Severity, name_of
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from nanguard.check.config.run_config import Stage
+    from nanguard.check.config.run_config import TrainingStage
     from nanguard.findings import Finding
 
 _ZERO_IN_FP16 = 2.0**-25  # rounds to 0; the smallest fp16 number is 2 ** -24
@@ -49,7 +49,7 @@ class AdamEpsTooSmall(ConfigRule):
         ),
     )
 
-    def judge(self, stage: Stage) -> Iterator[Finding]:
+    def judge(self, stage: TrainingStage) -> Iterator[Finding]:
         """Yields one finding where eps cannot do its work."""
         eps = stage.get("eps")
         if eps is None or eps.number is None or eps.number < 0:

@@ -13,11 +13,19 @@ from nanguard.findings import Severity
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from nanguard.check.config.run_config import Setting, Stage
+    from nanguard.check.config.run_config import Setting, TrainingStage
     from nanguard.findings import Finding
 
 _NODES = re.compile(r"(^|_)(mpn?|gnn|graph|edges?|nodes?|points?|message_passing)($|_)")
-_BATCH = ("batchnorm", "batch_norm", "bn", "batch", "batchnorm1d", "batchnorm2d", "batch_norm_1d")
+_BATCH_NORMS = (
+    "batchnorm",
+    "batch_norm",
+    "bn",
+    "batch",
+    "batchnorm1d",
+    "batchnorm2d",
+    "batch_norm_1d",
+)
 
 
 class BatchnormBatchTooSmall(ConfigRule):
@@ -53,7 +61,7 @@ class BatchnormBatchTooSmall(ConfigRule):
         ),
     )
 
-    def judge(self, stage: Stage) -> Iterator[Finding]:
+    def judge(self, stage: TrainingStage) -> Iterator[Finding]:
         """Yields one finding where a device sees one sample at a time."""
         norm = _normalises(stage)
         if norm is None or stage.truth("frozen_batchnorm") or _is_of_a_graph(stage, norm):
@@ -86,16 +94,16 @@ class BatchnormBatchTooSmall(ConfigRule):
         )
 
 
-def _is_of_a_graph(stage: Stage, norm: Setting) -> bool:
+def _is_of_a_graph(stage: TrainingStage, norm: Setting) -> bool:
     """Returns whether statistics are taken over nodes or points, of which a sample has many."""
     return "graph" in stage.traits or any(_NODES.search(name) for name in norm.sections)
 
 
-def _normalises(stage: Stage) -> Setting | None:
+def _normalises(stage: TrainingStage) -> Setting | None:
     for setting in stage.all("batchnorm", "norm"):
         text = setting.text.rsplit(".", 1)[-1].replace("-", "_").replace(" ", "_")
         if setting.name == "batchnorm" and setting.truth:
             return setting
-        if setting.name == "norm" and text in _BATCH:
+        if setting.name == "norm" and text in _BATCH_NORMS:
             return setting
     return None

@@ -12,13 +12,13 @@ from nanguard.findings import Severity, name_of
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from nanguard.check.config.run_config import Setting, Stage
+    from nanguard.check.config.run_config import Setting, TrainingStage
     from nanguard.findings import Edit, Finding
 
 _SAVES = ("save_steps", "save_epochs", "save_interval")
 _LONG_STEPS = 5_000.0
 _LONG_EPOCHS = 10.0
-_RARE = 100_000.0
+_RARE_STEPS = 100_000.0
 
 
 class CheckpointIntervalTooLong(ConfigRule):
@@ -45,7 +45,7 @@ class CheckpointIntervalTooLong(ConfigRule):
         ),
     )
 
-    def judge(self, stage: Stage) -> Iterator[Finding]:
+    def judge(self, stage: TrainingStage) -> Iterator[Finding]:
         """Yields one finding where nothing is saved in time."""
         if "reinforcement" in stage.traits:
             return
@@ -71,7 +71,7 @@ class CheckpointIntervalTooLong(ConfigRule):
             )
 
 
-def _switched_off(stage: Stage) -> Setting | None:
+def _switched_off(stage: TrainingStage) -> Setting | None:
     strategy = stage.get("save_strategy")
     if strategy is not None and strategy.truth is False:
         return strategy
@@ -83,12 +83,12 @@ def _switch_on(setting: Setting) -> tuple[Edit, ...]:
     return set_to(setting, "steps" if setting.name == "save_strategy" else True)
 
 
-def _long(stage: Stage) -> bool:
+def _long(stage: TrainingStage) -> bool:
     steps, epochs = stage.number("max_steps") or 0.0, stage.number("max_epochs") or 0.0
     return steps >= _LONG_STEPS or (steps <= 0 and epochs >= _LONG_EPOCHS)
 
 
-def _late(setting: Setting, stage: Stage) -> bool:
+def _late(setting: Setting, stage: TrainingStage) -> bool:
     every = setting.number or 0.0
     if every <= 1:
         return False  # a share of the run, or every step; 0 and -1 switch off what others do
@@ -97,19 +97,19 @@ def _late(setting: Setting, stage: Stage) -> bool:
         return epochs >= 5 and every >= epochs
     steps = stage.number("max_steps") or 0.0
     if steps <= 0:
-        return setting.name == "save_steps" and every >= _RARE
+        return setting.name == "save_steps" and every >= _RARE_STEPS
     rare = every >= 2 * _LONG_STEPS and 3 * every > steps
     return steps > 2000 and (every >= steps or rare)
 
 
-def _interval(setting: Setting, stage: Stage) -> int:
+def _interval(setting: Setting, stage: TrainingStage) -> int:
     if setting.name == "save_epochs":
         return 1
     steps = stage.number("max_steps") or 0.0
     return int(min(1000, max(steps // 10, 1))) if steps > 0 else 1000
 
 
-def _length(setting: Setting, stage: Stage) -> str:
+def _length(setting: Setting, stage: TrainingStage) -> str:
     if setting.name == "save_epochs":
         return f"{name_of(stage.number('max_epochs') or 0.0)} epochs"
     steps = stage.number("max_steps") or 0.0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from nanguard.check.config.config_rule import LARGE, ConfigRule, change, clip_after
+from nanguard.check.config.config_rule import NO_CLIP_FROM, ConfigRule, change, clip_after
 from nanguard.check.config.node import set_to
 from nanguard.check.rule import Fails, Passes
 from nanguard.findings import Severity
@@ -12,7 +12,7 @@ from nanguard.findings import Severity
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from nanguard.check.config.run_config import Stage
+    from nanguard.check.config.run_config import TrainingStage
     from nanguard.findings import Finding
 
 
@@ -42,11 +42,11 @@ class ClipNormTooLarge(ConfigRule):
         Fails("lr: 1.0e-4\nepochs: 9\nclip_grad_norm: .inf\n", 3, "a.yaml"),
     )
 
-    def judge(self, stage: Stage) -> Iterator[Finding]:
+    def judge(self, stage: TrainingStage) -> Iterator[Finding]:
         """Yields one finding for each norm that clips nothing."""
         for setting in stage.all("clip_norm", "clip_value"):
             value = setting.number
-            most = 10 * LARGE if "reinforcement" in stage.traits else LARGE
+            most = 10 * NO_CLIP_FROM if "reinforcement" in stage.traits else NO_CLIP_FROM
             if value is None or value < most:
                 continue
             target = clip_after(stage)

@@ -12,7 +12,7 @@ from nanguard.findings import Severity, name_of
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from nanguard.check.config.run_config import Setting, Stage
+    from nanguard.check.config.run_config import Setting, TrainingStage
     from nanguard.findings import Finding
 
 
@@ -49,7 +49,7 @@ class ConflictingClipping(ConfigRule):
         ),
     )
 
-    def judge(self, stage: Stage) -> Iterator[Finding]:
+    def judge(self, stage: TrainingStage) -> Iterator[Finding]:
         """Yields one finding where two settings give two norms."""
         found = [s for s in stage.all("clip_norm") if _counts(s, stage)]
         if len({s.number for s in found}) < 2:
@@ -71,7 +71,7 @@ class ConflictingClipping(ConfigRule):
         )
 
 
-def _counts(setting: Setting, stage: Stage) -> bool:
+def _counts(setting: Setting, stage: TrainingStage) -> bool:
     """Returns whether a norm takes part: numbers do, and 0 for "off" only against another file."""
     if setting.number is None or setting.number < 0:
         return False

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from nanguard.check.config.precision import Claim, World
-    from nanguard.check.config.run_config import Stage
+    from nanguard.check.config.run_config import TrainingStage
     from nanguard.findings import Edit, Finding
 
 _WORDS = {
@@ -63,7 +63,7 @@ class ConflictingPrecision(ConfigRule):
         ),
     )
 
-    def judge(self, stage: Stage) -> Iterator[Finding]:
+    def judge(self, stage: TrainingStage) -> Iterator[Finding]:
         """Yields one finding where no way to train agrees with every setting."""
         precision = stage.precision
         if not precision.conflicting:

@@ -12,7 +12,7 @@ from nanguard.findings import Fix, Severity
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from nanguard.check.config.run_config import Repeated, RunConfig, Stage
+    from nanguard.check.config.run_config import Repeated, RunConfig, TrainingStage
     from nanguard.findings import Finding
 
 
@@ -70,7 +70,7 @@ class DuplicateKey(ConfigRule):
                 ),
             )
 
-    def judge(self, stage: Stage) -> Iterator[Finding]:
+    def judge(self, stage: TrainingStage) -> Iterator[Finding]:
         """Yields nothing: the rule looks at whole files."""
         yield from ()
 

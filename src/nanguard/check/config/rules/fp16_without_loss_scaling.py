@@ -13,7 +13,7 @@ from nanguard.findings import Severity
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from nanguard.check.config.run_config import Setting, Stage
+    from nanguard.check.config.run_config import Setting, TrainingStage
     from nanguard.findings import Finding, Fix
 
 _SCALING = ("grad_scaler", "dynamic_loss_scale", "loss_scale", "initial_scale")
@@ -46,7 +46,7 @@ class Fp16WithoutLossScaling(ConfigRule):
         Fails("trainer:\n  max_epochs: 9\n  accelerator: gpu\n  precision: 16-true\n", 4, "l.yaml"),
     )
 
-    def judge(self, stage: Stage) -> Iterator[Finding]:
+    def judge(self, stage: TrainingStage) -> Iterator[Finding]:
         """Yields one finding where fp16 is in use and nothing scales the loss."""
         precision = stage.precision
         if precision.conflicting or precision.half != "fp16":
@@ -70,7 +70,7 @@ class Fp16WithoutLossScaling(ConfigRule):
             )
 
 
-def _switched_off(stage: Stage) -> Setting | None:
+def _switched_off(stage: TrainingStage) -> Setting | None:
     """Returns the setting that switches loss scaling off; None if none does."""
     for setting in stage.all("grad_scaler", "loss_scale"):
         if setting.name == "grad_scaler" and setting.truth is False and not setting.is_null:
@@ -88,7 +88,7 @@ def _switched_off(stage: Stage) -> Setting | None:
     return None
 
 
-def _whole_model(stage: Stage) -> Setting | None:
+def _whole_model(stage: TrainingStage) -> Setting | None:
     """Returns the setting that makes the weights fp16, where nothing scales the loss."""
     if stage.traits & {"adapter", "quantised"} or stage.get(*_SCALING) is not None:
         return None

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from nanguard.check.config.config_rule import Limit
-    from nanguard.check.config.run_config import Setting, Stage
+    from nanguard.check.config.run_config import Setting, TrainingStage
     from nanguard.findings import Edit, Finding, Fix
 
 
@@ -50,7 +50,7 @@ class LearningRateTooHigh(ConfigRule):
         ),
     )
 
-    def judge(self, stage: Stage) -> Iterator[Finding]:
+    def judge(self, stage: TrainingStage) -> Iterator[Finding]:
         """Yields one finding for the learning rate that counts."""
         limit = limit_of(stage)
         high = too_high(stage)

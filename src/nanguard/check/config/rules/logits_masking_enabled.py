@@ -13,7 +13,7 @@ from nanguard.findings import Severity
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from nanguard.check.config.run_config import Stage
+    from nanguard.check.config.run_config import TrainingStage
     from nanguard.findings import Finding
 
 
@@ -54,7 +54,7 @@ class LogitsMaskingEnabled(ConfigRule):
         ),
     )
 
-    def judge(self, stage: Stage) -> Iterator[Finding]:
+    def judge(self, stage: TrainingStage) -> Iterator[Finding]:
         """Yields one finding where masking is on and its value is not known to be finite."""
         masking = stage.get("logits_masking")
         if masking is None or masking.truth is not True:

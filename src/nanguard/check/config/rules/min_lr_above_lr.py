@@ -12,7 +12,7 @@ from nanguard.findings import Severity, name_of
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from nanguard.check.config.run_config import Stage
+    from nanguard.check.config.run_config import TrainingStage
     from nanguard.findings import Finding
 
 
@@ -40,7 +40,7 @@ class MinLrAboveLr(ConfigRule):
         ),
     )
 
-    def judge(self, stage: Stage) -> Iterator[Finding]:
+    def judge(self, stage: TrainingStage) -> Iterator[Finding]:
         """Yields one finding for each floor above the peak."""
         rates = [s.number for s in stage.all("lr") if s.number is not None and s.number > 0]
         after = rate_after(stage)

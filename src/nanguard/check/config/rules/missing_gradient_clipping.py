@@ -13,7 +13,7 @@ from nanguard.findings import Severity
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from nanguard.check.config.run_config import Setting, Stage
+    from nanguard.check.config.run_config import Setting, TrainingStage
     from nanguard.findings import Edit, Finding, Fix
 
 _CLIPS = ("clip_norm", "clip_value", "clip_switch")
@@ -57,7 +57,7 @@ class MissingGradientClipping(ConfigRule):
         Fails("model: {type: lstm}\noptimizer: {name: adam, lr: 1.0e-3}\nepochs: 9\n", 2, "b.yaml"),
     )
 
-    def judge(self, stage: Stage) -> Iterator[Finding]:
+    def judge(self, stage: TrainingStage) -> Iterator[Finding]:
         """Yields one finding where clipping is off or absent, and needed."""
         found = stage.all(*_CLIPS)
         if any(_on(setting) for setting in found) or not _needed(stage, off=bool(found)):
@@ -91,7 +91,7 @@ def _on(setting: Setting) -> bool:
     )
 
 
-def _needed(stage: Stage, *, off: bool) -> bool:
+def _needed(stage: TrainingStage, *, off: bool) -> bool:
     traits, kind = stage.traits, kind_of(stage.optimizer)
     if kind in _BOUNDED or traits & {"adversarial", "reinforcement"}:
         return False
@@ -106,13 +106,13 @@ def _needed(stage: Stage, *, off: bool) -> bool:
     return (deep or half) if off else (deep and half)
 
 
-def _gentle(stage: Stage) -> bool:
+def _gentle(stage: TrainingStage) -> bool:
     """Returns whether a model is only tuned, without fp16, where leaving it empty is usual."""
     tuned = bool(stage.traits & {"tuned", "adapter"}) and "recurrent" not in stage.traits
     return tuned and stage.precision.half != "fp16"
 
 
-def _complete(stage: Stage, *, off: bool) -> bool:
+def _complete(stage: TrainingStage, *, off: bool) -> bool:
     """Returns whether the files tell enough of a run for what is missing to mean something."""
     if stage.number("lr") is None:
         return off and stage.get("max_steps", "max_epochs") is not None
@@ -120,7 +120,7 @@ def _complete(stage: Stage, *, off: bool) -> bool:
     return (named and stage.get("max_steps", "max_epochs") is not None) or off
 
 
-def _reason(stage: Stage) -> str:
+def _reason(stage: TrainingStage) -> str:
     if "recurrent" in stage.traits:
         return "gradients of a recurrent network grow with the length of its sequences"
     half = stage.precision.half
@@ -130,7 +130,7 @@ def _reason(stage: Stage) -> str:
     return f"one gradient spike of {kind}{where} can end the run"
 
 
-def _added(stage: Stage, rate: Setting) -> tuple[Edit, ...]:
+def _added(stage: TrainingStage, rate: Setting) -> tuple[Edit, ...]:
     trainer = stage.get("max_steps", "max_epochs") if stage.family.name == "lightning" else None
     return add_after(trainer or rate, stage.family.adds.get("clip_norm", "max_grad_norm"), 1.0)
 

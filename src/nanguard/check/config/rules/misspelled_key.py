@@ -12,7 +12,7 @@ from nanguard.findings import Severity
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from nanguard.check.config.run_config import RunConfig, Stage
+    from nanguard.check.config.run_config import RunConfig, TrainingStage
     from nanguard.findings import Finding
 
 
@@ -65,6 +65,6 @@ class MisspelledKey(ConfigRule):
                 ),
             )
 
-    def judge(self, stage: Stage) -> Iterator[Finding]:
+    def judge(self, stage: TrainingStage) -> Iterator[Finding]:
         """Yields nothing: the rule looks at whole files."""
         yield from ()

@@ -12,7 +12,7 @@ from nanguard.findings import Severity
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from nanguard.check.config.run_config import Stage
+    from nanguard.check.config.run_config import TrainingStage
     from nanguard.findings import Finding
 
 
@@ -44,7 +44,7 @@ class NanFilterHidesLoss(ConfigRule):
         ),
     )
 
-    def judge(self, stage: Stage) -> Iterator[Finding]:
+    def judge(self, stage: TrainingStage) -> Iterator[Finding]:
         """Yields one finding where the filter is switched on."""
         setting = stage.get("nan_filter")
         if setting is not None and setting.truth is True:

@@ -13,7 +13,7 @@ from nanguard.findings import Severity, name_of
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from nanguard.check.config.run_config import Setting, Stage
+    from nanguard.check.config.run_config import Setting, TrainingStage
     from nanguard.findings import Finding, Fix
 
 _WARMUPS = ("warmup_steps", "warmup_epochs", "warmup_ratio", "warmup")
@@ -56,7 +56,7 @@ class NoWarmup(ConfigRule):
         ),
     )
 
-    def judge(self, stage: Stage) -> Iterator[Finding]:
+    def judge(self, stage: TrainingStage) -> Iterator[Finding]:
         """Yields one finding where a warm-up is off, or plainly missing."""
         rate = stage.get("lr")
         if rate is None or rate.number is None or not _delicate(stage):
@@ -80,7 +80,7 @@ class NoWarmup(ConfigRule):
             yield self.at(rate, _said(message, rate, half), fix, severity=severity)
 
 
-def _delicate(stage: Stage) -> bool:
+def _delicate(stage: TrainingStage) -> bool:
     kind, traits, rate = kind_of(stage.optimizer), stage.traits, stage.number("lr") or 0.0
     if kind not in ("adam", "lion", "lamb", "galore", None) or "radam" in (stage.optimizer or ""):
         return False
@@ -92,7 +92,7 @@ def _delicate(stage: Stage) -> bool:
     return rate >= least and (bool(traits & _DEEP) or stage.precision.half is not None)
 
 
-def _plainly_missing(stage: Stage, rate: float) -> bool:
+def _plainly_missing(stage: TrainingStage, rate: float) -> bool:
     """Returns whether nothing in a whole description of a run could be a warm-up."""
     if stage.get("optimizer") is None or stage.get("max_steps", "max_epochs") is None:
         return False
@@ -102,7 +102,7 @@ def _plainly_missing(stage: Stage, rate: float) -> bool:
     return deep and rate >= 3e-4
 
 
-def _own_warmup(stage: Stage, signs: tuple[str, ...]) -> bool:
+def _own_warmup(stage: TrainingStage, signs: tuple[str, ...]) -> bool:
     names = (s.text.replace("-", "_") for s in stage.all("scheduler"))
     return any(part in name for name in names for part in signs)
 
@@ -116,7 +116,7 @@ def _said(message: str, rate: Setting, half: str | None) -> str:
     return f"{message} {name_of(rate.number or 0.0)}{where}, before Adam's moments have settled"
 
 
-def _set(stage: Stage, setting: Setting) -> Fix:
+def _set(stage: TrainingStage, setting: Setting) -> Fix:
     total = stage.number("max_steps") or 0.0
     if setting.name == "warmup_epochs":
         epochs = stage.number("max_epochs") or 100.0

@@ -13,7 +13,7 @@ from nanguard.findings import Severity
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from nanguard.check.config.run_config import RunConfig, Setting, Stage
+    from nanguard.check.config.run_config import RunConfig, Setting, TrainingStage
     from nanguard.findings import Finding
 
 
@@ -51,7 +51,7 @@ class NumLabelsBelowClasses(ConfigRule):
         for stage in source.stages:
             yield from self._named(stage, source)
 
-    def judge(self, stage: Stage) -> Iterator[Finding]:
+    def judge(self, stage: TrainingStage) -> Iterator[Finding]:
         """Yields one finding for a head that is too small for a data set."""
         counts = [s for s in stage.all("num_labels") if role(s.sections) == "data" and s.number]
         heads = [s for s in stage.all("num_labels") if role(s.sections) != "data"]
@@ -66,7 +66,7 @@ class NumLabelsBelowClasses(ConfigRule):
             said = f"{largest.key} = {largest.written}"
             yield from self._compare(head, int(largest.number or 0), said)
 
-    def _named(self, stage: Stage, source: RunConfig) -> Iterator[Finding]:
+    def _named(self, stage: TrainingStage, source: RunConfig) -> Iterator[Finding]:
         head = _head(stage)
         for setting in stage.all("label_names"):
             if head is not None and isinstance(setting.value, list) and len(setting.value) > 1:
@@ -96,7 +96,7 @@ class NumLabelsBelowClasses(ConfigRule):
             )
 
 
-def _head(stage: Stage) -> Setting | None:
+def _head(stage: TrainingStage) -> Setting | None:
     """Returns the number of the model's outputs; None if there are several heads that differ."""
     found = [s for s in stage.all("num_labels") if role(s.sections) != "data"]
     if len({s.number for s in found}) > 1:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from nanguard.check.config.document import Leaf
     from nanguard.check.config.key_usage import Usage
     from nanguard.check.config.node import Node
-    from nanguard.check.config.run_config import RunConfig, Stage
+    from nanguard.check.config.run_config import RunConfig, TrainingStage
     from nanguard.findings import Finding
 
 _NAMES = (
@@ -75,7 +75,7 @@ class ScientificNotationIsString(ConfigRule):
             if texts:
                 yield self._text(leaf, texts, _use(source.usage, leaf.key))
 
-    def judge(self, stage: Stage) -> Iterator[Finding]:
+    def judge(self, stage: TrainingStage) -> Iterator[Finding]:
         """Yields nothing: the rule looks at whole files."""
         yield from ()
 

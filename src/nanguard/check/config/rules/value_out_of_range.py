@@ -16,7 +16,7 @@ from nanguard.findings import Severity, name_of
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from nanguard.check.config.run_config import Setting, Stage
+    from nanguard.check.config.run_config import Setting, TrainingStage
     from nanguard.findings import Finding
 
 
@@ -44,7 +44,7 @@ class ValueOutOfRange(ConfigRule):
         Fails('[optimizer]\nname = "adam"\nlr = 1e-4\nbetas = [0.9, 1.0]\n', 4, "a.toml"),
     )
 
-    def judge(self, stage: Stage) -> Iterator[Finding]:
+    def judge(self, stage: TrainingStage) -> Iterator[Finding]:
         """Yields one finding for each value outside its range."""
         for setting in stage.settings:
             found = range_of(setting, stage)
@@ -174,10 +174,10 @@ _DISCOUNT = _fraction(
 _TEMPERATURE = Range(
     lambda x: x > 0, "a temperature is above 0: logits are divided by it", _always(0.07)
 )
-_WHOLE = re.compile(r"cond|guidance|modality|layer|token|word|path_type")
+_MAY_BE_ONE = re.compile(r"cond|guidance|modality|layer|token|word|path_type")
 
 
-def range_of(setting: Setting, stage: Stage) -> Range | None:
+def range_of(setting: Setting, stage: TrainingStage) -> Range | None:
     """Returns the values that a setting can have; None if nothing is known about them."""
     where = role(setting.sections)
     name = setting.name
@@ -193,6 +193,6 @@ def range_of(setting: Setting, stage: Stage) -> Range | None:
         return None
     if name == "eps" and stage.precision.half == "fp16" and setting.number == 0:
         return None  # the rule about eps in half precision says more
-    if name == "dropout" and _WHOLE.search(setting.key.lower()):
+    if name == "dropout" and _MAY_BE_ONE.search(setting.key.lower()):
         return _fraction("a probability lies in [0, 1]", 0.1, most=True)
     return _RANGES.get(name)

@@ -13,7 +13,7 @@ from nanguard.findings import Severity, name_of
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from nanguard.check.config.run_config import Setting, Stage
+    from nanguard.check.config.run_config import Setting, TrainingStage
     from nanguard.findings import Finding, Fix
 
 # A warm-up without a unit that is this many times the epochs is counted in steps.
@@ -56,7 +56,7 @@ class WarmupLongerThanTraining(ConfigRule):
         ),
     )
 
-    def judge(self, stage: Stage) -> Iterator[Finding]:
+    def judge(self, stage: TrainingStage) -> Iterator[Finding]:
         """Yields one finding where the warm-up does not end before the run."""
         for setting in stage.all("warmup_steps", "warmup_epochs", "warmup_ratio", "warmup"):
             value = setting.number
@@ -77,7 +77,7 @@ class WarmupLongerThanTraining(ConfigRule):
                 )
 
 
-def _length(stage: Stage, setting: Setting) -> tuple[float | None, str]:
+def _length(stage: TrainingStage, setting: Setting) -> tuple[float | None, str]:
     """Returns how long the run is in the unit of a warm-up."""
     steps, epochs = _steps(stage), stage.number("max_epochs")
     if setting.name == "warmup_epochs":
@@ -90,7 +90,7 @@ def _length(stage: Stage, setting: Setting) -> tuple[float | None, str]:
     return _counted(stage, epochs), "steps"
 
 
-def _steps(stage: Stage) -> float | None:
+def _steps(stage: TrainingStage) -> float | None:
     """Returns the number of steps of the run; iterations inside of a model are none of them."""
     setting = stage.get("max_steps")
     if setting is None or any(_MODEL.search(name) for name in setting.sections):
@@ -98,7 +98,7 @@ def _steps(stage: Stage) -> float | None:
     return setting.number
 
 
-def _counted(stage: Stage, epochs: float | None) -> float | None:
+def _counted(stage: TrainingStage, epochs: float | None) -> float | None:
     """Returns the number of steps where the files tell how many an epoch has."""
     updates, batches = stage.number("updates_per_epoch"), stage.number("steps_per_epoch")
     if epochs is None or epochs <= 0:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from nanguard.check.data.dataset import DataSet
     from nanguard.findings import Finding
 
-_SHARE = 0.05  # more of them are meant: padding, or sparse data
+_ZERO_SHARE = 0.05  # more of them are meant: padding, or sparse data
 _ZEROS = 0.2
 
 
@@ -53,7 +53,7 @@ class AllZeroRecord(DataRule):
             columns = features_of(file)
             zeros = sum(column.zeros for column in columns)
             sampled = sum(column.sampled for column in columns)
-            if not zero.count or zero.count > _SHARE * file.ledger.records:
+            if not zero.count or zero.count > _ZERO_SHARE * file.ledger.records:
                 continue
             if zeros > _ZEROS * sampled:
                 continue

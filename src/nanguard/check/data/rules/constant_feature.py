@@ -13,7 +13,7 @@ from nanguard.findings import Fix, Severity
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from nanguard.check.data.columns import Numbers
+    from nanguard.check.data.columns import ColumnNumbers
     from nanguard.check.data.dataset import DataFile, DataSet
     from nanguard.findings import Finding
 
@@ -71,7 +71,7 @@ class ConstantFeature(DataRule):
                     fixes=(Fix("leave the column out"),),
                 )
 
-    def _dead(self, column: Numbers, varying: list[Numbers], file: DataFile) -> bool:
+    def _dead(self, column: ColumnNumbers, varying: list[ColumnNumbers], file: DataFile) -> bool:
         base = column.name.partition("[")[0]
         listed = "[" in column.name
         if not column.constant or column.count < _MIN_ROWS or is_aside(base):
@@ -90,12 +90,12 @@ def _stem(name: str) -> str:
     return re.sub(r"\d+", "", name.split("_")[0]) if len(name) > 1 else ""
 
 
-def _pixels(column: Numbers) -> bool:
+def _pixels(column: ColumnNumbers) -> bool:
     """Returns whether a column may be one pixel of images."""
     return column.low >= 0 and column.high in (255.0, 16.0)
 
 
-def _mostly_zero(columns: list[Numbers]) -> bool:
+def _mostly_zero(columns: list[ColumnNumbers]) -> bool:
     """Returns whether zero is what the features of most records are."""
     shares = sorted(c.zeros / c.sampled for c in columns if c.sampled)
     return bool(shares) and shares[len(shares) // 2] >= _SPARSE

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from nanguard.check.data.columns import Places, is_aside
+from nanguard.check.data.columns import RowPlaces, is_aside
 from nanguard.check.data.data_rule import DataRule, features_of, shown, usual_elsewhere
 from nanguard.check.rule import Fails, Passes
 from nanguard.findings import Severity
@@ -12,17 +12,17 @@ from nanguard.findings import Severity
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from nanguard.check.data.columns import Numbers
+    from nanguard.check.data.columns import ColumnNumbers
     from nanguard.check.data.dataset import DataSet
     from nanguard.findings import Finding
 
 _MIN_ROWS = 10
 _MAX_NAMED = 5
 _APART = 1e6  # times what is usual
-_LARGE = 1e6
-_FAR = 8.0  # deviations, as logarithms, at which a tenth of both is enough
+_LARGE_FRACTION = 1e6
+_DEVIATIONS_APART = 8.0  # deviations, as logarithms, at which a tenth of both is enough
 _LARGE_WHOLE = 1e12  # counts and sums of money have long tails
-_HUGE = 1e8  # a whole column of this size, beside others of ordinary size
+_HUGE_COLUMN = 1e8  # a whole column of this size, beside others of ordinary size
 _SQUARES_OVERFLOW = 1e18  # in single precision
 _TINY = 1e-30
 # Moments in seconds, milliseconds and nanoseconds since 1970, and dates such as 20240131.
@@ -64,11 +64,11 @@ class ExtremeFeatureScale(DataRule):
             every = list(file.ledger.columns.values())
             told = [(c, why) for c in every if (why := self._why(c, columns)) is not None]
             for column, why in told[:_MAX_NAMED]:
-                place = Places(1, [column.largest] if column.largest is not None else [])
+                place = RowPlaces(1, [column.largest] if column.largest is not None else [])
                 at = f", {place.told()}" if column.largest is not None else ""
                 yield self.at(file, place, f"{column.name}: {why}{at}", where=column.name)
 
-    def _why(self, column: Numbers, columns: list[Numbers]) -> str | None:
+    def _why(self, column: ColumnNumbers, columns: list[ColumnNumbers]) -> str | None:
         largest, usual = column.magnitude, column.usual
         if column.count < _MIN_ROWS or not usual:
             return None
@@ -84,22 +84,22 @@ class ExtremeFeatureScale(DataRule):
         others = usual_elsewhere(column, columns)
         if others is None or not column.alone:
             return None
-        if usual >= _HUGE and usual >= _APART * others:
+        if usual >= _HUGE_COLUMN and usual >= _APART * others:
             return f"values are about {shown(usual)}, those of other columns {shown(others)}"
         if largest < _TINY and others > _TINY / 1e-12:
             return f"no value is larger than {shown(largest)}; squares are 0 in single precision"
         return None
 
 
-def _stands_out(column: Numbers) -> bool:
+def _stands_out(column: ColumnNumbers) -> bool:
     """Returns whether the largest number is beyond what others of its column let expect."""
     largest, usual = column.magnitude, column.usual
     if column.whole:
         return largest >= _LARGE_WHOLE and largest >= _APART * usual
-    if column.apart >= _FAR:
-        return largest >= _LARGE / 10 and largest >= _APART / 10 * usual
-    return largest >= _LARGE and largest >= _APART * usual and not _is_moment(column)
+    if column.apart >= _DEVIATIONS_APART:
+        return largest >= _LARGE_FRACTION / 10 and largest >= _APART / 10 * usual
+    return largest >= _LARGE_FRACTION and largest >= _APART * usual and not _is_moment(column)
 
 
-def _is_moment(column: Numbers) -> bool:
+def _is_moment(column: ColumnNumbers) -> bool:
     return any(low <= column.low and column.high <= high for low, high in _MOMENTS)

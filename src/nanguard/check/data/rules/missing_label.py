@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from nanguard.findings import Finding
 
 _TABLES = ("CSV", "Parquet", "JSON lines")
-_SHARE = 0.25  # a column that is empty more often than this is empty on purpose
+_EMPTY_SHARE = 0.25  # a column that is empty more often than this is empty on purpose
 
 
 class MissingLabel(DataRule):
@@ -51,7 +51,7 @@ class MissingLabel(DataRule):
             missing = labels.missing
             if labels.many or not missing.count or not labels.total:
                 continue
-            if missing.count > (0.5 if told else _SHARE) * (labels.total + missing.count):
+            if missing.count > (0.5 if told else _EMPTY_SHARE) * (labels.total + missing.count):
                 continue
             yield self.finding(
                 f"{labels.key} is missing: {records(missing.count)} of "

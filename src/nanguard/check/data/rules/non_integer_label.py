@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from nanguard.check.data.dataset import DataFile, DataSet
     from nanguard.findings import Finding
 
-_FEW = 0.1  # texts among whole numbers are a slip up to this share
-_RARE = 0.02  # and fractions, which may be ratings, up to this one
+_TEXT_SHARE = 0.1  # texts among whole numbers are a slip up to this share
+_FRACTION_SHARE = 0.02  # and fractions, which may be ratings, up to this one
 
 
 class NonIntegerLabel(DataRule):
@@ -84,7 +84,7 @@ class NonIntegerLabel(DataRule):
         if any((classes_of(source, file, group) or 0) >= 2 for group in groups):
             return True
         count = sum(labels.seen[label].count for label in wrong)
-        share = _FEW if all(label.kind == "text" for label in wrong) else _RARE
+        share = _TEXT_SHARE if all(label.kind == "text" for label in wrong) else _FRACTION_SHARE
         return (
             count <= share * labels.total
             and labels.total >= 10

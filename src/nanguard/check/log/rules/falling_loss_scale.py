@@ -7,7 +7,7 @@ from itertools import groupby
 from typing import TYPE_CHECKING
 
 from nanguard.check.log.log_rule import LogRule, main_losses, place, runs_of
-from nanguard.check.log.quantities import Role
+from nanguard.check.log.quantities import Quantity
 from nanguard.check.rule import Fails, Passes
 from nanguard.findings import Severity, name_of
 from nanguard.signals.drift import ScaleWatch
@@ -15,7 +15,7 @@ from nanguard.signals.drift import ScaleWatch
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from nanguard.check.log.series import Log, MetricSeries, Point
+    from nanguard.check.log.series import Log, LogPoint, MetricSeries
     from nanguard.findings import Finding
 
 
@@ -50,7 +50,7 @@ class FallingLossScale(LogRule):
 
     def check(self, source: Log) -> Iterator[Finding]:
         """Yields one finding for the first scale that falls for good."""
-        for series in source.of(Role.SCALE):
+        for series in source.of(Quantity.SCALE):
             found = scale_of(series, source)
             if found is not None:
                 point, message = found
@@ -59,7 +59,7 @@ class FallingLossScale(LogRule):
                 yield self.at(source, series, point, message)
                 return
         for note in source.notes:
-            if note.role is Role.SCALE:
+            if note.role is Quantity.SCALE:
                 at = "" if note.step is None else f" at step {note.step}"
                 yield self.finding(
                     f"the log says{at}: {note.said}",
@@ -72,15 +72,15 @@ class FallingLossScale(LogRule):
 
 
 # How far a scale may fall in many small falls with no growth between them.
-_FAR = 1024.0
+_FALL_IN_ALL = 1024.0
 # A scale of 1 scales nothing: a scaler that fell to it from here has found no level.
 _ONCE = 256.0
-_SETTLED = 20
+_SETTLED_ENTRIES = 20
 # How many times as many lines of loss make a scale one that is written now and then.
 _OFTEN = 2
 
 
-def scale_of(series: MetricSeries, log: Log | None = None) -> tuple[Point, str] | None:
+def scale_of(series: MetricSeries, log: Log | None = None) -> tuple[LogPoint, str] | None:
     """Returns where a loss scale was seen to keep falling, and what is said about it.
 
     Args:
@@ -91,7 +91,7 @@ def scale_of(series: MetricSeries, log: Log | None = None) -> tuple[Point, str] 
     beside = _beside(series, log)
     for run in runs_of(series):
         calm = _calm(beside or series, range(len(beside)) if beside else run)
-        watches = (ScaleWatch(calm=calm), ScaleWatch(calm=calm, factor=_FAR, patient=True))
+        watches = (ScaleWatch(calm=calm), ScaleWatch(calm=calm, factor=_FALL_IN_ALL, patient=True))
         highest, before, same = 0.0, 0.0, 0
         for index in _held(series, run, beside) if beside else _moving(series, run, calm + 2):
             scale = series.values[index]
@@ -149,6 +149,6 @@ def _held(series: MetricSeries, run: range, beside: MetricSeries) -> Iterator[in
 def _calm(series: MetricSeries, run: range) -> int:
     """Returns how many entries make the scaler's settled steps, where not every step is logged."""
     if len(series.steps) != len(series) or len(run) < 2:
-        return _SETTLED
+        return _SETTLED_ENTRIES
     stride = max(1, (series.steps[run[-1]] - series.steps[run[0]]) // (len(run) - 1))
-    return max(3, _SETTLED // stride)
+    return max(3, _SETTLED_ENTRIES // stride)

@@ -14,12 +14,12 @@ from nanguard.findings import Severity, name_of
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from nanguard.check.log.series import Log, MetricSeries, Point
+    from nanguard.check.log.series import Log, LogPoint, MetricSeries
     from nanguard.findings import Finding
 
-_EVE = 3
+_ENTRIES_BEFORE_NAN = 3
 # A norm below the usual clip of 1 harms nobody, and one close to the usual is no accident.
-_LEAST, _FACTOR = 1.0, 4.0
+_LEAST_NORM, _FACTOR = 1.0, 4.0
 
 
 def _steady(count: int, spike: int = 0) -> str:
@@ -58,7 +58,7 @@ class GradNormSpike(LogRule):
                 spike
                 for spike in spikes_of(series, positive=True, bold=False)
                 if _matters(series, spike.point)
-                and not any(0 < b - spike.point.index <= _EVE for b in bad)
+                and not any(0 < b - spike.point.index <= _ENTRIES_BEFORE_NAN for b in bad)
             ]
             if not spikes:
                 continue
@@ -75,7 +75,7 @@ class GradNormSpike(LogRule):
             yield self.at(source, series, first.point, message)
 
 
-def _matters(series: MetricSeries, point: Point) -> bool:
+def _matters(series: MetricSeries, point: LogPoint) -> bool:
     before = series.values[max(0, point.index - 32) : point.index]
     finite = [value for value in before if math.isfinite(value)]
-    return point.value >= max(_LEAST, _FACTOR * median(finite) if finite else 0.0)
+    return point.value >= max(_LEAST_NORM, _FACTOR * median(finite) if finite else 0.0)

@@ -15,14 +15,14 @@ from nanguard.check.log.log_rule import (
     place,
     same_row,
 )
-from nanguard.check.log.quantities import Role
+from nanguard.check.log.quantities import Quantity
 from nanguard.check.rule import Fails, Passes
 from nanguard.findings import Severity, name_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from nanguard.check.log.series import Log, MetricSeries, Point
+    from nanguard.check.log.series import Log, LogPoint, MetricSeries
     from nanguard.findings import Finding
 
 # Equal losses in a row that are no accident.
@@ -30,7 +30,7 @@ _FROZEN = 3
 # Zeros up to the end of a log, right after a loss that was nowhere near zero.
 _ZEROS = 5
 # Bad norms that are compared with the loss beside them.
-_MOST = 2000
+_MOST_NORMS_COMPARED = 2000
 
 
 class HiddenNan(LogRule):
@@ -80,12 +80,14 @@ class HiddenNan(LogRule):
                 return
 
 
-def _beside_bad_norms(log: Log, loss: MetricSeries) -> tuple[Point, str] | None:
-    for norms in log.of(Role.GRAD_NORM):
+def _beside_bad_norms(log: Log, loss: MetricSeries) -> tuple[LogPoint, str] | None:
+    for norms in log.of(Quantity.GRAD_NORM):
         if norms.rank != loss.rank or first_bad_norm(log, norms) is None:
             continue
         rows = [
-            (i, row) for i in norms.bad()[:_MOST] if (row := same_row(loss, norms[i])) is not None
+            (i, row)
+            for i in norms.bad()[:_MOST_NORMS_COMPARED]
+            if (row := same_row(loss, norms[i])) is not None
         ]
         for number, (index, row) in enumerate(rows):
             frozen = rows[number : number + _FROZEN]
@@ -98,9 +100,9 @@ def _beside_bad_norms(log: Log, loss: MetricSeries) -> tuple[Point, str] | None:
     return None
 
 
-def _beside_notes(log: Log, loss: MetricSeries) -> tuple[Point, str] | None:
+def _beside_notes(log: Log, loss: MetricSeries) -> tuple[LogPoint, str] | None:
     """Returns where a loss stands still while the log says that the gradients are not finite."""
-    lines = [note.line for note in log.notes if note.role is Role.GRAD_NORM and note.line]
+    lines = [note.line for note in log.notes if note.role is Quantity.GRAD_NORM and note.line]
     if len(lines) < _FROZEN or len(loss.lines) != len(loss):
         return None
     # The loss of the step that is spoken of may stand before the words or after them.
@@ -109,7 +111,7 @@ def _beside_notes(log: Log, loss: MetricSeries) -> tuple[Point, str] | None:
     if begin is None or end is None:
         return None
     values = loss.values
-    for index in range(begin, min(end, len(values) - _FROZEN, begin + _MOST)):
+    for index in range(begin, min(end, len(values) - _FROZEN, begin + _MOST_NORMS_COMPARED)):
         if len(set(values[index : index + _FROZEN])) == 1 and _was_more(loss, index):
             return loss[index], f"while the log speaks of bad gradients ({len(lines)} times)"
     return None
@@ -120,7 +122,7 @@ def _was_more(loss: MetricSeries, index: int) -> bool:
     return not before or any(v != 0.0 for v in loss.values[:index][-1000:])
 
 
-def _zero_for_good(log: Log, loss: MetricSeries) -> tuple[Point, str] | None:
+def _zero_for_good(log: Log, loss: MetricSeries) -> tuple[LogPoint, str] | None:
     """Returns where a loss dropped to exactly 0 in one entry and stayed there."""
     values = loss.values
     end = len(values)
@@ -130,9 +132,9 @@ def _zero_for_good(log: Log, loss: MetricSeries) -> tuple[Point, str] | None:
     before = [v for v in values[max(0, first - 16) : first] if math.isfinite(v)]
     if first == end or len(before) < _ZEROS:
         return None
-    evaluated = [s for s in log.of(Role.LOSS) if s.metric.evaluation]
+    evaluated = [s for s in log.of(Quantity.LOSS) if s.metric.evaluation]
     nan_beside = any(first_bad_loss(log, series) is not None for series in evaluated)
-    if any(not norms.bad() for norms in log.of(Role.GRAD_NORM)) and not nan_beside:
+    if any(not norms.bad() for norms in log.of(Quantity.GRAD_NORM)) and not nan_beside:
         return None
     sudden = min(before[-_ZEROS:]) > 0.2 * max(values[: min(first, 100)]) > 0.0
     if sudden and (nan_beside or end - first >= _ZEROS):

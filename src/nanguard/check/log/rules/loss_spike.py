@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from nanguard.findings import Finding
 
 # A spike so few entries before a NaN is how the NaN came about, not a finding of its own.
-_EVE = 3
+_ENTRIES_BEFORE_NAN = 3
 # What follows so soon after it is its wake.
 _AFTER = 10
 
@@ -80,7 +80,11 @@ def _own(log: Log, series: MetricSeries, spikes: list[Spike]) -> list[Spike]:
             bad.append(row.index)
     if bad:
         nan = min(bad)
-        spikes = [s for s in spikes if s.point.index < nan - _EVE or s.point.index > nan + _AFTER]
+        spikes = [
+            s
+            for s in spikes
+            if s.point.index < nan - _ENTRIES_BEFORE_NAN or s.point.index > nan + _AFTER
+        ]
     drift = (drift_of(series) or explosion_of(series)) if spikes else None
     return [] if drift is not None and spikes[0].point.index >= drift[0].index else spikes
 

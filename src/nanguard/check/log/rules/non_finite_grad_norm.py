@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from nanguard.check.log.log_rule import LogRule, first_bad_norm, history_of, place
-from nanguard.check.log.quantities import Role
+from nanguard.check.log.quantities import Quantity
 from nanguard.check.rule import Fails, Passes
 from nanguard.findings import Severity, name_of
 
@@ -48,7 +48,7 @@ class NonFiniteGradNorm(LogRule):
         """Yields the first bad norm of each rank."""
         bad = [
             (point.step if point.step is not None else point.index, index, series, point)
-            for index, series in enumerate(source.of(Role.GRAD_NORM))
+            for index, series in enumerate(source.of(Quantity.GRAD_NORM))
             if (point := first_bad_norm(source, series)) is not None
         ]
         for _, _, series, point in sorted(bad, key=lambda one: one[:2])[:1]:
@@ -56,7 +56,7 @@ class NonFiniteGradNorm(LogRule):
             many = f" ({count} of {len(series)} values are not finite)" if count > 1 else ""
             message = f"{series.name} is {name_of(point.value)} at {place(point)}{many}"
             yield self.at(source, series, point, f"{message}; {history_of(source, series, point)}")
-        notes = [note for note in source.notes if note.role is Role.GRAD_NORM]
+        notes = [note for note in source.notes if note.role is Quantity.GRAD_NORM]
         if notes and not bad:
             at = "" if notes[0].step is None else f" at step {notes[0].step}"
             yield self.finding(

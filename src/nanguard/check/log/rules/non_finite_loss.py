@@ -6,14 +6,14 @@ import math
 from typing import TYPE_CHECKING
 
 from nanguard.check.log.log_rule import LogRule, first_bad_loss, history_of, place, same_row
-from nanguard.check.log.quantities import Role
+from nanguard.check.log.quantities import Quantity
 from nanguard.check.rule import Fails, Passes
 from nanguard.findings import Severity, name_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from nanguard.check.log.series import Log, MetricSeries, Point
+    from nanguard.check.log.series import Log, LogPoint, MetricSeries
     from nanguard.findings import Finding
 
 _MOST_TERMS = 6
@@ -53,7 +53,7 @@ class NonFiniteLoss(LogRule):
         """Yields the first bad loss of training, and of evaluation where that was bad before."""
         bad = [
             (series, point)
-            for series in source.of(Role.LOSS)
+            for series in source.of(Quantity.LOSS)
             if (point := first_bad_loss(source, series)) is not None
         ]
         training = _first([pair for pair in bad if not pair[0].metric.evaluation])
@@ -68,8 +68,8 @@ class NonFiniteLoss(LogRule):
     def _told(
         self,
         log: Log,
-        worst: tuple[MetricSeries, Point],
-        bad: list[tuple[MetricSeries, Point]],
+        worst: tuple[MetricSeries, LogPoint],
+        bad: list[tuple[MetricSeries, LogPoint]],
     ) -> Finding:
         series, point = worst
         count = len(series.bad())
@@ -82,7 +82,7 @@ class NonFiniteLoss(LogRule):
             message += f", also not finite: {', '.join(others[:_MOST_TERMS])}{more}"
         fine = [
             f"{term.name} {name_of(row.value)}"
-            for term in log.of(Role.LOSS)
+            for term in log.of(Quantity.LOSS)
             if term is not series and (row := same_row(term, point)) and math.isfinite(row.value)
         ]
         if fine:
@@ -90,7 +90,7 @@ class NonFiniteLoss(LogRule):
         return self.at(log, series, point, f"{message}; {history_of(log, series, point)}")
 
     def _from_notes(self, log: Log) -> Iterator[Finding]:
-        notes = [note for note in log.notes if note.role is Role.LOSS]
+        notes = [note for note in log.notes if note.role is Quantity.LOSS]
         if notes:
             at = "" if notes[0].step is None else f" at step {notes[0].step}"
             yield self.finding(
@@ -102,10 +102,10 @@ class NonFiniteLoss(LogRule):
             )
 
 
-def _order(point: Point) -> float:
+def _order(point: LogPoint) -> float:
     first = next((v for v in (point.line, point.step, point.epoch) if v is not None), None)
     return point.index if first is None else first
 
 
-def _first(pairs: list[tuple[MetricSeries, Point]]) -> tuple[MetricSeries, Point] | None:
+def _first(pairs: list[tuple[MetricSeries, LogPoint]]) -> tuple[MetricSeries, LogPoint] | None:
     return min(pairs, key=lambda pair: (_order(pair[1]), not pair[0].metric.plain), default=None)

@@ -21,23 +21,23 @@ if TYPE_CHECKING:
     from array import array
     from collections.abc import Iterator, Sequence
 
-    from nanguard.check.log.series import Log, MetricSeries, Point
+    from nanguard.check.log.series import Log, LogPoint, MetricSeries
     from nanguard.findings import Finding
 
 # How many entries have to agree, and to which share of the loss.
-_LEAST = 30
+_ENTRIES_ALIKE = 30
 _SAME = 1e-3
 # So many entries tell noise from a trend; less than this share of the loss is none.
 _MANY, _TREND = 50, 5e-4
 # The width of nine tenths of the values: at any level, and at that of guessing between classes,
 # where fewer entries are enough.
 _CALM, _NOISY = 3e-3, 2e-2
-_FEW = 20
+_FEW_ENTRIES = 20
 _CLASSES = (2, 3, 4, 5, 6, 8, 10, 20, 50, 100, 101, 200, 256, 1000, 1024, 8192, 21841, 32000, 50257)
 # A loss that stops below this share of its start has learned something.
 _EARLY = 0.2
 # How far above its best a loss is that has lost what it had learned.
-_LOST = 1.15
+_UNLEARNED = 1.15
 
 
 class StalledLoss(LogRule):
@@ -81,19 +81,19 @@ class StalledLoss(LogRule):
             )
 
 
-def _still_from(series: MetricSeries) -> Point | None:
+def _still_from(series: MetricSeries) -> LogPoint | None:
     """Returns where the flat end of a series begins; None if it has none that means a stall."""
     values = series.values
     count = len(values)
-    if count < _FEW or series.bad() or not values[-1] > 0.0:
+    if count < _FEW_ENTRIES or series.bad() or not values[-1] > 0.0:
         return None
     guessed = _share_of_chance(values) * (1 if _is_whole(series) else 0.5)
-    if count < _LEAST and not guessed:
+    if count < _ENTRIES_ALIKE and not guessed:
         return None
     start = _flat_from(values, _SAME)
     if start == 0 or (count >= _MANY and _is_calm(values, max(guessed, _CALM))):
         return series[0]
-    if count - start >= max(_LEAST, count // 4) and len(set(values[start:])) <= 2:
+    if count - start >= max(_ENTRIES_ALIKE, count // 4) and len(set(values[start:])) <= 2:
         early = median(values[: min(start, 16)])
         return series[start] if values[-1] > _EARLY * early else None
     return _fallen_back(series)
@@ -111,16 +111,16 @@ def _flat_from(values: array[float], share: float) -> int:
     return start
 
 
-def _fallen_back(series: MetricSeries) -> Point | None:
+def _fallen_back(series: MetricSeries) -> LogPoint | None:
     """Returns where a loss lost what it had learned and never moved again."""
     values = series.values
     start = _flat_from(values, 4 * _CALM)
     size = max(4, start // 16)
-    if start < 2 * size or len(values) - start < max(_LEAST, len(values) // 4):
+    if start < 2 * size or len(values) - start < max(_ENTRIES_ALIKE, len(values) // 4):
         return None
     best = min(median(values[at : at + size]) for at in range(0, start - size + 1, size))
     level = median(values[start:])
-    return series[start] if level > _LOST * best and _is_calm(values[start:], _CALM) else None
+    return series[start] if level > _UNLEARNED * best and _is_calm(values[start:], _CALM) else None
 
 
 def _is_calm(values: Sequence[float], share: float) -> bool:

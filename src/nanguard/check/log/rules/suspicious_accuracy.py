@@ -6,21 +6,21 @@ import math
 from typing import TYPE_CHECKING
 
 from nanguard.check.log.log_rule import LogRule, first_bad_loss, place, same_row, told
-from nanguard.check.log.quantities import Role
+from nanguard.check.log.quantities import Quantity
 from nanguard.check.rule import Fails, Passes
 from nanguard.findings import Severity, name_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from nanguard.check.log.series import Log, MetricSeries, Point
+    from nanguard.check.log.series import Log, LogPoint, MetricSeries
     from nanguard.findings import Finding
 
 _PERFECT = 0.9995
 # How much an accuracy has to jump with the first NaN to be no accident.
 _JUMP = 0.1
 # Bad losses that are compared with the accuracy beside them.
-_MOST = 2000
+_MOST_LOSSES_COMPARED = 2000
 
 
 class SuspiciousAccuracy(LogRule):
@@ -51,7 +51,7 @@ class SuspiciousAccuracy(LogRule):
 
     def check(self, source: Log) -> Iterator[Finding]:
         """Yields the first accuracy that cannot be one."""
-        for accuracy in source.of(Role.ACCURACY):
+        for accuracy in source.of(Quantity.ACCURACY):
             for loss in _losses_of(source, accuracy):
                 found = _beside(loss, accuracy)
                 if found is not None:
@@ -69,14 +69,16 @@ class SuspiciousAccuracy(LogRule):
 
 def _losses_of(log: Log, accuracy: MetricSeries) -> list[MetricSeries]:
     """Returns the bad losses of the same phase, or of any phase if it has none of its own."""
-    losses = [s for s in log.of(Role.LOSS) if s.rank == accuracy.rank and s.label == accuracy.label]
+    losses = [
+        s for s in log.of(Quantity.LOSS) if s.rank == accuracy.rank and s.label == accuracy.label
+    ]
     own = [s for s in losses if s.metric.evaluation == accuracy.metric.evaluation] or losses
     return [series for series in own if first_bad_loss(log, series) is not None]
 
 
-def _beside(loss: MetricSeries, accuracy: MetricSeries) -> tuple[Point, Point] | None:
+def _beside(loss: MetricSeries, accuracy: MetricSeries) -> tuple[LogPoint, LogPoint] | None:
     top = 100.0 if max((v for v in accuracy.values if v == v), default=0.0) > 1.5 else 1.0
-    for index in loss.bad()[:_MOST]:
+    for index in loss.bad()[:_MOST_LOSSES_COMPARED]:
         bad = loss[index]
         row = same_row(accuracy, bad) if math.isnan(bad.value) else None
         if row is None:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from nanguard.view.runs.curves import Thinned
-    from nanguard.view.runs.run_model import Curve, Event, Run
+    from nanguard.view.runs.run_model import Curve, Run, RunEvent
 
 SCHEMA = "nanguard.page/1"
 # Bytes of numbers in a page, before they are packed; packing saves a quarter, base64 costs a third.
@@ -132,7 +132,7 @@ def _curve(curve: Curve, run: Run, room: int, blob: Blob) -> dict[str, Any]:
     return told | _places(curve, thinned, blob)
 
 
-def _focus(curve: Curve, events: Sequence[Event], restarts: Sequence[int]) -> list[int]:
+def _focus(curve: Curve, events: Sequence[RunEvent], restarts: Sequence[int]) -> list[int]:
     """Returns the points at which something happened; each time, where steps begin anew."""
     kinds = (EventKind.OVERFLOW, EventKind.NOTE, EventKind.LR_RESTORED)
     steps = [e.step for e in events if e.step is not None and e.kind not in kinds]
@@ -162,7 +162,7 @@ def _places(curve: Curve, thinned: Thinned, blob: Blob) -> dict[str, Any]:
     return {"xs": blob.add(xs)}
 
 
-def _event(event: Event) -> list[Any]:
+def _event(event: RunEvent) -> list[Any]:
     return [
         event.kind.value,
         event.step,

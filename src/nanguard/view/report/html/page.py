@@ -19,7 +19,7 @@ from nanguard.view.report.verdict import verdict_of
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from nanguard.view.runs.run_model import Event, Run
+    from nanguard.view.runs.run_model import Run, RunEvent
 
 
 # Joined in this order into one script.
@@ -222,7 +222,7 @@ def _table(rows: Sequence[Html], *, timed: bool) -> Html:
     return el("div", body, cls="wide", tabindex="0", role="region", aria_label="Events")
 
 
-def _row(event: Event, place: int, *, timed: bool) -> Html:
+def _row(event: RunEvent, place: int, *, timed: bool) -> Html:
     step = step_words(event.step)
     if event.last != event.step:
         step += f" to {step_words(event.last)}"
