@@ -27,7 +27,7 @@ def test_what_it_links_to_is_there():
 
 
 def test_the_rules_are_counted():
-    from nanguard.check.catalogue import all_rules
+    from nanguard.check.rule import all_rules
 
     told = re.search(r"\[(\d+) rules about code, (\d+) about configurations", README)
     count = Counter(rule.reads for rule in all_rules())

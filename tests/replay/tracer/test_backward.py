@@ -228,7 +228,9 @@ def test_numbers_of_nodes_clash_between_threads(reentrant, functions):
     with traced() as trace:
         loss = in_fresh_thread(forward)
         in_device_thread(trace, loss)
-    assert max(map(len, trace._nodes._made_for.values())) > 1, "nothing clashed, so nothing was tested"
+    assert max(map(len, trace._nodes._made_for.values())) > 1, (
+        "nothing clashed, so nothing was tested"
+    )
     lines = [r.place[2] for r in trace.records if r.forward and r.forward[5:] in functions]
     lines = [line for line, _ in itertools.groupby(lines)]
     assert lines == [line_of(text) for text in ("last", "third", "second", "first")]
