@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 # What reads files of others, or says something about them.
-PACKAGES = ("source", "check", "advice", "view", "report", "serve", "terminal")
+PACKAGES = ("source", "check", "advice", "view")
 WAYS = ("search", "match", "fullmatch", "findall", "finditer", "sub", "split")
 _LETTERS = "a0_ -.,\"'\n\t:=/[]{}()#\\|<>+@\x1b\0Ae%$&*!~bcdfgxyz123;^`?É"
 

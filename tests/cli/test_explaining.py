@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-SCRIPT = Path(__file__).parents[1] / "launch" / "scripts" / "divides.py"
+SCRIPT = Path(__file__).parents[1] / "run" / "scripts" / "divides.py"
 
 
 def nanguard(*arguments, cwd):

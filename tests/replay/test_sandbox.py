@@ -116,7 +116,7 @@ def contents(folder: Path) -> dict[str, bytes | None]:
 @held_by_kernel
 def test_second_run_leaves_everything_as_it_was(tmp_path):
     """The script cleans up by early-bound, compiled and foreign means before it imports torch."""
-    shutil.copy(Path(__file__).parents[1] / "launch/scripts/cleans_up.py", tmp_path / "train.py")
+    shutil.copy(Path(__file__).parents[1] / "run/scripts/cleans_up.py", tmp_path / "train.py")
     nanguard = [sys.executable, "-m", "nanguard"]
     run = [*nanguard, "run", "--incidents", "incidents", "--", sys.executable, "train.py"]
     subprocess.run(run, cwd=tmp_path, check=True, capture_output=True)

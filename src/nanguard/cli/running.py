@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from nanguard.cli.commands import BY_NAME
 from nanguard.cli.commands.during import RECOVERY
 from nanguard.errors import MissingDependencyError, UsageError
+from nanguard.incident import NAME as INCIDENT
 from nanguard.incident import NO_BATCH
 from nanguard.run.command import must_be_there
 from nanguard.run.run_record import LaunchedRun, new_place
@@ -53,7 +54,9 @@ def run_guarded(asked: RunOptions) -> int:
             code = _run(asked, asked.incidents or run.folder, guarding)
     finally:
         run.ended(code)
-    seen = None if asked.quiet else run.see_it()
+    # Nothing is added to the log of a healthy run.
+    bad = any((asked.incidents or run.folder).glob(f"*/{INCIDENT}"))
+    seen = run.see_it() if not asked.quiet and (bad or sys.stderr.isatty()) else None
     if seen is not None:
         tell_user(f"nanguard: {seen}")
     return code

@@ -208,12 +208,12 @@ class ByScript:
         self.count += 1
         reason = f"{how}; {self.count} of {self.count + live.ordinal} steps so far"
         decision = Decision(Action.SKIP, reason)
-        bad = BadStep(symptom, step, live.ordinal, decision, tuple(live.bad_steps))
+        bad = BadStep(symptom, step, live.ordinal, decision, tuple(live.bad_steps.ordinals))
         bad.known, bad.drawn = {"by_script": True}, items_drawn(live.starts)
         for start in starts:
             start.reported = True
         if live.writer.report(bad):
-            live.explain(bad, starts, unfinished=unfinished)
+            live.bad_steps.explain(bad, starts, unfinished=unfinished)
 
     # Evaluations.
 
@@ -252,8 +252,10 @@ class ByScript:
         self._evaluations += 1
         if self._evaluations > _EVALUATIONS or not live.writer.may_explain:
             return
-        if live.replayer(bad, starts, reads=True).comes_from_a_model() and live.writer.report(bad):
-            live.explain(bad, starts, reads=True)
+        if live.bad_steps.replayer(
+            bad, starts, reads=True
+        ).comes_from_a_model() and live.writer.report(bad):
+            live.bad_steps.explain(bad, starts, reads=True)
 
 
 def _bad_number_given(frame: FrameType) -> Any:

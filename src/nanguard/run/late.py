@@ -171,7 +171,7 @@ class Late:
         behind = list(self._flights)
         self._flights.clear()
         gate.open()
-        live.meet(
+        live.bad_steps.meet(
             Symptom.of(Reading.of(numbers), flight.limits),
             flight.optimizer,
             step=flight.step,

@@ -8,7 +8,6 @@ import gc
 import math
 import multiprocessing
 import os
-import statistics
 import sys
 import time
 import weakref
@@ -20,23 +19,21 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.optim import Optimizer
 
-from nanguard.diagnose.limits import load_now
 from nanguard.guard.held import BufferPlaces, Held
 from nanguard.guard.judge import Reading
 from nanguard.guard.optimizers import learning_rate, scaled_lr
-from nanguard.guard.policy import Action, Decision, Trouble
+from nanguard.guard.policy import Action, Decision
 from nanguard.guard.verdicts import Verdicts
 from nanguard.numerics import all_finite
 from nanguard.replay.copies import LastGood
-from nanguard.replay.inplace import InPlace
 from nanguard.replay.patches import Patches, comes_from_signal
 from nanguard.replay.starts import Starts
 from nanguard.replay.terms import terms_of
 from nanguard.replay.watch import Watch, as_number, is_good, pass_over, single_number
 from nanguard.run.attach import is_launcher
+from nanguard.run.bad_steps import BadSteps
 from nanguard.run.by_script import ByScript
-from nanguard.run.incident_writer import BadStep, IncidentWriter
-from nanguard.run.known_faults import items_drawn
+from nanguard.run.incident_writer import IncidentWriter
 from nanguard.run.late import Late
 from nanguard.run.pulse import Pulse
 from nanguard.run.second_run import become_replay
@@ -59,18 +56,13 @@ if TYPE_CHECKING:
     from nanguard.guard.symptom import Symptom
     from nanguard.replay.start import Start
     from nanguard.run.control import Options
-    from nanguard.run.known_faults import Drawn
 
-STOPPED = 3
 _AS_IT_IS = contextlib.nullcontext()
 # What guards this process; None if nothing does.
 current: Live | None = None
 # The first steps, after each of which parameters are looked at, and steps between two looks later.
 _CAREFUL = 16
 _SCAN = 64
-# What one replay may take: so many steps' time, and so many seconds at least.
-_MOST_STEPS = 50
-_SHORTEST_LIMIT = 10.0
 # Steps whose time is remembered.
 _TIMED = 32
 
@@ -115,13 +107,16 @@ class Live(Watch):
         verdicts: Decides about its steps.
         held: The buffers as they were before the step.
         together: What the ranks know of each other.
-        bad_steps: The bad steps so far, as all optimizers together count.
+        bad_steps: What is done about bad steps.
+        by_script: The bad steps that the script has dealt with by itself.
+        last_good: The last good state, if there is a copy of it.
+        step_times: The seconds that each of the last steps took.
         is_aside: Whether nothing is guarded any more.
     """
 
     def __init__(self, options: Options) -> None:
         super().__init__()
-        self._options = options
+        self.options = options
         settings = Settings(
             on_bad=options.on_bad,  # type: ignore[arg-type]
             max_bad=options.max_bad,
@@ -130,21 +125,17 @@ class Live(Watch):
         # Each optimizer is a lane of its own, as long as it is there.
         self.verdicts = Verdicts(settings, lanes=weakref.WeakKeyDictionary())
         self._late = Late(self)
-        self._last_good = LastGood(self, wanted=options.on_bad == "rollback")
+        self.last_good = LastGood(self, wanted=options.on_bad == "rollback")
         self.together = Together()
-        self.bad_steps: list[int] = []
+        self.bad_steps = BadSteps(self)
         self._pid = os.getpid()
         self.is_aside = False
-        self._pulse: Pulse | None = None
-        self._tracked: Tracked | None = None
-        self._by_script = ByScript(self)
+        self.pulse: Pulse | None = None
+        self.tracked: Tracked | None = None
+        self.by_script = ByScript(self)
         # The losses of this step that were read so far; None if one of them is not finite.
         self._values: list[float] | None = []
-        # Which backward pass the last bad step belongs to.
-        self._met_in = -1
-        # An incident whose step was good when it was replayed.
-        self._doubt: Path | None = None
-        self._step_times: deque[float] = deque(maxlen=_TIMED)
+        self.step_times: deque[float] = deque(maxlen=_TIMED)
         self._began_step = time.perf_counter()
         self.writer = IncidentWriter(options)
         self.held: Held | None = None
@@ -156,13 +147,13 @@ class Live(Watch):
     def open(self) -> None:
         """Begins."""
         self.writer.attached()
-        if self._options.recover:
-            self._pulse = Pulse(Path(self._options.control))
-            self._pulse.listen()
+        if self.options.recover:
+            self.pulse = Pulse(Path(self.options.control))
+            self.pulse.listen()
         if self.writer.rank == 0:
-            self._tracked = Tracked(self, self._options.run_dir)
+            self.tracked = Tracked(self, self.options.run_dir)
         self.starts.begin()
-        self._by_script.listen()
+        self.by_script.listen()
         atexit.register(self.close)
 
     def stand_aside(self) -> None:
@@ -296,7 +287,7 @@ class Live(Watch):
             return
         self.starts.after_backward()
         # The graph of this step is gone by now, so that nobody minds a replay.
-        self.own(self._by_script.meet)
+        self.own(self.by_script.meet)
         if not self.made_by:
             self.own(lambda: step_by_hand(self))
 
@@ -309,7 +300,7 @@ class Live(Watch):
         if self.ordinal == 0:
             self.writer.stepped()
         self.starts.step_begins()
-        self._by_script.unstepped = None
+        self.by_script.unstepped = None
         if closure is None and self._scaler is None and self._late.can_take(optimizer):
             return self._late.step(optimizer, call)
         self._late.look()
@@ -318,11 +309,11 @@ class Live(Watch):
         loss, gradient = self.verdict(optimizer)
         symptom = self.together.agree(loss, gradient, self.ordinal) or self._spike(optimizer)
         if symptom is None:
-            self._by_script.note_discarded()
-            self.own(self._settle_doubt)
+            self.by_script.note_discarded()
+            self.own(self.bad_steps.settle_doubt)
         else:
             symptom.scaled_by_hand = self._scaler is not None
-            self.meet(
+            self.bad_steps.meet(
                 symptom,
                 optimizer,
                 starts=self.starts.ended or starts_without_backward(self, optimizer),
@@ -335,7 +326,7 @@ class Live(Watch):
         else:
             reason = "the gradients of all ranks together are finite, so the step was made"
             decision = Decision(Action.NOTED, reason)
-            self.own(lambda: self._report_on_rank(loss, optimizer, decision))
+            self.own(lambda: self.bad_steps.note_on_rank(loss, optimizer, decision))
         return result
 
     def judged_scaler_step(self, scaler: Any, optimizer: Any, call: Callable[[], Any]) -> Any:
@@ -343,14 +334,14 @@ class Live(Watch):
         if self.is_aside:
             return call()
         self.starts.step_begins()
-        self._by_script.unstepped = None
+        self.by_script.unstepped = None
         self._late.look()
         here = self.bad_loss()
         symptom = self.together.agree_on_loss(here)
         if symptom is not None:
             pass_over(scaler, optimizer)
             symptom.scale = scaler.get_scale()
-            self.meet(symptom, optimizer)
+            self.bad_steps.meet(symptom, optimizer)
             return None
         with self.cut_rate(optimizer):
             result = call()
@@ -359,17 +350,8 @@ class Live(Watch):
         else:
             reason = "the gradients of all ranks are bad, and their scalers leave the step out"
             decision = Decision(Action.SKIP, reason)
-            self.own(lambda: self._report_on_rank(here, optimizer, decision))
+            self.own(lambda: self.bad_steps.note_on_rank(here, optimizer, decision))
         return result
-
-    def _report_on_rank(self, symptom: Symptom, optimizer: Any, decision: Decision) -> None:
-        """Reports a bad loss of one rank, while all ranks together decide about its step."""
-        bad = BadStep(
-            symptom, self.number_of(optimizer), self.ordinal, decision, tuple(self.bad_steps)
-        )
-        self.bad_steps.append(self.ordinal)
-        if self.writer.report(bad) and not self.together.in_lockstep:
-            self.explain(bad, self.starts.ended)
 
     @property
     def lr_factor(self) -> float:
@@ -387,34 +369,34 @@ class Live(Watch):
 
     def boundary(self) -> None:
         """Marks what the next step may change."""
-        if self._pulse is not None:
-            self._pulse.beat(self._tried)
+        if self.pulse is not None:
+            self.pulse.beat(self.tried)
             if self.ordinal == 1:
-                self._pulse.rate(learning_rate(self.optimizers()))
+                self.pulse.rate(learning_rate(self.optimizers()))
         if not self.is_aside:
             self.own(self._begin_step)
 
     @property
-    def _tried(self) -> int:
+    def tried(self) -> int:
         """How many steps are over: those of the optimizer that has made most of them."""
         return max(self.counts.values(), default=self.ordinal)
 
     def heard_of_bad(self) -> None:
         """Notes a bad step that the script's own guard has met."""
-        if self._pulse is not None:
-            self._pulse.bad(self._tried)
+        if self.pulse is not None:
+            self.pulse.bad(self.tried)
 
     def heard_of_held_back(self, optimizers: Sequence[Optimizer]) -> None:
         """Counts a step that the script's own guard has held back: no optimizer tells of it."""
         self.ordinal += 1
         for optimizer in optimizers:
             self.add_step(optimizer)
-        if self._pulse is not None:
-            self._pulse.beat(self._tried)
+        if self.pulse is not None:
+            self.pulse.beat(self.tried)
 
     def _begin_step(self) -> None:
         now = time.perf_counter()
-        self._step_times.append(now - self._began_step)
+        self.step_times.append(now - self._began_step)
         self._began_step = now
         if self.held is None:
             self.held = Held(BufferPlaces(self.models()))
@@ -423,8 +405,8 @@ class Live(Watch):
 
     def track_step(self) -> None:
         """Tells trackers of a step that no optimizer makes."""
-        if self._tracked is not None:
-            self._tracked.good(None)
+        if self.tracked is not None:
+            self.tracked.good(None)
 
     def good(self, optimizer: Any, step: int | None = None, reading: Reading | None = None) -> None:
         """Counts a good step, and says what is unusual about it.
@@ -434,8 +416,8 @@ class Live(Watch):
             step: Its number; None for the step that is being made.
             reading: Its numbers; None for those that are at hand.
         """
-        if self._tracked is not None:
-            self._tracked.good(optimizer, step, reading)
+        if self.tracked is not None:
+            self.tracked.good(optimizer, step, reading)
         reading = reading or self.reading_at_hand()
         if reading is None or not math.isfinite(reading.loss):
             self.verdicts.policy.good()
@@ -445,7 +427,7 @@ class Live(Watch):
             limits = self.verdicts.limits(self.lane_of(optimizer), self._late.ahead)
             for finding in self.verdicts.passed(optimizer, reading, limits, step):
                 self.writer.say(f"step {step}: {finding.message} ({finding.name})")
-        self._last_good.after_good_step()
+        self.last_good.after_good_step()
 
     def look_after(self, optimizer: Optimizer) -> None:
         """Looks at what a step has made of the run, now and then; counts it."""
@@ -454,7 +436,7 @@ class Live(Watch):
         if due and symptom is None:
             self.own(lambda: self.curves.look(self.ordinal, self.named_parameters()))
         if symptom is not None:
-            self.meet(symptom, optimizer)
+            self.bad_steps.meet(symptom, optimizer)
         else:
             self.good(optimizer)
 
@@ -481,7 +463,7 @@ class Live(Watch):
 
     def _spike(self, optimizer: Optimizer) -> Symptom | None:
         """Returns what is unusual about a step, if that is enough not to make it."""
-        if self._options.spikes != "act" or self.together.active or self.grad_norm is None:
+        if self.options.spikes != "act" or self.together.active or self.grad_norm is None:
             return None
         reading = self.reading_at_hand()
         if reading is None:
@@ -489,190 +471,13 @@ class Live(Watch):
         limits = self.verdicts.limits(self.lane_of(optimizer), self._late.ahead)
         return self.verdicts.spike(optimizer, reading, limits)
 
-    def meet(
-        self,
-        symptom: Symptom | None,
-        optimizer: Any,
-        *,
-        step: int | None = None,
-        ordinal: int | None = None,
-        starts: list[Start] | None = None,
-    ) -> None:
-        """Deals with a bad step.
-
-        Args:
-            symptom: What is wrong with it; None for nothing.
-            optimizer: Whose step it is; None in a script that has none.
-            step: Its number; None for the step that is being made.
-            ordinal: The same, as all optimizers together count.
-            starts: What it began with; None for the step that is being made.
-        """
-        if symptom is None:
-            return
-        if step is None:
-            step = self.ordinal if optimizer is None else self.number_of(optimizer)
-        ordinal = self.ordinal if ordinal is None else ordinal
-        starts = list(self.starts.ended if starts is None else starts)
-        running: Any = torch._C._current_autograd_node()
-        if running is not None and self._met_in == self.backwards:
-            # Another optimizer of a step that is known to be bad: some step in backward hooks.
-            self._clear_gradients(optimizer)
-            return
-        self._met_in = self.backwards
-        self._note_bad(step, optimizer)
-        if self.held is not None:
-            self.held.restore(self.held.shape)
-        drawn = items_drawn(self.starts)
-        poisoned, decision = self._decide(optimizer, step, symptom, drawn)
-        bad = BadStep(symptom, step, ordinal, decision, tuple(self.bad_steps))
-        bad.drawn = drawn
-        bad.seconds = statistics.median(self._step_times) if self._step_times else None
-        bad.why = _why_not(symptom, poisoned=poisoned)
-        starts = starts if bad.why is None else []
-        self._clear_gradients(optimizer)
-        self._report(bad, starts)
-        if self._tracked is not None:
-            self._tracked.bad(optimizer, step, symptom, decision)
-        self._act(decision)
-
-    def _report(self, bad: BadStep, starts: list[Start]) -> None:
-        """Writes and explains an incident; Ctrl-C ends the explanation, and the step stays bad."""
-        try:
-            if self.together.mine:
-                written = self.writer.report(bad)
-                self.explain(bad, starts if written else [])
-            elif self.together.in_lockstep and self._options.trace:
-                self.together.follow(self.replayer(bad, starts), bad.ordinal)
-        except KeyboardInterrupt:
-            # The script may catch it and go on, with weights that must be good then.
-            if bad.decision.action is Action.ROLLBACK:
-                self._last_good.restore()
-            raise
-        finally:
-            for start in starts:
-                start.reported = True
-            self.bad_steps.append(bad.ordinal)
-            self._by_script.known_at = self.ordinal + 1
-
-    def _note_bad(self, step: int, optimizer: Any) -> None:
-        if self._pulse is not None:
-            leads = optimizer is None or self.number_of(optimizer) == self._tried
-            # The last step of the one that leads belongs to the same round.
-            self._pulse.bad(step if leads else self._tried - 1)
-
-    def _decide(
-        self, optimizer: Any, step: int, symptom: Symptom, drawn: Drawn
-    ) -> tuple[bool, Decision]:
-        """Returns whether the run itself is bad by now, and what to do about a bad step."""
-        trained = [p for p in self.named_parameters().values() if p.requires_grad]
-        poisoned = not all_finite(trained) or self.bad_buffers() is not None
-        # A copy that nobody has asked for is there for what cannot be helped otherwise.
-        wanted = poisoned or self._options.on_bad == "rollback"
-        can_roll_back = wanted and self._last_good.is_there
-        trouble = Trouble(step, poisoned=poisoned, can_roll_back=can_roll_back)
-        if not self.together.active:  # ranks know of their own samples only, and decide alike
-            trouble = self.writer.with_known(trouble, drawn)
-        seen = (symptom.loss, symptom.grad_norm)
-        reading = None
-        if symptom.kind == "spike" and None not in seen:
-            reading = Reading(closed=True, loss=seen[0], grad_norm=seen[1], terms={})  # type: ignore[arg-type]
-        return poisoned, self.verdicts.failed(optimizer, reading, trouble)
-
-    @staticmethod
-    def _clear_gradients(optimizer: Any) -> None:
-        """Frees the gradients of a bad step, whose memory its replays may need."""
-        if optimizer is not None:
-            with contextlib.suppress(AttributeError):
-                optimizer.zero_grad(set_to_none=True)
-
-    def _act(self, decision: Decision) -> None:
-        if decision.action is Action.ROLLBACK:
-            self._last_good.restore()
-        if decision.action is Action.STOP:
-            self.writer.stopped(decision.reason)
-            raise SystemExit(STOPPED)
-
-    def explain(
-        self,
-        bad: BadStep,
-        starts: Sequence[Start],
-        *,
-        unfinished: bool = False,
-        reads: bool = False,
-    ) -> None:
-        """Replays a step, if that is wanted and can be done."""
-        replayer = self.replayer(bad, starts, unfinished=unfinished, reads=reads)
-        with contextlib.ExitStack() as stack:
-            if self.together.in_lockstep and self._options.trace:
-                stack.enter_context(self.together.lead(replayer, bad.ordinal))
-            if not self.writer.may_explain or not starts:
-                return
-            named = self.named_parameters()
-            self.own(lambda: self.curves.look(self.ordinal, named, last=True))
-            self.writer.explain(replayer)
-        if replayer.differs and not (unfinished or reads):
-            self._doubt = self.writer.folder
-
-    def replayer(
-        self,
-        bad: BadStep,
-        starts: Sequence[Start],
-        *,
-        unfinished: bool = False,
-        reads: bool = False,
-    ) -> InPlace:
-        """Returns what replays a bad step.
-
-        Args:
-            bad: The step.
-            starts: What its passes began with.
-            unfinished: Whether the script has left it before its backward pass.
-            reads: Whether the bad number is one that the script has read.
-        """
-        likely = list(starts)
-        together = self.together.in_lockstep
-        if not reads and not together:
-            # A bad loss shows which pass it was; a bad gradient may be any one's.
-            likely.sort(key=lambda start: all_finite(start.losses))
-        return InPlace(
-            self,
-            self.patches,
-            self.starts,
-            likely,
-            step=bad.step,
-            ordinal=bad.ordinal,
-            together=together,
-            unfinished=unfinished,
-            reads=reads,
-            longest=max(_SHORTEST_LIMIT, _MOST_STEPS * (bad.seconds or 0.0)) * load_now(),
-        )
-
-    def _settle_doubt(self) -> None:
-        """Says that a bad step did not come again, if a good one does, bit for bit.
-
-        Only then is it known that what is replayed is what ran.
-        """
-        folder, self._doubt = self._doubt, None
-        if folder is None or not self.starts.ended:
-            return
-        replayer = InPlace(
-            self,
-            self.patches,
-            self.starts,
-            list(self.starts.ended),
-            step=self.ordinal,
-            ordinal=self.ordinal,
-        )
-        if replayer.is_exact():
-            self.writer.did_not_come_again(folder)
-
     # What a script deals with by itself.
 
     def clipped(self, parameters: list[Tensor], norm: Any) -> None:
         """Notes the norm of gradients; a script that sees it may leave out the step."""
         super().clipped(parameters, norm)
         if isinstance(norm, torch.Tensor) and not self.is_aside:
-            self._by_script.unstepped = (list(self.starts.ended), norm)
+            self.by_script.unstepped = (list(self.starts.ended), norm)
 
     def grad(self, call: Callable[[], Any], outputs: Any) -> Any:
         """Follows gradients that the script applies by itself."""
@@ -689,11 +494,11 @@ class Live(Watch):
 
     def read(self, tensor: Tensor, value: float) -> None:
         """Hears of a bad number that the script has read."""
-        self._by_script.read(tensor, value, in_optimizer=bool(self._depth))
+        self.by_script.read(tensor, value, in_optimizer=bool(self._depth))
 
     def _script_left(self, start: Start, names: Any) -> None:
         """Undoes what a step has done to the buffers that the script has left as it was bad."""
-        if self._by_script.left(start, names) and self.held is not None:
+        if self.by_script.left(start, names) and self.held is not None:
             self.held.restore(self.held.shape)
 
     def look(self) -> None:
@@ -705,14 +510,14 @@ class Live(Watch):
         if os.getpid() != self._pid:
             return
         self._late.close()
-        self.own(self._by_script.meet)
-        self.own(self._by_script.meet_unused_gradient)
-        if self.bad_steps or self._by_script.count:
-            self.writer.summary(self.ordinal, len(self.bad_steps) + self._by_script.count)
-        if self._pulse is not None:
-            self._pulse.end(finite=self._is_finite())
-        if self._tracked is not None:
-            self._tracked.close()
+        self.own(self.by_script.meet)
+        self.own(self.by_script.meet_unused_gradient)
+        if self.bad_steps.ordinals or self.by_script.count:
+            self.writer.summary(self.ordinal, len(self.bad_steps.ordinals) + self.by_script.count)
+        if self.pulse is not None:
+            self.pulse.end(finite=self._is_finite())
+        if self.tracked is not None:
+            self.tracked.close()
         self.starts.close()
         self.patches.take_off()
 
@@ -722,15 +527,6 @@ class Live(Watch):
             return all_finite([p for p in self.named_parameters().values() if p.requires_grad])
         except RuntimeError:  # of a device that has failed
             return True
-
-
-def _why_not(symptom: Symptom, *, poisoned: bool) -> str | None:
-    """Returns why a bad step cannot be replayed; None if it can."""
-    if symptom.kind == "spike":
-        return "a spike is a finite number: there is no bad value to look for"
-    if poisoned or symptom.where not in ("loss", "gradient"):
-        return "the run itself is bad by now: the state before the step is gone"
-    return None
 
 
 def _called_by_a_guard() -> bool:

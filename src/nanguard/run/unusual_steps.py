@@ -50,7 +50,7 @@ def step_with_closure(
         with live.cut_rate(optimizer):
             result = call(judged)
     except _BadStepError as bad:
-        live.meet(bad.symptom, optimizer)
+        live.bad_steps.meet(bad.symptom, optimizer)
         return bad.loss
     live.look_after(optimizer)
     return result
@@ -64,7 +64,7 @@ def _search(live: Live, optimizer: Optimizer, call: Callable[..., Any]) -> Any:
     symptom = live.bad_end_loss() or live.bad_state(optimizer)
     if symptom is not None:
         before.restore()
-        live.meet(symptom, optimizer)
+        live.bad_steps.meet(symptom, optimizer)
     else:
         live.good(optimizer)
     return result
@@ -111,7 +111,7 @@ def _meet_by_hand(live: Live, symptom: Symptom, gradients: list[Tensor]) -> None
     """Deals with a bad step that cannot be held back: a gradient of 0 moves nothing."""
     for gradient in gradients:
         gradient.detach().zero_()
-    live.meet(symptom, None)
+    live.bad_steps.meet(symptom, None)
 
 
 def starts_without_backward(live: Live, optimizer: Optimizer) -> list[Start]:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from nanguard.view.server.digest import Summary
 
 
-LOGS = Path(__file__).parents[1] / "logs"
+LOGS = Path(__file__).parents[2] / "logs"
 
 
 def summary(digest: Digest, found: Found) -> Summary:

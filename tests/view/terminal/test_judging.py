@@ -14,7 +14,7 @@ from nanguard.view.terminal.reading import LineReader, Unreadable
 from nanguard.view.terminal.state import RunState
 from tests.labelled import labelled
 
-LOGS = Path(__file__).parents[1] / "logs"
+LOGS = Path(__file__).parents[2] / "logs"
 
 
 def told_about(values: list[float], role: Role = Role.LOSS, chunk: int = 7, **marks: bool):

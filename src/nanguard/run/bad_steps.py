@@ -1,0 +1,252 @@
+"""What is done about a bad step of a script: decided, undone, written down and explained."""
+
+from __future__ import annotations
+
+import contextlib
+import statistics
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from nanguard.diagnose.limits import load_now
+from nanguard.guard.judge import Reading
+from nanguard.guard.policy import Action, Trouble
+from nanguard.numerics import all_finite
+from nanguard.replay.inplace import InPlace
+from nanguard.run.incident_writer import BadStep
+from nanguard.run.known_faults import items_drawn
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from nanguard.guard.policy import Decision
+    from nanguard.guard.symptom import Symptom
+    from nanguard.replay.start import Start
+    from nanguard.run.known_faults import Drawn
+    from nanguard.run.live import Live
+
+STOPPED = 3
+# What one replay may take: so many steps' time, and so many seconds at least.
+_MOST_STEPS = 50
+_SHORTEST_LIMIT = 10.0
+
+
+class BadSteps:
+    """The bad steps of a script.
+
+    Attributes:
+        ordinals: Which steps they were, as all optimizers together count.
+    """
+
+    def __init__(self, live: Live) -> None:
+        self._live = live
+        self.ordinals: list[int] = []
+        # Which backward pass the last one belongs to.
+        self._met_in = -1
+        # An incident whose step was good when it was replayed.
+        self._doubt: Path | None = None
+
+    def meet(
+        self,
+        symptom: Symptom | None,
+        optimizer: Any,
+        *,
+        step: int | None = None,
+        ordinal: int | None = None,
+        starts: list[Start] | None = None,
+    ) -> None:
+        """Deals with a bad step.
+
+        Args:
+            symptom: What is wrong with it; None for nothing.
+            optimizer: Whose step it is; None in a script that has none.
+            step: Its number; None for the step that is being made.
+            ordinal: The same, as all optimizers together count.
+            starts: What it began with; None for the step that is being made.
+        """
+        live = self._live
+        if symptom is None:
+            return
+        if step is None:
+            step = live.ordinal if optimizer is None else live.number_of(optimizer)
+        ordinal = live.ordinal if ordinal is None else ordinal
+        starts = list(live.starts.ended if starts is None else starts)
+        running: Any = torch._C._current_autograd_node()
+        if running is not None and self._met_in == live.backwards:
+            # Another optimizer of a step that is known to be bad: some step in backward hooks.
+            self._clear_gradients(optimizer)
+            return
+        self._met_in = live.backwards
+        self._note_bad(step, optimizer)
+        if live.held is not None:
+            live.held.restore(live.held.shape)
+        drawn = items_drawn(live.starts)
+        poisoned, decision = self._decide(optimizer, step, symptom, drawn)
+        bad = BadStep(symptom, step, ordinal, decision, tuple(self.ordinals))
+        bad.drawn = drawn
+        bad.seconds = statistics.median(live.step_times) if live.step_times else None
+        bad.why = _why_not(symptom, poisoned=poisoned)
+        starts = starts if bad.why is None else []
+        self._clear_gradients(optimizer)
+        self._report(bad, starts)
+        if live.tracked is not None:
+            live.tracked.bad(optimizer, step, symptom, decision)
+        self._act(decision)
+
+    def _report(self, bad: BadStep, starts: list[Start]) -> None:
+        """Writes and explains an incident; Ctrl-C ends the explanation, and the step stays bad."""
+        live = self._live
+        try:
+            if live.together.mine:
+                written = live.writer.report(bad)
+                self.explain(bad, starts if written else [])
+            elif live.together.in_lockstep and live.options.trace:
+                live.together.follow(self.replayer(bad, starts), bad.ordinal)
+        except KeyboardInterrupt:
+            # The script may catch it and go on, with weights that must be good then.
+            if bad.decision.action is Action.ROLLBACK:
+                live.last_good.restore()
+            raise
+        finally:
+            for start in starts:
+                start.reported = True
+            self.ordinals.append(bad.ordinal)
+            live.by_script.known_at = live.ordinal + 1
+
+    def _note_bad(self, step: int, optimizer: Any) -> None:
+        live = self._live
+        if live.pulse is not None:
+            leads = optimizer is None or live.number_of(optimizer) == live.tried
+            # The last step of the one that leads belongs to the same round.
+            live.pulse.bad(step if leads else live.tried - 1)
+
+    def _decide(
+        self, optimizer: Any, step: int, symptom: Symptom, drawn: Drawn
+    ) -> tuple[bool, Decision]:
+        """Returns whether the run itself is bad by now, and what to do about a bad step."""
+        live = self._live
+        trained = [p for p in live.named_parameters().values() if p.requires_grad]
+        poisoned = not all_finite(trained) or live.bad_buffers() is not None
+        # A copy that nobody has asked for is there for what cannot be helped otherwise.
+        wanted = poisoned or live.options.on_bad == "rollback"
+        can_roll_back = wanted and live.last_good.is_there
+        trouble = Trouble(step, poisoned=poisoned, can_roll_back=can_roll_back)
+        if not live.together.active:  # ranks know of their own samples only, and decide alike
+            trouble = live.writer.with_known(trouble, drawn)
+        seen = (symptom.loss, symptom.grad_norm)
+        reading = None
+        if symptom.kind == "spike" and None not in seen:
+            reading = Reading(closed=True, loss=seen[0], grad_norm=seen[1], terms={})  # type: ignore[arg-type]
+        return poisoned, live.verdicts.failed(optimizer, reading, trouble)
+
+    @staticmethod
+    def _clear_gradients(optimizer: Any) -> None:
+        """Frees the gradients of a bad step, whose memory its replays may need."""
+        if optimizer is not None:
+            with contextlib.suppress(AttributeError):
+                optimizer.zero_grad(set_to_none=True)
+
+    def _act(self, decision: Decision) -> None:
+        live = self._live
+        if decision.action is Action.ROLLBACK:
+            live.last_good.restore()
+        if decision.action is Action.STOP:
+            live.writer.stopped(decision.reason)
+            raise SystemExit(STOPPED)
+
+    def explain(
+        self,
+        bad: BadStep,
+        starts: Sequence[Start],
+        *,
+        unfinished: bool = False,
+        reads: bool = False,
+    ) -> None:
+        """Replays a step, if that is wanted and can be done."""
+        live = self._live
+        replayer = self.replayer(bad, starts, unfinished=unfinished, reads=reads)
+        with contextlib.ExitStack() as stack:
+            if live.together.in_lockstep and live.options.trace:
+                stack.enter_context(live.together.lead(replayer, bad.ordinal))
+            if not live.writer.may_explain or not starts:
+                return
+            named = live.named_parameters()
+            live.own(lambda: live.curves.look(live.ordinal, named, last=True))
+            live.writer.explain(replayer)
+        if replayer.differs and not (unfinished or reads):
+            self._doubt = live.writer.folder
+
+    def replayer(
+        self,
+        bad: BadStep,
+        starts: Sequence[Start],
+        *,
+        unfinished: bool = False,
+        reads: bool = False,
+    ) -> InPlace:
+        """Returns what replays a bad step.
+
+        Args:
+            bad: The step.
+            starts: What its passes began with.
+            unfinished: Whether the script has left it before its backward pass.
+            reads: Whether the bad number is one that the script has read.
+        """
+        live = self._live
+        likely = list(starts)
+        together = live.together.in_lockstep
+        if not reads and not together:
+            # A bad loss shows which pass it was; a bad gradient may be any one's.
+            likely.sort(key=lambda start: all_finite(start.losses))
+        return InPlace(
+            live,
+            live.patches,
+            live.starts,
+            likely,
+            step=bad.step,
+            ordinal=bad.ordinal,
+            together=together,
+            unfinished=unfinished,
+            reads=reads,
+            longest=max(_SHORTEST_LIMIT, _MOST_STEPS * (bad.seconds or 0.0)) * load_now(),
+        )
+
+    def settle_doubt(self) -> None:
+        """Says that a bad step did not come again, if a good one does, bit for bit.
+
+        Only then is it known that what is replayed is what ran.
+        """
+        live = self._live
+        folder, self._doubt = self._doubt, None
+        if folder is None or not live.starts.ended:
+            return
+        replayer = InPlace(
+            live,
+            live.patches,
+            live.starts,
+            list(live.starts.ended),
+            step=live.ordinal,
+            ordinal=live.ordinal,
+        )
+        if replayer.is_exact():
+            live.writer.did_not_come_again(folder)
+
+    def note_on_rank(self, symptom: Symptom, optimizer: Any, decision: Decision) -> None:
+        """Reports a bad loss of one rank, while all ranks together decide about its step."""
+        live = self._live
+        bad = BadStep(
+            symptom, live.number_of(optimizer), live.ordinal, decision, tuple(self.ordinals)
+        )
+        self.ordinals.append(live.ordinal)
+        if live.writer.report(bad) and not live.together.in_lockstep:
+            self.explain(bad, live.starts.ended)
+
+
+def _why_not(symptom: Symptom, *, poisoned: bool) -> str | None:
+    """Returns why a bad step cannot be replayed; None if it can."""
+    if symptom.kind == "spike":
+        return "a spike is a finite number: there is no bad value to look for"
+    if poisoned or symptom.where not in ("loss", "gradient"):
+        return "the run itself is bad by now: the state before the step is gone"
+    return None
