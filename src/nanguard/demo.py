@@ -216,24 +216,27 @@ def run_demo(*, run_dir: Path | None, steps: int, quiet: bool) -> bool:
     """
     folder = run_dir or Path(".nanguard/demo") / time.strftime("%Y-%m-%dT%H-%M-%S")
     story, stage = Story(steps), Stage(quiet=quiet)
+    began = time.monotonic()
+    stage.say(f"This takes about {max(20, steps // 12)} seconds on two cores.\n")
     stage.say("[bold]A small transformer learns a page of text. Three faults will strike it:[/]")
     stage.say(f"  step {story.faults.batch}: a batch with a NaN in it")
     stage.say(f"  step {story.faults.gradient}: a gradient that turns NaN, under a finite loss")
     stage.say(f"  step {story.faults.spike}: a loss 10 000 times too large\n")
-    with _silent_log():
-        guarded, summary = stage.play(
-            "guarded run", steps, lambda after: story.guarded(folder, stage.event, after)
+    with _one_thread():
+        with _silent_log():
+            guarded, summary = stage.play(
+                "guarded run", steps, lambda after: story.guarded(folder, stage.event, after)
+            )
+        broken = stage.play(
+            "the same run without the guard",
+            steps,
+            lambda after: story.bare(story.batches(faults=True), after),
         )
-    broken = stage.play(
-        "the same run without the guard",
-        steps,
-        lambda after: story.bare(story.batches(faults=True), after),
-    )
-    clean = stage.play(
-        "the run that never saw the faults",
-        steps - len(story.faults.steps),
-        lambda after: story.bare(story.batches(faults=False), after),
-    )
+        clean = stage.play(
+            "the run that never saw the faults",
+            steps - len(story.faults.steps),
+            lambda after: story.bare(story.batches(faults=False), after),
+        )
     stage.say()
     stage.say(_table(guarded, broken, clean))
     stage.say(f"\n{str(summary).splitlines()[0]}")
@@ -241,7 +244,9 @@ def run_demo(*, run_dir: Path | None, steps: int, quiet: bool) -> bool:
     identical = _fingerprint(guarded) == _fingerprint(clean)
     stage.verdict(_verdict(guarded, identical=identical))
     explained = _explain_a_script(folder / "script", stage)
-    stage.verdict(f"report: {escape(str(_write_report(folder)))}")
+    path = _write_report(folder)
+    stage.say(f"It took {time.monotonic() - began:.0f} seconds. The whole story on one page:")
+    stage.verdict(f"report: {escape(str(path))}")
     return identical and explained
 
 
@@ -278,6 +283,17 @@ def _explain_a_script(folder: Path, stage: Stage) -> bool:
         else "[bold red]not explained[/]: no fix could be verified"
     )
     return fixed
+
+
+@contextlib.contextmanager
+def _one_thread() -> Iterator[None]:
+    """Computes in one thread: a model as small as this one waits for several twice as long."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 @contextlib.contextmanager

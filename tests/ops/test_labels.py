@@ -34,7 +34,7 @@ def test_a_label_out_of_range_is_refused_with_its_place(target, label):
         ops.checked_cross_entropy(logits(), target)
     text = str(caught.value)
     assert f"label {label} at (1,) is not one of 0 to 4 (1 of 3 labels are bad)" in text
-    assert "Mend the label map" in text
+    assert "Fix the label map" in text
 
 
 @pytest.mark.parametrize("target", [HIGH, LOW])

@@ -142,7 +142,7 @@ def _count(table: dict[str, Any], key: str, path: Path) -> int | None:
 
 def _wrong_data(path: Path, key: str, wanted: str, value: Any) -> SettingsError:
     return SettingsError(
-        f"data.{key} has to be {wanted}, not {value!r}.", where=str(path), do="Mend the file."
+        f"data.{key} has to be {wanted}, not {value!r}.", where=str(path), do="Fix the file."
     )
 
 
@@ -235,7 +235,7 @@ def _read(path: Path, only_with: bytes = b"") -> dict[str, Any] | None:
         told: dict[str, Any] = tomllib.loads(data.decode("utf-8-sig"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise SettingsError(
-            f"the settings are not TOML: {error}.", where=str(path), do="Mend the file."
+            f"the settings are not TOML: {error}.", where=str(path), do="Fix the file."
         ) from error
     return told
 
@@ -286,5 +286,5 @@ def _words(table: dict[str, Any], key: str, path: Path) -> tuple[str, ...]:
 
 def _wrong(path: Path, key: str, wanted: str, value: Any) -> SettingsError:
     return SettingsError(
-        f"{key} has to be {wanted}, not {value!r}.", where=str(path), do="Mend the file."
+        f"{key} has to be {wanted}, not {value!r}.", where=str(path), do="Fix the file."
     )

@@ -59,7 +59,7 @@ class Watching:
 
     Attributes:
         plan: What the check is asked to do.
-        form: How to answer: text or json.
+        form: Output format: text or json.
         quiet: Whether to be silent about good ones.
         found: Everything that was found.
     """

@@ -119,7 +119,7 @@ class Summary:
         head = (
             f"nanguard: {self.steps} steps, {self.applied} applied, {self.skipped} skipped, "
             f"{self.overflows} overflows, {self.lr_cuts} LR cuts, {self.rollbacks} rollbacks, "
-            f"{self.warnings} warnings"
+            f"{self.warnings} warning{'' if self.warnings == 1 else 's'}"
         )
         return "\n".join([head, *(f"  {event}" for event in self.events)])
 

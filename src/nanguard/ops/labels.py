@@ -251,7 +251,7 @@ def _refuse(bad: Tensor, target: Tensor, classes: int, *, masked: bool) -> None:
         what = f"label {label} at {place} is a class that is masked for this sample"
     raise _usage(
         f"{what} ({int(bad.sum())} of {bad.numel()} labels are bad)",
-        "Mend the label map of that data. To go on without such samples: on_bad='ignore'.",
+        "Fix the label map of that data. To go on without such samples: on_bad='ignore'.",
     )
 
 
@@ -265,7 +265,7 @@ def _refuse_masked(bad: Tensor, target: Tensor | None) -> None:
         what = f"the target {label} of the sample at {place} is masked or out of range"
     raise _usage(
         f"{what} ({int(bad.sum())} of {bad.numel()} samples are bad)",
-        "Mend the label map, or the mask of classes for that data set.",
+        "Fix the label map, or the mask of classes for that data set.",
     )
 
 

@@ -96,7 +96,7 @@ class Code:
             raise SourceError(
                 f"is not valid Python: {error.msg}",
                 where=f"{text.path}:{error.lineno or 1}",
-                do="Mend the syntax, or exclude the file.",
+                do="Fix the syntax, or exclude the file.",
             ) from error
         except (RecursionError, MemoryError, ValueError) as error:
             raise SourceError(

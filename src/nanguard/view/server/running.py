@@ -47,7 +47,7 @@ class Options:
     Attributes:
         host: The address to listen on.
         port: The port; 0 for any that is free.
-        token: What has to be known to look at anything; made up where it is needed.
+        token: The token that visitors must present; generated where it is needed.
         names: Other names by which this machine may be asked.
         browser: Whether to open a browser.
     """

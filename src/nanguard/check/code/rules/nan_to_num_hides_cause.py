@@ -40,7 +40,7 @@ class NanToNumHidesCause(CodeRule):
     Where the gradient happens to be zero, the fault stays, and every check that would have named
     the operation sees healthy numbers.
 
-    Mend the operation: mask rows before the softmax, add an eps to the divisor. Filling gaps in
+    Fix the operation: mask rows before the softmax, add an eps to the divisor. Filling gaps in
     inputs and labels is fine.
     """
 

@@ -44,7 +44,7 @@
     const nothing = document.getElementById("nothing");
     table.hidden = !seen;
     nothing.hidden = seen > 0;
-    if (body.rows.length) nothing.textContent = "No run is like that.";
+    if (body.rows.length) nothing.textContent = "No run matches this filter.";
   }
 
   function rowOf(html) {
