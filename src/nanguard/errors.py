@@ -74,6 +74,13 @@ class IncidentError(NanguardError):
 class SourceError(NanguardError):
     """A file that cannot be read as what it should be."""
 
+    @property
+    def reason(self) -> str:
+        """Why it cannot be read, with the line if one is known, without a full stop."""
+        what = self.what.rstrip(".")
+        _, _, line = self.where.rpartition(":")
+        return f"{what} (line {line})" if line.isdigit() else what
+
 
 class LaunchError(NanguardError):
     """A command that cannot be run."""

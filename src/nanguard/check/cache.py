@@ -138,7 +138,7 @@ def _to_json(outcome: FileOutcome) -> dict[str, Any]:
     return {
         "checked": outcome.checked,
         "suppressed": outcome.suppressed,
-        "not_checked": [[e.reason, e.omission.value] for e in outcome.not_checked],
+        "not_checked": [[e.reason, e.omission.value, e.rule] for e in outcome.not_checked],
         "seen": [
             {
                 **{name: getattr(seen.finding, name) for name in _PLAIN},
@@ -158,8 +158,8 @@ def _from_json(entry: dict[str, Any], path: str) -> FileOutcome:
         seen=[_seen(one, path) for one in entry["seen"]],
         checked=bool(entry["checked"]),
         not_checked=[
-            NotChecked(path, str(reason), Omission(omission))
-            for reason, omission in entry["not_checked"]
+            NotChecked(path, str(reason), Omission(omission), rule=str(rule))
+            for reason, omission, rule in entry["not_checked"]
         ],
         suppressed=int(entry["suppressed"]),
     )

@@ -19,7 +19,6 @@ from nanguard.check.outcome import (
     failure,
     in_order,
     judge,
-    reason_of,
     seen_in,
 )
 from nanguard.check.rule import all_rules
@@ -90,7 +89,7 @@ def check_path(
         limit = NOTEBOOK_LIMIT if kind is FileKind.NOTEBOOK else PYTHON_LIMIT
         data = read_bytes(path, limit)
     except SourceError as error:
-        return FileOutcome.left_out(path, reason_of(error))
+        return FileOutcome.left_out(path, error.reason)
     if project is not None:
         project.consulted.clear()
     outcome = check_bytes(path, data, kind, selection, project)
@@ -116,7 +115,7 @@ def check_bytes(
             warnings.simplefilter("ignore")
             return _check(path, data, kind, selection, project)
     except SourceError as error:
-        return FileOutcome.left_out(path, reason_of(error))
+        return FileOutcome.left_out(path, error.reason)
     except (RecursionError, MemoryError):
         return FileOutcome.left_out(path, "it is nested too deeply")
     except TooSlowError:
@@ -185,7 +184,7 @@ def _judged(
     ignores = ignores_in(text, python=True)
     findings, allowed = suppress(raw, ignores)
     if ignores:
-        broken = {entry.reason.split()[1] for entry in failed}
+        broken = {entry.rule for entry in failed}
         ran = {rule.name for rule in rules} - broken
         known = {rule.name: rule.code for rule in all_rules()}
         findings += unused(text.path, ignores, known, ran, selection)

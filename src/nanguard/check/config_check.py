@@ -14,7 +14,6 @@ from nanguard.check.outcome import (
     failure,
     in_order,
     judge,
-    reason_of,
     seen_in,
 )
 from nanguard.check.rule import all_rules
@@ -84,7 +83,7 @@ class Configs:
                 if not looks_like_training(document) and not self._may_be_part(text):
                     return NO_TRAINING
         except SourceError as error:
-            return reason_of(error)
+            return error.reason
         except (RecursionError, MemoryError):
             return "it is nested too deeply"
         except TooSlowError:
@@ -187,7 +186,7 @@ class Configs:
             kept, allowed = suppress([seen.finding for seen in outcome.seen], ignores)
             outcome.seen = [seen for seen in outcome.seen if seen.finding in kept]
             outcome.suppressed = allowed
-            failed = {entry.reason.split()[1] for entry in outcome.not_checked}
+            failed = {entry.rule for entry in outcome.not_checked}
             ran = _names(r for r in selection.rules("config") if r.name not in failed)
             known = {rule.name: rule.code for rule in all_rules()}
             complaints = unused(path, ignores, known, ran, selection)

@@ -24,7 +24,7 @@ from nanguard.check.kinds import (
     may_point,
     scanned_as,
 )
-from nanguard.check.outcome import NotChecked, Omission, Outcome, failure, reason_of
+from nanguard.check.outcome import NotChecked, Omission, Outcome, failure
 from nanguard.check.paths import STDIN, FoundFiles, Search
 from nanguard.check.remote_files import Elsewhere
 from nanguard.check.rule import broken
@@ -202,7 +202,7 @@ class Check:
                 found.path, f"it took more than {_KIND_CPU_SECONDS:.0f} s to tell what it is"
             )
         except SourceError as error:
-            self._leave_out(found.path, reason_of(error))
+            self._leave_out(found.path, error.reason)
         except Exception as error:  # noqa: BLE001 - the other files have to be checked
             self._leave_out(found.path, failure(error))
 
@@ -283,7 +283,7 @@ class Check:
             else:
                 self._leave_out(STDIN_NAME, _unruled(kind), Omission.UNKNOWN)
         except SourceError as error:
-            self._leave_out(STDIN_NAME, reason_of(error))
+            self._leave_out(STDIN_NAME, error.reason)
 
     def _leave_out(
         self,

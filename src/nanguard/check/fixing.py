@@ -16,7 +16,7 @@ from nanguard.check.code_check import check_python
 from nanguard.check.config_fixes import Announced
 from nanguard.check.engine import STDIN_NAME
 from nanguard.check.kinds import FileKind
-from nanguard.check.outcome import ConfigChange, FileOutcome, FileRepair, NotChecked, reason_of
+from nanguard.check.outcome import ConfigChange, FileOutcome, FileRepair, NotChecked
 from nanguard.errors import SourceError
 from nanguard.source.edits import apply, together, whole_diff
 from nanguard.source.text import (
@@ -488,4 +488,4 @@ def _renamed(file: FileOutcome, target: str | None) -> FileOutcome:
 
 
 def _said(error: SourceError | OSError) -> str:
-    return reason_of(error) if isinstance(error, SourceError) else error.strerror or str(error)
+    return error.reason if isinstance(error, SourceError) else error.strerror or str(error)

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Protocol, cast
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
-    from typing import Any
 
     from nanguard.check.scan import Scan
 
@@ -147,7 +146,23 @@ def _asked(path: str, head: bytes) -> list[FileKind]:
     return kinds
 
 
-class Reader(Protocol):
+class Source(Protocol):
+    """What rules read: a data set, a checkpoint or a log."""
+
+    @property
+    def path(self) -> str:
+        """The file or folder that stands for it."""
+
+    @property
+    def read_from(self) -> Sequence[str]:
+        """Every file it was read from."""
+
+    @property
+    def not_read(self) -> Sequence[tuple[str, str]]:
+        """What of it could not be read, each with the reason."""
+
+
+class SourceReader(Protocol):
     """What a package that reads data, checkpoints or logs can do."""
 
     def recognises(self, path: Path, head: bytes) -> bool:
@@ -156,17 +171,17 @@ class Reader(Protocol):
     def recognises_folder(self, path: Path) -> bool:
         """Returns whether a folder is one source of its kind."""
 
-    def open_sources(self, paths: Sequence[Path], scan: Scan) -> Iterator[Any]:
+    def open_sources(self, paths: Sequence[Path], scan: Scan) -> Iterator[Source]:
         """Yields what its rules read."""
 
 
-def reader(name: str) -> Reader:
+def reader(name: str) -> SourceReader:
     """Returns what reads one kind of source.
 
     Args:
         name: ``data``, ``checkpoint`` or ``log``.
     """
-    return cast("Reader", import_module(f"nanguard.check.{name}.{name}_reader"))
+    return cast("SourceReader", import_module(f"nanguard.check.{name}.{name}_reader"))
 
 
 def may_point(content: str) -> bool:

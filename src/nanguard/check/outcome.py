@@ -13,7 +13,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from nanguard.check.rule import Rule
-    from nanguard.errors import SourceError
     from nanguard.findings import Finding, Fix, Severity
     from nanguard.source.text import Text
 
@@ -73,12 +72,14 @@ class NotChecked:
         reason: Why.
         omission: What that means for the check.
         expected: Whether no rule reads such files anyway.
+        rule: The name of the rule that failed on it; empty if it was not a rule.
     """
 
     path: str
     reason: str
     omission: Omission = Omission.UNREADABLE
     expected: bool = False
+    rule: str = ""
 
     def to_json(self) -> dict[str, str]:
         """Returns the entry as the report's JSON has it."""
@@ -220,13 +221,6 @@ def failure(error: BaseException) -> str:
     return f"nanguard failed on it: {said}"
 
 
-def reason_of(error: SourceError) -> str:
-    """Returns why a file could not be read, with the line if one is known."""
-    what = error.what.rstrip(".")
-    _, _, line = error.where.rpartition(":")
-    return f"{what} (line {line})" if line.isdigit() else what
-
-
 def judge(
     rules: Sequence[Rule[Any]], source: Any, path: str
 ) -> tuple[list[Finding], list[NotChecked]]:
@@ -244,7 +238,8 @@ def judge(
             findings += list(rule.check(source))
         except Exception as error:  # noqa: BLE001 - one rule that fails must not end the check
             said = f"{type(error).__name__}: {error}".splitlines()[0][:200]
-            failed.append(NotChecked(path, f"rule {rule.name} failed on {path}: {said}"))
+            reason = f"rule {rule.name} failed on {path}: {said}"
+            failed.append(NotChecked(path, reason, rule=rule.name))
     return findings, failed
 
 

@@ -1,8 +1,4 @@
-"""The check of data, checkpoints and logs: large files, read in threads or on a Ray cluster.
-
-A source says which ``files`` it was read from, or has a ``path``; and what of it could not be read:
-``not_checked``, pairs of path and reason, or one ``problem`` or ``error``.
-"""
+"""The check of data, checkpoints and logs: large files, read in threads or on a Ray cluster."""
 
 from __future__ import annotations
 
@@ -22,13 +18,13 @@ from nanguard.check.outcome import (
     failure,
     in_order,
     judge,
-    reason_of,
 )
 from nanguard.errors import MissingDependencyError, SourceError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
+    from nanguard.check.kinds import Source
     from nanguard.check.rule import Reads, Rule
     from nanguard.check.scan import Scan
     from nanguard.check.selection import Selection
@@ -158,7 +154,7 @@ class Bench:
         # What was handed over and read together with something else.
         yield from (FileOutcome(path) for path in paths if not _is_in(path, done))
 
-    def _opened(self, paths: Sequence[str], requests: Sequence[Any]) -> Iterator[Any]:
+    def _opened(self, paths: Sequence[str], requests: Sequence[Any]) -> Iterator[Source]:
         places = [Path(path) for path in paths]
         if not requests:
             return reader(self.name).open_sources(places, self.scan)
@@ -182,33 +178,16 @@ class Bench:
             if not _is_in(path, done) and path not in pointed:
                 yield from self.outcomes([path])
 
-    def judged(self, source: Any) -> Iterator[FileOutcome]:
+    def judged(self, source: Source) -> Iterator[FileOutcome]:
         """Yields what rules say about a source, and what became of its files."""
-        broken = dict(problems_of(source))
-        findings, failed = judge(self.rules, source, str(source.path))
+        broken = dict(source.not_read)
+        findings, failed = judge(self.rules, source, source.path)
         kept = [f for f in findings if self.selection.applies(f.code, f.name, f.path or "")]
         whole = FileOutcome("", [Seen(f) for f in in_order(kept)], checked=False)
         whole.not_checked = [*failed, *(NotChecked(*entry) for entry in broken.items())]
         yield whole
-        for path in files_of(source):
+        for path in source.read_from:
             yield FileOutcome(path, checked=path not in broken)
-
-
-def files_of(source: Any) -> list[str]:
-    """Returns the files a source was read from; its path if it does not say."""
-    files = getattr(source, "files", None)
-    if files is None:
-        return [str(source.path)]
-    return [str(getattr(file, "path", file)) for file in files]
-
-
-def problems_of(source: Any) -> list[tuple[str, str]]:
-    """Returns what of a source could not be read, and why."""
-    problem = getattr(source, "problem", None) or getattr(source, "error", None)
-    if isinstance(problem, SourceError):
-        path = problem.where if problem.where in files_of(source) else str(source.path)
-        return [(path, reason_of(problem))]
-    return [(str(path), str(why)) for path, why in getattr(source, "not_checked", ())]
 
 
 def _is_in(path: str, covered: set[str]) -> bool:
@@ -223,7 +202,7 @@ def _size(path: str) -> int:
 
 
 def _reason(error: Exception) -> str:
-    return reason_of(error) if isinstance(error, SourceError) else failure(error)
+    return error.reason if isinstance(error, SourceError) else failure(error)
 
 
 Item = TypeVar("Item")

@@ -283,8 +283,19 @@ class Checkpoint:
     files: list[str] = field(default_factory=list)
 
     @property
-    def error(self) -> SourceError | None:
+    def read_from(self) -> list[str]:
+        """Every file it was read from."""
+        return self.files
+
+    @property
+    def not_read(self) -> list[tuple[str, str]]:
         """Why it was not checked, or not all of it."""
+        error = self._error()
+        if error is None:
+            return []
+        return [(error.where if error.where in self.files else self.path, error.reason)]
+
+    def _error(self) -> SourceError | None:
         if not self.scanned:
             what = "Its numbers were not read: the run has too many checkpoints to read them all."
             return SourceError(what, where=self.path, do="Name it alone to have it checked.")

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import math
 import re
-from typing import Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 from nanguard.check.checkpoint.byte_ranges import Blob, DamagedError, TooLargeError, read
 from nanguard.check.checkpoint.tensor_tree import TensorTree
@@ -18,47 +19,91 @@ from nanguard.check.checkpoint.tensors import (
     StoredTensor,
 )
 
-MAX_HEADER = 1 << 25
+if TYPE_CHECKING:
+    from nanguard.check.checkpoint.tensors import Dtype
+
+MAX_HEADER = 1 << 25  # bytes; a checkpoint of a thousand layers needs a hundredth of them
 _DTYPE = re.compile(r"[BCFIU][A-Z0-9_]{1,20}")
 
 
-def read_safetensors(blob: Blob) -> TensorTree:
-    """Returns the tensors of a file.
+@dataclass(frozen=True, slots=True)
+class TensorEntry:
+    """What the header of a file says about one tensor, once it is known to make sense.
+
+    Attributes:
+        name: Its name.
+        dtype: What the header calls its type, which may be newer than this reader.
+        shape: How long each dimension is.
+        begin: Where its numbers begin, counted from the first number of the file.
+        end: Where they end.
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    begin: int
+    end: int
+
+
+def read_entries(blob: Blob) -> tuple[int, list[TensorEntry]]:
+    """Returns where the numbers of a file begin, and its tensors, in the order of the header.
 
     Raises:
-        DamagedError: The file is not whole.
+        DamagedError: The file is not whole, or its header makes no sense.
         TooLargeError: The header is longer than a checkpoint has any need for.
     """
     size, header = _header(blob)
-    tree = TensorTree()
     room = blob.size - size - 8
-    places = []
-    for name, about in header.items():
-        if name == "__metadata__":
-            _refuse_metadata(about)
-            continue
-        found, begin, end = _tensor(blob, 8 + size, name, about, room)
-        places.append((begin, end, name))
-        if found is None:
+    _refuse_metadata(header.pop("__metadata__", None))
+    entries = [_entry(name, about, room) for name, about in header.items()]
+    _refuse_gaps(entries, room)
+    return 8 + size, entries
+
+
+def read_safetensors(blob: Blob) -> TensorTree:
+    """Returns the tensors of a file; raises what ``read_entries`` raises."""
+    base, entries = read_entries(blob)
+    tree = TensorTree()
+    for entry in entries:
+        dtype = _known(entry.dtype)
+        if dtype is None:
             tree.unread += 1
-        else:
-            tree.tensors.append((found, False))
-    refuse_gaps(places, room)
+            continue
+        storage = Storage(blob, base + entry.begin, entry.end - entry.begin)
+        region = StorageRegion(0, math.prod(entry.shape))
+        found = StoredTensor((entry.name[:300],), dtype, entry.shape, storage, region)
+        tree.tensors.append((found, False))
     return tree
 
 
-def refuse_gaps(places: list[tuple[int, int, str]], room: int) -> None:
+def tensor_names(head: bytes) -> list[str]:
+    """Returns the names in the header of a file, as far as the whole header is there.
+
+    Args:
+        head: The first bytes of the file.
+    """
+    size = int.from_bytes(head[:8], "little")
+    if not 2 <= size <= min(MAX_HEADER, len(head) - 8) or head[8:9] != b"{":
+        return []
+    try:
+        header = json.loads(head[8 : 8 + size])
+    except (ValueError, RecursionError):
+        return []
+    return [name for name in header if name != "__metadata__"]
+
+
+def _refuse_gaps(entries: list[TensorEntry], room: int) -> None:
     """Makes sure that tensors cover the numbers of a file, each byte once, as the format wants it.
 
     Args:
-        places: Where each tensor begins and ends, and its name.
+        entries: The tensors.
         room: How many bytes of numbers the file has.
 
     Raises:
         DamagedError: Some bytes belong to no tensor, or to several.
     """
     at = 0
-    for begin, end, name in sorted(places):
+    for begin, end, name in sorted((entry.begin, entry.end, entry.name) for entry in entries):
         if begin < at:
             raise DamagedError(f"{name[:100]} lies on top of another tensor")
         if begin > at:
@@ -66,11 +111,6 @@ def refuse_gaps(places: list[tuple[int, int, str]], room: int) -> None:
         at = end
     if at < room:
         raise DamagedError(f"the last {room - at:,} bytes belong to no tensor")
-
-
-def is_dtype(written: object) -> bool:
-    """Returns whether a word may name a type of numbers, also one that is newer than this."""
-    return isinstance(written, str) and _DTYPE.fullmatch(written) is not None
 
 
 def _header(blob: Blob) -> tuple[int, dict[str, Any]]:
@@ -98,10 +138,8 @@ def _refuse_metadata(about: object) -> None:
             raise DamagedError(f"__metadata__.{name[:100]} is {type(value).__name__}, not a text")
 
 
-def _tensor(
-    blob: Blob, base: int, name: str, about: object, room: int
-) -> tuple[StoredTensor | None, int, int]:
-    """Returns a tensor as the header describes it, None if its type is not known; and its place."""
+def _entry(name: str, about: object, room: int) -> TensorEntry:
+    """Returns a tensor as the header describes it."""
     if not isinstance(about, dict):
         raise DamagedError(f"{name[:100]} is described by {type(about).__name__}")
     shape, offsets = _counts(about.get("shape")), _counts(about.get("data_offsets"))
@@ -112,16 +150,18 @@ def _tensor(
         raise DamagedError(
             f"{name[:100]} ends at byte {end:,} of the numbers, of which the file has {room:,}"
         )
-    if not is_dtype(about.get("dtype")):
+    written = about.get("dtype")
+    if not isinstance(written, str) or _DTYPE.fullmatch(written) is None:
         raise DamagedError(f"{name[:100]} has no type")
-    dtype = DTYPES.get(SAFETENSORS.get(str(about.get("dtype")), ""))
-    if dtype is None:
-        return None, begin, end
-    count = math.prod(shape)
-    if dtype.nbytes(count) != end - begin:
+    dtype, count = _known(written), math.prod(shape)
+    if dtype is not None and dtype.nbytes(count) != end - begin:
         raise DamagedError(f"{name[:100]} has {end - begin:,} bytes of {dtype.nbytes(count):,}")
-    storage = Storage(blob, base + begin, end - begin)
-    return StoredTensor((name[:300],), dtype, shape, storage, StorageRegion(0, count)), begin, end
+    return TensorEntry(name, written, shape, begin, end)
+
+
+def _known(written: str) -> Dtype | None:
+    """Returns the type that a header names; None if it is newer than this reader."""
+    return DTYPES.get(SAFETENSORS.get(written, ""))
 
 
 def _counts(made: object) -> tuple[int, ...] | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import struct
 import tokenize
@@ -11,8 +10,8 @@ import zlib
 from dataclasses import dataclass
 from typing import IO, TYPE_CHECKING, Any
 
-from nanguard.check.checkpoint.byte_ranges import DamagedError
-from nanguard.check.checkpoint.safetensors import is_dtype, refuse_gaps
+from nanguard.check.checkpoint.byte_ranges import FileBlob, UnreadableError
+from nanguard.check.checkpoint.safetensors import TensorEntry, read_entries
 from nanguard.check.checkpoint.tensors import SAFETENSORS
 from nanguard.check.data.columns import (
     MAX_PLACES,
@@ -40,7 +39,6 @@ if TYPE_CHECKING:
     from nanguard.check.scan import Scan
 
 ARRAY_BLOCK_BYTES = 16 << 20
-MAX_HEADER = 100 << 20
 MAX_ARRAY_BYTES = 1 << 36  # bytes that one packed array may grow to
 MAX_ARRAYS = 100_000
 MAX_PLAIN, MAX_RATIO = 1 << 30, 200  # beyond both, an archive is meant to do harm
@@ -101,12 +99,6 @@ def arrays_in(path: Path) -> list[Array]:
     if magic.startswith((b"PK\3\4", b"PK\5\6")):
         return _npz(path)
     return _safetensors(path)
-
-
-def tensor_names(head: bytes) -> list[str] | None:
-    """Returns the names in the header of a safetensors file; None if it is none."""
-    header = _header(head)
-    return None if header is None else [name for name in header if name != "__metadata__"]
 
 
 def _npy(path: Path) -> Array:
@@ -214,77 +206,40 @@ def _npy_header(file: IO[bytes], path: Path) -> tuple[tuple[int, ...], bool, Any
 
 
 def _safetensors(path: Path) -> list[Array]:
-    with path.open("rb") as file:
-        length = int.from_bytes(file.read(8), "little")
-        if not 2 <= length <= MAX_HEADER:
-            raise _error(path, "the header cannot be read")
-        header = _header(length.to_bytes(8, "little") + file.read(length))
-    if header is None:
-        raise _error(path, "the header cannot be read")
-    start, size = 8 + length, path.stat().st_size
-    tensors = {name: entry for name, entry in header.items() if name != "__metadata__"}
-    out = [_tensor(path, name, entry, (start, size)) for name, entry in tensors.items()]
     try:
-        refuse_gaps([(*e["data_offsets"], name) for name, e in tensors.items()], size - start)
-    except DamagedError as error:
+        with FileBlob(path) as blob:
+            base, entries = read_entries(blob)
+    except UnreadableError as error:
         raise _error(path, str(error)) from error
-    return out
+    return [_tensor(path, base, entry) for entry in entries]
 
 
-def _tensor(path: Path, name: str, entry: dict[str, Any], place: tuple[int, int]) -> Array:
+def _tensor(path: Path, base: int, entry: TensorEntry) -> Array:
     import numpy as np
 
-    if not isinstance(entry, dict):
-        raise _error(path, f"{name} is not described")
-    written = _SAFETENSORS.get(str(entry.get("dtype")))
-    shape: Any = entry.get("shape")
-    offsets: Any = entry.get("data_offsets")
-    if not _whole(shape) or not _whole(offsets) or len(offsets) != 2:
-        raise _error(path, f"{name} has no shape or no place")
-    if not is_dtype(entry.get("dtype")):
-        raise _error(path, f"{name} has no type")
-    if written is None and entry["dtype"] not in SAFETENSORS:
-        raise _error(path, f"{name} has the type {entry['dtype']}, which is not known")
+    written, shape = _SAFETENSORS.get(entry.dtype), entry.shape
+    if written is None and entry.dtype not in SAFETENSORS:
+        raise _error(path, f"{entry.name} has the type {entry.dtype}, which is not known")
     if written is None:
-        return Array(name, tuple(shape), "V", lambda: iter(()))
+        return Array(entry.name, shape, "V", lambda: iter(()))
     dtype = np.dtype("<u2" if written == "bf16" else written)
-    begin, end = place[0] + offsets[0], place[0] + offsets[1]
-    if end > place[1] or end - begin != math.prod(shape) * dtype.itemsize:
-        raise _error(path, f"{name} lies beyond the end of the file, or its size is wrong")
 
     def blocks() -> Iterator[Any]:
         if not math.prod(shape):
             return
-        data = np.memmap(path, dtype, "r", begin, tuple(shape) or (1,))
+        data = np.memmap(path, dtype, "r", base + entry.begin, shape or (1,))
         rows = max(1, ARRAY_BLOCK_BYTES // max(1, data.nbytes // len(data)))
         for at in range(0, len(data), rows):
             part = np.asarray(data[at : at + rows])
             yield _widened(part) if written == "bf16" else part
 
     kind = "f" if written == "bf16" else dtype.kind
-    return Array(name, tuple(shape), kind, blocks)
+    return Array(entry.name, shape, kind, blocks)
 
 
 def _widened(half: Any) -> Any:
     """Returns bfloat16 numbers as float32, of which they are the upper half."""
     return (half.astype("<u4") << 16).view("<f4")
-
-
-def _whole(values: Any) -> bool:
-    return isinstance(values, list) and all(
-        isinstance(value, int) and not isinstance(value, bool) and value >= 0 for value in values
-    )
-
-
-def _header(head: bytes) -> dict[str, Any] | None:
-    length = int.from_bytes(head[:8], "little")
-    if not 2 <= length <= MAX_HEADER or len(head) < 8 + length or head[8:9] != b"{":
-        return None
-    try:
-        header = json.loads(head[8 : 8 + length])
-    except (ValueError, RecursionError):
-        return None
-    return header if isinstance(header, dict) else None
 
 
 def _error(path: Path, what: str) -> SourceError:

@@ -182,7 +182,12 @@ class DataSet:
         return WatchedValues(self.request.expected, self.request.measured)
 
     @property
-    def not_checked(self) -> list[tuple[str, str]]:
+    def read_from(self) -> list[str]:
+        """The paths of its files."""
+        return [file.path for file in self.files]
+
+    @property
+    def not_read(self) -> list[tuple[str, str]]:
         """Files that could not be looked at, each with the reason."""
         return [(file.path, file.error.what) for file in self.files if file.error is not None]
 

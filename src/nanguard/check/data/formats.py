@@ -6,7 +6,7 @@ import json
 import re
 from typing import TYPE_CHECKING
 
-from nanguard.check.data.arrays import tensor_names
+from nanguard.check.checkpoint.safetensors import tensor_names
 from nanguard.check.data.columns import GROUPS, LABELS, TOKENS, plain_name
 from nanguard.check.data.dataset import DataFile, NeedsCodeError
 from nanguard.errors import SourceError
@@ -188,7 +188,7 @@ def recognises(path: Path, head: bytes) -> bool:
     if kind == JSON:
         return _json_list(head)
     if kind == ARRAYS and path.suffix.lower() == ".safetensors":
-        return holds_data(tensor_names(head) or [])
+        return holds_data(tensor_names(head))
     return True
 
 

@@ -255,6 +255,16 @@ class Log:
     problem: SourceError | None = None
     sparse: bool = False
 
+    @property
+    def read_from(self) -> list[str]:
+        """The file or folder."""
+        return [self.path]
+
+    @property
+    def not_read(self) -> list[tuple[str, str]]:
+        """Why it could not be read to its end, if so."""
+        return [] if self.problem is None else [(self.path, self.problem.reason)]
+
     def of(self, role: Quantity) -> list[MetricSeries]:
         """Returns the series of one role."""
         return [series for series in self.series if series.role is role]

@@ -25,7 +25,7 @@ def found_in(folder: Path) -> list:
     sources = list(open_sources([*whole, *inside], Scan()))
     again = list(open_sources(paths, Scan()))
     assert [one.path for one in sources] == [one.path for one in again]
-    assert all(one.error is None for one in sources)
+    assert all(not one.not_read for one in sources)
     return [f for one in sources for rule in rules_for("checkpoint") for f in rule.check(one)]
 
 
