@@ -95,7 +95,8 @@ def test_nobody_else_may_read_it_and_git_leaves_it_alone(project):
     folder, run, _ = project
     assert (folder / ".nanguard/.gitignore").read_text() == "*\n"
     assert run.stat().st_mode & 0o077 == 0
-    assert (run / "step-000005-rank0").stat().st_mode & 0o077 == 0
+    assert (run / "step-000005-rank0" / "batch.pt").exists()
+    assert all(path.stat().st_mode & 0o077 == 0 for path in run.rglob("*"))
 
 
 def test_one_run_is_one_row_with_its_incident(project):

@@ -200,14 +200,16 @@ def _save_batch(replay: Replay, trace: Trace, folder: Path) -> str | None:
         buffers = {}
     saved = {"batch": tensors, "buffers": buffers, "streams": _streams(replay.streams)}
     path = folder / "batch.pt"
+    # Nobody else's to read, from its first byte on; what opens files here is held back.
+    mask = os.umask(0o077)
     try:
-        # Nobody else's to read, from its first byte on.
-        os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600))
         _save(saved, path)
     except (OSError, RuntimeError) as error:
         with contextlib.suppress(OSError):
             path.unlink()
         return f"the batch could not be saved: {_why(error, folder)}"
+    finally:
+        os.umask(mask)
     return None
 
 
