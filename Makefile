@@ -7,7 +7,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constr
 # The tests start a thousand processes: what one has compiled the next need not compile again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup dev-setup browser demo example test test-all test-remote fuzz soak lint format bench docs
+.PHONY: help setup dev-setup browser demo example test test-all test-remote fuzz soak lint format bench bench-cpu bench-gpu docs
 .PHONY: docs-rules docs-cli clean
 
 help:  ## List the targets
@@ -78,8 +78,13 @@ format: dev-setup  ## Bring the code into shape
 	@$(BIN)/ruff check --fix src tests benchmarks examples
 	@$(BIN)/ruff format src tests benchmarks examples
 
-bench: dev-setup  ## Measure what this machine can measure
-	@$(BIN)/python -m benchmarks.guard_overhead
+bench: bench-cpu  ## Measure what this machine can measure
+
+bench-cpu: dev-setup  ## Measure on this CPU and write benchmarks/results: make bench-cpu ONLY=ops_speed
+	@$(BIN)/python -m benchmarks.suite cpu $(if $(ONLY),--only $(ONLY))
+
+bench-gpu: dev-setup  ## Measure on this GPU and write benchmarks/results
+	@$(BIN)/python -m benchmarks.suite gpu $(if $(ONLY),--only $(ONLY))
 
 docs/%.png: docs/picture.py $(wildcard src/nanguard/view/report/html/*.py src/nanguard/view/report/html/assets/*)
 	@echo "making $@ from a run ..."

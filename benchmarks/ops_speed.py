@@ -12,12 +12,8 @@ from __future__ import annotations
 
 import argparse
 import gc
-import json
 import math
-import os
-import platform
 import statistics
-import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,7 +23,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from benchmarks.recording import write_results
 from nanguard import ops
+from nanguard.ops import fused
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -52,7 +50,7 @@ class Case:
     plain: Form
     safe: Form
     inputs: tuple[Tensor, ...]
-    limit: float = 1.10
+    limit: float = 1.05
     size: str = ""
 
 
@@ -114,7 +112,7 @@ def norm_cases(make: Maker) -> list[Case]:
     plain, safe = nn.RMSNorm(width, eps=1e-6), ops.RMSNorm(width)
     for norm in (plain, safe):
         norm.to(make.device, x.dtype)
-    cases = [Case("RMSNorm", plain, safe, (x,), 1.05, f"{tuple(x.shape)} {x.dtype}")]
+    cases = [Case("RMSNorm", plain, safe, (x,), size=f"{tuple(x.shape)} {x.dtype}")]
     width = 1152 if make.cuda else 256
     tokens = make.random(make.rows(64, 16), 256, width)
     condition = make.random(tokens.shape[0], width)
@@ -156,38 +154,34 @@ def attention_cases(make: Maker) -> list[Case]:
             (scores,),
             size=f"{tuple(scores.shape)}",
         ),
-        Case("attention", sdpa, ops.attention, (q, k, v), 1.05, words),
+        Case("attention", sdpa, ops.attention, (q, k, v), size=words),
         Case(
             "attention, causal",
             lambda q, k, v: sdpa(q, k, v, is_causal=True),
             lambda q, k, v: ops.attention(q, k, v, is_causal=True),
             (q, k, v),
-            1.05,
-            words,
+            size=words,
         ),
         Case(
             "attention, padding mask",
             lambda q, k, v: sdpa(q, k, v, padding),
             lambda q, k, v: ops.attention(q, k, v, padding),
             (q, k, v),
-            1.05,
-            words,
+            size=words,
         ),
         Case(
             "attention, full mask",
             lambda q, k, v: sdpa(q, k, v, full),
             lambda q, k, v: ops.attention(q, k, v, full),
             (q, k, v),
-            1.05,
-            words,
+            size=words,
         ),
         Case(
             "attention, shared mask",
             lambda q, k, v: sdpa(q, k, v, full),
             lambda q, k, v: ops.attention(q, k, v, seen),
             (q, k, v),
-            1.05,
-            words,
+            size=words,
         ),
         Case(
             "attention, bounded scores",
@@ -447,19 +441,6 @@ def measure(case: Case, device: str, rounds: int) -> dict[str, Any]:
     }
 
 
-def environment() -> dict[str, Any]:
-    """Returns what a figure needs beside it to mean anything."""
-    cuda = torch.cuda.is_available()
-    return {
-        "command": "python -m benchmarks.ops_speed " + " ".join(sys.argv[1:]),
-        "device": torch.cuda.get_device_name() if cuda else platform.machine(),
-        "cpu": f"{platform.machine()}, {os.cpu_count()} cores, {torch.get_num_threads()} threads",
-        "torch": torch.__version__,
-        "python": platform.python_version(),
-        "date": time.strftime("%Y-%m-%d"),
-    }
-
-
 def table(rows: list[dict[str, Any]]) -> str:
     """Returns the rows as text."""
     head = ["op", "device", "size", "plain ms", "ratio", "limit", "again", "spread"]
@@ -484,15 +465,33 @@ def table(rows: list[dict[str, Any]]) -> str:
     return "\n".join([lines[0], "-|-".join("-" * w for w in widths), *lines[1:]])
 
 
+def measured(device: str, options: argparse.Namespace) -> list[dict[str, Any]]:
+    """Measures all ops on a device."""
+    rows: list[dict[str, Any]] = []
+    for family in FAMILIES:
+        torch.manual_seed(0)
+        for case in family(Maker(device, options.scale)):
+            if any(word in case.name for word in options.only):
+                rows.append(measure(case, device, options.rounds))
+                print(table(rows[-1:]).splitlines()[-1], flush=True)
+        gc.collect()
+        if device == "cuda":
+            torch.cuda.empty_cache()
+    return rows
+
+
 def main() -> None:
     """Measures what this machine can do and prints it."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--only", default="", help="ops whose name contains this")
+    parser.add_argument("--only", nargs="*", default=[""], help="ops whose name contains a word")
     parser.add_argument("--device", default="all", choices=("all", "cuda", "cpu"))
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--scale", type=float, default=1.0, help="of the sizes, to try it out")
     parser.add_argument("-o", "--output", type=Path)
+    parser.add_argument("--without-kernels", action="store_true", help="ops of torch's own parts")
     options = parser.parse_args()
+    if options.without_kernels:
+        fused.DEVICE = "nowhere"
     rows: list[dict[str, Any]] = []
     for device in ("cuda", "cpu"):
         if options.device not in ("all", device):
@@ -500,20 +499,11 @@ def main() -> None:
         if device == "cuda" and not torch.cuda.is_available():
             print("cuda: skipped, there is no CUDA device here")
             continue
-        for family in FAMILIES:
-            torch.manual_seed(0)
-            for case in family(Maker(device, options.scale)):
-                if options.only in case.name:
-                    rows.append(measure(case, device, options.rounds))
-                    print(table(rows[-1:]).splitlines()[-1], flush=True)
-            gc.collect()
-            if device == "cuda":
-                torch.cuda.empty_cache()
+        rows += measured(device, options)
     if rows:
         print("\n" + table(rows))
     if options.output:
-        report = {"environment": environment(), "rows": rows}
-        options.output.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+        write_results(options.output, rows)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """How fast checkpoints are scanned, against torch and against reading, and in how much memory.
 
     python -m benchmarks.scan_checkpoint [--mb 256 512 2048] [--rounds 7] [--memory-gb 8]
-        [--folder DIR] [--json FILE]
+        [--folder DIR] [-o FILE]
 
 Everything is a ratio within one run, with files in the page cache, one way after the other in each
 round. ``torch.load(..., weights_only=True)`` and ``isfinite(...).all()`` of every tensor are what
@@ -189,7 +189,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--memory-gb", type=float, default=8.0)
     parser.add_argument("--folder", default=None)
-    parser.add_argument("--json", type=Path, default=None)
+    parser.add_argument("-o", "--output", type=Path, default=None)
     args = parser.parse_args()
     rows = []
     with tempfile.TemporaryDirectory(dir=args.folder) as place:
@@ -202,8 +202,8 @@ def main() -> None:
             write(path, args.memory_gb, torch.float32)
             rows.append({"file": f"float32 {args.memory_gb:g} GB", "memory, MB": peak(path)})
             print(json.dumps(rows[-1]))
-    if args.json:
-        write_results(args.json, rows)
+    if args.output:
+        write_results(args.output, rows)
 
 
 if __name__ == "__main__":

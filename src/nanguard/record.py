@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 from nanguard.errors import RecordError
 from nanguard.findings import number
 from nanguard.masking import hidden_tree
-from nanguard.run_folder import BEAT, FolderLock
+from nanguard.run_folder import BEAT, FolderLock, open_private
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -169,9 +169,10 @@ class RunRecord:
         for file in dict.fromkeys(file for file, _ in batch):
             lines = [_encode(line) for name, line in batch if name == file]
             try:
-                with (self.folder / file).open("a", encoding="utf-8") as out:
+                with open_private(self.folder / file, append=True) as out:
                     # A write that failed may have left half a line behind.
-                    out.write(("\n" if file in self._torn else "") + "".join(lines))
+                    text = ("\n" if file in self._torn else "") + "".join(lines)
+                    out.write(text.encode())
                 self._torn.discard(file)
             except OSError as error:
                 self._torn.add(file)

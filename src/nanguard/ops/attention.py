@@ -15,6 +15,7 @@ from torch.nn import functional
 
 from nanguard.errors import UsageError
 from nanguard.ops.bounds import CapKind, any_kept, cap, check_limit, keep
+from nanguard.ops.fused import MOST_GROUPS, kernel, ready, traced
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -144,9 +145,10 @@ def attention(
         cap_kind: How they are bounded, ``"hard"`` or ``"soft"``.
     """
     scale = _scale(query, key, scale, head_dim)
-    seen = _seen(
-        query, key, mask, is_causal=is_causal and (mask is not None or max_score is not None)
-    )
+    beside = is_causal and (mask is not None or max_score is not None)
+    if not beside and max_score is None:
+        mask = _as_added(mask, query)
+    seen = _seen(query, key, mask, is_causal=beside)
     if max_score is not None:
         check_limit(max_score, "attention")
         return _bounded(query, key, value, seen, dropout_p, scale, (max_score, cap_kind))
@@ -160,7 +162,49 @@ def attention(
     out = functional.scaled_dot_product_attention(
         query, key, value, attn_mask=bias, dropout_p=dropout_p, scale=scale
     )
-    return keep(out, seen.keeps)
+    return _without_empty(out, seen.keeps)
+
+
+def _as_added(mask: Tensor | AttentionMask | None, query: Tensor) -> Any:
+    """Returns a boolean mask as one that is added, which is what torch would make of it next."""
+    if not isinstance(mask, torch.Tensor) or mask.dtype != torch.bool or mask.dim() < 2:
+        return mask
+    if not ready(query, mask, strided=True):
+        return mask
+    return AttentionMask(*_open_rows(mask, query.dtype))
+
+
+def _without_empty(out: Tensor, keeps: Tensor) -> Tensor:
+    """Returns what came of queries, with 0 for those that may look nowhere."""
+    fits = out.dim() == 4 and out.stride(-1) == 1 and math.prod(out.shape[:2]) <= MOST_GROUPS
+    if fits and not traced() and ready(out, keeps, strided=True):
+        return cast("Tensor", _EmptyRows.apply(out, keeps))  # type: ignore[no-untyped-call]
+    return keep(out, keeps)
+
+
+class _EmptyRows(torch.autograd.Function):
+    """Writes zeros into rows that may look nowhere, and touches no other.
+
+    Torch keeps its result for the derivative of attention, where a row counts only as a factor of
+    its gradient, and that is 0. So it may be written to, and nobody has to be told.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, out: Tensor, keeps: Tensor) -> Tensor:
+        ctx.save_for_backward(keeps)
+        return cast("Tensor", _zero_rows(out, keeps, False))  # noqa: FBT003
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        (keeps,) = ctx.saved_tensors
+        dense = type(grad) is torch.Tensor and grad.stride(-1) == 1
+        if torch.is_grad_enabled() or not dense:
+            return keep(grad, keeps), None
+        return _zero_rows(grad, keeps, True), None  # noqa: FBT003
+
+
+_open_rows = kernel("open_rows(Tensor mask, ScalarType dtype) -> (Tensor, Tensor)")
+_zero_rows = kernel("zero_rows(Tensor x, Tensor keeps, bool copy) -> Tensor")
 
 
 def _scale(query: Tensor, key: Tensor, scale: float | None, head_dim: int | None) -> float:

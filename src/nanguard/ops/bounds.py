@@ -13,6 +13,7 @@ import torch
 from torch.nn import functional
 
 from nanguard.errors import UsageError
+from nanguard.ops.fused import kernel, once, ready
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -48,7 +49,8 @@ def soft_cap(x: Tensor, limit: float) -> Tensor:
     """
     check_limit(limit, "soft_cap")
     check_float(x, "soft_cap")
-    return cast("Tensor", _SoftCap.apply(x, limit))  # type: ignore[no-untyped-call]
+    form = _FusedSoftCap if ready(x) else _SoftCap
+    return cast("Tensor", form.apply(x, limit))  # type: ignore[no-untyped-call]
 
 
 def cap(x: Tensor, limit: float, kind: CapKind) -> Tensor:
@@ -78,6 +80,32 @@ class _SoftCap(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         (output,) = ctx.saved_tensors
         return torch.ops.aten.tanh_backward(grad, output / ctx.limit), None
+
+
+class _FusedSoftCap(torch.autograd.Function):
+    """The same in one kernel each way.
+
+    Here and in the other functions that use kernels of ours, ``forward`` takes the context: torch
+    looks at the signature for each call of one that does not, which takes longer than the kernel.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, limit: float) -> Tensor:
+        out = _soft_cap(x, limit)
+        ctx.save_for_backward(out)
+        ctx.limit = limit
+        return cast("Tensor", out)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        (output,) = ctx.saved_tensors
+        if not once(grad):
+            return torch.ops.aten.tanh_backward(grad, output / ctx.limit), None
+        return _soft_cap_slope(grad, output, ctx.limit), None
+
+
+_soft_cap = kernel("soft_cap(Tensor x, float limit) -> Tensor")
+_soft_cap_slope = kernel("soft_cap_slope(Tensor grad, Tensor out, float limit) -> Tensor")
 
 
 def between(x: Tensor, low: float, high: float) -> Tensor:

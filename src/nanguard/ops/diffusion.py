@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
 from nanguard.errors import UsageError
 from nanguard.ops.bounds import at_least, check_float, hard_cap, wide
+from nanguard.ops.fused import MOST_GROUPS, again, kernel, once, ready
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -84,9 +85,47 @@ def add_noise(x: Tensor, noise: Tensor, step: Tensor, alphas: Tensor) -> Tensor:
             where="nanguard.ops.add_noise",
             do="Give noise the shape of x, and one whole number for each sample as the step.",
         )
+    table = alphas.is_floating_point() and alphas.dim() == 1 and not alphas.requires_grad
+    few = noise.dtype == x.dtype and step.numel() <= MOST_GROUPS
+    if table and few and ready(x, noise, step, alphas):
+        return cast("Tensor", _AddNoise.apply(x, noise, step, alphas))  # type: ignore[no-untyped-call]
+    return _with_noise(x, noise, step, alphas)
+
+
+def _with_noise(x: Tensor, noise: Tensor, step: Tensor, alphas: Tensor) -> Tensor:
     alpha = _at(alphas, step).view(-1, *(1 for _ in x.shape[1:]))
     signal, rest = _root(alpha).to(x.dtype), _root(1 - alpha).to(x.dtype)
     return torch.addcmul(x * signal, noise.to(x.dtype), rest)
+
+
+class _AddNoise(torch.autograd.Function):
+    """One kernel each way, which looks each sample's alpha up itself."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, noise: Tensor, step: Tensor, alphas: Tensor) -> Tensor:
+        # The derivative needs neither of the first two; the second one is linear.
+        ctx.save_for_backward(step, alphas)
+        return cast("Tensor", _noisy(x, noise, step, alphas))
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+        step, alphas = ctx.saved_tensors
+        wanted = ctx.needs_input_grad[:2]
+        if once(grad):
+            slopes = (
+                _noisy_slope(grad, step, alphas, to_noise) if want else None
+                for to_noise, want in zip((False, True), wanted, strict=True)
+            )
+            return *slopes, None, None
+        nothing = torch.zeros_like(grad).requires_grad_()
+        inputs = (nothing, torch.zeros_like(grad).requires_grad_(), step, alphas)
+        return again(_with_noise, inputs, grad, (*wanted, False, False))
+
+
+_noisy = kernel("add_noise(Tensor x, Tensor noise, Tensor step, Tensor alphas) -> Tensor")
+_noisy_slope = kernel(
+    "add_noise_slope(Tensor grad, Tensor step, Tensor alphas, bool to_noise) -> Tensor"
+)
 
 
 def early_time_weight(t: Tensor, maximum: float = 100.0) -> Tensor:

@@ -8,6 +8,7 @@ Inf that comes in stays visible: it comes out as NaN or Inf.
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -15,12 +16,14 @@ from torch.nn import functional
 
 from nanguard.errors import UsageError
 from nanguard.ops.bounds import at_least, between, check_float, floor_for, wide
+from nanguard.ops.fused import LONGEST_ROW, again, kernel, once, ready, rows_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from torch import Tensor
 
+ONE_PASS = 16384  # the longest row that a kernel holds whole
 # Rounded down from the logarithm of the largest number, or of its root where there is room.
 _EXP_LIMITS = {torch.float16: 10.0, torch.bfloat16: 40.0, torch.float32: 40.0, torch.float64: 300.0}
 
@@ -73,6 +76,8 @@ def safe_norm(
     eps = 1e-6 if eps is None else floor_for(x, eps, "safe_norm")
     check_float(x, "safe_norm")
     dims = tuple(range(x.dim())) if dim is None else (dim,) if isinstance(dim, int) else tuple(dim)
+    if ready(x) and (rows := Rows.of(x, dims, keepdim=keepdim)) is not None:
+        return cast("Tensor", _FusedNorm.apply(x, rows, eps))  # type: ignore[no-untyped-call]
     norm = cast("Tensor", _Norm.apply(x, dims, eps))  # type: ignore[no-untyped-call]
     return norm if keepdim or not dims else norm.squeeze(dims)
 
@@ -95,7 +100,61 @@ class _Norm(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
         x, norm = ctx.saved_tensors
-        return (x * torch.where(norm <= ctx.eps, 0.0, grad / norm)).to(x.dtype), None, None
+        return _norm_gradient(grad, x, norm, ctx.eps), None, None
+
+
+class _FusedNorm(torch.autograd.Function):
+    """The same for rows, in one kernel each way."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, rows: Rows, eps: float) -> Tensor:
+        norm = cast("Tensor", _norm(x, rows.count, eps)).view(rows.shape)
+        ctx.save_for_backward(x, norm)
+        ctx.rows, ctx.eps = rows, eps
+        return norm
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        x, norm = ctx.saved_tensors
+        if not once(grad):
+            kept = ctx.rows.kept
+            return _norm_gradient(grad.reshape(kept), x, norm.view(kept), ctx.eps), None, None
+        return _norm_slope(grad, x, norm, ctx.eps), None, None
+
+
+def _norm_gradient(grad: Tensor, x: Tensor, norm: Tensor, eps: float) -> Tensor:
+    return (x * torch.where(norm <= eps, 0.0, grad / norm)).to(x.dtype)
+
+
+_norm = kernel("norm(Tensor x, int rows, float eps) -> Tensor")
+_norm_slope = kernel("norm_slope(Tensor grad, Tensor x, Tensor norm, float eps) -> Tensor")
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Rows of a tensor, each of which is reduced to one value.
+
+    Attributes:
+        count: How many there are.
+        shape: The shape of what is left.
+        kept: The same with dimensions of 1 where there were others.
+    """
+
+    count: int
+    shape: tuple[int, ...]
+    kept: tuple[int, ...]
+
+    @classmethod
+    def of(cls, x: Tensor, dims: Sequence[int], *, keepdim: bool) -> Rows | None:
+        """Returns the rows that dimensions make up; None if they are no rows, or too long."""
+        last = x.dim() - len(dims)
+        if not dims or sorted(d % x.dim() for d in dims) != list(range(last, x.dim())):
+            return None
+        shape = tuple(x.shape[:last])
+        if math.prod(x.shape[last:]) > LONGEST_ROW:
+            return None
+        kept = shape + (1,) * len(dims)
+        return cls(math.prod(shape), kept if keepdim else shape, kept)
 
 
 def safe_div(numerator: Tensor | float, denominator: Tensor, eps: float | None = None) -> Tensor:
@@ -112,9 +171,44 @@ def safe_div(numerator: Tensor | float, denominator: Tensor, eps: float | None =
             ``1 / eps**2`` is a number of the type.
     """
     eps = floor_for(denominator, eps, "safe_div", power=0.5)
+    if (
+        isinstance(numerator, torch.Tensor)
+        and numerator.dtype == denominator.dtype
+        and ready(numerator, denominator)
+        and (rows_of(denominator, numerator) or math.inf) <= LONGEST_ROW
+    ):
+        return cast("Tensor", _Div.apply(numerator, denominator, eps))  # type: ignore[no-untyped-call]
+    return _div(numerator, denominator, eps)
+
+
+def _div(numerator: Tensor | float, denominator: Tensor, eps: float) -> Tensor:
     positive = denominator.detach() >= 0
     size = at_least(denominator.abs(), eps)
     return numerator / torch.where(positive, size, -size)
+
+
+class _Div(torch.autograd.Function):
+    """One kernel each way, where torch's own operations take a dozen."""
+
+    @staticmethod
+    def forward(ctx: Any, numerator: Tensor, denominator: Tensor, eps: float) -> Tensor:
+        out = _safe_div(numerator, denominator, eps)
+        ctx.save_for_backward(numerator, denominator, out)
+        ctx.eps = eps
+        return cast("Tensor", out)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+        numerator, denominator, out = ctx.saved_tensors
+        if not once(grad):
+            return again(_div, (numerator, denominator, ctx.eps), grad, ctx.needs_input_grad)
+        return *_safe_div_slope(grad, denominator, out, ctx.eps), None
+
+
+_safe_div = kernel("safe_div(Tensor above, Tensor below, float eps) -> Tensor")
+_safe_div_slope = kernel(
+    "safe_div_slope(Tensor grad, Tensor below, Tensor out, float eps) -> (Tensor, Tensor)"
+)
 
 
 def safe_acos(x: Tensor, eps: float | None = None) -> Tensor:
@@ -212,8 +306,42 @@ def safe_std(
             do="Leave empty batches out before this call.",
         )
     correction = min(correction, count - 1)
+    if count <= ONE_PASS and ready(x) and (rows := Rows.of(x, dims, keepdim=keepdim)) is not None:
+        settings = (rows, eps, count - correction)
+        return cast("Tensor", _Std.apply(x, *settings))  # type: ignore[no-untyped-call]
     std = torch.std(x, dim=tuple(dims), correction=correction, keepdim=keepdim)
     return functional.threshold(std, eps, eps)
+
+
+class _Std(torch.autograd.Function):
+    """One kernel each way; torch's own derivative looks for the mean once more."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, rows: Rows, eps: float, divisor: int) -> Tensor:
+        std, means = _row_std(x, rows.count, eps, divisor)
+        ctx.save_for_backward(x, std, means)
+        ctx.settings = rows, eps, divisor
+        return cast("Tensor", std).view(rows.shape)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+        x, std, means = ctx.saved_tensors
+        rows, eps, divisor = ctx.settings
+        if once(grad):
+            return _row_std_slope(grad, x, std, means, eps, divisor), None, None, None
+
+        def plain(x: Tensor) -> Tensor:
+            flat = x.reshape(rows.count, -1)
+            std = torch.std(flat, dim=1, correction=flat.shape[1] - divisor)
+            return functional.threshold(std.view(rows.shape), eps, eps)
+
+        return *again(plain, (x,), grad, ctx.needs_input_grad[:1]), None, None, None
+
+
+_row_std = kernel("std(Tensor x, int rows, float eps, int divisor) -> (Tensor, Tensor)")
+_row_std_slope = kernel(
+    "std_slope(Tensor grad, Tensor x, Tensor std, Tensor means, float eps, int divisor) -> Tensor"
+)
 
 
 def gumbel_noise(like: Tensor, *, generator: torch.Generator | None = None) -> Tensor:

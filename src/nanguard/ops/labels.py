@@ -6,6 +6,7 @@ it into range would train on a wrong class in silence, so that is not on offer.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 import torch
@@ -13,8 +14,11 @@ import torch
 from nanguard.errors import UsageError
 from nanguard.ops.bounds import any_kept, check_float, wide, with_bad
 from nanguard.ops.bounds import keep as chosen
+from nanguard.ops.fused import again, kernel, once, ready
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from torch import Tensor
 
     from nanguard.ops.counting import Counter
@@ -56,21 +60,10 @@ def checked_cross_entropy(
     """
     if reduction not in ("mean", "sum", "none"):
         raise _usage(f"reduction is {reduction!r}", "Use 'mean', 'sum' or 'none'.")
-    losses, keep = label_loss(
-        logits,
-        target,
-        allowed=allowed,
-        ignore_index=ignore_index,
-        label_smoothing=label_smoothing,
-        on_bad=on_bad,
-        bad_labels=bad_labels,
-    )
+    labels = Labels(target, None, allowed, ignore_index, label_smoothing, on_bad, bad_labels)
     if reduction == "none":
-        return losses
-    count = keep.sum()
-    if empties is not None:
-        empties.add(count == 0)
-    return losses.sum() if reduction == "sum" else losses.sum() / count.clamp(min=1)
+        return labels.losses(logits)[0]
+    return labels.reduced(logits, mean=reduction == "mean", empties=empties)
 
 
 def mask_logits(
@@ -98,62 +91,233 @@ def mask_logits(
     """
     check_float(logits, "mask_logits")
     _check_allowed(logits, allowed)
-    bad = ~any_kept(allowed, -1).squeeze(-1)
     if target is not None:
         _check_shapes(logits, target)
-        reachable = (target >= 0) & (target < logits.shape[-1])
-        bad = bad | ~_permits(allowed, target.where(reachable, 0), logits.shape) & (target >= 0)
-        bad = bad | (target >= logits.shape[-1])
+    if on_bad not in ("raise", "nan"):
+        raise _usage(f"on_bad is {on_bad!r}", "Use 'raise' or 'nan'.")
+    form: Any = _masked
+    looked_at = (logits, allowed) if target is None else (logits, allowed, target)
+    if ready(*looked_at) and allowed.numel() in (logits.numel(), logits.shape[-1]):
+        form = _MaskedLogits.apply
+    masked, bad = form(logits, allowed, target, on_bad == "nan")
     if bad_labels is not None:
         bad_labels.add(bad)
     if on_bad == "raise":
         _refuse_masked(bad, target)
-    elif on_bad != "nan":
-        raise _usage(f"on_bad is {on_bad!r}", "Use 'raise' or 'nan'.")
-    low = torch.finfo(logits.dtype).min / 2
-    if on_bad == "raise":
-        return torch.where(allowed, logits, low)
-    other = logits.new_full((1,), low).masked_fill(bad.unsqueeze(-1), torch.nan)
-    return torch.where(allowed, logits, other)
+    return cast("Tensor", masked)
 
 
-def label_loss(
+def _masked(
     logits: Tensor,
-    target: Tensor,
-    *,
-    mask: Tensor | None = None,
-    allowed: Tensor | None = None,
-    ignore_index: int,
-    label_smoothing: float,
-    on_bad: OnBad,
-    bad_labels: Counter | None,
+    allowed: Tensor,
+    target: Tensor | None,
+    nan: bool,  # noqa: FBT001
 ) -> tuple[Tensor, Tensor]:
-    """Returns the loss of each target, 0 for those that do not count, and which ones count."""
-    check_float(logits, "cross_entropy")
-    _check_shapes(logits, target)
-    if on_bad not in ("raise", "ignore", "report", "nan"):
-        raise _usage(f"on_bad is {on_bad!r}", "Use 'raise', 'ignore', 'report' or 'nan'.")
-    if on_bad == "report" and bad_labels is None:
-        raise _usage("on_bad is 'report' and there is no counter", "Give it bad_labels=Counter().")
-    if not 0 <= label_smoothing < 1:
-        raise _usage(f"label_smoothing is {label_smoothing}", "Use a number from 0 to below 1.")
-    counts = target != ignore_index if mask is None else (target != ignore_index) & mask
+    """Returns masked logits, and which samples have no class, or a target that is masked."""
+    bad = (~any_kept(allowed, -1).squeeze(-1)).expand(logits.shape[:-1])
+    if target is not None:
+        reachable = (target >= 0) & (target < logits.shape[-1])
+        bad = bad | ~_permits(allowed, target.where(reachable, 0), logits.shape) & (target >= 0)
+        bad = bad | (target >= logits.shape[-1])
+    low = torch.finfo(logits.dtype).min / 2
+    if not nan:
+        return torch.where(allowed, logits, low), bad
+    other = logits.new_full((1,), low).masked_fill(bad.unsqueeze(-1), torch.nan)
+    return torch.where(allowed, logits, other), bad
+
+
+class _MaskedLogits(torch.autograd.Function):
+    """One kernel each way."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        logits: Tensor,
+        allowed: Tensor,
+        target: Tensor | None,
+        nan: bool,  # noqa: FBT001
+    ) -> tuple[Tensor, Tensor]:
+        masked, bad = _mask_logits(logits, allowed, target, nan)
+        ctx.save_for_backward(allowed)
+        ctx.mark_non_differentiable(bad)
+        ctx.set_materialize_grads(False)
+        return masked, bad
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor | None, _: Any) -> tuple[Any, ...]:
+        (allowed,) = ctx.saved_tensors
+        if grad is None:
+            return None, None, None, None
+        if not once(grad):
+            return torch.where(allowed, grad, 0.0), None, None, None
+        return _chosen(grad, allowed), None, None, None
+
+
+_mask_logits = kernel(
+    "mask_logits(Tensor logits, Tensor allowed, Tensor? target, bool nan) -> (Tensor, Tensor)"
+)
+_chosen = kernel("chosen(Tensor x, Tensor mask) -> Tensor")
+
+
+@dataclass(frozen=True)
+class Labels:
+    """Targets, and what is to be done about them.
+
+    Attributes:
+        target: Class numbers.
+        mask: Boolean, True where a target counts; None if all do.
+        allowed: The classes that each sample can have; None for all.
+        ignore_index: Targets with this value do not count.
+        smoothing: How much of a target is spread over all classes that can be.
+        on_bad: What a bad label does.
+        bad_labels: Counts bad labels.
+    """
+
+    target: Tensor
+    mask: Tensor | None
+    allowed: Tensor | None
+    ignore_index: int
+    smoothing: float
+    on_bad: OnBad
+    bad_labels: Counter | None
+
+    def losses(self, logits: Tensor) -> tuple[Tensor, Tensor]:
+        """Returns the loss of each target, 0 for those that do not count, and which ones count."""
+        self._check(logits)
+        if self._one_kernel(logits):
+            losses, states, _ = self._fused(logits, "each")
+            return losses, states == KEPT
+        losses, keep, bad = _losses(logits, self)
+        self._tell(bad, logits.shape[-1])
+        return losses, keep
+
+    def reduced(self, logits: Tensor, *, mean: bool, empties: Counter | None) -> Tensor:
+        """Returns the mean of the losses that count, 0 if none does, or their sum."""
+        self._check(logits)
+        if self._one_kernel(logits):
+            whole, _, count = self._fused(logits, "mean" if mean else "sum")
+        else:
+            losses, keep, bad = _losses(logits, self)
+            self._tell(bad, logits.shape[-1])
+            count = keep.sum()
+            whole = losses.sum() / count.clamp(min=1) if mean else losses.sum()
+        if empties is not None:
+            empties.add(count == 0)
+        return whole
+
+    def _check(self, logits: Tensor) -> None:
+        check_float(logits, "cross_entropy")
+        _check_shapes(logits, self.target)
+        if self.on_bad not in ("raise", "ignore", "report", "nan"):
+            raise _usage(f"on_bad is {self.on_bad!r}", "Use 'raise', 'ignore', 'report' or 'nan'.")
+        if self.on_bad == "report" and self.bad_labels is None:
+            raise _usage(
+                "on_bad is 'report' and there is no counter", "Give it bad_labels=Counter()."
+            )
+        if not 0 <= self.smoothing < 1:
+            raise _usage(f"label_smoothing is {self.smoothing}", "Use a number from 0 to below 1.")
+        if self.allowed is not None:
+            _check_allowed(logits, self.allowed)
+
+    def _tell(self, bad: Tensor, classes: int) -> None:
+        if self.bad_labels is not None:
+            self.bad_labels.add(bad)
+        if self.on_bad == "raise":
+            _refuse(bad, self.target, classes, masked=self.allowed is not None)
+
+    def _one_kernel(self, logits: Tensor) -> bool:
+        given = [x for x in (self.mask, self.allowed) if x is not None]
+        if self.smoothing or not ready(logits, self.target, *given):
+            return False
+        if self.mask is not None and self.mask.shape != self.target.shape:
+            return False
+        shared = (logits.numel(), logits.shape[-1])
+        return self.allowed is None or self.allowed.numel() in shared
+
+    def _fused(self, logits: Tensor, kind: str) -> tuple[Tensor, Tensor, Tensor]:
+        out, states, count = _FusedLoss.apply(logits, self, kind)  # type: ignore[no-untyped-call]
+        if self.bad_labels is not None or self.on_bad == "raise":
+            self._tell(states == BAD, logits.shape[-1])
+        return out, states, count
+
+
+def _losses(logits: Tensor, labels: Labels) -> tuple[Tensor, Tensor, Tensor]:
+    """Returns the loss of each target, which ones count, and which are bad; by torch's means."""
+    target, allowed = labels.target, labels.allowed
+    counts = target != labels.ignore_index
+    if labels.mask is not None:
+        counts = counts & labels.mask
     keep = counts & (target >= 0) & (target < logits.shape[-1])
     index = target.where(keep, 0)
     if allowed is not None:
-        _check_allowed(logits, allowed)
         keep = keep & _permits(allowed, index, logits.shape)
     bad = counts & ~keep
-    if bad_labels is not None:
-        bad_labels.add(bad)
-    if on_bad == "raise":
-        _refuse(bad, target, logits.shape[-1], masked=allowed is not None)
     losses, _ = _CrossEntropy.apply(  # type: ignore[no-untyped-call]
-        logits, index, keep, allowed, label_smoothing
+        logits, index, keep, allowed, labels.smoothing
     )
-    if on_bad == "nan":
+    if labels.on_bad == "nan":
         losses = losses.masked_fill(bad, torch.nan)
-    return cast("Tensor", losses), keep
+    return losses, keep, bad
+
+
+KEPT, BAD = 1, 2  # what the kernel says of a label, beside 0 for one that does not count
+
+
+class _FusedLoss(torch.autograd.Function):
+    """The logits are read once forward and once backward, and nothing of their size is kept.
+
+    Beside the losses, their sum or their mean, it returns what each label is, and how many count.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, labels: Labels, kind: str) -> tuple[Any, ...]:
+        target, allowed = labels.target, labels.allowed
+        nan = labels.on_bad == "nan"
+        losses, states, logs = _label_loss(
+            logits, target, allowed, labels.mask, labels.ignore_index, nan
+        )
+        out, count = losses, None
+        if kind != "each":
+            out, count = _mean_loss(losses, states, kind == "mean")
+        ctx.save_for_backward(logits, target, allowed, losses, states, logs, count)
+        ctx.labels, ctx.kind = labels, kind
+        ctx.set_materialize_grads(False)
+        ctx.mark_non_differentiable(states, *(() if count is None else (count,)))
+        return out, states, count
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor | None, *_: Any) -> tuple[Any, ...]:
+        if grad is None:
+            return None, None, None
+        logits, target, allowed, losses, states, logs, count = ctx.saved_tensors
+        if not once(grad):
+            return *again(_plainly(ctx.labels, ctx.kind), (logits,), grad, (True,)), None, None
+        mean = count if ctx.kind == "mean" else None
+        slope = _label_loss_slope(grad, logits, target, allowed, losses, states, logs, mean)
+        return slope, None, None
+
+
+def _plainly(labels: Labels, kind: str) -> Callable[[Tensor], Tensor]:
+    """Returns the same loss, made of torch's own operations."""
+
+    def loss(logits: Tensor) -> Tensor:
+        losses, keep, _ = _losses(logits, labels)
+        if kind == "each":
+            return losses
+        return losses.sum() / keep.sum().clamp(min=1) if kind == "mean" else losses.sum()
+
+    return loss
+
+
+_label_loss = kernel(
+    "label_loss(Tensor logits, Tensor target, Tensor? allowed, Tensor? mask, int ignore, bool nan)"
+    " -> (Tensor, Tensor, Tensor)"
+)
+_mean_loss = kernel("mean_loss(Tensor losses, Tensor states, bool mean) -> (Tensor, Tensor)")
+_label_loss_slope = kernel(
+    "label_loss_slope(Tensor grad, Tensor logits, Tensor target, Tensor? allowed, Tensor losses,"
+    " Tensor states, Tensor logs, Tensor? count) -> Tensor"
+)
 
 
 class _CrossEntropy(torch.autograd.Function):

@@ -7,13 +7,14 @@ product with the mask keeps a NaN (``0 * nan``). What is kept stays visible, wha
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
 from nanguard.errors import UsageError
 from nanguard.ops.bounds import check_float, keep, wide
-from nanguard.ops.labels import OnBad, label_loss
+from nanguard.ops.fused import again, kernel, once, ready, rows_of
+from nanguard.ops.labels import Labels, OnBad
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -44,8 +45,10 @@ def masked_mean(
         empties: Counts the means of nothing.
     """
     check_float(values, "masked_mean")
-    kept = keep(values, _checked(mask, values, "masked_mean"))
-    mean = _mean(kept, mask, dim, keepdim=keepdim, empties=empties)
+    _checked(mask, values, "masked_mean")
+    if dim is None and not keepdim and _one_kernel(values, None, mask):
+        return _fused(values, None, mask, empties)
+    mean = _mean(keep(values, mask), mask, dim, keepdim=keepdim, empties=empties)
     return mean.to(values.dtype)
 
 
@@ -78,10 +81,16 @@ def masked_mse(
             where="nanguard.ops.masked_mse",
             do="Give both the same shape; broadcasting them is mostly a mistake.",
         )
-    dtype = wide(prediction.dtype)
-    gap = prediction.to(dtype) - target.to(dtype)
-    kept = keep(gap, _checked(mask, gap, "masked_mse"))
+    _checked(mask, prediction, "masked_mse")
+    if dim is None and not keepdim and _one_kernel(prediction, target, mask):
+        return _fused(prediction, target, mask, empties)
+    kept = keep(_gap(prediction, target), mask)
     return _mean(kept.square(), mask, dim, keepdim=keepdim, empties=empties)
+
+
+def _gap(prediction: Tensor, target: Tensor) -> Tensor:
+    dtype = wide(prediction.dtype)
+    return prediction.to(dtype) - target.to(dtype)
 
 
 def masked_cross_entropy(
@@ -112,16 +121,63 @@ def masked_cross_entropy(
         empties: Counts the means of nothing.
         bad_labels: Counts labels out of range.
     """
-    losses, counted = label_loss(
-        logits,
-        target,
-        mask=_checked(mask, target, "masked_cross_entropy"),
-        ignore_index=ignore_index,
-        label_smoothing=label_smoothing,
-        on_bad=on_bad,
-        bad_labels=bad_labels,
-    )
-    return _mean(losses, counted, None, keepdim=False, empties=empties)
+    mask = _checked(mask, target, "masked_cross_entropy").expand_as(target)
+    labels = Labels(target, mask, None, ignore_index, label_smoothing, on_bad, bad_labels)
+    return labels.reduced(logits, mean=True, empties=empties)
+
+
+def _one_kernel(values: Tensor, other: Tensor | None, mask: Tensor) -> bool:
+    both = (values,) if other is None else (values, other)
+    return ready(*both, mask) and rows_of(mask, values) is not None
+
+
+def _fused(values: Tensor, other: Tensor | None, mask: Tensor, empties: Counter | None) -> Tensor:
+    mean, count = _FusedMean.apply(values, other, mask)  # type: ignore[no-untyped-call]
+    if empties is not None:
+        empties.add(count == 0)
+    return cast("Tensor", mean)
+
+
+class _FusedMean(torch.autograd.Function):
+    """The mean of values, or of squared gaps: every number is read once each way."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, values: Tensor, other: Tensor | None, mask: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        dtype = values.dtype if other is None else wide(values.dtype)
+        mean, count = _masked_mean(values, other, mask, dtype)
+        ctx.save_for_backward(values, other, mask, count)
+        ctx.mark_non_differentiable(count)
+        ctx.set_materialize_grads(False)
+        return mean, count
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor | None, _: Any) -> tuple[Any, ...]:
+        if grad is None:
+            return None, None, None
+        values, other, mask, count = ctx.saved_tensors
+        to_values, to_other = ctx.needs_input_grad[:2]
+        if not once(grad):
+            inputs, wanted = (values, other, mask), (to_values, to_other, False)
+            return again(_plain_mean, inputs, grad, wanted)
+        slope = _masked_mean_slope(grad, values, other, mask, count)
+        return slope if to_values else None, -slope if to_other else None, None
+
+
+def _plain_mean(values: Tensor, other: Tensor | None, mask: Tensor) -> Tensor:
+    kept = keep(values if other is None else _gap(values, other), mask)
+    kept = kept if other is None else kept.square()
+    mean = _mean(kept, mask, None, keepdim=False, empties=None)
+    return mean.to(values.dtype) if other is None else mean
+
+
+_masked_mean = kernel(
+    "masked_mean(Tensor x, Tensor? y, Tensor mask, ScalarType dtype) -> (Tensor, Tensor)"
+)
+_masked_mean_slope = kernel(
+    "masked_mean_slope(Tensor grad, Tensor x, Tensor? y, Tensor mask, Tensor count) -> Tensor"
+)
 
 
 def _mean(
@@ -155,14 +211,16 @@ def _checked(mask: Tensor, values: Tensor, name: str) -> Tensor:
             where=where,
             do="Give it a boolean mask, True where a value counts: mask.bool() or mask > 0.",
         )
-    try:
-        fits = torch.broadcast_shapes(mask.shape, values.shape) == values.shape
-    except RuntimeError:
-        fits = False
-    if not fits:
+    if mask.shape != values.shape and not _fits(mask.shape, values.shape):
         raise UsageError(
             f"a mask of shape {tuple(mask.shape)} does not fit values of {tuple(values.shape)}",
             where=where,
             do="Give it one dimension for each of the values', of size 1 where it is shared.",
         )
     return mask
+
+
+def _fits(small: Sequence[int], large: Sequence[int]) -> bool:
+    """Returns whether a shape can be broadcast to another."""
+    last = large[len(large) - len(small) :]
+    return len(small) <= len(large) and all(a in (1, b) for a, b in zip(small, last, strict=True))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import nn
@@ -11,6 +11,7 @@ from torch.nn import functional
 
 from nanguard.errors import UsageError
 from nanguard.ops.bounds import CapKind, cap, check_limit, wide
+from nanguard.ops.fused import again, kernel, once, ready
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -138,10 +139,17 @@ class AdaLNZero(nn.Module):
         """
         shape = (x.shape[0], *(1 for _ in range(x.dim() - 2)), self.width)
         made = self.project(functional.silu(condition))
-        shift, scale, gate = (part.reshape(shape) for part in made.chunk(3, dim=-1))
+        shift, scale, gate = made.chunk(3, dim=-1)
+        gate = gate.reshape(shape)
+        normed = functional.layer_norm(x, (self.width,), eps=self.eps)
+        rows = made.is_contiguous() and normed.dtype == made.dtype and self.cap_kind == "hard"
+        if rows and made.dim() == 2 and ready(normed, made, self.largest_scale):
+            largest = self.largest_scale if self.training else None
+            settings = (self.max_scale, largest)
+            return _Modulate.apply(normed, shift, scale, *settings), gate  # type: ignore[no-untyped-call]
         if self.training:
             self._watch(scale.detach())
-        normed = functional.layer_norm(x, (self.width,), eps=self.eps)
+        shift, scale = shift.reshape(shape), scale.reshape(shape)
         return modulate(normed, shift, scale, max_scale=self.max_scale, kind=self.cap_kind), gate
 
     def _watch(self, scale: Tensor) -> None:
@@ -151,6 +159,40 @@ class AdaLNZero(nn.Module):
     def extra_repr(self) -> str:
         """Returns the settings."""
         return f"{self.width}, max_scale={self.max_scale}, cap_kind={self.cap_kind!r}"
+
+
+class _Modulate(torch.autograd.Function):
+    """One kernel each way, where torch sums over the tokens twice for the gradients."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, shift: Tensor, scale: Tensor, bound: float | None,
+        largest: Tensor | None,
+    ) -> Tensor:  # fmt: skip
+        ctx.save_for_backward(x, shift, scale)
+        ctx.bound = bound
+        return cast("Tensor", _fused_modulate(x, shift, scale, bound, largest))
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+        x, shift, scale = ctx.saved_tensors
+        if not once(grad):
+
+            def plain(x: Tensor, shift: Tensor, scale: Tensor) -> Tensor:
+                shape = (x.shape[0], *(1 for _ in range(x.dim() - 2)), x.shape[-1])
+                return modulate(x, shift.reshape(shape), scale.reshape(shape), max_scale=ctx.bound)
+
+            found = again(plain, (x, shift, scale), grad, ctx.needs_input_grad[:3])
+            return *found, None, None
+        return *_fused_modulate_slope(grad, x, scale, ctx.bound), None, None
+
+
+_fused_modulate = kernel(
+    "modulate(Tensor x, Tensor shift, Tensor scale, float? bound, Tensor(a!)? largest) -> Tensor"
+)
+_fused_modulate_slope = kernel(
+    "modulate_slope(Tensor grad, Tensor x, Tensor scale, float? bound) -> (Tensor, Tensor, Tensor)"
+)
 
 
 def modulate(

@@ -1,0 +1,192 @@
+"""Kernels that go from element to element: caps, quotients, noise, choices."""
+
+# mypy: disable-error-code="untyped-decorator, no-untyped-def, no-untyped-call, misc"
+# Triton reads the functions marked jit, and its constants are capitals.
+# ruff: noqa: ANN001, ANN202, N803, FBT001
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+import triton
+import triton.language as tl
+from triton.language.extra import libdevice
+
+from nanguard.ops.kernels.launching import BLOCK, block_of, blocks, launch
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@triton.jit
+def _soft_cap(x, out, limit, n, BLOCK: tl.constexpr):
+    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    value = tl.load(x + at, at < n).to(tl.float32)
+    capped = libdevice.tanh(tl.div_rn(value, limit)) * limit
+    capped = capped + value * 0  # Inf has to stay visible
+    tl.store(out + at, capped.to(out.dtype.element_ty), at < n)
+
+
+@triton.jit
+def _soft_cap_slope(grad, out, result, limit, n, BLOCK: tl.constexpr):
+    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    share = tl.div_rn(tl.load(out + at, at < n).to(tl.float32), limit)
+    slope = tl.load(grad + at, at < n).to(tl.float32) * (1 - share * share)
+    tl.store(result + at, slope.to(result.dtype.element_ty), at < n)
+
+
+def soft_cap(x: Tensor, limit: float) -> Tensor:
+    """Returns ``limit * tanh(x / limit)``, NaN where the input is not finite."""
+    out = torch.empty_like(x)
+    n = x.numel()
+    launch(_soft_cap, (blocks(n),), (x, out), limit, n, BLOCK)
+    return out
+
+
+def soft_cap_slope(grad: Tensor, out: Tensor, limit: float) -> Tensor:
+    """Returns the gradient of ``soft_cap``, from what it returned."""
+    result = torch.empty_like(out)
+    n = out.numel()
+    launch(_soft_cap_slope, (blocks(n),), (grad, out, result), limit, n, BLOCK)
+    return result
+
+
+@triton.jit
+def _away_from_zero(below, eps):
+    size = tl.abs(below)
+    size = tl.where(size <= eps, eps, size) + size * 0
+    return tl.where(below >= 0, size, -size)
+
+
+@triton.jit
+def _safe_div(above, below, out, eps, n, inner, BLOCK: tl.constexpr):
+    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    divisor = _away_from_zero(tl.load(below + at // inner, at < n, 1.0).to(tl.float32), eps)
+    value = tl.div_rn(tl.load(above + at, at < n, 0.0).to(tl.float32), divisor)
+    tl.store(out + at, value.to(out.dtype.element_ty), at < n)
+
+
+@triton.jit
+def _safe_div_slope(grad, below, out, to_above, to_below, eps, inner, BLOCK: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    bare = tl.load(below + row).to(tl.float32)
+    divisor = _away_from_zero(bare, eps)
+    total = tl.zeros((BLOCK,), tl.float32)
+    for start in range(0, inner, BLOCK):
+        at = start + tl.arange(0, BLOCK)
+        inside = at < inner
+        slope = tl.load(grad + row * inner + at, inside, 0.0).to(tl.float32)
+        slope = tl.div_rn(slope, divisor)
+        value = tl.load(out + row * inner + at, inside, 0.0).to(tl.float32)
+        total += tl.where(inside, slope * value, 0.0)
+        tl.store(to_above + row * inner + at, slope.to(to_above.dtype.element_ty), inside)
+    whole = tl.where(tl.abs(bare) <= eps, 0.0, -tl.sum(total, 0))
+    tl.store(to_below + row, whole.to(to_below.dtype.element_ty))
+
+
+@triton.jit
+def _safe_div_slope_alike(grad, below, out, to_above, to_below, eps, n, BLOCK: tl.constexpr):
+    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    inside = at < n
+    bare = tl.load(below + at, inside, 1.0).to(tl.float32)
+    slope = tl.load(grad + at, inside, 0.0).to(tl.float32)
+    slope = tl.div_rn(slope, _away_from_zero(bare, eps))
+    value = tl.load(out + at, inside, 0.0).to(tl.float32)
+    whole = tl.where(tl.abs(bare) <= eps, 0.0, -slope * value)
+    tl.store(to_above + at, slope.to(to_above.dtype.element_ty), inside)
+    tl.store(to_below + at, whole.to(to_below.dtype.element_ty), inside)
+
+
+def safe_div(above: Tensor, below: Tensor, eps: float) -> Tensor:
+    """Returns a quotient; the divisor has one value for each, or for each row."""
+    out = torch.empty_like(above)
+    n = above.numel()
+    inner = n // below.numel()
+    launch(_safe_div, (blocks(n),), (above, below, out), eps, n, inner, BLOCK)
+    return out
+
+
+def safe_div_slope(grad: Tensor, below: Tensor, out: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """Returns the gradients of ``safe_div``."""
+    to_above, to_below = torch.empty_like(out), torch.empty_like(below)
+    n, rows = out.numel(), below.numel()
+    if n == rows:
+        tensors = (grad, below, out, to_above, to_below)
+        launch(_safe_div_slope_alike, (blocks(n),), tensors, eps, n, BLOCK)
+    else:
+        tensors = (grad, below, out, to_above, to_below)
+        launch(_safe_div_slope, (rows,), tensors, eps, n // rows, block_of(n // rows))
+    return to_above, to_below
+
+
+@triton.jit
+def _shares(step, alphas, steps, sample):
+    number = tl.load(step + sample)
+    inside = (number >= 0) & (number < steps)
+    alpha = tl.load(alphas + tl.where(inside, number, 0)).to(tl.float32)
+    alpha = tl.where(inside, alpha, float("nan"))
+    return tl.sqrt_rn(alpha), tl.sqrt_rn(1 - alpha)
+
+
+@triton.jit
+def _add_noise(x, noise, step, alphas, out, steps, inner, BLOCK: tl.constexpr):
+    sample = tl.program_id(1).to(tl.int64)
+    signal, rest = _shares(step, alphas, steps, sample)
+    signal = signal.to(x.dtype.element_ty).to(tl.float32)
+    rest = rest.to(x.dtype.element_ty).to(tl.float32)
+    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    value = tl.load(x + sample * inner + at, at < inner, 0.0).to(tl.float32) * signal
+    value += tl.load(noise + sample * inner + at, at < inner, 0.0).to(tl.float32) * rest
+    tl.store(out + sample * inner + at, value.to(out.dtype.element_ty), at < inner)
+
+
+@triton.jit
+def _add_noise_slope(
+    grad, step, alphas, result, steps, inner, NOISE: tl.constexpr, BLOCK: tl.constexpr
+):  # fmt: skip
+    sample = tl.program_id(1).to(tl.int64)
+    share, rest = _shares(step, alphas, steps, sample)
+    if NOISE:
+        share = rest
+    share = share.to(result.dtype.element_ty).to(tl.float32)
+    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    slope = tl.load(grad + sample * inner + at, at < inner, 0.0).to(tl.float32) * share
+    tl.store(result + sample * inner + at, slope.to(result.dtype.element_ty), at < inner)
+
+
+def add_noise(x: Tensor, noise: Tensor, step: Tensor, alphas: Tensor) -> Tensor:
+    """Returns samples with noise; NaN for a step that is not in the table."""
+    out = torch.empty_like(x)
+    batch = step.numel()
+    inner = x.numel() // batch
+    grid = (blocks(inner), batch)
+    launch(_add_noise, grid, (x, noise, step, alphas, out), alphas.numel(), inner, BLOCK)
+    return out
+
+
+def add_noise_slope(grad: Tensor, step: Tensor, alphas: Tensor, to_noise: bool) -> Tensor:
+    """Returns the gradient of ``add_noise`` to the samples, or to the noise."""
+    result = torch.empty_like(grad)
+    batch = step.numel()
+    inner = grad.numel() // batch
+    grid = (blocks(inner), batch)
+    tensors = (grad, step, alphas, result)
+    launch(_add_noise_slope, grid, tensors, alphas.numel(), inner, to_noise, BLOCK)
+    return result
+
+
+@triton.jit
+def _chosen(x, mask, out, n, period, BLOCK: tl.constexpr):
+    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    keep = tl.load(mask + at % period, at < n, 0) != 0
+    value = tl.load(x + at, at < n, 0.0)
+    tl.store(out + at, tl.where(keep, value, 0.0), at < n)
+
+
+def chosen(x: Tensor, mask: Tensor) -> Tensor:
+    """Returns values where a mask is true and 0 elsewhere; the mask may be that of one row."""
+    out = torch.empty_like(x)
+    n = x.numel()
+    launch(_chosen, (blocks(n),), (x, mask, out), n, mask.numel(), BLOCK)
+    return out
