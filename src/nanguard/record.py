@@ -69,9 +69,13 @@ class RunRecord:
         self._failed = False
         self._torn: set[str] = set()
         self._lines: queue.Queue[_Line | _Flush | None] = queue.Queue(_QUEUE)
+        # Set if somebody waits for what is written.
+        self._hurry = threading.Event()
         self._thread = threading.Thread(target=self._work, name="nanguard-record", daemon=True)
         self._thread.start()
-        self._finalizer = weakref.finalize(self, _end, self._lines, self._thread, self._lock)
+        self._finalizer = weakref.finalize(
+            self, _end, self._lines, self._hurry, self._thread, self._lock
+        )
 
     def metric(self, line: dict[str, Any]) -> None:
         """Adds a line to ``metrics.jsonl``; never waits."""
@@ -95,6 +99,7 @@ class RunRecord:
         if self._finalizer.alive:
             flushed: _Flush = threading.Event()
             self._lines.put(flushed)
+            self._hurry.set()
             while not flushed.wait(1.0) and self._thread.is_alive():
                 pass
 
@@ -130,6 +135,7 @@ class RunRecord:
         try:
             self._lines.put_nowait((file, line))
         except queue.Full:
+            self._hurry.set()
             self.lost += 1
 
     def _write_rows(self, rows: list[dict[str, str]]) -> None:
@@ -153,12 +159,13 @@ class RunRecord:
                 self._lock.beat()
                 continue
             self._lock.beat()
-            deadline = time.monotonic() + _FLUSH_SECONDS
-            while isinstance(batch[-1], tuple) and (wait := deadline - time.monotonic()) > 0:
-                try:
-                    batch.append(self._lines.get(timeout=wait))
-                except queue.Empty:
-                    break
+            if isinstance(batch[0], tuple):
+                # One look at many lines: to wake up for each of them would hold up the training.
+                self._hurry.wait(_FLUSH_SECONDS)
+                self._hurry.clear()
+            with contextlib.suppress(queue.Empty):
+                while isinstance(batch[-1], tuple):
+                    batch.append(self._lines.get_nowait())
             ended, flushed = batch[-1] is None, batch[-1]
             whole = isinstance(flushed, threading.Event)
             self._write([line for line in batch if isinstance(line, tuple)], to_disk=whole)
@@ -202,8 +209,11 @@ class RunRecord:
             self._on_failure(f"the run record in {self.folder} ({why})")
 
 
-def _end(lines: queue.Queue[Any], thread: threading.Thread, lock: FolderLock) -> None:
+def _end(
+    lines: queue.Queue[Any], hurry: threading.Event, thread: threading.Thread, lock: FolderLock
+) -> None:
     lines.put(None)
+    hurry.set()
     thread.join()
     lock.release()
 
