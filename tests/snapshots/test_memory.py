@@ -12,7 +12,7 @@ from torch.optim.swa_utils import AveragedModel
 from nanguard import Guard, Settings
 from nanguard.snapshots import manager
 from nanguard.snapshots.memory import MemorySnapshots
-from nanguard.snapshots.state import TrainingState, map_tensors, tensors_in
+from nanguard.snapshots.training_state import TrainingState, map_tensors, tensors_in
 from tests.training import INF, NAN, Net, batches
 
 GOOD = torch.zeros((), dtype=torch.bool)

@@ -28,7 +28,7 @@ from nanguard.guard.unchanged import Unchanged
 from nanguard.guard.verdicts import Verdicts
 from nanguard.record import TRACKERS
 from nanguard.snapshots.manager import GUARD, Recovery
-from nanguard.snapshots.state import (
+from nanguard.snapshots.training_state import (
     BUFFERS,
     Buffers,
     OptimizerPart,
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from nanguard.guard.recorder import Recorder
     from nanguard.guard.rng import Stream
     from nanguard.settings import Settings
-    from nanguard.snapshots.state import Part
+    from nanguard.snapshots.training_state import Part
 
 SNAPSHOTS = "snapshots"
 

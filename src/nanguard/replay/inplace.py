@@ -27,11 +27,11 @@ from nanguard.guard.optimizers import hyperparameters, set_hyperparameters, stat
 from nanguard.replay import changes
 from nanguard.replay.copies import StateCopy, bytes_in
 from nanguard.replay.data import data_origin, made_anew
+from nanguard.replay.python_state import Reachable, RefusedError, is_used_up, spare
 from nanguard.replay.region import AGAIN, NoRegionError
 from nanguard.replay.replayed_step import MadeStep, Reached, ReplayedStep, same_losses
 from nanguard.replay.sandbox import Outside
 from nanguard.replay.start import copied
-from nanguard.replay.state import Reachable, RefusedError, is_used_up, spare
 from nanguard.replay.task import Outcome, Task
 from nanguard.replay.time_limit import TimeLimit, TooLong, signals_wait
 from nanguard.replay.tracer.sites import is_installed, is_users

@@ -12,8 +12,8 @@ from torch.utils._python_dispatch import _disable_current_modes
 from nanguard.guard.optimizers import gradients_of
 from nanguard.guard.symptom import Symptom
 from nanguard.numerics import all_finite
+from nanguard.replay.python_state import RefusedError
 from nanguard.replay.replay import Replay
-from nanguard.replay.state import RefusedError
 from nanguard.replay.tracer.sites import here
 from nanguard.replay.watch import single_number
 

@@ -11,7 +11,7 @@ from nanguard.errors import SnapshotError
 from nanguard.numerics import all_finite
 from nanguard.snapshots.disk import DiskSnapshots, remove_leftovers
 from nanguard.snapshots.memory import MemorySnapshots, Slot, bytes_of
-from nanguard.snapshots.state import OptimizerPart
+from nanguard.snapshots.training_state import OptimizerPart
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from nanguard.settings import Settings
     from nanguard.snapshots.memory import Snapshot
     from nanguard.snapshots.sharded import ShardedSnapshots, Together
-    from nanguard.snapshots.state import TrainingState
+    from nanguard.snapshots.training_state import TrainingState
 
 log = logging.getLogger("nanguard")
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from nanguard.numerics import local, non_finite
-from nanguard.snapshots.state import map_tensors, tensors_in
+from nanguard.snapshots.training_state import map_tensors, tensors_in
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

@@ -37,7 +37,7 @@ from nanguard.snapshots.disk import (
     save_tree,
     verify,
 )
-from nanguard.snapshots.state import map_tensors, tensors_in
+from nanguard.snapshots.training_state import map_tensors, tensors_in
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -11,7 +11,7 @@ import pytest
 from nanguard.check.log.quantities import Quantity
 from nanguard.view.terminal.judging import Judge, Told
 from nanguard.view.terminal.reading import LineReader, Unreadable
-from nanguard.view.terminal.state import RunState
+from nanguard.view.terminal.watch_state import RunState
 from tests.labelled import labelled
 
 LOGS = Path(__file__).parents[2] / "logs"

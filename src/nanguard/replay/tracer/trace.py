@@ -264,8 +264,7 @@ class Trace(TorchDispatchMode):
             if results:
                 try:
                     self._note(record, op, results, inputs, args, kwargs)
-                except (RuntimeError, NotImplementedError):
-                    # A kind of tensor that cannot be looked at; the script can go on with it.
+                except (RuntimeError, NotImplementedError):  # of a kind that cannot be looked at
                     self.unmeasured += 1
         return out
 
@@ -458,8 +457,8 @@ class Trace(TorchDispatchMode):
             return source
         try:
             source.low, source.high = values.extremes_of(held)
-        except (RuntimeError, NotImplementedError):
-            self.unmeasured += 1  # a kind of tensor that cannot be looked at
+        except (RuntimeError, NotImplementedError):  # of a kind that cannot be looked at
+            self.unmeasured += 1
             return source
         if source.bad:
             if name is None:
@@ -494,8 +493,8 @@ class Trace(TorchDispatchMode):
                 numbers = [values.late_extremes_of([tensor]) for tensor in held]
             else:
                 numbers = [[number] for number in values.largest_of(held)]
-        except (RuntimeError, NotImplementedError):
-            self.unmeasured += 1  # as above
+        except (RuntimeError, NotImplementedError):  # of a kind that cannot be looked at
+            self.unmeasured += 1
             return
         for (source, _), late in zip(unread, numbers, strict=True):
             source.late, source.exact = late, self.exact

@@ -68,8 +68,8 @@ def has_wrapped(op: str, named: dict[str, Any], out: Tensor) -> bool:
         exact = exactly(named)
         off = (exact - _wide(out)).abs() > 1 + _ROUNDING * exact.abs()
         return bool(off.any())
-    except (RuntimeError, NotImplementedError):
-        return False  # a kind of tensor that cannot be looked at
+    except (RuntimeError, NotImplementedError):  # of a kind that cannot be looked at
+        return False
 
 
 def _wide(value: Any) -> Any:

@@ -11,8 +11,8 @@ from nanguard.record import EVENTS, METRICS
 from nanguard.view.report.fields import literal
 from nanguard.view.runs import find_runs
 from nanguard.view.terminal.reading import Unreadable, refuse_binary
-from nanguard.view.terminal.state import RunState
 from nanguard.view.terminal.tail import HEAD, Tail
+from nanguard.view.terminal.watch_state import RunState
 from nanguard.view.terminal.watched import Followed, Watched
 
 if TYPE_CHECKING:

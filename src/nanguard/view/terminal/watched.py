@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from nanguard.view.terminal.channels import Happening
-    from nanguard.view.terminal.state import RunState
     from nanguard.view.terminal.tail import Tail
+    from nanguard.view.terminal.watch_state import RunState
 
 # Bytes of one run that are read before the view is drawn again.
 _BUDGET = 4 << 20

@@ -10,7 +10,7 @@ from nanguard.view.terminal.plot import brief
 
 if TYPE_CHECKING:
     from nanguard.view.terminal.channels import Happening
-    from nanguard.view.terminal.state import RunState
+    from nanguard.view.terminal.watch_state import RunState
     from nanguard.view.terminal.watched import Watched
 
 GOOD, BAD, WAITING = "green", "bold red", "yellow"

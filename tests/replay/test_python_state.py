@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from nanguard.replay.patches import Patches
-from nanguard.replay.state import Reachable, RefusedError, spare
+from nanguard.replay.python_state import Reachable, RefusedError, spare
 from nanguard.replay.watch import Watch
 
 
