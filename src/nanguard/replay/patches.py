@@ -201,8 +201,9 @@ class Patches:
             @functools.wraps(original)
             def read(tensor: Any, _original: Any = original) -> Any:
                 value = _original(tensor)
-                finite = type(value) is not float or value - value == 0.0
-                if not finite and not is_ours(sys._getframe(1).f_code.co_filename):
+                if type(value) is not float or value - value == 0.0:
+                    return value  # most are finite
+                if not is_ours(sys._getframe(1).f_code.co_filename):
                     self.now.read(tensor, value)
                 return value
 

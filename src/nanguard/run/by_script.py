@@ -111,11 +111,16 @@ class ByScript:
         return False
 
     def note_discarded(self) -> None:
-        """Notes a pass whose loss was bad, and whose gradients the script has thrown away."""
-        for start in self._live.starts.ended if len(self._live.losses) > 1 else []:
+        """Notes a pass of several whose loss was bad, and that the script has thrown away."""
+        for start in self._live.starts.ended:
             bad = next((x for x in start.losses if not is_good(x)), None)
             if bad is not None and not start.reported:
                 self._found = (start, float(bad))
+
+    @property
+    def has_news(self) -> bool:
+        """Whether there may be something to report."""
+        return self._found is not None or self.unstepped is not None
 
     def meet(self) -> None:
         """Reports a step that the script has left before its backward pass, as it was bad."""
