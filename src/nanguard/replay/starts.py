@@ -22,6 +22,7 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 
 from nanguard.guard.rng import RandomStreams
 from nanguard.replay.frames import Lines, hear_calls, is_nested, let_go, names_of, outside, stack_of
+from nanguard.replay.patches import comes_from_signal, is_capturing
 from nanguard.replay.region import NoRegionError, Region
 from nanguard.replay.start import (
     IMMUTABLE,
@@ -304,15 +305,27 @@ class Starts:
             self._hook = register_module_forward_pre_hook(self._called)
 
     def _called(self, module: nn.Module, _args: Any) -> None:
-        if self.paused or torch.compiler.is_compiling() or not self._is_our_thread():
+        if not self.is_on or self.paused or torch.compiler.is_compiling():
+            return
+        if not self._is_our_thread() or is_capturing():
             return
         frame = sys._getframe(1)
         if type(module).__name__ == "OptimizedModule":
             self._compiled = True
         if self._hook is not None and not is_nested(frame):
-            self._note_call(module, frame)
+            self._safely(self._note_call, module, frame)
         if not self._long and self._codes:
-            self._begins_with_call(frame)
+            self._safely(self._begins_with_call, frame)
+
+    def _safely(self, take: Callable[..., None], *given: Any) -> None:
+        """Takes a start, in the middle of the script, which must not end with an error of ours."""
+        try:
+            take(*given)
+        except Exception as error:  # whatever it is: the run stays guarded, and goes unexplained
+            if comes_from_signal(error):
+                raise
+            self.is_on, self.current = False, None
+            self.why_not = f"what its steps began with could not be remembered: {error!r}"
 
     def _note_call(self, module: nn.Module, frame: FrameType) -> None:
         """Keeps the first calls that are recorded for backward, and few others, as of rollouts."""
@@ -457,8 +470,10 @@ class Starts:
 
     def _reached(self, frame: FrameType, region: Region, piece: Piece) -> None:
         """Takes a start: the first line of a region is about to run."""
-        if not self.paused and (self._thread == threading.get_ident() or self._is_our_thread()):
-            self._take(frame, region, piece)
+        if self.paused or not self.is_on:
+            return
+        if self._thread == threading.get_ident() or self._is_our_thread():
+            self._safely(self._take, frame, region, piece)
 
     def _called_first(self, frame: FrameType, region: Region, piece: Piece) -> None:
         """Takes a second start, where a model is about to be called in a step that goes on."""
@@ -466,9 +481,12 @@ class Starts:
         if self.paused or start is None or start.site is not None or start.later is not None:
             return
         if start.frame == id(frame) and start.region is region and self._is_our_thread():
-            now, local = self.streams.capture(), frame.f_locals
-            start.later = self._new(frame, local, region, piece, now, Ambient.now())
-            let_go(frame, local)
+            self._safely(self._take_later, start, frame, piece)
+
+    def _take_later(self, start: Start, frame: FrameType, piece: Piece) -> None:
+        now, local = self.streams.capture(), frame.f_locals
+        start.later = self._new(frame, local, start.region, piece, now, Ambient.now())
+        let_go(frame, local)
 
     def _begins_with_call(self, frame: FrameType | None) -> None:
         """Takes a start if this is the first call of a model in a region."""

@@ -188,6 +188,12 @@ class Watch(ABC):
         self.end_step(optimizer)
         return result
 
+    def captured(self, optimizer: Optimizer) -> None:  # noqa: B027 - only the live run can do more
+        """Hears of a step that a CUDA graph takes up."""
+
+    def replayed_graph(self) -> None:  # noqa: B027
+        """Hears that a CUDA graph was replayed."""
+
     def clipped(self, parameters: list[Tensor], norm: Any) -> None:
         """Notes the norm of the gradients that a script has clipped, if it is that of them all."""
         optimizers = self.optimizers()

@@ -137,6 +137,8 @@ class Live(Watch):
         self.by_script = ByScript(self)
         # The losses of this step that were read so far; None if one of them is not finite.
         self._values: list[float] | None = []
+        self._in_graphs: weakref.WeakSet[Optimizer] = weakref.WeakSet()
+        self._graph_replays = 0
         self.step_times: deque[float] = deque(maxlen=_TIMED)
         self._began_step = time.perf_counter()
         self.writer = IncidentWriter(options)
@@ -460,6 +462,35 @@ class Live(Watch):
         limits = self.verdicts.limits(self.lane_of(optimizer), self._late.ahead)
         return self.verdicts.spike(optimizer, reading, limits)
 
+    # Steps in a CUDA graph, which the device makes without telling anyone.
+
+    def captured(self, optimizer: Optimizer) -> None:
+        """Says what can be done for steps that a CUDA graph takes up."""
+        if self.is_aside:
+            return
+        if not self._in_graphs:
+            self.writer.stepped()
+            self.writer.say(
+                "the script makes steps in a CUDA graph (torch.cuda.graph), which nobody can hold "
+                f"back: the parameters are looked at every {_SCAN} replays, and at the end"
+            )
+        self._in_graphs.add(optimizer)
+
+    def replayed_graph(self) -> None:
+        """Looks at what graphs have made of the parameters, now and then."""
+        if not self._in_graphs or self.is_aside:
+            return
+        self._graph_replays += 1
+        if self._graph_replays % _SCAN == 0:
+            self.own(self._look_at_graphs)
+
+    def _look_at_graphs(self) -> None:
+        for optimizer in list(self._in_graphs):
+            symptom = self.bad_state(optimizer)
+            if symptom is not None:
+                self._in_graphs.discard(optimizer)  # once is enough: they stay bad
+                self.bad_steps.meet(symptom, optimizer, step=self._graph_replays)
+
     # What a script deals with by itself.
 
     def clipped(self, parameters: list[Tensor], norm: Any) -> None:
@@ -499,6 +530,7 @@ class Live(Watch):
         if os.getpid() != self._pid:
             return
         self._late.close()
+        self.own(self._look_at_graphs)
         self.own(self.by_script.meet)
         self.own(self.by_script.meet_unused_gradient)
         if self.bad_steps.ordinals or self.by_script.count:
