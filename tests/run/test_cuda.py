@@ -234,10 +234,13 @@ def test_steps_in_a_cuda_graph_are_looked_at(tmp_path, bad):
     path = tmp_path / "train.py"
     path.write_text(IN_A_GRAPH.replace("BAD", str(bad)))
     bare, done = plain(tmp_path, sys.executable, path), run(tmp_path, sys.executable, path)
-    assert done.stdout == bare.stdout
     assert "the script makes steps in a CUDA graph" in done.stderr
-    found = incidents(tmp_path)
-    assert [one["symptom"]["where"] for one in found] == (["parameter"] if bad > 0 else [])
+    if bad < 0:
+        assert (done.returncode, done.stdout) == (0, bare.stdout)
+        assert incidents(tmp_path) == []
+    else:  # the weights are lost by the time that anybody can know
+        assert done.returncode == 3
+        assert [found["symptom"]["where"] for found in incidents(tmp_path)] == ["parameter"]
 
 
 COMPILED_TO_GRAPHS = """
