@@ -154,3 +154,50 @@ def test_state_that_was_saved_in_half_precision(tmp_path):
     # In place, the line that loads it; a second run, if there is time for one, comes to the cast.
     assert found["origin"]["line"] == (loads if found["origin"]["op"] == "buffer" else loads - 1)
     assert "float16" in found["sentence"]
+
+
+GROWS_BY_ITSELF = """
+import torch
+from torch import nn
+
+
+class Decayed(torch.optim.SGD):
+    def step(self, closure=None):
+        super().step()
+        with torch.no_grad():
+            for group in self.param_groups:
+                for p in group["params"]:
+                    p.mul_(1 + group["lr"] * 0.6)
+
+
+class Directions(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.rows = nn.Parameter(torch.randn(5, 12))
+
+    def forward(self, x):
+        rows = self.rows
+        spread = (rows.square().mean(1, keepdim=True) - rows.mean(1, keepdim=True).square()).sqrt()
+        return 8 * nn.functional.normalize(x, dim=1) @ (rows / spread).t()
+
+
+torch.manual_seed(0)
+model = Directions()
+optimizer = Decayed(model.parameters(), lr=0.1)
+x = torch.randn(400, 12)
+y = x[:, :5].argmax(1)
+for step in range(788):
+    rows = torch.randint(0, 400, (32,))
+    loss = nn.functional.cross_entropy(model(x[rows]), y[rows])
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+"""
+
+
+def test_weights_that_grow_by_themselves_are_not_blamed_on_the_learning_rate(tmp_path):
+    incident = found_in(tmp_path, GROWS_BY_ITSELF)
+    assert incident["cause"]["code"] == "exploding-optimization"
+    assert "rows has grown by 5.9 % in every step" in incident["cause"]["summary"]
+    assert incident["fixes"]
+    assert all(fix["silences"] for fix in incident["fixes"])
