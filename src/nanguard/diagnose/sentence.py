@@ -231,9 +231,7 @@ class _Sentence:
         grown = multiplied(case)
         if grown is not None:
             name, percent, _ = grown
-            return (
-                f"{said}; {name} has grown by {percent:.2g} % in every step, and the loss has not"
-            )
+            return f"{said}; {name} has grown by {percent:.2g} % in every step, the loss has not"
         rate = case.facts.lr
         if rate is None:
             return said

@@ -29,8 +29,8 @@ _RISING, _FAR_ABOVE, _RUNS_AWAY = 4, 1e4, 0.85
 _FALLING, _MOST_FALLING, _DEEP = 10, 7, 1e6
 # A loss is calm if its last values are within this many times the smallest one.
 _CALM, _CALM_TIMES = 16, 20.0
-# A parameter is multiplied if, after its first steps, it has grown to this many times what it was (a
-# logarithm), over this many steps, with rates between this many points that are about the same.
+# A parameter is multiplied if, after its first steps, it has grown to this many times what it was
+# (a logarithm), over this many steps, at rates between this many points that are about the same.
 _SETTLED, _GROWN, _LONG, _POINTS, _STEADY = 16, math.log(1e4), 100, 5, 2.0
 SLOWER = "a learning rate ten times lower"
 # The extremes of the wide types: no number grows to just these.
@@ -209,7 +209,8 @@ def multiplied(case: Case) -> tuple[str, float, int] | None:
         rates = [(b[1] - a[1]) / (b[0] - a[0]) for a, b in pairwise(kept)]
         lasts = late[-1][0] - late[0][0] >= _LONG
         if lasts and len(kept) >= _POINTS and max(rates) < _STEADY * min(rates):
-            steady.append((late[-1][1], name, 100 * math.expm1(min(rates)), late[0][0]))
+            rate = (late[-1][1] - late[0][1]) / (late[-1][0] - late[0][0])
+            steady.append((late[-1][1], name, 100 * math.expm1(rate), late[0][0]))
     return max(steady)[1:] if steady else None
 
 
