@@ -116,6 +116,7 @@ class Start:
         losses_at: The version that each of those had that are not copies.
         stepped: Whether an optimizer was called since.
         site: The place of the backward that ended it; None while it goes on.
+        only_asked: Whether that was no backward, but gradients that the script has asked for.
         reported: Whether it was the start of a bad step that was told about.
         bad: Whether its loss is known to be bad.
         later: The same from the first call of a model on, where no loader hands out the data;
@@ -142,6 +143,7 @@ class Start:
     losses_at: list[tuple[Tensor, int]] = field(default_factory=list)
     stepped: bool = False
     site: Any = None
+    only_asked: bool = False
     reported: bool = False
     bad: bool = False
     later: Start | None = None

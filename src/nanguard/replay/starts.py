@@ -243,7 +243,7 @@ class Starts:
             good = [kept for kept in self.ended[1:-1] if not kept.bad]
             for spare in good[: max(len(good) - _KEPT + 1, 0)]:
                 self.ended.remove(spare)  # of many passes for one step, the last ones are kept
-        start.site = site
+        start.site, start.only_asked = site, False
         start.add_losses(losses)
         if start.later is not None:
             start.later.site, start.later.losses = site, start.losses

@@ -167,7 +167,7 @@ class ByScript:
             frames.append(frame)
             frame = frame.f_back
         start = self._live.starts.current
-        if start is None or start.site is None:
+        if start is None or start.site is None or start.only_asked:
             self._note_left(frames)
 
     def _note_left(self, frames: list[FrameType]) -> None:
@@ -201,6 +201,8 @@ class ByScript:
     def _report_left(self, how: str) -> None:
         assert self._found is not None  # noqa: S101 - whoever calls this has looked
         (start, value), self._found = self._found, None
+        if start.only_asked:
+            start.losses, start.losses_at = [], []  # what gradients were asked of is not the loss
         symptom = Symptom("loss", "nan" if math.isnan(value) else "inf", value)
         self._report(symptom, [start], how, unfinished=True)
 

@@ -505,6 +505,8 @@ class Live(Watch):
         if self.is_aside or loss is None:
             return call()
         self.own(lambda: self.starts.before_backward([loss]))
+        if self.starts.current is not None:
+            self.starts.current.only_asked = True
         self.losses.append(loss)
         found = call()
         self.starts.after_backward()
