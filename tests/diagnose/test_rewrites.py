@@ -5,7 +5,12 @@ from __future__ import annotations
 import pytest
 
 from nanguard.diagnose.case import Case
-from nanguard.diagnose.rewrites import log_softmax, logs_without_probabilities, shifted_exp
+from nanguard.diagnose.rewrites import (
+    binary_cross_entropy,
+    log_softmax,
+    logs_without_probabilities,
+    shifted_exp,
+)
 from nanguard.replay.task import Outcome
 from nanguard.replay.tracer.origin import Origin
 from nanguard.replay.tracer.sites import Site
@@ -156,3 +161,25 @@ def test_comes_before_a_bound(tmp_path, body, line, second):
     assert line in first["diff"]
     assert first["verified"]
     assert second in then["diff"]
+
+
+@pytest.mark.parametrize(
+    ("loss", "new"),
+    [
+        ("-(y * p.log() + (1 - y) * (1 - p).log()).mean()", "NAME(z, y)"),
+        ("torch.mean(-y * torch.log(p) - (1 - y) * torch.log(1 - p))", "NAME(z, y)"),
+        ("(-y * p.log() - (1 - y) * (1 - p).log()).mean()", "NAME(z, y)"),
+        ("(-(y * p.log()) - (1 - y) * (1 - p).log()).sum()", "(NAME(z, y, NONE)).sum()"),
+        ("-(y * p.log() + (1 - y) * (1 - p).log()).sum()", "-((-NAME(z, y, NONE))).sum()"),
+        ("(y * p.log() - (1 - y) * (1 - p).log()).mean()", None),
+    ],
+)
+def test_binary_cross_entropy_in_the_forms_people_write(tmp_path, loss, new):
+    body = ["p = torch.sigmoid(z)", f"return {loss}"]
+    name = "torch.nn.functional.binary_cross_entropy_with_logits"
+    made = changed(binary_cross_entropy, tmp_path, body, 3)
+    if new is None:
+        assert made is None
+    else:
+        text = new.replace("NAME", name).replace("NONE", 'reduction="none"')
+        assert made == f"return {text}"

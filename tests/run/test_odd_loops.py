@@ -119,3 +119,40 @@ def test_processes_that_the_script_spawns(tmp_path: Path):
     expected = [f"rank 0 {weights(-1)}", f"rank 1 {weights()}"]
     assert sorted(done.stdout.splitlines()) == expected, done.stderr
     assert [one["origin"]["op"] for one in incidents(tmp_path)] == ["aten.log"]
+
+
+ASKS_FIRST = """
+import sys
+import torch
+
+def look_at(loss):
+    if torch.isnan(loss).any() or torch.isinf(loss).any():
+        sys.exit(0)
+
+torch.manual_seed(0)
+weight = torch.zeros(3, 1, requires_grad=True)
+optimizer = torch.optim.SGD([weight], lr=0.1)
+x = torch.randn(8, 3)
+while True:
+    x = x.detach().requires_grad_()
+    chance = torch.sigmoid(x @ weight + 1)
+    (slope,) = torch.autograd.grad(chance.min(), x, retain_graph=True)
+    loss = -torch.log(1 - chance).mean()
+    look_at(loss)
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    x = x + 30 * torch.sign(weight.detach().t())
+"""
+
+
+def test_a_script_that_asks_for_gradients_and_then_ends_itself(tmp_path: Path):
+    """What it asks for comes before the loss: the step has only begun when it leaves."""
+    script = tmp_path / "train.py"
+    script.write_text(ASKS_FIRST)
+    done = run(tmp_path, sys.executable, script)
+    assert done.returncode == 0, done.stderr
+    (found,) = incidents(tmp_path)
+    assert "the script ended itself" in found["action"]["reason"]
+    assert (found["origin"]["op"], found["origin"]["line"]) == ("aten.log", 17)
+    assert found["cause"]["code"] == "log-or-sqrt-domain"

@@ -35,14 +35,14 @@ def binary_cross_entropy(case: Case) -> list[Repair]:
         found = None if call is None else _entropy_around(file, call)
         if found is None:
             return None
-        node, chance, target, mean = found
+        node, chance, target, form = found
         logit = _logit_of(file, chance, node.lineno)
         given = file.text_of(chance) if logit is None else logit
         name = f"{_functional(file)}.binary_cross_entropy{'' if logit is None else '_with_logits'}"
-        if mean:
+        if form == "mean":
             return file.replaced([(node, f"{name}({given}, {file.text_of(target)})")])
-        new = f'(-{name}({given}, {file.text_of(target)}, reduction="none"))'
-        return file.replaced([(node, new)])
+        new = f'{name}({given}, {file.text_of(target)}, reduction="none")'
+        return file.replaced([(node, new if form == "loss" else f"(-{new})")])
 
     summary = "use torch's binary cross entropy, which never takes the log of 0"
     return _exact(edit(case.origin.site, summary, make))
@@ -50,14 +50,21 @@ def binary_cross_entropy(case: Case) -> list[Repair]:
 
 def _entropy_around(
     file: SourceFile, call: ast.AST
-) -> tuple[ast.expr, ast.expr, ast.expr, bool] | None:
-    """Returns a binary cross entropy around a logarithm: what to replace, p, y, whether a mean."""
+) -> tuple[ast.expr, ast.expr, ast.expr, str] | None:
+    """Returns a binary cross entropy around a logarithm.
+
+    Returns:
+        What to replace, p, y, and what it is: "mean" for the mean of the loss, "loss" for the loss
+        of each, "sum" for what only a minus makes a loss.
+    """
     for node in ast.walk(file.tree):
-        if not isinstance(node, ast.BinOp) or not isinstance(node.op, ast.Add):
+        if not isinstance(node, ast.BinOp) or not isinstance(node.op, (ast.Add, ast.Sub)):
             continue
         if not any(inner is call for inner in ast.walk(node)):
             continue
-        for one, other in ((node.left, node.right), (node.right, node.left)):
+        negative = isinstance(node.op, ast.Sub)
+        left = _without_minus(node.left) if negative else node.left
+        for one, other in ((left, node.right), (node.right, left)):
             first, second = _weighted_log(one), _weighted_log(other)
             if first is None or second is None:
                 continue
@@ -65,12 +72,28 @@ def _entropy_around(
             if file.text_of(target) == _rest_of(file, rest) and file.text_of(chance) == _rest_of(
                 file, against
             ):
-                whole = _negative_mean(file, node)
-                return (node if whole is None else whole), chance, target, whole is not None
+                whole = _mean(file, node) if negative else _negative_mean(file, node)
+                form = "loss" if negative else "sum"
+                return (
+                    (node, chance, target, form)
+                    if whole is None
+                    else (whole, chance, target, "mean")
+                )
     return None
 
 
-def _weighted_log(node: ast.expr) -> tuple[ast.expr, ast.expr] | None:
+def _without_minus(node: ast.expr) -> ast.expr | None:
+    """Returns ``y * log(p)`` for ``-y * log(p)`` or ``-(y * log(p))``; None without a minus."""
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
+        return node.operand
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult):
+        weight = node.left
+        if isinstance(weight, ast.UnaryOp) and isinstance(weight.op, ast.USub):
+            return ast.BinOp(weight.operand, node.op, node.right)
+    return None
+
+
+def _weighted_log(node: ast.expr | None) -> tuple[ast.expr, ast.expr] | None:
     """Returns y and p of ``y * log(p)``."""
     if not isinstance(node, ast.BinOp) or not isinstance(node.op, ast.Mult):
         return None
@@ -91,15 +114,23 @@ def _rest_of(file: SourceFile, node: ast.expr) -> str | None:
 
 def _negative_mean(file: SourceFile, node: ast.expr) -> ast.expr | None:
     """Returns ``-(...).mean()`` or ``-torch.mean(...)`` around an expression, if it stands so."""
-    for outer in ast.walk(file.tree):
+    mean = _mean(file, node)
+    for outer in ast.walk(file.tree) if mean is not None else ():
         if not isinstance(outer, ast.UnaryOp) or not isinstance(outer.op, ast.USub):
             continue
-        call = outer.operand
+        if outer.operand is mean:
+            return outer
+    return None
+
+
+def _mean(file: SourceFile, node: ast.expr) -> ast.expr | None:
+    """Returns ``(...).mean()`` or ``torch.mean(...)`` around an expression, if it stands so."""
+    for call in ast.walk(file.tree):
         if not isinstance(call, ast.Call) or called_name(call) != "mean" or call.keywords:
             continue
         extra = [arg for arg in call.args if arg is not node]
         if argument(call) is node and not extra:
-            return outer
+            return call
     return None
 
 
