@@ -154,3 +154,29 @@ def test_state_that_was_saved_in_half_precision(tmp_path):
     # In place, the line that loads it; a second run, if there is time for one, comes to the cast.
     assert found["origin"]["line"] == (loads if found["origin"]["op"] == "buffer" else loads - 1)
     assert "float16" in found["sentence"]
+
+
+_STORED = """
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+torch.manual_seed(0)
+x = torch.randn(256, 8)
+x[100, 3] = float("inf")
+y = (x.nan_to_num(posinf=0).sum(1) > 0).long()
+net = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 2))
+optimizer = torch.optim.AdamW(net.parameters(), lr=1e-2)
+for a, b in DataLoader(TensorDataset(x, y), batch_size=16):
+    optimizer.zero_grad()
+    loss = nn.functional.cross_entropy(net(a), b)
+    loss.backward()
+    optimizer.step()
+"""
+
+
+def test_a_second_run_does_not_move_bad_data_into_the_model(tmp_path):
+    """The second run sees the infinity where a layer computes with it, which says less."""
+    incident = found_in(tmp_path, _STORED)
+    assert incident["cause"]["code"] == "bad-input-data"
+    assert incident["origin"]["op"] == "input"
+    assert incident["dataset_indices"] == [100]

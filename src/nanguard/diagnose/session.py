@@ -85,7 +85,7 @@ def explain(message: dict[str, Any], replayer: Replayer) -> None:
         return
     known = (before.get("cause") or {}).get("confidence", 0.0)
     better = found["cause"]["confidence"] >= known or _goes_further(found, before)
-    shown = found["replay"]["verdict"] in _SHOWN and better
+    shown = found["replay"]["verdict"] in _SHOWN and better and not _falls_behind(found, before)
     if known and not shown:
         # What is known already is more than this has shown.
         found = {**before, "replay": {**before["replay"], "second_run": found["replay"].get("why")}}
@@ -101,6 +101,13 @@ def _goes_further(found: dict[str, Any], before: dict[str, Any]) -> bool:
     if known.get("op") not in _HANDED_ON or origin.get("op") in (None, *_HANDED_ON):
         return False
     return bool(found["cause"]["code"] != "unknown")
+
+
+def _falls_behind(found: dict[str, Any], before: dict[str, Any]) -> bool:
+    """Returns whether a bad input was found again only where the model computes with it."""
+    known, origin = before.get("origin") or {}, found.get("origin") or {}
+    same = found["cause"]["code"] == (before.get("cause") or {}).get("code")
+    return same and known.get("op") == "input" and origin.get("phase") == "forward"
 
 
 def _wants_second_run(found: dict[str, Any], replayer: Replayer) -> bool:
