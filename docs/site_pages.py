@@ -1,4 +1,8 @@
-"""Brings the pages of the example systems, which lie beside their code, into the documentation."""
+"""What the documentation needs beside its pages: those of the example systems, and names for readers.
+
+The pages of the systems lie beside their code. What the theme leaves without a name, a screen reader
+cannot tell.
+"""
 
 from __future__ import annotations
 
@@ -34,3 +38,10 @@ def on_page_markdown(markdown: str, *, page: Page, config: Any, files: Files) ->
     """Points links to a system in the repository to its page here."""
     del config, files
     return _LINK.sub(r"(\1.md)", markdown) if page.file.src_uri.startswith("stories/") else markdown
+
+
+def on_post_page(output: str, *, page: Page, config: Any) -> str:
+    """Names the search, and makes cells of header cells that are empty."""
+    del page, config
+    named = output.replace('role="dialog"', 'role="dialog" aria-label="Search"', 1)
+    return re.sub(r"<th( [^>]*)?></th>", "<td></td>", named)
