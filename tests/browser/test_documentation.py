@@ -1,4 +1,4 @@
-"""The documentation in a real browser, opened from its folder: it can be searched and read by all."""
+"""The documentation in a real browser, opened from its folder: it can be searched and read."""
 
 from __future__ import annotations
 

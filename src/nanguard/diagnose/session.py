@@ -62,7 +62,8 @@ def explain(message: dict[str, Any], replayer: Replayer) -> None:
     Args:
         message: The incident as it was written, where it is, and which step to replay. Which
             faults are known already may be there, too; if this is one of them, ``same_as`` is its
-            place among them afterwards, and nothing is written.
+            place among them afterwards, and nothing is written. ``note`` is called before each
+            replay, with the seconds that it may take.
         replayer: Makes replays.
     """
     folder = Path(message["folder"])
@@ -124,7 +125,7 @@ def _wants_second_run(found: dict[str, Any], replayer: Replayer) -> bool:
 def _budget(message: dict[str, Any]) -> Budget:
     """Returns the time for an explanation; whoever waits for it can read how it gets on."""
     seconds = limits.seconds_to_step(message["incident"], message["method"])
-    note = None
+    note = message.get("note")
     if message.get("control"):
         name = limits.TRYING + Path(message["folder"]).name
         note = partial(limits.note_replay, Path(message["control"], name))
