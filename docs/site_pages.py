@@ -1,7 +1,7 @@
-"""What the documentation needs beside its pages: those of the example systems, and names for readers.
+"""What the documentation needs beside its pages: those of the example systems, and names.
 
-The pages of the systems lie beside their code. What the theme leaves without a name, a screen reader
-cannot tell.
+The pages of the systems lie beside their code. What the theme leaves without a name, a screen
+reader cannot tell.
 """
 
 from __future__ import annotations
@@ -43,5 +43,14 @@ def on_page_markdown(markdown: str, *, page: Page, config: Any, files: Files) ->
 def on_post_page(output: str, *, page: Page, config: Any) -> str:
     """Names the search, and makes cells of header cells that are empty."""
     del page, config
-    named = output.replace('role="dialog"', 'role="dialog" aria-label="Search"', 1)
-    return re.sub(r"<th( [^>]*)?></th>", "<td></td>", named)
+    return re.sub(r"<th( [^>]*)?></th>", "<td></td>", _named(output))
+
+
+def on_post_template(output: str, *, template_name: str, config: Any) -> str:
+    """Names the search on the page that a server shows where there is none."""
+    del config
+    return _named(output) if template_name == "404.html" else output
+
+
+def _named(page: str) -> str:
+    return page.replace('role="dialog"', 'role="dialog" aria-label="Search"', 1)
