@@ -3,11 +3,17 @@
 #
 #   packaging/smoke.sh                        the Python on the PATH, without torch
 #   packaging/smoke.sh --torch python3.12     another Python, with torch
+#   packaging/smoke.sh --torch-of .venv/bin/python    the Python of an environment, with the torch that it has
 set -euo pipefail
 cd "$(dirname "$0")/.."
-torch=""
+torch="" theirs=""
 if [ "${1:-}" = "--torch" ]; then torch="[torch]"; shift; fi
+if [ "${1:-}" = "--torch-of" ]; then torch="of another environment"; shift; fi
 python="${1:-python3}"
+if [ "$torch" = "of another environment" ]; then
+    theirs="$("$python" -c 'import pathlib, torch; print(pathlib.Path(torch.__file__).parents[1])')"
+    python="$("$python" -c 'import sys; print(sys._base_executable)')"
+fi
 work="$(mktemp -d)"
 trap 'rm -rf "$work"' EXIT
 
@@ -31,12 +37,18 @@ for package in "$work"/dist/*.whl "$work"/dist/*.tar.gz; do
     echo "== $(basename "$package") on $("$python" --version)${torch:+, with torch}"
     rm -rf "$work/env" "$work/run"
     "$python" -m venv "$work/env"
-    "$work/env/bin/pip" install --quiet --disable-pip-version-check "$package$torch"
+    if [ -n "$theirs" ]; then
+        "$work/env/bin/pip" install --quiet --disable-pip-version-check "$package"
+        echo "$theirs" > "$(echo "$work"/env/lib/python*/site-packages)/torch-of-another.pth"
+    else
+        "$work/env/bin/pip" install --quiet --disable-pip-version-check "$package$torch"
+    fi
     mkdir "$work/run" && cp "$work/train.py" "$work/run"
     (
         cd "$work/run"
         PATH="$work/env/bin:$PATH"
         nanguard --version
+        python -c 'import nanguard, sys; assert nanguard.__file__.startswith(sys.prefix)'
         nanguard --help | grep -q "  check "
         nanguard completion bash | bash -n
         nanguard explain clip-before-unscale | grep -q clip

@@ -398,7 +398,11 @@ def notify(*targets: str, run: str = "", cool_down: float = COOL_DOWN) -> Alerts
             "there is nobody to notify", f"Name a target, or set ${VARIABLE}.", "nanguard.notify()"
         )
     receivers = [receiver_of(one) for one in named]
-    return Alerts(receivers, run=run, cool_down=cool_down, on_problem=log.warning)
+    return Alerts(receivers, run=run, cool_down=cool_down, on_problem=_warn)
+
+
+def _warn(problem: str) -> None:
+    log.warning("nanguard: %s", problem)
 
 
 class _NoRedirect(urllib.request.HTTPRedirectHandler):

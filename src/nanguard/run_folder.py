@@ -89,7 +89,9 @@ class FolderLock:
             if owner is not None and self._is_held(owner):
                 raise _in_use(folder, owner)
             if owner is not None and not _is_same(owner, self._mine):
-                log.warning("the run folder %s was left behind by %s", folder, _in_words(owner))
+                log.warning(
+                    "nanguard: the run folder %s was left behind by %s", folder, _in_words(owner)
+                )
             self._remove_stale(owner)
 
     def beat(self) -> None:

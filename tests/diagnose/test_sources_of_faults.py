@@ -201,3 +201,29 @@ def test_weights_that_grow_by_themselves_are_not_blamed_on_the_learning_rate(tmp
     assert "rows has grown by 6 % in every step" in incident["cause"]["summary"]
     assert incident["fixes"]
     assert all(fix["silences"] for fix in incident["fixes"])
+
+
+_STORED = """
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+torch.manual_seed(0)
+x = torch.randn(256, 8)
+x[100, 3] = float("inf")
+y = (x.nan_to_num(posinf=0).sum(1) > 0).long()
+net = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 2))
+optimizer = torch.optim.AdamW(net.parameters(), lr=1e-2)
+for a, b in DataLoader(TensorDataset(x, y), batch_size=16):
+    optimizer.zero_grad()
+    loss = nn.functional.cross_entropy(net(a), b)
+    loss.backward()
+    optimizer.step()
+"""
+
+
+def test_a_second_run_does_not_move_bad_data_into_the_model(tmp_path):
+    """The second run sees the infinity where a layer computes with it, which says less."""
+    incident = found_in(tmp_path, _STORED)
+    assert incident["cause"]["code"] == "bad-input-data"
+    assert incident["origin"]["op"] == "input"
+    assert incident["dataset_indices"] == [100]

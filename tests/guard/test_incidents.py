@@ -14,7 +14,10 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from nanguard import Guard, NonFiniteError, Settings, incident
+from nanguard.cli.incident_names import incidents_named
+from nanguard.errors import UsageError
 from nanguard.replay.tracer import values
+from nanguard.view.runs.run_finder import find_runs
 from tests.training import NAN, differences, seed_all
 
 QUIET = Settings(snapshot_every=0, spikes="off")
@@ -105,6 +108,28 @@ def test_a_bad_step_is_explained_in_place(tmp_path: Path):
     assert found["dataset_indices"] == [18]
     assert found["action"]["taken"] == "skip"
     assert differences(run.everything(), Run().fit(data(4)).everything()) == []
+
+
+@pytest.mark.parametrize("place", [True, "incidents"])
+def test_a_run_folder_is_shown_with_its_incidents(tmp_path: Path, place: Any, monkeypatch: Any):
+    """The layout of ``nanguard run``; incidents in a folder of their own were the custom before."""
+    monkeypatch.chdir(tmp_path)
+    folder = Path("runs/night")
+    wanted = True if place is True else folder / place
+    Run(run_dir=folder, incidents=wanted).fit(data(4))
+    found = folder / ("" if place is True else place) / "step-000004-rank0"
+    check(found.parent, 4, "in-place")
+    (run,) = find_runs(["runs"])
+    assert (run.path, run.logs) == (folder, [folder / "metrics.jsonl"])
+    assert (run.events, run.incidents) == (folder / "events.jsonl", [found])
+    assert incidents_named("runs/night", "nanguard explain") == [found]
+
+
+def test_incidents_in_the_run_folder_need_one():
+    with pytest.raises(UsageError) as caught:
+        Run(incidents=True)
+    assert "there is no run folder to keep incidents in." in str(caught.value)
+    assert 'run_dir="runs/night", incidents=True' in str(caught.value)
 
 
 def test_the_item_is_named_where_numbers_are_read_late(tmp_path: Path, monkeypatch: Any):

@@ -215,7 +215,7 @@ def test_every_event_is_logged_once(caplog: pytest.LogCaptureFixture):
         run = Run().guarded(poisoned(batches(12), (3, 7)), lag=2)
     lines = [record.getMessage() for record in caplog.records]
     assert len(lines) == 2
-    assert lines[0].startswith("step 3: the loss is nan -> batch skipped")
+    assert lines[0].startswith("nanguard: step 3: the loss is nan -> batch skipped")
     text = str(run.guard.summary())
     assert "12 steps, 10 applied, 2 skipped" in text
     assert "step 7: the loss is nan" in text

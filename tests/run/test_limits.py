@@ -6,6 +6,8 @@ import io
 import json
 import math
 import os
+import re
+import subprocess
 import sys
 import time
 from types import SimpleNamespace
@@ -217,6 +219,46 @@ def test_sign_of_life_in_a_file_is_two_lines():
     assert quiet.getvalue() == ""
 
 
+def test_sign_of_life_says_how_far_it_is():
+    stream, clock = Terminal(), Hands()
+    sign = SignOfLife(stream=stream, clock=clock)
+    sign.show("explaining step-7", "replay 1, step 3 of 7")
+    sign.end()
+    line = "nanguard: explaining step-7 ... replay 1, step 3 of 7, 0 s"
+    assert stream.getvalue().split("\r\x1b[K") == ["", line, ""]
+    stream = io.StringIO()
+    sign = SignOfLife(stream=stream, clock=clock)
+    for step in range(12):
+        sign.show("explaining step-7", f"step {step} of 30")
+        clock.now += 1
+    assert stream.getvalue() == (
+        "nanguard: explaining step-7 ...\nnanguard: explaining step-7 ... step 10 of 30, 10 s\n"
+    )
+
+
+@pytest.mark.parametrize("kind", [Terminal, io.StringIO])
+def test_sign_of_life_may_be_silent_for_a_while(kind):
+    stream, clock = kind(), Hands()
+    sign = SignOfLife(stream=stream, clock=clock, after=10)
+    sign.show("explaining step-7")
+    clock.now += 9
+    sign.show("explaining step-7")
+    sign.end()
+    assert stream.getvalue() == ""
+    sign.show("explaining step-7")
+    clock.now += 12
+    sign.show("explaining step-7", "replay 4")
+    assert "nanguard: explaining step-7 ... replay 4, 12 s" in stream.getvalue()
+
+
+def test_sign_of_life_needs_no_stream():
+    closed = io.StringIO()
+    closed.close()
+    sign = SignOfLife(stream=closed)
+    sign.show("explaining step-7")
+    sign.end()
+
+
 def incident(folder, command, **run):
     folder.mkdir(exist_ok=True)
     told = {"command": command, "folder": str(folder), "ordinal": 5, "ranks": 1, **run}
@@ -270,3 +312,38 @@ def test_the_option_of_run(monkeypatch, tmp_path, arguments, seconds):
     monkeypatch.setattr(command, "run_command", lambda *_, **kw: given.__dict__.update(kw) or 0)
     assert run(["run", *arguments, "--", "python", "x.py"]) == 0
     assert given.explain_seconds == seconds
+
+
+SLOW = """
+import time
+import torch
+model = torch.nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+for step in range(8):
+    time.sleep(0.3)
+    loss = model(torch.randn(4, 4)).mean() / (step != 6)
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+"""
+
+
+def test_who_waits_for_a_replay_hears_how_far_it_is(tmp_path):
+    (tmp_path / "train.py").write_text(SLOW)
+    guarded = ["-m", "nanguard", "run", "--no-trace", "--run-dir", "found", "--"]
+    subprocess.run(
+        [sys.executable, *guarded, sys.executable, "train.py"],
+        cwd=tmp_path,
+        capture_output=True,
+        timeout=180,
+        check=True,
+    )
+    heard = []
+    answer = again.replay(tmp_path / "found" / "step-000006-rank0", beat=heard.append)
+    assert (answer["finite"], answer["step"]) == (False, 6)
+    # Before the first replay there is nothing to tell; after that, steps come in order.
+    told = list(dict.fromkeys(heard))
+    assert told[0] == ""
+    steps = [int(re.fullmatch(r"replay 1, step (\d) of 6", line)[1]) for line in told[1:]]
+    assert steps == sorted(steps)
+    assert steps[-1] > 2

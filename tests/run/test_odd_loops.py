@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import subprocess
 import sys
@@ -52,6 +53,23 @@ def test_asyncio_threads_profilers_and_tracing(tmp_path: Path):
     assert incidents(tmp_path)[0]["origin"]["op"] == "aten.log"
     assert done.stderr.count("step 3: ") >= 2
     assert "not guarded" not in done.stderr
+
+
+def test_of_threads_that_train_at_once_one_is_guarded_and_the_other_named(tmp_path: Path):
+    done = run(tmp_path, sys.executable, SCRIPT, "at_once")
+    assert done.returncode == 0, done.stderr
+    (alone, watched) = re.findall(
+        r"nanguard: (\w+) trains at the same time as (\w+): the steps of \1 are not guarded",
+        done.stderr,
+    )[0]
+    shown = dict(line.split(" ", 1) for line in done.stdout.splitlines())
+    model, optimizer = odd.make()
+    for number in range(6):
+        odd.step(model, optimizer, number)
+    everything = str([round(value, 5) for value in model.weight.flatten().tolist()])
+    assert shown == {alone: everything, watched: weights(), "after": weights()}
+    assert {one["step"] for one in incidents(tmp_path)} == {3}
+    assert "not guarded any more" not in done.stderr
 
 
 def test_a_timer_that_rings_all_the_time(tmp_path: Path):

@@ -10,7 +10,14 @@ import pytest
 
 from nanguard.diagnose.repairs import bounded, set_keyword
 from nanguard.replay.tracer.sites import Site
-from nanguard.source.python_file import SourceFile, addressed, argument, called_name
+from nanguard.source.python_file import (
+    SourceFile,
+    addressed,
+    argument,
+    called_name,
+    divisor_of,
+    is_quotient,
+)
 
 TEXT = """\
 def loss(out, target, mask):
@@ -66,6 +73,24 @@ def test_exact_span_wins_over_the_first_on_the_line(tmp_path):
     assert file_text(found, inner) == "torch.log(u)"
     outer = found.node_at(site(1, (1, 1, 5, 29)), lambda n: called_name(n) == "log")
     assert file_text(found, outer) == "torch.log(-torch.log(u))"
+
+
+@pytest.mark.parametrize(
+    ("line", "divisor"),
+    [
+        ("loss = (f(x).pow(2) * w).sum() / w.sum()", "w.sum()"),
+        ("loss = (f(x) ** 2).sum() / w.sum()", "w.sum()"),
+        ("loss = a.pow(-2).sum() ** 2", "a"),
+        ("loss = a.pow(p).sum()", "a"),
+        ("loss = a.square().sum().rsqrt()", "a.square().sum()"),
+    ],
+)
+def test_a_square_is_no_quotient_where_only_the_line_is_known(tmp_path, line, divisor):
+    """As on Python 3.10, which has no columns."""
+    path = tmp_path / "one.py"
+    path.write_text(line + "\n")
+    found = SourceFile.open(str(path))
+    assert file_text(found, divisor_of(found.node_at(site(1, None), is_quotient))) == divisor
 
 
 def file_text(file, node):

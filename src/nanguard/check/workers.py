@@ -15,6 +15,7 @@ import pickle
 import signal
 import struct
 import sys
+import threading
 from collections import deque
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -39,6 +40,7 @@ _MUCH = 512 << 20  # a process that still holds so much more than at its start i
 _TELL = 1 << 20  # bytes between two words of progress
 _RESULTS_PER_PROCESS = 4  # results that may wait to be asked for, for each process
 _LENGTH = struct.Struct("<Q")
+_STARTING = threading.Lock()
 _MOST_FILES = 1 << 20  # numbers of open files that are looked through for those to close
 # Libraries that start a thread for every processor would need the memory for all of them.
 _THREADS = ("POLARS_MAX_THREADS", "OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS")
@@ -217,18 +219,21 @@ def _last_words(status: int, seconds: float) -> str:
 
 
 def _start(threads: int) -> _Worker:
-    jobs, to_worker = os.pipe()
-    from_worker, answers = os.pipe()
-    # A copy of this process is there at once; but only a process of one thread can be copied.
-    if len(list(Path("/proc/self/task").iterdir())) == 1:
-        process = os.fork()
-        if process == 0:
-            _serve_and_end(jobs, answers, threads)
-    else:
-        process = _begin(jobs, answers, threads)
-    os.close(jobs)
-    os.close(answers)
-    return _Worker(process, to_worker, from_worker)
+    # Another process that is started meanwhile would hold the same ends of the pipes, and hide that
+    # this one has ended.
+    with _STARTING:
+        jobs, to_worker = os.pipe()
+        from_worker, answers = os.pipe()
+        # A copy of this process is there at once; but only a process of one thread can be copied.
+        if len(list(Path("/proc/self/task").iterdir())) == 1:
+            process = os.fork()
+            if process == 0:
+                _serve_and_end(jobs, answers, threads)
+        else:
+            process = _begin(jobs, answers, threads)
+        os.close(jobs)
+        os.close(answers)
+        return _Worker(process, to_worker, from_worker)
 
 
 def _begin(jobs: int, answers: int, threads: int) -> int:

@@ -183,7 +183,9 @@ def _write_baseline(file: Path, outcome: Outcome) -> int:
     from nanguard.check.selection import Baseline
 
     Baseline.of(file, outcome.seen).write()
-    sys.stdout.write(f"{len(outcome.seen)} findings are now known: {file}\n")
+    count = len(outcome.seen)
+    known = "1 finding is" if count == 1 else f"{count} findings are"
+    sys.stdout.write(f"{known} now known: {file}\n")
     return 0
 
 

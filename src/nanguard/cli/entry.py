@@ -13,6 +13,7 @@ _VERSION = ("-V", "--version")
 
 def main() -> None:
     """Runs the command line."""
+    _forget_own_programs()
     try:
         sys.exit(run(sys.argv[1:]))
     except NanguardError as error:
@@ -72,6 +73,28 @@ def run(words: list[str]) -> int:
         sys.stdout.write(command_help(command))
         return 0
     return command.run(options)
+
+
+def _forget_own_programs() -> None:
+    """Makes ``python`` mean the user's Python where a tool runner has put nanguard's before it.
+
+    ``uvx`` puts the programs of nanguard's environment first on the PATH, so that the ``python`` of
+    ``nanguard run -- python train.py`` would be one without torch. An environment that was
+    activated, or that has torch, is what the user means.
+    """
+    folder, _, others = os.environ.get("PATH", "").partition(os.pathsep)
+    own, _, _ = sys.executable.rpartition(os.sep)
+    if (
+        folder != own
+        or os.environ.get("VIRTUAL_ENV") == sys.prefix
+        or sys.prefix == sys.base_prefix
+    ):
+        return
+    import importlib.util
+    import shutil
+
+    if importlib.util.find_spec("torch") is None and shutil.which("python", path=others):
+        os.environ["PATH"] = others
 
 
 def _say(text: str) -> None:

@@ -18,6 +18,7 @@ from nanguard.source.python_file import (
     called_name,
     divides,
     divisor_of,
+    is_quotient,
     span_of,
 )
 
@@ -137,13 +138,7 @@ def bounded_divisor(case: Case) -> list[Repair]:
         summary = "divide by a small number where the divisor is zero"
 
     def make(file: SourceFile, site: Site) -> str | None:
-        def accept(node: ast.AST) -> bool:
-            if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Pow):
-                return isinstance(node.right, ast.UnaryOp)
-            return divides(node) or called_name(node) in ("reciprocal", "rsqrt", "pow")
-
-        node = file.node_at(site, accept)
-        divisor = divisor_of(node)
+        divisor = divisor_of(file.node_at(site, is_quotient))
         if divisor is None:
             return None
         text = file.text_of(divisor)

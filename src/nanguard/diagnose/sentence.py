@@ -24,9 +24,9 @@ from nanguard.source.python_file import (
     SourceFile,
     argument,
     called_name,
-    divides,
     divisor_of,
     is_power,
+    is_quotient,
     name_from,
     span_of,
 )
@@ -173,7 +173,7 @@ class _Sentence:
         number, stats = case.by_number_zero(), case.divisor()
         if stats is None and not number:
             return None
-        node = divisor_of(self._node(_is_quotient))
+        node = divisor_of(self._node(is_quotient))
         plain = node is None or isinstance(node, ast.Constant)
         what = "0" if plain or node is None else f"{self._named(node)}, which is 0"
         if node is None:
@@ -348,12 +348,6 @@ class _Sentence:
         value = assigned(self._file.scope_of(self._site.line), node.id, self._site.line)
         meant = "" if value is None else " ".join(self._file.text_of(value).split())
         return f"{text} = {meant}" if 0 < len(meant) <= _LONGEST_VALUE else text
-
-
-def _is_quotient(node: ast.AST) -> bool:
-    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Pow):
-        return isinstance(node.right, ast.UnaryOp)
-    return divides(node) or called_name(node) in ("reciprocal", "rsqrt", "pow")
 
 
 def _kind_of(case: Case) -> str:

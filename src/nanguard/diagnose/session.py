@@ -62,7 +62,8 @@ def explain(message: dict[str, Any], replayer: Replayer) -> None:
     Args:
         message: The incident as it was written, where it is, and which step to replay. Which
             faults are known already may be there, too; if this is one of them, ``same_as`` is its
-            place among them afterwards, and nothing is written.
+            place among them afterwards, and nothing is written. ``note`` is called before each
+            replay, with the seconds that it may take.
         replayer: Makes replays.
     """
     folder = Path(message["folder"])
@@ -85,7 +86,7 @@ def explain(message: dict[str, Any], replayer: Replayer) -> None:
         return
     known = (before.get("cause") or {}).get("confidence", 0.0)
     better = found["cause"]["confidence"] >= known or _goes_further(found, before)
-    shown = found["replay"]["verdict"] in _SHOWN and better
+    shown = found["replay"]["verdict"] in _SHOWN and better and not _falls_behind(found, before)
     if known and not shown:
         # What is known already is more than this has shown.
         found = {**before, "replay": {**before["replay"], "second_run": found["replay"].get("why")}}
@@ -103,6 +104,13 @@ def _goes_further(found: dict[str, Any], before: dict[str, Any]) -> bool:
     return bool(found["cause"]["code"] != "unknown")
 
 
+def _falls_behind(found: dict[str, Any], before: dict[str, Any]) -> bool:
+    """Returns whether a bad input was found again only where the model computes with it."""
+    known, origin = before.get("origin") or {}, found.get("origin") or {}
+    same = found["cause"]["code"] == (before.get("cause") or {}).get("code")
+    return same and known.get("op") == "input" and origin.get("phase") == "forward"
+
+
 def _wants_second_run(found: dict[str, Any], replayer: Replayer) -> bool:
     """Returns whether going through the steps from the first line would show more."""
     cause, origin = found.get("cause") or {}, found.get("origin") or {}
@@ -117,7 +125,7 @@ def _wants_second_run(found: dict[str, Any], replayer: Replayer) -> bool:
 def _budget(message: dict[str, Any]) -> Budget:
     """Returns the time for an explanation; whoever waits for it can read how it gets on."""
     seconds = limits.seconds_to_step(message["incident"], message["method"])
-    note = None
+    note = message.get("note")
     if message.get("control"):
         name = limits.TRYING + Path(message["folder"]).name
         note = partial(limits.note_replay, Path(message["control"], name))

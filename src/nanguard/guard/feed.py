@@ -144,7 +144,7 @@ class Feed:
         return known
 
     def _fast_forward(self, start: int) -> None:
-        log.info("resuming in the middle of a pass: drawing %d batches again", start)
+        log.info("nanguard: resuming in the middle of a pass: drawing %d batches again", start)
         for _ in range(start):
             found, _batch = self._draw()
             if not found:

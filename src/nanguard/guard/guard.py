@@ -185,7 +185,8 @@ class Guard:
         scaler: The GradScaler, where fp16 needs one.
         ema: The moving average of the first model; the guard updates it after each step.
         run_dir: A folder for the run record and for snapshots on disk.
-        incidents: A folder for incidents: bad steps, replayed and explained.
+        incidents: Whether bad steps become incidents, replayed and explained, in the run folder,
+            as those of ``nanguard run`` do; or another folder for them.
         quarantine: Whether samples that were found bad are left out of the loaders from then on,
             and listed in ``.nanguard/quarantine.jsonl``; this needs ``incidents``.
         trackers: Where else the run is written to: ``tensorboard``, ``wandb``, ``trackio``,
@@ -205,7 +206,7 @@ class Guard:
         scaler: Any = None,
         ema: Any = None,
         run_dir: str | Path | None = None,
-        incidents: str | Path | None = None,
+        incidents: str | Path | bool | None = None,
         quarantine: bool = False,
         trackers: Sequence[str] | None = None,
         generators: Sequence[Stream] = (),

@@ -175,7 +175,7 @@ class Journal:
         event = Event(finding, action, reason)
         self.summary.count(event)
         if self._first and not quiet:
-            log.log(_LEVELS[finding.severity], "%s", event)
+            log.log(_LEVELS[finding.severity], "nanguard: %s", event)
         if self.record is not None:
             self.record.event(event.to_json())
         if self.trackers is not None:

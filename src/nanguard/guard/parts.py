@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from nanguard.errors import UsageError
 from nanguard.guard import events
 from nanguard.guard.batches import Keeper
 from nanguard.guard.ema import Average
@@ -88,7 +89,7 @@ def assemble(
     scaler: Any,
     ema: Any,
     run_dir: str | Path | None,
-    incidents: str | Path | None,
+    incidents: str | Path | bool | None,
     quarantine: bool,
     trackers: Sequence[str] | None,
     generators: Sequence[Stream],
@@ -110,6 +111,7 @@ def assemble(
     streams = RandomStreams(devices, generators)
     lanes = [-1, *range(len(optimizers))] if len(optimizers) > 1 else [-1]
     folder = None if run_dir is None else Path(run_dir)
+    place = _incidents_folder(folder, wanted=incidents)
     parts = Parts(
         settings=settings,
         models=models,
@@ -138,11 +140,27 @@ def assemble(
             where="Guard(trackers=...)",
             on_failure=parts.journal.failure(events.TRACKER_FAILED),
         )
-    parts.recorder = recorder_for(incidents, parts, quarantine=quarantine)
+    parts.recorder = recorder_for(place, parts, quarantine=quarantine)
     if parts.recorder is not None:
         # A bad batch may be wanted again, however early the host looked.
         parts.keeper = Keeper(trial=lag + 2 if lag else 0)
     return parts
+
+
+def _incidents_folder(
+    run_dir: Path | None, *, wanted: str | Path | bool | None
+) -> str | Path | None:
+    """Returns the folder for incidents; None if there are to be none."""
+    if not isinstance(wanted, bool):
+        return wanted
+    if wanted and run_dir is None:
+        raise UsageError(
+            "there is no run folder to keep incidents in.",
+            where="Guard(incidents=True)",
+            do='Give one, Guard(..., run_dir="runs/night", incidents=True), or a folder for '
+            'incidents alone: incidents="incidents".',
+        )
+    return run_dir if wanted else None
 
 
 def recovery_for(parts: Parts, guard: Part) -> Recovery:

@@ -109,7 +109,8 @@ def recorder_for(
                 "quarantine needs incidents: only a step that was replayed shows which sample is "
                 "at fault.",
                 where="Guard(quarantine=True)",
-                do='Give a folder for them: Guard(..., incidents="incidents", quarantine=True).',
+                do='Have them written: Guard(..., run_dir="runs/night", incidents=True, '
+                "quarantine=True).",
             )
         return None
     made: Recorder | None = importlib.import_module(_RECORDER).recorder(

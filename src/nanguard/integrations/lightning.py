@@ -2,7 +2,7 @@
 
 For example::
 
-trainer = Trainer(callbacks=[NanguardCallback(run_dir="runs/night", incidents="incidents")])
+trainer = Trainer(callbacks=[NanguardCallback(run_dir="runs/night", incidents=True)])
 """
 
 from __future__ import annotations

@@ -2,7 +2,8 @@
 
 For example::
 
-trainer = Trainer(model=model, args=args, callbacks=[NanguardCallback(incidents="incidents")])
+guarding = NanguardCallback(run_dir="runs/night", incidents=True)
+trainer = Trainer(model=model, args=args, callbacks=[guarding])
 """
 
 from __future__ import annotations

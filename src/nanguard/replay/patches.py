@@ -16,6 +16,7 @@ from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
+from nanguard.replay.threads import Nobody, Turns
 from nanguard.replay.tracer.sites import is_ours
 
 if TYPE_CHECKING:
@@ -81,6 +82,7 @@ class Watcher(Protocol):
 
 
 _INHERITED = object()
+_NOBODY = Nobody()
 
 
 def comes_from_signal(error: BaseException) -> bool:
@@ -106,17 +108,27 @@ class Patches:
         watcher: Who is told. It can be another one at any time.
     """
 
-    def __init__(self, watcher: Watcher) -> None:
+    def __init__(
+        self, watcher: Watcher, on_left_alone: Callable[[str, str], None] | None = None
+    ) -> None:
+        """Does nothing yet.
+
+        Args:
+            watcher: Who is told.
+            on_left_alone: Called when a thread begins to train while another is within a step, with
+                the names of both: the watcher hears nothing more of it. None if it is to hear all.
+        """
         self.watcher = watcher
+        self._turns = Turns(on_left_alone)
         self._replaying: dict[int, Watcher] = {}
         self._undo: list[tuple[Any, str, Any]] = []
 
     @property
     def now(self) -> Watcher:
         """Who is told of what this thread does: a replay, if it makes one."""
-        if not self._replaying:
-            return self.watcher
-        return self._replaying.get(threading.get_ident(), self.watcher)
+        if self._replaying and (replay := self._replaying.get(threading.get_ident())):
+            return replay
+        return _NOBODY if self._turns.is_alone() else self.watcher
 
     @contextlib.contextmanager
     def told(self, watcher: Watcher) -> Iterator[None]:
@@ -127,6 +139,15 @@ class Patches:
             yield
         finally:
             del self._replaying[thread]
+
+    def _in_turn(self, what: str, *given: Any) -> Any:
+        """Tells of a backward pass or a step, in which this thread is alone with the watcher."""
+        new = self._turns.enter()
+        try:
+            return getattr(self.now, what)(*given)
+        finally:
+            if new:
+                self._turns.leave()
 
     def put_on(self) -> None:
         """Begins."""
@@ -180,7 +201,10 @@ class Patches:
                 return original(tensors, *args, **kwargs)
             if not isinstance(tensors, (torch.Tensor, list, tuple)):
                 tensors = tuple(tensors) if isinstance(tensors, Iterable) else (tensors,)
-            return self.now.backward(lambda: original(tensors, *args, **kwargs), tensors)
+            if torch._C._current_autograd_node() is not None:
+                # A part of another backward, maybe in a thread of torch's own.
+                return self.now.backward(lambda: original(tensors, *args, **kwargs), tensors)
+            return self._in_turn("backward", lambda: original(tensors, *args, **kwargs), tensors)
 
         self._replace(torch.autograd, "backward", backward)
 
@@ -232,8 +256,8 @@ class Patches:
                     return hooked(optimizer, *args, **kwargs)
                 closure = kwargs.get("closure", args[0] if args else None)
                 if not callable(closure):
-                    return self.now.step(
-                        optimizer, lambda: hooked(optimizer, *args, **kwargs), None
+                    return self._in_turn(
+                        "step", optimizer, lambda: hooked(optimizer, *args, **kwargs), None
                     )
 
                 def call(evaluate: Any = closure) -> Any:
@@ -241,7 +265,7 @@ class Patches:
                         return hooked(optimizer, *args, **{**kwargs, "closure": evaluate})
                     return hooked(optimizer, evaluate, *args[1:], **kwargs)
 
-                return self.now.step(optimizer, call, closure)
+                return self._in_turn("step", optimizer, call, closure)
 
             return step
 
@@ -268,7 +292,7 @@ class Patches:
 
             if torch.compiler.is_compiling() or is_capturing():
                 return call()
-            return self.now.scaler_step(scaler, optimizer, call)
+            return self._in_turn("scaler_step", scaler, optimizer, call)
 
         @functools.wraps(scale)
         def scaler_scale(scaler: Any, outputs: Any) -> Any:

@@ -535,6 +535,12 @@ class ForkedReplay(Replay):
             except RuntimeError as error:
                 self.answer(Outcome(error=str(error)))
 
+    def at_boundary(self) -> None:
+        """Notes how far the replay is."""
+        if self.task.progress is not None:
+            self.task.progress.at_step(self.ordinal)
+        super().at_boundary()
+
     def answer(self, outcome: Outcome) -> None:
         """Sends the answer, and ends the process."""
         if not self.answered and self.task.answer is not None:

@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from multiprocessing.connection import Connection
 
     from nanguard.guard.symptom import Symptom
+    from nanguard.replay.progress import Progress
     from nanguard.replay.tracer.origin import Origin
     from nanguard.replay.tracer.sites import Site
 
@@ -35,6 +36,7 @@ class Task:
         skipped: Steps before the target that the guard kept from happening.
         look_at: An operation that is to be described, whatever the origin is.
         answer: The way back.
+        progress: Where it is noted how far the replay is; None for nowhere.
     """
 
     target: int
@@ -53,6 +55,7 @@ class Task:
     skipped: tuple[int, ...] = ()
     look_at: int | None = None
     answer: Connection | None = None
+    progress: Progress | None = None
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from nanguard import incident as incidents
 from nanguard.diagnose import limits
 from nanguard.errors import IncidentError
 from nanguard.masking import HIDDEN, hidden
-from nanguard.replay import landlock
+from nanguard.replay import landlock, progress
 from nanguard.run.command import environment
 from nanguard.run.control import Options
 from nanguard.run.trust import is_ours
@@ -101,7 +101,7 @@ def replay(
     without: tuple[int, ...] = (),
     table: bool = False,
     seconds: float | None = None,
-    beat: Callable[[], None] = lambda: None,
+    beat: Callable[[str], None] = lambda _how_far: None,
 ) -> dict[str, Any]:
     """Replays the step of an incident once; returns what came of it.
 
@@ -112,7 +112,7 @@ def replay(
         table: Whether to return every operation.
         seconds: How long it may take; None for ten minutes, or more if the run took long to get
             there or the machine is busy.
-        beat: Called again and again while the command runs.
+        beat: Called again and again while the command runs, with how far it is.
     """
     with tempfile.TemporaryDirectory(prefix="nanguard-replay-") as scratch:
         answer = Path(scratch, "answer.json")
@@ -144,7 +144,7 @@ def explain(
     folder: Path,
     *,
     seconds: float | None = None,
-    beat: Callable[[], None] = lambda: None,
+    beat: Callable[[str], None] = lambda _how_far: None,
     command: Sequence[str] | None = None,
 ) -> None:
     """Explains an incident that could not be replayed while its run went on.
@@ -153,7 +153,7 @@ def explain(
         folder: The incident.
         seconds: How long all replays together may take; None for what the run and the machine
             need.
-        beat: Called again and again while the command runs.
+        beat: Called again and again while the command runs, with how far it is.
         command: The command, where it is known; the one in the incident has no secrets.
 
     Raises:
@@ -236,6 +236,8 @@ class _SecondRun:
         kept, self._place = command_of(incident, folder)
         self._command = kept if command is None else list(command)
         self._to_step = limits.seconds_to_step(incident)
+        self._target = incident["run"]["ordinal"]
+        self._progress = scratch / "progress"
         self._folder = folder.absolute()
         self._again = again
         self._scratch = scratch
@@ -243,11 +245,11 @@ class _SecondRun:
         # What loaders left out in the run, they leave out here: their batches are the same then.
         self._left_out = incident["run"].get("left_out") or []
 
-    def run(self, beat: Callable[[], None], *, patience: float = 0.0) -> str:
+    def run(self, beat: Callable[[str], None], *, patience: float = 0.0) -> str:
         """Runs the command; returns what it said at its end.
 
         Args:
-            beat: Called again and again meanwhile.
+            beat: Called again and again meanwhile, with how far it is.
             patience: Seconds that the replay of a step may take, if nothing more is to be done.
         """
         options = Options(
@@ -258,10 +260,11 @@ class _SecondRun:
             quiet=True,
             patience=patience,
             explain_seconds=self._seconds,
-            again={**self._again, "held": is_held_back()},
+            again={**self._again, "held": is_held_back(), "progress": str(self._progress)},
             quarantine=bool(self._left_out),
             left_out=tuple(self._left_out),
         )
+        progress.create(self._progress)
         said = self._scratch / "said"
         with said.open("wb") as file:
             process = self._start(options, file)
@@ -301,7 +304,7 @@ class _SecondRun:
         landlock.confine([self._scratch, self._folder])
 
     def _wait(
-        self, process: subprocess.Popen[bytes], beat: Callable[[], None], patience: float
+        self, process: subprocess.Popen[bytes], beat: Callable[[str], None], patience: float
     ) -> bool:
         """Waits until the command ends; returns whether it did before it had to be ended."""
         began = time.monotonic()
@@ -312,7 +315,7 @@ class _SecondRun:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(_LOOK)
                 return True
-            beat()
+            beat(progress.in_words(self._progress, self._target))
             until = limits.read_note(note)
             if time.monotonic() >= limits.deadline(began, start, until, limits.load_now()):
                 return False

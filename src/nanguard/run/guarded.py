@@ -237,7 +237,7 @@ class GuardWriter(IncidentWriter):
 
     def announce(self, text: str) -> None:
         """Says what the guard's own log does not."""
-        log.warning("%s", text)
+        log.warning("nanguard: %s", text)
 
     def tell_trackers(self, step: int) -> None:
         """Tells the trackers where the incident of a step is."""
@@ -251,7 +251,7 @@ class GuardWriter(IncidentWriter):
         except IncidentError:
             return
         if line is not None:
-            log.warning("%s (nanguard explain %s)", line, folder)
+            log.warning("nanguard: %s\n          nanguard explain %s", line, folder)
 
 
 def _options(folder: Path, *, control: str, quarantine: bool = False) -> Options:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import platform
 import time
@@ -25,7 +26,7 @@ from nanguard.run.known_faults import (
     Quarantine,
     discard,
 )
-from nanguard.run.waiting import tell_user
+from nanguard.run.waiting import SignOfLife, tell_user
 from nanguard.view.report.words import in_a_line, is_fixable
 
 if TYPE_CHECKING:
@@ -38,6 +39,8 @@ if TYPE_CHECKING:
 _EXPLAINED = 3
 # How many later steps are looked at to see whether their fault is a known one.
 _RECOGNISED = 32
+# Seconds that an explanation may hold up a run before it says that it does.
+_WITHOUT_A_WORD = 10
 
 
 @dataclass
@@ -193,6 +196,9 @@ class IncidentWriter:
             "known": self.known.traced,
             "only_known": not self._may_find_causes,
         }
+        sign_of_life = SignOfLife(quiet=self._options.quiet, after=_WITHOUT_A_WORD)
+        told, count = f"explaining step {self._bad.step}", itertools.count(1)
+        message["note"] = lambda _seconds: sign_of_life.show(told, f"replay {next(count)}")
         try:
             explain(message, replayer)
         except KeyboardInterrupt:
@@ -205,6 +211,8 @@ class IncidentWriter:
             self._explained += 1
             self.say(f"the incident could not be explained: {error!r}")
             return
+        finally:
+            sign_of_life.end("the explanation ended")
         by_sample = bool(self.known.bad_items(self._bad.drawn))
         if by_sample:
             self._looked_at_samples += 1

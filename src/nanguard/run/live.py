@@ -143,7 +143,7 @@ class Live(Watch):
         self._began_step = time.perf_counter()
         self.writer = IncidentWriter(options)
         self.held: Held | None = None
-        self.patches = Patches(self)
+        self.patches = Patches(self, self._left_alone)
         self.starts = Starts(on_left=self._script_left)
         if self.writer.quarantine is not None:
             self.left_out = self.writer.quarantine.without_bad
@@ -166,6 +166,12 @@ class Live(Watch):
             self.is_aside = True
             self.starts.close()
             self.writer.say("the script has a Guard of its own, which decides about its steps")
+
+    def _left_alone(self, thread: str, watched: str) -> None:
+        """Says which of two threads that train at the same moment is not guarded."""
+        self.writer.say(
+            f"{thread} trains at the same time as {watched}: the steps of {thread} are not guarded"
+        )
 
     # The script must run, whatever is wrong with us.
 

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from nanguard import incident as incidents
 from nanguard.findings import number
+from nanguard.replay.progress import Progress
 from nanguard.replay.replay import ForkedReplay
 from nanguard.replay.sandbox import OpenFiles, everywhere
 from nanguard.replay.task import Task
@@ -50,7 +51,9 @@ def become_replay(live: Live, options: Options) -> None:
     task: Any = None
     try:
         _import_what_optimizers_need()
-        _serve({**(options.again or {}), "patience": options.patience}, Fork())
+        again = options.again or {}
+        progress = Progress(Path(again["progress"])) if "progress" in again else None
+        _serve({**again, "patience": options.patience}, Fork(progress))
     except _ReplayError as replay:
         task = replay.task
     finally:
@@ -145,17 +148,28 @@ class Fork:
 
     wants_history = False
 
+    def __init__(self, progress: Progress | None = None) -> None:
+        """Begins with no copies.
+
+        Args:
+            progress: Where they note how far they are; None for nowhere.
+        """
+        self._progress = progress
+
     def run(self, task: Any, seconds: float) -> Any:
         """Lets a copy of this process go on with a task; returns what it answers.
 
         Returns None if it does not answer in time, or ends without an answer.
         """
         reader, writer = os.pipe()
+        if self._progress is not None:
+            self._progress.begin_replay()
         folder = tempfile.mkdtemp(prefix="nanguard-replay-")
         pid = _fork()
         if pid == 0:
             os.close(reader)
             task.answer = Connection(writer, readable=False)
+            task.progress = self._progress
             outside = everywhere()
             if outside is not None:
                 outside.go_on_in(Path(folder))

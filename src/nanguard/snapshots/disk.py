@@ -123,7 +123,7 @@ class DiskSnapshots:
                 manifest = verify(path)
                 use(load_tree(path / STATE))
             except SnapshotError as error:
-                log.warning("snapshot passed over: %s", error)
+                log.warning("nanguard: snapshot passed over: %s", error)
                 first = first or error
             else:
                 return manifest

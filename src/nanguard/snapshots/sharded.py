@@ -154,7 +154,7 @@ class ShardedSnapshots:
             errors = [failed for failed in self._ranks.gather(error) if failed is not None]
             if not errors:
                 return cast("dict[str, Any]", found[1])
-            log.warning("snapshot passed over: %s", errors[0])
+            log.warning("nanguard: snapshot passed over: %s", errors[0])
             first = first or errors[0]
         if first is not None:
             raise first

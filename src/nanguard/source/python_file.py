@@ -224,6 +224,15 @@ def divides(node: ast.AST) -> bool:
     return called_name(node) in _DIVIDING
 
 
+def is_quotient(node: ast.AST) -> bool:
+    """Returns whether something is divided, or raised to a power that may be negative."""
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Pow):
+        return isinstance(node.right, ast.UnaryOp)
+    if isinstance(node, ast.Call) and called_name(node) == "pow":
+        return not (node.args and isinstance(node.args[-1], ast.Constant))
+    return divides(node) or called_name(node) in ("reciprocal", "rsqrt")
+
+
 def divisor_of(node: ast.AST | None) -> ast.expr | None:
     """Returns what is divided by; of a power or a function, its base."""
     if isinstance(node, ast.AugAssign):

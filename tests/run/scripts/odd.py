@@ -5,6 +5,7 @@ import cProfile
 import os
 import signal
 import sys
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -35,6 +36,50 @@ def step(model, optimizer, number, bad=3):
 
 def show(who, model):
     print(who, [round(value, 5) for value in model.weight.flatten().tolist()], flush=True)
+
+
+class Meet(torch.autograd.Function):
+    """Lets threads be inside of their backward passes at the same moment."""
+
+    meeting = None
+
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        Meet.meeting.wait(60)
+        return gradient
+
+
+def at_once():
+    """Two threads train two models at the same moment; each meets its bad step."""
+    Meet.meeting = threading.Barrier(2)
+    models = [make(), make()]
+
+    def train(name, model, optimizer):
+        optimizer.zero_grad()
+        Meet.apply(model(torch.ones(4, 3)).square().mean()).backward()
+        optimizer.step()
+        for number in range(1, 6):
+            step(model, optimizer, number)
+        show(name, model)
+        Meet.meeting.wait(60)
+
+    threads = [
+        threading.Thread(target=train, args=(name, *one), name=name)
+        for name, one in zip(("left", "right"), models, strict=True)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    # They have ended: whoever comes now is guarded.
+    model, optimizer = make()
+    for number in range(6):
+        step(model, optimizer, number)
+    show("after", model)
 
 
 def plain():

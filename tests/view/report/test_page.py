@@ -611,6 +611,17 @@ def test_a_diff_is_never_wrapped():
     assert max(len(line) for line in lines if "term_" not in line) <= 60
 
 
+def test_the_source_and_the_command_are_never_wrapped():
+    long = "    loss = " + " + ".join(f"term_{i}" for i in range(16))
+    kept = {"first": 40, "lines": ["def f(p):", f"{long}  # above", long]}
+    origin = {**INCIDENT["origin"], "line": 42, "code": long.strip(), "excerpt": kept}
+    folder = "/data/" + "night/" * 20
+    lines = rendered(incident_page(changed(origin=origin), folder=folder), 60).splitlines()
+    assert f"     41 | {long}  # above" in lines
+    assert f"  -> 42 | {long}" in lines
+    assert f"  nanguard replay {folder}" in lines
+
+
 def test_lines_end_without_blanks():
     lines = shown(INCIDENT).splitlines()
     assert [line for line in lines if line != line.rstrip()] == []

@@ -230,10 +230,9 @@ def _replay(incident: dict[str, Any], folder: str | None) -> list[Part]:
         ),
         Text(),
         Text("To find out why:" if unexplained else "To look again:"),
-        Text(
-            f"nanguard replay {'--explain ' if unexplained else ''}{again}",
-            style="bold",
-            overflow="fold",
+        Verbatim(
+            [Text(f"nanguard replay {'--explain ' if unexplained else ''}{again}", style="bold")],
+            indent=2,
         ),
     ]
 
@@ -315,7 +314,7 @@ _AROUND = 3
 _LARGEST_FILE = 4 << 20
 
 
-def excerpt(origin: Mapping[str, Any], folder: Any) -> Table | Text | None:
+def excerpt(origin: Mapping[str, Any], folder: Any) -> Verbatim | None:
     """Returns the source at an origin; only its own line if no more is known to be true.
 
     Args:
@@ -332,9 +331,9 @@ def excerpt(origin: Mapping[str, Any], folder: Any) -> Table | Text | None:
     return _numbered(first, lines, line) if lines else _alone(origin)
 
 
-def _alone(origin: Mapping[str, Any]) -> Text | None:
+def _alone(origin: Mapping[str, Any]) -> Verbatim | None:
     code = text(origin, "code")
-    return Text(f"-> {code}", overflow="fold") if code else None
+    return Verbatim([Text(f"-> {code}")], indent=2) if code else None
 
 
 def _on_disk(origin: Mapping[str, Any], line: int, folder: Any) -> list[str]:
@@ -354,27 +353,23 @@ def _on_disk(origin: Mapping[str, Any], line: int, folder: Any) -> list[str]:
     return lines if same else []
 
 
-def _numbered(first: int, lines: list[Any], line: int) -> Table:
+def _numbered(first: int, lines: list[Any], line: int) -> Verbatim:
     begin = max(first, line - _AROUND)
     end = min(first + len(lines) - 1, line + _AROUND)
-    table = Table.grid(padding=(0, 1))
-    table.add_column(no_wrap=True)
-    table.add_column(overflow="fold")
+    shown = []
     for at in range(begin, end + 1):
         here = at == line
-        mark = f"{'->' if here else '  '} {at:>{len(str(end))}} |"
-        table.add_row(
-            Text(mark, style="" if here else "dim"),
-            Text(source(lines[at - first]), style="bold" if here else ""),
-        )
-    return table
+        mark = f"{'->' if here else '  '} {at:>{len(str(end))}} | "
+        code = source(lines[at - first])
+        shown.append(Text.assemble((mark, "" if here else "dim"), (code, "bold" if here else "")))
+    return Verbatim(shown, indent=2)
 
 
 class Verbatim:
     """Lines of code, which are never broken: a line that is too long is the terminal's to fold.
 
     Args:
-        lines: The lines, each in one style.
+        lines: The lines.
         indent: How many blanks stand before each.
     """
 
@@ -385,8 +380,9 @@ class Verbatim:
     def segments(self, console: Console) -> Iterator[Segment]:
         """Yields the lines as they are."""
         for line in self._lines:
-            yield Segment(self._before)
-            yield Segment(line.plain, console.get_style(line.style, default=""))
+            style = console.get_style(line.style, default="")
+            code = Segment.apply_style(line.render(console), style)
+            yield from _trimmed([Segment(self._before), *code])
             yield Segment.line()
 
 

@@ -7,6 +7,7 @@ import re
 import shlex
 from array import array
 from bisect import bisect_right
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,7 +17,8 @@ from nanguard.check.log.grammar import loads
 from nanguard.check.log.log_reader import open_sources
 from nanguard.check.log.quantities import Metric, Quantity
 from nanguard.check.log.series import MetricSeries, SeriesColumn, compact
-from nanguard.check.scan import Scan
+from nanguard.check.scan import Scan, in_threads
+from nanguard.check.workers import Workers
 from nanguard.errors import IncidentError, NanguardError, SourceError
 from nanguard.masking import HIDDEN, hidden, hidden_tree, hidden_words
 from nanguard.record import METRICS
@@ -44,6 +46,9 @@ if TYPE_CHECKING:
     from nanguard.view.runs.run_finder import FoundRun
     from nanguard.view.runs.run_model import RunEvent
 
+# Processes that read logs, and may die of them. They are kept for the next log: a page that follows
+# a run opens its files again and again. They end with this process.
+_READERS = Workers()
 _LARGEST_CONFIG = 128 << 10
 _LARGEST_REPORT = 64 << 20
 _MOST_FINDINGS = 2000
@@ -316,7 +321,10 @@ def open_run(
         read: Reads the logs into the run, where that is not to be done from their beginnings.
     """
     run = Run(found.name, str(found.path))
-    _attempt(run, lambda: (read or read_logs)(run, found, scan or Scan()))
+    how = scan or Scan()
+    if how.spread is in_threads:
+        how = replace(how, spread=_READERS.spread)
+    _attempt(run, lambda: (read or read_logs)(run, found, how))
     _read_incidents(run, found)
     if not run.curves:
         run.curves = _curves_of_incidents(run.incidents)

@@ -1,4 +1,8 @@
-"""Brings the pages of the example systems, which lie beside their code, into the documentation."""
+"""What the documentation needs beside its pages: those of the example systems, and names.
+
+The pages of the systems lie beside their code. What the theme leaves without a name, a screen
+reader cannot tell.
+"""
 
 from __future__ import annotations
 
@@ -34,3 +38,19 @@ def on_page_markdown(markdown: str, *, page: Page, config: Any, files: Files) ->
     """Points links to a system in the repository to its page here."""
     del config, files
     return _LINK.sub(r"(\1.md)", markdown) if page.file.src_uri.startswith("stories/") else markdown
+
+
+def on_post_page(output: str, *, page: Page, config: Any) -> str:
+    """Names the search, and makes cells of header cells that are empty."""
+    del page, config
+    return re.sub(r"<th( [^>]*)?></th>", "<td></td>", _named(output))
+
+
+def on_post_template(output: str, *, template_name: str, config: Any) -> str:
+    """Names the search on the page that a server shows where there is none."""
+    del config
+    return _named(output) if template_name == "404.html" else output
+
+
+def _named(page: str) -> str:
+    return page.replace('role="dialog"', 'role="dialog" aria-label="Search"', 1)
