@@ -60,6 +60,12 @@ class Nobody:
     def clipped(self, parameters: Any, norm: Any) -> None:
         """Hears of gradients that were clipped."""
 
+    def captured(self, optimizer: Any) -> None:
+        """Hears of a step that a CUDA graph takes up."""
+
+    def replayed_graph(self) -> None:
+        """Hears that a CUDA graph was replayed."""
+
     def begin_pass(self, loader: Any) -> None:
         """Hears that the script is about to go over a loader."""
 
