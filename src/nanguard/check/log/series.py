@@ -186,6 +186,22 @@ class MetricSeries:
         if lines is not None and len(self.lines) == before:
             self.lines.extend(lines)
 
+    def extend_by(self, later: MetricSeries, start: int = 0) -> None:
+        """Adds the numbers of another series from an index on.
+
+        Lines that begin anew are those of another file, and are dropped with the ones before.
+        """
+        count = len(later)
+        steps, lines = list(later.steps)[start:], list(later.lines)[start:]
+        if lines and len(self.lines) and lines[0] <= self.lines[len(self.lines) - 1]:
+            lines = []
+        self.extend(
+            later.values[start:],
+            compact(steps) if len(later.steps) == count else None,
+            later.epochs[start:] if len(later.epochs) == count else None,
+            compact(lines) if lines else None,
+        )
+
     def _add_values(self, values: Sequence[float]) -> None:
         if self.values.typecode == "f":
             is_narrow = isinstance(values, array) and values.typecode == "f"
@@ -264,6 +280,21 @@ class Log:
     def not_read(self) -> list[tuple[str, str]]:
         """Why it could not be read to its end, if so."""
         return [] if self.problem is None else [(self.path, self.problem.reason)]
+
+    def extend(self, later: Log) -> None:
+        """Adds what the same log said later."""
+        own = {(s.metric.key, s.label, s.rank): s for s in self.series}
+        for series in later.series:
+            key = (series.metric.key, series.label, series.rank)
+            if key in own:
+                own[key].extend_by(series)
+            elif len(self.series) < MOST_SERIES:
+                own[key] = MetricSeries(series.metric, series.label, series.rank)
+                own[key].extend_by(series)
+                self.series.append(own[key])
+        self.notes += later.notes[: MOST_NOTES - len(self.notes)]
+        self.problem = self.problem or later.problem
+        self.sparse = self.sparse or later.sparse
 
     def of(self, role: Quantity) -> list[MetricSeries]:
         """Returns the series of one role."""
@@ -370,6 +401,12 @@ class Gathering:
         self._add_columns(stretch, pieces)
         self._step = steps.values[-1] if steps and steps.values else self._step
         self._epoch = epochs.values[-1] if epochs and epochs.values else self._epoch
+
+    def take(self) -> Log:
+        """Returns what was gathered since the last time, and begins a log that goes on from it."""
+        taken, self.log = self.log, Log(self.log.path, sparse=self.log.sparse)
+        self._series = {}
+        return taken
 
     def _add_notes(
         self, notes: Sequence[Note], steps: _Known | None, pieces: Pieces | None

@@ -12,8 +12,10 @@ from statistics import median
 from typing import TYPE_CHECKING
 
 from nanguard.check.log.quantities import Quantity
+from nanguard.check.log.series import Log
 from nanguard.errors import NanguardError
 from nanguard.record import METRICS
+from nanguard.view.report.judged import judge_log
 from nanguard.view.runs import EventKind, Panel, open_run
 from nanguard.view.runs.run_follower import Follower, RunChange, is_followed
 from nanguard.view.runs.run_model import read_events
@@ -66,6 +68,7 @@ class Summary:
     Attributes:
         main: The curve that tells most; None if there is none.
         axis: What its points are counted by.
+        findings: How many faults the rules for logs found in it; remarks are not counted.
         errors: How many of its events are errors.
         stopped: Whether the guard stopped it.
         incidents: How many incidents it has.
@@ -78,6 +81,7 @@ class Summary:
 
     main: Line | None = None
     axis: str = "step"
+    findings: int = 0
     errors: int = 0
     stopped: bool = False
     incidents: int = 0
@@ -100,7 +104,7 @@ class Summary:
     def bad(self) -> bool:
         """Whether it went bad and did not come back."""
         lost = self.main is not None and not math.isfinite(self.main.spark.last)
-        return self.stopped or lost
+        return self.stopped or (lost and self.findings > 0)
 
     @property
     def state(self) -> str:
@@ -121,23 +125,40 @@ class Digest:
         self.summary = Summary()
         self._followers: dict[Path, Follower] = {}
         self._lines: dict[tuple[Path, str], Line] = {}
+        # What rules judge, while a run goes on; and how many faults they found in each log.
+        self._logs: dict[Path, Log] = {}
+        self._faults: dict[Path, int] = {}
+        self._let_go = False
         self._seen: dict[Path, tuple[int, int, int]] = {}
         self._pauses: deque[float] = deque(maxlen=_PAUSES)
 
     def read(self, found: FoundRun) -> Iterator[Summary]:
         """Reads what has changed; yields the summary after each large piece of it."""
         problems: list[str] = []
+        if self._let_go:
+            # Rules look at all of a log, and what was read of this one is not kept any more.
+            self._followers, self._lines, self._let_go = {}, {}, False
         try:
             others = [path for path in found.logs if not self._follows(path)]
             if [path for path in others if self._is_new(path)]:
                 self._lines = {}
-                self._add_run(open_run(found))
+                run = open_run(found)
+                self._add_run(run)
+                self._faults = {Path(log.path): _faults_in(log) for log in run.logs}
             for path in found.logs:
                 for _ in self._read_log(path, problems) if path not in others else ():
                     yield self._told(found, problems, whole=False)
+            self._judge()
         except (OSError, NanguardError) as error:
             problems.append(_words(error))
-        yield self._told(found, problems, whole=True)
+        told = self._told(found, problems, whole=True)
+        if not told.running and not self.waiting and self._logs:
+            self._logs, self._let_go = {}, True
+        yield told
+
+    def _judge(self) -> None:
+        for path, log in self._logs.items():
+            self._faults[path] = _faults_in(log)
 
     @property
     def waiting(self) -> bool:
@@ -160,6 +181,7 @@ class Digest:
             if change is RunChange.GONE:
                 problems.append(f"{path.name}: the file is gone")
             elif change is RunChange.ANEW:
+                self._logs.pop(path, None)
                 self._lines = {key: line for key, line in self._lines.items() if key[0] != path}
             self._drain(path, follower)
             again = follower.behind
@@ -167,11 +189,13 @@ class Digest:
                 yield
 
     def _drain(self, path: Path, follower: Follower) -> None:
-        for series, values, steps in follower.drain():
+        new = follower.drain()
+        for series in new.series:
             line = self._line(path, series)
             if line is not None:
-                line.spark.extend(values)
-                line.step = steps[len(steps) - 1] if len(steps) else None
+                line.spark.extend(series.values)
+                line.step = series.steps[len(series.steps) - 1] if len(series.steps) else None
+        self._logs.setdefault(path, Log(str(path))).extend(new)
 
     def _line(self, path: Path, series: MetricSeries) -> Line | None:
         key = (path, f"{series.name}/{series.rank}")
@@ -203,6 +227,7 @@ class Digest:
         told.main = min(
             known, key=lambda one: (one.rank, one.evaluation, -one.spark.points), default=None
         )
+        told.findings = sum(self._faults.values())
         told.changed = changed_at(found)
         told.errors, told.stopped = old.errors, old.stopped
         if 0 < old.changed < told.changed:
@@ -224,6 +249,10 @@ class Digest:
                 told.pace = _seconds(metrics) / max(1, told.points)
         except OSError as error:
             told.problem = told.problem or _words(error)
+
+
+def _faults_in(log: Log) -> int:
+    return len(judge_log(log).alarms)
 
 
 def changed_at(found: FoundRun) -> float:

@@ -153,6 +153,8 @@ def _alarms(summary: Summary, where: str) -> list[Html] | Html:
         parts.append(el("a", "stopped", href=f"{where}#timeline"))
     if summary.errors:
         parts.append(el("a", _count(summary.errors, "event"), href=f"{where}#timeline"))
+    if summary.findings:
+        parts.append(el("a", _count(summary.findings, "finding"), href=f"{where}#findings"))
     if bad:
         parts.append(el("a", f"{few(bad)} not finite", href=f"{where}#curves"))
     if not parts:

@@ -146,7 +146,7 @@ class View:
             title.append(f"  {'^' if self.plain else '▲'} up to {brief(scale.most)}", "yellow")
         title.append("  log" if scale.log else "", "dim")
         for other in self._others(run, channel):
-            title.append(f"  {other.judge.name} {name_of(other.last)}", "magenta")
+            title.append(f"  {other.name} {name_of(other.last)}", "magenta")
         return self._box(title, rows, width, height)
 
     def _others(self, run: Watched, main: Channel) -> list[Channel]:
