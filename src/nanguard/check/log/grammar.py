@@ -10,6 +10,7 @@ character fixed. Lines of the same shape then need no reading: their numbers are
 
 from __future__ import annotations
 
+import codecs
 import json
 import math
 import re
@@ -231,6 +232,72 @@ def loads(text: str) -> Any:
         return None
 
 
+# Stand in a text for zero bytes, and for a byte that is not UTF-8: no text has them by itself.
+ZEROS, NOT_UTF8 = "\ufdd0", "\ufdd1"
+_LONE = re.compile("[\ud800-\udfff]")
+HAS_ZEROS = "zero bytes stand where text was"
+NOT_JSON = "the line is not whole JSON"
+HALF_CHARACTER = "a key holds half of a character (a lone surrogate)"
+NOT_IN_UTF8 = "a name holds bytes that are not UTF-8"
+
+
+def _mark_bytes(error: UnicodeError) -> tuple[str, int]:
+    if not isinstance(error, UnicodeDecodeError):
+        raise error
+    return NOT_UTF8 * (error.end - error.start), error.end
+
+
+# How a log is decoded: damage stays visible, and the lines around it can be read.
+DECODING = "nanguard-mark"
+codecs.register_error(DECODING, _mark_bytes)
+
+
+def marked(text: str) -> str:
+    """Returns a decoded text with one mark for each row of zero bytes."""
+    return _ZERO_BYTES.sub(ZEROS, text) if "\0" in text else text
+
+
+def unmarked(text: str) -> str:
+    """Returns a text without the marks of damage."""
+    return text.replace(ZEROS, "").replace(NOT_UTF8, "\ufffd")
+
+
+_ZERO_BYTES = re.compile("\0+")
+
+
+def damage_of(text: str, *, records: bool, only_records: bool) -> str:
+    """Returns what is wrong with a line of a text log; nothing if it can be read.
+
+    Args:
+        text: The line, with marks.
+        records: Whether lines of this log are JSON.
+        only_records: Whether all of them are.
+    """
+    if ZEROS in text:
+        return HAS_ZEROS
+    inner = text.strip()
+    looks = inner.startswith("{") or inner.endswith("}")
+    if records and inner and (only_records or (looks and not inner.startswith("{'"))):
+        record = loads(inner)
+        if record is None:
+            return NOT_JSON
+        names = [name for name, _ in _numbers(record, "", 0)] if isinstance(record, dict) else []
+        if any(_LONE.search(name) for name in names):
+            return HALF_CHARACTER
+        return NOT_IN_UTF8 if any(NOT_UTF8 in name for name in names) else ""
+    if NOT_UTF8 in text and _is_hidden(text):
+        return NOT_IN_UTF8
+    return ""
+
+
+def _is_hidden(text: str) -> bool:
+    """Returns whether bytes that are not UTF-8 make a number one without a name."""
+    whole, damaged = read_line(text.replace(NOT_UTF8, "")), read_line(unmarked(text))
+    return len(whole.values) > len(damaged.values) or (
+        whole.values != [] and (whole.step is None) != (damaged.step is None)
+    )
+
+
 def line_of(record: dict[str, Any]) -> LogLine:
     """Returns what a record says."""
     line = LogLine()
@@ -238,7 +305,8 @@ def line_of(record: dict[str, Any]) -> LogLine:
     for count, (name, number) in enumerate(_numbers(record, "", 0)):
         if count > _MOST_FIELDS:
             break
-        metric = metric_of(name)
+        # What cannot be written as UTF-8 is no name.
+        metric = None if _LONE.search(name) else metric_of(name)
         if metric is None:
             continue
         value = LoggedValue(metric, number, 0, 0)

@@ -3,24 +3,22 @@
 from __future__ import annotations
 
 import codecs
-import csv
 import re
 import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from nanguard.check.log.grammar import LONGEST_LINE, loads
+from nanguard.check.log.grammar import DECODING, LONGEST_LINE, loads, marked, unmarked
 from nanguard.check.log.log_reader import HEAD, Form, form_of, open_sources
-from nanguard.check.log.series import Gathering, Log, Rows
-from nanguard.check.log.table_logs import columns_of, row_of
-from nanguard.check.log.text_log import Stretch, TextReader, add_loose, without_colours
+from nanguard.check.log.series import Gathering, Log
+from nanguard.check.log.table_logs import columns_of, gather_rows
+from nanguard.check.log.text_log import Stretch, TextReader, without_colours
 from nanguard.check.scan import Scan
 from nanguard.record import EVENTS
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from nanguard.check.log.quantities import Metric
 
 # Reading anew takes at most one part of the time in so many.
 _SHARE = 20.0
@@ -133,7 +131,7 @@ class LineReader:
         self._text = TextReader(self._gathering)
         self._line = 1
         self._events = path.name == EVENTS or _is_record(head)
-        first = head.split(b"\n", 1)[0].decode("utf-8-sig", "replace").rstrip("\r")
+        first = head.split(b"\n", 1)[0].decode("utf-8-sig", DECODING).rstrip("\r")
         self._columns = columns_of(first[:LONGEST_LINE])
         self._gathering.log.sparse = self._columns is not None
 
@@ -148,10 +146,12 @@ class LineReader:
         lines = text.count("\n") + 1
         news = News(self._gathering.log, lines=lines)
         if self._events:
-            found = [loads(line) for line in text.split("\n")]
+            found = [loads(unmarked(line)) for line in text.split("\n")]
             news.events = [record for record in found if isinstance(record, dict)]
         elif self._columns is not None:
-            self._read_rows(text, *self._columns)
+            rows = text.split("\n")
+            rows = [f"{row}\n" for row in rows[:-1]] + [f"{rows[-1]}\n" if ended else rows[-1]]
+            gather_rows(self._gathering, rows, self._line, *self._columns)
         else:
             self._text.read(Stretch(self._line, text, ended))
         self._line += lines
@@ -161,26 +161,9 @@ class LineReader:
         news.ended = bool(_ENDED.search(last))
         return news
 
-    def _read_rows(self, text: str, separator: str, columns: list[Metric | None]) -> None:
-        loose: dict[tuple[object, ...], Rows] = {}
-        rows = csv.reader(text.split("\n"), delimiter=separator)
-        number = self._line
-        while True:
-            try:
-                cells = next(rows)
-            except StopIteration:
-                break
-            except csv.Error:
-                continue
-            number += 1
-            add_loose(loose, number, row_of(columns, cells))
-        self._gathering.add(list(loose.values()))
-
 
 def _decoded(data: bytes) -> str:
-    text = data.decode("utf-8", "replace")
-    if "\0" in text:
-        text = text.replace("\0", "")
+    text = marked(data.decode("utf-8", DECODING))
     if "\x1b" in text:
         text = without_colours(text)
     if "\r" in text:
