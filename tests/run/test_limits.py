@@ -16,6 +16,7 @@ from nanguard.diagnose import limits, session
 from nanguard.diagnose.lab import Lab
 from nanguard.diagnose.limits import Budget, Limits, limits_for, load_factor
 from nanguard.errors import IncidentError
+from nanguard.incident import Incident
 from nanguard.replay.task import Task
 from nanguard.run import again
 from nanguard.run.waiting import SignOfLife
@@ -89,7 +90,7 @@ def test_whether_an_explanation_can_be_made_in_its_time():
     ],
 )
 def test_seconds_up_to_the_step(run, method, seconds):
-    assert limits.seconds_to_step({"run": run}, method) == pytest.approx(seconds)
+    assert limits.seconds_to_step(Incident({"run": run}), method) == pytest.approx(seconds)
 
 
 @pytest.mark.parametrize(
@@ -223,7 +224,7 @@ def incident(folder, command, **run):
     found = {"schema": "nanguard.incident/1", "step": 5, "rank": 0, "run": told}
     found["replay"] = {"verdict": "not-replayed", "method": None}
     (folder / "incident.json").write_text(json.dumps(found))
-    return found
+    return Incident(found)
 
 
 def test_a_second_run_that_cannot_finish_is_not_started(tmp_path):

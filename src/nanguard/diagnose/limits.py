@@ -17,8 +17,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterator
     from pathlib import Path
+
+    from nanguard.incident import Incident
 
 # The environment variable with the seconds that the user allows for one explanation.
 VARIABLE = "NANGUARD_EXPLAIN_SECONDS"
@@ -81,7 +83,7 @@ def limits_for(to_step: float, total: float | None = None) -> Limits:
     return Limits(max(min(replay, total), total / 3), total, fixed=True)
 
 
-def seconds_to_step(incident: Mapping[str, Any], method: str | None = "second-run") -> float:
+def seconds_to_step(incident: Incident, method: str | None = "second-run") -> float:
     """Returns how many seconds lie between the beginning of a replay and the step.
 
     Args:
