@@ -15,7 +15,7 @@ import pytest
 from nanguard import incident as incidents
 from nanguard.errors import IncidentError
 from nanguard.incident import Incident
-from nanguard.view.report.page import incident_page
+from nanguard.view.report.incident_page import incident_page
 
 STORED = Path(__file__).parent / "incidents"
 DOCS = Path(__file__).parents[1] / "docs" / "incidents.md"

@@ -29,14 +29,14 @@ NO_BATCH = "NANGUARD_NO_BATCH"
 _LIMIT = 16 << 20
 
 
-class Action(TypedDict):
+class ActionTaken(TypedDict):
     """What was done about the step, and why."""
 
     taken: str
     reason: str
 
 
-class Cause(TypedDict):
+class CauseFound(TypedDict):
     """Why a step was bad: a code, a sentence with the value, and how sure that is (0 to 1)."""
 
     code: str
@@ -125,14 +125,14 @@ class Incident(Mapping[str, Any]):
     step: int = 0
     rank: int = 0
     symptom: dict[str, Any] = field(default_factory=dict)
-    action: Action | None = None
+    action: ActionTaken | None = None
     run: RunFacts = field(default_factory=RunFacts)
     replay: Replayed = field(default_factory=Replayed)
     by_script: bool | None = None
     guard: dict[str, Any] | None = None
     origin: dict[str, Any] | None = None
-    cause: Cause | None = None
-    other_causes: list[Cause] = field(default_factory=list)
+    cause: CauseFound | None = None
+    other_causes: list[CauseFound] = field(default_factory=list)
     sentence: str | None = None
     evidence: list[dict[str, Any]] = field(default_factory=list)
     drift: dict[str, Any] | None = None

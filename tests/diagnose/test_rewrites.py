@@ -6,7 +6,7 @@ import pytest
 
 from nanguard.diagnose.case import Case
 from nanguard.diagnose.rewrites import log_softmax, logs_without_probabilities, shifted_exp
-from nanguard.replay.task import Outcome
+from nanguard.replay.task import ReplayOutcome
 from nanguard.replay.tracer.origin import Origin
 from nanguard.replay.tracer.sites import Site
 from tests.diagnose.running import found_in
@@ -51,7 +51,7 @@ def changed(repairs, folder, body, line):
         index=0, step=0, op="aten.op", kernel="aten.op", phase="forward", module="loss",
         site=site, detail=None,
     )  # fmt: skip
-    found = repairs(Case(Outcome(), origin, lab=None))
+    found = repairs(Case(ReplayOutcome(), origin, lab=None))
     if not found:
         return None
     (repair,) = found

@@ -14,7 +14,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from nanguard import Guard, NonFiniteError, Settings, incident
-from nanguard.replay.tracer import values
+from nanguard.replay.tracer import tensor_values as values
 from tests.training import NAN, differences, seed_all
 
 QUIET = Settings(snapshot_every=0, spikes="off")

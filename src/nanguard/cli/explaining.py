@@ -25,7 +25,7 @@ from nanguard.cli.incident_names import (
 )
 from nanguard.errors import UsageError
 from nanguard.view.report.fields import literal
-from nanguard.view.report.page import cause_page, incident_page
+from nanguard.view.report.incident_page import cause_page, incident_page
 from nanguard.view.report.words import in_a_line
 
 if TYPE_CHECKING:

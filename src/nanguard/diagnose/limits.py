@@ -47,7 +47,7 @@ BETWEEN = 30.0
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class TimeLimits:
     """What one explanation may take, in seconds.
 
     Attributes:
@@ -70,7 +70,7 @@ class Limits:
         return FEWEST_REPLAYS * to_step <= self.total
 
 
-def limits_for(to_step: float, total: float | None = None) -> Limits:
+def limits_for(to_step: float, total: float | None = None) -> TimeLimits:
     """Returns what an explanation may take.
 
     Args:
@@ -79,8 +79,8 @@ def limits_for(to_step: float, total: float | None = None) -> Limits:
     """
     replay = max(SHORTEST, SLOWDOWN * to_step)
     if total is None:
-        return Limits(replay, REPLAYS * replay)
-    return Limits(max(min(replay, total), total / 3), total, fixed=True)
+        return TimeLimits(replay, REPLAYS * replay)
+    return TimeLimits(max(min(replay, total), total / 3), total, fixed=True)
 
 
 def seconds_to_step(incident: Incident, method: str | None = "second-run") -> float:
@@ -153,7 +153,7 @@ class Budget:
 
     def __init__(
         self,
-        limits: Limits,
+        limits: TimeLimits,
         *,
         load: Callable[[], float] = load_now,
         clock: Callable[[], float] = time.monotonic,

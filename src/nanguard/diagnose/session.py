@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from nanguard.diagnose.limits import Budget
     from nanguard.diagnose.repairs import Repair
     from nanguard.incident import Incident, Replayed
-    from nanguard.replay.task import Curve, Facts, Outcome
+    from nanguard.replay.task import Curve, Facts, ReplayOutcome
     from nanguard.replay.tracer.origin import Origin
     from nanguard.replay.tracer.sites import Site
 
@@ -157,7 +157,7 @@ class Explanation:
             return incident
         return incident if only_known else self._complete(incident, outcome)
 
-    def _is_known(self, outcome: Outcome) -> bool:
+    def _is_known(self, outcome: ReplayOutcome) -> bool:
         """Returns whether a fault is another case of one that is known."""
         self.traced = None if outcome.origin is None else _traced(outcome.origin)
         if self.traced is None or self.traced not in self._known:
@@ -165,7 +165,7 @@ class Explanation:
         self.same_as = self._known.index(self.traced)
         return True
 
-    def _complete(self, incident: Incident, outcome: Outcome | None) -> Incident:
+    def _complete(self, incident: Incident, outcome: ReplayOutcome | None) -> Incident:
         replay: Replayed = {"verdict": "not-replayed", "method": self._method}
         incident.replay = replay
         if outcome is None or outcome.error is not None:
@@ -223,7 +223,7 @@ class Explanation:
         incident.put({key: value for key, value in empty.items() if key not in incident})
         return incident
 
-    def _with_detail(self, outcome: Outcome, origin: Origin) -> Origin:
+    def _with_detail(self, outcome: ReplayOutcome, origin: Origin) -> Origin:
         """Returns an origin with its numbers; on a device, a replay of its own reads them."""
         if origin.detail is not None or origin.op in (*_HANDED_ON, "aten.empty"):
             return origin
@@ -237,7 +237,7 @@ class Explanation:
         outcome.facts.path = closer.facts.path or outcome.facts.path
         return closer.origin
 
-    def _first_cause(self, outcome: Outcome, origin: Origin) -> Origin:
+    def _first_cause(self, outcome: ReplayOutcome, origin: Origin) -> Origin:
         """Returns an earlier origin, if the step is finite once its bad values are replaced.
 
         A bad value may reach another operation through finite ones: softmax makes 0 of -inf.

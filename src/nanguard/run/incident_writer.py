@@ -42,7 +42,7 @@ _RECOGNISED = 32
 
 
 @dataclass
-class BadStep:
+class BadStepFacts:
     """A step that was not made.
 
     Attributes:
@@ -83,7 +83,7 @@ class IncidentWriter:
         self._began = time.monotonic()
         self._recognised = self._looked_at_samples = 0
         self._incident: Incident | None = None
-        self._bad: BadStep | None = None
+        self._bad: BadStepFacts | None = None
         self.folder: Path | None = None
         self.known = KnownFaults(self.announce)
         self.quarantine: Quarantine | None = None
@@ -156,7 +156,7 @@ class IncidentWriter:
         if self._incident is not None:
             self.say(f"{steps} steps, {bad} of them bad; incidents in {self._options.incidents}")
 
-    def report(self, bad: BadStep) -> bool:
+    def report(self, bad: BadStepFacts) -> bool:
         """Writes an incident; returns whether that could be done."""
         known = self.known.bad_items(bad.drawn)
         if not known:
@@ -176,7 +176,7 @@ class IncidentWriter:
             return False
         return self.folder is not None
 
-    def _tell_symptom(self, bad: BadStep) -> None:
+    def _tell_symptom(self, bad: BadStepFacts) -> None:
         action, reason = bad.decision.action.value, bad.decision.reason
         self.say(f"step {bad.step}: {bad.symptom.in_words()} -> {action} ({reason})")
 
@@ -280,7 +280,7 @@ class IncidentWriter:
             fix = f"\n          nanguard fix {_short(folder)}" if is_fixable(found) else ""
             self.say(f"{line}\n          nanguard explain {_short(folder)}{fix}")
 
-    def _new(self, bad: BadStep) -> Incident:
+    def _new(self, bad: BadStepFacts) -> Incident:
         left_out = sorted(self.quarantine.left_out) if self.quarantine is not None else []
         incident = Incident()
         incident.step, incident.rank = bad.step, self.rank

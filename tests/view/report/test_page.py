@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from nanguard.incident import Incident
-from nanguard.view.report.page import cause_page, incident_page
+from nanguard.view.report.incident_page import cause_page, incident_page
 
 DIFF = """--- a/train.py
 +++ b/train.py
@@ -635,6 +635,6 @@ def test_the_page_of_a_cause():
 
 def test_the_page_needs_no_torch():
     heavy = "print('torch' in sys.modules, 'numpy' in sys.modules)"
-    code = f"import sys, nanguard.view.report.page; {heavy}"
+    code = f"import sys, nanguard.view.report.incident_page; {heavy}"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "False False\n"

@@ -17,7 +17,14 @@ import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from nanguard.check.log.quantities import METRICS, Metric, Quantity, metric_of, suffix_of, word_set
+from nanguard.check.log.quantities import (
+    METRIC_ROLES,
+    Metric,
+    Quantity,
+    metric_of,
+    suffix_of,
+    word_set,
+)
 from nanguard.check.log.series import Note, Which
 
 if TYPE_CHECKING:
@@ -113,7 +120,7 @@ def read_line(text: str) -> LogLine:
         value = _value(text, match, metric, strong=strong)
         if value is None:
             continue
-        if metric.role in METRICS:
+        if metric.role in METRIC_ROLES:
             if not line.values:
                 line.label = _label(between, metric)
             line.values.append(value)
@@ -310,7 +317,7 @@ def line_of(record: dict[str, Any]) -> LogLine:
         if metric is None:
             continue
         value = LoggedValue(metric, number, 0, 0)
-        if metric.role in METRICS:
+        if metric.role in METRIC_ROLES:
             line.values.append(value)
         elif not math.isfinite(number):
             continue
@@ -501,7 +508,7 @@ class TextTable:
             if metric is None or found is None:
                 continue
             value = LoggedValue(metric, number_of(found[0]), 0, 0)
-            if metric.role in METRICS:
+            if metric.role in METRIC_ROLES:
                 line.values.append(value)
             elif metric.role is Quantity.EPOCH:
                 line.epoch = value
@@ -524,7 +531,7 @@ def table_of(text: str) -> TextTable | None:
         return None
     columns = [metric_of(cell) if cell else None for cell in cells]
     roles = [metric.role for metric in columns if metric]
-    wanted = [role for role in roles if role in METRICS]
+    wanted = [role for role in roles if role in METRIC_ROLES]
     placed = Quantity.STEP in roles or Quantity.EPOCH in roles or len(wanted) > 1
     return TextTable(columns, ruled) if wanted and placed else None
 

@@ -163,7 +163,7 @@ def _read_sample(text: str) -> Log:
     return gathering.log
 
 
-HEAD = 1 << 16
+LOG_HEAD_BYTES = 1 << 16
 _ROLES = {
     "non-finite-loss": Quantity.LOSS,
     "non-finite-gradient": Quantity.GRAD_NORM,
@@ -267,7 +267,7 @@ def _with_events(log: Log, path: Path) -> Log:
     """Adds what the guard wrote down as bad to a log."""
     try:
         with path.open(encoding="utf-8", errors=DECODING) as file:
-            for number, text in enumerate(iter(lambda: file.readline(HEAD), ""), 1):
+            for number, text in enumerate(iter(lambda: file.readline(LOG_HEAD_BYTES), ""), 1):
                 damage = damage_of(marked(text), records=True, only_records=True)
                 # A last line without an end may still be being written.
                 if damage and text.endswith("\n"):
@@ -287,7 +287,7 @@ def _with_events(log: Log, path: Path) -> Log:
 def _head(path: Path) -> bytes:
     try:
         with path.open("rb") as file:
-            return file.read(HEAD)
+            return file.read(LOG_HEAD_BYTES)
     except OSError:
         return b""
 

@@ -347,7 +347,7 @@ class Which:
 
 
 @dataclass(slots=True)
-class Rows:
+class LogRows:
     """Rows with the same columns.
 
     Attributes:
@@ -409,7 +409,7 @@ class Gathering:
 
     def add(
         self,
-        stretch: list[Rows],
+        stretch: list[LogRows],
         notes: Sequence[Note] = (),
         pieces: Pieces | None = None,
         bad: Sequence[BadLine] = (),
@@ -461,8 +461,8 @@ class Gathering:
             line = note.line if pieces is None or note.line is None else pieces.line(note.line)
             self.log.notes.append(Note(note.role, note.said, whole, line))
 
-    def _add_columns(self, stretch: list[Rows], pieces: Pieces | None) -> None:
-        parts: dict[Which, list[Rows]] = {}
+    def _add_columns(self, stretch: list[LogRows], pieces: Pieces | None) -> None:
+        parts: dict[Which, list[LogRows]] = {}
         for rows in stretch:
             for which in rows.columns:
                 parts.setdefault(which, []).append(rows)
@@ -514,7 +514,7 @@ def _filled(
 
 
 def _extend_merged(
-    series: MetricSeries, which: Which, having: list[Rows], pieces: Pieces | None
+    series: MetricSeries, which: Which, having: list[LogRows], pieces: Pieces | None
 ) -> None:
     """Adds rows of several kinds in the order of their lines."""
     values = [rows.columns[which] for rows in having]

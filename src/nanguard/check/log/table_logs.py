@@ -25,8 +25,8 @@ from nanguard.check.log.grammar import (
     number_of,
     unmarked,
 )
-from nanguard.check.log.quantities import METRICS, Metric, Quantity, metric_of
-from nanguard.check.log.series import BadLine, Gathering, Rows, SeriesColumn
+from nanguard.check.log.quantities import METRIC_ROLES, Metric, Quantity, metric_of
+from nanguard.check.log.series import BadLine, Gathering, LogRows, SeriesColumn
 from nanguard.check.log.text_log import add_loose
 from nanguard.errors import SourceError
 
@@ -101,7 +101,7 @@ def gather_rows(
         columns: What each column is.
     """
     cleaned = _Cleaned(lines, first)
-    loose: dict[tuple[object, ...], Rows] = {}
+    loose: dict[tuple[object, ...], LogRows] = {}
     bad: list[BadLine] = []
     reader = csv.reader(cleaned, delimiter=separator)
     for count, (cells, damage) in enumerate(_rows(reader), 1):
@@ -189,7 +189,7 @@ def row_of(columns: list[Metric | None], cells: list[str]) -> LogLine:
 
 def _put(line: LogLine, value: LoggedValue) -> None:
     role = value.metric.role
-    if role in METRICS:
+    if role in METRIC_ROLES:
         line.values.append(value)
     elif value.number - value.number != 0:
         return
@@ -269,7 +269,7 @@ def _records(content: Any) -> list[dict[str, Any]] | None:
     columns = {name: column for name, column in content.items() if isinstance(column, list)}
     known = {name: metric for name in columns if (metric := metric_of(name))}
     rows = max((len(columns[name]) for name in known), default=0)
-    placed = any(metric.role not in METRICS for metric in known.values())
+    placed = any(metric.role not in METRIC_ROLES for metric in known.values())
     return [
         {
             **({} if placed else {"epoch": row + 1}),
@@ -282,7 +282,7 @@ def _records(content: Any) -> list[dict[str, Any]] | None:
 def _gathered(path: str, text: str, records: list[dict[str, Any]]) -> Log:
     lines = _lines_of_records(text, len(records))
     gathering = Gathering(path)
-    loose: dict[tuple[object, ...], Rows] = {}
+    loose: dict[tuple[object, ...], LogRows] = {}
     for number, record in enumerate(records):
         add_loose(loose, lines[number] if lines else number + 1, line_of(record))
     gathering.add(list(loose.values()))

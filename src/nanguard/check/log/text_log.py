@@ -35,7 +35,7 @@ from nanguard.check.log.grammar import (
     table_of,
     unmarked,
 )
-from nanguard.check.log.series import BadLine, Gathering, Pieces, Rows, Which, whole
+from nanguard.check.log.series import BadLine, Gathering, LogRows, Pieces, Which, whole
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -227,7 +227,7 @@ class TextReader:
 
     def gather(
         self,
-        rows: list[Rows],
+        rows: list[LogRows],
         numbered: Iterable[tuple[int, str]],
         pieces: Pieces | None = None,
         cut: int | None = None,
@@ -241,7 +241,7 @@ class TextReader:
             cut: The line that may still be being written, which is not whole and not bad.
         """
         taken: dict[int, _Taken] = {}
-        loose: dict[tuple[object, ...], Rows] = {}
+        loose: dict[tuple[object, ...], LogRows] = {}
         notes: list[Note] = []
         bad: list[BadLine] = []
         for number, text in numbered:
@@ -281,7 +281,7 @@ class TextReader:
         return False
 
     def _read(
-        self, number: int, text: str, loose: dict[tuple[object, ...], Rows], notes: list[Note]
+        self, number: int, text: str, loose: dict[tuple[object, ...], LogRows], notes: list[Note]
     ) -> None:
         line = self._row(text)
         if line is None:
@@ -362,7 +362,7 @@ def without_last_number(text: str) -> str:
     return text
 
 
-def add_loose(loose: dict[tuple[object, ...], Rows], number: int, line: LogLine) -> None:
+def add_loose(loose: dict[tuple[object, ...], LogRows], number: int, line: LogLine) -> None:
     """Adds one line to the rows with the same columns."""
     columns: dict[Which, float] = {}
     for value in line.values:
@@ -373,7 +373,7 @@ def add_loose(loose: dict[tuple[object, ...], Rows], number: int, line: LogLine)
     key = (*columns, step is None, line.epoch is None)
     rows = loose.get(key)
     if rows is None:
-        rows = loose[key] = Rows(
+        rows = loose[key] = LogRows(
             array("q"),
             None if step is None else array("q"),
             None if line.epoch is None else array("d"),
@@ -388,7 +388,7 @@ def add_loose(loose: dict[tuple[object, ...], Rows], number: int, line: LogLine)
         rows.columns[which].append(number_)  # type: ignore[attr-defined]
 
 
-def rows_of(shape: Shape, held: _Taken) -> Rows:
+def rows_of(shape: Shape, held: _Taken) -> LogRows:
     """Returns the rows of lines of one shape."""
     try:
         groups = [array("d", map(float, column)) for column in zip(*held.groups, strict=False)]
@@ -411,9 +411,9 @@ def shaped(
     lines: Sequence[int],
     groups: list[array[float]],
     steps: Sequence[int] | None = None,
-) -> Rows:
+) -> LogRows:
     """Returns the rows that a shape's numbers make."""
-    rows = Rows(lines, steps)
+    rows = LogRows(lines, steps)
     if steps is None and shape.step is not None:
         rows.steps = array("q", [whole(v) or 0 for v in groups[shape.step]])
     if shape.epoch is not None:
@@ -518,12 +518,12 @@ class Bulk:
 
     def _take_all(
         self, stretch: Stretch, shapes: list[Shape]
-    ) -> tuple[list[Rows], Any, Pieces | None] | None:
+    ) -> tuple[list[LogRows], Any, Pieces | None] | None:
         """Returns the rows of known shapes and the lines that are left; None if none is known."""
         if not shapes or not stretch.ended:
             return None
         frame, pieces = self._frame(stretch)
-        rows: list[Rows] = []
+        rows: list[LogRows] = []
         total = len(frame)
         for shape in shapes:
             if self._hits.get(shape.pattern, total) < _SHARE_OF_LINES * total or not len(frame):
@@ -546,7 +546,7 @@ class Bulk:
         frame = frame.with_columns(pl.col("l").str.strip_prefix(SAME_LINE))
         return frame, Pieces(stretch.first, numbers)
 
-    def _take(self, frame: Any, shape: Shape) -> tuple[Any, Rows | None]:
+    def _take(self, frame: Any, shape: Shape) -> tuple[Any, LogRows | None]:
         """Returns the lines that are left, and the rows of those that had the shape."""
         pl = self._pl
         try:
@@ -566,7 +566,7 @@ class Bulk:
         left = frame.filter(~whole)
         return left, self._rows(shape, frame["n"].filter(whole), numbers.filter(whole))
 
-    def _rows(self, shape: Shape, lines: Any, numbers: Any) -> Rows:
+    def _rows(self, shape: Shape, lines: Any, numbers: Any) -> LogRows:
         np = self._np
         taken = [np.ascontiguousarray(column.to_numpy()) for column in numbers]
         steps = None

@@ -39,7 +39,7 @@ _LINES_BETWEEN = 20
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class MarkedPlace:
     """A place of a log at which a finding shows.
 
     Attributes:
@@ -83,7 +83,7 @@ class Judgement:
         """The findings that are more than a remark."""
         return [one for one in self.findings if one.severity is not Severity.INFO]
 
-    def places(self) -> Iterator[Place]:
+    def places(self) -> Iterator[MarkedPlace]:
         """Yields every place at which a finding shows: each spike, each stretch of NaN."""
         for finding in self.findings:
             if finding.name in _SPIKES:
@@ -91,7 +91,7 @@ class Judgement:
             elif finding.name in _BAD:
                 yield from _bad(self.log, finding)
             else:
-                yield Place(finding, finding.message, step=finding.step)
+                yield MarkedPlace(finding, finding.message, step=finding.step)
 
 
 def judge_log(log: Log, selection: Selection | None = None) -> Judgement:
@@ -106,7 +106,7 @@ def judge_log(log: Log, selection: Selection | None = None) -> Judgement:
     return Judgement(log, in_order(found), [entry.reason for entry in failed])
 
 
-def _spikes(log: Log, finding: Finding) -> Iterator[Place]:
+def _spikes(log: Log, finding: Finding) -> Iterator[MarkedPlace]:
     for series, spikes in _SPIKES[finding.name](log):
         if (series.name, series.rank) != (finding.where, finding.rank):
             continue
@@ -114,10 +114,10 @@ def _spikes(log: Log, finding: Finding) -> Iterator[Place]:
             said = f"{series.name} jumped to {name_of(spike.point.value)}; up to "
             said += f"{name_of(spike.limit)} would be usual"
             point = spike.point
-            yield Place(finding, said, point.index, point.step, point.value)
+            yield MarkedPlace(finding, said, point.index, point.step, point.value)
 
 
-def _bad(log: Log, finding: Finding) -> Iterator[Place]:
+def _bad(log: Log, finding: Finding) -> Iterator[MarkedPlace]:
     """Yields the stretches of numbers that are not finite, or of lines that speak of them."""
     role = _BAD[finding.name]
     own = [one for one in log.of(role) if (one.name, one.rank) == (finding.where, finding.rank)]
@@ -128,7 +128,7 @@ def _bad(log: Log, finding: Finding) -> Iterator[Place]:
     notes = [note for note in log.notes if note.role is role]
     for stretch in _close_together(notes):
         first, last = stretch[0], stretch[-1]
-        yield Place(
+        yield MarkedPlace(
             finding,
             f"the log says: {first.said}",
             first.line or 0,
@@ -139,14 +139,14 @@ def _bad(log: Log, finding: Finding) -> Iterator[Place]:
         )
 
 
-def _stretches(series: MetricSeries, finding: Finding) -> Iterator[Place]:
+def _stretches(series: MetricSeries, finding: Finding) -> Iterator[MarkedPlace]:
     bad = series.bad()
     start = 0
     for at in range(1, len(bad) + 1):
         if at < len(bad) and bad[at] - bad[at - 1] <= CALM:
             continue
         first, last = series[bad[start]], series[bad[at - 1]]
-        yield Place(
+        yield MarkedPlace(
             finding,
             f"{series.name} is {name_of(first.value)}",
             first.index,

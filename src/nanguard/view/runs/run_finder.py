@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nanguard import incident as incidents
-from nanguard.check.log.log_reader import HEAD, Form, form_of
+from nanguard.check.log.log_reader import LOG_HEAD_BYTES, Form, form_of
 from nanguard.errors import SourceError
 from nanguard.record import EVENTS, HISTORY, METRICS, TRACKERS
 from nanguard.run_folder import HOME
@@ -281,6 +281,6 @@ def _head(path: Path) -> bytes:
         if not path.is_file():
             return b""
         with path.open("rb") as file:
-            return file.read(HEAD)
+            return file.read(LOG_HEAD_BYTES)
     except OSError:
         return b""

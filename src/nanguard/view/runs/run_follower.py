@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from nanguard.check.log.log_reader import HEAD, Form, form_of, open_sources
+from nanguard.check.log.log_reader import LOG_HEAD_BYTES, Form, form_of, open_sources
 from nanguard.check.log.series import Gathering, Log
 from nanguard.check.log.text_log import Cutter, TextReader, decoder_of
 from nanguard.record import METRICS
@@ -215,7 +215,7 @@ def is_followed(path: Path) -> bool:
     """Returns whether a log is text, of which only what was appended has to be read."""
     try:
         with path.open("rb") as file:
-            head = file.read(HEAD)
+            head = file.read(LOG_HEAD_BYTES)
     except OSError:
         return False
     # In UTF-16 a line cannot be told from the bytes of its end.

@@ -43,7 +43,7 @@ _PANELS = {Panel.LOSS: 0, Panel.TERMS: 1, Panel.GRAD_NORM: 2}
 
 
 @dataclass(slots=True)
-class Line:
+class SparkLine:
     """One curve of a run.
 
     Attributes:
@@ -62,7 +62,7 @@ class Line:
 
 
 @dataclass(slots=True)
-class Summary:
+class RunSummary:
     """What is known about a run.
 
     Attributes:
@@ -79,7 +79,7 @@ class Summary:
         whole: Whether all of it was read.
     """
 
-    main: Line | None = None
+    main: SparkLine | None = None
     axis: str = "step"
     findings: int = 0
     errors: int = 0
@@ -122,9 +122,9 @@ class Digest:
     """
 
     def __init__(self) -> None:
-        self.summary = Summary()
+        self.summary = RunSummary()
         self._followers: dict[Path, Follower] = {}
-        self._lines: dict[tuple[Path, str], Line] = {}
+        self._lines: dict[tuple[Path, str], SparkLine] = {}
         # What rules judge, while a run goes on; and how many faults they found in each log.
         self._logs: dict[Path, Log] = {}
         self._faults: dict[Path, int] = {}
@@ -132,7 +132,7 @@ class Digest:
         self._seen: dict[Path, tuple[int, int, int]] = {}
         self._pauses: deque[float] = deque(maxlen=_PAUSES)
 
-    def read(self, found: FoundRun) -> Iterator[Summary]:
+    def read(self, found: FoundRun) -> Iterator[RunSummary]:
         """Reads what has changed; yields the summary after each large piece of it."""
         problems: list[str] = []
         if self._let_go:
@@ -167,7 +167,7 @@ class Digest:
 
     def fail(self, problem: str, found: FoundRun) -> None:
         """Takes note of why a run could not be read."""
-        self.summary = Summary(problem=problem, changed=changed_at(found), whole=True)
+        self.summary = RunSummary(problem=problem, changed=changed_at(found), whole=True)
 
     def _follows(self, path: Path) -> bool:
         if path not in self._followers and is_followed(path):
@@ -197,18 +197,18 @@ class Digest:
                 line.step = series.steps[len(series.steps) - 1] if len(series.steps) else None
         self._logs.setdefault(path, Log(str(path))).extend(new)
 
-    def _line(self, path: Path, series: MetricSeries) -> Line | None:
+    def _line(self, path: Path, series: MetricSeries) -> SparkLine | None:
         key = (path, f"{series.name}/{series.rank}")
         if key not in self._lines and len(self._lines) < _MOST_SPARKS:
             plain = series.role is Quantity.LOSS and series.metric.plain
             rank = 0 if plain else _RANKS.get(series.role, 3)
-            self._lines[key] = Line(series.name, rank, series.metric.evaluation)
+            self._lines[key] = SparkLine(series.name, rank, series.metric.evaluation)
         return self._lines.get(key)
 
     def _add_run(self, run: Run) -> None:
         """Takes over the curves of a run that was read as a whole."""
         for curve in run.curves[:_MOST_SPARKS]:
-            line = Line(curve.name, _PANELS.get(curve.panel, 3), curve.evaluation)
+            line = SparkLine(curve.name, _PANELS.get(curve.panel, 3), curve.evaluation)
             line.spark.extend(curve.values[: len(curve)])
             line.step = curve.xs[len(curve) - 1] if len(curve) else None
             self._lines[Path(run.path), curve.name] = line
@@ -220,9 +220,9 @@ class Digest:
         self._seen[path] = mark
         return new
 
-    def _told(self, found: FoundRun, problems: list[str], *, whole: bool) -> Summary:
+    def _told(self, found: FoundRun, problems: list[str], *, whole: bool) -> RunSummary:
         old = self.summary
-        told = Summary(incidents=len(found.incidents), problem="; ".join(problems), whole=whole)
+        told = RunSummary(incidents=len(found.incidents), problem="; ".join(problems), whole=whole)
         known = [line for line in self._lines.values() if line.spark.points]
         told.main = min(
             known, key=lambda one: (one.rank, one.evaluation, -one.spark.points), default=None
@@ -238,7 +238,7 @@ class Digest:
         self.summary = told
         return told
 
-    def _tell_events(self, found: FoundRun, told: Summary) -> None:
+    def _tell_events(self, found: FoundRun, told: RunSummary) -> None:
         try:
             if found.events and self._is_new(found.events):
                 events: list[RunEvent] = read_events(found.events)[0]

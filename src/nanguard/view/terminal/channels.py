@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from nanguard.view.terminal.plot import Trace
+from nanguard.view.terminal.plot import PlotTrace
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -61,7 +61,7 @@ class Channel:
 
     series: MetricSeries
     name: str
-    trace: Trace = field(default_factory=Trace)
+    trace: PlotTrace = field(default_factory=PlotTrace)
     last: float = 0.0
     step: int | None = None
     epoch: float | None = None

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from nanguard.check.log.grammar import DECODING, LONGEST_LINE, loads, marked, unmarked
-from nanguard.check.log.log_reader import HEAD, Form, form_of, open_sources
+from nanguard.check.log.log_reader import LOG_HEAD_BYTES, Form, form_of, open_sources
 from nanguard.check.log.series import Gathering, Log
 from nanguard.check.log.table_logs import columns_of, gather_rows
 from nanguard.check.log.text_log import Stretch, TextReader, without_colours
@@ -64,7 +64,7 @@ def is_in_lines(path: Path) -> bool:
         OSError: It cannot be read.
     """
     with path.open("rb") as file:
-        head = file.read(HEAD)
+        head = file.read(LOG_HEAD_BYTES)
     # In UTF-16 a line cannot be told from the bytes of its end.
     wide = head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
     return not wide and form_of(path, head) in (None, Form.TEXT, Form.CSV, Form.RECORD)

@@ -18,7 +18,7 @@ from nanguard.view.terminal.channels import Channel, Happening
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from nanguard.view.report.judged import Place
+    from nanguard.view.report.judged import MarkedPlace
     from nanguard.view.terminal.reading import News
 
 _MOST_CHANNELS = 64
@@ -239,7 +239,7 @@ class RunState:
         self._shown[key] = _Shown(happening, 0, 0)
         return [happening]
 
-    def _tell_place(self, log: Log, place: Place, *, old: bool) -> list[Happening]:
+    def _tell_place(self, log: Log, place: MarkedPlace, *, old: bool) -> list[Happening]:
         """Tells a place that is new, or adds to what was told about it."""
         finding = place.finding
         kind = "log-says" if place.in_words else finding.name
@@ -264,7 +264,7 @@ class RunState:
             shown.happening.seen = time.time()
         return []
 
-    def _tell_end(self, shown: _Shown, place: Place, *, old: bool) -> list[Happening]:
+    def _tell_end(self, shown: _Shown, place: MarkedPlace, *, old: bool) -> list[Happening]:
         """Tells that numbers are finite again, once."""
         bad = place.value is not None and not math.isfinite(place.value)
         if shown.over or not place.over or not bad:

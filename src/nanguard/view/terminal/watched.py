@@ -53,7 +53,7 @@ class Wanted:
 
 
 @dataclass(slots=True)
-class Followed:
+class FollowedFile:
     """A file and who reads it."""
 
     tail: Tail
@@ -61,7 +61,7 @@ class Followed:
 
 
 @dataclass(slots=True)
-class Watched:
+class WatchedRun:
     """One run that is watched.
 
     Attributes:
@@ -75,7 +75,7 @@ class Watched:
 
     path: Path
     state: RunState
-    files: list[Followed]
+    files: list[FollowedFile]
     wanted: Wanted
     whole: WholeLogs = field(default_factory=WholeLogs)
     reading: bool = True
@@ -156,7 +156,7 @@ class Watched:
         self._next = time.monotonic() + _SHARE * (time.monotonic() - began)
         return told
 
-    def _follow(self, one: Followed) -> tuple[bool, list[Happening], bool]:
+    def _follow(self, one: FollowedFile) -> tuple[bool, list[Happening], bool]:
         told: list[Happening] = []
         done = 0
         while True:
@@ -175,7 +175,7 @@ class Watched:
             if not piece.more or done > _BUDGET:
                 return piece.more, told, done > 0
 
-    def _tell_news(self, one: Followed, news: str) -> list[Happening]:
+    def _tell_news(self, one: FollowedFile, news: str) -> list[Happening]:
         name = literal(one.tail.path.name, 80)
         if news == "deleted":
             return self.state.tell("deleted", f"{name} was deleted; it is followed if it returns")

@@ -13,7 +13,7 @@ from nanguard.view.runs import find_runs
 from nanguard.view.terminal.reading import is_in_lines
 from nanguard.view.terminal.tail import Tail
 from nanguard.view.terminal.watch_state import RunState
-from nanguard.view.terminal.watched import Followed, Watched
+from nanguard.view.terminal.watched import FollowedFile, WatchedRun
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -37,7 +37,7 @@ class Session:
 
     def __init__(self, wanted: Wanted) -> None:
         self.wanted = wanted
-        self.runs: list[Watched] = []
+        self.runs: list[WatchedRun] = []
         self.left_out = 0
         self.missing: dict[str, str] = {}
         self._known: set[Path] = set()
@@ -51,13 +51,13 @@ class Session:
                 do="Check the path, or give --wait to watch it once it is there.",
             )
 
-    def look(self) -> list[tuple[Watched, Happening]]:
+    def look(self) -> list[tuple[WatchedRun, Happening]]:
         """Reads what is new everywhere; returns what is to be told."""
         if not self.wanted.once and time.monotonic() >= self._next:
             self._search()
         return [(run, told) for run in self.runs for told in run.look()]
 
-    def finish(self) -> list[tuple[Watched, Happening]]:
+    def finish(self) -> list[tuple[WatchedRun, Happening]]:
         """Reads last lines that have no end; returns what is to be told."""
         return [(run, told) for run in self.runs for told in run.finish()]
 
@@ -97,14 +97,14 @@ class Session:
             self.left_out += 1
         elif run is None and new:
             state = RunState(literal(_name(place, self.wanted.paths), 200), self.wanted.total)
-            run = Watched(place, state, [], self.wanted)
+            run = WatchedRun(place, state, [], self.wanted)
             self.runs.append(run)
         if run is not None:
             lines = [file for file in new if is_in_lines(file)]
             once = self.wanted.once
             # What the guard did is listed in any case, beside what the rules say about it.
             followed = [file for file in lines if file.name == EVENTS] if once else lines
-            run.files += [Followed(Tail(file)) for file in followed]
+            run.files += [FollowedFile(Tail(file)) for file in followed]
             run.whole.paths += [file for file in new if once or file not in lines]
 
 
