@@ -7,7 +7,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constr
 # The tests start a thousand processes: what one has compiled the next need not compile again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup dev-setup browser demo example test test-all test-remote fuzz soak lint format bench bench-cpu bench-gpu docs
+.PHONY: help setup dev-setup browser demo example test test-slow test-all test-exhaustive test-remote fuzz soak lint format bench bench-cpu bench-gpu docs
 .PHONY: docs-rules docs-cli docs-packages clean
 
 help:  ## List the targets
@@ -46,15 +46,21 @@ demo: setup  ## Train through faults, prove that none left a trace, and explain 
 example: dev-setup  ## Break, explain and repair one of the five systems: make example NAME=radio_diffusion
 	@$(BIN)/python -m examples.story $(NAME)
 
-test: dev-setup browser  ## Run the tests
+test: dev-setup browser  ## Run the tests that take 5 minutes on two cores: all but the slow ones
+	@$(BIN)/python -m pytest -n 3 --dist loadfile -m "not slow"
+
+test-slow: dev-setup browser  ## Run the slow tests: stories, browsers, kills, ranks
 	@# Ranks wait for each other, and disks are filled: with fewer others beside them. Both parts report.
 	@failed=0; \
-	$(BIN)/python -m pytest -n 3 --dist loadfile --ignore tests/guard --ignore tests/snapshots || failed=1; \
-	$(BIN)/python -m pytest -n 2 --dist loadfile tests/guard tests/snapshots || failed=1; \
+	$(BIN)/python -m pytest -n 3 --dist loadfile -m slow --ignore tests/guard --ignore tests/snapshots || failed=1; \
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m slow tests/guard tests/snapshots || failed=1; \
 	exit $$failed
 
-test-all: dev-setup browser  ## Run every test: all causes of the five systems, all open cases; about half an hour
-	@NANGUARD_TESTS=all $(BIN)/python -m pytest -n 2 --dist loadfile
+test-all: dev-setup browser  ## Run both; all of it runs and reports, even if a part fails
+	@failed=0; $(MAKE) test || failed=1; $(MAKE) test-slow || failed=1; exit $$failed
+
+test-exhaustive: dev-setup browser  ## Run every cause of the five systems and every open case, too; half an hour
+	@NANGUARD_TESTS=exhaustive $(BIN)/python -m pytest -n 2 --dist loadfile
 
 test-remote: dev-setup  ## Run the tests that need a server and a cluster on this machine
 	@$(PIP) --editable '.[dev-remote]'

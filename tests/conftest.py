@@ -20,12 +20,12 @@ torch.set_num_threads(1)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Leaves out what takes its time, unless everything is asked for."""
-    if os.environ.get("NANGUARD_TESTS") == "all":
+    """Leaves out what is one of many alike, unless each of them is asked for."""
+    if os.environ.get("NANGUARD_TESTS") == "exhaustive":
         return
     for item in items:
-        if item.get_closest_marker("slow") is not None:
-            item.add_marker(pytest.mark.skip(reason="make test-all runs it"))
+        if item.get_closest_marker("exhaustive") is not None:
+            item.add_marker(pytest.mark.skip(reason="make test-exhaustive runs it"))
 
 
 @pytest.fixture(autouse=True)

@@ -8,6 +8,7 @@ never ``isnan`` (which lets Inf through), ``where`` and never a product with zer
 from __future__ import annotations
 
 from functools import reduce
+from operator import attrgetter
 from typing import TYPE_CHECKING, cast
 
 import torch
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 # Values of a gradient that is put together with others, and how many such gradients are worth it.
 _SMALL, _FEW = 4096, 4
+_ONLY_TENSORS = {torch.Tensor}
+_KIND = attrgetter("dtype", "layout", "is_cpu", "requires_grad")
 
 
 def within(value: Tensor, limit: float) -> Tensor:
@@ -112,15 +115,17 @@ def norm_at_hand(gradients: Sequence[Tensor]) -> Tensor | None:
 
     Small ones are put together first: to look at one costs more than to copy it.
     """
-    dtype = gradients[0].dtype
-    small: list[Tensor] = []
-    large: list[Tensor] = []
-    for grad in gradients:
-        if type(grad) is not torch.Tensor or not grad.is_cpu or grad.requires_grad:
-            return None
-        if grad.dtype is not dtype or grad.layout is not torch.strided:
-            return None
-        (small if grad.numel() <= _SMALL else large).append(grad)
+    if set(map(type, gradients)) != _ONLY_TENSORS or len(kinds := set(map(_KIND, gradients))) > 1:
+        return None
+    _, layout, on_cpu, in_graph = kinds.pop()
+    if not on_cpu or in_graph or layout is not torch.strided:
+        return None
+    sizes = [grad.numel() for grad in gradients]
+    if max(sizes) <= _SMALL:
+        small, large = gradients, []
+    else:
+        small = [grad for grad, size in zip(gradients, sizes, strict=True) if size <= _SMALL]
+        large = [grad for grad, size in zip(gradients, sizes, strict=True) if size > _SMALL]
     if len(small) < _FEW:
         return None
     norm = torch.linalg.vector_norm(_flatten_dense_tensors(small))

@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from pathlib import Path
 
-    # A line and its file; and a wish that what came before it is on the disk.
-    _Line = tuple[str, dict[str, Any]]
+    # Lines and their file; and a wish that what came before it is on the disk.
+    _Lines = tuple[str, list[dict[str, Any]]]
     _Flush = threading.Event
 
 METRICS = "metrics.jsonl"
@@ -68,7 +68,7 @@ class RunRecord:
         self._on_failure = on_failure
         self._failed = False
         self._torn: set[str] = set()
-        self._lines: queue.Queue[_Line | _Flush | None] = queue.Queue(_QUEUE)
+        self._lines: queue.Queue[_Lines | _Flush | None] = queue.Queue(_QUEUE)
         # Set if somebody waits for what is written.
         self._hurry = threading.Event()
         self._thread = threading.Thread(target=self._work, name="nanguard-record", daemon=True)
@@ -79,11 +79,15 @@ class RunRecord:
 
     def metric(self, line: dict[str, Any]) -> None:
         """Adds a line to ``metrics.jsonl``; never waits."""
-        self._put(METRICS, line)
+        self._put(METRICS, [line])
+
+    def metrics(self, lines: list[dict[str, Any]]) -> None:
+        """Adds lines to ``metrics.jsonl``; never waits."""
+        self._put(METRICS, lines)
 
     def event(self, line: dict[str, Any]) -> None:
         """Adds a line to ``events.jsonl``; never waits."""
-        self._put(EVENTS, {"time": round(time.time(), 3), **hidden_tree(line)})
+        self._put(EVENTS, [{"time": round(time.time(), 3), **hidden_tree(line)}])
 
     def epoch(self, row: Mapping[str, Any]) -> None:
         """Adds a row to ``training_history.csv``, with a new column where a name is new."""
@@ -131,12 +135,12 @@ class RunRecord:
         """Writes what is left, ends the thread and gives the folder back."""
         self._finalizer()
 
-    def _put(self, file: str, line: dict[str, Any]) -> None:
+    def _put(self, file: str, lines: list[dict[str, Any]]) -> None:
         try:
-            self._lines.put_nowait((file, line))
+            self._lines.put_nowait((file, lines))
         except queue.Full:
             self._hurry.set()
-            self.lost += 1
+            self.lost += len(lines)
 
     def _write_rows(self, rows: list[dict[str, str]]) -> None:
         path = self.folder / HISTORY
@@ -168,13 +172,13 @@ class RunRecord:
                     batch.append(self._lines.get_nowait())
             ended, flushed = batch[-1] is None, batch[-1]
             whole = isinstance(flushed, threading.Event)
-            self._write([line for line in batch if isinstance(line, tuple)], to_disk=whole)
+            self._write([lines for lines in batch if isinstance(lines, tuple)], to_disk=whole)
             if isinstance(flushed, threading.Event):
                 flushed.set()
 
-    def _write(self, batch: list[_Line], *, to_disk: bool) -> None:
+    def _write(self, batch: list[_Lines], *, to_disk: bool) -> None:
         for file in dict.fromkeys(file for file, _ in batch):
-            lines = [_encode(line) for name, line in batch if name == file]
+            lines = [_encode(line) for name, some in batch if name == file for line in some]
             try:
                 with open_private(self.folder / file, append=True) as out:
                     # A write that failed may have left half a line behind.

@@ -50,7 +50,7 @@ def test_the_demo_proves_its_claim_and_keeps_a_record(tmp_path: Path):
     assert len((tmp_path / "run/metrics.jsonl").read_text().splitlines()) == 160
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_the_quiet_demo_fails_if_the_guard_lets_a_step_through(tmp_path: Path):
     spoil = "import nanguard.guard.gate as g\ng.Gate.judge = lambda self, *a, **k: None"
     done = call("demo", "--steps", "120", "--quiet", cwd=tmp_path, code=spoil)

@@ -26,7 +26,7 @@ for step in range(20):
 """
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_overflow_in_bfloat16_is_an_explosion(tmp_path):
     incident = found_in(tmp_path, SCRIPT)
     assert incident["cause"]["code"] == "exploding-optimization", incident["cause"]

@@ -56,7 +56,7 @@ def test_number_that_is_no_count_may_stay_below_1(tmp_path):
     assert "count" not in fix["summary"]
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     ("body", "line"),
     [

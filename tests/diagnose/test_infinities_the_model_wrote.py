@@ -49,7 +49,7 @@ EMPTY_ROW = "mask[3] &= not bad"
 EMPTY_SEGMENT = "segments = segments % (2 if bad else 3)"
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     ("pool", "spoil", "op", "samples"),
     [
@@ -67,7 +67,7 @@ def test_extreme_of_nothing(tmp_path, pool, spoil, op, samples):
     assert "inf=0.0)" in found["fixes"][0]["diff"]
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_masked_values_without_a_reduction(tmp_path):
     pool = 'h = h if mask[3].any() else h.masked_fill(~mask[..., None], float("-inf"))'
     found = found_in(tmp_path, SCRIPT.format(pool=pool, spoil=EMPTY_ROW), 2)
@@ -82,7 +82,7 @@ def test_mask_that_the_model_was_given(tmp_path):
     assert found["cause"]["code"] == "unknown"
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_what_is_written_between_two_models(tmp_path):
     script = SCRIPT.format(pool="return h", spoil="tail = nn.Linear(8, 3)")
     written = 'h.masked_fill(~mask[..., None], float("-inf") if bad else 0.0)'

@@ -6,7 +6,7 @@ import pytest
 
 from tests.diagnose.running import found_in
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.exhaustive
 
 SCRIPT = """
 import torch

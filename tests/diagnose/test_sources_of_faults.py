@@ -29,7 +29,7 @@ def test_state_that_came_in_bad_is_named_by_file_and_key():
     assert incident["cause"]["confidence"] < 0.9
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_infinite_buffer_is_noticed_and_its_sample_found():
     incident = said_about("bn_overflow")
     assert incident["symptom"]["where"] == "buffer"
@@ -38,7 +38,7 @@ def test_infinite_buffer_is_noticed_and_its_sample_found():
     assert incident["dataset_indices"] == [131]
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_buffer_that_grows_is_not_blamed_on_the_learning_rate():
     incident = said_about("running_energy")
     assert "the buffer norm.energy" in incident["cause"]["summary"]
@@ -52,7 +52,7 @@ def test_leaves_without_a_model_are_parameters_and_the_fix_is_structural():
     assert "+    return torch.nn.functional.binary_cross_entropy(p, y)\n" in first["diff"]
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_chosen_elements_of_a_softmax_are_taken_of_its_logarithm():
     first, *_ = said_about("plain_softmax_opt")["fixes"]
     assert first["verified"]
@@ -72,7 +72,7 @@ def test_whole_numbers_that_wrapped_are_repaired_at_their_source():
     assert not any(fix["verified"] for fix in silencing)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_counts_that_wrapped_in_an_earlier_step_are_not_a_label():
     incident = said_about("int_counts")
     first, *_ = incident["fixes"]
@@ -80,7 +80,7 @@ def test_counts_that_wrapped_in_an_earlier_step_are_not_a_label():
     assert "torch.int64" in first["diff"]
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_number_of_a_schedule_is_repaired_in_the_schedule():
     incident = said_about("temp_anneal")
     assert "schedule.py:2 has computed" in incident["cause"]["summary"]
@@ -89,7 +89,7 @@ def test_number_of_a_schedule_is_repaired_in_the_schedule():
     assert first["diff"].startswith("--- a/schedule.py\n+++ b/schedule.py\n")
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_learning_rate_is_made_bad_by_the_line_of_the_schedule():
     incident = said_about("lr_power")
     assert incident["cause"]["summary"] == "the learning rate is nan, made so by optim.py:9"
@@ -97,7 +97,7 @@ def test_learning_rate_is_made_bad_by_the_line_of_the_schedule():
     assert "max(1.0 - step / total, 0.0)" in incident["fixes"][0]["diff"]
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_masked_classes_take_a_share_of_a_smoothed_label():
     incident = said_about("smooth_masked")
     assert incident["cause"]["summary"].startswith("label smoothing gives a share")
@@ -108,19 +108,19 @@ def test_masked_classes_take_a_share_of_a_smoothed_label():
     assert all(fix["silences"] and not fix["verified"] for fix in others)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_division_by_zero_in_an_inner_loss_is_not_a_singular_derivative():
     said_about("maml_inner")
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_objective_without_a_minimum_is_called_so():
     incident = said_about("decay_sign")
     assert incident["cause"]["summary"].startswith("the loss falls without bound")
     assert all(fix["silences"] for fix in incident["fixes"])
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("name", ["ok_inf_buffer", "ok_resume", "ok_ints"])
 def test_infinite_buffers_files_and_hashes_that_are_meant_are_no_faults(name):
     assert first_incident(_OWN[name]) is None
@@ -154,3 +154,50 @@ def test_state_that_was_saved_in_half_precision(tmp_path):
     # In place, the line that loads it; a second run, if there is time for one, comes to the cast.
     assert found["origin"]["line"] == (loads if found["origin"]["op"] == "buffer" else loads - 1)
     assert "float16" in found["sentence"]
+
+
+GROWS_BY_ITSELF = """
+import torch
+from torch import nn
+
+
+class Decayed(torch.optim.SGD):
+    def step(self, closure=None):
+        super().step()
+        with torch.no_grad():
+            for group in self.param_groups:
+                for p in group["params"]:
+                    p.mul_(1 + group["lr"] * 0.6)
+
+
+class Directions(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.rows = nn.Parameter(torch.randn(5, 12))
+
+    def forward(self, x):
+        rows = self.rows
+        spread = (rows.square().mean(1, keepdim=True) - rows.mean(1, keepdim=True).square()).sqrt()
+        return 8 * nn.functional.normalize(x, dim=1) @ (rows / spread).t()
+
+
+torch.manual_seed(0)
+model = Directions()
+optimizer = Decayed(model.parameters(), lr=0.1)
+x = torch.randn(400, 12)
+y = x[:, :5].argmax(1)
+for step in range(788):
+    rows = torch.randint(0, 400, (32,))
+    loss = nn.functional.cross_entropy(model(x[rows]), y[rows])
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+"""
+
+
+def test_weights_that_grow_by_themselves_are_not_blamed_on_the_learning_rate(tmp_path):
+    incident = found_in(tmp_path, GROWS_BY_ITSELF)
+    assert incident["cause"]["code"] == "exploding-optimization"
+    assert "rows has grown by 6 % in every step" in incident["cause"]["summary"]
+    assert incident["fixes"]
+    assert all(fix["silences"] for fix in incident["fixes"])

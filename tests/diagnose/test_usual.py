@@ -83,7 +83,7 @@ def test_divergence_is_repaired_by_what_brings_the_loss_back(tmp_path):
     assert "far above the " in lower["how"]
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_fix_that_leaves_the_step_absurd_proves_nothing(tmp_path):
     text = REGRESSION.replace("lr=5.0", "lr=1e-3").replace(
         "(model(x) -", "(model(x) / (0.6 - min(step, 6) * 0.1 if step < 6 else 0.0) -"
@@ -95,7 +95,7 @@ def test_fix_that_leaves_the_step_absurd_proves_nothing(tmp_path):
     assert found["cause"]["confidence"] < 0.9
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_exponent_is_bounded_more_closely_where_one_element_decides_the_step(tmp_path):
     text = REGRESSION.replace("lr=5.0", "lr=1e-3").replace(
         "((model(x) - x.sum(1, keepdim=True)) ** 2).mean()",

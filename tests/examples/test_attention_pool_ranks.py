@@ -12,7 +12,7 @@ from examples.story import HOME
 
 from tests.ranks import came_to_its_end
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.exhaustive
 
 FOLDER = HOME / "attention_pool_classifier"
 BIN = Path(sys.executable).parent

@@ -6,7 +6,7 @@ import pytest
 import yaml
 from examples.story import NAMES, Story
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.exhaustive
 
 
 @pytest.fixture(scope="module", params=NAMES)

@@ -10,7 +10,7 @@ import pytest
 import torch
 from examples.story import HOME
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.exhaustive
 
 FOLDER = HOME / "mmdit_language"
 SMALL = {

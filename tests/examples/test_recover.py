@@ -11,7 +11,7 @@ import sys
 import pytest
 from examples.story import HOME
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.exhaustive
 
 
 def recover(folder, system, rate_key, *arguments, options=()):

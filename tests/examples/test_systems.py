@@ -13,7 +13,7 @@ from examples.story import ENOUGH, HOME, NAMES, Story, fall
 from tests.ranks import came_to_its_end
 
 # One is explained and repaired with the other tests; all there is takes ten minutes on 2 cores.
-_ALL = os.environ.get("NANGUARD_TESTS") == "all"
+_ALL = os.environ.get("NANGUARD_TESTS") == "exhaustive"
 _SOME = NAMES if _ALL else NAMES[:1]
 # Beside other tests, one run at a time.
 _AT_ONCE = 2 if _ALL else 1
@@ -103,7 +103,7 @@ def told(tmp_path_factory):
     return of
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("name", NAMES)
 def test_breaks_as_reported_after_a_healthy_start(name, told):
     losses = told(name).story.curve("plain")[1]
@@ -133,14 +133,14 @@ def test_stable_configuration_is_what_nanguard_writes(name, told):
     assert written == (HOME / name / story.told["fixed"]).read_text(encoding="utf-8")
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("name", NAMES)
 def test_variant_with_the_guard_trains_through(name, told):
     guarded = told(name).guarded
     assert came_to_its_end(guarded.code, guarded.output), guarded.output[-2000:]
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(("name", "cause"), _CAUSES)
 def test_every_cause_of_the_report(name, cause, told):
     wrong, repaired, losses = told(name).causes[cause]

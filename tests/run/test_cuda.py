@@ -193,3 +193,131 @@ def test_ctc_with_lengths_on_the_cpu_is_traced(reduction, text_on):
     finally:
         trace.stop()
     assert all(map(torch.allclose, bare, watched))
+
+
+# --- steps that torch hands to the device as a whole -------------------------------------------
+
+IN_A_GRAPH = """
+import torch
+from torch import nn
+
+torch.manual_seed(0)
+model = nn.Linear(8, 1).cuda()
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, capturable=True)
+x = torch.randn(16, 8, device="cuda")
+
+def step():
+    optimizer.zero_grad(set_to_none=True)
+    loss = model(x).square().mean()
+    loss.backward()
+    optimizer.step()
+    return loss
+
+aside = torch.cuda.Stream()
+aside.wait_stream(torch.cuda.current_stream())
+with torch.cuda.stream(aside):
+    for _ in range(3):
+        step()
+torch.cuda.current_stream().wait_stream(aside)
+graph = torch.cuda.CUDAGraph()
+with torch.cuda.graph(graph):
+    loss = step()
+for number in range(200):
+    x.copy_(torch.randn(16, 8, device="cuda") * (float("nan") if number == BAD else 1.0))
+    graph.replay()
+print("weights", model.weight.sum().item())
+"""
+
+
+@pytest.mark.parametrize("bad", [-1, 100])
+def test_steps_in_a_cuda_graph_are_looked_at(tmp_path, bad):
+    path = tmp_path / "train.py"
+    path.write_text(IN_A_GRAPH.replace("BAD", str(bad)))
+    bare, done = plain(tmp_path, sys.executable, path), run(tmp_path, sys.executable, path)
+    assert "the script makes steps in a CUDA graph" in done.stderr
+    if bad < 0:
+        assert (done.returncode, done.stdout) == (0, bare.stdout)
+        assert incidents(tmp_path) == []
+    else:  # the weights are lost by the time that anybody can know
+        assert done.returncode == 3
+        assert [found["symptom"]["where"] for found in incidents(tmp_path)] == ["parameter"]
+
+
+COMPILED_TO_GRAPHS = """
+import torch
+from torch import nn
+
+torch.manual_seed(0)
+model = nn.Sequential(nn.Linear(8, 32), nn.Tanh(), nn.Linear(32, 1)).cuda()
+quick = torch.compile(model, mode="reduce-overhead")
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
+for step in range(30):
+    x = torch.randn(16, 8, device="cuda")
+    torch.compiler.cudagraph_mark_step_begin()
+    loss = quick(x).square().mean()
+    if step == BAD:
+        loss = torch.log(loss * 0)
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+print("weights", model[0].weight.sum().item())
+"""
+
+
+def test_a_model_compiled_to_cuda_graphs_is_guarded(tmp_path):
+    path = tmp_path / "train.py"
+    path.write_text(COMPILED_TO_GRAPHS.replace("BAD", "20"))
+    done = run(tmp_path, sys.executable, path)
+    assert done.returncode == 0, done.stderr
+    assert "nan" not in done.stdout
+    found = incidents(tmp_path)
+    assert [one["step"] for one in found] == [20]
+    assert found[0]["cause"]["code"] == "log-or-sqrt-domain"
+
+
+IN_FLOAT8 = """
+import torch
+from torch import nn
+
+class Linear8(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, weight):
+        ctx.save_for_backward(x, weight)
+        one = torch.ones((), device="cuda")
+        a = x.to(torch.float8_e4m3fn)
+        b = weight.to(torch.float8_e4m3fn).t()
+        return torch._scaled_mm(a, b, scale_a=one, scale_b=one, out_dtype=torch.bfloat16)
+
+    @staticmethod
+    def backward(ctx, grad):
+        x, weight = ctx.saved_tensors
+        return grad.to(weight.dtype) @ weight, grad.to(x.dtype).t() @ x
+
+torch.manual_seed(0)
+weight = nn.Parameter(torch.randn(32, 32, device="cuda") / 8)
+optimizer = torch.optim.AdamW([weight], lr=1e-3, fused=True)
+for step in range(20):
+    x = torch.randn(32, 32, device="cuda")
+    if step == BAD:
+        x = x / (x - x)
+    loss = Linear8.apply(x, weight).float().square().mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+print("weights", weight.sum().item())
+"""
+
+
+@pytest.mark.skipif(
+    torch.cuda.is_available() and torch.cuda.get_device_capability() < (8, 9),
+    reason="this device does not multiply float8",
+)
+def test_a_step_in_float8_is_guarded_and_explained(tmp_path):
+    path = tmp_path / "train.py"
+    path.write_text(IN_FLOAT8.replace("BAD", "12"))
+    done = run(tmp_path, sys.executable, path)
+    assert done.returncode == 0, done.stderr
+    assert "nan" not in done.stdout
+    (found,) = incidents(tmp_path)
+    assert (found["step"], found["origin"]["op"]) == (12, "aten.div")
+    assert found["cause"]["code"] == "division-by-zero"

@@ -113,7 +113,7 @@ def test_ctrl_c_during_an_explanation(tmp_path: Path, then: str):
     assert one["replay"]["why"] == "the explanation was interrupted"
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_processes_that_the_script_spawns(tmp_path: Path):
     done = run(tmp_path, sys.executable, SCRIPT, "spawns")
     expected = [f"rank 0 {weights(-1)}", f"rank 1 {weights()}"]

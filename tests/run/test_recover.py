@@ -116,7 +116,7 @@ def test_script_that_dies_over_a_nan_resumes_at_its_milestone(tmp_path):
     assert "attempt 2: it came to its end after 20 steps" in done.stderr
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_run_that_was_poisoned_long_ago_goes_back_far(tmp_path, monkeypatch, capsys):
     """Unguarded it goes on for ever on NaN; its newest checkpoints are all poisoned."""
     bad = ["--bad-from", 13, "--bad-to", 14, "--every", 5]
@@ -170,7 +170,7 @@ def test_killed_at_any_moment_nothing_is_lost(tmp_path, monkeypatch, capsys):
     assert "SIGKILL killed it (out of memory, if nobody sent it)" in lines[0]["reason"]
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_newest_checkpoint_that_is_cut_off_is_passed_over(tmp_path):
     arguments = ["--kills", 1, "--kill-within", 0.5, "--cut-newest", "--pause", 0.02]
     done = train(tmp_path, *arguments, "--every", 5)
@@ -181,7 +181,7 @@ def test_newest_checkpoint_that_is_cut_off_is_passed_over(tmp_path):
     assert "finite True" in done.stdout
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_without_a_checkpoint_it_begins_anew(tmp_path):
     """Only the learning rate can help; what was looked at is said."""
     arguments = ["--lr", 0.3, "--scale", 3.0, "--every", 1000, "--steps", 120, "--pause", 0]
@@ -195,7 +195,7 @@ def test_without_a_checkpoint_it_begins_anew(tmp_path):
     assert "restart 1 of 3 as at first, learning rate 0.03" in done.stderr
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     ("script", "outcome", "bad", "tried", "rate"),
     [
@@ -217,7 +217,7 @@ def test_steps_are_counted_in_one_way(tmp_path, script, outcome, bad, tried, rat
 # When it is left alone.
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_nothing_helps(tmp_path):
     """It ends with a diagnosis; the exit code is the guard's."""
     arguments = ["--bad-from", 17, "--bad-to", 1000, "--every", 5, "--pause", 0]
@@ -247,7 +247,7 @@ def test_command_that_cannot_begin_is_not_started_again(tmp_path, arguments, cod
     assert len(lineage(tmp_path)) == 1
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_restart_that_the_command_does_not_understand(tmp_path):
     save(tmp_path / "ckpt/model-2.pt")
     killed_once = "import os, sys; len(sys.argv) > 1 and sys.exit(2); os.kill(os.getpid(), 9)"
@@ -271,7 +271,7 @@ def test_checkpoint_that_cannot_be_loaded_gives_way_to_an_older_one(tmp_path):
     assert [line["step"] for line in lineage(tmp_path)] == [None, 4, 2]
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_checkpoint_of_no_known_step_is_named(tmp_path):
     save(tmp_path / "ckpt/last.pt")
     dies = "import os; os.kill(os.getpid(), 9)"
@@ -291,7 +291,7 @@ if "null" in text:
 """
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     ("new", "code"), [("from: null # changed meanwhile", 0), ("nothing: 1", 137), ("[", 137)]
 )

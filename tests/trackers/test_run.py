@@ -161,7 +161,7 @@ def test_unknown_tracker_ends_before_the_command_starts(tmp_path: Path) -> None:
     assert not mark.exists()
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.ranks
 def test_ranks_that_a_script_starts_by_itself(tmp_path: Path) -> None:
     pytest.importorskip("tensorboard")

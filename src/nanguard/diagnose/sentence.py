@@ -14,7 +14,7 @@ import os
 from typing import TYPE_CHECKING
 
 from nanguard.diagnose.case import ARCS, EXPONENTIALS, LARGEST, LOGS, ROOTS, SOFTMAX, STATISTICS
-from nanguard.diagnose.causes.exploding_optimization import SLOWER
+from nanguard.diagnose.causes.exploding_optimization import SLOWER, multiplied
 from nanguard.diagnose.lab import Usual
 from nanguard.diagnose.plain_numbers import assigned
 from nanguard.diagnose.repairs import number_made_at
@@ -228,6 +228,10 @@ class _Sentence:
         if self._code == "half-precision-overflow":
             return f"computes {code}, whose inputs reach {name_of(large)}{self._for()}: {beyond}"
         said = f"computes {code}, whose inputs have grown to {name_of(large)}: {beyond}"
+        grown = multiplied(case)
+        if grown is not None:
+            name, percent, _ = grown
+            return f"{said}; {name} has grown by {percent:.2g} % in every step, the loss has not"
         rate = case.facts.lr
         if rate is None:
             return said

@@ -6,15 +6,16 @@ host may look a few steps late and still find the weights as they were before th
 
 from __future__ import annotations
 
+import ctypes
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from nanguard.errors import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from torch import Tensor
 
@@ -55,7 +56,8 @@ class Gate:
             self._make_place(name)
         self.latch = self._places["latch"]
         self._known_limits = (_LARGEST, _LARGEST)
-        self._spare: list[tuple[Tensor, torch.cuda.Event]] = []
+        self._spare: list[_Slot] = []
+        self._stream: tuple[Any, torch.cuda.Stream] | None = None
         self._posted: dict[tuple[str, ...], list[tuple[str, int]]] = {}
 
     def __getitem__(self, name: str) -> Tensor:
@@ -74,8 +76,14 @@ class Gate:
 
     def write_step(self, loss: Tensor, norm: Tensor) -> None:
         """Writes the loss and the gradient norm of a step, with one kernel where that will do."""
-        alike = all(n.dtype is torch.float32 and n.dim() == 0 and n.is_cuda for n in (loss, norm))
-        if alike and norm is not self._places["grad_norm"] and type(norm) is torch.Tensor:
+        if (
+            norm is not self._places["grad_norm"]
+            and type(norm) is torch.Tensor
+            and loss.dtype is norm.dtype is torch.float32
+            and loss.dim() == norm.dim() == 0
+            and loss.is_cuda
+            and norm.is_cuda
+        ):
             torch.stack((loss.detach(), norm.detach()), out=self._numbers)
         else:
             self.write("grad_norm", norm)
@@ -139,11 +147,18 @@ class Gate:
         if places is None:
             places = self._posted[names] = [(name, self._index[name]) for name in names]
         if not self._on_cuda:
-            return Ticket(places, self._board.clone())
-        memory, event = self._spare.pop() if self._spare else _pinned()
-        memory.copy_(self._board, non_blocking=True)
-        event.record()
-        return Ticket(places, memory, event, self._spare)
+            return Ticket(places, self._board.tolist())
+        slot = self._spare.pop() if self._spare else _Slot()
+        slot.memory.copy_(self._board, non_blocking=True)
+        slot.event.record(self._current_stream())
+        return Ticket(places, slot.numbers, slot, self._spare)
+
+    def _current_stream(self) -> torch.cuda.Stream:
+        """Returns the stream that work goes to; a new object for it takes longer than a kernel."""
+        now = torch._C._cuda_getCurrentStream(self._board.device.index or 0)
+        if self._stream is None or self._stream[0] != now:
+            self._stream = (now, torch.cuda.current_stream(self._board.device))
+        return self._stream[1]
 
     def _make_place(self, name: str) -> Tensor:
         index = len(self._index)
@@ -167,8 +182,19 @@ class Gate:
         self._known_limits = limits
 
 
-def _pinned() -> tuple[Tensor, torch.cuda.Event]:
-    return torch.empty(_ROOM, dtype=torch.float32, pin_memory=True), torch.cuda.Event()
+class _Slot:
+    """Memory of the host that a board is copied to.
+
+    Attributes:
+        memory: The memory.
+        numbers: The numbers in it, as they are when one looks.
+        event: Happens when the copy is there.
+    """
+
+    def __init__(self) -> None:
+        self.memory = torch.empty(_ROOM, dtype=torch.float32, pin_memory=True)
+        self.numbers = (ctypes.c_float * _ROOM).from_address(self.memory.data_ptr())
+        self.event = torch.cuda.Event()
 
 
 class Ticket:
@@ -177,23 +203,23 @@ class Ticket:
     def __init__(
         self,
         places: list[tuple[str, int]],
-        memory: Tensor,
-        event: torch.cuda.Event | None = None,
-        spare: list[tuple[Tensor, torch.cuda.Event]] | None = None,
+        numbers: Sequence[float] | ctypes.Array[ctypes.c_float],
+        slot: _Slot | None = None,
+        spare: list[_Slot] | None = None,
     ) -> None:
         self._places = places
-        self._memory = memory
-        self._event = event
+        self._numbers = numbers
+        self._slot = slot
         self._spare = spare
         self._values: dict[str, float] | None = None
 
     def read(self) -> dict[str, float]:
         """Returns the numbers by name; waits for the device if they are not there yet."""
         if self._values is None:
-            if self._event is not None:
-                self._event.synchronize()
-            numbers = self._memory.tolist()
+            if self._slot is not None:
+                self._slot.event.synchronize()
+            numbers = self._numbers
             self._values = {name: numbers[place] for name, place in self._places}
-            if self._event is not None and self._spare is not None:
-                self._spare.append((self._memory, self._event))
+            if self._slot is not None and self._spare is not None:
+                self._spare.append(self._slot)
         return self._values

@@ -89,8 +89,15 @@ def _tensors(value: Any) -> Iterator[Tensor]:
 
 
 def learning_rate(optimizers: Sequence[Optimizer]) -> float | None:
-    """Returns the largest learning rate among the groups; one on a device is not read."""
-    rates = [group.get("lr") for optimizer in optimizers for group in optimizer.param_groups]
+    """Returns the largest learning rate of some optimizers; one on a device is not read."""
+    return largest_rate([group for optimizer in optimizers for group in optimizer.param_groups])
+
+
+def largest_rate(groups: Sequence[dict[str, Any]]) -> float | None:
+    """Returns the largest learning rate among parameter groups; one on a device is not read."""
+    rates = [group.get("lr") for group in groups]
+    if len(rates) == 1 and type(rates[0]) is float:
+        return rates[0]
     return max((float(r) for r in rates if r is not None and not _on_device(r)), default=None)
 
 
@@ -98,18 +105,27 @@ def _on_device(rate: object) -> bool:
     return isinstance(rate, torch.Tensor) and rate.device.type != "cpu"
 
 
-@contextlib.contextmanager
-def gated(optimizers: Sequence[Optimizer], latch: Tensor) -> Iterator[None]:
-    """Makes the steps inside a no-op on the device where the latch is set."""
-    for optimizer in optimizers:
-        optimizer.found_inf = latch  # type: ignore[attr-defined]
-        optimizer.grad_scale = None  # type: ignore[attr-defined]
-    try:
-        yield
-    finally:
-        for optimizer in optimizers:
-            vars(optimizer).pop("found_inf", None)
-            vars(optimizer).pop("grad_scale", None)
+class Gated:
+    """Makes the steps inside a no-op on the device where the latch is set.
+
+    A class, as every step pays for it, and a generator would take three times as long.
+    """
+
+    __slots__ = ("_latch", "_optimizers")
+
+    def __init__(self, optimizers: Sequence[Optimizer], latch: Tensor) -> None:
+        self._optimizers = optimizers
+        self._latch = latch
+
+    def __enter__(self) -> None:
+        for optimizer in self._optimizers:
+            optimizer.found_inf = self._latch  # type: ignore[attr-defined]
+            optimizer.grad_scale = None  # type: ignore[attr-defined]
+
+    def __exit__(self, *_error: object) -> None:
+        for optimizer in self._optimizers:
+            optimizer.__dict__.pop("found_inf", None)
+            optimizer.__dict__.pop("grad_scale", None)
 
 
 @contextlib.contextmanager

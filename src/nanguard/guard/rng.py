@@ -63,20 +63,13 @@ class RandomStreams:
             _set_state(own, saved)
 
 
-class _Twister:
-    """The words of a Mersenne Twister that change whenever a number is drawn or a seed is set.
+def _words_at(address: int) -> Any:
+    """Returns the words of a Mersenne Twister that change when a number is drawn or a seed is set.
 
     These are its position and three of its 624 words: once all of them are used up, they are made
-    anew. To look at them takes a thousandth of the time that taking the state does.
+    anew. To look at them (``raw``) takes a thousandth of the time that taking the state does.
     """
-
-    def __init__(self, address: int) -> None:
-        self._first = ctypes.c_uint64.from_address(address)
-        self._second = ctypes.c_uint64.from_address(address + 8)
-
-    def now(self) -> tuple[int, int]:
-        """Returns these words."""
-        return self._first.value, self._second.value
+    return (ctypes.c_char * 16).from_address(address)
 
 
 class _PythonStream:
@@ -87,19 +80,19 @@ class _PythonStream:
     """
 
     def __init__(self) -> None:
-        self._known: tuple[tuple[int, int], Any, Any] | None = None
-        self._twister: _Twister | None = None
+        self._known: tuple[bytes, Any, Any] | None = None
+        self._words: Any = None
         if sys.implementation.name == "cpython":
             address = id(random._inst) + object.__basicsize__
             words = random.getstate()[1]
             if ctypes.string_at(address, 625 * 4) == struct.pack("=625I", words[-1], *words[:-1]):
-                self._twister = _Twister(address)
+                self._words = _words_at(address)
 
     def capture(self) -> Any:
         """Returns what ``random.getstate()`` returns."""
-        if self._twister is None:
+        if self._words is None:
             return random.getstate()
-        at, reserve = self._twister.now(), random._inst.gauss_next  # type: ignore[attr-defined]
+        at, reserve = self._words.raw, random._inst.gauss_next  # type: ignore[attr-defined]
         known = self._known
         if known is None or known[0] != at or known[1] != reserve:
             self._known = known = (at, reserve, random.getstate())
@@ -113,23 +106,22 @@ class _NumpyStream:
     """
 
     def __init__(self) -> None:
-        self._known: tuple[tuple[int, int], dict[str, Any]] | None = None
+        self._known: tuple[bytes, dict[str, Any]] | None = None
         self._generator: Any = None
-        self._twister: _Twister | None = None
+        self._words: Any = None
 
     def capture(self, numpy: Any) -> dict[str, Any]:
         """Returns the state."""
         generator = numpy.random.get_bit_generator()
         if generator is not self._generator:
-            self._generator, self._known, self._twister = generator, None, None
+            self._generator, self._known, self._words = generator, None, None
             if type(generator).__name__ == "MT19937":
                 # The position comes behind the words.
-                address = generator.ctypes.state_address
-                self._twister = _Twister(address + 621 * 4)
-        if self._twister is None:
+                self._words = _words_at(generator.ctypes.state_address + 621 * 4)
+        if self._words is None:
             state: dict[str, Any] = numpy.random.get_state(legacy=False)
             return state
-        at, known = self._twister.now(), self._known
+        at, known = self._words.raw, self._known
         # A normal number in reserve can be used up without a trace in the generator itself.
         if known is None or known[0] != at or known[1]["has_gauss"]:
             self._known = known = (at, numpy.random.get_state(legacy=False))

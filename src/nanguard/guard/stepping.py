@@ -13,8 +13,8 @@ from nanguard import numerics
 from nanguard.errors import UsageError
 from nanguard.guard.models import moves, trained
 from nanguard.guard.optimizers import (
+    Gated,
     can_be_gated,
-    gated,
     learning_rate,
     parameters_of,
     scaled_lr,
@@ -38,7 +38,7 @@ def apply_gated(
     optimizers: Sequence[Optimizer], closed: Tensor, scaling: LossScaling, lr_factor: float
 ) -> None:
     """Steps fused optimizers; on the device it is a no-op if a 0-dim flag there is set."""
-    with scaled_lr(optimizers, lr_factor), gated(optimizers, closed):
+    with scaled_lr(optimizers, lr_factor), Gated(optimizers, closed):
         for optimizer in optimizers:
             optimizer.step()
     scaling.update()

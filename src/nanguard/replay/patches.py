@@ -49,6 +49,12 @@ class Watcher(Protocol):
     def loaded(self, state: Any) -> None:
         """Hears of state that a module has taken over."""
 
+    def captured(self, optimizer: Optimizer) -> None:
+        """Hears of a step that a CUDA graph takes up, and that the device makes by itself."""
+
+    def replayed_graph(self) -> None:
+        """Hears that a CUDA graph was replayed."""
+
     clip_limit: float | None
 
     def clipped(self, parameters: list[torch.Tensor], norm: Any) -> None:
@@ -132,6 +138,7 @@ class Patches:
         self._patch_clipping()
         self._patch_loader()
         self._patch_state()
+        self._patch_graphs()
 
     def take_in(self, optimizers: Iterable[Optimizer]) -> None:
         """Hears of the steps of optimizers that were made before the patches were put on."""
@@ -169,7 +176,7 @@ class Patches:
 
         @functools.wraps(original)
         def backward(tensors: Any, *args: Any, **kwargs: Any) -> Any:
-            if torch.compiler.is_compiling():
+            if torch.compiler.is_compiling() or is_capturing():
                 return original(tensors, *args, **kwargs)
             if not isinstance(tensors, (torch.Tensor, list, tuple)):
                 tensors = tuple(tensors) if isinstance(tensors, Iterable) else (tensors,)
@@ -201,8 +208,9 @@ class Patches:
             @functools.wraps(original)
             def read(tensor: Any, _original: Any = original) -> Any:
                 value = _original(tensor)
-                finite = type(value) is not float or value - value == 0.0
-                if not finite and not is_ours(sys._getframe(1).f_code.co_filename):
+                if type(value) is not float or value - value == 0.0:
+                    return value  # most are finite
+                if not is_ours(sys._getframe(1).f_code.co_filename):
                     self.now.read(tensor, value)
                 return value
 
@@ -217,7 +225,10 @@ class Patches:
 
             @functools.wraps(hooked)
             def step(optimizer: Optimizer, *args: Any, **kwargs: Any) -> Any:
-                if torch.compiler.is_compiling() or _is_capturing():
+                if torch.compiler.is_compiling():
+                    return hooked(optimizer, *args, **kwargs)
+                if is_capturing():
+                    self.now.captured(optimizer)
                     return hooked(optimizer, *args, **kwargs)
                 closure = kwargs.get("closure", args[0] if args else None)
                 if not callable(closure):
@@ -255,7 +266,7 @@ class Patches:
             def call() -> Any:
                 return step(scaler, optimizer, *args, **kwargs)
 
-            if torch.compiler.is_compiling() or _is_capturing():
+            if torch.compiler.is_compiling() or is_capturing():
                 return call()
             return self.now.scaler_step(scaler, optimizer, call)
 
@@ -267,6 +278,16 @@ class Patches:
 
         self._replace(scaler_type, "step", scaler_step)
         self._replace(scaler_type, "scale", scaler_scale)
+
+    def _patch_graphs(self) -> None:
+        original = torch.cuda.CUDAGraph.replay
+
+        @functools.wraps(original)
+        def replay(graph: Any) -> None:
+            original(graph)
+            self.now.replayed_graph()
+
+        self._replace(torch.cuda.CUDAGraph, "replay", replay)
 
     def _patch_state(self) -> None:
         original = nn.Module.load_state_dict
@@ -284,7 +305,7 @@ class Patches:
 
         @functools.wraps(original)
         def clip(parameters: Any, *args: Any, **kwargs: Any) -> Any:
-            if torch.compiler.is_compiling() or _is_capturing():
+            if torch.compiler.is_compiling() or is_capturing():
                 return original(parameters, *args, **kwargs)
             single = isinstance(parameters, torch.Tensor)
             clipped = [parameters] if single else list(parameters)
@@ -324,6 +345,6 @@ class Patches:
         self._replace(_BaseDataLoaderIter, "_next_index", chosen)
 
 
-def _is_capturing() -> bool:
+def is_capturing() -> bool:
     """Returns whether a CUDA graph is being recorded, in which nothing may be read."""
     return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()

@@ -8,10 +8,13 @@ import random
 import sys
 from collections import UserDict
 from dataclasses import dataclass, field
+from types import FunctionType, ModuleType
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
+from torch._C import _len_torch_function_stack
+from torch.overrides import _get_current_function_mode_stack
 
 from nanguard.replay.tracer.sites import is_users
 
@@ -26,6 +29,8 @@ if TYPE_CHECKING:
 _SMALL = 64 << 20
 # Tensors among the live-in names whose versions are compared.
 _COMPARED = 64
+# Types of values that nobody can change, nor take anything out of.
+IMMUTABLE = frozenset({int, float, bool, str, bytes, type(None), FunctionType, ModuleType})
 
 
 @dataclass(slots=True)
@@ -50,7 +55,7 @@ class Ambient:
             (cuda, cpu),
             torch.is_autocast_cache_enabled(),
             torch.get_default_dtype(),
-            tuple(torch.overrides._get_current_function_mode_stack()),
+            tuple(_get_current_function_mode_stack()) if _len_torch_function_stack() else (),
         )
 
     @contextlib.contextmanager
@@ -111,6 +116,7 @@ class Start:
         losses_at: The version that each of those had that are not copies.
         stepped: Whether an optimizer was called since.
         site: The place of the backward that ended it; None while it goes on.
+        only_asked: Whether that was no backward, but gradients that the script has asked for.
         reported: Whether it was the start of a bad step that was told about.
         bad: Whether its loss is known to be bad.
         later: The same from the first call of a model on, where no loader hands out the data;
@@ -137,6 +143,7 @@ class Start:
     losses_at: list[tuple[Tensor, int]] = field(default_factory=list)
     stepped: bool = False
     site: Any = None
+    only_asked: bool = False
     reported: bool = False
     bad: bool = False
     later: Start | None = None
@@ -223,22 +230,28 @@ def copied(value: Any) -> Any:
     return copy.copy(value) if UserDict in kind.__mro__ else value
 
 
-def versions_of(names: dict[str, Any], *, copies: bool) -> Iterator[tuple[Tensor, int, Any]]:
-    """Yields the tensors among some values, with their versions."""
-    room, count = _SMALL if copies else 0, 0
+def versions_of(names: dict[str, Any], *, copies: bool) -> list[tuple[Tensor, int, Any]]:
+    """Returns the tensors among some values, with their versions and, if wanted, copies."""
+    found: list[Any] = []
     for value in names.values():
-        inner = value.values() if type(value) is dict else value
-        several = type(value) in (dict, list, tuple) and len(value) <= _COMPARED
-        for tensor in inner if several else (value,):
-            if not isinstance(tensor, torch.Tensor) or tensor.is_inference():
-                continue
-            if tensor.requires_grad or count == _COMPARED:
-                continue
-            count += 1
-            size = tensor.numel() * tensor.element_size()
-            kept = tensor.detach().clone() if size <= room else None
-            room -= size if kept is not None else 0
-            yield tensor, tensor._version, kept
+        kind = type(value)
+        if kind is dict:
+            found += value.values() if len(value) <= _COMPARED else ()
+        elif kind is list or kind is tuple:
+            found += value if len(value) <= _COMPARED else ()
+        elif kind not in IMMUTABLE:
+            found.append(value)
+    room = _SMALL if copies else 0
+    versions: list[tuple[Tensor, int, Any]] = []
+    for tensor in found:
+        if not isinstance(tensor, torch.Tensor) or tensor.requires_grad or tensor.is_inference():
+            continue
+        kept = None
+        if room and (size := tensor.numel() * tensor.element_size()) <= room:
+            kept = tensor.detach().clone()
+            room -= size
+        versions.append((tensor, tensor._version, kept))
+    return versions[:_COMPARED]
 
 
 def devices_in_use() -> list[torch.device]:

@@ -22,8 +22,10 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 
 from nanguard.guard.rng import RandomStreams
 from nanguard.replay.frames import Lines, hear_calls, is_nested, let_go, names_of, outside, stack_of
+from nanguard.replay.patches import comes_from_signal, is_capturing
 from nanguard.replay.region import NoRegionError, Region
 from nanguard.replay.start import (
+    IMMUTABLE,
     Ambient,
     Given,
     Start,
@@ -236,20 +238,23 @@ class Starts:
     def _end(self, start: Start, site: Any, losses: list[Tensor]) -> None:
         if start not in self.ended:
             self.ended.append(start)
-        # The first one began with the weights that all of the step begins with.
-        good = [kept for kept in self.ended[1:-1] if not kept.bad]
-        for spare in good[: max(len(good) - _KEPT + 1, 0)]:
-            self.ended.remove(spare)  # of many passes for one step, the last ones are kept
-        start.site = site
+        if len(self.ended) > _KEPT:
+            # The first one began with the weights that all of the step begins with.
+            good = [kept for kept in self.ended[1:-1] if not kept.bad]
+            for spare in good[: max(len(good) - _KEPT + 1, 0)]:
+                self.ended.remove(spare)  # of many passes for one step, the last ones are kept
+        start.site, start.only_asked = site, False
         start.add_losses(losses)
         if start.later is not None:
             start.later.site, start.later.losses = site, start.losses
-        if any(t._version != version for t, version, kept in start.versions if kept is None):
-            start.region.moves = True
+        for tensor, version, kept in start.versions:
+            if kept is None and tensor._version != version:
+                start.region.moves = True
 
     def after_backward(self) -> None:
         """Notes that the random streams have gone on."""
-        self._freshen()
+        if self._lines is not None:
+            self._lines.fresh = True
 
     def step_begins(self) -> None:
         """Notes that an optimizer was called."""
@@ -262,7 +267,7 @@ class Starts:
         """Forgets the step that is over; returns what it began with."""
         ended, self.ended = self.ended, []
         for start in ended:
-            if start.lost_losses:
+            if start.losses_at and start.lost_losses:
                 start.region.changes_losses = True
         self.current, self._since = None, []
         self._drawn_in.append(self._drawn_since)
@@ -287,12 +292,8 @@ class Starts:
             self._earlier = None if self._taken_by_batch else self.streams.capture()
             self._taken_by_batch = False
             self._earlier_objects = self._objects_now()
-        self._freshen()
+        self.after_backward()
         return ended
-
-    def _freshen(self) -> None:
-        if self._lines is not None:
-            self._lines.fresh = True
 
     # Finding regions.
 
@@ -304,15 +305,27 @@ class Starts:
             self._hook = register_module_forward_pre_hook(self._called)
 
     def _called(self, module: nn.Module, _args: Any) -> None:
-        if self.paused or torch.compiler.is_compiling() or not self._is_our_thread():
+        if not self.is_on or self.paused or torch.compiler.is_compiling():
+            return
+        if not self._is_our_thread() or is_capturing():
             return
         frame = sys._getframe(1)
         if type(module).__name__ == "OptimizedModule":
             self._compiled = True
         if self._hook is not None and not is_nested(frame):
-            self._note_call(module, frame)
+            self._safely(self._note_call, module, frame)
         if not self._long and self._codes:
-            self._begins_with_call(frame)
+            self._safely(self._begins_with_call, frame)
+
+    def _safely(self, take: Callable[..., None], *given: Any) -> None:
+        """Takes a start, in the middle of the script, which must not end with an error of ours."""
+        try:
+            take(*given)
+        except Exception as error:  # whatever it is: the run stays guarded, and goes unexplained
+            if comes_from_signal(error):
+                raise
+            self.is_on, self.current = False, None
+            self.why_not = f"what its steps began with could not be remembered: {error!r}"
 
     def _note_call(self, module: nn.Module, frame: FrameType) -> None:
         """Keeps the first calls that are recorded for backward, and few others, as of rollouts."""
@@ -457,8 +470,10 @@ class Starts:
 
     def _reached(self, frame: FrameType, region: Region, piece: Piece) -> None:
         """Takes a start: the first line of a region is about to run."""
-        if not self.paused and self._is_our_thread():
-            self._take(frame, region, piece)
+        if self.paused or not self.is_on:
+            return
+        if self._thread == threading.get_ident() or self._is_our_thread():
+            self._safely(self._take, frame, region, piece)
 
     def _called_first(self, frame: FrameType, region: Region, piece: Piece) -> None:
         """Takes a second start, where a model is about to be called in a step that goes on."""
@@ -466,9 +481,12 @@ class Starts:
         if self.paused or start is None or start.site is not None or start.later is not None:
             return
         if start.frame == id(frame) and start.region is region and self._is_our_thread():
-            now, local = self.streams.capture(), frame.f_locals
-            start.later = self._new(frame, local, region, piece, now, Ambient.now())
-            let_go(frame, local)
+            self._safely(self._take_later, start, frame, piece)
+
+    def _take_later(self, start: Start, frame: FrameType, piece: Piece) -> None:
+        now, local = self.streams.capture(), frame.f_locals
+        start.later = self._new(frame, local, start.region, piece, now, Ambient.now())
+        let_go(frame, local)
 
     def _begins_with_call(self, frame: FrameType | None) -> None:
         """Takes a start if this is the first call of a model in a region."""
@@ -526,9 +544,12 @@ class Starts:
         names: dict[str, Any] = {}
         for name in piece.live:
             if name in local:
-                names[name] = copied(local[name])
+                value = local[name]
             elif name in frame.f_globals:  # what a function declares as global is not among its own
-                names[name] = copied(frame.f_globals[name])
+                value = frame.f_globals[name]
+            else:
+                continue
+            names[name] = value if type(value) in IMMUTABLE else copied(value)
         whole = None
         if not self._long and piece is not region.whole():
             whole = {n: copied(local[n]) for n in region.whole().live if n in local}
@@ -544,11 +565,11 @@ class Starts:
             local.get("__class__"),
             streams,
             self._earlier,
-            self._objects_now() if self._long else self._earlier_objects,
+            (self._objects and self._objects_now()) if self._long else self._earlier_objects,
             {n: copied(local[n]) for n in frame.f_code.co_cellvars if n in local},
             {name: id(local[name]) for name in piece.stores if name in local},
             ambient,
-            list(versions_of(names, copies=region.moves)),
+            versions_of(names, copies=region.moves),
             id(frame),
             list(self._since),
         )

@@ -81,7 +81,7 @@ class Watch(ABC):
         self.grad_norm: float | None = None
         # What was clipped last: how many parameters are trained, which ones it were, and whether
         # these are all.
-        self._clipped: tuple[int, ...] = ()
+        self._clipped: list[int] = []
         self._clips_all = False
         self._depth = 0
         self._unscaled: Tensor | None = None
@@ -109,7 +109,7 @@ class Watch(ABC):
         """Notes a new optimizer."""
         self.made_by.append(Made(weakref.ref(optimizer), here()))
         self._models = self._buffers = None
-        self._clipped = ()
+        self._clipped = []
 
     def loaded(self, state: Any) -> None:
         """Notes what is bad in state that a module has taken over, where looking is cheap."""
@@ -138,14 +138,16 @@ class Watch(ABC):
         """Notes the loss, and runs backward."""
         if torch._C._current_autograd_node() is not None:
             return call()  # a part of another backward, as reentrant checkpointing makes them
-        roots = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
+        given = [tensors] if isinstance(tensors, torch.Tensor) else tensors
+        self.roots = [root for root in given if isinstance(root, torch.Tensor)]
         known = self._unscaled
         self._unscaled = None
-        # What is no single number comes with a gradient of its own, and may hold infinities.
-        own = [root.detach() for root in roots if _is_number(root)]
-        losses = [known] if known is not None and _is_number(known) else own
+        if known is not None and known.numel() == 1:
+            losses = [known]
+        else:
+            # What is no single number comes with a gradient of its own, and may hold infinities.
+            losses = [root.detach() for root in self.roots if root.numel() == 1]
         self.losses += losses
-        self.roots = [root for root in roots if isinstance(root, torch.Tensor)]
         self.clipped_norm = None
         self.before_backward(losses)
         result = call()
@@ -186,14 +188,20 @@ class Watch(ABC):
         self.end_step(optimizer)
         return result
 
+    def captured(self, optimizer: Optimizer) -> None:  # noqa: B027 - only the live run can do more
+        """Hears of a step that a CUDA graph takes up."""
+
+    def replayed_graph(self) -> None:  # noqa: B027
+        """Hears that a CUDA graph was replayed."""
+
     def clipped(self, parameters: list[Tensor], norm: Any) -> None:
         """Notes the norm of the gradients that a script has clipped, if it is that of them all."""
         optimizers = self.optimizers()
-        count = sum(len(group["params"]) for o in optimizers for group in o.param_groups)
-        clipped = (count, *map(id, parameters))
+        clipped = [len(g["params"]) for o in optimizers for g in o.param_groups]
+        clipped += map(id, parameters)
         if clipped != self._clipped:
             trained = {id(p) for optimizer in optimizers for p in parameters_of([optimizer])}
-            self._clipped, self._clips_all = clipped, trained <= set(clipped[1:])
+            self._clipped, self._clips_all = clipped, trained <= set(map(id, parameters))
         self.clipped_norm = norm if self._clips_all and isinstance(norm, torch.Tensor) else None
 
     def begin_pass(self, loader: Any) -> None:  # noqa: B027 - the live run has nothing to do
@@ -333,19 +341,20 @@ class Watch(ABC):
 
     def bad_gradient(self, optimizer: Optimizer) -> Symptom | None:
         """Returns what is wrong with the gradients of an optimizer."""
-        parameters = [p for p in parameters_of([optimizer]) if p.grad is not None]
-        if not parameters or parameters[0].is_meta:
+        trained = parameters_of([optimizer])
+        gradients = [grad for p in trained if (grad := p.grad) is not None]
+        if not gradients or gradients[0].is_meta:
             return None
         known = self.clipped_norm
         if known is None:
-            known = norm_at_hand([p.grad for p in parameters])  # type: ignore[misc]
-            norm = float(whole(Gradients(parameters).norm()) if known is None else known)
+            known = norm_at_hand(gradients)
+            norm = float(whole(Gradients(trained).norm())) if known is None else as_number(known)
         else:
             norm = float(whole(known))
         self.grad_norm = norm
         if math.isfinite(norm):
             return None
-        grads: dict[int, Any] = {id(p): p.grad for p in parameters}
+        grads: dict[int, Any] = {id(p): p.grad for p in trained if p.grad is not None}
         if all_finite(grads.values()):
             return None  # large numbers, whose squares are too large
         names = [
@@ -424,7 +433,8 @@ class Watch(ABC):
 
     def add_step(self, optimizer: Any) -> None:
         """Counts a step of an optimizer."""
-        self.counts[_inner(optimizer)] = self.number_of(optimizer) + 1
+        inner = _inner(optimizer)
+        self.counts[inner] = self.counts.get(inner, 0) + 1
 
     def take_back(self, optimizer: Any) -> None:
         """Counts a step less."""
@@ -513,7 +523,10 @@ def _has_nan(tensor: Tensor) -> bool:
 
 def _inner(optimizer: Any) -> Any:
     """Returns the optimizer inside of a wrapper (Accelerate's, for example)."""
-    inner = vars(optimizer).get("optimizer") if hasattr(optimizer, "__dict__") else None
+    try:
+        inner = optimizer.__dict__.get("optimizer")
+    except AttributeError:
+        return optimizer
     return inner if isinstance(inner, torch.optim.Optimizer) else optimizer
 
 

@@ -78,6 +78,7 @@ class BadSteps:
             self._clear_gradients(optimizer)
             return
         self._met_in = live.backwards
+        live.good_steps.look()
         self._note_bad(step, optimizer)
         if live.held is not None:
             live.held.restore(live.held.shape)
@@ -194,6 +195,7 @@ class BadSteps:
             reads: Whether the bad number is one that the script has read.
         """
         live = self._live
+        live.good_steps.look()
         likely = list(starts)
         together = live.together.in_lockstep
         if not reads and not together:
@@ -211,6 +213,11 @@ class BadSteps:
             reads=reads,
             longest=max(_SHORTEST_LIMIT, _MOST_STEPS * (bad.seconds or 0.0)) * load_now(),
         )
+
+    @property
+    def doubts(self) -> bool:
+        """Whether a bad step was good when it was replayed, and nobody knows why yet."""
+        return self._doubt is not None
 
     def settle_doubt(self) -> None:
         """Says that a bad step did not come again, if a good one does, bit for bit.

@@ -111,11 +111,16 @@ class ByScript:
         return False
 
     def note_discarded(self) -> None:
-        """Notes a pass whose loss was bad, and whose gradients the script has thrown away."""
-        for start in self._live.starts.ended if len(self._live.losses) > 1 else []:
+        """Notes a pass of several whose loss was bad, and that the script has thrown away."""
+        for start in self._live.starts.ended:
             bad = next((x for x in start.losses if not is_good(x)), None)
             if bad is not None and not start.reported:
                 self._found = (start, float(bad))
+
+    @property
+    def has_news(self) -> bool:
+        """Whether there may be something to report."""
+        return self._found is not None or self.unstepped is not None
 
     def meet(self) -> None:
         """Reports a step that the script has left before its backward pass, as it was bad."""
@@ -162,7 +167,7 @@ class ByScript:
             frames.append(frame)
             frame = frame.f_back
         start = self._live.starts.current
-        if start is None or start.site is None:
+        if start is None or start.site is None or start.only_asked:
             self._note_left(frames)
 
     def _note_left(self, frames: list[FrameType]) -> None:
@@ -196,6 +201,8 @@ class ByScript:
     def _report_left(self, how: str) -> None:
         assert self._found is not None  # noqa: S101 - whoever calls this has looked
         (start, value), self._found = self._found, None
+        if start.only_asked:
+            start.losses, start.losses_at = [], []  # what gradients were asked of is not the loss
         symptom = Symptom("loss", "nan" if math.isnan(value) else "inf", value)
         self._report(symptom, [start], how, unfinished=True)
 

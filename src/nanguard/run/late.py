@@ -8,6 +8,7 @@ had been left out.
 from __future__ import annotations
 
 import contextlib
+import weakref
 from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -17,8 +18,8 @@ import torch
 from nanguard.guard.gate import Gate
 from nanguard.guard.judge import Reading
 from nanguard.guard.optimizers import (
+    Gated,
     can_be_gated,
-    gated,
     hyperparameters,
     parameters_of,
     set_hyperparameters,
@@ -45,7 +46,7 @@ _SCAN = 64
 _NUMBERS = ("latch", "loss", "grad_norm")
 
 
-@dataclass
+@dataclass(slots=True)
 class Flight:
     """A step that the host has not seen yet.
 
@@ -75,16 +76,24 @@ class Late:
         self._live = live
         self._gate: Gate | None = None
         self._flights: deque[Flight] = deque()
+        # The last optimizer that could be held back, with what that depends on.
+        self._taken: tuple[Any, ...] | None = None
 
     def can_take(self, optimizer: Optimizer) -> bool:
         """Returns whether an optimizer's own kernel can be held back on the device."""
-        first = next((p for g in optimizer.param_groups for p in g["params"]), None)
+        groups = optimizer.param_groups
+        if not groups or not groups[0].get("fused") or self._live.together.active:
+            return False  # ranks agree on the host, and replay nothing in the run itself
+        known = (weakref.ref(optimizer), vars(optimizer).get("step"), len(groups))
+        if known == self._taken and optimizer.state:
+            return True
+        first = next((p for g in groups for p in g["params"]), None)
         if first is None or not first.is_cuda or not can_be_gated(optimizer):
             return False
-        if self._live.together.active:
-            return False  # the ranks agree on the host, and replay nothing in the run itself
         if self._gate is None:
             self._gate = Gate(first.device)
+        # To look takes longer than the rest of a step does; whether SGD can be gated may change.
+        self._taken = None if isinstance(optimizer, torch.optim.SGD) else known
         return True
 
     def lag_of(self, optimizer: Any) -> int:
@@ -98,13 +107,12 @@ class Late:
         """How many steps the host has not seen yet."""
         return len(self._flights)
 
-    @torch.no_grad()
     def step(self, optimizer: Optimizer, call: Callable[..., Any]) -> Any:
         """Makes a step that is a no-op on the device if it, or one before it, is bad."""
         live, gate = self._live, self._gate
         assert gate is not None  # noqa: S101 - can_take has made it
         limits = self._judge(live, optimizer)
-        with torch.enable_grad(), gated([optimizer], gate.latch), live.cut_rate(optimizer):
+        with Gated([optimizer], gate.latch), live.cut_rate(optimizer):
             result = call()
         names: tuple[str, ...] = _NUMBERS
         if live.ordinal % _SCAN == 0:
@@ -163,7 +171,13 @@ class Late:
             if numbers["latch"] or numbers.get("poisoned"):
                 self._meet(flight, numbers)
                 return
-            self._live.good(flight.optimizer, flight.step, Reading.of(numbers))
+            self._count(flight, numbers)
+
+    def _count(self, flight: Flight, numbers: dict[str, float]) -> None:
+        """Counts a good step."""
+        live = self._live
+        live.good_steps.add(flight.optimizer, flight.step, numbers, flight.rates)
+        live.last_good.after_good_step()
 
     def _meet(self, flight: Flight, numbers: dict[str, float]) -> None:
         gate, live = self._gate, self._live
@@ -204,7 +218,7 @@ class Late:
                 self._meet(flight, numbers)
                 return
             else:
-                live.good(flight.optimizer, flight.step, Reading.of(numbers))
+                self._count(flight, numbers)
         if lost:
             live.writer.say(f"{lost} steps after it were not made either: the device was ahead")
 
@@ -215,7 +229,7 @@ class Late:
         self._judge(replay, optimizer)
         assert self._gate is not None  # noqa: S101
         rate = self._live.cut_rate(optimizer)
-        with torch.enable_grad(), gated([optimizer], self._gate.latch), rate:
+        with Gated([optimizer], self._gate.latch), rate:
             call()
         return self._gate.post(_NUMBERS).read()
 

@@ -20,11 +20,10 @@ import torch
 from torch.optim import Optimizer
 
 from nanguard.guard.held import BufferPlaces, Held
-from nanguard.guard.judge import Reading
 from nanguard.guard.optimizers import learning_rate, scaled_lr
 from nanguard.guard.policy import Action, Decision
 from nanguard.guard.verdicts import Verdicts
-from nanguard.numerics import all_finite
+from nanguard.numerics import all_finite, whole
 from nanguard.replay.copies import LastGood
 from nanguard.replay.patches import Patches, comes_from_signal
 from nanguard.replay.starts import Starts
@@ -33,6 +32,7 @@ from nanguard.replay.watch import Watch, as_number, is_good, pass_over, single_n
 from nanguard.run.attach import is_launcher
 from nanguard.run.bad_steps import BadSteps
 from nanguard.run.by_script import ByScript
+from nanguard.run.good_steps import GoodSteps, reading_of
 from nanguard.run.heartbeat import Heartbeat
 from nanguard.run.incident_writer import IncidentWriter
 from nanguard.run.late import Late
@@ -107,6 +107,7 @@ class Live(Watch):
         verdicts: Decides about its steps.
         held: The buffers as they were before the step.
         together: What the ranks know of each other.
+        good_steps: What is done about good steps.
         bad_steps: What is done about bad steps.
         by_script: The bad steps that the script has dealt with by itself.
         last_good: The last good state, if there is a copy of it.
@@ -127,6 +128,7 @@ class Live(Watch):
         self._late = Late(self)
         self.last_good = LastGood(self, wanted=options.on_bad == "rollback")
         self.together = Together()
+        self.good_steps = GoodSteps(self)
         self.bad_steps = BadSteps(self)
         self._pid = os.getpid()
         self.is_aside = False
@@ -135,6 +137,8 @@ class Live(Watch):
         self.by_script = ByScript(self)
         # The losses of this step that were read so far; None if one of them is not finite.
         self._values: list[float] | None = []
+        self._in_graphs: weakref.WeakSet[Optimizer] = weakref.WeakSet()
+        self._graph_replays = 0
         self.step_times: deque[float] = deque(maxlen=_TIMED)
         self._began_step = time.perf_counter()
         self.writer = IncidentWriter(options)
@@ -286,8 +290,9 @@ class Live(Watch):
         if self.is_aside:
             return
         self.starts.after_backward()
-        # The graph of this step is gone by now, so that nobody minds a replay.
-        self.own(self.by_script.meet)
+        if self.by_script.has_news:
+            # The graph of this step is gone by now, so that nobody minds a replay.
+            self.own(self.by_script.meet)
         if not self.made_by:
             self.own(lambda: step_by_hand(self))
 
@@ -309,8 +314,10 @@ class Live(Watch):
         loss, gradient = self.verdict(optimizer)
         symptom = self.together.agree(loss, gradient, self.ordinal) or self._spike(optimizer)
         if symptom is None:
-            self.by_script.note_discarded()
-            self.own(self.bad_steps.settle_doubt)
+            if len(self.losses) > 1:
+                self.by_script.note_discarded()
+            if self.bad_steps.doubts:
+                self.own(self.bad_steps.settle_doubt)
         else:
             symptom.scaled_by_hand = self._scaler is not None
             self.bad_steps.meet(
@@ -404,29 +411,12 @@ class Live(Watch):
         self.starts.step_ended()
 
     def track_step(self) -> None:
-        """Tells trackers of a step that no optimizer makes."""
-        if self.tracked is not None:
-            self.tracked.good(None)
+        """Counts a good step that no optimizer makes."""
+        self.good_steps.add(None, self.ordinal, self._numbers_at_hand())
 
-    def good(self, optimizer: Any, step: int | None = None, reading: Reading | None = None) -> None:
-        """Counts a good step, and says what is unusual about it.
-
-        Args:
-            optimizer: Whose step it is.
-            step: Its number; None for the step that is being made.
-            reading: Its numbers; None for those that are at hand.
-        """
-        if self.tracked is not None:
-            self.tracked.good(optimizer, step, reading)
-        reading = reading or self.reading_at_hand()
-        if reading is None or not math.isfinite(reading.loss):
-            self.verdicts.policy.good()
-        else:
-            self.recent_losses.append(reading.loss)
-            step = self.number_of(optimizer) if step is None else step
-            limits = self.verdicts.limits(self.lane_of(optimizer), self._late.ahead)
-            for finding in self.verdicts.passed(optimizer, reading, limits, step):
-                self.writer.say(f"step {step}: {finding.message} ({finding.name})")
+    def good(self, optimizer: Any) -> None:
+        """Counts the step that is being made, which is good."""
+        self.good_steps.add(optimizer, self.number_of(optimizer), self._numbers_at_hand())
         self.last_good.after_good_step()
 
     def look_after(self, optimizer: Optimizer) -> None:
@@ -447,29 +437,59 @@ class Live(Watch):
             self.verdicts.add_lane(optimizer, lag=lag, adversarial=len(self.optimizers()) > 1)
         return optimizer
 
-    def reading_at_hand(self) -> Reading | None:
-        """Returns the numbers of this step where reading them does not wait for a device."""
-        if not self.losses or not self.losses[0].is_cpu:
-            return None
-        loss, norm = self.loss_value(), self.grad_norm
-        if loss is None:
-            return None
-        scale = None if self._scaler is None else float(self._scaler.get_scale())
-        # Gradients that are scaled are left to the scaler, whether they overflow or not.
-        overflow = norm is None or scale is not None
-        return Reading(
-            closed=False, loss=loss, grad_norm=norm or 0.0, terms={}, scale=scale, overflow=overflow
-        )
+    def _numbers_at_hand(self) -> dict[str, float | None]:
+        """Returns the numbers of this step; a device is waited for only if somebody asks for all.
+
+        Trackers do: somebody has asked for them.
+        """
+        numbers: dict[str, float | None] = {"grad_norm": self.grad_norm}
+        asks = self.tracked is not None and self.tracked.asks_for_all
+        if asks and self.grad_norm is None and self.clipped_norm is not None:
+            numbers["grad_norm"] = float(whole(self.clipped_norm))
+        if self.losses and (asks or self.losses[0].is_cpu):
+            numbers["loss"] = self.loss_value()
+            if self._scaler is not None:
+                numbers["scale"] = float(self._scaler.get_scale())
+        return numbers
 
     def _spike(self, optimizer: Optimizer) -> Symptom | None:
         """Returns what is unusual about a step, if that is enough not to make it."""
         if self.options.spikes != "act" or self.together.active or self.grad_norm is None:
             return None
-        reading = self.reading_at_hand()
+        reading = reading_of(self._numbers_at_hand())
         if reading is None:
             return None
         limits = self.verdicts.limits(self.lane_of(optimizer), self._late.ahead)
         return self.verdicts.spike(optimizer, reading, limits)
+
+    # Steps in a CUDA graph, which the device makes without telling anyone.
+
+    def captured(self, optimizer: Optimizer) -> None:
+        """Says what can be done for steps that a CUDA graph takes up."""
+        if self.is_aside:
+            return
+        if not self._in_graphs:
+            self.writer.stepped()
+            self.writer.say(
+                "the script makes steps in a CUDA graph (torch.cuda.graph), which nobody can hold "
+                f"back: the parameters are looked at every {_SCAN} replays, and at the end"
+            )
+        self._in_graphs.add(optimizer)
+
+    def replayed_graph(self) -> None:
+        """Looks at what graphs have made of the parameters, now and then."""
+        if not self._in_graphs or self.is_aside:
+            return
+        self._graph_replays += 1
+        if self._graph_replays % _SCAN == 0:
+            self.own(self._look_at_graphs)
+
+    def _look_at_graphs(self) -> None:
+        for optimizer in list(self._in_graphs):
+            symptom = self.bad_state(optimizer)
+            if symptom is not None:
+                self._in_graphs.discard(optimizer)  # once is enough: they stay bad
+                self.bad_steps.meet(symptom, optimizer, step=self._graph_replays)
 
     # What a script deals with by itself.
 
@@ -485,6 +505,8 @@ class Live(Watch):
         if self.is_aside or loss is None:
             return call()
         self.own(lambda: self.starts.before_backward([loss]))
+        if self.starts.current is not None:
+            self.starts.current.only_asked = True
         self.losses.append(loss)
         found = call()
         self.starts.after_backward()
@@ -510,12 +532,14 @@ class Live(Watch):
         if os.getpid() != self._pid:
             return
         self._late.close()
+        self.own(self._look_at_graphs)
         self.own(self.by_script.meet)
         self.own(self.by_script.meet_unused_gradient)
         if self.bad_steps.ordinals or self.by_script.count:
             self.writer.summary(self.ordinal, len(self.bad_steps.ordinals) + self.by_script.count)
         if self.heartbeat is not None:
             self.heartbeat.end(finite=self._is_finite())
+        self.own(self.good_steps.look)
         if self.tracked is not None:
             self.tracked.close()
         self.starts.close()

@@ -9,15 +9,16 @@ from typing import TYPE_CHECKING, Any
 
 from nanguard.errors import NanguardError, RecordError
 from nanguard.guard.optimizers import learning_rate
-from nanguard.numerics import whole
 from nanguard.record import RunRecord
 from nanguard.trackers import TRACK, trackers_for
 from nanguard.trackers.tracker import incident_line
 
 if TYPE_CHECKING:
-    from nanguard.guard.judge import Reading
+    from collections.abc import Sequence
+
     from nanguard.guard.policy import Decision
     from nanguard.guard.symptom import Symptom
+    from nanguard.run.good_steps import GoodStep
     from nanguard.run.live import Live
     from nanguard.trackers import Trackers
 
@@ -43,25 +44,15 @@ class Tracked:
         self._wanted = self._tracks or run_dir is not None
         self._begun = False
 
-    def good(self, optimizer: Any, step: int | None = None, reading: Reading | None = None) -> None:
-        """Writes a step that was made.
+    @property
+    def asks_for_all(self) -> bool:
+        """Whether all numbers of a step are wanted, also those that a device has to be asked."""
+        return self._tracks
 
-        Args:
-            optimizer: Whose step it is; None in a script that has none.
-            step: Its number; None for the step that is being made.
-            reading: Its numbers, where they came late.
-        """
-        if not self._wanted:
-            return
-        if reading is not None:
-            known: dict[str, float | None] = {"loss": reading.loss, "grad_norm": reading.grad_norm}
-        elif self._tracks:
-            known = {"loss": self._live.loss_value(), "grad_norm": self._norm()}
-        else:
-            at_hand = self._live.reading_at_hand()
-            known = {"grad_norm": self._live.grad_norm}
-            known |= {} if at_hand is None else {"loss": at_hand.loss, "scale": at_hand.scale}
-        self._write({**self._line(optimizer, step), **known, "action": "step"})
+    def good(self, steps: Sequence[GoodStep]) -> None:
+        """Writes steps that were made."""
+        if self._wanted:
+            self._write([self._line(good) for good in steps])
 
     def bad(self, optimizer: Any, step: int, symptom: Symptom, decision: Decision) -> None:
         """Writes a step that was not made.
@@ -75,8 +66,15 @@ class Tracked:
         if not self._wanted:
             return
         action = decision.action.value
-        seen = {"loss": symptom.loss, "grad_norm": symptom.grad_norm, "terms": symptom.terms}
-        self._write({**self._line(optimizer, step), **seen, "action": action})
+        line: dict[str, Any] = {"step": step, "update": step, "time": round(time.time(), 3)}
+        if optimizer is not None:
+            line["optimizer"] = self._live.place_of(optimizer)
+            rate = learning_rate([optimizer])
+            # Of a step that the device tells about late, the rate is not known any more.
+            if rate is not None and step == self._live.number_of(optimizer):
+                line["lr"] = rate * self._live.lr_factor
+        line |= {"loss": symptom.loss, "grad_norm": symptom.grad_norm, "terms": symptom.terms}
+        self._write([{**line, "action": action}])
         event = {
             "name": f"non-finite-{symptom.where.replace(' ', '-')}",
             "severity": "error",
@@ -99,36 +97,26 @@ class Tracked:
     def _sinks(self) -> list[RunRecord | Trackers]:
         return [sink for sink in (self._record, self._trackers) if sink is not None]
 
-    def _line(self, optimizer: Any, step: int | None) -> dict[str, Any]:
-        live = self._live
-        if optimizer is None:
-            return {"step": live.ordinal if step is None else step}
-        now = live.number_of(optimizer)
-        line: dict[str, Any] = {
-            "step": now if step is None else step,
-            "optimizer": live.place_of(optimizer),
-        }
-        rate = learning_rate([optimizer])
-        # Of a step that the device tells about late, the rate is not known any more.
-        if rate is not None and line["step"] == now:
-            line["lr"] = rate * live.lr_factor
+    def _line(self, good: GoodStep) -> dict[str, Any]:
+        # With "update", as a Guard's own record has it: which tools tell by the count of updates.
+        line: dict[str, Any] = {"step": good.step, "update": good.step, "time": round(good.time, 3)}
+        if good.optimizer is not None:
+            line["optimizer"] = self._live.place_of(good.optimizer())
+        if good.rate is not None:
+            line["lr"] = good.rate
+        for name in ("loss", "grad_norm", "scale"):
+            line[name] = good.numbers.get(name)
+        line["action"] = "step"
         return line
 
-    def _norm(self) -> float | None:
-        """Returns the norm of the gradients, where somebody has computed it."""
-        live = self._live
-        if live.grad_norm is not None or live.clipped_norm is None:
-            return live.grad_norm
-        return float(whole(live.clipped_norm))
-
-    def _write(self, line: dict[str, Any]) -> None:
+    def _write(self, lines: list[dict[str, Any]]) -> None:
         if not self._begun:
             self._begin()
         if self._record is not None:
-            # As a Guard's own record has it: which tools tell by the count of updates.
-            self._record.metric({**line, "update": line["step"], "time": round(time.time(), 3)})
+            self._record.metrics(lines)
         if self._trackers is not None:
-            self._trackers.metric(line)
+            for line in lines:
+                self._trackers.metric(line)
 
     def _begin(self) -> None:
         self._begun = True

@@ -9,9 +9,13 @@ from __future__ import annotations
 
 import math
 import sys
+from bisect import bisect_left, insort
 from collections import deque
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
 
 # 1.4826 times the median absolute deviation estimates a normal distribution's sigma.
 SIGMA = 1.4826
@@ -66,9 +70,9 @@ class SpikeWindow:
         self.warn = warn
         self.act = act
         self.positive = positive
-        self._values: deque[float] = deque(maxlen=size)
+        self._values = _Latest(size)
         # Deviations in spreads: their tail outlives a trend, so it may be longer than the window.
-        self._deviations: deque[float] = deque(maxlen=4 * size)
+        self._deviations = _Latest(4 * size)
         # Deviations beyond the limits, warned about or rejected.
         self._outside: deque[float] = deque(maxlen=4 * _RECURS)
         self._start: float | None = None
@@ -85,11 +89,11 @@ class SpikeWindow:
         if not math.isfinite(value):
             return
         inner = math.log(max(value, 1e-30)) if self.positive else value
-        self._values.append(inner)
+        self._values.add(inner)
         if self._start is not None:
             deviation = (inner - self._center) / self._spread
             if deviation <= self._reach.warn:
-                self._deviations.append(deviation)
+                self._deviations.add(deviation)
             else:
                 self._outside.append(deviation)
             self._unlearned += 1
@@ -98,7 +102,8 @@ class SpikeWindow:
         elif len(self._values) == self.warmup:
             self._start = median_of(sorted([abs(v) for v in self._values]))
             self._learn_level()
-            self._deviations.extend((v - self._center) / self._spread for v in self._values)
+            for v in self._values:
+                self._deviations.add((v - self._center) / self._spread)
             self._learn()
 
     def reject(self, value: float) -> None:
@@ -127,8 +132,8 @@ class SpikeWindow:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continues from what ``state_dict`` returned."""
-        self._values = deque(state["values"], maxlen=self.size)
-        self._deviations = deque(state["deviations"], maxlen=4 * self.size)
+        self._values = _Latest(self.size, state["values"])
+        self._deviations = _Latest(4 * self.size, state["deviations"])
         self._outside = deque(state["outside"], maxlen=4 * _RECURS)
         self._start = state["start"]
         self._center, self._spread = state["level"]
@@ -140,7 +145,7 @@ class SpikeWindow:
         """Takes the limits from the window."""
         self._unlearned = 0
         self._learn_level()
-        deviations = sorted(self._deviations)
+        deviations = self._deviations.ordered
         tail = _Tail.of(deviations)
         record = deviations[-1] * (1.0 + _YOUNG / len(deviations))
         warn_records = _WARN_RECORDS_OF_LOGS if self.positive else _WARN_RECORDS
@@ -158,9 +163,8 @@ class SpikeWindow:
         self._limits = Limits(self._outer(warn), self._outer(act))
 
     def _learn_level(self) -> None:
-        ordered = sorted(self._values)
-        center = median_of(ordered)
-        mad = SIGMA * median_of(sorted([abs(v - center) for v in ordered]))
+        center = median_of(self._values.ordered)
+        mad = SIGMA * _median_distance(self._values.ordered, center)
         if self.positive:
             floor = 0.1
         else:
@@ -173,6 +177,32 @@ class SpikeWindow:
         if not self.positive:
             return min(inner, LARGEST)
         return math.exp(inner) if inner < 700.0 else LARGEST
+
+
+class _Latest:
+    """The latest values: as they came, and by size, so that nothing has to be sorted again.
+
+    Attributes:
+        ordered: The values by size.
+    """
+
+    def __init__(self, size: int, values: Iterable[float] = ()) -> None:
+        self._size = size
+        self._values = deque(values, maxlen=size)
+        self.ordered = sorted(self._values)
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def __iter__(self) -> Iterator[float]:
+        return iter(self._values)
+
+    def add(self, value: float) -> None:
+        """Takes in a value; the oldest one goes if there are many."""
+        if len(self._values) == self._size:
+            del self.ordered[bisect_left(self.ordered, self._values[0])]
+        self._values.append(value)
+        insort(self.ordered, value)
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,3 +243,23 @@ def median_of(ordered: list[float]) -> float:
     """Returns the median of values that are in order."""
     half = len(ordered) // 2
     return ordered[half] if len(ordered) % 2 else (ordered[half - 1] + ordered[half]) / 2
+
+
+def _median_distance(ordered: list[float], center: float) -> float:
+    """Returns the median distance of values, which are in order, from a point."""
+    half = len(ordered) // 2
+    upper = _distance(ordered, center, half)
+    return upper if len(ordered) % 2 else (_distance(ordered, center, half - 1) + upper) / 2
+
+
+def _distance(ordered: list[float], center: float, rank: int) -> float:
+    """Returns the distance of the value that is nearest to a point but for so many others."""
+    # The nearest ones stand side by side: where they begin is looked for.
+    low, high = 0, len(ordered) - rank - 1
+    while low < high:
+        middle = (low + high) // 2
+        if center - ordered[middle] > ordered[middle + rank + 1] - center:
+            low = middle + 1
+        else:
+            high = middle
+    return max(center - ordered[low], ordered[low + rank] - center)

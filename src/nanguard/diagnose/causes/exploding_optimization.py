@@ -27,6 +27,11 @@ _RISING, _FAR_ABOVE, _RUNS_AWAY = 4, 1e4, 0.85
 # Of this many losses this many are so far below zero: there is no bound to them. Near the end
 # everything jumps about.
 _FALLING, _MOST_FALLING, _DEEP = 10, 7, 1e6
+# A loss is calm if its last values are within this many times the smallest one.
+_CALM, _CALM_TIMES = 16, 20.0
+# A parameter is multiplied if, after its first steps, it has grown to this many times what it was
+# (a logarithm), over this many steps, at rates between this many points that are about the same.
+_SETTLED, _GROWN, _LONG, _POINTS, _STEADY = 16, math.log(1e4), 100, 5, 2.0
 SLOWER = "a learning rate ten times lower"
 # The extremes of the wide types: no number grows to just these.
 _EXTREMES = (LARGEST["bfloat16"], 3.4028234663852886e38)
@@ -83,6 +88,14 @@ class ExplodingOptimization(Cause):
 
     def concluded(self, case: Case, suspicion: Suspicion) -> str:
         """Returns what ran away, and what kept it from doing so."""
+        grown = multiplied(case)
+        if grown is not None:
+            name, percent, since = grown
+            return (
+                f"{name} has grown by {percent:.2g} % in every step since step {since}, while the "
+                "loss did not: something multiplies it, as a weight decay with the wrong sign "
+                f"does. {suspicion.summary}"
+            )
         if _falls_without_bound(case):
             last = name_of(case.facts.losses[-1])
             return (
@@ -131,6 +144,10 @@ class ExplodingOptimization(Cause):
             found = [slower, *found] if _is_high(case) else [*found, slower]
         if _falls_without_bound(case):
             found = silencing(found, "the loss has no minimum; look at the sign of its terms")
+        elif multiplied(case) is not None:
+            found = silencing(
+                found, "the weights grow by themselves; look at the sign of the decay"
+            )
         return found
 
 
@@ -169,6 +186,32 @@ def _falls_without_bound(case: Case) -> bool:
     """Returns whether the loss went down and down, far below zero."""
     last = case.facts.losses[-_FALLING:]
     return len(last) == _FALLING and sum(loss < -_DEEP for loss in last) >= _MOST_FALLING
+
+
+def multiplied(case: Case) -> tuple[str, float, int] | None:
+    """Returns the parameter that was multiplied in every step, while the loss did not follow.
+
+    Returns:
+        Its name, by how many percent it grew in a step, and since when; None if there is none.
+    """
+    losses = [abs(loss) for loss in case.facts.losses]
+    if len(losses) < _CALM or max(losses[-_CALM:]) > _CALM_TIMES * max(min(losses), 1e-12):
+        return None
+    steady = []
+    for name, curve in case.facts.curves.items():
+        late = [(step, math.log(abs(v))) for step, v in curve if step >= _SETTLED and v]
+        if len(late) < _POINTS or late[-1][1] - late[0][1] < _GROWN:
+            continue
+        far, kept = (late[-1][0] - late[0][0]) / (2 * _POINTS), late[:1]
+        for point in late:
+            if point[0] - kept[-1][0] >= far:
+                kept.append(point)
+        rates = [(b[1] - a[1]) / (b[0] - a[0]) for a, b in pairwise(kept)]
+        lasts = late[-1][0] - late[0][0] >= _LONG
+        if lasts and len(kept) >= _POINTS and max(rates) < _STEADY * min(rates):
+            rate = (late[-1][1] - late[0][1]) / (late[-1][0] - late[0][0])
+            steady.append((late[-1][1], name, 100 * math.expm1(rate), late[0][0]))
+    return max(steady)[1:] if steady else None
 
 
 def _is_mask(case: Case) -> bool:
