@@ -8,7 +8,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constr
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help setup dev-setup browser demo example test test-slow test-all test-exhaustive test-remote fuzz soak lint format bench bench-cpu bench-gpu docs
-.PHONY: docs-rules docs-cli clean
+.PHONY: docs-rules docs-cli docs-packages clean
 
 help:  ## List the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -105,6 +105,9 @@ docs-rules: dev-setup  ## Write docs/rules/ anew from the rules
 
 docs-cli: dev-setup  ## Write docs/cli.md anew from the commands
 	@$(BIN)/python -m nanguard.cli.help_pages > docs/cli.md
+
+docs-packages: dev-setup  ## Draw the packages anew in docs/architecture.md
+	@$(BIN)/python docs/package_drawing.py
 
 clean:  ## Remove everything that make has made
 	rm -rf $(VENV) site build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

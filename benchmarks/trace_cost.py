@@ -28,7 +28,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from benchmarks.guard_overhead import Decoder
-from nanguard.replay.tracer import values
+from nanguard.replay.tracer import tensor_values as values
 from nanguard.replay.tracer.trace import Trace
 
 

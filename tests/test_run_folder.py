@@ -177,7 +177,7 @@ def test_incidents_are_the_users_alone(tmp_path: Path):
     before = os.umask(0)
     try:
         folder = incident.new_folder(tmp_path / "incidents", 7, 0)
-        incident.write(folder, {"schema": incident.SCHEMA, "step": 7})
+        incident.write(folder, incident.Incident({"step": 7}))
     finally:
         os.umask(before)
     assert [mode(path) for path in (tmp_path / "incidents", folder)] == [0o700, 0o700]

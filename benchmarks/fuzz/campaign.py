@@ -133,8 +133,8 @@ def _shown(kind: str, path: Path) -> Verdict:
     from nanguard.check.scan import Scan
     from nanguard.errors import NanguardError
     from nanguard.view.report.html import page
+    from nanguard.view.report.incident_page import incident_page
     from nanguard.view.report.judged import judge
-    from nanguard.view.report.page import incident_page
     from nanguard.view.runs import find_runs, open_run
 
     try:

@@ -139,7 +139,7 @@ def receiver_of(target: str, *, quiet: bool = False) -> Receiver:
             raise _wrong(f"there is no form {form!r}", f"The forms are {', '.join(_FORMS)}.")
         address = text.removeprefix(f"{form}+")
         return Webhook(form or _form_of(address), address)
-    return Command(text, quiet=quiet)
+    return CommandReceiver(text, quiet=quiet)
 
 
 class Webhook:
@@ -237,7 +237,7 @@ class Mail:
         return f"sendmail ended with {done.returncode}" if done.returncode else ""
 
 
-class Command:
+class CommandReceiver:
     """A command of the user's, which finds the alert in its environment.
 
     The shell that runs it sees ``NANGUARD_ALARM`` (the kind), ``NANGUARD_MESSAGE``,

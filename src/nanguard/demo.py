@@ -27,8 +27,8 @@ from nanguard.guard import Guard
 from nanguard.run.command import run_command
 from nanguard.testing.faults import inject
 from nanguard.view.report.html import page
+from nanguard.view.report.incident_page import incident_page
 from nanguard.view.report.judged import judge
-from nanguard.view.report.page import incident_page
 from nanguard.view.runs import find_runs, open_run
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ LENGTH, BATCH, WIDTH = 48, 12, 48
 Batch = tuple[Tensor, Tensor, Tensor]
 
 
-class Writer(nn.Module):
+class DemoWriter(nn.Module):
     """A small transformer that continues text, letter by letter."""
 
     def __init__(self, letters: int) -> None:
@@ -118,23 +118,23 @@ class Story:
                 weight *= 1e4
             yield piece[:, :-1], piece[:, 1:], weight
 
-    def start(self) -> tuple[Writer, torch.optim.Optimizer, Any]:
+    def start(self) -> tuple[DemoWriter, torch.optim.Optimizer, Any]:
         """Returns model, optimizer and schedule, the same every time."""
         torch.manual_seed(0)
-        model = Writer(self._letters)
+        model = DemoWriter(self._letters)
         optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3, fused=True)
         schedule = torch.optim.lr_scheduler.OneCycleLR(
             optimizer, 3e-3, total_steps=len(self._pieces) + 1
         )
         return model, optimizer, schedule
 
-    def loss(self, model: Writer, batch: Batch) -> Tensor:
+    def loss(self, model: DemoWriter, batch: Batch) -> Tensor:
         """Returns the weighted loss of a batch."""
         text, target, weight = batch
         letters = F.cross_entropy(model(text).transpose(1, 2), target, reduction="none")
         return (letters.mean(1) * weight).sum() / BATCH
 
-    def bare(self, data: Iterable[Batch], after: Callable[[float], None]) -> Writer:
+    def bare(self, data: Iterable[Batch], after: Callable[[float], None]) -> DemoWriter:
         """Trains without a guard."""
         model, optimizer, schedule = self.start()
         for batch in data:
@@ -149,7 +149,7 @@ class Story:
 
     def guarded(
         self, run_dir: Path, on_event: Callable[[Event], None], after: Callable[[float], None]
-    ) -> tuple[Writer, Summary]:
+    ) -> tuple[DemoWriter, Summary]:
         """Trains under the guard, through the faults."""
         model, optimizer, schedule = self.start()
         with (
@@ -308,7 +308,7 @@ def _silent_log() -> Iterator[None]:
         log.setLevel(level)
 
 
-def _table(guarded: Writer, broken: Writer, clean: Writer) -> Table:
+def _table(guarded: DemoWriter, broken: DemoWriter, clean: DemoWriter) -> Table:
     table = Table("run", "non-finite weights", "fingerprint of all weights")
     for name, model in (
         ("guarded", guarded),
@@ -321,7 +321,7 @@ def _table(guarded: Writer, broken: Writer, clean: Writer) -> Table:
     return table
 
 
-def _verdict(model: Writer, *, identical: bool) -> str:
+def _verdict(model: DemoWriter, *, identical: bool) -> str:
     if not identical:
         return "[bold red]different[/]: the guarded run is not the run that never saw the faults"
     tensors = model.state_dict().values()

@@ -17,7 +17,7 @@ from nanguard.check.data.columns import (
     Column,
     ColumnNumbers,
     ColumnRoles,
-    Labels,
+    LabelColumn,
     RowPlace,
     RowPlaces,
     Tokens,
@@ -194,7 +194,7 @@ class _Scanner:
         roles = self.roles or ColumnRoles()
         if roles.label is not None and name == roles.label.name:
             if self.ledger.labels is None:
-                self.ledger.labels = Labels(name, many=rows.ndim > 1 and rows.shape[1] > 1)
+                self.ledger.labels = LabelColumn(name, many=rows.ndim > 1 and rows.shape[1] > 1)
             groups = leaves.get(roles.group) if roles.group else None
             self._labels(rows, groups, first)
         elif name in [column.name for column in roles.tokens]:

@@ -17,7 +17,7 @@ from nanguard.advice.checklist_points import Answer, all_points
 from nanguard.check.engine import Check, Plan
 from nanguard.check.rule import all_rules
 from nanguard.check.selection import Selection
-from nanguard.view.report.checklist import as_text
+from nanguard.view.report.checklist_text import as_text
 
 LOOP = """
     import torch

@@ -27,7 +27,7 @@ def write(run_folder: Path, step: int, age: int) -> Path:
         "symptom": {"kind": "loss", "value": "nan"},
         "cause": {"code": "division-by-zero", "confidence": 0.95},
     }
-    incidents.write(folder, incident)
+    incidents.write(folder, incidents.Incident.from_json(incident))
     for path in (folder / incidents.NAME, folder, run_folder):
         stamp = path.stat().st_mtime - age
         os.utime(path, (stamp, stamp))

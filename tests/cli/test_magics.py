@@ -13,6 +13,7 @@ import pytest
 
 from nanguard.cli.magics import FindingsTable, IncidentCard, table
 from nanguard.findings import Finding, Fix, Severity
+from nanguard.incident import Incident
 
 ROOT = Path(__file__).parents[2]
 MODEL = """import torch
@@ -136,12 +137,14 @@ def test_findings_are_a_table_in_which_nothing_of_a_file_is_html():
 def test_an_incident_of_a_stranger_is_shown_as_text():
     hostile = "<script>alert(1)</script>"
     card = IncidentCard(
-        {
-            "step": 3,
-            "sentence": hostile,
-            "origin": {"line": 2, "excerpt": {"first": 1, "lines": ["", hostile]}},
-            "fixes": [{"summary": hostile, "verified": True, "diff": f"+{hostile}"}],
-        },
+        Incident(
+            {
+                "step": 3,
+                "sentence": hostile,
+                "origin": {"line": 2, "excerpt": {"first": 1, "lines": ["", hostile]}},
+                "fixes": [{"summary": hostile, "verified": True, "diff": f"+{hostile}"}],
+            }
+        ),
         Path("a b"),
     )
     assert "<script>" not in card._repr_html_()

@@ -11,7 +11,7 @@ from nanguard.diagnose.rewrites import (
     logs_without_probabilities,
     shifted_exp,
 )
-from nanguard.replay.task import Outcome
+from nanguard.replay.task import ReplayOutcome
 from nanguard.replay.tracer.origin import Origin
 from nanguard.replay.tracer.sites import Site
 from tests.diagnose.running import found_in
@@ -56,7 +56,7 @@ def changed(repairs, folder, body, line):
         index=0, step=0, op="aten.op", kernel="aten.op", phase="forward", module="loss",
         site=site, detail=None,
     )  # fmt: skip
-    found = repairs(Case(Outcome(), origin, lab=None))
+    found = repairs(Case(ReplayOutcome(), origin, lab=None))
     if not found:
         return None
     (repair,) = found

@@ -15,7 +15,7 @@ from nanguard.diagnose.limits import Budget, limits_for
 from nanguard.diagnose.repairs import bounded_divisor, clipped_gradients, inside_a_library
 from nanguard.diagnose.sentence import item_in_words, sentence, users_site
 from nanguard.diagnose.session import drift_behind
-from nanguard.replay.task import Facts, Outcome, Task
+from nanguard.replay.task import Facts, ReplayOutcome, Task
 from nanguard.replay.tracer import sites
 from nanguard.replay.tracer.origin import origin_of, producers
 from nanguard.replay.tracer.sites import Site
@@ -40,7 +40,7 @@ def case_of(tmp_path, code: str, **facts) -> Case:
     finally:
         trace.stop()
     lab = Lab(None, Task(0), Budget(limits_for(1.0, None)))  # type: ignore[arg-type] - unused
-    return Case(Outcome(facts=Facts(**facts)), origin, lab)
+    return Case(ReplayOutcome(facts=Facts(**facts)), origin, lab)
 
 
 @pytest.mark.filterwarnings("ignore:std")

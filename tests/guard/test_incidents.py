@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from nanguard import Guard, NonFiniteError, Settings, incident
 from nanguard.cli.incident_names import incidents_named
 from nanguard.errors import UsageError
-from nanguard.replay.tracer import values
+from nanguard.replay.tracer import tensor_values as values
 from nanguard.view.runs.run_finder import find_runs
 from tests.training import NAN, differences, seed_all
 

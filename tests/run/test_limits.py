@@ -16,8 +16,9 @@ import pytest
 
 from nanguard.diagnose import limits, session
 from nanguard.diagnose.lab import Lab
-from nanguard.diagnose.limits import Budget, Limits, limits_for, load_factor
+from nanguard.diagnose.limits import Budget, TimeLimits, limits_for, load_factor
 from nanguard.errors import IncidentError
+from nanguard.incident import Incident
 from nanguard.replay.task import Task
 from nanguard.run import again
 from nanguard.run.waiting import SignOfLife
@@ -58,13 +59,13 @@ def test_load_of_this_machine_is_within_bounds(monkeypatch):
 @pytest.mark.parametrize(
     ("to_step", "total", "expected"),
     [
-        (0.0, None, Limits(30.0, 180.0)),
-        (7.0, None, Limits(30.0, 180.0)),
-        (100.0, None, Limits(400.0, 2400.0)),
-        (0.0, 60.0, Limits(30.0, 60.0, fixed=True)),
-        (0.0, 12.0, Limits(12.0, 12.0, fixed=True)),
-        (0.0, 3600.0, Limits(1200.0, 3600.0, fixed=True)),
-        (100.0, 60.0, Limits(60.0, 60.0, fixed=True)),
+        (0.0, None, TimeLimits(30.0, 180.0)),
+        (7.0, None, TimeLimits(30.0, 180.0)),
+        (100.0, None, TimeLimits(400.0, 2400.0)),
+        (0.0, 60.0, TimeLimits(30.0, 60.0, fixed=True)),
+        (0.0, 12.0, TimeLimits(12.0, 12.0, fixed=True)),
+        (0.0, 3600.0, TimeLimits(1200.0, 3600.0, fixed=True)),
+        (100.0, 60.0, TimeLimits(60.0, 60.0, fixed=True)),
     ],
 )
 def test_limits_follow_the_run_or_the_user(to_step, total, expected):
@@ -91,7 +92,7 @@ def test_whether_an_explanation_can_be_made_in_its_time():
     ],
 )
 def test_seconds_up_to_the_step(run, method, seconds):
-    assert limits.seconds_to_step({"run": run}, method) == pytest.approx(seconds)
+    assert limits.seconds_to_step(Incident({"run": run}), method) == pytest.approx(seconds)
 
 
 @pytest.mark.parametrize(
@@ -104,7 +105,7 @@ def test_what_the_user_has_chosen(monkeypatch, text, total):
 
 def test_a_busy_machine_stretches_the_budget():
     clock, load = Hands(), 3.0
-    budget = Budget(Limits(30.0, 50.0), load=lambda: load, clock=clock)
+    budget = Budget(TimeLimits(30.0, 50.0), load=lambda: load, clock=clock)
     with budget.replay() as seconds:
         assert seconds == 90.0
         clock.now += 90
@@ -137,7 +138,7 @@ def test_a_lab_tries_nothing_when_its_time_is_used_up():
             given.append(seconds)
             clock.now += seconds
 
-    lab = Lab(Slow(), Task(3), Budget(Limits(30.0, 40.0), load=lambda: 1.0, clock=clock))
+    lab = Lab(Slow(), Task(3), Budget(TimeLimits(30.0, 40.0), load=lambda: 1.0, clock=clock))
     assert lab.trace() is None
     assert lab.try_out("something").result == "no answer within the time"
     assert lab.out_of_time
@@ -265,7 +266,7 @@ def incident(folder, command, **run):
     found = {"schema": "nanguard.incident/1", "step": 5, "rank": 0, "run": told}
     found["replay"] = {"verdict": "not-replayed", "method": None}
     (folder / "incident.json").write_text(json.dumps(found))
-    return found
+    return Incident(found)
 
 
 def test_a_second_run_that_cannot_finish_is_not_started(tmp_path):

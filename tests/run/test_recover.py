@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from nanguard.run.command import run_command
-from nanguard.run.recovering.ending import Outcome, read_ending
+from nanguard.run.recovering.ending import RunEnding, read_ending
 
 SCRIPTS = Path(__file__).parent / "scripts"
 SCRIPT = SCRIPTS / "resumable.py"
@@ -199,8 +199,8 @@ def test_without_a_checkpoint_it_begins_anew(tmp_path):
 @pytest.mark.parametrize(
     ("script", "outcome", "bad", "tried", "rate"),
     [
-        ("two_optimizers.py", Outcome.STOPPED, (3, 6), 7, 0.1),
-        ("guarded_resumed.py", Outcome.NON_FINITE, (5, 9), 10, 0.1),
+        ("two_optimizers.py", RunEnding.STOPPED, (3, 6), 7, 0.1),
+        ("guarded_resumed.py", RunEnding.NON_FINITE, (5, 9), 10, 0.1),
     ],
 )
 def test_steps_are_counted_in_one_way(tmp_path, script, outcome, bad, tried, rate):

@@ -14,15 +14,22 @@ import torch
 
 from nanguard.errors import UsageError
 from nanguard.run.children import adopt_orphans, descendants, end_descendants, wait_for
-from nanguard.run.pulse import Pulse, Steps, read_steps
+from nanguard.run.heartbeat import Heartbeat, Steps, read_steps
 from nanguard.run.recovering import lineage
-from nanguard.run.recovering.audit import Audited, Auditor, Judged, Verdict
-from nanguard.run.recovering.ending import Ending, Outcome, read_ending
+from nanguard.run.recovering.audit import Audited, Auditor, CheckpointVerdict, Judged
+from nanguard.run.recovering.ending import Ending, RunEnding, read_ending
 from nanguard.run.recovering.ladder import End, Ladder, Means, Restart
 from nanguard.run.recovering.places import Places
 from nanguard.run.recovering.positions import Positions
+from nanguard.run.recovering.restart_options import (
+    Changes,
+    ConfigFile,
+    Key,
+    RestartOptions,
+    Teller,
+    rate_key,
+)
 from nanguard.run.recovering.templates import Template
-from nanguard.run.recovering.wishes import Changes, ConfigFile, Key, Teller, Wishes, rate_key
 
 VALUES = Changes(2, "a b.pt", 10, 1e-4, 3, 8).values()
 
@@ -64,7 +71,7 @@ def test_checkpoint_with_a_space_is_one_word():
 
 
 @pytest.mark.parametrize(
-    ("wishes", "said"),
+    ("arguments", "said"),
     [
         ({"resume": "--resume latest"}, "the template has no {checkpoint} or {step}"),
         ({"resume": "--resume {checkpoint"}, "cannot be read"),
@@ -74,9 +81,9 @@ def test_checkpoint_with_a_space_is_one_word():
         ({"resume": "{checkpoint}", "lr": "--lr {lr}"}, "the learning rate of the command is not"),
     ],
 )
-def test_template_that_cannot_work(wishes, said):
+def test_template_that_cannot_work(arguments, said):
     with pytest.raises(UsageError, match=said.replace("{", "[{]").replace("}", "[}]")):
-        Teller.of(["python", "train.py"], Wishes(arguments=wishes))
+        Teller.of(["python", "train.py"], RestartOptions(arguments=arguments))
 
 
 def test_where_the_learning_rate_comes_from(tmp_path):
@@ -84,11 +91,11 @@ def test_where_the_learning_rate_comes_from(tmp_path):
     config.write_text("training:\n  lr: 3.0e-4\n  batch_size: 8\n")
     arguments = {"resume": "{checkpoint}", "lr": "--set training.lr={lr}"}
     command = ["python", "train.py", "--config", str(config)]
-    assert Teller.of(command, Wishes(arguments=arguments)).lr == 3e-4
-    assert Teller.of([*command, "training.lr=1"], Wishes(arguments=arguments)).lr == 3e-4
+    assert Teller.of(command, RestartOptions(arguments=arguments)).lr == 3e-4
+    assert Teller.of([*command, "training.lr=1"], RestartOptions(arguments=arguments)).lr == 3e-4
     given = [*command, "--set", "training.lr=0.01"]
-    assert Teller.of(given, Wishes(arguments=arguments)).lr == 0.01
-    assert Teller.of(given, Wishes(arguments=arguments, lr=0.5)).lr == 0.5
+    assert Teller.of(given, RestartOptions(arguments=arguments)).lr == 0.01
+    assert Teller.of(given, RestartOptions(arguments=arguments, lr=0.5)).lr == 0.5
 
 
 # Configurations.
@@ -149,7 +156,7 @@ def test_configuration_that_cannot_be_rewritten(tmp_path, monkeypatch, keys, com
     monkeypatch.chdir(tmp_path)
     Path("c.yaml").write_text("a:\n  from: null\n")
     with pytest.raises(UsageError, match=said):
-        Teller.of(command, Wishes(config="c.yaml", keys=keys))
+        Teller.of(command, RestartOptions(config="c.yaml", keys=keys))
 
 
 def test_key_of_the_learning_rate_is_found(tmp_path):
@@ -177,9 +184,11 @@ def test_audit_goes_back_to_the_last_good_one(tmp_path, monkeypatch):
     auditor = Auditor(Places.of("ckpt", ["t.py"], 0.0))
     found = auditor.look(2)
     assert [one.step for one in found.good[:2]] == [110, 100]
-    assert found.all[-1].verdict is Verdict.DAMAGED
+    assert found.all[-1].verdict is CheckpointVerdict.DAMAGED
     assert len(found.all) == 30
-    assert sum(one.verdict is Verdict.UNREAD for one in found.all) > 10  # halving, not reading all
+    assert (
+        sum(one.verdict is CheckpointVerdict.UNREAD for one in found.all) > 10
+    )  # halving, not reading all
     without = auditor.look(1, {found.good[0].key})
     assert without.good[0].step == 100
     save(tmp_path / "ckpt/step_110.pt", 2.0)  # written again: another one of the same name
@@ -221,45 +230,45 @@ RAISED = {"type": "KeyError", "message": "'x'", "file": "/a/t.py", "line": 3, "c
 @pytest.mark.parametrize(
     ("code", "steps", "notes", "outcome"),
     [
-        (0, 5, {}, Outcome.DONE),
-        (143, 5, {}, Outcome.INTERRUPTED),
-        (130, 0, {}, Outcome.INTERRUPTED),
-        (1, 5, {"interrupted": ""}, Outcome.INTERRUPTED),
-        (3, 0, {"stopped_1": "6 bad steps"}, Outcome.STOPPED),
-        (137, 5, {}, Outcome.KILLED),
-        (139, 5, {"ended_7": {"finite": True}}, Outcome.KILLED),
-        (1, 5, {}, Outcome.KILLED),  # under a launcher: the process itself left no word
-        (1, 5, {"ended_7": {"finite": True}}, Outcome.FAILED),
-        (1, 5, {"ended_7": {"finite": False}}, Outcome.NON_FINITE),
-        (1, 5, {"raised_7": RAISED}, Outcome.FAILED),
-        (1, 5, {"raised_7": {**RAISED, "message": "Loss is NaN, stopping"}}, Outcome.NON_FINITE),
-        (1, 5, {"raised_7": {**RAISED, "code": "assert isfinite(loss)"}}, Outcome.NON_FINITE),
-        (1, 5, {"raised_7": {**RAISED, "type": "FloatingPointError"}}, Outcome.NON_FINITE),
-        (1, 5, {"raised_7": {**RAISED, "message": "no information"}}, Outcome.FAILED),
-        (1, 5, {"raised_7": {**RAISED, "message": "Connection closed by peer"}}, Outcome.KILLED),
-        (1, 0, {"raised_7": RAISED}, Outcome.NOT_BEGUN),
-        (2, 0, {}, Outcome.NOT_BEGUN),
+        (0, 5, {}, RunEnding.DONE),
+        (143, 5, {}, RunEnding.INTERRUPTED),
+        (130, 0, {}, RunEnding.INTERRUPTED),
+        (1, 5, {"interrupted": ""}, RunEnding.INTERRUPTED),
+        (3, 0, {"stopped_1": "6 bad steps"}, RunEnding.STOPPED),
+        (137, 5, {}, RunEnding.KILLED),
+        (139, 5, {"ended_7": {"finite": True}}, RunEnding.KILLED),
+        (1, 5, {}, RunEnding.KILLED),  # under a launcher: the process itself left no word
+        (1, 5, {"ended_7": {"finite": True}}, RunEnding.FAILED),
+        (1, 5, {"ended_7": {"finite": False}}, RunEnding.NON_FINITE),
+        (1, 5, {"raised_7": RAISED}, RunEnding.FAILED),
+        (1, 5, {"raised_7": {**RAISED, "message": "Loss is NaN, stopping"}}, RunEnding.NON_FINITE),
+        (1, 5, {"raised_7": {**RAISED, "code": "assert isfinite(loss)"}}, RunEnding.NON_FINITE),
+        (1, 5, {"raised_7": {**RAISED, "type": "FloatingPointError"}}, RunEnding.NON_FINITE),
+        (1, 5, {"raised_7": {**RAISED, "message": "no information"}}, RunEnding.FAILED),
+        (1, 5, {"raised_7": {**RAISED, "message": "Connection closed by peer"}}, RunEnding.KILLED),
+        (1, 0, {"raised_7": RAISED}, RunEnding.NOT_BEGUN),
+        (2, 0, {}, RunEnding.NOT_BEGUN),
     ],
 )
 def test_ending_is_told_by_what_was_left(tmp_path, monkeypatch, code, steps, notes, outcome):
     control = control_of(tmp_path, **notes)
     monkeypatch.setattr(os, "getpid", lambda: 7)
-    pulse = Pulse(control)
+    heartbeat = Heartbeat(control)
     for step in range(steps):
-        pulse.beat(step + 1)
+        heartbeat.beat(step + 1)
     ending = read_ending(control, code, ())
     assert ending.outcome is outcome
-    assert ending.tried == steps + (outcome in (Outcome.STOPPED, Outcome.NON_FINITE))
+    assert ending.tried == steps + (outcome in (RunEnding.STOPPED, RunEnding.NON_FINITE))
 
 
 def test_bad_steps_are_those_that_were_noted(tmp_path, monkeypatch):
     """Incidents count otherwise: over all optimizers, or as a guard in the script does."""
     control = control_of(tmp_path, stopped_7="6 bad steps", bad_8="3\n4\nhalf a li")
     monkeypatch.setattr(os, "getpid", lambda: 7)
-    pulse = Pulse(control)
+    heartbeat = Heartbeat(control)
     for step in range(6):
-        pulse.bad(step) if step in (2, 4, 5) else None
-        pulse.beat(step + 1)
+        heartbeat.bad(step) if step in (2, 4, 5) else None
+        heartbeat.beat(step + 1)
     ending = read_ending(control, 3, ())
     # The last round was counted before its second optimizer met a bad step.
     assert (ending.bad, ending.tried, ending.bad_since) == ((2, 3, 4, 5), 6, 2)
@@ -268,9 +277,9 @@ def test_bad_steps_are_those_that_were_noted(tmp_path, monkeypatch):
 
 
 def test_steps_are_told_apart_by_when_a_file_was_written(tmp_path):
-    pulse = Pulse(tmp_path)
+    heartbeat = Heartbeat(tmp_path)
     for step in (1, 2, 2, 4):
-        pulse.beat(step)
+        heartbeat.beat(step)
     (path,) = tmp_path.iterdir()
     steps = read_steps(path)
     assert (steps.pid, steps.count, len(steps.times)) == (os.getpid(), 4, 4)
@@ -284,7 +293,7 @@ def test_steps_are_told_apart_by_when_a_file_was_written(tmp_path):
 
 def test_full_disk_is_met_before_steps_are_counted(tmp_path):
     """A page of a file that has no place on the disk yet would end the process."""
-    Pulse(tmp_path).beat(1)
+    Heartbeat(tmp_path).beat(1)
     (path,) = tmp_path.iterdir()
     told = path.stat()
     assert told.st_blocks * 512 >= told.st_size > 1 << 20
@@ -293,12 +302,14 @@ def test_full_disk_is_met_before_steps_are_counted(tmp_path):
 # Decisions.
 
 
-def judged(step, verdict=Verdict.GOOD):
+def judged(step, verdict=CheckpointVerdict.GOOD):
     return Judged(f"c/{step}.pt", step, ((f"c/{step}.pt", 1, step),), verdict)
 
 
 def found(*steps, bad=()):
-    every = [judged(step) for step in steps] + [judged(step, Verdict.POISONED) for step in bad]
+    every = [judged(step) for step in steps] + [
+        judged(step, CheckpointVerdict.POISONED) for step in bad
+    ]
     return Audited(tuple(every), "c")
 
 
@@ -316,7 +327,7 @@ def test_numbers_cut_then_cut_more_then_go_back():
     ladder = Ladder(9, 0.5, Means(lr=True))
     told = []
     for _ in range(5):
-        decision = ladder.after(ended(Outcome.STOPPED), without_aside(ladder, found(1, 2, 3, 4)))
+        decision = ladder.after(ended(RunEnding.STOPPED), without_aside(ladder, found(1, 2, 3, 4)))
         told.append((decision.checkpoint.step, decision.factor, decision.level))
     assert [step for step, _, _ in told] == [4, 4, 3, 2, 1]
     assert [factor for _, factor, _ in told[:3]] == [2**-1, 2**-3, 2**-6]
@@ -325,33 +336,33 @@ def test_numbers_cut_then_cut_more_then_go_back():
 
 def test_progress_begins_the_ladder_anew():
     ladder = Ladder(9, 0.5, Means(lr=True))
-    ladder.after(ended(Outcome.STOPPED), found(1))
-    ladder.after(ended(Outcome.STOPPED), found(1))
-    decision = ladder.after(ended(Outcome.STOPPED), found(1, 2))
+    ladder.after(ended(RunEnding.STOPPED), found(1))
+    ladder.after(ended(RunEnding.STOPPED), found(1))
+    decision = ladder.after(ended(RunEnding.STOPPED), found(1, 2))
     assert (decision.checkpoint.step, decision.level, decision.factor) == (2, 0, 2**-4)
 
 
 def test_kill_changes_nothing_however_often():
     ladder = Ladder(4, 0.5, Means(lr=True, skip=True))
     for _ in range(4):
-        decision = ladder.after(ended(Outcome.KILLED), found(1, 2))
+        decision = ladder.after(ended(RunEnding.KILLED), found(1, 2))
         assert decision == Restart(judged(2), changed=False, level=0, factor=1.0, seed=0)
-    assert ladder.after(ended(Outcome.KILLED), found(1, 2)) == End(
+    assert ladder.after(ended(RunEnding.KILLED), found(1, 2)) == End(
         "4 restarts spent, and no more are allowed"
     )
 
 
 def test_failure_is_given_one_chance_and_then_taken_for_numbers():
     ladder = Ladder(9, 0.5, Means(lr=True))
-    factors = [ladder.after(ended(Outcome.FAILED), found(1, 2)).factor for _ in range(3)]
+    factors = [ladder.after(ended(RunEnding.FAILED), found(1, 2)).factor for _ in range(3)]
     assert factors == [1.0, 0.5, 0.125]
 
 
 def test_same_exception_twice_is_a_fault_of_the_code():
     ladder = Ladder(9, 0.5, Means(lr=True))
-    assert isinstance(ladder.after(ended(Outcome.FAILED, "KeyError t.py:3"), found(1)), Restart)
-    assert isinstance(ladder.after(ended(Outcome.FAILED, "KeyError t.py:9"), found(1)), Restart)
-    decision = ladder.after(ended(Outcome.FAILED, "KeyError t.py:9"), found(1))
+    assert isinstance(ladder.after(ended(RunEnding.FAILED, "KeyError t.py:3"), found(1)), Restart)
+    assert isinstance(ladder.after(ended(RunEnding.FAILED, "KeyError t.py:9"), found(1)), Restart)
+    decision = ladder.after(ended(RunEnding.FAILED, "KeyError t.py:9"), found(1))
     assert "for the second time: a restart does not help" in decision.why
 
 
@@ -359,7 +370,7 @@ def test_where_nothing_can_be_changed_older_ones_are_tried_and_then_no_more():
     ladder = Ladder(9, 0.5, Means())
     steps = []
     while isinstance(
-        decision := ladder.after(ended(Outcome.STOPPED), without_aside(ladder, found(1, 2))),
+        decision := ladder.after(ended(RunEnding.STOPPED), without_aside(ladder, found(1, 2))),
         Restart,
     ):
         steps.append(decision.checkpoint.step)
@@ -371,8 +382,8 @@ def test_checkpoint_that_leads_to_bad_steps_only_is_left_behind():
     """Finite weights can be as broken: half of the older ones are left out, then most of them."""
     ladder = Ladder(9, 0.5, Means(lr=True))
     every = found(*range(1, 12))
-    hopeless = Ending(Outcome.STOPPED, 3, "", Steps(1, 9, ()), 10, bad=tuple(range(10)))
-    told = [ladder.after(ended(Outcome.STOPPED), every)]
+    hopeless = Ending(RunEnding.STOPPED, 3, "", Steps(1, 9, ()), 10, bad=tuple(range(10)))
+    told = [ladder.after(ended(RunEnding.STOPPED), every)]
     for _ in range(2):
         ladder.aside |= ladder.leave_behind(without_aside(ladder, every))
         told += [ladder.after(hopeless, without_aside(ladder, every))]
@@ -395,7 +406,7 @@ def test_checkpoint_that_leads_to_bad_steps_only_is_left_behind():
     ],
 )
 def test_trouble_begins_with_the_first_of_the_last_bad_steps(bad, tried, since, hopeless):
-    ending = Ending(Outcome.STOPPED, 3, "", None, tried, bad=bad)
+    ending = Ending(RunEnding.STOPPED, 3, "", None, tried, bad=bad)
     assert (ending.bad_since, ending.hopeless) == (since, hopeless)
 
 
@@ -411,19 +422,19 @@ def test_trouble_begins_with_the_first_of_the_last_bad_steps(bad, tried, since, 
 )
 def test_command_that_did_not_begin(audited, own_bad, restarted):
     ladder = Ladder(3, 0.5, Means(lr=True), own_bad=own_bad)
-    decision = ladder.after(ended(Outcome.NOT_BEGUN, steps=None), audited)
+    decision = ladder.after(ended(RunEnding.NOT_BEGUN, steps=None), audited)
     assert isinstance(decision, Restart) is restarted
 
 
 def test_bad_checkpoint_of_the_commands_own_is_not_gone_back_to():
     ladder = Ladder(3, 0.5, Means(lr=True), own_bad=True)
-    decision = ladder.after(ended(Outcome.STOPPED, steps=None), found(bad=[2]))
+    decision = ladder.after(ended(RunEnding.STOPPED, steps=None), found(bad=[2]))
     assert "there is no good checkpoint (1 checkpoint: 1 with bad numbers)" in decision.why
 
 
 def test_data_is_passed_over_from_the_checkpoint_to_behind_the_bad_step():
     positions = Positions(first=0.0, began=0.0)
-    first = Ending(Outcome.STOPPED, 3, "", Steps(1, 25, tuple(map(float, range(1, 26)))), 26)
+    first = Ending(RunEnding.STOPPED, 3, "", Steps(1, 25, tuple(map(float, range(1, 26)))), 26)
     checkpoint = Judged("c/20.pt", 20, (("c/20.pt", 1, 20_500_000_000),))
     positions.attempt_ended(first, [checkpoint])
     assert positions.of(checkpoint) == 20
@@ -431,12 +442,12 @@ def test_data_is_passed_over_from_the_checkpoint_to_behind_the_bad_step():
     late = Judged("c/25.pt", 25, (("c/25.pt", 1, 25_500_000_000),))
     positions.attempt_ended(first, [late])
     assert positions.after_trouble(first, [checkpoint, late]) == []
-    trouble = Ending(Outcome.STOPPED, 3, "", first.steps, 26, bad=(22, 23, 24, 25))
+    trouble = Ending(RunEnding.STOPPED, 3, "", first.steps, 26, bad=(22, 23, 24, 25))
     assert positions.after_trouble(trouble, [checkpoint, late]) == [late]
     positions.pass_over(first, 20, 0)
     assert positions.skip_from(20) == 6
     positions.begin(checkpoint, 20, 6)
-    second = Ending(Outcome.STOPPED, 3, "", None, 1)  # the very next batch is bad, too
+    second = Ending(RunEnding.STOPPED, 3, "", None, 1)  # the very next batch is bad, too
     assert positions.end_of(second) == 27
     positions.pass_over(second, 20, 1)
     assert positions.skip_from(20) == 14  # as much again beyond it
@@ -448,7 +459,7 @@ def test_data_is_passed_over_from_the_checkpoint_to_behind_the_bad_step():
 def test_count_of_a_checkpoint_is_believed_where_it_fits(step, position):
     """An epoch is no step, and by the clock the last steps before a file may be missing."""
     positions = Positions(first=0.0, began=0.0)
-    ending = Ending(Outcome.KILLED, 137, "", Steps(1, 25, tuple(map(float, range(1, 26)))), 25)
+    ending = Ending(RunEnding.KILLED, 137, "", Steps(1, 25, tuple(map(float, range(1, 26)))), 25)
     checkpoint = Judged("c/x.pt", step, (("c/x.pt", 1, 20_500_000_000),))
     positions.attempt_ended(ending, [checkpoint])
     assert positions.of(checkpoint) == position

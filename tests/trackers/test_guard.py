@@ -14,7 +14,7 @@ import pytest
 from nanguard import Guard, NonFiniteError, Settings
 from nanguard.errors import MissingDependencyError, UsageError
 from nanguard.trackers.to_tensorboard import TensorBoard
-from nanguard.trackers.tracker import Place, Step
+from nanguard.trackers.tracker import Step, TrackedPlace
 from tests.trackers import reading
 from tests.training import INF, Run, batches, poisoned
 
@@ -64,7 +64,7 @@ def test_tensorboard_shows_each_process_as_a_run_of_its_own(tmp_path: Path) -> N
     """Attempts of one recovery count their steps from 0, each of them."""
     pytest.importorskip("tensorboard")
     for name, value in (("first", 1.0), ("second", 2.0)):
-        tracker = TensorBoard(Place(tmp_path, name))
+        tracker = TensorBoard(TrackedPlace(tmp_path, name))
         tracker.start()
         tracker.step(Step(0, {"nanguard/loss": value}, {}))
         tracker.finish()
@@ -147,7 +147,7 @@ def test_mlflow_run_of_the_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 def test_a_store_that_takes_no_nan_loses_nothing(tmp_path: Path) -> None:
     mlflow = pytest.importorskip("mlflow")
     from nanguard.trackers.to_mlflow import MLflow
-    from nanguard.trackers.tracker import Counting, Place
+    from nanguard.trackers.tracker import Counting, TrackedPlace
 
     class Strict(mlflow.MlflowClient):  # type: ignore[misc, name-defined]
         def log_batch(self, run_id: str, metrics: Any = (), **options: Any) -> Any:
@@ -155,7 +155,7 @@ def test_a_store_that_takes_no_nan_loses_nothing(tmp_path: Path) -> None:
                 raise mlflow.MlflowException("not a number")
             return super().log_batch(run_id, metrics=metrics, **options)
 
-    tracker = MLflow(Place(tmp_path, "strict"))
+    tracker = MLflow(TrackedPlace(tmp_path, "strict"))
     tracker.start()
     tracker._client.__class__ = Strict
     counting = Counting()

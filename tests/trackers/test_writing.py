@@ -11,7 +11,15 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import pytest
 
 from nanguard.trackers import writing
-from nanguard.trackers.tracker import Alarm, Counting, Event, Place, Step, Tracker, event_of
+from nanguard.trackers.tracker import (
+    Alarm,
+    Counting,
+    Step,
+    TrackedEvent,
+    TrackedPlace,
+    Tracker,
+    event_of,
+)
 from nanguard.trackers.writing import Trackers
 
 if TYPE_CHECKING:
@@ -34,7 +42,7 @@ class Kept(Tracker):
     modules: ClassVar[tuple[str, ...]] = ()
 
     def __init__(self, folder: Path) -> None:
-        super().__init__(Place(folder, "kept"))
+        super().__init__(TrackedPlace(folder, "kept"))
         self.told: list[Any] = []
         self.threads: dict[str, int] = {}
 
@@ -47,7 +55,7 @@ class Kept(Tracker):
     def step(self, step: Step) -> None:
         self.told.append(step.step)
 
-    def event(self, event: Event) -> None:
+    def event(self, event: TrackedEvent) -> None:
         self.told.append(event.title)
 
     def finish(self) -> None:

@@ -11,7 +11,7 @@ import warnings
 from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar
 
-from nanguard.check.kinds import HEAD, FileKind, kind_of
+from nanguard.check.kinds import KIND_BYTES, FileKind, kind_of
 from nanguard.check.outcome import (
     FileOutcome,
     NotChecked,
@@ -106,7 +106,7 @@ def check_bytes(
     project: Project | None = None,
 ) -> FileOutcome:
     """Returns what came of the bytes of a file; bounded in time."""
-    really = kind_of(path, data[:HEAD])
+    really = kind_of(path, data[:KIND_BYTES])
     if really in (FileKind.BINARY, FileKind.CHECKPOINT, FileKind.DATA):
         return FileOutcome.left_out(path, "it is a binary file, not Python code")
     try:

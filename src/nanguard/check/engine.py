@@ -13,7 +13,7 @@ from nanguard.check.code_check import TooSlowError, check_bytes, check_files, cp
 from nanguard.check.config.key_usage import Usage, is_launcher, project_of
 from nanguard.check.config_check import NO_TRAINING, Configs
 from nanguard.check.kinds import (
-    HEAD,
+    KIND_BYTES,
     SCAN_HEAD,
     SCANNED,
     FileKind,
@@ -214,7 +214,7 @@ class Check:
             if scanned is not None:
                 self.scans.take(scanned, path)
                 return
-            kind = kind_of(path, head[:HEAD])
+            kind = kind_of(path, head[:KIND_BYTES])
         if kind is FileKind.CONFIG:
             self._take_config(path, read_bytes(path, CONFIG_LIMIT), found.named)
         elif kind in (FileKind.PYTHON, FileKind.NOTEBOOK):
@@ -256,7 +256,7 @@ class Check:
             self._leave_out("data that configurations point to", failure(error))
 
     def _take_config(self, path: str, data: bytes, named: bool) -> None:  # noqa: FBT001
-        kind = kind_of(path, data[:HEAD])
+        kind = kind_of(path, data[:KIND_BYTES])
         if kind is FileKind.NOTEBOOK:
             self.code.append((path, kind))
         elif kind is not FileKind.CONFIG:
@@ -272,7 +272,7 @@ class Check:
     def _take_stdin(self) -> None:
         try:
             data = read_stdin(NOTEBOOK_LIMIT)
-            kind = kind_of(STDIN_NAME, data[:HEAD])
+            kind = kind_of(STDIN_NAME, data[:KIND_BYTES])
             scanned = scanned_as(STDIN_NAME, data[:SCAN_HEAD])
             if scanned is not None:
                 self.scans.take(scanned, self._elsewhere.put(STDIN_NAME, data))

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from nanguard.check.scan import Scan
 
-HEAD = 8192
+KIND_BYTES = 8192
 SCAN_HEAD = 64 << 10
 # What the list of the files of a checkpoint is called.
 INDEX = (".safetensors.index.json", ".bin.index.json")
@@ -98,7 +98,7 @@ def kind_of(name: str, head: bytes) -> FileKind:
 
     Args:
         name: The file's name.
-        head: Its first bytes; ``HEAD`` of them are enough.
+        head: Its first bytes; ``KIND_BYTES`` of them are enough.
     """
     guess = by_name(name)
     for magic, kind in _MAGIC:
@@ -125,10 +125,10 @@ def scanned_as(path: str, head: bytes) -> FileKind | None:
         head: Its first bytes; ``SCAN_HEAD`` of them.
     """
     # Asking costs an import, and nobody has to look at what can be told here.
-    if kind_of(path, head[:HEAD]) not in SCANNED:
+    if kind_of(path, head[:KIND_BYTES]) not in SCANNED:
         if not may_be_scanned(path) or _SHEBANG.match(head):
             return None
-        if kind_of(path, head[:HEAD]) is FileKind.NOTEBOOK or not head.strip():
+        if kind_of(path, head[:KIND_BYTES]) is FileKind.NOTEBOOK or not head.strip():
             return None
     for kind in _asked(path, head):
         if reader(SCANNED[kind]).recognises(Path(path), head):

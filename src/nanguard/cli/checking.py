@@ -102,13 +102,13 @@ def _refused(asked: CheckOptions, check: Check) -> int:
 
 
 def _watched(asked: CheckOptions) -> int:
+    from nanguard.cli.checkpoint_watching import CheckpointAudit, refuse_what_cannot_be_watched
     from nanguard.cli.progress import Progress
-    from nanguard.cli.watching import Watching, refuse_what_cannot_be_watched
 
     refuse_what_cannot_be_watched(asked)
     project = find_project(_start(asked.paths))
     plan = _plan(asked, project, Progress(quiet=True))
-    found = Watching(plan, asked.form, asked.quiet).run(asked.paths)
+    found = CheckpointAudit(plan, asked.form, asked.quiet).run(asked.paths)
     return exit_code(found, asked.fail_on or project.fail_on)
 
 

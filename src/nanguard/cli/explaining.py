@@ -24,9 +24,8 @@ from nanguard.cli.incident_names import (
     short,
 )
 from nanguard.errors import UsageError
-from nanguard.masking import hidden_tree
 from nanguard.view.report.fields import literal
-from nanguard.view.report.page import cause_page, incident_page
+from nanguard.view.report.incident_page import cause_page, incident_page
 from nanguard.view.report.words import in_a_line
 
 if TYPE_CHECKING:
@@ -70,9 +69,9 @@ def explain_what(what: str | None, *, as_json: bool) -> None:
     if len(found) > 1:
         _list(found, as_json=as_json)
         return
-    incident = hidden_tree(incidents.read(found[0]))
+    incident = incidents.read(found[0]).without_secrets()
     if as_json:
-        _print_json(incident)
+        _print_json(incident.to_json())
         return
     print_page(incident_page(incident, folder=str(short(found[0]))))
     if what is None:
@@ -95,7 +94,7 @@ def _print_others(folder: Path) -> None:
 
 def _list(folders: list[Path], *, as_json: bool) -> None:
     """Prints one line for each of several incidents."""
-    read = [(folder, hidden_tree(incidents.read(folder))) for folder in folders]
+    read = [(folder, incidents.read(folder).without_secrets()) for folder in folders]
     read.sort(key=lambda pair: (str(pair[0].parent), pair[1].get("step") or 0))
     if as_json:
         _print_json([{"folder": str(folder), **incident} for folder, incident in read])

@@ -11,8 +11,8 @@ from nanguard.alerts import Alerts, receiver_of
 from nanguard.cli.incident_names import newest_run
 from nanguard.errors import UsageError
 from nanguard.view.report.fields import literal
-from nanguard.view.terminal.session import Session
 from nanguard.view.terminal.view import View
+from nanguard.view.terminal.watch_session import Session
 from nanguard.view.terminal.watched import Wanted
 from nanguard.view.terminal.watching import Watching
 

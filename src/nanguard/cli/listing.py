@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from nanguard.advice.checklist import fill_in
 from nanguard.advice.checklist_points import PointVerdict
 from nanguard.errors import UsageError
-from nanguard.view.report.checklist import as_json, as_text
+from nanguard.view.report.checklist_text import as_json, as_text
 
 if TYPE_CHECKING:
     from nanguard.check.engine import Check

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
     from nanguard.cli.commands.during import RunOptions
     from nanguard.findings import Finding
+    from nanguard.incident import Incident
 
 _AROUND = 2  # lines of source shown on each side of the one that made the bad value
 _BOX = (
@@ -68,7 +69,7 @@ class IncidentCard:
         folder: Where it is.
     """
 
-    def __init__(self, incident: dict[str, Any], folder: Path) -> None:
+    def __init__(self, incident: Incident, folder: Path) -> None:
         self._incident = incident
         self._folder = folder
 

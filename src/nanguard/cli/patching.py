@@ -30,6 +30,7 @@ from nanguard.view.report.fields import branch, entries, literal, source, text, 
 
 if TYPE_CHECKING:
     from nanguard.cli.commands.after import FixOptions
+    from nanguard.incident import Incident
 
 _HUNK = re.compile(r"@@ -(\d+)(?:,(\d+))? \+\d+(?:,\d+)? @@")
 _COMMAND = "nanguard fix"
@@ -130,7 +131,7 @@ def _newest() -> Path:
     return found[0]
 
 
-def _chosen(incident: dict[str, Any], place: Path) -> dict[str, Any]:
+def _chosen(incident: Incident, place: Path) -> dict[str, Any]:
     """Returns the first change that a replay has shown to help."""
     fixes = entries(incident, "fixes")
     for fix in fixes:
@@ -145,7 +146,7 @@ def _chosen(incident: dict[str, Any], place: Path) -> dict[str, Any]:
     )
 
 
-def _must_be_ours(incident: dict[str, Any], place: Path) -> None:
+def _must_be_ours(incident: Incident, place: Path) -> None:
     run = branch(incident, "run")
     command, folder = run.get("command"), run.get("folder")
     words_of = [str(word) for word in command] if isinstance(command, list) else []
@@ -157,7 +158,7 @@ def _must_be_ours(incident: dict[str, Any], place: Path) -> None:
         )
 
 
-def _file_of(diff: str, incident: dict[str, Any], place: Path) -> Path:
+def _file_of(diff: str, incident: Incident, place: Path) -> Path:
     """Returns the file that a diff names; it lies below the folder that the command ran in."""
     named = next((line[6:] for line in diff.split("\n") if line.startswith("+++ b/")), "")
     folder = Path(text(branch(incident, "run"), "folder", 4000) or Path.cwd()).resolve()
@@ -190,7 +191,7 @@ def _must_be_the_same(content: bytes, fix: dict[str, Any], path: Path, place: Pa
         )
 
 
-def _print(incident: dict[str, Any], fix: dict[str, Any], path: Path, *, written: bool) -> None:
+def _print(incident: Incident, fix: dict[str, Any], path: Path, *, written: bool) -> None:
     console = Console(soft_wrap=True)
     said = words.sentence(incident)
     if said:

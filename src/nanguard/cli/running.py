@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from nanguard.alerts import Alerts
     from nanguard.cli.commands.during import RunOptions
-    from nanguard.run.recovering.wishes import Wishes
+    from nanguard.run.recovering.restart_options import RestartOptions
 
 UNABLE = 2
 
@@ -102,9 +102,9 @@ def _refuse_what_recovers(asked: RunOptions) -> None:
             )
 
 
-def _wishes(asked: RunOptions) -> Wishes:
+def _wishes(asked: RunOptions) -> RestartOptions:
     """Returns what is asked for as the launcher takes it."""
-    from nanguard.run.recovering.wishes import Wishes
+    from nanguard.run.recovering.restart_options import RestartOptions
 
     if asked.lr_cut is not None and not 0 < asked.lr_cut <= 1:
         raise _wrong("--lr-cut", asked.lr_cut, "a number above 0 and up to 1, such as 0.5")
@@ -114,7 +114,7 @@ def _wishes(asked: RunOptions) -> Wishes:
         raise _wrong("--backoff", asked.backoff, "seconds, such as 5")
     numbers = {name: getattr(asked, name) for name in ("lr_cut", "max_restarts", "backoff")}
     given: dict[str, Any] = {name: one for name, one in numbers.items() if one is not None}
-    return Wishes(
+    return RestartOptions(
         checkpoints=asked.checkpoints,
         arguments=_by_purpose(asked, "arg"),
         config=asked.config,

@@ -56,7 +56,7 @@ def run_serve(
             do=f"Give at least {_SHORTEST}, or leave it out: one is made up where it is needed.",
         )
     try:
-        from nanguard.view.server.running import Options, serve
+        from nanguard.view.server.web_server import ServeSettings, serve
     except ModuleNotFoundError as error:
         raise MissingDependencyError.of("nanguard serve", error, extra="serve") from error
-    serve(root, Options(host, port, token, tuple(names), browser))
+    serve(root, ServeSettings(host, port, token, tuple(names), browser))

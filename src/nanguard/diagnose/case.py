@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from nanguard.diagnose.lab import Lab, Trial
     from nanguard.guard.symptom import Symptom
-    from nanguard.replay.task import Facts, Loaded, Outcome
+    from nanguard.replay.task import Facts, Loaded, ReplayOutcome
+    from nanguard.replay.tracer.op_records import Stats
     from nanguard.replay.tracer.origin import Ancestor, Origin
-    from nanguard.replay.tracer.records import Stats
 
 # The largest number of each 16-bit type.
 LARGEST = {"float16": 65504.0, "bfloat16": 3.3895313892515355e38}
@@ -45,7 +45,7 @@ class Case:
         lab: Where things are tried.
     """
 
-    def __init__(self, outcome: Outcome, origin: Origin, lab: Lab) -> None:
+    def __init__(self, outcome: ReplayOutcome, origin: Origin, lab: Lab) -> None:
         self.outcome = outcome
         self.origin = origin
         self.lab = lab

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from nanguard.diagnose.limits import Budget
-    from nanguard.replay.task import Outcome, Task
+    from nanguard.replay.task import ReplayOutcome, Task
 
 
 class Replayer(Protocol):
@@ -26,7 +26,7 @@ class Replayer(Protocol):
 
     wants_history: bool
 
-    def run(self, task: Task, seconds: float) -> Outcome | None:
+    def run(self, task: Task, seconds: float) -> ReplayOutcome | None:
         """Replays a step; returns None if there was no answer in time."""
 
 
@@ -73,10 +73,10 @@ class Lab:
         self._replayer = replayer
         self._task = task
         self._budget = budget
-        self._known: dict[str, Outcome | None] = {}
+        self._known: dict[str, ReplayOutcome | None] = {}
         self.trials: list[Trial] = []
 
-    def trace(self, **changes: Any) -> Outcome | None:
+    def trace(self, **changes: Any) -> ReplayOutcome | None:
         """Replays the step with every operation watched."""
         return self._run(replace(self._task, trace=True, **changes))
 
@@ -101,20 +101,20 @@ class Lab:
         """Whether nothing more can be tried."""
         return self._budget.is_used_up
 
-    def _run(self, task: Task) -> Outcome | None:
+    def _run(self, task: Task) -> ReplayOutcome | None:
         if self.out_of_time:
             return None
         with self._budget.replay() as seconds:
             return self._replayer.run(task, seconds)
 
 
-def _verdict(outcome: Outcome | None) -> bool | None:
+def _verdict(outcome: ReplayOutcome | None) -> bool | None:
     if outcome is None or outcome.error is not None:
         return None
     return outcome.finite
 
 
-def _in_words(outcome: Outcome | None) -> str:
+def _in_words(outcome: ReplayOutcome | None) -> str:
     if outcome is None:
         return "no answer within the time"
     if outcome.error is not None:

@@ -17,8 +17,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterator
     from pathlib import Path
+
+    from nanguard.incident import Incident
 
 # The environment variable with the seconds that the user allows for one explanation.
 VARIABLE = "NANGUARD_EXPLAIN_SECONDS"
@@ -45,7 +47,7 @@ BETWEEN = 30.0
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class TimeLimits:
     """What one explanation may take, in seconds.
 
     Attributes:
@@ -68,7 +70,7 @@ class Limits:
         return FEWEST_REPLAYS * to_step <= self.total
 
 
-def limits_for(to_step: float, total: float | None = None) -> Limits:
+def limits_for(to_step: float, total: float | None = None) -> TimeLimits:
     """Returns what an explanation may take.
 
     Args:
@@ -77,11 +79,11 @@ def limits_for(to_step: float, total: float | None = None) -> Limits:
     """
     replay = max(SHORTEST, SLOWDOWN * to_step)
     if total is None:
-        return Limits(replay, REPLAYS * replay)
-    return Limits(max(min(replay, total), total / 3), total, fixed=True)
+        return TimeLimits(replay, REPLAYS * replay)
+    return TimeLimits(max(min(replay, total), total / 3), total, fixed=True)
 
 
-def seconds_to_step(incident: Mapping[str, Any], method: str | None = "second-run") -> float:
+def seconds_to_step(incident: Incident, method: str | None = "second-run") -> float:
     """Returns how many seconds lie between the beginning of a replay and the step.
 
     Args:
@@ -151,7 +153,7 @@ class Budget:
 
     def __init__(
         self,
-        limits: Limits,
+        limits: TimeLimits,
         *,
         load: Callable[[], float] = load_now,
         clock: Callable[[], float] = time.monotonic,

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from nanguard.diagnose.case import Case
     from nanguard.diagnose.lab import Trial
-    from nanguard.replay.tracer.records import Stats
+    from nanguard.replay.tracer.op_records import Stats
     from nanguard.replay.tracer.sites import Site
 
 _NARROW = ("int8", "uint8", "int16", "short", "int32", "int")

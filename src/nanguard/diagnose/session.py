@@ -31,7 +31,8 @@ if TYPE_CHECKING:
     from nanguard.diagnose.lab import Replayer, Trial
     from nanguard.diagnose.limits import Budget
     from nanguard.diagnose.repairs import Repair
-    from nanguard.replay.task import Curve, Facts, Outcome
+    from nanguard.incident import Incident, Replayed
+    from nanguard.replay.task import Curve, Facts, ReplayOutcome
     from nanguard.replay.tracer.origin import Origin
     from nanguard.replay.tracer.sites import Site
 
@@ -77,49 +78,52 @@ def explain(message: dict[str, Any], replayer: Replayer) -> None:
         ),
         _budget(message),
     )
-    before = message["incident"]
+    before: Incident = message["incident"]
     explanation = Explanation(lab, message["method"], message.get("known", ()))
-    found = explanation.complete(dict(before), only_known=message.get("only_known", False))
+    found = explanation.complete(before.copy(), only_known=message.get("only_known", False))
     message["traced"], message["same_as"] = explanation.traced, explanation.same_as
-    if explanation.same_as is not None or found.get("cause") is None:
+    if explanation.same_as is not None or found.cause is None:
         message["found"] = found
         return
-    known = (before.get("cause") or {}).get("confidence", 0.0)
-    better = found["cause"]["confidence"] >= known or _goes_further(found, before)
-    shown = found["replay"]["verdict"] in _SHOWN and better and not _falls_behind(found, before)
+    known = 0.0 if before.cause is None else before.cause.get("confidence", 0.0)
+    better = found.cause["confidence"] >= known or _goes_further(found, before)
+    shown = found.replay["verdict"] in _SHOWN and better and not _falls_behind(found, before)
     if known and not shown:
         # What is known already is more than this has shown.
-        found = {**before, "replay": {**before["replay"], "second_run": found["replay"].get("why")}}
-    found["replay"]["seconds"] = round(time.monotonic() - began, 2)
+        why, found = found.replay.get("why"), before.copy()
+        found.replay = {**before.replay, "second_run": why}
+    found.replay["seconds"] = round(time.monotonic() - began, 2)
     if message["method"] == "in-place" and _wants_second_run(found, replayer):
-        found["replay"]["more"] = "second-run"
+        found.replay["more"] = "second-run"
     incidents.write(folder, found)
 
 
-def _goes_further(found: dict[str, Any], before: dict[str, Any]) -> bool:
+def _goes_further(found: Incident, before: Incident) -> bool:
     """Returns whether what was found made the bad value that something else only handed on."""
-    known, origin = before.get("origin") or {}, found.get("origin") or {}
+    known, origin = before.origin or {}, found.origin or {}
     if known.get("op") not in _HANDED_ON or origin.get("op") in (None, *_HANDED_ON):
         return False
-    return bool(found["cause"]["code"] != "unknown")
+    return found.cause is not None and found.cause["code"] != "unknown"
 
 
-def _falls_behind(found: dict[str, Any], before: dict[str, Any]) -> bool:
+def _falls_behind(found: Incident, before: Incident) -> bool:
     """Returns whether a bad input was found again only where the model computes with it."""
-    known, origin = before.get("origin") or {}, found.get("origin") or {}
-    same = found["cause"]["code"] == (before.get("cause") or {}).get("code")
-    return same and known.get("op") == "input" and origin.get("phase") == "forward"
+    known, origin = before.origin or {}, found.origin or {}
+    if found.cause is None or before.cause is None or found.cause["code"] != before.cause["code"]:
+        return False
+    return known.get("op") == "input" and origin.get("phase") == "forward"
 
 
-def _wants_second_run(found: dict[str, Any], replayer: Replayer) -> bool:
+def _wants_second_run(found: Incident, replayer: Replayer) -> bool:
     """Returns whether going through the steps from the first line would show more."""
-    cause, origin = found.get("cause") or {}, found.get("origin") or {}
+    origin = found.origin or {}
     if origin.get("phase") == "init" or origin.get("op") in _HANDED_ON:
         return True
-    if cause.get("code") == "bad-initialization":
+    code = "" if found.cause is None else found.cause.get("code")
+    if code == "bad-initialization":
         return True  # what made the model has run long ago
-    proven = cause.get("confidence", 0.0) >= _PROVEN
-    return not proven and (replayer.wants_history or cause.get("code") == "unknown")
+    proven = found.cause is not None and found.cause.get("confidence", 0.0) >= _PROVEN
+    return not proven and (replayer.wants_history or code == "unknown")
 
 
 def _budget(message: dict[str, Any]) -> Budget:
@@ -147,7 +151,7 @@ class Explanation:
         self.traced: tuple[Any, ...] | None = None
         self.same_as: int | None = None
 
-    def complete(self, incident: dict[str, Any], *, only_known: bool = False) -> dict[str, Any]:
+    def complete(self, incident: Incident, *, only_known: bool = False) -> Incident:
         """Returns an incident with everything that could be found out about it.
 
         Args:
@@ -157,11 +161,12 @@ class Explanation:
         outcome = self._lab.trace()
         if outcome is not None and self._is_known(outcome):
             facts = outcome.facts
-            met = {"samples": facts.samples, "batch_size": facts.batch_size}
-            return {**incident, **met, "dataset_indices": facts.indices}
+            incident.samples, incident.batch_size = facts.samples, facts.batch_size
+            incident.dataset_indices = facts.indices
+            return incident
         return incident if only_known else self._complete(incident, outcome)
 
-    def _is_known(self, outcome: Outcome) -> bool:
+    def _is_known(self, outcome: ReplayOutcome) -> bool:
         """Returns whether a fault is another case of one that is known."""
         self.traced = None if outcome.origin is None else _traced(outcome.origin)
         if self.traced is None or self.traced not in self._known:
@@ -169,8 +174,9 @@ class Explanation:
         self.same_as = self._known.index(self.traced)
         return True
 
-    def _complete(self, incident: dict[str, Any], outcome: Outcome | None) -> dict[str, Any]:
-        replay = incident["replay"] = {"verdict": "not-replayed", "method": self._method}
+    def _complete(self, incident: Incident, outcome: ReplayOutcome | None) -> Incident:
+        replay: Replayed = {"verdict": "not-replayed", "method": self._method}
+        incident.replay = replay
         if outcome is None or outcome.error is not None:
             replay["why"] = "no answer within the time" if outcome is None else outcome.error
             if outcome is not None and outcome.differs:
@@ -179,13 +185,13 @@ class Explanation:
         if outcome.symptom is None:
             return self._not_reproduced(incident, replay)
         replay["verdict"] = "reproduced"
-        if outcome.ordinal < incident["run"]["ordinal"]:
-            replay["noticed_at"] = incident["step"]
-            incident["symptom"] = {**outcome.symptom.to_json(), "noticed": incident["symptom"]}
-        incident["step"] = outcome.step
+        if outcome.ordinal < incident.run["ordinal"]:
+            replay["noticed_at"] = incident.step
+            incident.symptom = {**outcome.symptom.to_json(), "noticed": incident.symptom}
+        incident.step = outcome.step
         if outcome.origin is None:
             if outcome.facts.notes:
-                incident["notes"] = outcome.facts.notes
+                incident.notes = outcome.facts.notes
             return self._unknown(incident, "the trace shows no operation that made the bad value")
         origin = self._with_detail(outcome, outcome.origin)
         origin = self._first_cause(outcome, origin)
@@ -199,20 +205,20 @@ class Explanation:
         self._diagnose(incident, case)
         if case.is_half and case.in_float32().finite:
             replay["verdict"] = "low-precision-only"
-        incident["trials"] = [trial.to_json() for trial in self._lab.trials]
+        incident.trials = [trial.to_json() for trial in self._lab.trials]
         return incident
 
-    def _not_reproduced(self, incident: dict[str, Any], replay: dict[str, Any]) -> dict[str, Any]:
+    def _not_reproduced(self, incident: Incident, replay: Replayed) -> Incident:
         replay["verdict"] = "not-reproduced"
         if self._method == "second-run":
             # Running a command again is not what running it once was: that it went well is no
             # proof against the hardware.
             replay["why"] = "the step is finite in a second run, which may differ from the first"
             return self._unknown(incident, "the step was finite when the command ran again")
-        if incident["run"]["ranks"] > 1 and incident["symptom"]["where"] != "loss":
+        if incident.run["ranks"] > 1 and incident.symptom["where"] != "loss":
             why = f"what rank {incident['rank']} adds to the step is finite: another rank was bad"
             return self._unknown(incident, why)
-        incident["cause"] = {
+        incident.cause = {
             "code": "hardware-or-nondeterminism",
             "summary": "replays of the same step, from the same state, differ from each other: "
             "timing or hardware is to be suspected",
@@ -220,14 +226,13 @@ class Explanation:
         }
         return incident
 
-    def _unknown(self, incident: dict[str, Any], why: str) -> dict[str, Any]:
-        incident["cause"] = {"code": "unknown", "summary": why, "confidence": 0.0}
-        incident.setdefault("origin", None)
-        incident.setdefault("samples", [])
-        incident.setdefault("fixes", [])
+    def _unknown(self, incident: Incident, why: str) -> Incident:
+        incident.cause = {"code": "unknown", "summary": why, "confidence": 0.0}
+        empty: dict[str, Any] = {"origin": None, "samples": [], "fixes": []}
+        incident.put({key: value for key, value in empty.items() if key not in incident})
         return incident
 
-    def _with_detail(self, outcome: Outcome, origin: Origin) -> Origin:
+    def _with_detail(self, outcome: ReplayOutcome, origin: Origin) -> Origin:
         """Returns an origin with its numbers; on a device, a replay of its own reads them."""
         if origin.detail is not None or origin.op in (*_HANDED_ON, "aten.empty"):
             return origin
@@ -241,7 +246,7 @@ class Explanation:
         outcome.facts.path = closer.facts.path or outcome.facts.path
         return closer.origin
 
-    def _first_cause(self, outcome: Outcome, origin: Origin) -> Origin:
+    def _first_cause(self, outcome: ReplayOutcome, origin: Origin) -> Origin:
         """Returns an earlier origin, if the step is finite once its bad values are replaced.
 
         A bad value may reach another operation through finite ones: softmax makes 0 of -inf.
@@ -285,9 +290,9 @@ class Explanation:
         if trial.finite:
             case.facts.blame(rows)
 
-    def _describe(self, incident: dict[str, Any], case: Case) -> None:
+    def _describe(self, incident: Incident, case: Case) -> None:
         origin, facts = case.origin, case.facts
-        incident["origin"] = {
+        incident.origin = {
             "phase": origin.phase,
             "op": origin.op,
             "kernel": origin.kernel,
@@ -296,34 +301,34 @@ class Explanation:
         }
         outer = None if origin.site is None else users_site(origin.site, origin.callers)
         if outer is not None:
-            incident["origin"]["called_from"] = _place(outer)
-        incident["samples"] = facts.samples
-        incident["path"] = facts.path
+            incident.origin["called_from"] = _place(outer)
+        incident.samples = facts.samples
+        incident.path = facts.path
         if facts.indices:
-            incident["dataset_indices"] = facts.indices
-        incident["loop"] = _place(facts.backward_site)
-        incident["batch_size"] = facts.batch_size
-        incident["autocast"] = facts.autocast
-        incident["optimizer"] = {"name": facts.optimizer, "lr": facts.lr, "eps": facts.eps}
-        incident["losses_before"] = facts.losses[-20:]
+            incident.dataset_indices = facts.indices
+        incident.loop = _place(facts.backward_site)
+        incident.batch_size = facts.batch_size
+        incident.autocast = facts.autocast
+        incident.optimizer = {"name": facts.optimizer, "lr": facts.lr, "eps": facts.eps}
+        incident.losses_before = facts.losses[-20:]
         if facts.notes:
-            incident["notes"] = facts.notes
+            incident.notes = facts.notes
 
-    def _diagnose(self, incident: dict[str, Any], case: Case) -> None:
+    def _diagnose(self, incident: Incident, case: Case) -> None:
         ranked = self._ranked(case)
         if not ranked:
             self._unknown(incident, f"{case.origin.op} made a bad value, for a reason not known")
-            incident["evidence"] = [
+            incident.evidence = [
                 {"what": f"input {s.name} of {case.origin.kernel}", **s.to_json()}
                 for s in case.inputs
             ]
             return
         (confidence, confirmed, cause, suspicion), *others = ranked
-        incident["evidence"] = suspicion.evidence
+        incident.evidence = suspicion.evidence
         usual = Usual(case.facts.losses)
         repairs, refuted = self._repairs(cause, case)
-        folder = incident["run"].get("folder") or str(Path.cwd())
-        incident["fixes"] = [_fix(repair, usual, folder) for repair in repairs]
+        folder = incident.run.get("folder") or str(Path.cwd())
+        incident.fixes = [_fix(repair, usual, folder) for repair in repairs]
         helped = [repair for repair in repairs if _helped(repair, usual)]
         if any(repair.diff for repair in helped):
             confidence = max(confidence, _REPAIRED)
@@ -334,17 +339,17 @@ class Explanation:
             if refuted:
                 confidence *= _REFUTED
         summary = cause.concluded(case, suspicion)
-        incident["cause"] = {
+        incident.cause = {
             "code": cause.code,
             "summary": summary,
             "confidence": round(confidence, 2),
         }
-        incident["sentence"] = sentence(case, cause.code, summary, folder)
+        incident.sentence = sentence(case, cause.code, summary, folder)
         drift = drift_behind(case)
         if drift is not None:
-            incident["drift"] = drift.to_json()
-            incident["sentence"] += f"; {drift.in_words()}"
-        incident["other_causes"] = [
+            incident.drift = drift.to_json()
+            incident.sentence = f"{incident.sentence}; {drift.in_words()}"
+        incident.other_causes = [
             {"code": other.code, "summary": why.summary, "confidence": round(how, 2)}
             for how, _, other, why in others[:3]
         ]

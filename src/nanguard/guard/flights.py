@@ -360,7 +360,7 @@ class Flights:
             why = f"{decision.reason}{': ' if culprit else ''}{culprit}"
             raise NonFiniteError(incident.finding, do=f"{why}. {advice}")
 
-    def _record(self, flight: Flight, incident: Incident, decision: Decision) -> None:
+    def _record(self, flight: Flight, incident: JudgedStep, decision: Decision) -> None:
         if self._parts.recorder is None or not incident.reports:
             return
         self._parts.recorder.bad(
@@ -441,7 +441,7 @@ class Flights:
 
 
 @dataclass(frozen=True, slots=True)
-class Incident:
+class JudgedStep:
     """A bad step.
 
     Attributes:
@@ -461,7 +461,7 @@ class Incident:
     alone: bool = True
 
 
-def examine(flight: Flight, reading: Reading, parts: Parts, recovery: Recovery) -> Incident:
+def examine(flight: Flight, reading: Reading, parts: Parts, recovery: Recovery) -> JudgedStep:
     """Looks at a bad step with all the time in the world; all ranks look together.
 
     Args:
@@ -488,7 +488,7 @@ def examine(flight: Flight, reading: Reading, parts: Parts, recovery: Recovery) 
         symptom.where, symptom.kind, symptom.names = _owner_of(poison), "nan", [poison]
     began_here = not (math.isfinite(reading.loss) and reading.loss <= flight.limits.loss.act)
     poisoned = reading.poisoned or poison is not None
-    told = ranks.gather((began_here, Incident(mine, poisoned, recovery.can_roll_back, symptom)))
+    told = ranks.gather((began_here, JudgedStep(mine, poisoned, recovery.can_roll_back, symptom)))
     incidents = [incident for _, incident in told]
     first = next((rank for rank, (here, _) in enumerate(told) if here), None)
     finding = incidents[first or 0].finding
@@ -496,7 +496,7 @@ def examine(flight: Flight, reading: Reading, parts: Parts, recovery: Recovery) 
         finding = replace(finding, rank=first, message=f"rank {first}: {finding.message}")
     # A gradient that is bad by itself was reduced over the ranks, so that it may be anyone's.
     anyone = first is None and symptom.where == "gradient" and symptom.kind != "spike"
-    return Incident(
+    return JudgedStep(
         finding,
         poisoned=any(incident.poisoned for incident in incidents),
         can_roll_back=all(incident.can_roll_back for incident in incidents),

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from nanguard.guard.rng import RandomStreams
-    from nanguard.replay.task import Outcome
+    from nanguard.replay.task import ReplayOutcome
     from nanguard.replay.tracer.origin import Origin
     from nanguard.replay.tracer.sites import Place
 
@@ -28,7 +28,9 @@ if TYPE_CHECKING:
     Drawn = tuple[Any, Any, list[int]]
 
 
-def data_origin(outcome: Outcome, drawn: Iterable[Drawn], streams: RandomStreams) -> Drawn | None:
+def data_origin(
+    outcome: ReplayOutcome, drawn: Iterable[Drawn], streams: RandomStreams
+) -> Drawn | None:
     """Looks for the line that made a batch bad, if that is where the bad value came from.
 
     The main process draws the indices of every batch, also for the workers of a loader, so a bad

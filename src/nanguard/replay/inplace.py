@@ -32,7 +32,7 @@ from nanguard.replay.region import AGAIN, NoRegionError
 from nanguard.replay.replayed_step import MadeStep, Reached, ReplayedStep, same_losses
 from nanguard.replay.sandbox import Outside
 from nanguard.replay.start import copied
-from nanguard.replay.task import Outcome, Task
+from nanguard.replay.task import ReplayOutcome, Task
 from nanguard.replay.time_limit import TimeLimit, TooLong, signals_wait
 from nanguard.replay.tracer.sites import is_installed, is_users
 
@@ -128,13 +128,13 @@ class InPlace:
         self.wants_history = False
         self.differs = False
 
-    def run(self, task: Task, seconds: float) -> Outcome | None:
+    def run(self, task: Task, seconds: float) -> ReplayOutcome | None:
         """Replays the step with the changes of a task."""
         if task.lr_factor != 1.0 or any(getattr(task, name) for name in _HISTORY):
             self.wants_history = True
-            return Outcome(error="only a second run can go through the steps before this one")
+            return ReplayOutcome(error="only a second run can go through the steps before this one")
         if self._together and task.precision is not None:
-            return Outcome(error="a model that lies on several ranks is not made wider")
+            return ReplayOutcome(error="a model that lies on several ranks is not made wider")
         task = replace(task, target=self._run.ordinal, skipped=())
         seconds = min(seconds, self._longest)
         if self._chosen is None:
@@ -143,7 +143,7 @@ class InPlace:
             return self._follow(task, self._chosen, seconds)
         return self._replay(task, self._chosen, seconds)[0]
 
-    def _follow(self, task: Task, variant: Variant, seconds: float) -> Outcome:
+    def _follow(self, task: Task, variant: Variant, seconds: float) -> ReplayOutcome:
         """Makes the step a few times with a change, and judges the one after; nothing of it stays.
 
         All of them are given the same batch, so that only the change makes a difference.
@@ -151,7 +151,7 @@ class InPlace:
         start, optimizers = variant.start, self._run.optimizers()
         moved = [*self._run.named_parameters().values(), *state_tensors(optimizers)]
         if self._together or not start.stepped or bytes_in(moved) > _PARAMETERS:
-            return Outcome(error="the steps after it cannot be made here")
+            return ReplayOutcome(error="the steps after it cannot be made here")
         held = Held(BufferPlaces(self._run.models()))
         held.mark()
         state = StateCopy(self._run.named_parameters().values(), optimizers)
@@ -163,7 +163,9 @@ class InPlace:
                     error = self._call(replay, task, variant, stack, seconds)
                 after = [p._version for p in self._run.named_parameters().values()]
                 if replay.numbers is None or before == after:
-                    return Outcome(error=error or "the step's code does not make the step here")
+                    return ReplayOutcome(
+                        error=error or "the step's code does not make the step here"
+                    )
             return self._replay(replace(task, further=0), variant, seconds)[0]
         finally:
             state.put_back(unnoticed=True)
@@ -199,7 +201,7 @@ class InPlace:
             parameter.grad = None
         return found
 
-    def _settle(self, task: Task, seconds: float) -> Outcome:
+    def _settle(self, task: Task, seconds: float) -> ReplayOutcome:
         """Finds the start from which the unchanged replay is exact; returns that replay."""
         errors: list[str] = []
         plain = replace(task, trace=True)
@@ -223,7 +225,7 @@ class InPlace:
             return outcome
         self.differs = bool(errors) and all(error == _DIFFERS for error in errors)
         reason = errors[-1] if errors else "nobody has seen what the step began with"
-        return Outcome(error=reason, differs=self.differs)
+        return ReplayOutcome(error=reason, differs=self.differs)
 
     def comes_from_a_model(self) -> bool:
         """Returns whether a bad number comes again, and was computed with or by a model."""
@@ -272,7 +274,9 @@ class InPlace:
                     yield Variant(number, start, streams, whole=kind == "whole")
                 number += 1
 
-    def _replay(self, task: Task, variant: Variant, seconds: float) -> tuple[Outcome, list[Tensor]]:
+    def _replay(
+        self, task: Task, variant: Variant, seconds: float
+    ) -> tuple[ReplayOutcome, list[Tensor]]:
         if torch._C._current_autograd_node() is None:
             return self._replay_here(task, variant, seconds)
         # Inside of a hook, what is computed would be taken for a part of the backward pass.
@@ -281,11 +285,11 @@ class InPlace:
 
     def _replay_here(
         self, task: Task, variant: Variant, seconds: float
-    ) -> tuple[Outcome, list[Tensor]]:
+    ) -> tuple[ReplayOutcome, list[Tensor]]:
         start = variant.start
         why_not = _refusal(self._run.named_parameters().values())
         if why_not is not None:
-            return Outcome(error=why_not), []
+            return ReplayOutcome(error=why_not), []
         if self.announce is not None:
             self.announce(task, variant.number)
         replay = ReplayedStep(task, self._run, start, together=self._together, reads=self._reads)
@@ -298,9 +302,9 @@ class InPlace:
             moved = any(t._version != version for t, version in versions)
         outcome = replay.outcome
         if moved and variant.whole and not task.without:
-            outcome = Outcome(error="the step changes in place what it was given")
+            outcome = ReplayOutcome(error="the step changes in place what it was given")
         if outcome is None:
-            outcome = Outcome(error=error or "the step's code ended before its backward pass")
+            outcome = ReplayOutcome(error=error or "the step's code ended before its backward pass")
         outcome.step, outcome.ordinal = self._step, self._ordinal
         if task.trace and outcome.origin is not None and not task.heal:
             drawn = data_origin(outcome, self._starts.batches, self._starts.streams)
@@ -466,7 +470,7 @@ def _is_small(value: Any) -> bool:
     return plain and value.numel() * value.element_size() <= _COPIED
 
 
-def _came_in(outcome: Outcome) -> bool:
+def _came_in(outcome: ReplayOutcome) -> bool:
     return outcome.origin is None or outcome.origin.op in ("input", "parameter", "buffer")
 
 

@@ -41,7 +41,7 @@ class NoRegionError(Exception):
 
 
 @dataclass(slots=True)
-class Source:
+class RegionSource:
     """The text of a file as it runs, and its syntax tree."""
 
     text: str
@@ -49,10 +49,10 @@ class Source:
     codes: dict[tuple[str, int], list[CodeType]] = field(default_factory=dict)
 
 
-_sources: dict[str, Source] = {}
+_sources: dict[str, RegionSource] = {}
 
 
-def source_of(code: CodeType, module: dict[str, Any]) -> Source:
+def source_of(code: CodeType, module: dict[str, Any]) -> RegionSource:
     """Returns the source that a code object was compiled from.
 
     Args:
@@ -75,14 +75,14 @@ def source_of(code: CodeType, module: dict[str, Any]) -> Source:
     return known
 
 
-def _parsed(text: str, code: CodeType) -> Source:
+def _parsed(text: str, code: CodeType) -> RegionSource:
     try:
         tree = ast.parse(text)
         flags = code.co_flags & _FUTURES
         compiled = compile(text, code.co_filename, "exec", flags=flags, dont_inherit=True)
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         raise NoRegionError(f"the source of {code.co_filename} cannot be compiled") from error
-    source = Source(text, tree)
+    source = RegionSource(text, tree)
     todo = [compiled]
     while todo:
         one = todo.pop()

@@ -24,12 +24,12 @@ from nanguard.guard.optimizers import learning_rate, scaled_lr
 from nanguard.guard.rng import RandomStreams
 from nanguard.incident import NO_BATCH
 from nanguard.replay import changes
-from nanguard.replay.task import Facts, Growth, Outcome
+from nanguard.replay.task import Facts, Growth, ReplayOutcome
 from nanguard.replay.tracer.modules import tensors_in
 from nanguard.replay.tracer.origin import bad_rows, origin_of, path_of, producers, suspects
 from nanguard.replay.tracer.sites import Site, here, is_installed, is_users, users_frame
+from nanguard.replay.tracer.tensor_values import memory_of
 from nanguard.replay.tracer.trace import Trace
-from nanguard.replay.tracer.values import memory_of
 from nanguard.replay.watch import Watch, pass_over
 from nanguard.trackers import be_silent
 
@@ -41,8 +41,8 @@ if TYPE_CHECKING:
 
     from nanguard.guard.symptom import Symptom
     from nanguard.replay.task import Task
+    from nanguard.replay.tracer.op_records import Record
     from nanguard.replay.tracer.origin import Origin
-    from nanguard.replay.tracer.records import Record
 
 
 def schedule_of(optimizer: Optimizer) -> Site | None:
@@ -73,7 +73,7 @@ _LIMIT = 256 << 20
 _SUSPECTS = 4
 
 
-def read_trace(replay: Replay, outcome: Outcome) -> None:
+def read_trace(replay: Replay, outcome: ReplayOutcome) -> None:
     """Completes the outcome of a bad step with what its trace shows."""
     trace, symptom = replay.trace, outcome.symptom
     assert trace is not None  # noqa: S101 - the caller has looked
@@ -277,7 +277,7 @@ class Replay(Watch):
         self.at_boundary()
 
     @abstractmethod
-    def answer(self, outcome: Outcome) -> None:
+    def answer(self, outcome: ReplayOutcome) -> None:
         """Ends the replay."""
 
     # What the patches tell.
@@ -291,7 +291,9 @@ class Replay(Watch):
         """Hands on a batch, and watches how it is made."""
         if own._num_workers:
             # They belong to the run, and so does what they make.
-            self.answer(Outcome(error="batches of a loader's workers cannot be had a second time"))
+            self.answer(
+                ReplayOutcome(error="batches of a loader's workers cannot be had a second time")
+            )
         batch = self._watched(draw)
         self.indices = self.indices_of(own)
         if self.ordinal == self.task.target and self.task.without and not self.task.targets_only:
@@ -428,7 +430,7 @@ class Replay(Watch):
             if self.ordinal >= self.task.target:
                 self.answer(self._outcome(optimizer))
 
-    def _outcome(self, optimizer: Any) -> Outcome:
+    def _outcome(self, optimizer: Any) -> ReplayOutcome:
         step = self.ordinal if optimizer is None else self.number_of(optimizer)
         facts = self.facts
         if optimizer is not None:
@@ -447,7 +449,7 @@ class Replay(Watch):
         facts.half_parameters = any(
             p.dtype in (torch.float16, torch.bfloat16) for p in self.named_parameters().values()
         )
-        return Outcome(self.ordinal, step, loss=self.loss_value(), facts=facts)
+        return ReplayOutcome(self.ordinal, step, loss=self.loss_value(), facts=facts)
 
     # Looking around.
 
@@ -533,7 +535,7 @@ class ForkedReplay(Replay):
             try:
                 changes.for_good(changes.swapped_code(self.task.source))
             except RuntimeError as error:
-                self.answer(Outcome(error=str(error)))
+                self.answer(ReplayOutcome(error=str(error)))
 
     def at_boundary(self) -> None:
         """Notes how far the replay is."""
@@ -541,7 +543,7 @@ class ForkedReplay(Replay):
             self.task.progress.at_step(self.ordinal)
         super().at_boundary()
 
-    def answer(self, outcome: Outcome) -> None:
+    def answer(self, outcome: ReplayOutcome) -> None:
         """Sends the answer, and ends the process."""
         if not self.answered and self.task.answer is not None:
             self.answered = True
@@ -551,8 +553,8 @@ class ForkedReplay(Replay):
         os._exit(0)
 
     def _ended(self) -> None:
-        self.answer(Outcome(error=f"the script ended before step {self.task.target}"))
+        self.answer(ReplayOutcome(error=f"the script ended before step {self.task.target}"))
 
     def _failed(self, kind: type[BaseException], error: BaseException, _where: Any) -> None:
         last = traceback.format_exception_only(kind, error)[-1].strip()
-        self.answer(Outcome(error=last[:500]))
+        self.answer(ReplayOutcome(error=last[:500]))

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from torch.optim import Optimizer
 
     from nanguard.replay.start import Start
-    from nanguard.replay.task import Outcome, Task
+    from nanguard.replay.task import ReplayOutcome, Task
     from nanguard.replay.watch import Watch
 
     Apply = Callable[[Watch, Optimizer, Callable[..., Any]], dict[str, float]]
@@ -51,7 +51,7 @@ class ReplayedStep(Replay):
         # Bad gradients that were handed to the script.
         self.handed: list[Tensor] = []
         self._together = together
-        self.outcome: Outcome | None = None
+        self.outcome: ReplayOutcome | None = None
         self.again: list[Any] = []
         self.clip_limit = run.clip_limit
         self.facts.curves, self.facts.loaded_bad = run.curves.all(), dict(run.loaded_bad)
@@ -179,7 +179,7 @@ class ReplayedStep(Replay):
             if not self.answered:
                 self.answer(self._outcome(self._optimizer()))
 
-    def answer(self, outcome: Outcome) -> None:
+    def answer(self, outcome: ReplayOutcome) -> None:
         """Keeps the answer."""
         if not self.answered:
             self.answered = True

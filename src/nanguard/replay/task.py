@@ -158,7 +158,7 @@ class Facts:
 
 
 @dataclass
-class Outcome:
+class ReplayOutcome:
     """What a replay came to.
 
     Attributes:

@@ -25,6 +25,8 @@ from nanguard.run.trust import is_ours
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from nanguard.incident import Incident
+
 # A run that took more seconds than this up to the step is not repeated without being asked.
 SHORT = 60.0
 # Seconds between two looks at a second run.
@@ -81,7 +83,7 @@ def _is_console_script(name: str) -> bool:
     return b"python" in first or (second.startswith(b"'''exec' ") and b"python" in second)
 
 
-def fits(incident: dict[str, Any], seconds: float | None) -> bool:
+def fits(incident: Incident, seconds: float | None) -> bool:
     """Returns whether a second run can explain an incident in its time.
 
     Args:
@@ -174,7 +176,7 @@ def explain(
         _SecondRun(incident, folder, again, Path(scratch), seconds, command).run(beat)
 
 
-def command_of(incident: dict[str, Any], folder: Path) -> tuple[list[str], Path]:
+def command_of(incident: Incident, folder: Path) -> tuple[list[str], Path]:
     """Returns the command of an incident and where it ran; refuses what cannot be run."""
     run = incident.get("run")
     command = run.get("command") if isinstance(run, dict) else None
@@ -203,7 +205,7 @@ def command_of(incident: dict[str, Any], folder: Path) -> tuple[list[str], Path]
     return command, Path(place)  # type: ignore[return-value]
 
 
-def _without_secrets(incident: dict[str, Any]) -> str:
+def _without_secrets(incident: Incident) -> str:
     """Returns a sentence about a command whose secrets were not kept."""
     if not any(HIDDEN in str(word) for word in incident["run"]["command"]):
         return ""
@@ -215,7 +217,7 @@ def is_held_back() -> bool:
     return landlock.version() > 0
 
 
-def is_trusted(incident: dict[str, Any], folder: Path) -> bool:
+def is_trusted(incident: Incident, folder: Path) -> bool:
     """Returns whether the command of an incident is one that this user has run."""
     command, place = command_of(incident, folder)
     return is_ours(command, str(place), incident["run"].get("signature"))
@@ -226,7 +228,7 @@ class _SecondRun:
 
     def __init__(
         self,
-        incident: dict[str, Any],
+        incident: Incident,
         folder: Path,
         again: dict[str, Any],
         scratch: Path,

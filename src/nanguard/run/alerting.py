@@ -9,7 +9,7 @@ from __future__ import annotations
 import shlex
 import threading
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from nanguard import incident as incidents
 from nanguard.alerts import Alert
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from nanguard.alerts import Alerts
+    from nanguard.incident import Incident
 
 # Seconds between two looks at the folder of incidents.
 _LOOK = 1.0
@@ -94,7 +95,7 @@ class Alerting:
                 del self._waiting[path]
                 self._send(found, path.parent)
 
-    def _send(self, found: dict[str, Any], folder: Path) -> None:
+    def _send(self, found: Incident, folder: Path) -> None:
         cause = found.get("cause") or {}
         step = found.get("step")
         said = in_a_line(found) or f"step {step}: {symptom(found.get('symptom') or {})}"
@@ -105,5 +106,5 @@ class Alerting:
             self._alerts.send(Alert(kind, said, self._run, step=number, advice=advice))
 
 
-def _is_explained(found: dict[str, Any]) -> bool:
+def _is_explained(found: Incident) -> bool:
     return bool(found.get("cause"))

@@ -13,7 +13,7 @@ from nanguard.guard.judge import Reading
 from nanguard.guard.policy import Action, Trouble
 from nanguard.numerics import all_finite
 from nanguard.replay.inplace import InPlace
-from nanguard.run.incident_writer import BadStep
+from nanguard.run.incident_writer import BadStepFacts
 from nanguard.run.known_faults import items_drawn
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ class BadSteps:
             live.held.restore(live.held.shape)
         drawn = items_drawn(live.starts)
         poisoned, decision = self._decide(optimizer, step, symptom, drawn)
-        bad = BadStep(symptom, step, ordinal, decision, tuple(self.ordinals))
+        bad = BadStepFacts(symptom, step, ordinal, decision, tuple(self.ordinals))
         bad.drawn = drawn
         bad.seconds = statistics.median(live.step_times) if live.step_times else None
         bad.why = _why_not(symptom, poisoned=poisoned)
@@ -95,7 +95,7 @@ class BadSteps:
             live.tracked.bad(optimizer, step, symptom, decision)
         self._act(decision)
 
-    def _report(self, bad: BadStep, starts: list[Start]) -> None:
+    def _report(self, bad: BadStepFacts, starts: list[Start]) -> None:
         """Writes and explains an incident; Ctrl-C ends the explanation, and the step stays bad."""
         live = self._live
         try:
@@ -117,10 +117,10 @@ class BadSteps:
 
     def _note_bad(self, step: int, optimizer: Any) -> None:
         live = self._live
-        if live.pulse is not None:
+        if live.heartbeat is not None:
             leads = optimizer is None or live.number_of(optimizer) == live.tried
             # The last step of the one that leads belongs to the same round.
-            live.pulse.bad(step if leads else live.tried - 1)
+            live.heartbeat.bad(step if leads else live.tried - 1)
 
     def _decide(
         self, optimizer: Any, step: int, symptom: Symptom, drawn: Drawn
@@ -158,7 +158,7 @@ class BadSteps:
 
     def explain(
         self,
-        bad: BadStep,
+        bad: BadStepFacts,
         starts: Sequence[Start],
         *,
         unfinished: bool = False,
@@ -180,7 +180,7 @@ class BadSteps:
 
     def replayer(
         self,
-        bad: BadStep,
+        bad: BadStepFacts,
         starts: Sequence[Start],
         *,
         unfinished: bool = False,
@@ -242,7 +242,7 @@ class BadSteps:
     def note_on_rank(self, symptom: Symptom, optimizer: Any, decision: Decision) -> None:
         """Reports a bad loss of one rank, while all ranks together decide about its step."""
         live = self._live
-        bad = BadStep(
+        bad = BadStepFacts(
             symptom, live.number_of(optimizer), live.ordinal, decision, tuple(self.ordinals)
         )
         self.ordinals.append(live.ordinal)

@@ -20,7 +20,7 @@ from nanguard.guard.symptom import Symptom
 from nanguard.numerics import whole
 from nanguard.replay.tracer.sites import is_installed, is_users
 from nanguard.replay.watch import is_good
-from nanguard.run.incident_writer import BadStep
+from nanguard.run.incident_writer import BadStepFacts
 from nanguard.run.known_faults import items_drawn
 
 if TYPE_CHECKING:
@@ -215,7 +215,7 @@ class ByScript:
         self.count += 1
         reason = f"{how}; {self.count} of {self.count + live.ordinal} steps so far"
         decision = Decision(Action.SKIP, reason)
-        bad = BadStep(symptom, step, live.ordinal, decision, tuple(live.bad_steps.ordinals))
+        bad = BadStepFacts(symptom, step, live.ordinal, decision, tuple(live.bad_steps.ordinals))
         bad.known, bad.drawn = {"by_script": True}, items_drawn(live.starts)
         for start in starts:
             start.reported = True
@@ -254,7 +254,7 @@ class ByScript:
         symptom = Symptom("loss", "nan" if math.isnan(value) else "inf", value, evaluated=True)
         reason = "the script read it in an evaluation; no step was touched"
         self.known_at = live.ordinal
-        bad = BadStep(symptom, live.ordinal, live.ordinal, Decision(Action.NOTED, reason), ())
+        bad = BadStepFacts(symptom, live.ordinal, live.ordinal, Decision(Action.NOTED, reason), ())
         # A metric may well be undefined; what a model has put out may not.
         self._evaluations += 1
         if self._evaluations > _EVALUATIONS or not live.writer.may_explain:

@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from nanguard.alerts import Alerts
+    from nanguard.incident import Incident
 
 STOPPED = 3
 # Seconds after which a run that made no step is worth a line: a shorter one was a look at --help.
@@ -286,7 +287,7 @@ def _explain_the_rest(paths: list[Path], options: Options) -> None:
         sign_of_life.end("the second run ended")
 
 
-def _is_replayable(found: dict[str, Any]) -> bool:
+def _is_replayable(found: Incident) -> bool:
     """Returns whether ``nanguard replay --explain`` could explain an incident."""
     symptom = found.get("symptom") or {}
     # A second run looks for a step that an optimizer was about to make.
@@ -317,7 +318,7 @@ def _tell(paths: list[Path]) -> None:
         )
 
 
-def outcome_line(found: dict[str, Any], folder: Path) -> str:
+def outcome_line(found: Incident, folder: Path) -> str:
     """Returns what was found out about an incident, and the command that tells more.
 
     Args:
@@ -349,7 +350,7 @@ def _short(path: Path) -> str:
     return shlex.quote(str(path))
 
 
-def _read(path: Path) -> dict[str, Any] | None:
+def _read(path: Path) -> Incident | None:
     """Returns an incident of this run; None if the file is not one."""
     from nanguard import incident
 

@@ -106,7 +106,7 @@ STOPPED = "stopped-"
 # TRYING ("trying-"): a replay of an explanation has begun, in a second run. Named after the
 # incident's folder. Written by diagnose/session.py for each replay. JSON: until when it may go on.
 
-# The notes of a run that may be recovered; pulse.py writes them and says what they hold.
+# The notes of a run that may be recovered; heartbeat.py writes them and says what they hold.
 STEPS = "steps-"
 ENDED = "ended-"
 RAISED = "raised-"

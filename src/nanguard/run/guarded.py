@@ -28,7 +28,7 @@ from nanguard.replay.tracer.modules import tensors_in
 from nanguard.replay.watch import Made, Watch, is_good
 from nanguard.run import live
 from nanguard.run.control import Options, from_environment
-from nanguard.run.incident_writer import BadStep, IncidentWriter
+from nanguard.run.incident_writer import BadStepFacts, IncidentWriter
 from nanguard.run.known_faults import items_drawn
 from nanguard.run.together import Together
 from nanguard.run.trust import sign
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
     from nanguard.guard.parts import Parts
     from nanguard.guard.policy import Trouble
-    from nanguard.guard.recorder import BadStep as Told
+    from nanguard.guard.recorder import BadStep
     from nanguard.replay.replay import Replay
     from nanguard.replay.start import Start
 
@@ -149,7 +149,7 @@ class Recording:
         """Returns what went wrong most often, in a sentence; empty if nothing was explained."""
         return self._writer.known.culprit()
 
-    def bad(self, bad: Told) -> None:
+    def bad(self, bad: BadStep) -> None:
         """Writes an incident and explains it."""
         if self._replay is not None or os.getpid() != self._pid:
             return
@@ -158,7 +158,9 @@ class Recording:
         why = _why_not(bad)
         if why is None and Together().in_lockstep:
             why = "a step that lies on several ranks cannot be replayed by one of them"
-        step = BadStep(bad.symptom, bad.step, bad.step, bad.decision, tuple(self._held_back), why)
+        step = BadStepFacts(
+            bad.symptom, bad.step, bad.step, bad.decision, tuple(self._held_back), why
+        )
         step.known = {"guard": {"alone": bad.alone}, "samples": bad_samples(bad.batches)}
         if bad.symptom.limit is not None:
             step.known["guard"]["limit"] = bad.symptom.limit
@@ -197,7 +199,7 @@ class Recording:
             self.replaying = False
 
 
-def _why_not(bad: Told) -> str | None:
+def _why_not(bad: BadStep) -> str | None:
     """Returns why a step cannot be replayed; None if it can."""
     if bad.symptom.kind == "spike":
         return "a spike is a finite number: there is no bad value to look for"
@@ -226,7 +228,7 @@ class GuardWriter(IncidentWriter):
     def say(self, text: str) -> None:
         """Leaves it to the guard's own log, which has said as much already."""
 
-    def report(self, bad: BadStep) -> bool:
+    def report(self, bad: BadStepFacts) -> bool:
         """Writes an incident; returns whether that could be done."""
         written = super().report(bad)
         if self.folder is None:

@@ -16,6 +16,7 @@ import torch
 import nanguard
 from nanguard import incident as incidents
 from nanguard.errors import IncidentError
+from nanguard.incident import Incident
 from nanguard.run.control import ATTACHED, STEPPED, STOPPED, leave
 from nanguard.run.known_faults import (
     QUARANTINE,
@@ -44,7 +45,7 @@ _WITHOUT_A_WORD = 10
 
 
 @dataclass
-class BadStep:
+class BadStepFacts:
     """A step that was not made.
 
     Attributes:
@@ -84,8 +85,8 @@ class IncidentWriter:
         self._explained = 0
         self._began = time.monotonic()
         self._recognised = self._looked_at_samples = 0
-        self._incident: dict[str, Any] | None = None
-        self._bad: BadStep | None = None
+        self._incident: Incident | None = None
+        self._bad: BadStepFacts | None = None
         self.folder: Path | None = None
         self.known = KnownFaults(self.announce)
         self.quarantine: Quarantine | None = None
@@ -158,7 +159,7 @@ class IncidentWriter:
         if self._incident is not None:
             self.say(f"{steps} steps, {bad} of them bad; incidents in {self._options.incidents}")
 
-    def report(self, bad: BadStep) -> bool:
+    def report(self, bad: BadStepFacts) -> bool:
         """Writes an incident; returns whether that could be done."""
         known = self.known.bad_items(bad.drawn)
         if not known:
@@ -178,7 +179,7 @@ class IncidentWriter:
             return False
         return self.folder is not None
 
-    def _tell_symptom(self, bad: BadStep) -> None:
+    def _tell_symptom(self, bad: BadStepFacts) -> None:
         action, reason = bad.decision.action.value, bad.decision.reason
         self.say(f"step {bad.step}: {bad.symptom.in_words()} -> {action} ({reason})")
 
@@ -191,7 +192,7 @@ class IncidentWriter:
         message: dict[str, Any] = {
             "folder": str(self.folder),
             "incident": self._incident,
-            "target": self._incident["run"]["ordinal"],
+            "target": self._incident.run["ordinal"],
             "method": "in-place",
             "known": self.known.traced,
             "only_known": not self._may_find_causes,
@@ -203,7 +204,7 @@ class IncidentWriter:
             explain(message, replayer)
         except KeyboardInterrupt:
             self._explained += 1
-            self._incident["replay"]["why"] = "the explanation was interrupted"
+            self._incident.replay["why"] = "the explanation was interrupted"
             with contextlib.suppress(OSError):
                 incidents.write(self.folder, self._incident)
             raise
@@ -229,7 +230,7 @@ class IncidentWriter:
         self.tell(self.folder)
         self._remember(message["traced"])
 
-    def _count(self, fault: Fault | None, found: dict[str, Any]) -> None:
+    def _count(self, fault: Fault | None, found: Incident) -> None:
         """Counts a step as another one of a known fault; its own folder goes."""
         if fault is None or self.folder is None or self._bad is None:
             return
@@ -246,7 +247,7 @@ class IncidentWriter:
             found = incidents.read(self.folder)
         except IncidentError:
             return
-        code = str((found.get("cause") or {}).get("code"))
+        code = "None" if found.cause is None else str(found.cause.get("code"))
         fault = Fault(self.folder, self._bad.step, traced, code)
         self.known.add(fault, self._bad.drawn, found)
         self._leave_out(fault)
@@ -266,13 +267,13 @@ class IncidentWriter:
             found = incidents.read(folder)
         except IncidentError:
             return
-        found["cause"] = {
+        found.cause = {
             "code": "hardware-or-nondeterminism",
             "summary": "the step is finite when it is made again, while a good step came out bit "
             "for bit: hardware, timing, or a counter that the step depends on",
             "confidence": 0.4,
         }
-        found["replay"] = {**found["replay"], "verdict": "not-reproduced"}
+        found.replay = {**found.replay, "verdict": "not-reproduced"}
         incidents.write(folder, found)
         self.tell(folder)
 
@@ -287,37 +288,36 @@ class IncidentWriter:
             fix = f"\n          nanguard fix {_short(folder)}" if is_fixable(found) else ""
             self.say(f"{line}\n          nanguard explain {_short(folder)}{fix}")
 
-    def _new(self, bad: BadStep) -> dict[str, Any]:
+    def _new(self, bad: BadStepFacts) -> Incident:
         left_out = sorted(self.quarantine.left_out) if self.quarantine is not None else []
-        return {
-            "schema": incidents.SCHEMA,
-            "step": bad.step,
-            "rank": self.rank,
-            "symptom": bad.symptom.to_json(),
-            "action": {"taken": bad.decision.action.value, "reason": bad.decision.reason},
-            "run": {
-                "command": list(self._options.command),
-                "folder": self._options.folder,
-                "signature": self._options.signature,
-                "ordinal": bad.ordinal,
-                "skipped": list(bad.skipped),
-                "seconds": round(time.monotonic() - self._began, 3),
-                "step_seconds": None if bad.seconds is None else round(bad.seconds, 6),
-                "ranks": self.ranks,
-                "python": platform.python_version(),
-                "torch": torch.__version__,
-                "nanguard": nanguard.__version__,
-                "platform": platform.platform(),
-                "device": "cuda" if torch.cuda.is_initialized() else "cpu",
-                **({"left_out": [astuple(item) for item in left_out]} if left_out else {}),
-            },
-            "replay": {
-                "verdict": "not-replayed",
-                "method": None,
-                "why": bad.why or self._why_not(),
-            },
-            **bad.known,
+        incident = Incident()
+        incident.step, incident.rank = bad.step, self.rank
+        incident.symptom = bad.symptom.to_json()
+        incident.action = {"taken": bad.decision.action.value, "reason": bad.decision.reason}
+        incident.run = {
+            "command": list(self._options.command),
+            "folder": self._options.folder,
+            "signature": self._options.signature,
+            "ordinal": bad.ordinal,
+            "skipped": list(bad.skipped),
+            "seconds": round(time.monotonic() - self._began, 3),
+            "step_seconds": None if bad.seconds is None else round(bad.seconds, 6),
+            "ranks": self.ranks,
+            "python": platform.python_version(),
+            "torch": torch.__version__,
+            "nanguard": nanguard.__version__,
+            "platform": platform.platform(),
+            "device": "cuda" if torch.cuda.is_initialized() else "cpu",
         }
+        if left_out:
+            incident.run["left_out"] = [astuple(item) for item in left_out]
+        incident.replay = {
+            "verdict": "not-replayed",
+            "method": None,
+            "why": bad.why or self._why_not(),
+        }
+        incident.put(bad.known)
+        return incident
 
     def _why_not(self) -> str:
         """Returns why a step would not be replayed."""

@@ -26,6 +26,7 @@ from nanguard.view.report.words import sentence
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
+    from nanguard.incident import Incident
     from nanguard.replay.starts import Starts
 
 # The list of what was left out, below the folder that the command runs in.
@@ -132,7 +133,7 @@ class KnownFaults:
     def __getitem__(self, place: int) -> Fault:
         return self._faults[place]
 
-    def add(self, fault: Fault, drawn: Drawn, found: dict[str, Any]) -> None:
+    def add(self, fault: Fault, drawn: Drawn, found: Incident) -> None:
         """Remembers a fault that was explained.
 
         Args:
@@ -158,7 +159,7 @@ class KnownFaults:
         """Whether a lower learning rate may help against what was met last."""
         return not self._faults or _is_helped_by_lower_rate(self._faults[-1].cause)
 
-    def count(self, fault: Fault, step: int, found: dict[str, Any], drawn: Drawn) -> None:
+    def count(self, fault: Fault, step: int, found: Incident, drawn: Drawn) -> None:
         """Counts another step of a fault, in its incident; the folder of that step goes.
 
         Args:
@@ -218,9 +219,9 @@ class KnownFaults:
     def _write(fault: Fault) -> None:
         with contextlib.suppress(IncidentError, OSError):
             found = incidents.read(fault.folder)
-            found |= {"times": fault.times, "again": fault.again}
+            found.times, found.again = fault.times, fault.again
             if fault.items:
-                found["bad_items"] = sorted({item.index for item in fault.items})
+                found.bad_items = sorted({item.index for item in fault.items})
             incidents.write(fault.folder, found)
 
 
@@ -229,11 +230,9 @@ def discard(folder: Path) -> None:
     shutil.rmtree(folder, ignore_errors=True)
 
 
-def _at_fault(drawn: Drawn, found: dict[str, Any]) -> list[Item]:
+def _at_fault(drawn: Drawn, found: Incident) -> list[Item]:
     """Returns the samples of a step that its incident names."""
-    return sorted(
-        {item for place in found.get("dataset_indices") or () for item in drawn.get(place, ())}
-    )
+    return sorted({item for place in found.dataset_indices for item in drawn.get(place, ())})
 
 
 @cache

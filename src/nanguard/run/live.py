@@ -33,9 +33,9 @@ from nanguard.run.attach import is_launcher
 from nanguard.run.bad_steps import BadSteps
 from nanguard.run.by_script import ByScript
 from nanguard.run.good_steps import GoodSteps, reading_of
+from nanguard.run.heartbeat import Heartbeat
 from nanguard.run.incident_writer import IncidentWriter
 from nanguard.run.late import Late
-from nanguard.run.pulse import Pulse
 from nanguard.run.second_run import become_replay
 from nanguard.run.together import Together
 from nanguard.run.tracked import Tracked
@@ -132,7 +132,7 @@ class Live(Watch):
         self.bad_steps = BadSteps(self)
         self._pid = os.getpid()
         self.is_aside = False
-        self.pulse: Pulse | None = None
+        self.heartbeat: Heartbeat | None = None
         self.tracked: Tracked | None = None
         self.by_script = ByScript(self)
         # The losses of this step that were read so far; None if one of them is not finite.
@@ -152,8 +152,8 @@ class Live(Watch):
         """Begins."""
         self.writer.attached()
         if self.options.recover:
-            self.pulse = Pulse(Path(self.options.control))
-            self.pulse.listen()
+            self.heartbeat = Heartbeat(Path(self.options.control))
+            self.heartbeat.listen()
         if self.writer.rank == 0:
             self.tracked = Tracked(self, self.options.run_dir)
         self.starts.begin()
@@ -382,10 +382,10 @@ class Live(Watch):
 
     def boundary(self) -> None:
         """Marks what the next step may change."""
-        if self.pulse is not None:
-            self.pulse.beat(self.tried)
+        if self.heartbeat is not None:
+            self.heartbeat.beat(self.tried)
             if self.ordinal == 1:
-                self.pulse.rate(learning_rate(self.optimizers()))
+                self.heartbeat.rate(learning_rate(self.optimizers()))
         if not self.is_aside:
             self.own(self._begin_step)
 
@@ -396,16 +396,16 @@ class Live(Watch):
 
     def heard_of_bad(self) -> None:
         """Notes a bad step that the script's own guard has met."""
-        if self.pulse is not None:
-            self.pulse.bad(self.tried)
+        if self.heartbeat is not None:
+            self.heartbeat.bad(self.tried)
 
     def heard_of_held_back(self, optimizers: Sequence[Optimizer]) -> None:
         """Counts a step that the script's own guard has held back: no optimizer tells of it."""
         self.ordinal += 1
         for optimizer in optimizers:
             self.add_step(optimizer)
-        if self.pulse is not None:
-            self.pulse.beat(self.tried)
+        if self.heartbeat is not None:
+            self.heartbeat.beat(self.tried)
 
     def _begin_step(self) -> None:
         now = time.perf_counter()
@@ -543,8 +543,8 @@ class Live(Watch):
         self.own(self.by_script.meet_unused_gradient)
         if self.bad_steps.ordinals or self.by_script.count:
             self.writer.summary(self.ordinal, len(self.bad_steps.ordinals) + self.by_script.count)
-        if self.pulse is not None:
-            self.pulse.end(finite=self._is_finite())
+        if self.heartbeat is not None:
+            self.heartbeat.end(finite=self._is_finite())
         self.own(self.good_steps.look)
         if self.tracked is not None:
             self.tracked.close()

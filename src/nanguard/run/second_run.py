@@ -29,7 +29,7 @@ from nanguard.replay.sandbox import OpenFiles, everywhere
 from nanguard.replay.task import Task
 
 if TYPE_CHECKING:
-    from nanguard.replay.task import Outcome
+    from nanguard.replay.task import ReplayOutcome
     from nanguard.run.control import Options
     from nanguard.run.live import Live
 
@@ -101,7 +101,7 @@ def _serve(message: dict[str, Any], fork: Fork) -> None:
     Path(message["answer"]).write_text(json.dumps(_told(outcome)), encoding="utf-8")
 
 
-def _told(outcome: Outcome | None) -> dict[str, Any]:
+def _told(outcome: ReplayOutcome | None) -> dict[str, Any]:
     """Returns an outcome as JSON holds it."""
     if outcome is None:
         return {"error": "the replay did not come to the step in time"}

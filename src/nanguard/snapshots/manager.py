@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from nanguard.settings import Settings
     from nanguard.snapshots.memory import Snapshot
-    from nanguard.snapshots.sharded import ShardedSnapshots, Together
+    from nanguard.snapshots.sharded import ShardedSnapshots, ShardRanks
     from nanguard.snapshots.training_state import TrainingState
 
 log = logging.getLogger("nanguard")
@@ -53,7 +53,7 @@ class Recovery:
         settings: Settings,
         *,
         folder: Path | None,
-        ranks: Together,
+        ranks: ShardRanks,
         sharded: bool,
         on_failure: Callable[[str], None],
         before_finish: Callable[[], None] = lambda: None,

@@ -50,7 +50,7 @@ _SHARDS = "shards"
 _REFERENCE = "$tensor"
 
 
-class Together(Protocol):
+class ShardRanks(Protocol):
     """The ranks that write one snapshot together."""
 
     group: Any
@@ -79,7 +79,7 @@ class ShardedSnapshots:
         folder: Path,
         *,
         keep: int,
-        ranks: Together,
+        ranks: ShardRanks,
         on_failure: Callable[[str], None],
         before_finish: Callable[[], None] = lambda: None,
     ) -> None:

@@ -72,7 +72,7 @@ def diff_of(label: str, text: Text, edits: Sequence[Edit]) -> str:
     return f"--- {label}\n+++ {label}\n{''.join(out)}" if out else ""
 
 
-def whole_diff(before: str, after: str, old: str, new: str) -> str:
+def whole_diff(before: str, after: str, old: str, new: str, *, around: int = _LINES_AROUND) -> str:
     """Returns the unified diff of two texts.
 
     Args:
@@ -80,8 +80,9 @@ def whole_diff(before: str, after: str, old: str, new: str) -> str:
         after: The name of the second.
         old: The first text.
         new: The second text.
+        around: How many lines are shown above and below a change.
     """
-    hunks = "".join(_hunks(old, new, 0, 0))
+    hunks = "".join(_hunks(old, new, 0, 0, around))
     return f"--- {before}\n+++ {after}\n{hunks}" if hunks else ""
 
 
@@ -104,7 +105,7 @@ def _windows(text: Text, edits: Sequence[Edit]) -> list[tuple[int, int, list[Edi
     return windows
 
 
-def _hunks(old: str, new: str, above: int, moved: int) -> list[str]:
+def _hunks(old: str, new: str, above: int, moved: int, around: int = _LINES_AROUND) -> list[str]:
     """Returns the hunks of a diff, with line numbers of the whole file.
 
     Args:
@@ -112,10 +113,11 @@ def _hunks(old: str, new: str, above: int, moved: int) -> list[str]:
         new: The same part after.
         above: How many lines of the file before lie above it.
         moved: How many lines the changes above have added.
+        around: How many lines are shown above and below a change.
     """
     import difflib
 
-    lines = difflib.unified_diff(_lines(old), _lines(new), n=_LINES_AROUND)
+    lines = difflib.unified_diff(_lines(old), _lines(new), n=around)
     out = []
     for line in list(lines)[2:]:
         head = _HUNK.match(line)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import ast
-import difflib
 import io
 import os
 import re
 import tokenize
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, TypeAlias, TypeVar
+
+from nanguard.source.edits import whole_diff
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -22,6 +23,8 @@ _SOURCE_BYTES = 4 << 20
 _LINE = re.compile(rb"[^\r\n]*(?:\r\n|\r|\n)|[^\r\n]+")
 _DIVIDING = ("div", "div_", "divide", "divide_", "true_divide", "true_divide_")
 _BYTE_ORDER_MARK = "\ufeff"
+# Lines above and below a change in the diff of an incident.
+_DIFF_LINES = 2
 
 
 class Spot(Protocol):
@@ -167,20 +170,8 @@ class SourceFile:
 
         The file is named by its path; ``addressed`` names it as a reader would.
         """
-        before, after = self._mark + self.text, self._mark + new
-        lines = difflib.unified_diff(
-            _ended_lines(before), _ended_lines(after), f"a/{self.path}", f"b/{self.path}", n=2
-        )
-        return "".join(
-            line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n"
-            for line in lines
-        )
-
-
-def _ended_lines(text: str) -> list[str]:
-    """Returns the lines of a text as diffs count them, with their ends."""
-    lines = text.split("\n")
-    return [f"{line}\n" for line in lines[:-1]] + ([lines[-1]] if lines[-1] else [])
+        names = f"a/{self.path}", f"b/{self.path}"
+        return whole_diff(*names, self._mark + self.text, self._mark + new, around=_DIFF_LINES)
 
 
 def addressed(diff: str, folder: str) -> str:

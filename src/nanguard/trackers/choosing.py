@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nanguard.errors import MissingDependencyError, UsageError
-from nanguard.trackers.tracker import Place
+from nanguard.trackers.tracker import TrackedPlace
 from nanguard.trackers.writing import Trackers
 
 if TYPE_CHECKING:
@@ -108,12 +108,14 @@ def trackers_for(
         folder = Path(given)
     elif folder is None:
         folder = Path(".nanguard/trackers") / stamp
-    place = Place(folder.absolute(), f"{folder.absolute().parent.name}-{stamp}-{os.getpid()}")
+    place = TrackedPlace(
+        folder.absolute(), f"{folder.absolute().parent.name}-{stamp}-{os.getpid()}"
+    )
     made = [_made(name, place) for name in chosen]
     return Trackers(made, on_failure=on_failure, at_exit=at_exit)
 
 
-def _made(name: str, place: Place) -> Tracker:
+def _made(name: str, place: TrackedPlace) -> Tracker:
     with _same_random_numbers():
         try:
             module = importlib.import_module(f"nanguard.trackers.to_{name}")
@@ -131,7 +133,7 @@ def _made(name: str, place: Place) -> Tracker:
                 where=f"the tracker {name}",
                 do=f"See whether it works by itself: python -c 'import {_KNOWN[name][1]}'",
             ) from error
-    return kind(Place(place.folder / name, place.name))
+    return kind(TrackedPlace(place.folder / name, place.name))
 
 
 @contextmanager

@@ -10,7 +10,7 @@ import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from nanguard.trackers.tracker import Event, Place, Step, Tracker
+from nanguard.trackers.tracker import Step, TrackedEvent, TrackedPlace, Tracker
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -31,7 +31,7 @@ class MLflow(Tracker):
     name: ClassVar[str] = "mlflow"
     modules: ClassVar[tuple[str, ...]] = ("mlflow", "mlflow.entities")
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: TrackedPlace) -> None:
         super().__init__(place)
         self._client: Any = None
         self._run: str | None = None
@@ -73,7 +73,7 @@ class MLflow(Tracker):
         if len(self._batch) >= _BATCH:
             self.flush()
 
-    def event(self, event: Event) -> None:
+    def event(self, event: TrackedEvent) -> None:
         """Writes a tag."""
         self._events += 1
         if self._events <= _MOST_EVENTS:

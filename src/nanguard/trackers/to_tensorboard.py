@@ -6,7 +6,7 @@ import importlib
 import time
 from typing import Any, ClassVar
 
-from nanguard.trackers.tracker import PREFIX, Event, Place, Step, Tracker
+from nanguard.trackers.tracker import PREFIX, Step, TrackedEvent, TrackedPlace, Tracker
 
 EVENTS = PREFIX + "events"
 _WRITER = "tensorboard.summary.writer.event_file_writer"
@@ -25,7 +25,7 @@ class TensorBoard(Tracker):
         *(f"{_PROTO}{kind}_pb2" for kind in ("event", "summary", "tensor", "tensor_shape")),
     )
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: TrackedPlace) -> None:
         super().__init__(place)
         self._writer: Any = None
         self._last = 0
@@ -48,7 +48,7 @@ class TensorBoard(Tracker):
         ]
         self._add(values, step.step)
 
-    def event(self, event: Event) -> None:
+    def event(self, event: TrackedEvent) -> None:
         """Writes a text."""
         summary = importlib.import_module(f"{_PROTO}summary_pb2")
         tensor = importlib.import_module(f"{_PROTO}tensor_pb2")

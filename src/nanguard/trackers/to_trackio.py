@@ -6,7 +6,7 @@ import importlib
 import os
 from typing import Any, ClassVar
 
-from nanguard.trackers.tracker import EVENT, STEP, Alarm, Event, Place, Step, Tracker
+from nanguard.trackers.tracker import EVENT, STEP, Alarm, Step, TrackedEvent, TrackedPlace, Tracker
 
 
 class Trackio(Tracker):
@@ -15,7 +15,7 @@ class Trackio(Tracker):
     name: ClassVar[str] = "trackio"
     modules: ClassVar[tuple[str, ...]] = ("trackio", "trackio.context_vars")
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: TrackedPlace) -> None:
         super().__init__(place)
         self._run: Any = None
         self._adopted = False
@@ -43,7 +43,7 @@ class Trackio(Tracker):
         self._last = step.step
         self._run.log({STEP: step.step, **step.numbers}, step=step.step)
 
-    def event(self, event: Event) -> None:
+    def event(self, event: TrackedEvent) -> None:
         """Adds an event to its step, and raises an alert."""
         self._run.log({EVENT: event.text}, step=self._last if event.step is None else event.step)
         text = self._alarm.text(event)

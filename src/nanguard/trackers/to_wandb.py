@@ -6,7 +6,16 @@ import importlib
 import os
 from typing import Any, ClassVar
 
-from nanguard.trackers.tracker import EVENT, PREFIX, STEP, Alarm, Event, Place, Step, Tracker
+from nanguard.trackers.tracker import (
+    EVENT,
+    PREFIX,
+    STEP,
+    Alarm,
+    Step,
+    TrackedEvent,
+    TrackedPlace,
+    Tracker,
+)
 
 _LEVELS = {"info": "INFO", "warn": "WARN", "error": "ERROR"}
 _BAD_STEPS = PREFIX + "bad_steps"
@@ -25,7 +34,7 @@ class WandB(Tracker):
     name: ClassVar[str] = "wandb"
     modules: ClassVar[tuple[str, ...]] = ("wandb",)
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: TrackedPlace) -> None:
         super().__init__(place)
         self._run: Any = None
         self._adopted = False
@@ -68,7 +77,7 @@ class WandB(Tracker):
         self._last = max(step.step, self._last)
         self._log({STEP: step.step, **step.numbers}, step.bad)
 
-    def event(self, event: Event) -> None:
+    def event(self, event: TrackedEvent) -> None:
         """Writes an event into the row of its step, and raises an alert."""
         self._log({EVENT: event.text}, {})
         text = self._alarm.text(event)

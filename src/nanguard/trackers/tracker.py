@@ -30,7 +30,7 @@ _LONGEST_TEXT = 2000
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class TrackedPlace:
     """Where a tracker writes if the user has no run of their own.
 
     Attributes:
@@ -65,7 +65,7 @@ class Step:
 
 
 @dataclass(frozen=True, slots=True)
-class Event:
+class TrackedEvent:
     """Something that happened.
 
     Attributes:
@@ -104,7 +104,7 @@ class Counting:
         return Step(int(line["step"]), numbers, bad)
 
 
-def event_of(line: dict[str, Any]) -> Event:
+def event_of(line: dict[str, Any]) -> TrackedEvent:
     """Returns the event that a line is about."""
     action = line.get("action", "step")
     step = line.get("step")
@@ -119,7 +119,7 @@ def event_of(line: dict[str, Any]) -> Event:
     elif line.get("severity") == "info":
         level = "info"
     title = f"nanguard: {line['name']}{done}"
-    return Event(step, title[:_LONGEST_TITLE], text[:_LONGEST_TEXT] + path, level)
+    return TrackedEvent(step, title[:_LONGEST_TITLE], text[:_LONGEST_TEXT] + path, level)
 
 
 def incident_line(step: int, folder: Path) -> dict[str, Any]:
@@ -140,7 +140,7 @@ class Alarm:
     _last: dict[str, float] = field(default_factory=dict)
     _held: Counter[str] = field(default_factory=Counter)
 
-    def text(self, event: Event) -> str | None:
+    def text(self, event: TrackedEvent) -> str | None:
         """Returns what an alert says; None if there is to be none now."""
         if event.level == "info":
             return None
@@ -171,7 +171,7 @@ class Tracker(ABC):
     name: ClassVar[str]
     modules: ClassVar[tuple[str, ...]]
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: TrackedPlace) -> None:
         self.place = place
         self.held = 0
 
@@ -187,7 +187,7 @@ class Tracker(ABC):
         """Writes a step."""
 
     @abstractmethod
-    def event(self, event: Event) -> None:
+    def event(self, event: TrackedEvent) -> None:
         """Writes an event."""
 
     def flush(self) -> None:  # noqa: B027 - most write at once

@@ -17,7 +17,7 @@ from nanguard.trackers.tracker import Counting, Step, event_of
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from nanguard.trackers.tracker import Event, Tracker
+    from nanguard.trackers.tracker import TrackedEvent, Tracker
 
 _QUEUE = 100_000
 _BATCH_SECONDS = 0.25
@@ -82,7 +82,7 @@ class Trackers:
         # A copy of the process, made to replay a step, writes nothing.
         return self._open and os.getpid() == self._pid
 
-    def _put(self, item: Step | Event) -> None:
+    def _put(self, item: Step | TrackedEvent) -> None:
         for writer in self._writers:
             writer.put(item)
 
@@ -106,10 +106,10 @@ class Writer:
         self.lost = 0
         self._on_failure = on_failure
         self._failed = False
-        self._items: queue.Queue[Step | Event | None] = queue.Queue(_QUEUE)
+        self._items: queue.Queue[Step | TrackedEvent | None] = queue.Queue(_QUEUE)
         self._thread: threading.Thread | None = None
 
-    def put(self, item: Step | Event) -> None:
+    def put(self, item: Step | TrackedEvent) -> None:
         """Adds an item; never waits."""
         if self._thread is None and not self._failed:
             self._begin()
@@ -176,7 +176,7 @@ class Writer:
         self._try(self.tracker.flush)
         return item is None
 
-    def _write(self, item: Step | Event) -> None:
+    def _write(self, item: Step | TrackedEvent) -> None:
         write: Any = self.tracker.step if isinstance(item, Step) else self.tracker.event
         self._try(write, item)
 

@@ -11,7 +11,7 @@ import torch
 
 from nanguard.check.checkpoint.checkpoint import read_part
 from nanguard.check.scan import Scan
-from nanguard.run.recovering.audit import Auditor, Verdict
+from nanguard.run.recovering.audit import Auditor, CheckpointVerdict
 from nanguard.run.recovering.places import Places
 
 if TYPE_CHECKING:
@@ -80,4 +80,4 @@ def test_a_damaged_checkpoint_is_not_resumed_from(
     write(tmp_path / "out/checkpoint-30", **damage)  # type: ignore[arg-type]
     found = Auditor(Places.of("out", ["t.py"], 0.0)).look(1)
     assert [one.step for one in found.good] == [20]
-    assert [one.verdict for one in found.all if one.step == 30] == [Verdict.DAMAGED]
+    assert [one.verdict for one in found.all if one.step == 30] == [CheckpointVerdict.DAMAGED]

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from nanguard.replay.tracer import values
+from nanguard.replay.tracer import tensor_values as values
 from nanguard.replay.tracer.origin import path_of, producers
 from nanguard.replay.tracer.trace import Trace
 from tests.replay.tracer import test_trace

@@ -9,7 +9,7 @@ from torch.utils.data import DataLoader, Dataset
 DEVICE = sys.argv[1]
 if DEVICE == "late":
     # As if the numbers of a CPU were as far away as those of a GPU.
-    from nanguard.replay.tracer import values
+    from nanguard.replay.tracer import tensor_values as values
 
     DEVICE, values.is_late = "cpu", lambda tensor: True
 

@@ -14,7 +14,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
-from nanguard.view.report.page import cause_page, incident_page
+from nanguard.incident import Incident
+from nanguard.view.report.incident_page import cause_page, incident_page
 
 DIFF = """--- a/train.py
 +++ b/train.py
@@ -114,7 +115,7 @@ def without(*names: str) -> dict[str, Any]:
 
 
 def shown(incident: dict[str, Any], *, width: int = 100, folder: str | None = None) -> str:
-    return rendered(incident_page(incident, folder=folder), width)
+    return rendered(incident_page(Incident(incident), folder=folder), width)
 
 
 def rendered(page: Any, width: int = 100) -> str:
@@ -594,7 +595,7 @@ def test_a_field_that_is_missing_does_not_stop_the_page():
 
 @pytest.mark.parametrize(("terminal", "told"), [(60, None), (200, 60), (60, 200)])
 def test_the_page_keeps_to_its_width(terminal, told):
-    lines = rendered(incident_page(INCIDENT, width=told), terminal).splitlines()
+    lines = rendered(incident_page(Incident(INCIDENT), width=told), terminal).splitlines()
     assert 50 < max(map(len, lines)) <= 60
 
 
@@ -630,7 +631,7 @@ def test_lines_end_without_blanks():
 def test_colour_is_there_on_a_terminal():
     file = io.StringIO()
     Console(file=file, width=100, force_terminal=True, color_system="standard").print(
-        incident_page(INCIDENT)
+        incident_page(Incident(INCIDENT))
     )
     assert "\x1b[32m+    q = torch.log(p.clamp(min=1e-8))\x1b[0m" in file.getvalue()
     assert "\x1b[31m-    q = torch.log(p)\x1b[0m" in file.getvalue()
@@ -645,6 +646,6 @@ def test_the_page_of_a_cause():
 
 def test_the_page_needs_no_torch():
     heavy = "print('torch' in sys.modules, 'numpy' in sys.modules)"
-    code = f"import sys, nanguard.view.report.page; {heavy}"
+    code = f"import sys, nanguard.view.report.incident_page; {heavy}"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "False False\n"

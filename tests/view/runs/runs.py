@@ -74,7 +74,7 @@ def incident(step: int = 40, **fields: Any) -> dict[str, Any]:
 def write_incident(folder: Path, step: int = 40, **fields: Any) -> Path:
     """Writes an incident below a folder; returns its own folder."""
     own = folder / f"step-{step:06d}-rank0"
-    incidents.write(own, incident(step, **fields))
+    incidents.write(own, incidents.Incident.from_json(incident(step, **fields)))
     return own
 
 

@@ -136,7 +136,7 @@ def test_reading_in_parts_and_letting_go(log):
     follower.behind = True
     while follower.behind:
         follower.read(limit=5000)
-        got += [value for _, values, _ in follower.drain() for value in values]
+        got += [value for series in follower.drain().series for value in series.values]
     assert got == list(range(1000))
     assert losses(follower) == []
 

@@ -129,7 +129,7 @@ def test_incidents_alone_show_the_losses_before(tmp_path):
     assert list(curve.xs) == [37, 38, 39, 40]
     assert list(curve.values)[:3] == [2.5, 2.4, 2.3]
     assert math.isnan(curve.values[3])
-    assert run.incidents[0]["folder"].endswith("step-000040-rank0")
+    assert run.incidents[0].folder.name == "step-000040-rank0"
 
 
 def test_lineage_is_restarts(tmp_path):

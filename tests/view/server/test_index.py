@@ -23,13 +23,13 @@ from tests.view.runs.runs import write_incident, write_record
 
 if TYPE_CHECKING:
     from nanguard.view.runs import FoundRun
-    from nanguard.view.server.digest import Summary
+    from nanguard.view.server.digest import RunSummary
 
 
 LOGS = Path(__file__).parents[2] / "logs"
 
 
-def summary(digest: Digest, found: FoundRun) -> Summary:
+def summary(digest: Digest, found: FoundRun) -> RunSummary:
     return list(digest.read(found))[-1]
 
 

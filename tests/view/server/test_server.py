@@ -304,7 +304,7 @@ def test_says_why_it_cannot_start(tmp_path):
 
 
 def test_says_what_has_to_be_installed(tmp_path, monkeypatch):
-    monkeypatch.delitem(sys.modules, "nanguard.view.server.running", raising=False)
+    monkeypatch.delitem(sys.modules, "nanguard.view.server.web_server", raising=False)
     monkeypatch.setitem(sys.modules, "uvicorn", None)
     assert "pip install 'nanguard[serve]'" in failure(tmp_path)
 

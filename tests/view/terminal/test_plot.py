@@ -7,9 +7,9 @@ import random
 import time
 from typing import TYPE_CHECKING
 
-from nanguard.view.terminal.plot import Scale, Trace, brief, draw
-from nanguard.view.terminal.session import Session
+from nanguard.view.terminal.plot import PlotTrace, Scale, brief, draw
 from nanguard.view.terminal.view import View
+from nanguard.view.terminal.watch_session import Session
 from nanguard.view.terminal.watched import Wanted
 from nanguard.view.terminal.watching import Watching
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 def test_a_trace_of_many_numbers_is_small_and_keeps_extremes_and_bad_ones() -> None:
     values = [2.0 + math.sin(n / 1000) for n in range(200_000)]
     values[123_456], values[77_777], values[150_001] = 99.0, -99.0, math.nan
-    trace = Trace()
+    trace = PlotTrace()
     for at in range(0, len(values), 1250):
         trace.extend(values[at : at + 1250], list(range(at, at + 1250)))
     assert len(trace.buckets) <= 1024
@@ -35,7 +35,7 @@ def test_a_trace_of_many_numbers_is_small_and_keeps_extremes_and_bad_ones() -> N
 
 
 def test_a_gap_is_marked_and_not_crossed() -> None:
-    trace = Trace()
+    trace = PlotTrace()
     trace.extend([1.0] * 20 + [math.nan] * 20 + [1.0] * 20, list(range(60)))
     rows, _ = draw(trace, 49, 6, log=None, style="")
     texts = [row.plain[9:] for row in rows]
@@ -49,7 +49,7 @@ def test_a_gap_is_marked_and_not_crossed() -> None:
 
 
 def test_a_few_peaks_do_not_flatten_a_curve_and_are_marked() -> None:
-    trace = Trace()
+    trace = PlotTrace()
     values = [2.0 + n % 5 / 10 for n in range(200)]
     values[100] = 1e6
     trace.extend(values, list(range(200)))
@@ -63,7 +63,7 @@ def test_a_few_peaks_do_not_flatten_a_curve_and_are_marked() -> None:
 
 def test_scales_hold_whatever_comes() -> None:
     for values in ([], [5.0], [0.0, 0.0], [-1e308, 1e308], [math.nan], [1e-300, 1e300], [-1.0]):
-        trace = Trace()
+        trace = PlotTrace()
         trace.extend(values, None)
         for log in (None, True, False):
             rows, _ = draw(trace, 30, 5, log=log, style="")

@@ -8,6 +8,7 @@ import os
 import pty
 import re
 import select
+import shutil
 import signal
 import struct
 import subprocess
@@ -15,6 +16,7 @@ import sys
 import termios
 import threading
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -23,11 +25,11 @@ from nanguard.cli import main
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from pathlib import Path
 
+LOGS = Path(__file__).parents[2] / "logs"
 PROGRAM = (
     "import nanguard.view.terminal.watching as w; w.EVERY = 0.1\n"
-    "import nanguard.view.terminal.session as s; s._SEARCH = 0.2\n"
+    "import nanguard.view.terminal.watch_session as s; s._SEARCH = 0.2\n"
     "import nanguard.view.terminal.watched as r; r._QUIET = 0.5\n"
     "from nanguard.cli import main; main()"
 )
@@ -233,12 +235,10 @@ def test_a_log_that_stops_to_grow_is_an_alarm(
 
 def test_what_is_missing_is_said(tmp_path: Path, run: Callable[..., tuple[int, str]]) -> None:
     (tmp_path / "empty").mkdir()
-    (tmp_path / "run.wandb").write_bytes(b":W&B\0\0\0\0")
     for path, said in (
         (tmp_path / "runs" / "train.log", "there is no such file or folder"),
         (tmp_path / "empty", "no run here"),
         ("s3://bucket/a.log", "cannot be watched"),
-        (tmp_path / "run.wandb", "a binary run of W&B"),
     ):
         code, told = run(path)
         assert code == 2
@@ -255,6 +255,39 @@ def test_what_is_missing_is_waited_for(tmp_path: Path, watching: Callable[..., L
     watch.wait_for("step 9")
     add(path, "step 10/1000 loss nan\n")
     assert watch.end() == 1
+
+
+def test_a_log_that_is_no_lines_is_read_anew_when_it_has_changed(
+    tmp_path: Path, watching: Callable[..., Lines]
+) -> None:
+    path = tmp_path / "trainer_state.json"
+
+    def write(losses: list[float]) -> None:
+        rows = [{"step": at, "loss": loss} for at, loss in enumerate(losses)]
+        new = tmp_path / "new"
+        new.write_text(json.dumps({"log_history": rows}, indent=2))
+        new.rename(path)
+
+    write([3.0 - n / 100 for n in range(40)])
+    watch = watching(path, "--until-alarm")
+    watch.wait_for("step 39")
+    write([3.0 - n / 100 for n in range(60)])
+    watch.wait_for("step 59")
+    assert watch.process.poll() is None
+    write([*(3.0 - n / 100 for n in range(60)), float("nan")])
+    assert watch.end() == 1
+    assert "step 60: loss is nan" in watch.said
+
+
+@pytest.mark.parametrize("name", ["tb_run1", "tb_ok"])
+def test_a_folder_of_tensorboard_is_watched(
+    name: str, tmp_path: Path, watching: Callable[..., Lines]
+) -> None:
+    watch = watching(shutil.copytree(LOGS / "open" / name, tmp_path / name))
+    watch.wait_for("loss")
+    watch.process.send_signal(signal.SIGINT)
+    assert watch.end() == 0
+    assert ("since before the watch" in watch.said) == (name == "tb_run1")
 
 
 def test_a_folder_is_watched_with_the_runs_that_come_into_it(

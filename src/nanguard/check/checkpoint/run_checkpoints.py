@@ -197,7 +197,7 @@ def _was_to_be(name: str, head: bytes) -> bool:
 
 MAX_FILES = 100_000
 MAX_DEPTH = 5
-HEAD = 1 << 16
+CHECKPOINT_HEAD_BYTES = 1 << 16
 _TOGETHER = frozenset(
     {"optimizer.pt", "optimizer.bin", "scheduler.pt", "scaler.pt", "scheduler.bin"}
 )
@@ -350,7 +350,7 @@ def _inside(folder: Path) -> Iterator[Path]:
 def _recognised(path: Path) -> bool:
     try:
         with path.open("rb") as file:
-            return recognises(path, file.read(HEAD))
+            return recognises(path, file.read(CHECKPOINT_HEAD_BYTES))
     except OSError:
         return False
 

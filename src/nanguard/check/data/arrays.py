@@ -19,7 +19,7 @@ from nanguard.check.data.columns import (
     Column,
     ColumnNumbers,
     ColumnRoles,
-    Labels,
+    LabelColumn,
     RowPlace,
     Shape,
     Tokens,
@@ -318,15 +318,15 @@ def _alike(label: Column, arrays: dict[str, Array]) -> list[Array]:
     return [first, *others]
 
 
-def _labels(arrays: list[Array], watch: WatchedValues, done: _Progress) -> Labels:
-    labels = Labels(arrays[0].name, many=math.prod(arrays[0].shape[1:]) > 1)
+def _labels(arrays: list[Array], watch: WatchedValues, done: _Progress) -> LabelColumn:
+    labels = LabelColumn(arrays[0].name, many=math.prod(arrays[0].shape[1:]) > 1)
     for array in arrays:
         for first, block in done.blocks(array):
             add_labels(labels, block, first, watch)
     return labels
 
 
-def add_labels(labels: Labels, block: Any, first: int, watch: WatchedValues) -> None:
+def add_labels(labels: LabelColumn, block: Any, first: int, watch: WatchedValues) -> None:
     """Counts a block of labels, a NumPy array whose rows are records.
 
     Args:
@@ -366,7 +366,7 @@ def _first(flat: Any, value: Any, wanted: int) -> list[int]:
     return [int(at) for at in np.flatnonzero(flat == value)[:wanted]]
 
 
-def _note_missing(flat: Any, labels: Labels, first: int, width: int) -> None:
+def _note_missing(flat: Any, labels: LabelColumn, first: int, width: int) -> None:
     """Notes labels that are NaN, which stands for none, and infinite ones."""
     import numpy as np
 

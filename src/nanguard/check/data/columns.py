@@ -387,7 +387,7 @@ def label_of(group: str | None, value: Value) -> Label:
 
 
 @dataclass(slots=True)
-class Labels:
+class LabelColumn:
     """What the labels of a file, or of a part of it, are.
 
     Attributes:
@@ -426,7 +426,7 @@ class Labels:
         known.count += count
         known.first += places[: max(0, MAX_PLACES - len(known.first))]
 
-    def merge(self, other: Labels, records: int, lines: int) -> None:
+    def merge(self, other: LabelColumn, records: int, lines: int) -> None:
         """Takes over what was seen in the part of the file that follows."""
         self.many |= other.many
         self.overflowed |= other.overflowed

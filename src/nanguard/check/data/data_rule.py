@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, ClassVar
 
-from nanguard.check.data.columns import Label, Labels, whole_number
+from nanguard.check.data.columns import Label, LabelColumn, whole_number
 from nanguard.check.data.dataset import DataFile, DataSet
 from nanguard.check.rule import Reads, Rule
 
@@ -31,7 +31,7 @@ class DataRule(Rule[DataSet]):
         return self.finding(message, path=file.path, line=line, where=where)
 
 
-def by_group(labels: Labels) -> dict[str | None, list[Label]]:
+def by_group(labels: LabelColumn) -> dict[str | None, list[Label]]:
     """Returns the values of labels for each data set that records name."""
     out: dict[str | None, list[Label]] = {}
     for label in labels.seen:
@@ -39,7 +39,7 @@ def by_group(labels: Labels) -> dict[str | None, list[Label]]:
     return out
 
 
-def are_measured(source: DataSet, labels: Labels) -> bool:
+def are_measured(source: DataSet, labels: LabelColumn) -> bool:
     """Returns whether labels are measurements: told so, or mostly fractions."""
     if source.request.measured:
         return True
@@ -60,7 +60,7 @@ def classes_of(source: DataSet, file: DataFile, group: str | None) -> int | None
     return expected.classes
 
 
-def look_like_classes(labels: Labels, ignored: frozenset[int]) -> bool:
+def look_like_classes(labels: LabelColumn, ignored: frozenset[int]) -> bool:
     """Returns whether labels are the numbers 0, 1, 2, ... of classes, leaving odd ones aside."""
     counts = labels.numbers(every=True)
     usual = sorted(value for value in counts if value >= 0 and value not in ignored)
@@ -106,14 +106,14 @@ def _told(label: Label) -> str:
     return str(whole) if whole is not None and label.kind != "bool" else str(label.value)
 
 
-def named(labels: Labels, group: str | None) -> str:
+def named(labels: LabelColumn, group: str | None) -> str:
     """Returns the column of labels, with the data set where there are several."""
     return labels.key if group is None else f"{labels.key} of {group}"
 
 
 def each_group(
     source: DataSet,
-) -> Iterator[tuple[DataFile, Labels, str | None, list[Label], int | None]]:
+) -> Iterator[tuple[DataFile, LabelColumn, str | None, list[Label], int | None]]:
     """Yields the labels of each file and data set that are classes, with how many these are."""
     for file, labels in source.labelled():
         if are_measured(source, labels):

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from nanguard.check.data.columns import (
     ColumnNumbers,
     ColumnRoles,
-    Labels,
+    LabelColumn,
     RowPlace,
     RowPlaces,
     Tokens,
@@ -43,7 +43,7 @@ class Ledger:
 
     records: int = 0
     lines: int = 0
-    labels: Labels | None = None
+    labels: LabelColumn | None = None
     columns: dict[str, ColumnNumbers] = field(default_factory=dict)
     tokens: dict[str, Tokens] = field(default_factory=dict)
     unreadable: RowPlaces = field(default_factory=RowPlaces)
@@ -56,7 +56,7 @@ class Ledger:
         records, lines = self.records, self.lines
         if other.labels is not None:
             if self.labels is None:
-                self.labels = Labels(other.labels.key)
+                self.labels = LabelColumn(other.labels.key)
             self.labels.merge(other.labels, records, lines)
         for name, numbers in other.columns.items():
             mine = self.columns.setdefault(
@@ -202,7 +202,7 @@ class DataSet:
                 counts[key] = counts.get(key, 0) + places.count
         return out
 
-    def labelled(self) -> Iterator[tuple[DataFile, Labels]]:
+    def labelled(self) -> Iterator[tuple[DataFile, LabelColumn]]:
         """Yields the files that have labels."""
         for file in self.files:
             if file.ledger.labels is not None:

@@ -6,7 +6,7 @@ import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from nanguard.check.data.columns import Column, ColumnRoles, Label, Labels, RowPlace, roles_of
+from nanguard.check.data.columns import Column, ColumnRoles, Label, LabelColumn, RowPlace, roles_of
 from nanguard.check.data.dataset import Ledger
 from nanguard.check.data.records import RowReader, columns_of, speakable
 from nanguard.check.data.tables import (
@@ -142,7 +142,7 @@ class _JsonLinesReader:
         keys = [label.name, group] if group else [label.name]
         rows = pl.scan_ndjson(data, schema=schema, row_index_name=_ROW)
         table = rows.group_by(keys).agg(pl.len().alias(_COUNT), pl.col(_ROW).min())
-        labels = Labels(label.name)
+        labels = LabelColumn(label.name)
         for value, *named, count, first in table.collect(engine="streaming").sort(_ROW).iter_rows():
             if value is None:
                 return None

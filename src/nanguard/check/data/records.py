@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from nanguard.check.data.columns import (
     Column,
     ColumnNumbers,
-    Labels,
+    LabelColumn,
     RowPlace,
     Shape,
     Tokens,
@@ -175,14 +175,16 @@ class RowReader:
         column = self.roles.label
         assert column is not None  # noqa: S101 - the caller has looked
         if self.ledger.labels is None:
-            self.ledger.labels = Labels(column.name, many=column.depth > 0)
+            self.ledger.labels = LabelColumn(column.name, many=column.depth > 0)
         value = record.get(column.name)
         group = record.get(self.roles.group) if self.roles.group else None
         group = group if isinstance(group, str) else None
         for one in _flat(value) if isinstance(value, list) else (value,):
             self._one_label(self.ledger.labels, one, group, place)
 
-    def _one_label(self, labels: Labels, value: Any, group: str | None, place: RowPlace) -> None:
+    def _one_label(
+        self, labels: LabelColumn, value: Any, group: str | None, place: RowPlace
+    ) -> None:
         shown = RowPlace(place.record, place.line, repr(value)[:80])
         if (
             value is None

@@ -13,7 +13,7 @@ from nanguard.check.data.columns import (
     SAMPLED,
     ColumnNumbers,
     Label,
-    Labels,
+    LabelColumn,
     RowPlace,
     RowPlaces,
     Tokens,
@@ -300,11 +300,11 @@ class FrameReader:
     def _place(self, row: int, value: object = "") -> RowPlace:
         return RowPlace(row, self.lines(row), _short(value))
 
-    def _labels(self, frame: pl.DataFrame, column: Column) -> Labels:
+    def _labels(self, frame: pl.DataFrame, column: Column) -> LabelColumn:
         import polars as pl
 
         name, group = column.name, self.roles.group
-        labels = Labels(name, many=column.depth > 0)
+        labels = LabelColumn(name, many=column.depth > 0)
         labels.missing.count = frame[name].null_count()
         if labels.missing.count:
             for row in frame.filter(pl.col(name).is_null())[_ROW].head(MAX_PLACES):
@@ -328,7 +328,7 @@ class FrameReader:
             labels.add(label, count, self._label_places(frame, label, name, first))
         return labels
 
-    def _finite(self, frame: pl.DataFrame, labels: Labels) -> pl.DataFrame:
+    def _finite(self, frame: pl.DataFrame, labels: LabelColumn) -> pl.DataFrame:
         """Takes NaN, which stands for a missing label, and infinite labels out of a table."""
         import polars as pl
 
@@ -345,7 +345,7 @@ class FrameReader:
             places.count += bad.height
         return frame.filter(pl.col(name).is_finite())
 
-    def _measured(self, values: pl.Series, labels: Labels) -> bool:
+    def _measured(self, values: pl.Series, labels: LabelColumn) -> bool:
         """Notes labels that are measurements; returns whether they are."""
         sample = values.head(4 * MANY_FRACTIONS)
         if (

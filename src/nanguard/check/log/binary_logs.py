@@ -8,8 +8,8 @@ from array import array
 from typing import TYPE_CHECKING
 
 from nanguard.check.log.grammar import LoggedValue, line_of, loads
-from nanguard.check.log.quantities import METRICS, Metric, Quantity, metric_of
-from nanguard.check.log.series import Gathering, Rows, Which
+from nanguard.check.log.quantities import METRIC_ROLES, Metric, Quantity, metric_of
+from nanguard.check.log.series import Gathering, LogRows, Which
 from nanguard.check.log.text_log import add_loose, read_exactly
 from nanguard.errors import SourceError
 
@@ -120,7 +120,7 @@ def read_events(paths: list[Path], name: str, scan: Scan) -> Log:
     for tag, (steps, values) in points.items():
         metric = metric_of(tag)
         if metric is not None and values:
-            gathering.add([Rows(None, steps, None, {Which(metric): values})])
+            gathering.add([LogRows(None, steps, None, {Which(metric): values})])
     return gathering.log
 
 
@@ -224,7 +224,7 @@ def _scalar(value: bytes) -> tuple[str, float] | None:
         elif field == 8 and isinstance(inner, bytes):
             number = _tensor(inner)
     metric = metric_of(tag)
-    if number is None or metric is None or metric.role not in METRICS:
+    if number is None or metric is None or metric.role not in METRIC_ROLES:
         return None
     return tag, number
 
@@ -268,7 +268,7 @@ def read_wandb(path: Path, scan: Scan) -> Log:
         OSError: It cannot be read.
     """
     gathering = Gathering(str(path))
-    loose: dict[tuple[object, ...], Rows] = {}
+    loose: dict[tuple[object, ...], LogRows] = {}
     read = 0
     try:
         for number, record in enumerate(_wandb_records(path, scan), 1):
@@ -295,7 +295,7 @@ def read_wandb(path: Path, scan: Scan) -> Log:
     return gathering.log
 
 
-def _add_history(record: bytes, number: int, loose: dict[tuple[object, ...], Rows]) -> None:
+def _add_history(record: bytes, number: int, loose: dict[tuple[object, ...], LogRows]) -> None:
     for field, history in fields_of(record):
         if field != 2 or not isinstance(history, bytes):
             continue

@@ -10,13 +10,21 @@ character fixed. Lines of the same shape then need no reading: their numbers are
 
 from __future__ import annotations
 
+import codecs
 import json
 import math
 import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from nanguard.check.log.quantities import METRICS, Metric, Quantity, metric_of, suffix_of, word_set
+from nanguard.check.log.quantities import (
+    METRIC_ROLES,
+    Metric,
+    Quantity,
+    metric_of,
+    suffix_of,
+    word_set,
+)
 from nanguard.check.log.series import Note, Which
 
 if TYPE_CHECKING:
@@ -112,7 +120,7 @@ def read_line(text: str) -> LogLine:
         value = _value(text, match, metric, strong=strong)
         if value is None:
             continue
-        if metric.role in METRICS:
+        if metric.role in METRIC_ROLES:
             if not line.values:
                 line.label = _label(between, metric)
             line.values.append(value)
@@ -231,6 +239,72 @@ def loads(text: str) -> Any:
         return None
 
 
+# Stand in a text for zero bytes, and for a byte that is not UTF-8: no text has them by itself.
+ZEROS, NOT_UTF8 = "\ufdd0", "\ufdd1"
+_LONE = re.compile("[\ud800-\udfff]")
+HAS_ZEROS = "zero bytes stand where text was"
+NOT_JSON = "the line is not whole JSON"
+HALF_CHARACTER = "a key holds half of a character (a lone surrogate)"
+NOT_IN_UTF8 = "a name holds bytes that are not UTF-8"
+
+
+def _mark_bytes(error: UnicodeError) -> tuple[str, int]:
+    if not isinstance(error, UnicodeDecodeError):
+        raise error
+    return NOT_UTF8 * (error.end - error.start), error.end
+
+
+# How a log is decoded: damage stays visible, and the lines around it can be read.
+DECODING = "nanguard-mark"
+codecs.register_error(DECODING, _mark_bytes)
+
+
+def marked(text: str) -> str:
+    """Returns a decoded text with one mark for each row of zero bytes."""
+    return _ZERO_BYTES.sub(ZEROS, text) if "\0" in text else text
+
+
+def unmarked(text: str) -> str:
+    """Returns a text without the marks of damage."""
+    return text.replace(ZEROS, "").replace(NOT_UTF8, "\ufffd")
+
+
+_ZERO_BYTES = re.compile("\0+")
+
+
+def damage_of(text: str, *, records: bool, only_records: bool) -> str:
+    """Returns what is wrong with a line of a text log; nothing if it can be read.
+
+    Args:
+        text: The line, with marks.
+        records: Whether lines of this log are JSON.
+        only_records: Whether all of them are.
+    """
+    if ZEROS in text:
+        return HAS_ZEROS
+    inner = text.strip()
+    looks = inner.startswith("{") or inner.endswith("}")
+    if records and inner and (only_records or (looks and not inner.startswith("{'"))):
+        record = loads(inner)
+        if record is None:
+            return NOT_JSON
+        names = [name for name, _ in _numbers(record, "", 0)] if isinstance(record, dict) else []
+        if any(_LONE.search(name) for name in names):
+            return HALF_CHARACTER
+        return NOT_IN_UTF8 if any(NOT_UTF8 in name for name in names) else ""
+    if NOT_UTF8 in text and _is_hidden(text):
+        return NOT_IN_UTF8
+    return ""
+
+
+def _is_hidden(text: str) -> bool:
+    """Returns whether bytes that are not UTF-8 make a number one without a name."""
+    whole, damaged = read_line(text.replace(NOT_UTF8, "")), read_line(unmarked(text))
+    return len(whole.values) > len(damaged.values) or (
+        whole.values != [] and (whole.step is None) != (damaged.step is None)
+    )
+
+
 def line_of(record: dict[str, Any]) -> LogLine:
     """Returns what a record says."""
     line = LogLine()
@@ -238,11 +312,12 @@ def line_of(record: dict[str, Any]) -> LogLine:
     for count, (name, number) in enumerate(_numbers(record, "", 0)):
         if count > _MOST_FIELDS:
             break
-        metric = metric_of(name)
+        # What cannot be written as UTF-8 is no name.
+        metric = None if _LONE.search(name) else metric_of(name)
         if metric is None:
             continue
         value = LoggedValue(metric, number, 0, 0)
-        if metric.role in METRICS:
+        if metric.role in METRIC_ROLES:
             line.values.append(value)
         elif not math.isfinite(number):
             continue
@@ -433,7 +508,7 @@ class TextTable:
             if metric is None or found is None:
                 continue
             value = LoggedValue(metric, number_of(found[0]), 0, 0)
-            if metric.role in METRICS:
+            if metric.role in METRIC_ROLES:
                 line.values.append(value)
             elif metric.role is Quantity.EPOCH:
                 line.epoch = value
@@ -456,7 +531,7 @@ def table_of(text: str) -> TextTable | None:
         return None
     columns = [metric_of(cell) if cell else None for cell in cells]
     roles = [metric.role for metric in columns if metric]
-    wanted = [role for role in roles if role in METRICS]
+    wanted = [role for role in roles if role in METRIC_ROLES]
     placed = Quantity.STEP in roles or Quantity.EPOCH in roles or len(wanted) > 1
     return TextTable(columns, ruled) if wanted and placed else None
 

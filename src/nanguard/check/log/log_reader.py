@@ -8,9 +8,17 @@ from enum import Enum
 from typing import TYPE_CHECKING
 
 from nanguard.check.log.binary_logs import MAGIC, is_events, read_events, read_wandb
-from nanguard.check.log.grammar import line_of, loads
+from nanguard.check.log.grammar import (
+    DECODING,
+    NOT_UTF8,
+    damage_of,
+    line_of,
+    loads,
+    marked,
+    unmarked,
+)
 from nanguard.check.log.quantities import Quantity, word_set
-from nanguard.check.log.series import MOST_NOTES, Gathering, Log, Note
+from nanguard.check.log.series import MOST_NOTES, BadLine, Gathering, Log, Note
 from nanguard.check.log.table_logs import columns_of, is_history, read_csv, read_history
 from nanguard.check.log.text_log import TextReader, read_text, stretches_of
 from nanguard.errors import SourceError
@@ -74,12 +82,14 @@ def form_of(path: Path, head: bytes) -> Form | None:
 
 def _form_of_text(text: str, ending: str, *, whole: bool) -> Form | None:
     begin = text.lstrip("\ufeff \t\r\n")
+    is_utf8 = NOT_UTF8 not in begin.split("\n", 1)[0]
+    text, begin = text.replace(NOT_UTF8, ""), begin.replace(NOT_UTF8, "")
     if ending == ".json" or begin.startswith("["):
         if is_history(begin):
             return Form.HISTORY
         first = begin.split("\n", 1)[0]
         # What is no UTF-8 is no JSON, whatever it looks like once it was decoded.
-        if ending == ".json" and ("\ufffd" in first or not isinstance(loads(first), dict)):
+        if ending == ".json" and not (is_utf8 and isinstance(loads(first), dict)):
             return None
     if begin.startswith("{"):
         return _of_records(begin)
@@ -102,8 +112,8 @@ def _decoded(head: bytes) -> str | None:
     head = _HOLES.sub(b"", head)
     if head.count(b"\0") > len(head) // 100:
         return None
-    text = head.decode("utf-8", "replace")
-    return text if text.count("\ufffd") <= len(text) // 20 else None
+    text = head.decode("utf-8", DECODING)
+    return text if text.count(NOT_UTF8) <= len(text) // 20 else None
 
 
 def _of_records(text: str) -> Form | None:
@@ -153,7 +163,7 @@ def _read_sample(text: str) -> Log:
     return gathering.log
 
 
-HEAD = 1 << 16
+LOG_HEAD_BYTES = 1 << 16
 _ROLES = {
     "non-finite-loss": Quantity.LOSS,
     "non-finite-gradient": Quantity.GRAD_NORM,
@@ -256,9 +266,13 @@ def _read_run(run: tuple[Path, tuple[Path, ...]], scan: Scan) -> Log:
 def _with_events(log: Log, path: Path) -> Log:
     """Adds what the guard wrote down as bad to a log."""
     try:
-        with path.open(encoding="utf-8", errors="replace") as file:
-            for number, text in enumerate(iter(lambda: file.readline(HEAD), ""), 1):
-                record = loads(text)
+        with path.open(encoding="utf-8", errors=DECODING) as file:
+            for number, text in enumerate(iter(lambda: file.readline(LOG_HEAD_BYTES), ""), 1):
+                damage = damage_of(marked(text), records=True, only_records=True)
+                # A last line without an end may still be being written.
+                if damage and text.endswith("\n"):
+                    log.add_bad_lines([BadLine(number, damage, str(path))])
+                record = loads(unmarked(marked(text)))
                 role = _ROLES.get(str(record.get("name"))) if isinstance(record, dict) else None
                 if role is None or len(log.notes) >= MOST_NOTES:
                     continue
@@ -273,7 +287,7 @@ def _with_events(log: Log, path: Path) -> Log:
 def _head(path: Path) -> bytes:
     try:
         with path.open("rb") as file:
-            return file.read(HEAD)
+            return file.read(LOG_HEAD_BYTES)
     except OSError:
         return b""
 

@@ -27,7 +27,7 @@ def word_set(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
-METRICS = frozenset(
+METRIC_ROLES = frozenset(
     (Quantity.LOSS, Quantity.GRAD_NORM, Quantity.SCALE, Quantity.RATE, Quantity.ACCURACY)
 )
 
@@ -114,7 +114,7 @@ def metric_of(name: str) -> Metric | None:
     role = None if "py" in bag else _role(words, bag)
     if role is None:
         return None
-    evaluation = bool(bag & _EVALUATION) and role in METRICS
+    evaluation = bool(bag & _EVALUATION) and role in METRIC_ROLES
     return Metric(
         role,
         name.strip(),

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 # How many series a log may have; the names in a hostile one may never end.
 MOST_SERIES = 512
 MOST_NOTES = 10_000
+MOST_BAD_LINES = 10_000
 # Places of numbers that are not finite that are kept; a long run may go on with NaN for ever.
 MOST_BAD = 100_000
 _LARGEST_FLOAT32 = 3.4e38
@@ -65,6 +66,12 @@ class SeriesColumn:
             self._starts.append(self._length)
             self._blocks.append(values)
         self._length += len(values)
+
+    def extend_by(self, other: SeriesColumn, start: int = 0) -> None:
+        """Adds the values of another column from an index on."""
+        for first, block in zip(other._starts, other._blocks, strict=True):
+            if first + len(block) > start:
+                self.extend(block[max(0, start - first) :])
 
     def falls(self) -> Iterator[int]:
         """Yields where a value is less than the one before it."""
@@ -186,6 +193,21 @@ class MetricSeries:
         if lines is not None and len(self.lines) == before:
             self.lines.extend(lines)
 
+    def extend_by(self, later: MetricSeries, start: int = 0) -> None:
+        """Adds the numbers of another series from an index on.
+
+        Lines that begin anew are those of another file, and are dropped with the ones before.
+        """
+        before, count = len(self), len(later)
+        self._add_values(later.values[start:])
+        if len(self.steps) == before and len(later.steps) == count:
+            self.steps.extend_by(later.steps, start)
+        if len(self.epochs) == before and len(later.epochs) == count:
+            self.epochs.extend(later.epochs[start:])
+        anew = before and count > start and _begin_anew(self.lines, later.lines, start)
+        if len(self.lines) == before and len(later.lines) == count and not anew:
+            self.lines.extend_by(later.lines, start)
+
     def _add_values(self, values: Sequence[float]) -> None:
         if self.values.typecode == "f":
             is_narrow = isinstance(values, array) and values.typecode == "f"
@@ -202,6 +224,11 @@ class MetricSeries:
                 return
             self.values = array("d", self.values)
         self.values.extend(array("d", values))
+
+
+def _begin_anew(before: SeriesColumn, after: SeriesColumn, start: int) -> bool:
+    known = len(before) and len(after) > start
+    return bool(known) and after[start] <= before[len(before) - 1]
 
 
 def _not_finite(values: array[float]) -> list[int]:
@@ -237,6 +264,21 @@ class Note:
     line: int | None
 
 
+@dataclass(frozen=True, slots=True)
+class BadLine:
+    """A line that cannot be read, or only in part.
+
+    Attributes:
+        line: Its line, counted from 1.
+        what: What is wrong with it; the same words for the same damage.
+        path: Its file, where that is not the log's own.
+    """
+
+    line: int
+    what: str
+    path: str = ""
+
+
 @dataclass(slots=True)
 class Log:
     """What one log says.
@@ -247,6 +289,7 @@ class Log:
         notes: What it says in words.
         problem: Why the log could not be read to its end, if so.
         sparse: Whether NaN may stand for "not measured" in this format.
+        bad_lines: Lines that cannot be read.
     """
 
     path: str
@@ -254,6 +297,7 @@ class Log:
     notes: list[Note] = field(default_factory=list)
     problem: SourceError | None = None
     sparse: bool = False
+    bad_lines: list[BadLine] = field(default_factory=list)
 
     @property
     def read_from(self) -> list[str]:
@@ -264,6 +308,25 @@ class Log:
     def not_read(self) -> list[tuple[str, str]]:
         """Why it could not be read to its end, if so."""
         return [] if self.problem is None else [(self.path, self.problem.reason)]
+
+    def extend(self, later: Log) -> None:
+        """Adds what the same log said later, and may keep parts of it."""
+        own = {(s.metric.key, s.label, s.rank): s for s in self.series}
+        for series in later.series:
+            key = (series.metric.key, series.label, series.rank)
+            if key in own:
+                own[key].extend_by(series)
+            elif len(self.series) < MOST_SERIES:
+                own[key] = series
+                self.series.append(series)
+        self.notes += later.notes[: MOST_NOTES - len(self.notes)]
+        self.problem = self.problem or later.problem
+        self.sparse = self.sparse or later.sparse
+        self.add_bad_lines(later.bad_lines)
+
+    def add_bad_lines(self, bad: Sequence[BadLine]) -> None:
+        """Takes note of lines that cannot be read; of a flood of them, the first ones."""
+        self.bad_lines += bad[: MOST_BAD_LINES - len(self.bad_lines)]
 
     def of(self, role: Quantity) -> list[MetricSeries]:
         """Returns the series of one role."""
@@ -284,7 +347,7 @@ class Which:
 
 
 @dataclass(slots=True)
-class Rows:
+class LogRows:
     """Rows with the same columns.
 
     Attributes:
@@ -345,7 +408,11 @@ class Gathering:
         self._epoch: float | None = None
 
     def add(
-        self, stretch: list[Rows], notes: Sequence[Note] = (), pieces: Pieces | None = None
+        self,
+        stretch: list[LogRows],
+        notes: Sequence[Note] = (),
+        pieces: Pieces | None = None,
+        bad: Sequence[BadLine] = (),
     ) -> None:
         """Adds the rows and notes of a stretch, in any order.
 
@@ -353,7 +420,11 @@ class Gathering:
             stretch: The rows.
             notes: The notes.
             pieces: Where carriage returns cut lines into pieces, the line of each.
+            bad: Lines that cannot be read.
         """
+        if pieces is not None:
+            bad = [BadLine(pieces.line(one.line), one.what) for one in bad]
+        self.log.add_bad_lines(bad)
         steps = _known([(rows.lines, rows.steps) for rows in stretch])
         epochs = _known([(rows.lines, rows.epochs) for rows in stretch])
         self._add_notes(notes, steps, pieces)
@@ -371,6 +442,12 @@ class Gathering:
         self._step = steps.values[-1] if steps and steps.values else self._step
         self._epoch = epochs.values[-1] if epochs and epochs.values else self._epoch
 
+    def take(self) -> Log:
+        """Returns what was gathered since the last time, and begins a log that goes on from it."""
+        taken, self.log = self.log, Log(self.log.path, sparse=self.log.sparse)
+        self._series = {}
+        return taken
+
     def _add_notes(
         self, notes: Sequence[Note], steps: _Known | None, pieces: Pieces | None
     ) -> None:
@@ -384,8 +461,8 @@ class Gathering:
             line = note.line if pieces is None or note.line is None else pieces.line(note.line)
             self.log.notes.append(Note(note.role, note.said, whole, line))
 
-    def _add_columns(self, stretch: list[Rows], pieces: Pieces | None) -> None:
-        parts: dict[Which, list[Rows]] = {}
+    def _add_columns(self, stretch: list[LogRows], pieces: Pieces | None) -> None:
+        parts: dict[Which, list[LogRows]] = {}
         for rows in stretch:
             for which in rows.columns:
                 parts.setdefault(which, []).append(rows)
@@ -437,7 +514,7 @@ def _filled(
 
 
 def _extend_merged(
-    series: MetricSeries, which: Which, having: list[Rows], pieces: Pieces | None
+    series: MetricSeries, which: Which, having: list[LogRows], pieces: Pieces | None
 ) -> None:
     """Adds rows of several kinds in the order of their lines."""
     values = [rows.columns[which] for rows in having]

@@ -6,24 +6,32 @@ import csv
 import os
 import re
 from functools import partial
+from itertools import chain
 from typing import IO, TYPE_CHECKING, Any
 
 from nanguard.check.log.grammar import (
+    DECODING,
+    HAS_ZEROS,
     LONGEST_LINE,
+    NOT_IN_UTF8,
+    NOT_UTF8,
     VALUE,
+    ZEROS,
     LoggedValue,
     LogLine,
     line_of,
     loads,
+    marked,
     number_of,
+    unmarked,
 )
-from nanguard.check.log.quantities import METRICS, Metric, Quantity, metric_of
-from nanguard.check.log.series import Gathering, Rows, SeriesColumn
+from nanguard.check.log.quantities import METRIC_ROLES, Metric, Quantity, metric_of
+from nanguard.check.log.series import BadLine, Gathering, LogRows, SeriesColumn
 from nanguard.check.log.text_log import add_loose
 from nanguard.errors import SourceError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
     from pathlib import Path
 
     from nanguard.check.log.series import Log
@@ -37,6 +45,7 @@ _MOST_COLUMNS = 2000
 
 def columns_of(header: str) -> tuple[str, list[Metric | None]] | None:
     """Returns the separator and the columns of a header; None if it is none of a log."""
+    header = marked(header).replace(ZEROS, "").replace(NOT_UTF8, "")
     for separator in ",\t;":
         try:
             names = next(csv.reader([header], delimiter=separator), [])
@@ -64,23 +73,72 @@ def read_csv(path: Path, scan: Scan) -> Log:
     """
     gathering = Gathering(str(path))
     gathering.log.sparse = True
-    with path.open(encoding="utf-8-sig", errors="replace", newline="") as file:
+    with path.open(encoding="utf-8-sig", errors=DECODING, newline="") as file:
         left = os.fstat(file.fileno()).st_size
         header = file.readline(LONGEST_LINE)
         found = columns_of(header)
         if found is None:
             return gathering.log
-        separator, columns = found
         lines = _csv_lines(file, left - len(header), partial(scan.progress, str(path)))
-        loose: dict[tuple[object, ...], Rows] = {}
-        reader = csv.reader(lines, delimiter=separator)
-        for count, (number, cells) in enumerate(_rows(reader), 1):
-            add_loose(loose, number + 1, row_of(columns, cells))
-            if count % _ROWS_AT_ONCE == 0:
-                gathering.add(list(loose.values()))
-                loose = {}
-        gathering.add(list(loose.values()))
+        gather_rows(gathering, chain([header], lines), 1, *found)
     return gathering.log
+
+
+def gather_rows(
+    gathering: Gathering,
+    lines: Iterable[str],
+    first: int,
+    separator: str,
+    columns: list[Metric | None],
+) -> None:
+    """Adds the rows of a table to a log.
+
+    Args:
+        gathering: What makes the log.
+        lines: The lines, each with its end, marks of damage included.
+        first: The number of the first one.
+        separator: What stands between two cells.
+        columns: What each column is.
+    """
+    cleaned = _Cleaned(lines, first)
+    loose: dict[tuple[object, ...], LogRows] = {}
+    bad: list[BadLine] = []
+    reader = csv.reader(cleaned, delimiter=separator)
+    for count, (cells, damage) in enumerate(_rows(reader), 1):
+        number = first + reader.line_num - 1
+        add_loose(loose, number, row_of(columns, cells))
+        # A last line without an end may still be being written.
+        if not damage and cells and len(cells) != len(columns) and cleaned.ended:
+            damage = f"the row has not {len(columns)} cells, as the header has"
+        if damage:
+            bad.append(BadLine(number, damage))
+        if count % _ROWS_AT_ONCE == 0:
+            gathering.add(list(loose.values()), bad=bad)
+            loose, bad = {}, []
+    gathering.add(list(loose.values()), bad=[*bad, *cleaned.bad])
+
+
+class _Cleaned:
+    """Lines without the marks of damage.
+
+    Attributes:
+        bad: The lines that had marks.
+        ended: Whether the last line has an end.
+    """
+
+    def __init__(self, lines: Iterable[str], first: int) -> None:
+        self._lines = enumerate(lines, first)
+        self.bad: list[BadLine] = []
+        self.ended = True
+
+    def __iter__(self) -> Iterator[str]:
+        for number, line in self._lines:
+            self.ended = line.endswith("\n")
+            text = marked(line)
+            if ZEROS in text or NOT_UTF8 in text:
+                self.bad.append(BadLine(number, HAS_ZEROS if ZEROS in text else NOT_IN_UTF8))
+                text = unmarked(text)
+            yield text
 
 
 def _csv_lines(file: IO[str], left: int, progress: Callable[[int], None]) -> Iterator[str]:
@@ -93,7 +151,7 @@ def _csv_lines(file: IO[str], left: int, progress: Callable[[int], None]) -> Ite
             progress(seen)
             seen = 0
         if line.endswith("\n") or len(line) < LONGEST_LINE:
-            yield line.replace("\0", "")
+            yield line
             continue
         yield line[:1000] + "\n"
         while (more := file.readline(LONGEST_LINE)) and not more.endswith("\n"):
@@ -101,18 +159,15 @@ def _csv_lines(file: IO[str], left: int, progress: Callable[[int], None]) -> Ite
     progress(seen)
 
 
-def _rows(reader: Iterator[list[str]]) -> Iterator[tuple[int, list[str]]]:
-    number = 0
+def _rows(reader: Iterator[list[str]]) -> Iterator[tuple[list[str], str]]:
+    """Yields rows, and what is wrong with them."""
     while True:
         try:
-            cells = next(reader)
+            yield next(reader), ""
         except StopIteration:
             return
-        except csv.Error:
-            continue
-        finally:
-            number = reader.line_num  # type: ignore[attr-defined]
-        yield number, cells
+        except csv.Error as error:
+            yield [], f"the row is not CSV ({error})"
 
 
 def row_of(columns: list[Metric | None], cells: list[str]) -> LogLine:
@@ -134,7 +189,7 @@ def row_of(columns: list[Metric | None], cells: list[str]) -> LogLine:
 
 def _put(line: LogLine, value: LoggedValue) -> None:
     role = value.metric.role
-    if role in METRICS:
+    if role in METRIC_ROLES:
         line.values.append(value)
     elif value.number - value.number != 0:
         return
@@ -214,7 +269,7 @@ def _records(content: Any) -> list[dict[str, Any]] | None:
     columns = {name: column for name, column in content.items() if isinstance(column, list)}
     known = {name: metric for name in columns if (metric := metric_of(name))}
     rows = max((len(columns[name]) for name in known), default=0)
-    placed = any(metric.role not in METRICS for metric in known.values())
+    placed = any(metric.role not in METRIC_ROLES for metric in known.values())
     return [
         {
             **({} if placed else {"epoch": row + 1}),
@@ -227,7 +282,7 @@ def _records(content: Any) -> list[dict[str, Any]] | None:
 def _gathered(path: str, text: str, records: list[dict[str, Any]]) -> Log:
     lines = _lines_of_records(text, len(records))
     gathering = Gathering(path)
-    loose: dict[tuple[object, ...], Rows] = {}
+    loose: dict[tuple[object, ...], LogRows] = {}
     for number, record in enumerate(records):
         add_loose(loose, lines[number] if lines else number + 1, line_of(record))
     gathering.add(list(loose.values()))

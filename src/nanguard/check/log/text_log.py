@@ -13,23 +13,29 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from nanguard.check.log.grammar import (
+    DECODING,
     INTERESTING,
     LONGEST_LINE,
     LONGEST_SHAPED,
+    NOT_UTF8,
     SUSPECT,
     VALUE,
+    ZEROS,
     LogLine,
     Shape,
     TextTable,
+    damage_of,
     dataset_of,
     line_of,
     loads,
+    marked,
     note_of,
     read_line,
     shape_of,
     table_of,
+    unmarked,
 )
-from nanguard.check.log.series import Gathering, Pieces, Rows, Which, whole
+from nanguard.check.log.series import BadLine, Gathering, LogRows, Pieces, Which, whole
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -112,8 +118,7 @@ class Cutter:
         first, began_inside = self._line, self._inside
         self._line += text.count("\n") + (not inside_after)
         self._inside = inside_after
-        if "\0" in text:
-            text = text.replace("\0", "")
+        text = marked(text)
         if "\x1b" in text:
             text = without_colours(text)
         if "\r" in text:
@@ -160,7 +165,7 @@ def decoder_of(head: bytes) -> codecs.IncrementalDecoder:
         encoding = "utf-16"
     else:
         encoding = "utf-8-sig" if head.startswith(codecs.BOM_UTF8) else "utf-8"
-    return codecs.getincrementaldecoder(encoding)("replace")
+    return codecs.getincrementaldecoder(encoding)(DECODING)
 
 
 def read_exactly(file: BinaryIO, count: int) -> bytes | None:
@@ -190,7 +195,13 @@ class _Taken:
 
 
 class TextReader:
-    """Reads stretches of text into rows."""
+    """Reads stretches of text into rows.
+
+    Attributes:
+        shapes: The shapes of lines that were learned.
+        table: The table whose rows are being read, if one is.
+        only_records: Whether every line has to be JSON, by the name of the file.
+    """
 
     def __init__(self, gathering: Gathering) -> None:
         self._gathering = gathering
@@ -198,6 +209,8 @@ class TextReader:
         self._known: set[str] = set()
         self.table: TextTable | None = None
         self._strangers = 0
+        self._records = False
+        self.only_records = gathering.log.path.lower().endswith((".jsonl", ".ndjson"))
 
     def read(self, stretch: Stretch) -> None:
         """Reads a stretch line by line."""
@@ -206,29 +219,51 @@ class TextReader:
         if SAME_LINE in stretch.text:
             pieces = Pieces(stretch.first, _lines_of(texts, stretch.first))
             texts = [text.removeprefix(SAME_LINE) for text in texts]
+        cut = None
         if not stretch.ended:
             texts[-1] = without_last_number(texts[-1])
-        self.gather([], enumerate(texts, stretch.first), pieces)
+            cut = stretch.first + len(texts) - 1
+        self.gather([], enumerate(texts, stretch.first), pieces, cut)
 
     def gather(
         self,
-        rows: list[Rows],
+        rows: list[LogRows],
         numbered: Iterable[tuple[int, str]],
         pieces: Pieces | None = None,
+        cut: int | None = None,
     ) -> None:
-        """Adds rows that are known already, and those of lines that are still to be read."""
+        """Adds rows that are known already, and those of lines that are still to be read.
+
+        Args:
+            rows: The rows.
+            numbered: Lines with their numbers.
+            pieces: Where carriage returns cut lines into pieces, the line of each.
+            cut: The line that may still be being written, which is not whole and not bad.
+        """
         taken: dict[int, _Taken] = {}
-        loose: dict[tuple[object, ...], Rows] = {}
+        loose: dict[tuple[object, ...], LogRows] = {}
         notes: list[Note] = []
+        bad: list[BadLine] = []
         for number, text in numbered:
             if not text or self._taken(number, text, taken):
                 continue
+            damage = "" if number == cut else self._damage(text)
+            if damage:
+                bad.append(BadLine(number, damage))
+            text = unmarked(text)
             if not (self.table or WORTH_READING.search(text)):
                 continue
             self._read(number, text, loose, notes)
         rows += [rows_of(self.shapes[at], held) for at, held in taken.items()]
         rows += loose.values()
-        self._gathering.add(rows, notes, pieces)
+        self._gathering.add(rows, notes, pieces, bad)
+
+    def _damage(self, text: str) -> str:
+        if not self._records and text.startswith("{"):
+            self._records = isinstance(loads(text), dict)
+        return damage_of(
+            text, records=self._records, only_records=self._records and self.only_records
+        )
 
     def _taken(self, number: int, text: str, taken: dict[int, _Taken]) -> bool:
         if len(text) > LONGEST_SHAPED:
@@ -246,7 +281,7 @@ class TextReader:
         return False
 
     def _read(
-        self, number: int, text: str, loose: dict[tuple[object, ...], Rows], notes: list[Note]
+        self, number: int, text: str, loose: dict[tuple[object, ...], LogRows], notes: list[Note]
     ) -> None:
         line = self._row(text)
         if line is None:
@@ -327,7 +362,7 @@ def without_last_number(text: str) -> str:
     return text
 
 
-def add_loose(loose: dict[tuple[object, ...], Rows], number: int, line: LogLine) -> None:
+def add_loose(loose: dict[tuple[object, ...], LogRows], number: int, line: LogLine) -> None:
     """Adds one line to the rows with the same columns."""
     columns: dict[Which, float] = {}
     for value in line.values:
@@ -338,7 +373,7 @@ def add_loose(loose: dict[tuple[object, ...], Rows], number: int, line: LogLine)
     key = (*columns, step is None, line.epoch is None)
     rows = loose.get(key)
     if rows is None:
-        rows = loose[key] = Rows(
+        rows = loose[key] = LogRows(
             array("q"),
             None if step is None else array("q"),
             None if line.epoch is None else array("d"),
@@ -353,7 +388,7 @@ def add_loose(loose: dict[tuple[object, ...], Rows], number: int, line: LogLine)
         rows.columns[which].append(number_)  # type: ignore[attr-defined]
 
 
-def rows_of(shape: Shape, held: _Taken) -> Rows:
+def rows_of(shape: Shape, held: _Taken) -> LogRows:
     """Returns the rows of lines of one shape."""
     try:
         groups = [array("d", map(float, column)) for column in zip(*held.groups, strict=False)]
@@ -376,9 +411,9 @@ def shaped(
     lines: Sequence[int],
     groups: list[array[float]],
     steps: Sequence[int] | None = None,
-) -> Rows:
+) -> LogRows:
     """Returns the rows that a shape's numbers make."""
-    rows = Rows(lines, steps)
+    rows = LogRows(lines, steps)
     if steps is None and shape.step is not None:
         rows.steps = array("q", [whole(v) or 0 for v in groups[shape.step]])
     if shape.epoch is not None:
@@ -417,7 +452,7 @@ _SHARE_OF_LINES = 0.002
 # How much of a log is read line by line before all of it is.
 _LEARN = 1 << 14
 _MOST_STEP = 2**62
-_WORTH = f"(?i){WORTH_READING.pattern}"
+_WORTH = f"(?i){WORTH_READING.pattern}|[{{}}{ZEROS}{NOT_UTF8}]"
 
 
 def bulk_reader(reader: TextReader) -> Bulk | None:
@@ -458,7 +493,7 @@ class Bulk:
             self._reader.read(stretch)
             return
         rows, left, pieces = taken
-        if self._reader.table is None:
+        if self._reader.table is None and not self._reader.only_records:
             left = left.filter(self._pl.col("l").str.contains(_WORTH))
         numbered = zip(left["n"].to_list(), left["l"].to_list(), strict=True)
         self._reader.gather(rows, numbered, pieces)
@@ -483,12 +518,12 @@ class Bulk:
 
     def _take_all(
         self, stretch: Stretch, shapes: list[Shape]
-    ) -> tuple[list[Rows], Any, Pieces | None] | None:
+    ) -> tuple[list[LogRows], Any, Pieces | None] | None:
         """Returns the rows of known shapes and the lines that are left; None if none is known."""
         if not shapes or not stretch.ended:
             return None
         frame, pieces = self._frame(stretch)
-        rows: list[Rows] = []
+        rows: list[LogRows] = []
         total = len(frame)
         for shape in shapes:
             if self._hits.get(shape.pattern, total) < _SHARE_OF_LINES * total or not len(frame):
@@ -511,7 +546,7 @@ class Bulk:
         frame = frame.with_columns(pl.col("l").str.strip_prefix(SAME_LINE))
         return frame, Pieces(stretch.first, numbers)
 
-    def _take(self, frame: Any, shape: Shape) -> tuple[Any, Rows | None]:
+    def _take(self, frame: Any, shape: Shape) -> tuple[Any, LogRows | None]:
         """Returns the lines that are left, and the rows of those that had the shape."""
         pl = self._pl
         try:
@@ -531,7 +566,7 @@ class Bulk:
         left = frame.filter(~whole)
         return left, self._rows(shape, frame["n"].filter(whole), numbers.filter(whole))
 
-    def _rows(self, shape: Shape, lines: Any, numbers: Any) -> Rows:
+    def _rows(self, shape: Shape, lines: Any, numbers: Any) -> LogRows:
         np = self._np
         taken = [np.ascontiguousarray(column.to_numpy()) for column in numbers]
         steps = None

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 from nanguard.diagnose.case import bare
 from nanguard.diagnose.cause import Cause, Suspicion
 from nanguard.diagnose.repairs import Repair, without_samples
-from nanguard.replay.tracer.kinds import LAYERS
+from nanguard.replay.tracer.op_kinds import LAYERS
 
 if TYPE_CHECKING:
     from nanguard.diagnose.case import Case
     from nanguard.diagnose.lab import Trial
-    from nanguard.replay.tracer.records import Stats
+    from nanguard.replay.tracer.op_records import Stats
 
 _WRITES = ("fill", "index_put", "copy", "masked_fill", "full", "_to_copy", "lift_fresh")
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from nanguard.diagnose.cause import Cause, Suspicion
 from nanguard.diagnose.repairs import Repair, edit, set_keyword, without_samples
-from nanguard.replay.tracer.kinds import EXTREMES, nothing_left
+from nanguard.replay.tracer.op_kinds import EXTREMES, nothing_left
 from nanguard.source.python_file import argument, called_name
 
 if TYPE_CHECKING:

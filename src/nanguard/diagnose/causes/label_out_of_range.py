@@ -22,7 +22,7 @@ from nanguard.findings import name_of
 if TYPE_CHECKING:
     from nanguard.diagnose.case import Case
     from nanguard.diagnose.lab import Trial
-    from nanguard.replay.tracer.records import Stats
+    from nanguard.replay.tracer.op_records import Stats
     from nanguard.replay.tracer.sites import Site
     from nanguard.source.python_file import SourceFile
 

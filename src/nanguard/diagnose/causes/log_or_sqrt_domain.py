@@ -19,7 +19,7 @@ from nanguard.source import floors
 
 if TYPE_CHECKING:
     from nanguard.diagnose.case import Case
-    from nanguard.replay.tracer.records import Stats
+    from nanguard.replay.tracer.op_records import Stats
 
 
 # What is this far below zero did not get there by rounding.

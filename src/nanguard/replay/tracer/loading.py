@@ -6,13 +6,13 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from nanguard.replay.tracer.kinds import KEEPING
+from nanguard.replay.tracer.op_kinds import KEEPING
 from nanguard.replay.tracer.sites import is_ours, users_frame
 
 if TYPE_CHECKING:
     from types import FrameType
 
-    from nanguard.replay.tracer.records import Record
+    from nanguard.replay.tracer.op_records import Record
     from nanguard.replay.tracer.trace import Trace
 
 # The functions that read files of tensors, with what they call the file.

@@ -40,7 +40,7 @@ def all_modules() -> list[nn.Module]:
     return [o for o in gc.get_objects() if _is_module[type(o)]]
 
 
-class Names:
+class ModuleNames:
     """Knows modules by their dotted path in the model they belong to."""
 
     def __init__(self) -> None:
@@ -89,7 +89,7 @@ class ModuleStack:
     """Follows the calls of modules, while it is active."""
 
     def __init__(self, on_root: Callable[[nn.Module, Any], None]) -> None:
-        self.names = Names()
+        self.names = ModuleNames()
         self._calls = _Calls()
         self._on_root = on_root
         self._judged: set[int] = set()

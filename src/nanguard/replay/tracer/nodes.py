@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from types import FrameType
 
-    from nanguard.replay.tracer.records import Record
+    from nanguard.replay.tracer.op_records import Record
 
 _next_number: Callable[[], int] = torch.autograd._get_sequence_nr  # type: ignore[attr-defined]
 

@@ -9,8 +9,8 @@ import torch
 import torch.utils.checkpoint
 
 from nanguard.numerics import is_float
-from nanguard.replay.tracer import values
-from nanguard.replay.tracer.kinds import EXTREMES, KEEPING, UNFILLED
+from nanguard.replay.tracer import tensor_values as values
+from nanguard.replay.tracer.op_kinds import EXTREMES, KEEPING, UNFILLED
 from nanguard.replay.tracer.sites import is_users
 
 if TYPE_CHECKING:

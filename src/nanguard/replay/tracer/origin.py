@@ -6,16 +6,16 @@ import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from nanguard.replay.tracer.kinds import LAYERS, LOADED, UNFILLED, nothing_left
 from nanguard.replay.tracer.loading import state_name
 from nanguard.replay.tracer.modules import LOSS
+from nanguard.replay.tracer.op_kinds import LAYERS, LOADED, UNFILLED, nothing_left
 from nanguard.replay.tracer.sites import Site, site_of
-from nanguard.replay.tracer.values import as_high
+from nanguard.replay.tracer.tensor_values import as_high
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from nanguard.replay.tracer.records import Detail, Record
+    from nanguard.replay.tracer.op_records import Detail, Record
     from nanguard.replay.tracer.trace import Trace
 
 _RANDOM = (

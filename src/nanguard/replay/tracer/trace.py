@@ -17,12 +17,22 @@ from torch.utils._python_dispatch import (
 )
 
 from nanguard.numerics import is_float, local
-from nanguard.replay.tracer import values, wrapping
-from nanguard.replay.tracer.kinds import LOADED, UNFILLED
+from nanguard.replay.tracer import tensor_values as values
+from nanguard.replay.tracer import wrapping
 from nanguard.replay.tracer.loading import file_being_loaded
 from nanguard.replay.tracer.modes import is_on, take_off, unseen
 from nanguard.replay.tracer.modules import ModuleStack, tensors_in
 from nanguard.replay.tracer.nodes import Nodes, forward_name
+from nanguard.replay.tracer.op_kinds import LOADED, UNFILLED
+from nanguard.replay.tracer.op_records import (
+    Record,
+    carry,
+    copy_of_writers,
+    detail_of,
+    lasts,
+    look_closely,
+    read_late,
+)
 from nanguard.replay.tracer.ops import (
     autocast_type,
     divided_on_one_device,
@@ -33,15 +43,6 @@ from nanguard.replay.tracer.ops import (
     results_of,
     users_frame_of_op,
     with_lengths_as_numbers,
-)
-from nanguard.replay.tracer.records import (
-    Record,
-    carry,
-    copy_of_writers,
-    detail_of,
-    lasts,
-    look_closely,
-    read_late,
 )
 from nanguard.replay.tracer.sites import callers_of, place_of
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 _IN_A_ROW = 6
 
 
-class Verdict(str, Enum):
+class CheckpointVerdict(str, Enum):
     """What is known of a checkpoint."""
 
     GOOD = "good"
@@ -50,7 +50,7 @@ class Judged:
     path: str
     step: int | None
     stamp: Stamp
-    verdict: Verdict = Verdict.UNREAD
+    verdict: CheckpointVerdict = CheckpointVerdict.UNREAD
 
     @property
     def written(self) -> float:
@@ -82,18 +82,25 @@ class Audited:
     @property
     def good(self) -> list[Judged]:
         """Those that can be resumed from, the newest first."""
-        return [one for one in reversed(self.all) if one.verdict is Verdict.GOOD]
+        return [one for one in reversed(self.all) if one.verdict is CheckpointVerdict.GOOD]
 
     @property
     def bad(self) -> list[Judged]:
         """Those that cannot, oldest first."""
-        return [one for one in self.all if one.verdict in (Verdict.DAMAGED, Verdict.POISONED)]
+        return [
+            one
+            for one in self.all
+            if one.verdict in (CheckpointVerdict.DAMAGED, CheckpointVerdict.POISONED)
+        ]
 
     def in_words(self) -> str:
         """Returns what was found, in a few words."""
         if not self.all:
             return f"no checkpoint in {self.looked_at}"
-        counts = {verdict: sum(one.verdict is verdict for one in self.all) for verdict in Verdict}
+        counts = {
+            verdict: sum(one.verdict is verdict for one in self.all)
+            for verdict in CheckpointVerdict
+        }
         parts = [f"{count} {verdict.value}" for verdict, count in counts.items() if count]
         return f"{counted(len(self.all), 'checkpoint')}: {', '.join(parts)}"
 
@@ -131,10 +138,10 @@ class Auditor:
             unit = todo.pop()
             one = self._judged(unit)
             if str(unit.path) in unfinished:
-                one = replace(one, verdict=Verdict.DAMAGED)
+                one = replace(one, verdict=CheckpointVerdict.DAMAGED)
             judged[str(unit.path)] = one
-            good += one.verdict is Verdict.GOOD
-            bad = 0 if one.verdict is Verdict.GOOD else bad + 1
+            good += one.verdict is CheckpointVerdict.GOOD
+            bad = 0 if one.verdict is CheckpointVerdict.GOOD else bad + 1
         kept = [one for one in judged.values() if one.key not in without]
         return Audited(tuple(kept), self.places.in_words())
 
@@ -179,7 +186,7 @@ class Auditor:
             told = judged[str(unit.path)] = _as_judged(one, _plain(unit))
             if one.scanned:
                 self._known[told.key] = told
-            if told.verdict is Verdict.GOOD:
+            if told.verdict is CheckpointVerdict.GOOD:
                 end = at + 1
         return units[:end]
 
@@ -201,15 +208,15 @@ def counted(number: int, thing: str) -> str:
 
 
 def _as_judged(read: Checkpoint, plain: Judged) -> Judged:
-    verdict = Verdict.UNKNOWN
+    verdict = CheckpointVerdict.UNKNOWN
     if read.damaged:
-        verdict = Verdict.DAMAGED
+        verdict = CheckpointVerdict.DAMAGED
     elif not read.scanned:
-        verdict = Verdict.UNREAD
+        verdict = CheckpointVerdict.UNREAD
     elif read.good:
-        verdict = Verdict.GOOD
+        verdict = CheckpointVerdict.GOOD
     elif read.bad:
-        verdict = Verdict.POISONED
+        verdict = CheckpointVerdict.POISONED
     return Judged(plain.path, read.step, plain.stamp, verdict)
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from nanguard.run.control import BAD, ENDED, INTERRUPTED, RAISED, RATE, STEPS, STOPPED
-from nanguard.run.pulse import Steps, read_bad, read_steps
+from nanguard.run.heartbeat import Steps, read_bad, read_steps
 
 _WORDS = re.compile(
     r"(?<![a-z])(?:nans?|infs?|infinit[ey]|non[-_ ]?finite|(?:is|are|not)[-_ ]?finite|is_?nan"
@@ -36,7 +36,7 @@ _FEW = 3
 _MANY = 3
 
 
-class Outcome(str, Enum):
+class RunEnding(str, Enum):
     """What became of an attempt."""
 
     DONE = "done"
@@ -64,7 +64,7 @@ class Ending:
         rate: The learning rate of its first step; None if it is not known.
     """
 
-    outcome: Outcome
+    outcome: RunEnding
     code: int
     reason: str
     steps: Steps | None = None
@@ -77,7 +77,7 @@ class Ending:
     @property
     def over_numbers(self) -> bool:
         """Whether numbers that are not finite ended it."""
-        return self.outcome in (Outcome.STOPPED, Outcome.NON_FINITE)
+        return self.outcome in (RunEnding.STOPPED, RunEnding.NON_FINITE)
 
     @property
     def bad_since(self) -> int:
@@ -114,9 +114,9 @@ def read_ending(control: Path, code: int, incidents: tuple[Path, ...]) -> Ending
     tried = 0 if steps is None else steps.count
     # Of several ranks, the one that has met a bad step may be the only one to tell.
     bad = sorted({step for path in control.glob(f"{BAD}*") for step in read_bad(path)})
-    if outcome is Outcome.STOPPED and bad:
+    if outcome is RunEnding.STOPPED and bad:
         tried = max(tried, bad[-1] + 1)
-    elif outcome in (Outcome.STOPPED, Outcome.NON_FINITE):
+    elif outcome in (RunEnding.STOPPED, RunEnding.NON_FINITE):
         tried += 1
     place = f"{raised['type']} {raised['file']}:{raised['line']}" if raised else ""
     rates = [_notes(path).get("lr") for path in control.glob(f"{RATE}*")]
@@ -131,24 +131,27 @@ def _judged(
     raised: dict[str, Any],
     finite: bool,  # noqa: FBT001
     steps: Steps | None,
-) -> tuple[Outcome, str]:
+) -> tuple[RunEnding, str]:
     number = code - _BY_SIGNAL
     if (control / INTERRUPTED).exists() or number in _WANTED:
-        return Outcome.INTERRUPTED, "it was asked to end"
+        return RunEnding.INTERRUPTED, "it was asked to end"
     if stopped:
-        return Outcome.STOPPED, f"the guard stopped it: {stopped[0]}"
+        return RunEnding.STOPPED, f"the guard stopped it: {stopped[0]}"
     if code == 0:
-        return Outcome.DONE, "it came to its end"
+        return RunEnding.DONE, "it came to its end"
     if raised and _WORDS.search(f"{raised['type']} {raised['message']} {raised['code']}"):
-        return Outcome.NON_FINITE, _told(raised)
+        return RunEnding.NON_FINITE, _told(raised)
     if not finite:
-        return Outcome.NON_FINITE, f"it ended with exit code {code}, and its weights are not finite"
+        return (
+            RunEnding.NON_FINITE,
+            f"it ended with exit code {code}, and its weights are not finite",
+        )
     if raised and steps is not None and _LOST.search(raised["message"]):
-        return Outcome.KILLED, f"a rank lost another one: {_told(raised)}"
+        return RunEnding.KILLED, f"a rank lost another one: {_told(raised)}"
     if number > 0 or (not raised and steps is not None and not _ended(control, steps.pid)):
-        return Outcome.KILLED, _killed(number)
+        return RunEnding.KILLED, _killed(number)
     reason = _told(raised) if raised else f"it ended with exit code {code}"
-    return (Outcome.FAILED if steps is not None else Outcome.NOT_BEGUN), reason
+    return (RunEnding.FAILED if steps is not None else RunEnding.NOT_BEGUN), reason
 
 
 def _killed(number: int) -> str:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from nanguard.run.recovering.audit import counted
-from nanguard.run.recovering.ending import Outcome
+from nanguard.run.recovering.ending import RunEnding
 
 if TYPE_CHECKING:
     from nanguard.run.recovering.audit import Audited, Judged, Stamp
@@ -113,12 +113,12 @@ class Ladder:
             ending: How the attempt ended.
             found: The checkpoints there are now, without those set aside.
         """
-        if ending.outcome in (Outcome.DONE, Outcome.INTERRUPTED):
+        if ending.outcome in (RunEnding.DONE, RunEnding.INTERRUPTED):
             return End()
         if self.restarts >= self.max_restarts:
             return End(f"{counted(self.max_restarts, 'restart')} spent, and no more are allowed")
-        early = ending.outcome is Outcome.NON_FINITE and ending.steps is None
-        if ending.outcome is Outcome.NOT_BEGUN or (early and self.restarts == 0):
+        early = ending.outcome is RunEnding.NON_FINITE and ending.steps is None
+        if ending.outcome is RunEnding.NOT_BEGUN or (early and self.restarts == 0):
             return self._not_begun(ending, found)
         self._refusals = 0
         hopeless = ending.hopeless and self._used is not None
@@ -129,7 +129,7 @@ class Ladder:
         self._stuck = 0 if moved else self._stuck + 1
         same = self._stuck > 0 and ending.raised != "" and ending.raised == self._raised
         self._raised = ending.raised
-        if same and ending.outcome is Outcome.FAILED:
+        if same and ending.outcome is RunEnding.FAILED:
             return End(f"{ending.reason}, for the second time: a restart does not help")
         if hopeless:  # which says nothing about the learning rate, or the data
             return self._from(found, 0, 0, changed=False)
@@ -148,7 +148,7 @@ class Ladder:
 
     def _again(self, ending: Ending, found: Audited) -> Restart | End:
         # One that failed without a reason may have been unlucky once.
-        failed = ending.outcome is Outcome.FAILED
+        failed = ending.outcome is RunEnding.FAILED
         changed = ending.over_numbers or (failed and self._stuck > 0)
         level = max(0, self._stuck - failed) if changed else 0
         # Those after the one that was gone back to are set aside, so one at a time is enough.

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from nanguard.check.checkpoint.run_checkpoints import HEAD, files_in, recognises
+from nanguard.check.checkpoint.run_checkpoints import CHECKPOINT_HEAD_BYTES, files_in, recognises
 from nanguard.incident import NAME as INCIDENT
 from nanguard.run.recovering.templates import is_option
 
@@ -118,6 +118,6 @@ def _is_new(path: Path, since: float) -> bool:
 def _recognised(path: Path) -> bool:
     try:
         with path.open("rb") as file:
-            return path.is_file() and recognises(path, file.read(HEAD))
+            return path.is_file() and recognises(path, file.read(CHECKPOINT_HEAD_BYTES))
     except OSError:
         return False

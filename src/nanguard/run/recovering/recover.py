@@ -14,20 +14,20 @@ from nanguard import incident
 from nanguard.errors import IncidentError, NanguardError, SourceError
 from nanguard.run.children import adopt_orphans, end_descendants
 from nanguard.run.command import must_be_there, run_command
-from nanguard.run.pulse import now_as_files_have_it
+from nanguard.run.heartbeat import now_as_files_have_it
 from nanguard.run.recovering import lineage
-from nanguard.run.recovering.audit import Audited, Auditor, Verdict, counted
-from nanguard.run.recovering.ending import Outcome, read_ending
+from nanguard.run.recovering.audit import Audited, Auditor, CheckpointVerdict, counted
+from nanguard.run.recovering.ending import RunEnding, read_ending
 from nanguard.run.recovering.ladder import End, Ladder, Restart
 from nanguard.run.recovering.places import Places
 from nanguard.run.recovering.positions import Positions
-from nanguard.run.recovering.wishes import Changes, Teller
+from nanguard.run.recovering.restart_options import Changes, Teller
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from nanguard.run.recovering.ending import Ending
-    from nanguard.run.recovering.wishes import Wishes
+    from nanguard.run.recovering.restart_options import RestartOptions
 
 INTERRUPTED = 130
 _LONGEST_WAIT = 300.0
@@ -35,7 +35,7 @@ _LONGEST_WAIT = 300.0
 
 def recover_command(
     command: Sequence[str],
-    wishes: Wishes,
+    restart: RestartOptions,
     *,
     incidents: Path,
     quiet: bool = False,
@@ -45,7 +45,7 @@ def recover_command(
 
     Args:
         command: The command.
-        wishes: How it is restarted.
+        restart: How it is restarted.
         incidents: The folder for incidents and for the record.
         quiet: Whether to say nothing.
         guarding: How each attempt is guarded, as in ``run_command``.
@@ -54,15 +54,15 @@ def recover_command(
         UsageError: It could not be restarted as the user says.
     """
     must_be_there(command)
-    teller = Teller.of(command, wishes)
+    teller = Teller.of(command, restart)
     since = now_as_files_have_it()
-    auditor = Auditor(Places.of(wishes.checkpoints, command, since))
-    ladder = Ladder(wishes.max_restarts, wishes.lr_cut, teller.means)
+    auditor = Auditor(Places.of(restart.checkpoints, command, since))
+    ladder = Ladder(restart.max_restarts, restart.lr_cut, teller.means)
     counted_from = 0 if teller.resumes_from() is None else None
     positions = Positions(first=since, began=since, counted_from=counted_from)
     adopt_orphans()
-    recovery = Recovery(
-        teller, auditor, ladder, positions, incidents, wishes.backoff, quiet, guarding
+    recovery = JobRecovery(
+        teller, auditor, ladder, positions, incidents, restart.backoff, quiet, guarding
     )
     return recovery.run()
 
@@ -85,7 +85,7 @@ class _Attempt:
 
 
 @dataclass(slots=True)
-class Recovery:
+class JobRecovery:
     """A run of several attempts.
 
     Attributes:
@@ -114,7 +114,7 @@ class Recovery:
         while True:
             ending = self._run(attempt)
             self._tell_of_rate(attempt.changes, ending)
-            if ending.outcome in (Outcome.DONE, Outcome.INTERRUPTED):
+            if ending.outcome in (RunEnding.DONE, RunEnding.INTERRUPTED):
                 self._ended(attempt, ending)
                 if self.ladder.restarts:
                     number, steps = attempt.changes.attempt, counted(ending.tried, "step")
@@ -156,7 +156,7 @@ class Recovery:
             command, config = self.teller.command_for(changes, why, self.incidents)
         except (SourceError, OSError) as error:  # somebody has changed it since the start
             told = error.what if isinstance(error, SourceError) else str(error)
-            none = replace(before, outcome=Outcome.NOT_BEGUN, reason=told, tried=0, incidents=())
+            none = replace(before, outcome=RunEnding.NOT_BEGUN, reason=told, tried=0, incidents=())
             self._ended(_Attempt(changes, list(self.teller.command)), none, then=told)
             self._say(f"not started again: {error}")
             return None
@@ -235,7 +235,10 @@ class Recovery:
         """Returns whether the command itself resumes from a checkpoint that is bad."""
         own = self.teller.resumes_from()
         judged = None if own is None else self.auditor.judge(own)
-        return judged is not None and judged.verdict in (Verdict.DAMAGED, Verdict.POISONED)
+        return judged is not None and judged.verdict in (
+            CheckpointVerdict.DAMAGED,
+            CheckpointVerdict.POISONED,
+        )
 
     def _ended(
         self,

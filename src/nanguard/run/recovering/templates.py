@@ -41,7 +41,7 @@ class Group:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class TemplatePlace:
     """Where a group stands in a command.
 
     Attributes:
@@ -184,7 +184,7 @@ def _groups(words: Sequence[str]) -> Iterator[Group]:
         yield Group(tuple(held))
 
 
-def _find(group: Group, command: Sequence[str]) -> Place | None:
+def _find(group: Group, command: Sequence[str]) -> TemplatePlace | None:
     """Returns where a command says what a group says; the last place counts, as it does there."""
     for at in range(len(command) - 1, -1, -1):
         place = _place(group, command, at)
@@ -193,31 +193,31 @@ def _find(group: Group, command: Sequence[str]) -> Place | None:
     return None
 
 
-def _place(group: Group, command: Sequence[str], at: int) -> Place | None:
+def _place(group: Group, command: Sequence[str], at: int) -> TemplatePlace | None:
     option, key, word = group.option, group.key, command[at]
     if option is None:
         return None if key is None else _pair(key, command, at)
     if key is not None:  # --set training.lr={lr}
         if word.startswith(f"{key}=") and option in command[:at]:
-            return Place(at, at + 1, word.partition("=")[2], whole=False)
+            return TemplatePlace(at, at + 1, word.partition("=")[2], whole=False)
         return None
     if word.startswith(f"{option}="):
-        return Place(at, at + 1, word.partition("=")[2])
+        return TemplatePlace(at, at + 1, word.partition("=")[2])
     if word != option:
         return None
     end = at + 1
     while end < len(command) and end - at < len(group.words) and not is_option(command[end]):
         end += 1
-    return Place(at, end, command[end - 1] if end > at + 1 else "")
+    return TemplatePlace(at, end, command[end - 1] if end > at + 1 else "")
 
 
-def _pair(key: str, command: Sequence[str], at: int) -> Place | None:
+def _pair(key: str, command: Sequence[str], at: int) -> TemplatePlace | None:
     """Returns the place of ``key=value``, which may be written as ``--key value``, too."""
     word = command[at]
     # Hydra writes a plus before what is new.
     if word.lstrip("+").startswith(f"{key.lstrip('+')}="):
-        return Place(at, at + 1, word.partition("=")[2])
+        return TemplatePlace(at, at + 1, word.partition("=")[2])
     has_value = at + 1 < len(command) and not is_option(command[at + 1])
     if is_option(key) and word == key and has_value:
-        return Place(at, at + 2, command[at + 1])
+        return TemplatePlace(at, at + 2, command[at + 1])
     return None

@@ -10,6 +10,8 @@ from nanguard.view.report.fields import branch, entries, listed, number, text, t
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from nanguard.incident import Incident
+
 _ACTIONS = {
     "step": "The guard let the step pass",
     "overflow": "The GradScaler skipped the step and lowered its scale",
@@ -129,7 +131,7 @@ def sureness(confidence: Any, *, proven: bool = False) -> str:
     return "likely" if confidence >= _LIKELY else "possible"
 
 
-def confidence(incident: Mapping[str, Any]) -> str:
+def confidence(incident: Incident) -> str:
     """Returns how sure the cause of an incident is, as a sentence."""
     sure = _sureness_of(incident)
     if sure == "unknown":
@@ -138,14 +140,14 @@ def confidence(incident: Mapping[str, Any]) -> str:
     return f"{sure.capitalize()} (confidence {number(value)})."
 
 
-def _sureness_of(incident: Mapping[str, Any]) -> str:
+def _sureness_of(incident: Incident) -> str:
     replayed = not text(branch(incident, "replay"), "verdict").startswith("not-")
     proven = any(trial.get("finite") is True for trial in entries(incident, "trials"))
     proven = proven or any(fix.get("verified") is True for fix in entries(incident, "fixes"))
     return sureness(branch(incident, "cause").get("confidence"), proven=proven and replayed)
 
 
-def sentence(incident: Mapping[str, Any]) -> str:
+def sentence(incident: Incident) -> str:
     """Returns what happened, and in brackets the cause and how sure it is; empty if unknown.
 
     ``train.py:20 divides by x.std(), which is 0 ...: 0/0 = NaN   [degenerate-statistics, proven]``
@@ -166,7 +168,7 @@ def sentence(incident: Mapping[str, Any]) -> str:
     return f"{said}   [{code}, {sure}]"
 
 
-def in_a_line(incident: Mapping[str, Any]) -> str | None:
+def in_a_line(incident: Incident) -> str | None:
     """Returns what was found out about an incident, in a line; None if nothing was."""
     said = sentence(incident)
     if not said:
@@ -176,7 +178,7 @@ def in_a_line(incident: Mapping[str, Any]) -> str | None:
     return f"step {whole(incident, 'step')}{rank}: {said}"
 
 
-def drift(incident: Mapping[str, Any]) -> str:
+def drift(incident: Incident) -> str:
     """Returns which learned quantity moved away, since when, and its curve; empty if none did."""
     fields = branch(incident, "drift")
     name, began = text(fields, "tensor", 100), whole(fields, "first_step")
@@ -199,7 +201,7 @@ def _curve(fields: Mapping[str, Any]) -> list[Any]:
     return curve if isinstance(curve, list) else []
 
 
-def is_fixable(incident: Mapping[str, Any]) -> bool:
+def is_fixable(incident: Incident) -> bool:
     """Returns whether ``nanguard fix`` has a change to make."""
     fixes = entries(incident, "fixes")
     return any(fix.get("verified") is True and text(fix, "diff") for fix in fixes)

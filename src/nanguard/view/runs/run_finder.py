@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nanguard import incident as incidents
-from nanguard.check.log.log_reader import HEAD, Form, form_of
+from nanguard.check.log.log_reader import LOG_HEAD_BYTES, Form, form_of
 from nanguard.errors import SourceError
 from nanguard.record import EVENTS, HISTORY, METRICS, TRACKERS
 from nanguard.run_folder import HOME
@@ -180,9 +180,11 @@ def runs_in(folder: Path, files: list[str], folders: list[str]) -> Iterator[Foun
     states = _take_checkpoints(folder, folders)
     run.incidents = _take_incidents(folder, files, folders)
     logs: dict[Path, Form] = {}
+    # Beside the guard's own record, the history has the same numbers once more.
+    recorded = METRICS in files or EVENTS in files
     for name in files:
         path = folder / name
-        if name in (METRICS, EVENTS, HISTORY, LINEAGE, incidents.NAME):
+        if name in (METRICS, EVENTS, LINEAGE, incidents.NAME) or (name == HISTORY and recorded):
             continue
         head = _head(path)
         if name.endswith(".json") and REPORT_SCHEMA in head[:4096]:
@@ -193,7 +195,7 @@ def runs_in(folder: Path, files: list[str], folders: list[str]) -> Iterator[Foun
         # The last checkpoint knows the numbers of all the others.
         logs[states[-1]] = form_of(states[-1], _head(states[-1])) or Form.TEXT
     run.events = folder / EVENTS if EVENTS in files else None
-    run.history = folder / HISTORY if HISTORY in files else None
+    run.history = folder / HISTORY if HISTORY in files and recorded else None
     run.lineage = folder / LINEAGE if LINEAGE in files else None
     if METRICS in files:
         run.logs, run.left_out = [folder / METRICS], list(logs)
@@ -279,6 +281,6 @@ def _head(path: Path) -> bytes:
         if not path.is_file():
             return b""
         with path.open("rb") as file:
-            return file.read(HEAD)
+            return file.read(LOG_HEAD_BYTES)
     except OSError:
         return b""

@@ -10,18 +10,16 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from nanguard.check.log.log_reader import HEAD, Form, form_of, open_sources
-from nanguard.check.log.series import Gathering, Log, SeriesColumn
+from nanguard.check.log.log_reader import LOG_HEAD_BYTES, Form, form_of, open_sources
+from nanguard.check.log.series import Gathering, Log
 from nanguard.check.log.text_log import Cutter, TextReader, decoder_of
 from nanguard.record import METRICS
 from nanguard.view.runs.run_reader import Terms, curves_of, first_clock, open_run
 
 if TYPE_CHECKING:
-    from array import array
     from collections.abc import Callable, Iterator
     from typing import BinaryIO
 
-    from nanguard.check.log.series import MetricSeries
     from nanguard.check.log.text_log import Stretch
     from nanguard.check.scan import Scan
     from nanguard.view.runs.run_finder import FoundRun
@@ -101,14 +99,9 @@ class Follower:
         self._grown = time.monotonic()
         return RunChange.ANEW if anew else RunChange.GREW
 
-    def drain(self) -> Iterator[tuple[MetricSeries, array[float], SeriesColumn]]:
-        """Yields what was gathered since the last time, and lets go of it."""
-        for series in self._gathering.log.series:
-            values, steps = series.values, series.steps
-            if len(values):
-                series.values, series.steps = values[:0], SeriesColumn()
-                series.epochs, series.lines = series.epochs[:0], SeriesColumn()
-                yield series, values, steps
+    def drain(self) -> Log:
+        """Returns what was gathered since the last time, and lets go of it."""
+        return self._gathering.take()
 
     def _begin(self, inode: int) -> None:
         self._inode, self._offset = inode, 0
@@ -222,7 +215,7 @@ def is_followed(path: Path) -> bool:
     """Returns whether a log is text, of which only what was appended has to be read."""
     try:
         with path.open("rb") as file:
-            head = file.read(HEAD)
+            head = file.read(LOG_HEAD_BYTES)
     except OSError:
         return False
     # In UTF-16 a line cannot be told from the bytes of its end.

@@ -15,10 +15,11 @@ from nanguard.findings import name_of
 
 if TYPE_CHECKING:
     from array import array
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
     from nanguard.check.log.series import Log, SeriesColumn
+    from nanguard.incident import Incident
 
 
 class Panel(str, Enum):
@@ -167,7 +168,7 @@ class Run:
     axis: Axis = Axis.STEP
     curves: list[Curve] = field(default_factory=list)
     events: list[RunEvent] = field(default_factory=list)
-    incidents: list[dict[str, Any]] = field(default_factory=list)
+    incidents: list[Incident] = field(default_factory=list)
     findings: list[dict[str, Any]] = field(default_factory=list)
     logs: list[Log] = field(default_factory=list)
     clock: Clock = field(default_factory=Clock)
@@ -256,7 +257,7 @@ def _torn(lines: int, path: Path) -> str:
     return f"{what} of {path.name} could not be read: no whole JSON object"
 
 
-def events_of_incidents(incidents: Sequence[dict[str, Any]]) -> list[RunEvent]:
+def events_of_incidents(incidents: Sequence[Incident]) -> list[RunEvent]:
     """Returns an event for each incident."""
     return [
         RunEvent(
@@ -369,7 +370,7 @@ def _restart(record: dict[str, Any]) -> RunEvent:
     )
 
 
-def _summary(incident: dict[str, Any]) -> str:
+def _summary(incident: Incident) -> str:
     code, summary = _field(incident, "cause", "code"), _field(incident, "cause", "summary")
     if isinstance(code, str) and code:
         return f"{code}: {summary}"[:_TEXT] if isinstance(summary, str) and summary else code
@@ -377,7 +378,7 @@ def _summary(incident: dict[str, Any]) -> str:
     return f"{where or 'a value'} is {kind or 'not finite'}"[:_TEXT]
 
 
-def _field(holder: dict[str, Any], first: str, then: str) -> Any:
+def _field(holder: Mapping[str, Any], first: str, then: str) -> Any:
     inner = holder.get(first)
     return inner.get(then) if isinstance(inner, dict) else None
 

@@ -20,7 +20,7 @@ from nanguard.check.log.series import MetricSeries, SeriesColumn, compact
 from nanguard.check.scan import Scan, in_threads
 from nanguard.check.workers import Workers
 from nanguard.errors import IncidentError, NanguardError, SourceError
-from nanguard.masking import HIDDEN, hidden, hidden_tree, hidden_words
+from nanguard.masking import HIDDEN, hidden, hidden_words
 from nanguard.record import METRICS
 from nanguard.source.text import decode, read_bytes
 from nanguard.view.runs.curves import restarts_of
@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from nanguard.check.log.series import Log
+    from nanguard.incident import Incident
     from nanguard.view.runs.run_finder import FoundRun
     from nanguard.view.runs.run_model import RunEvent
 
@@ -68,7 +69,7 @@ def configuration_of(paths: Sequence[Path]) -> dict[str, str]:
     return out
 
 
-def environment_of(incidents: Sequence[dict[str, Any]]) -> dict[str, str]:
+def environment_of(incidents: Sequence[Incident]) -> dict[str, str]:
     """Returns versions, machine and command, as the first incident recorded them."""
     out: dict[str, str] = {}
     for incident in incidents[:1]:
@@ -394,14 +395,13 @@ def first_clock(logs: Sequence[Path]) -> Clock:
 def _read_incidents(run: Run, found: FoundRun) -> None:
     for folder in found.incidents:
         try:
-            incident = hidden_tree(incident_files.read(folder))
-            run.incidents.append({**incident, "folder": str(folder)})
+            run.incidents.append(incident_files.read(folder).without_secrets())
         except IncidentError as error:
             run.problems.append(_words(error))
     run.incidents.sort(key=lambda incident: (_number(incident, "step"), _number(incident, "rank")))
 
 
-def _curves_of_incidents(incidents: Sequence[dict[str, Any]]) -> list[Curve]:
+def _curves_of_incidents(incidents: Sequence[Incident]) -> list[Curve]:
     """Returns the losses that replays went through, where there is no log."""
     known: dict[int, float] = {}
     for incident in incidents:
@@ -522,6 +522,6 @@ def _as_float(value: Any) -> float | None:
         return None
 
 
-def _number(incident: dict[str, Any], key: str) -> int:
+def _number(incident: Incident, key: str) -> int:
     value = incident.get(key)
     return value if isinstance(value, int) else 0

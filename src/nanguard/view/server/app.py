@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from starlette.requests import Request
 
     from nanguard.view.runs import Run
-    from nanguard.view.server.index import Entry, Index
+    from nanguard.view.server.index import Index, ServedRun
 
 
 T = TypeVar("T")
@@ -40,7 +40,7 @@ T = TypeVar("T")
 # Seconds between two looks for a page that is open.
 _LOOK = 0.5
 # Seconds after which something is sent in any case, so that a lost connection is noticed.
-_PULSE = 10.0
+_HEARTBEAT_SECONDS = 10.0
 MOST_STREAMS = 200
 _GONE = (
     "There is no such run below this folder, or not any more. If it is written again, it appears "
@@ -48,7 +48,7 @@ _GONE = (
 )
 
 
-class Site:
+class RunsSite:
     """The pages about the runs of an index, and the streams that keep them up to date.
 
     Attributes:
@@ -91,7 +91,7 @@ class Site:
         held = await beside(lambda: self._desk.read(entry))
         return _json({**held.payload, **_state(entry)})
 
-    async def _entry(self, key: str) -> Entry | None:
+    async def _entry(self, key: str) -> ServedRun | None:
         """Returns a run; right after the start, the folder is still being searched."""
         until = time.monotonic() + 5.0
         while not self._index.searched and time.monotonic() < until:
@@ -142,7 +142,7 @@ class Site:
                 known = now
                 yield _message("rows", told)
                 sent = time.monotonic()
-            elif time.monotonic() - sent > _PULSE:
+            elif time.monotonic() - sent > _HEARTBEAT_SECONDS:
                 yield ": still here\n\n"
                 sent = time.monotonic()
             await self._pause(2 * _LOOK)
@@ -159,7 +159,7 @@ class Site:
                 told = {"gone": _GONE} if entry is None else {"version": version, **_state(entry)}
                 yield _message("change", told)
                 sent = time.monotonic()
-            elif time.monotonic() - sent > _PULSE:
+            elif time.monotonic() - sent > _HEARTBEAT_SECONDS:
                 yield ": still here\n\n"
                 sent = time.monotonic()
             # A run that takes long to read is not read all the time.
@@ -200,11 +200,11 @@ async def beside(work: Callable[[], T]) -> T:
     return await done
 
 
-def _rows(entries: list[Entry], index: Index) -> list[tuple[str, str]]:
+def _rows(entries: list[ServedRun], index: Index) -> list[tuple[str, str]]:
     return [(entry.key, row(entry, index)) for entry in entries]
 
 
-def _state(entry: Entry) -> dict[str, Any]:
+def _state(entry: ServedRun) -> dict[str, Any]:
     summary = entry.summary
     return {
         "state": summary.state,
@@ -353,7 +353,7 @@ class Desk:
         self._open: OrderedDict[str, Open] = OrderedDict()
         self._lock = threading.Lock()
 
-    def read(self, entry: Entry) -> Open:
+    def read(self, entry: ServedRun) -> Open:
         """Returns a run as it is now, with what its page shows."""
         held = self._held(entry)
         with held.lock:
@@ -379,7 +379,7 @@ class Desk:
         held = self._open.get(key)
         return 0.0 if held is None else held.spent
 
-    def _held(self, entry: Entry) -> Open:
+    def _held(self, entry: ServedRun) -> Open:
         with self._lock:
             held = self._open.get(entry.key)
             if held is None:
@@ -395,7 +395,7 @@ class Desk:
                 points -= old.run.points if old.run else 0
 
 
-def version_of(entry: Entry) -> str:
+def version_of(entry: ServedRun) -> str:
     """Returns a word that differs once a run has changed."""
     # A last line without an end is read some time later.
     told = (mark_of(entry.found), entry.digest.waiting, str(entry.found.configs))

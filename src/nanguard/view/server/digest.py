@@ -12,8 +12,10 @@ from statistics import median
 from typing import TYPE_CHECKING
 
 from nanguard.check.log.quantities import Quantity
+from nanguard.check.log.series import Log
 from nanguard.errors import NanguardError
 from nanguard.record import METRICS
+from nanguard.view.report.judged import judge_log
 from nanguard.view.runs import EventKind, Panel, open_run
 from nanguard.view.runs.run_follower import Follower, RunChange, is_followed
 from nanguard.view.runs.run_model import read_events
@@ -41,7 +43,7 @@ _PANELS = {Panel.LOSS: 0, Panel.TERMS: 1, Panel.GRAD_NORM: 2}
 
 
 @dataclass(slots=True)
-class Line:
+class SparkLine:
     """One curve of a run.
 
     Attributes:
@@ -60,12 +62,13 @@ class Line:
 
 
 @dataclass(slots=True)
-class Summary:
+class RunSummary:
     """What is known about a run.
 
     Attributes:
         main: The curve that tells most; None if there is none.
         axis: What its points are counted by.
+        findings: How many faults the rules for logs found in it; remarks are not counted.
         errors: How many of its events are errors.
         stopped: Whether the guard stopped it.
         incidents: How many incidents it has.
@@ -76,8 +79,9 @@ class Summary:
         whole: Whether all of it was read.
     """
 
-    main: Line | None = None
+    main: SparkLine | None = None
     axis: str = "step"
+    findings: int = 0
     errors: int = 0
     stopped: bool = False
     incidents: int = 0
@@ -100,7 +104,7 @@ class Summary:
     def bad(self) -> bool:
         """Whether it went bad and did not come back."""
         lost = self.main is not None and not math.isfinite(self.main.spark.last)
-        return self.stopped or lost
+        return self.stopped or (lost and self.findings > 0)
 
     @property
     def state(self) -> str:
@@ -118,26 +122,43 @@ class Digest:
     """
 
     def __init__(self) -> None:
-        self.summary = Summary()
+        self.summary = RunSummary()
         self._followers: dict[Path, Follower] = {}
-        self._lines: dict[tuple[Path, str], Line] = {}
+        self._lines: dict[tuple[Path, str], SparkLine] = {}
+        # What rules judge, while a run goes on; and how many faults they found in each log.
+        self._logs: dict[Path, Log] = {}
+        self._faults: dict[Path, int] = {}
+        self._let_go = False
         self._seen: dict[Path, tuple[int, int, int]] = {}
         self._pauses: deque[float] = deque(maxlen=_PAUSES)
 
-    def read(self, found: FoundRun) -> Iterator[Summary]:
+    def read(self, found: FoundRun) -> Iterator[RunSummary]:
         """Reads what has changed; yields the summary after each large piece of it."""
         problems: list[str] = []
+        if self._let_go:
+            # Rules look at all of a log, and what was read of this one is not kept any more.
+            self._followers, self._lines, self._let_go = {}, {}, False
         try:
             others = [path for path in found.logs if not self._follows(path)]
             if [path for path in others if self._is_new(path)]:
                 self._lines = {}
-                self._add_run(open_run(found))
+                run = open_run(found)
+                self._add_run(run)
+                self._faults = {Path(log.path): _faults_in(log) for log in run.logs}
             for path in found.logs:
                 for _ in self._read_log(path, problems) if path not in others else ():
                     yield self._told(found, problems, whole=False)
+            self._judge()
         except (OSError, NanguardError) as error:
             problems.append(_words(error))
-        yield self._told(found, problems, whole=True)
+        told = self._told(found, problems, whole=True)
+        if not told.running and not self.waiting and self._logs:
+            self._logs, self._let_go = {}, True
+        yield told
+
+    def _judge(self) -> None:
+        for path, log in self._logs.items():
+            self._faults[path] = _faults_in(log)
 
     @property
     def waiting(self) -> bool:
@@ -146,7 +167,7 @@ class Digest:
 
     def fail(self, problem: str, found: FoundRun) -> None:
         """Takes note of why a run could not be read."""
-        self.summary = Summary(problem=problem, changed=changed_at(found), whole=True)
+        self.summary = RunSummary(problem=problem, changed=changed_at(found), whole=True)
 
     def _follows(self, path: Path) -> bool:
         if path not in self._followers and is_followed(path):
@@ -160,6 +181,7 @@ class Digest:
             if change is RunChange.GONE:
                 problems.append(f"{path.name}: the file is gone")
             elif change is RunChange.ANEW:
+                self._logs.pop(path, None)
                 self._lines = {key: line for key, line in self._lines.items() if key[0] != path}
             self._drain(path, follower)
             again = follower.behind
@@ -167,24 +189,26 @@ class Digest:
                 yield
 
     def _drain(self, path: Path, follower: Follower) -> None:
-        for series, values, steps in follower.drain():
+        new = follower.drain()
+        for series in new.series:
             line = self._line(path, series)
             if line is not None:
-                line.spark.extend(values)
-                line.step = steps[len(steps) - 1] if len(steps) else None
+                line.spark.extend(series.values)
+                line.step = series.steps[len(series.steps) - 1] if len(series.steps) else None
+        self._logs.setdefault(path, Log(str(path))).extend(new)
 
-    def _line(self, path: Path, series: MetricSeries) -> Line | None:
+    def _line(self, path: Path, series: MetricSeries) -> SparkLine | None:
         key = (path, f"{series.name}/{series.rank}")
         if key not in self._lines and len(self._lines) < _MOST_SPARKS:
             plain = series.role is Quantity.LOSS and series.metric.plain
             rank = 0 if plain else _RANKS.get(series.role, 3)
-            self._lines[key] = Line(series.name, rank, series.metric.evaluation)
+            self._lines[key] = SparkLine(series.name, rank, series.metric.evaluation)
         return self._lines.get(key)
 
     def _add_run(self, run: Run) -> None:
         """Takes over the curves of a run that was read as a whole."""
         for curve in run.curves[:_MOST_SPARKS]:
-            line = Line(curve.name, _PANELS.get(curve.panel, 3), curve.evaluation)
+            line = SparkLine(curve.name, _PANELS.get(curve.panel, 3), curve.evaluation)
             line.spark.extend(curve.values[: len(curve)])
             line.step = curve.xs[len(curve) - 1] if len(curve) else None
             self._lines[Path(run.path), curve.name] = line
@@ -196,13 +220,14 @@ class Digest:
         self._seen[path] = mark
         return new
 
-    def _told(self, found: FoundRun, problems: list[str], *, whole: bool) -> Summary:
+    def _told(self, found: FoundRun, problems: list[str], *, whole: bool) -> RunSummary:
         old = self.summary
-        told = Summary(incidents=len(found.incidents), problem="; ".join(problems), whole=whole)
+        told = RunSummary(incidents=len(found.incidents), problem="; ".join(problems), whole=whole)
         known = [line for line in self._lines.values() if line.spark.points]
         told.main = min(
             known, key=lambda one: (one.rank, one.evaluation, -one.spark.points), default=None
         )
+        told.findings = sum(self._faults.values())
         told.changed = changed_at(found)
         told.errors, told.stopped = old.errors, old.stopped
         if 0 < old.changed < told.changed:
@@ -213,7 +238,7 @@ class Digest:
         self.summary = told
         return told
 
-    def _tell_events(self, found: FoundRun, told: Summary) -> None:
+    def _tell_events(self, found: FoundRun, told: RunSummary) -> None:
         try:
             if found.events and self._is_new(found.events):
                 events: list[RunEvent] = read_events(found.events)[0]
@@ -224,6 +249,10 @@ class Digest:
                 told.pace = _seconds(metrics) / max(1, told.points)
         except OSError as error:
             told.problem = told.problem or _words(error)
+
+
+def _faults_in(log: Log) -> int:
+    return len(judge_log(log).alarms)
 
 
 def changed_at(found: FoundRun) -> float:

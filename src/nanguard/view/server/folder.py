@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from nanguard.check.log.log_reader import HEAD
+from nanguard.check.log.log_reader import LOG_HEAD_BYTES
 from nanguard.view.runs.run_finder import DEEPEST, MOST_FILES, PASSED, runs_in
 
 if TYPE_CHECKING:
@@ -111,7 +111,7 @@ class Folder:
             leads_out = entry.is_symlink() and not self.is_inside(Path(entry.path))
             if len(files) < MOST_FILES and entry.is_file() and not leads_out:
                 # Beyond its head, growth does not change what a file is.
-                files[entry.name] = min(entry.stat().st_size, HEAD)
+                files[entry.name] = min(entry.stat().st_size, LOG_HEAD_BYTES)
         except OSError:
             return
 

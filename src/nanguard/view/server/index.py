@@ -7,7 +7,7 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from nanguard.view.server.digest import Digest, Summary, changed_at
+from nanguard.view.server.digest import Digest, RunSummary, changed_at
 from nanguard.view.server.folder import Folder
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ _LOOKED = 5.0
 
 
 @dataclass(slots=True)
-class Entry:
+class ServedRun:
     """A run in the index.
 
     Attributes:
@@ -58,7 +58,7 @@ class Entry:
     html: tuple[int, str] = (-1, "")
 
     @property
-    def summary(self) -> Summary:
+    def summary(self) -> RunSummary:
         """What is known about it."""
         return self.digest.summary
 
@@ -78,7 +78,7 @@ class Index:
         self.folder = Folder(root)
         self.version = time.time_ns() // 1_000_000
         self.searched = False
-        self.entries: dict[str, Entry] = {}
+        self.entries: dict[str, ServedRun] = {}
         self._looked: dict[str, float] = {}
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._work, name="index", daemon=True)
@@ -96,12 +96,12 @@ class Index:
         """Whether every run that is known was read."""
         return self.searched and all(entry.summary.whole for entry in self.entries.values())
 
-    def look(self, key: str) -> Entry | None:
+    def look(self, key: str) -> ServedRun | None:
         """Returns a run that somebody looks at, which is then looked after more often."""
         self._looked[key] = time.monotonic()
         return self.entries.get(key)
 
-    def newest_first(self) -> list[Entry]:
+    def newest_first(self) -> list[ServedRun]:
         """Returns the runs, those that changed last first."""
         return sorted(
             self.entries.values(), key=lambda entry: (-entry.summary.changed, entry.found.name)
@@ -134,7 +134,9 @@ class Index:
         """Looks for runs that came or went; returns whether there were any."""
         found = self.folder.runs()
         old, version = self.entries, self.version + 1
-        new = {key: old.get(key) or Entry(key, run, version=version) for key, run in found.items()}
+        new = {
+            key: old.get(key) or ServedRun(key, run, version=version) for key, run in found.items()
+        }
         changed = new.keys() != old.keys() or not self.searched
         for key, entry in new.items():
             if entry.found is not found[key]:
@@ -153,12 +155,12 @@ class Index:
         self._looked = {key: when for key, when in self._looked.copy().items() if when > late}
         return bool(self._looked)
 
-    def _due(self) -> Iterator[Entry]:
+    def _due(self) -> Iterator[ServedRun]:
         for entry in self.newest_first():
             if time.monotonic() >= entry.due or entry.key in self._looked:
                 yield entry
 
-    def _refresh(self, entry: Entry) -> None:
+    def _refresh(self, entry: ServedRun) -> None:
         began = time.monotonic()
         mark = mark_of(entry.found)
         same = mark == entry.mark
@@ -176,7 +178,7 @@ class Index:
             entry.version = self.version + 1
             self.version += 1
 
-    def _read(self, entry: Entry) -> bool:
+    def _read(self, entry: ServedRun) -> bool:
         """Reads what has changed; returns whether there was time for it."""
         try:
             for _ in entry.digest.read(entry.found):

@@ -12,8 +12,8 @@ from nanguard.view.report.html.markup import Html, el, join, step_words, theme_b
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from nanguard.view.server.digest import Summary
-    from nanguard.view.server.index import Entry, Index
+    from nanguard.view.server.digest import RunSummary
+    from nanguard.view.server.index import Index, ServedRun
     from nanguard.view.server.spark import Spark
 
 _WORDS = {"bad": "Bad", "running": "Running", "ended": "Ended", "reading": "Being read"}
@@ -53,7 +53,7 @@ def overview(index: Index) -> Html:
     )
 
 
-def row(entry: Entry, index: Index) -> Html:
+def row(entry: ServedRun, index: Index) -> Html:
     """Returns the row of a run; it is made once for each version."""
     version = entry.version
     if entry.html[0] != version:
@@ -61,7 +61,7 @@ def row(entry: Entry, index: Index) -> Html:
     return Html(entry.html[1])
 
 
-def _row(entry: Entry, index: Index) -> Html:
+def _row(entry: ServedRun, index: Index) -> Html:
     summary, found = entry.summary, entry.found
     place = found.path.relative_to(index.folder.root)
     where = f"/run/{entry.key}"
@@ -135,7 +135,7 @@ def _tools() -> Html:
     return el("div", box, el("div", chips, role="group", aria_label="State"), cls="tools")
 
 
-def _badges(summary: Summary) -> list[Html]:
+def _badges(summary: RunSummary) -> list[Html]:
     state = summary.state
     badges = [el("span", _WORDS[state], cls=f"badge {_STYLES[state]}".rstrip())]
     if state == "bad" and summary.running:
@@ -143,7 +143,7 @@ def _badges(summary: Summary) -> list[Html]:
     return badges
 
 
-def _alarms(summary: Summary, where: str) -> list[Html] | Html:
+def _alarms(summary: RunSummary, where: str) -> list[Html] | Html:
     parts = []
     bad = summary.main.spark.bad if summary.main else 0
     if summary.incidents:
@@ -153,6 +153,8 @@ def _alarms(summary: Summary, where: str) -> list[Html] | Html:
         parts.append(el("a", "stopped", href=f"{where}#timeline"))
     if summary.errors:
         parts.append(el("a", _count(summary.errors, "event"), href=f"{where}#timeline"))
+    if summary.findings:
+        parts.append(el("a", _count(summary.findings, "finding"), href=f"{where}#findings"))
     if bad:
         parts.append(el("a", f"{few(bad)} not finite", href=f"{where}#curves"))
     if not parts:

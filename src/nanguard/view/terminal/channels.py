@@ -6,13 +6,12 @@ import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from nanguard.view.terminal.plot import Trace
+from nanguard.view.terminal.plot import PlotTrace
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from nanguard.check.log.series import MetricSeries
-    from nanguard.view.terminal.judging import Judge
 
 
 @dataclass(slots=True)
@@ -29,7 +28,6 @@ class Happening:
         last: The last step of the row.
         value: The number it is about.
         old: Whether it stood in the log before the watch began.
-        about: The series it is about, if it is about one.
         seen: When it came last.
     """
 
@@ -42,7 +40,6 @@ class Happening:
     last: int | None = None
     value: float | None = None
     old: bool = False
-    about: str = ""
     seen: float = 0.0
 
 
@@ -52,7 +49,7 @@ class Channel:
 
     Attributes:
         series: What it is; its numbers are not kept.
-        judge: Who judges it.
+        name: How it is called, safe to be shown.
         trace: Its curve.
         last: Its last number.
         step: The step of that; None if the log has none.
@@ -60,19 +57,17 @@ class Channel:
         lowest: Its lowest number.
         lowest_step: The step of that.
         count: How many numbers it has.
-        losses: How many losses there were when it was last written.
     """
 
     series: MetricSeries
-    judge: Judge
-    trace: Trace = field(default_factory=Trace)
+    name: str
+    trace: PlotTrace = field(default_factory=PlotTrace)
     last: float = 0.0
     step: int | None = None
     epoch: float | None = None
     lowest: float = math.inf
     lowest_step: int | None = None
     count: int = 0
-    losses: int = 0
 
     def extend(
         self, values: Sequence[float], steps: Sequence[int] | None, *, begins: bool = False

@@ -55,7 +55,7 @@ class Bucket:
         self.begins |= other.begins
 
 
-class Trace:
+class PlotTrace:
     """The numbers of one series, as far as a picture of them needs them.
 
     Attributes:
@@ -246,7 +246,7 @@ def _in_runs(cells: Iterable[tuple[str, str]]) -> Text:
 
 
 def draw(
-    trace: Trace, width: int, height: int, *, log: bool | None, style: str, plain: bool = False
+    trace: PlotTrace, width: int, height: int, *, log: bool | None, style: str, plain: bool = False
 ) -> tuple[list[Text], Scale]:
     """Returns a curve with its axes, and its scale.
 
@@ -317,7 +317,7 @@ def _label(scale: Scale, number: int, height: int) -> str:
     return brief(scale.value(at))
 
 
-def _axis(trace: Trace, width: int, marked: set[int], *, plain: bool) -> Text:
+def _axis(trace: PlotTrace, width: int, marked: set[int], *, plain: bool) -> Text:
     text = Text().append(" " * _LABEL + ("+" if plain else "└"), "dim")
     first = "" if trace.first is None else f"{trace.first:,}".replace(",", " ")
     last = "" if trace.last is None else f"{trace.last:,}".replace(",", " ")

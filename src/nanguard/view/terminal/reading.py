@@ -1,24 +1,27 @@
-"""Reads new lines of a log: what they add to its series, in words, and as events of the guard."""
+"""Reads logs that are watched: new lines as they come, other forms anew when they have changed."""
 
 from __future__ import annotations
 
-import csv
+import codecs
 import re
+import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from nanguard.check.log.binary_logs import MAGIC, is_events
-from nanguard.check.log.grammar import LONGEST_LINE, loads
-from nanguard.check.log.series import Gathering, Log, Rows
-from nanguard.check.log.table_logs import columns_of, row_of
-from nanguard.check.log.text_log import Stretch, TextReader, add_loose, without_colours
+from nanguard.check.log.grammar import DECODING, LONGEST_LINE, loads, marked, unmarked
+from nanguard.check.log.log_reader import LOG_HEAD_BYTES, Form, form_of, open_sources
+from nanguard.check.log.series import Gathering, Log
+from nanguard.check.log.table_logs import columns_of, gather_rows
+from nanguard.check.log.text_log import Stretch, TextReader, without_colours
+from nanguard.check.scan import Scan
 from nanguard.record import EVENTS
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from nanguard.check.log.quantities import Metric
 
+# Reading anew takes at most one part of the time in so many.
+_SHARE = 20.0
 # How much of the end of new lines is searched for how many steps there will be.
 _LAST = 2000
 _TOTALS = (
@@ -54,45 +57,81 @@ class News:
     lines: int = 0
 
 
-class Unreadable(ValueError):  # noqa: N818 - it says what is so, and is told as it is
-    """A file that is no text."""
-
-
-def refuse_binary(name: str, head: bytes) -> None:
-    """Stops at a file that is no text.
+def is_in_lines(path: Path) -> bool:
+    """Returns whether a log can be read line by line, as it grows.
 
     Raises:
-        Unreadable: It is none.
+        OSError: It cannot be read.
     """
-    kind = "an event file of TensorBoard" if is_events(name, head) else ""
-    kind = "a binary run of W&B" if head.startswith(MAGIC) else kind
-    if kind:
-        raise Unreadable(f"it is {kind}; watch reads text, JSON lines and CSV")
+    with path.open("rb") as file:
+        head = file.read(LOG_HEAD_BYTES)
+    # In UTF-16 a line cannot be told from the bytes of its end.
+    wide = head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
+    return not wide and form_of(path, head) in (None, Form.TEXT, Form.CSV, Form.RECORD)
 
 
-class _Draining(Gathering):
-    """Gathers, and gives away what it has, so that a log of any length needs little memory."""
+class WholeLogs:
+    """Logs that are read from their beginning each time one of their files has changed.
 
-    def take(self) -> Log:
-        taken, self.log = self.log, Log(self.log.path, sparse=self.log.sparse)
-        self._series = {}
-        return taken
+    Event files of TensorBoard, runs of W&B and histories in one JSON text are; and every log of
+    which only what is there now is asked for.
+
+    Attributes:
+        paths: The files.
+    """
+
+    def __init__(self) -> None:
+        self.paths: list[Path] = []
+        self._marks: dict[Path, tuple[int, int, int]] = {}
+        self._next = 0.0
+
+    @property
+    def written(self) -> float:
+        """When one of the files was last written to, in seconds since 1970."""
+        return max((mtime / 1e9 for _, _, mtime in self._marks.values()), default=0.0)
+
+    def look(self) -> list[Log]:
+        """Returns the logs as they are now; none if nothing has changed."""
+        if not self.paths or time.monotonic() < self._next:
+            return []
+        marks = {path: _mark(path) for path in self.paths}
+        if marks == self._marks:
+            return []
+        self._marks = marks
+        began = time.monotonic()
+        logs = list(open_sources([path for path in self.paths if path.exists()], Scan()))
+        self._next = time.monotonic() + _SHARE * (time.monotonic() - began)
+        return logs
+
+    def last_words(self) -> str:
+        """Returns how the texts among the files end."""
+        texts = [path for path in self.paths if path.suffix != ".json" and path.is_file()]
+        return "\n".join(_end_of(path) for path in texts if is_in_lines(path))
+
+
+def _mark(path: Path) -> tuple[int, int, int]:
+    try:
+        now = path.stat()
+    except OSError:
+        return (0, -1, 0)
+    return (now.st_ino, now.st_size, now.st_mtime_ns)
+
+
+def _end_of(path: Path) -> str:
+    with path.open("rb") as file:
+        file.seek(max(0, path.stat().st_size - _LAST))
+        return file.read(_LAST).decode("utf-8", "replace")
 
 
 class LineReader:
-    """Reads one file, some lines at a time.
-
-    Raises:
-        Unreadable: It is no text.
-    """
+    """Reads one file, some lines at a time."""
 
     def __init__(self, path: Path, head: bytes) -> None:
-        refuse_binary(path.name, head)
-        self._gathering = _Draining(str(path))
+        self._gathering = Gathering(str(path))
         self._text = TextReader(self._gathering)
         self._line = 1
         self._events = path.name == EVENTS or _is_record(head)
-        first = head.split(b"\n", 1)[0].decode("utf-8-sig", "replace").rstrip("\r")
+        first = head.split(b"\n", 1)[0].decode("utf-8-sig", DECODING).rstrip("\r")
         self._columns = columns_of(first[:LONGEST_LINE])
         self._gathering.log.sparse = self._columns is not None
 
@@ -105,41 +144,26 @@ class LineReader:
         """
         text = _decoded(data)
         lines = text.count("\n") + 1
-        news = News(Log(""), lines=lines)
+        news = News(self._gathering.log, lines=lines)
         if self._events:
-            found = [loads(line) for line in text.split("\n")]
+            found = [loads(unmarked(line)) for line in text.split("\n")]
             news.events = [record for record in found if isinstance(record, dict)]
         elif self._columns is not None:
-            self._read_rows(text, *self._columns)
+            rows = text.split("\n")
+            rows = [f"{row}\n" for row in rows[:-1]] + [f"{rows[-1]}\n" if ended else rows[-1]]
+            gather_rows(self._gathering, rows, self._line, *self._columns)
         else:
             self._text.read(Stretch(self._line, text, ended))
         self._line += lines
         news.log = self._gathering.take()
         last = text[-_LAST:]
-        news.done, news.total = _progress(last)
+        news.done, news.total = progress_in(last)
         news.ended = bool(_ENDED.search(last))
         return news
 
-    def _read_rows(self, text: str, separator: str, columns: list[Metric | None]) -> None:
-        loose: dict[tuple[object, ...], Rows] = {}
-        rows = csv.reader(text.split("\n"), delimiter=separator)
-        number = self._line
-        while True:
-            try:
-                cells = next(rows)
-            except StopIteration:
-                break
-            except csv.Error:
-                continue
-            number += 1
-            add_loose(loose, number, row_of(columns, cells))
-        self._gathering.add(list(loose.values()))
-
 
 def _decoded(data: bytes) -> str:
-    text = data.decode("utf-8", "replace")
-    if "\0" in text:
-        text = text.replace("\0", "")
+    text = marked(data.decode("utf-8", DECODING))
     if "\x1b" in text:
         text = without_colours(text)
     if "\r" in text:
@@ -152,7 +176,7 @@ def _is_record(head: bytes) -> bool:
     return isinstance(first, dict) and str(first.get("code", "")).startswith("RUN")
 
 
-def _progress(text: str) -> tuple[int | None, int | None]:
+def progress_in(text: str) -> tuple[int | None, int | None]:
     """Returns how many steps were made and how many there will be, as far as a text says it."""
     for pattern in _TOTALS:
         found = pattern.findall(text)

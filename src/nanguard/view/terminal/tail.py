@@ -7,10 +7,11 @@ import stat
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from nanguard.check.log.log_reader import LOG_HEAD_BYTES
+
 if TYPE_CHECKING:
     from pathlib import Path
 
-HEAD = 1 << 16
 # What is read of a file at once, and of a line at all.
 CHUNK = 1 << 20
 LONGEST = 1 << 16
@@ -21,7 +22,7 @@ _PRINT = 64
 
 
 @dataclass(slots=True)
-class Piece:
+class NewLines:
     """What was new in a file.
 
     Attributes:
@@ -63,9 +64,9 @@ class Tail:
         self._gone = False
         self._came_late = False
 
-    def look(self) -> Piece:
+    def look(self) -> NewLines:
         """Returns what is new; what is wrong with the file is in ``problem``."""
-        piece = Piece()
+        piece = NewLines()
         try:
             if self._descriptor is None and not self._open(piece):
                 return piece
@@ -79,7 +80,7 @@ class Tail:
 
     def head(self) -> bytes:
         """Returns how the file begins."""
-        return b"" if self._descriptor is None else os.pread(self._descriptor, HEAD, 0)
+        return b"" if self._descriptor is None else os.pread(self._descriptor, LOG_HEAD_BYTES, 0)
 
     def rest(self) -> bytes:
         """Returns the last line, which has no end yet."""
@@ -92,7 +93,7 @@ class Tail:
             os.close(self._descriptor)
             self._descriptor = None
 
-    def _open(self, piece: Piece) -> bool:
+    def _open(self, piece: NewLines) -> bool:
         try:
             # A pipe without a writer would hold the program up for good.
             descriptor = os.open(self.path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
@@ -119,7 +120,7 @@ class Tail:
         # What comes from now on is new; all of it is read.
         self._backlog = max(self._backlog, 1 << 62)
 
-    def _read(self, piece: Piece) -> None:
+    def _read(self, piece: NewLines) -> None:
         if self._descriptor is None:
             return
         found = os.fstat(self._descriptor)
@@ -164,7 +165,7 @@ class Tail:
             self._dropping = True
         return whole
 
-    def _see_whether_moved(self, piece: Piece) -> None:
+    def _see_whether_moved(self, piece: NewLines) -> None:
         try:
             found = os.stat(self.path)  # noqa: PTH116 - every look, so no object is made
         except FileNotFoundError:

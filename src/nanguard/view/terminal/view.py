@@ -11,15 +11,15 @@ from rich.text import Text
 from nanguard.check.log.quantities import Quantity
 from nanguard.findings import name_of
 from nanguard.view.report.fields import literal
-from nanguard.view.terminal import words
+from nanguard.view.terminal import status_words as words
 from nanguard.view.terminal.plot import BAD, brief, draw
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from nanguard.view.terminal.channels import Channel, Happening
-    from nanguard.view.terminal.session import Session
-    from nanguard.view.terminal.watched import Watched
+    from nanguard.view.terminal.watch_session import Session
+    from nanguard.view.terminal.watched import WatchedRun
 
 _SMALL = (
     (Quantity.GRAD_NORM, "gradient norm"),
@@ -69,7 +69,7 @@ class View:
             line.truncate(width, overflow="crop" if self.plain else "ellipsis")
         return lines
 
-    def _head(self, session: Session, run: Watched | None, width: int) -> Text:
+    def _head(self, session: Session, run: WatchedRun | None, width: int) -> Text:
         clock = time.strftime("%H:%M:%S ")
         state, style = words.state_of(run) if run else ("waiting", words.WAITING)
         name = run.state.name if run else ""
@@ -104,7 +104,7 @@ class View:
             lines[-1].append(f"  ({hidden} more runs{more})", "dim")
         return lines
 
-    def _progress(self, run: Watched, width: int) -> Text:
+    def _progress(self, run: WatchedRun, width: int) -> Text:
         where, share, speed = words.progress(run.state)
         text = Text().append(f" {where}  ", "bold")
         if share is not None:
@@ -115,7 +115,7 @@ class View:
             text.append(f" {share:.1%}  ")
         return text.append(speed, "cyan")
 
-    def _body(self, run: Watched, width: int, height: int) -> list[Text]:
+    def _body(self, run: WatchedRun, width: int, height: int) -> list[Text]:
         events = max(3, min(height // 3, len(run.state.happenings) + 2, 18))
         small = [(run.state.main(role), name) for role, name in _SMALL]
         shown = [(channel, name) for channel, name in small if channel is not None]
@@ -127,10 +127,10 @@ class View:
             lines += self._side_by_side(shown, width, between)
         return lines + self._events(run, width, events)
 
-    def _numbers(self, run: Watched) -> list[Text]:
+    def _numbers(self, run: WatchedRun) -> list[Text]:
         return [Text(" " + "  ".join(words.numbers(run.state)))]
 
-    def _loss(self, run: Watched, width: int, height: int) -> list[Text]:
+    def _loss(self, run: WatchedRun, width: int, height: int) -> list[Text]:
         channel = run.state.main(Quantity.LOSS)
         if channel is None:
             said = "no loss in this log yet"
@@ -146,10 +146,10 @@ class View:
             title.append(f"  {'^' if self.plain else '▲'} up to {brief(scale.most)}", "yellow")
         title.append("  log" if scale.log else "", "dim")
         for other in self._others(run, channel):
-            title.append(f"  {other.judge.name} {name_of(other.last)}", "magenta")
+            title.append(f"  {other.name} {name_of(other.last)}", "magenta")
         return self._box(title, rows, width, height)
 
-    def _others(self, run: Watched, main: Channel) -> list[Channel]:
+    def _others(self, run: WatchedRun, main: Channel) -> list[Channel]:
         roles = (Quantity.LOSS, Quantity.ACCURACY)
         own = [c for c in run.state.channels.values() if c.series.role in roles and c is not main]
         return own[:3]
@@ -169,7 +169,7 @@ class View:
             boxes.append(self._box(title, rows, own, height))
         return [_joined(row) for row in zip(*boxes, strict=True)]
 
-    def _events(self, run: Watched, width: int, height: int) -> list[Text]:
+    def _events(self, run: WatchedRun, width: int, height: int) -> list[Text]:
         last = list(run.state.happenings)[-(height - 2) :]
         rows = [_told(one, width) for one in reversed(last)]
         alarms = run.state.alarms

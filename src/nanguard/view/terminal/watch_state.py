@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections import deque
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from nanguard.check.log.log_rule import is_game, main_losses, main_norms
 from nanguard.check.log.quantities import Quantity
 from nanguard.check.log.series import Log, MetricSeries
+from nanguard.findings import Severity
 from nanguard.view.report.fields import literal
+from nanguard.view.report.judged import judge_log
 from nanguard.view.terminal.channels import Channel, Happening
-from nanguard.view.terminal.judging import Judge, Told
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
+    from nanguard.view.report.judged import MarkedPlace
     from nanguard.view.terminal.reading import News
 
 _MOST_CHANNELS = 64
@@ -25,12 +28,28 @@ _PACE = 60.0
 _TEXT = 300
 # Seconds for which an alarm stands in the line of state after it was raised.
 _FRESH = 60.0
-# So many times as many losses make a scale one that is written now and then.
-_OFTEN = 2
+# Numbers after which a spike is a new one.
+_WAKE = 20
 _MOST_RESTARTS = 5
-_JUDGED = (Quantity.LOSS, Quantity.GRAD_NORM, Quantity.SCALE)
 # What the guard does about a step; anything else is only told.
 _ACTIONS = frozenset(("skip", "cut-lr", "rollback", "stop"))
+
+
+@dataclass(slots=True)
+class _Shown:
+    """A fault of a series that was told.
+
+    Attributes:
+        happening: What was told.
+        start: Where in the series it begins.
+        last: Where the last of its numbers that were counted stands.
+        over: Whether its end was told.
+    """
+
+    happening: Happening
+    start: int
+    last: int
+    over: bool = False
 
 
 class RunState:
@@ -38,6 +57,7 @@ class RunState:
 
     Attributes:
         name: How it is called.
+        logs: What its logs say, by their paths.
         channels: Its series.
         step: The last step; None if the log has none.
         epoch: The last epoch.
@@ -47,10 +67,13 @@ class RunState:
         happenings: What happened, the last one last.
         grown: When the log last grew.
         alarms: How many alarms there were.
+        unjudged: Whether there are numbers that were not judged yet.
+        urgent: Whether one of these is the first of its series that is not finite.
     """
 
     def __init__(self, name: str, total: int | None = None) -> None:
         self.name = name
+        self.logs: dict[str, Log] = {}
         self.channels: dict[tuple[str, str, int | None], Channel] = {}
         self.step: int | None = None
         self.epoch: float | None = None
@@ -61,13 +84,14 @@ class RunState:
         self.happenings: deque[Happening] = deque(maxlen=_MOST_HAPPENINGS)
         self.grown: float | None = None
         self.alarms = 0
-        self._meta = Log(name)
+        self.unjudged = self.urgent = False
+        self._bad_loss = ""
+        self._shown: dict[tuple[object, ...], _Shown] = {}
         self._restarts = 0
         self._pace: deque[tuple[float, int]] = deque(maxlen=600)
-        self._judged: set[tuple[str, str, int | None]] = set()
 
     def take(self, news: News, *, old: bool) -> list[Happening]:
-        """Takes in what is new; returns what is to be told anew.
+        """Takes in what is new in a log; returns what is to be told at once.
 
         Args:
             news: What was read.
@@ -75,30 +99,60 @@ class RunState:
         """
         self.lines += news.lines
         self.ended = news.ended
-        if news.total and not self._fixed_total:
-            self.total = news.total
-        told: list[Happening] = []
-        if self._counted_by_bar:
-            self.step = news.done if news.done is not None else self.step
-        for series in news.log.series:
-            self._channel(series)  # which series there are decides how each of them is judged
-        for series in news.log.series:
-            told += self._take_series(series, sparse=news.log.sparse, old=old)
-        self.step = _last_step(news.log, self.step)
-        for note in news.log.notes:
-            said = Told("log-says", f"the log says: {note.said}", note.step, again=True)
-            told += self._tell([said], old=old)
-        told += self._tell([_told_by_guard(event) for event in news.events], old=old)
-        if self.total is not None and self.step is not None and self.step > self.total:
-            self.total = self.total if self._fixed_total else None
-        if not old and self.step is not None and news.log.series:
-            self._pace.append((time.monotonic(), self.step))
+        self.count_to(news.done, news.total)
+        told = self._take_numbers(news.log, old=old)
+        self.logs.setdefault(news.log.path, Log(news.log.path)).extend(news.log)
+        for event in news.events:
+            told += self._tell_event(event, old=old)
         return told
 
-    @property
-    def _counted_by_bar(self) -> bool:
-        """Whether no number of the log has a step, so that a progress bar has to tell it."""
-        return all(channel.step is None for channel in self.channels.values())
+    def take_whole(self, log: Log, *, old: bool) -> list[Happening]:
+        """Takes in a log that was read from its beginning; returns what is to be told at once."""
+        before = self.logs.get(log.path, Log(log.path))
+        known = {(s.metric.key, s.label, s.rank): len(s) for s in before.series}
+        later = Log(log.path, sparse=log.sparse)
+        for series in log.series:
+            start = known.get((series.metric.key, series.label, series.rank), 0)
+            if start < len(series):
+                new = MetricSeries(series.metric, series.label, series.rank)
+                new.extend_by(series, start)
+                later.series.append(new)
+        told = self._take_numbers(later, old=old)
+        told += self._tell_problem(log, old=old)
+        self.logs[log.path] = log
+        self.unjudged = True
+        lines = [one.lines[len(one.lines) - 1] for one in log.series if len(one.lines)]
+        self.lines = max(self.lines, *lines) if lines else self.lines
+        return told
+
+    def count_to(self, done: int | None, total: int | None) -> None:
+        """Takes note of how many steps a log says there are, and were made."""
+        if total and not self._fixed_total:
+            self.total = total
+        if self._counted_by_bar:
+            self.step = done if done is not None else self.step
+
+    def judge(self, *, old: bool) -> list[Happening]:
+        """Judges all that was read; returns what is to be told anew.
+
+        Args:
+            old: Whether it stood there before the watch began.
+        """
+        self.unjudged = self.urgent = False
+        self._bad_loss = ""
+        told: list[Happening] = []
+        for log in list(self.logs.values()):
+            for place in judge_log(log).places():
+                told += self._tell_place(log, place, old=old)
+                if place.finding.name == "non-finite-loss" and not place.over:
+                    self._bad_loss = f"{literal(str(place.finding.where), 80)} is not finite"
+        return told
+
+    def tell(
+        self, kind: str, text: str, *, alarm: bool = False, old: bool = False
+    ) -> list[Happening]:
+        """Adds something that is not in the log; returns it as something to be told."""
+        return [self._add(kind, text, self.step, alarm=alarm, old=old)]
 
     def reached_total(self) -> bool:
         """Returns whether the last step was made.
@@ -109,13 +163,24 @@ class RunState:
             return False
         return self.step >= self.total and (self.epoch is None or self._fixed_total)
 
-    def tell(
-        self, kind: str, text: str, *, alarm: bool = False, old: bool = False
-    ) -> list[Happening]:
-        """Adds something that is not in the log; returns it as something to be told."""
-        return self._tell([Told(kind, text, self.step, alarm=alarm)], old=old)
+    @property
+    def _counted_by_bar(self) -> bool:
+        """Whether no number of the log has a step, so that a progress bar has to tell it."""
+        return all(channel.step is None for channel in self.channels.values())
 
-    def _take_series(self, series: MetricSeries, *, sparse: bool, old: bool) -> list[Happening]:
+    def _take_numbers(self, log: Log, *, old: bool) -> list[Happening]:
+        told: list[Happening] = []
+        for series in log.series:
+            told += self._take_series(series, old=old)
+        self.unjudged = self.unjudged or bool(log.series or log.notes)
+        self.step = _last_step(log, self.step)
+        if self.total is not None and self.step is not None and self.step > self.total:
+            self.total = self.total if self._fixed_total else None
+        if not old and self.step is not None and log.series:
+            self._pace.append((time.monotonic(), self.step))
+        return told
+
+    def _take_series(self, series: MetricSeries, *, old: bool) -> list[Happening]:
         channel = self._channel(series)
         if channel is None or not len(series):
             return []
@@ -123,12 +188,9 @@ class RunState:
         steps = list(series.steps) if len(series.steps) == count else None
         if len(series.epochs) == count and not series.metric.evaluation:
             self.epoch = series.epochs[-1]
-        told = self._extend(channel, series.values, steps, channel.restarts(series), old=old)
-        if self._is_judged(channel):
-            channel.judge.sparse = sparse
-            self._hold_scale(channel, series)
-            told += self._tell(channel.judge.look(series.values, steps), old=old, of=channel)
-        return told
+        if math.isfinite(channel.last) and not math.isfinite(sum(series.values)):
+            self.urgent = True
+        return self._extend(channel, series.values, steps, channel.restarts(series), old=old)
 
     def _extend(
         self,
@@ -151,89 +213,101 @@ class RunState:
             channel.extend(values[begin:end], steps[begin:end] if steps else None, begins=begins)
         return told
 
-    def _tell_restart(self, before: int | None, after: int, *, old: bool) -> list[Happening]:
-        self._restarts += 1
-        if self._restarts > _MOST_RESTARTS:
-            return []
-        said = f"after step {before} the log goes on with step {after}"
-        return self._tell([Told("restart", said, after, alarm=False)], old=old)
-
-    def _hold_scale(self, channel: Channel, series: MetricSeries) -> None:
-        """Tells a loss scale that is only written when it falls how long it held."""
-        loss = self.main(Quantity.LOSS)
-        if series.role is not Quantity.SCALE or loss is None:
-            return
-        made, channel.losses = loss.count - channel.losses, loss.count
-        if made > _OFTEN * len(series):
-            channel.judge.hold(made, series.values[0])
-
     def _channel(self, series: MetricSeries) -> Channel | None:
         key = (series.metric.key, series.label, series.rank)
         channel = self.channels.get(key)
         if channel is None and len(self.channels) < _MOST_CHANNELS:
             meta = MetricSeries(series.metric, series.label, series.rank)
             rank = "" if series.rank is None else f" of rank {series.rank}"
-            judge = Judge(literal(f"{series.name}{rank}", 80), series.role)
-            judge.held_out = series.metric.evaluation
-            channel = self.channels[key] = Channel(meta, judge)
-            self._meta.series.append(meta)
-            self._choose()
+            name = literal(f"{series.name}{rank}", 80)
+            channel = self.channels[key] = Channel(meta, name)
         return channel
 
-    def _choose(self) -> None:
-        """Finds out anew which series are judged; a series that is new may change that."""
-        held_out = [one for one in self._meta.of(Quantity.LOSS) if one.metric.evaluation]
-        chosen = [*main_losses(self._meta), *main_norms(self._meta), *self._meta.of(Quantity.SCALE)]
-        chosen += held_out
-        game, scaled = is_game(self._meta), bool(self._meta.of(Quantity.SCALE))
-        self._judged = {(s.metric.key, s.label, s.rank) for s in chosen}
-        for channel in self.channels.values():
-            channel.judge.game, channel.judge.scaled = game, scaled
+    def _tell_restart(self, before: int | None, after: int, *, old: bool) -> list[Happening]:
+        self._restarts += 1
+        if self._restarts > _MOST_RESTARTS:
+            return []
+        said = f"after step {before} the log goes on with step {after}"
+        return [self._add("restart", said, after, alarm=False, old=old)]
 
-    def _is_judged(self, channel: Channel) -> bool:
-        series = channel.series
-        key = (series.metric.key, series.label, series.rank)
-        return key in self._judged and series.role in _JUDGED
+    def _tell_problem(self, log: Log, *, old: bool) -> list[Happening]:
+        key = (log.path, "unreadable")
+        if log.problem is None or key in self._shown:
+            return []
+        said = f"{log.problem.what} {log.problem.do}"
+        happening = self._add("unreadable", said, self.step, alarm=False, old=old)
+        self._shown[key] = _Shown(happening, 0, 0)
+        return [happening]
 
-    def _tell(
-        self, told: Iterator[Told] | Sequence[Told], *, old: bool, of: Channel | None = None
-    ) -> list[Happening]:
-        new: list[Happening] = []
-        for one in told:
-            about = of.judge.name if of else ""
-            last = self._last_of(one.kind, about) if one.again else None
-            if last is not None:
-                last.count, last.last, last.value = last.count + 1, one.step, one.value
-                last.seen = time.time()
-                if not one.alarm or last.alarm:
-                    continue
-                last.alarm = True  # what began as a warning
-                self.alarms += not old
-                new.append(last)
-                continue
-            happening = Happening(
-                one.kind,
-                literal(one.text, _TEXT),
-                one.step,
-                one.alarm,
-                time.time(),
-                value=one.value,
-                old=old,
-                about=about,
-                seen=time.time(),
-            )
-            self.alarms += one.alarm and not old
-            self.happenings.append(happening)
-            new.append(happening)
-        return new
+    def _tell_place(self, log: Log, place: MarkedPlace, *, old: bool) -> list[Happening]:
+        """Tells a place that is new, or adds to what was told about it."""
+        finding = place.finding
+        kind = "log-says" if place.in_words else finding.name
+        key = (log.path, kind, finding.name, finding.where, finding.rank)
+        shown = self._shown.get(key)
+        is_spike = place.value is not None and math.isfinite(place.value)
+        if shown is None or place.index > shown.last + (_WAKE if is_spike else 0):
+            alarm = finding.severity is not Severity.INFO
+            said = self._add(kind, place.text, place.step, alarm=alarm, old=old, value=place.value)
+            said.count, said.last = place.count, place.last
+            self._shown[key] = _Shown(said, place.index, place.index)
+            return [said, *self._tell_end(self._shown[key], place, old=old)]
+        if place.index == shown.start:
+            if shown.last == shown.start:
+                shown.happening.count, shown.happening.last = place.count, place.last
+            return self._tell_end(shown, place, old=old)
+        if place.index > shown.last:
+            # So close to the one before that it is part of it.
+            shown.last = place.index
+            shown.happening.count += place.count
+            shown.happening.last = place.last if place.last is not None else place.step
+            shown.happening.seen = time.time()
+        return []
 
-    def _last_of(self, kind: str, about: str) -> Happening | None:
-        """Returns what something goes on with; None if that was long ago."""
-        for happening in reversed(self.happenings):
-            if happening.kind == kind and happening.about == about:
-                recent = bool(about) or time.time() - happening.seen < _FRESH
-                return happening if recent else None
-        return None
+    def _tell_end(self, shown: _Shown, place: MarkedPlace, *, old: bool) -> list[Happening]:
+        """Tells that numbers are finite again, once."""
+        bad = place.value is not None and not math.isfinite(place.value)
+        if shown.over or not place.over or not bad:
+            return []
+        shown.over = True
+        many = "one value that was" if place.count == 1 else f"{place.count} values that were"
+        said = f"{place.finding.where} is finite again after {many} not"
+        return [self._add("finite-again", said, place.last, alarm=False, old=old)]
+
+    def _tell_event(self, record: dict[str, Any], *, old: bool) -> list[Happening]:
+        """Tells what the guard wrote down; a flood of the same is one."""
+        kind = f"guard:{literal(str(record.get('name') or 'event'), 40)}"
+        step, action = record.get("step"), str(record.get("action", ""))
+        step = step if isinstance(step, int) and 0 <= step < 2**53 else None
+        alarm = record.get("severity") in ("error", "warning") or action in _ACTIONS
+        last = next((one for one in reversed(self.happenings) if one.kind == kind), None)
+        if last is not None and time.time() - last.seen < _FRESH:
+            last.count, last.last, last.seen = last.count + 1, step, time.time()
+            if not alarm or last.alarm:
+                return []
+            last.alarm = True  # what began as a warning
+            self.alarms += not old
+            return [last]
+        said = str(record.get("message") or record.get("name") or "an event")
+        done = f" ({action})" if action in _ACTIONS else ""
+        return [self._add(kind, f"guard: {said}{done}", step, alarm=alarm, old=old)]
+
+    def _add(
+        self,
+        kind: str,
+        text: str,
+        step: int | None,
+        *,
+        alarm: bool,
+        old: bool,
+        value: float | None = None,
+    ) -> Happening:
+        now = time.time()
+        said = literal(text, _TEXT)
+        happening = Happening(kind, said, step, alarm, now, value=value, old=old, seen=now)
+        self.alarms += alarm and not old
+        self.happenings.append(happening)
+        return happening
 
     def main(self, role: Quantity) -> Channel | None:
         """Returns the series of a role that tells most; None if there is none."""
@@ -253,12 +327,8 @@ class RunState:
         return (last - first) / (now - began) if now - began > 1.0 and last > first else None
 
     def bad_loss(self) -> str:
-        """Returns which loss is not finite at this moment, in words; nothing if none is."""
-        for channel in self.channels.values():
-            judge = channel.judge
-            if judge.bad and judge.role is Quantity.LOSS and self._is_judged(channel):
-                return f"{judge.name} is not finite"
-        return ""
+        """Returns which loss was not finite when it was last judged, in words; nothing if none."""
+        return self._bad_loss
 
     def bad_now(self) -> str:
         """Returns what is wrong at this moment, in words; nothing if nothing is."""
@@ -272,21 +342,11 @@ class RunState:
         )
 
 
-def _told_by_guard(record: dict[str, Any]) -> Told:
-    step, action = record.get("step"), str(record.get("action", ""))
-    said = str(record.get("message") or record.get("name") or "an event")
-    done = f" ({action})" if action in _ACTIONS else ""
-    bad = record.get("severity") in ("error", "warning") or action in _ACTIONS
-    name = literal(str(record.get("name") or "event"), 40)
-    whole = step if isinstance(step, int) and 0 <= step < 2**53 else None
-    return Told(f"guard:{name}", f"guard: {said}{done}", whole, alarm=bad, again=True)
-
-
 def _last_step(log: Log, before: int | None) -> int | None:
     """Returns the step of the last line of training."""
     places = [
-        (series.lines[len(series) - 1], series.steps[len(series) - 1])
+        (series.lines[len(series) - 1] if len(series.lines) else 0, series.steps[len(series) - 1])
         for series in log.series
-        if len(series) == len(series.lines) == len(series.steps) and not series.metric.evaluation
+        if len(series) == len(series.steps) and not series.metric.evaluation
     ]
     return max(places)[1] if places else before

@@ -10,7 +10,7 @@ from statistics import median
 from typing import TYPE_CHECKING
 
 from nanguard.view.report.fields import literal
-from nanguard.view.terminal.reading import LineReader, Unreadable
+from nanguard.view.terminal.reading import LineReader, WholeLogs, progress_in
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -27,6 +27,8 @@ _PATIENCE, _USUAL, _PAUSES = 120.0, 20.0, 3.0
 _FEWEST = 5
 # Seconds without a line after which a run that said so, or made its last step, has ended.
 _QUIET, _QUIET_AFTER_LAST = 5.0, 60.0
+# Judging takes at most one part of the time in so many.
+_SHARE = 20.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +53,7 @@ class Wanted:
 
 
 @dataclass(slots=True)
-class Followed:
+class FollowedFile:
     """A file and who reads it."""
 
     tail: Tail
@@ -59,24 +61,28 @@ class Followed:
 
 
 @dataclass(slots=True)
-class Watched:
+class WatchedRun:
     """One run that is watched.
 
     Attributes:
         path: Where it is.
         state: What is known about it.
+        files: The files that are followed line by line.
+        whole: Those that are read as a whole.
         reading: Whether what was there before is still being read.
         stalled: Whether its log has stopped to grow.
     """
 
     path: Path
     state: RunState
-    files: list[Followed]
+    files: list[FollowedFile]
     wanted: Wanted
+    whole: WholeLogs = field(default_factory=WholeLogs)
     reading: bool = True
     stalled: bool = False
     _began: float = field(default_factory=time.monotonic)
     _gaps: deque[float] = field(default_factory=lambda: deque(maxlen=200))
+    _next: float = 0.0
 
     @property
     def problem(self) -> str:
@@ -93,7 +99,8 @@ class Watched:
     def look(self) -> list[Happening]:
         """Reads what is new; returns what is to be told."""
         told: list[Happening] = []
-        more = grew = False
+        more = False
+        grew = self._read_whole(told)
         for one in self.files:
             more_of_it, new, grew_here = self._follow(one)
             told += new
@@ -101,8 +108,11 @@ class Watched:
         if grew:
             self._note_growth()
         if not more and self.reading:
+            told += self._judge(old=not self.wanted.once)
             self.reading = False
             told += self._still_bad()
+        elif self.state.urgent or time.monotonic() >= self._next:
+            told += self._judge(old=self.reading and not self.wanted.once)
         return told + self._see_whether_stalled()
 
     def finish(self) -> list[Happening]:
@@ -112,7 +122,7 @@ class Watched:
             left = one.tail.rest()
             if left and one.reader is not None:
                 told += self.state.take(one.reader.read(left, ended=False), old=False)
-        return told
+        return told + self._judge(old=False)
 
     def ended(self) -> bool:
         """Returns whether the run has come to its end."""
@@ -129,7 +139,24 @@ class Watched:
         for one in self.files:
             one.tail.close()
 
-    def _follow(self, one: Followed) -> tuple[bool, list[Happening], bool]:
+    def _read_whole(self, told: list[Happening]) -> bool:
+        """Reads files that have changed from their beginning; returns whether any has."""
+        logs = self.whole.look()
+        for log in logs:
+            told += self.state.take_whole(log, old=self.reading and not self.wanted.once)
+        if logs and self.wanted.once:
+            self.state.count_to(*progress_in(self.whole.last_words()))
+        return bool(logs)
+
+    def _judge(self, *, old: bool) -> list[Happening]:
+        if not self.state.unjudged:
+            return []
+        began = time.monotonic()
+        told = self.state.judge(old=old)
+        self._next = time.monotonic() + _SHARE * (time.monotonic() - began)
+        return told
+
+    def _follow(self, one: FollowedFile) -> tuple[bool, list[Happening], bool]:
         told: list[Happening] = []
         done = 0
         while True:
@@ -137,21 +164,22 @@ class Watched:
             for news in piece.news:
                 told += self._tell_news(one, news)
             done += len(piece.text)
-            if piece.text and one.reader is not None:
-                old = one.tail.offset <= one.tail.old and not self.wanted.once
+            if piece.text:
+                if one.reader is None:
+                    one.reader = LineReader(one.tail.path, one.tail.head())
+                old = one.tail.offset <= one.tail.old
+                if not old and self.reading:
+                    # What stood there before is judged before anything new is added to it.
+                    told += self._judge(old=True)
                 told += self.state.take(one.reader.read(piece.text), old=old)
             if not piece.more or done > _BUDGET:
                 return piece.more, told, done > 0
 
-    def _tell_news(self, one: Followed, news: str) -> list[Happening]:
+    def _tell_news(self, one: FollowedFile, news: str) -> list[Happening]:
         name = literal(one.tail.path.name, 80)
         if news == "deleted":
             return self.state.tell("deleted", f"{name} was deleted; it is followed if it returns")
-        try:
-            one.reader = LineReader(one.tail.path, one.tail.head())
-        except Unreadable as error:
-            one.reader, one.tail.problem = None, str(error)
-            return self.state.tell("unreadable", f"{name}: {error}")
+        one.reader = None
         if news == "opened":
             if not one.tail.skipped:
                 return []
@@ -163,7 +191,8 @@ class Watched:
         now = time.monotonic()
         if self.state.grown is not None and not self.reading:
             self._gaps.append(now - self.state.grown)
-        age = time.time() - max(one.tail.written for one in self.files) if self.reading else 0.0
+        written = max([self.whole.written, *(one.tail.written for one in self.files)])
+        age = time.time() - written if self.reading else 0.0
         self.state.grown = now - max(0.0, age)
         self.stalled = False
 

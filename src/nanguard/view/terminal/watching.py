@@ -9,15 +9,15 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from nanguard.alerts import COMMAND_LIMIT, LIMIT, Alert
-from nanguard.view.terminal import words
+from nanguard.view.terminal import status_words as words
 
 if TYPE_CHECKING:
     from nanguard.alerts import Alerts
     from nanguard.view.terminal.channels import Happening
     from nanguard.view.terminal.screen import Screen
-    from nanguard.view.terminal.session import Session
     from nanguard.view.terminal.view import View
-    from nanguard.view.terminal.watched import Watched
+    from nanguard.view.terminal.watch_session import Session
+    from nanguard.view.terminal.watched import WatchedRun
 
 # Seconds between two looks at the files, which are also two frames; less is too much for ssh.
 EVERY = 0.5
@@ -80,7 +80,7 @@ class Watching:
                 return
             time.sleep(self._pause())
 
-    def print_news(self, news: list[tuple[Watched, Happening]], *, last: bool = False) -> None:
+    def print_news(self, news: list[tuple[WatchedRun, Happening]], *, last: bool = False) -> None:
         """Prints what happened, and now and then how the runs are doing."""
         out: list[str] = []
         for run, told in news:
@@ -103,7 +103,7 @@ class Watching:
         self.session.close()
         return self.alerts.close(COMMAND_LIMIT + LIMIT) if self.alerts else []
 
-    def _look(self) -> list[tuple[Watched, Happening]]:
+    def _look(self) -> list[tuple[WatchedRun, Happening]]:
         news = self.session.look()
         for run, told in news:
             self._react(run, told)
@@ -116,7 +116,7 @@ class Watching:
             self._changed = max(self._changed, grown)
         return news
 
-    def _react(self, run: Watched, told: Happening) -> None:
+    def _react(self, run: WatchedRun, told: Happening) -> None:
         if not told.alarm or told.old:
             return
         self.alarmed = True
@@ -130,7 +130,7 @@ class Watching:
         asked = self.until_alarm or self.session.wanted.pid is not None
         return asked and self.session.ended()
 
-    def _last_words(self) -> list[tuple[Watched, Happening]]:
+    def _last_words(self) -> list[tuple[WatchedRun, Happening]]:
         """Reads what came between the last look and the end, and lines that have no end."""
         news, last = self._look(), self.session.finish()
         for run, told in last:
@@ -155,7 +155,7 @@ class Watching:
         return True
 
 
-def _status(run: Watched) -> str:
+def _status(run: WatchedRun) -> str:
     state, _ = words.state_of(run)
     where, share, speed = words.progress(run.state)
     if run.wanted.once:

@@ -19,7 +19,7 @@ from nanguard.findings import Fix, Severity
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from nanguard.check.data.columns import Label, Labels
+    from nanguard.check.data.columns import Label, LabelColumn
     from nanguard.check.data.dataset import DataSet
     from nanguard.findings import Finding
 
@@ -89,7 +89,7 @@ class NegativeLabel(DataRule):
             )
 
 
-def _certain(labels: Labels, below: list[Label], ignored: frozenset[int]) -> bool:
+def _certain(labels: LabelColumn, below: list[Label], ignored: frozenset[int]) -> bool:
     """Returns whether a negative value is no class although their number is not known."""
     counts = labels.numbers(every=True)
     usual = [value for value in counts if value >= 0]

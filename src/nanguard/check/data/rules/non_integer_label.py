@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from nanguard.check.data.columns import Label, Labels, merged, whole_number
+from nanguard.check.data.columns import Label, LabelColumn, merged, whole_number
 from nanguard.check.data.data_rule import (
     DataRule,
     are_measured,
@@ -78,7 +78,9 @@ class NonIntegerLabel(DataRule):
                 fixes=(Fix("repair these labels, or leave the records out"),),
             )
 
-    def _certain(self, source: DataSet, file: DataFile, labels: Labels, wrong: list[Label]) -> bool:
+    def _certain(
+        self, source: DataSet, file: DataFile, labels: LabelColumn, wrong: list[Label]
+    ) -> bool:
         """Returns whether labels are class numbers, so that anything else is a fault."""
         groups = {label.group for label in labels.seen}
         if any((classes_of(source, file, group) or 0) >= 2 for group in groups):

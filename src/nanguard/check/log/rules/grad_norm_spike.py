@@ -14,6 +14,7 @@ from nanguard.findings import Severity, name_of
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from nanguard.check.log.loss_judge import Spike
     from nanguard.check.log.series import Log, LogPoint, MetricSeries
     from nanguard.findings import Finding
 
@@ -52,16 +53,7 @@ class GradNormSpike(LogRule):
 
     def check(self, source: Log) -> Iterator[Finding]:
         """Yields the first spike of each rank's norm, and how many there are."""
-        for series in main_norms(source)[:16]:
-            bad = series.bad()[:1]
-            spikes = [
-                spike
-                for spike in spikes_of(series, positive=True, bold=False)
-                if _matters(series, spike.point)
-                and not any(0 < b - spike.point.index <= _ENTRIES_BEFORE_NAN for b in bad)
-            ]
-            if not spikes:
-                continue
+        for series, spikes in norm_spikes(source):
             first = spikes[0]
             message = (
                 f"{series.name} jumped to {name_of(first.point.value)} at {place(first.point)}; "
@@ -73,6 +65,20 @@ class GradNormSpike(LogRule):
             if moved:
                 message += f"; before it, {' and '.join(moved)}"
             yield self.at(source, series, first.point, message)
+
+
+def norm_spikes(log: Log) -> Iterator[tuple[MetricSeries, list[Spike]]]:
+    """Yields gradient norms that have spikes, with all of these."""
+    for series in main_norms(log)[:16]:
+        bad = series.bad()[:1]
+        spikes = [
+            spike
+            for spike in spikes_of(series, positive=True, bold=False)
+            if _matters(series, spike.point)
+            and not any(0 < b - spike.point.index <= _ENTRIES_BEFORE_NAN for b in bad)
+        ]
+        if spikes:
+            yield series, spikes
 
 
 def _matters(series: MetricSeries, point: LogPoint) -> bool:

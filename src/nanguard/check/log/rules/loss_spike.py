@@ -58,14 +58,20 @@ class LossSpike(LogRule):
 
     def check(self, source: Log) -> Iterator[Finding]:
         """Yields the first spike of each training loss, and how many there are."""
-        bold = is_game(source)
-        seen: set[int | None] = set()
-        for series in sorted(main_losses(source), key=lambda one: not one.metric.plain):
-            spikes = _own(source, series, spikes_of(series, positive=False, bold=bold))
-            if not spikes or spikes[0].point.step in seen:
-                continue
-            seen.add(spikes[0].point.step if spikes[0].point.step is not None else -1)
+        for series, spikes in loss_spikes(source):
             yield self.at(source, series, spikes[0].point, _told(source, series, spikes))
+
+
+def loss_spikes(log: Log) -> Iterator[tuple[MetricSeries, list[Spike]]]:
+    """Yields training losses that have spikes of their own, with all of these."""
+    bold = is_game(log)
+    seen: set[int | None] = set()
+    for series in sorted(main_losses(log), key=lambda one: not one.metric.plain):
+        spikes = _own(log, series, spikes_of(series, positive=False, bold=bold))
+        if not spikes or spikes[0].point.step in seen:
+            continue
+        seen.add(spikes[0].point.step if spikes[0].point.step is not None else -1)
+        yield series, spikes
 
 
 def _own(log: Log, series: MetricSeries, spikes: list[Spike]) -> list[Spike]:

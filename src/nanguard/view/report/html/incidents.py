@@ -5,7 +5,17 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from nanguard.view.report import words
-from nanguard.view.report.fields import branch, entries, listed, number, numbers, text, texts, whole
+from nanguard.view.report.fields import (
+    branch,
+    entries,
+    listed,
+    literal,
+    number,
+    numbers,
+    text,
+    texts,
+    whole,
+)
 from nanguard.view.report.html.markup import (
     Html,
     diff,
@@ -20,6 +30,7 @@ from nanguard.view.report.html.path_picture import path_picture
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from nanguard.incident import Incident
     from nanguard.view.runs.run_model import Run
 
 _MOST = 60
@@ -39,7 +50,7 @@ def incidents(runs: Sequence[Run]) -> Html | None:
     return el("div", parts) if parts else None
 
 
-def _incident(incident: dict[str, Any], run: int, place: int) -> Html:
+def _incident(incident: Incident, run: int, place: int) -> Html:
     anchor = incident_id(run, place)
     cause = branch(incident, "cause")
     step, rank = whole(incident, "step"), whole(incident, "rank")
@@ -63,7 +74,7 @@ def _incident(incident: dict[str, Any], run: int, place: int) -> Html:
     )
 
 
-def _why(incident: Mapping[str, Any], cause: Mapping[str, Any]) -> Html | None:
+def _why(incident: Incident, cause: Mapping[str, Any]) -> Html | None:
     if not text(cause, "code"):
         return None
     others = [
@@ -79,7 +90,7 @@ def _why(incident: Mapping[str, Any], cause: Mapping[str, Any]) -> Html | None:
     )
 
 
-def _where(incident: Mapping[str, Any]) -> Html | None:
+def _where(incident: Incident) -> Html | None:
     origin = branch(incident, "origin")
     if not origin:
         return el("p", words.no_origin(branch(incident, "replay")))
@@ -122,7 +133,7 @@ def _cell(entry: Mapping[str, Any], key: str) -> str:
     return number(value) or text(entry, key, 40)
 
 
-def _circumstances(incident: Mapping[str, Any]) -> Html | None:
+def _circumstances(incident: Incident) -> Html | None:
     size = whole(incident, "batch_size")
     of = "" if size is None else f" (of {size}, counted from 0)"
     samples = listed(numbers(incident, "samples"))
@@ -139,7 +150,7 @@ def _circumstances(incident: Mapping[str, Any]) -> Html | None:
         ("Optimizer", words.optimizer(branch(incident, "optimizer"))),
         ("Autocast", text(incident, "autocast")),
         ("Notes", listed(texts(incident, "notes"), 5)),
-        ("Folder", text(incident, "folder", 1000)),
+        ("Folder", literal(str(incident.folder or ""), 1000)),
     ]
     return _facts(rows)
 

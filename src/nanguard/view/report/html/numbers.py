@@ -33,7 +33,7 @@ _ORDER = list(Panel)
 
 
 @dataclass(slots=True)
-class Blob:
+class NumberBlob:
     """Bytes of numbers, one column after the other.
 
     Attributes:
@@ -72,7 +72,7 @@ def page_data(runs: Sequence[Run], budget: int = BUDGET) -> dict[str, Any]:
         runs: The runs.
         budget: How many bytes of numbers there may be.
     """
-    blob = Blob()
+    blob = NumberBlob()
     shown = [_shown(run) for run in runs]
     rooms = iter(_rooms([len(c) for curves in shown for c in curves], budget))
     told = [
@@ -111,7 +111,7 @@ def _rooms(lengths: Sequence[int], budget: int) -> list[int]:
     return rooms
 
 
-def _curve(curve: Curve, run: Run, room: int, blob: Blob) -> dict[str, Any]:
+def _curve(curve: Curve, run: Run, room: int, blob: NumberBlob) -> dict[str, Any]:
     restarts = restarts_of(curve.xs) or []
     values = curve.values[: len(curve)]
     focus = _focus(curve, run.events, restarts)
@@ -152,7 +152,7 @@ def _gaps(curve: Curve, thinned: Thinned) -> list[list[float]]:
     ]
 
 
-def _places(curve: Curve, thinned: Thinned, blob: Blob) -> dict[str, Any]:
+def _places(curve: Curve, thinned: Thinned, blob: NumberBlob) -> dict[str, Any]:
     """Returns where buckets begin: as differences, which mostly are the same."""
     xs: array[Any] = array("d", (curve.xs[at] for at in thinned.starts))
     differences = [now - before for before, now in pairwise(xs)]

@@ -10,7 +10,7 @@ from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
 from nanguard import __version__
-from nanguard.view.report.html.findings import descriptions, findings
+from nanguard.view.report.html.findings_section import descriptions, findings
 from nanguard.view.report.html.incidents import incidents
 from nanguard.view.report.html.markup import Html, el, incident_id, join, step_words, theme_button
 from nanguard.view.report.html.numbers import BUDGET, page_data

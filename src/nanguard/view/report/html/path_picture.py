@@ -12,6 +12,8 @@ from nanguard.view.report.html.markup import Html, el
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from nanguard.incident import Incident
+
 _MOST = 40
 _ROW = 26
 _LEFT = 250
@@ -22,7 +24,7 @@ _TOP = 26
 _LIMITS = ((65504.0, "fp16"), (3.4e38, "fp32"))
 
 
-def path_picture(incident: Mapping[str, Any], anchor: str) -> Html | None:
+def path_picture(incident: Incident, anchor: str) -> Html | None:
     """Returns the picture; None if the incident does not know the way.
 
     Args:

@@ -11,12 +11,12 @@ from nanguard.view.terminal.plot import brief
 if TYPE_CHECKING:
     from nanguard.view.terminal.channels import Happening
     from nanguard.view.terminal.watch_state import RunState
-    from nanguard.view.terminal.watched import Watched
+    from nanguard.view.terminal.watched import WatchedRun
 
 GOOD, BAD, WAITING = "green", "bold red", "yellow"
 
 
-def state_of(run: Watched) -> tuple[str, str]:
+def state_of(run: WatchedRun) -> tuple[str, str]:
     """Returns how a run is doing, and the style in which that is said."""
     bad = run.state.bad_now()
     if bad:

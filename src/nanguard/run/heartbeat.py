@@ -36,7 +36,7 @@ _LONGEST = 2000
 _MOST = 1 << 16
 
 
-class Pulse:
+class Heartbeat:
     """Counts the steps of this process where others can read them.
 
     Attributes:

@@ -54,7 +54,7 @@ def refuse_what_cannot_be_watched(asked: CheckOptions) -> None:
 
 
 @dataclass(slots=True)
-class Watching:
+class CheckpointAudit:
     """The audit of checkpoints as they come.
 
     Attributes:

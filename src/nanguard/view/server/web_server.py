@@ -20,7 +20,7 @@ from starlette.responses import PlainTextResponse, RedirectResponse
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from nanguard.errors import SourceError, UsageError
-from nanguard.view.server.app import Site
+from nanguard.view.server.app import RunsSite
 from nanguard.view.server.index import Index
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ _REASONS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class ServeSettings:
     """How runs are served.
 
     Attributes:
@@ -103,7 +103,7 @@ class _Patient(H11Protocol):
 class _Server(uvicorn.Server):
     """A server whose streams end before it waits for them."""
 
-    site: Site
+    site: RunsSite
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Takes note of a signal."""
@@ -111,7 +111,7 @@ class _Server(uvicorn.Server):
         super().handle_exit(sig, frame)
 
 
-def serve(root: Path, options: Options) -> None:
+def serve(root: Path, options: ServeSettings) -> None:
     """Serves the runs below a folder until it is interrupted.
 
     Raises:
@@ -123,8 +123,8 @@ def serve(root: Path, options: Options) -> None:
         token = secrets.token_urlsafe(24)
     listening = _listen(options.host, options.port)
     index = Index(root)
-    site = Site(index)
-    gate = Gate(site.app, host=options.host, token=token, names=options.names)
+    site = RunsSite(index)
+    gate = HostGate(site.app, host=options.host, token=token, names=options.names)
     config = uvicorn.Config(
         gate,
         log_config=None,
@@ -233,7 +233,7 @@ def is_loopback(host: str) -> bool:
         return False
 
 
-class Gate:
+class HostGate:
     """Lets through only what asks for this server by a name of its own, with the token.
 
     A page of a stranger that makes its own name point to this machine is turned away: the name

@@ -37,6 +37,8 @@ if TYPE_CHECKING:
 
     from rich.console import Console, ConsoleOptions, RenderableType
 
+    from nanguard.incident import Incident
+
     Part: TypeAlias = "RenderableType | Verbatim"
 
 _DIFF_LINES = 40
@@ -54,7 +56,7 @@ class Explained(Protocol):
 
 
 def incident_page(
-    incident: dict[str, Any], *, folder: str | None = None, width: int | None = None
+    incident: Incident, *, folder: str | None = None, width: int | None = None
 ) -> Trimmed:
     """Returns the page of an incident.
 
@@ -87,7 +89,7 @@ def cause_page(cause: Explained) -> Trimmed:
     )
 
 
-def _headline(incident: dict[str, Any]) -> Text:
+def _headline(incident: Incident) -> Text:
     step, rank = whole(incident, "step"), whole(incident, "rank")
     place = "A bad step" if step is None else f"Step {step}"
     place += "" if rank is None else f", rank {rank}"
@@ -100,7 +102,7 @@ def _headline(incident: dict[str, Any]) -> Text:
     return line.append(f"\n\n{said}", "bold") if said else line
 
 
-def _where(incident: dict[str, Any]) -> list[Part]:
+def _where(incident: Incident) -> list[Part]:
     origin = branch(incident, "origin")
     if not origin:
         return [Text(words.no_origin(branch(incident, "replay")))]
@@ -119,7 +121,7 @@ def _where(incident: dict[str, Any]) -> list[Part]:
     return [*body, Text(), lines] if lines is not None else body
 
 
-def _why(incident: dict[str, Any]) -> list[Part]:
+def _why(incident: Incident) -> list[Part]:
     cause = branch(incident, "cause")
     code = text(cause, "code")
     body: list[Part] = _verdict(incident, code, text(cause, "summary"))
@@ -136,7 +138,7 @@ def _why(incident: dict[str, Any]) -> list[Part]:
     return body
 
 
-def _verdict(incident: dict[str, Any], code: str, summary: str) -> list[Part]:
+def _verdict(incident: Incident, code: str, summary: str) -> list[Part]:
     if code in ("", "unknown"):
         return [Text(f"The cause is unknown{': ' if summary else '.'}{summary}")]
     cause = Text.assemble((code, "bold"), f": {summary}" if summary else "")
@@ -149,7 +151,7 @@ def _other(cause: dict[str, Any]) -> tuple[str, str]:
     return code, f"{sure}{': ' if summary else ''}{summary}"
 
 
-def _circumstances(incident: dict[str, Any]) -> list[tuple[str, str]]:
+def _circumstances(incident: Incident) -> list[tuple[str, str]]:
     symptom, size = branch(incident, "symptom"), whole(incident, "batch_size")
     samples = listed(numbers(incident, "samples"))
     of = "" if size is None else f" (of {size} in the batch, counted from 0)"
@@ -172,7 +174,7 @@ def _circumstances(incident: dict[str, Any]) -> list[tuple[str, str]]:
     ]
 
 
-def _tried(incident: dict[str, Any]) -> list[Part]:
+def _tried(incident: Incident) -> list[Part]:
     trials = entries(incident, "trials")
     if not trials:
         return [Text("Nothing.")]
@@ -189,7 +191,7 @@ def _tried(incident: dict[str, Any]) -> list[Part]:
     return [Text("The same step again, with one thing changed:"), table, *_more(trials, _TRIALS)]
 
 
-def _to_do(incident: dict[str, Any]) -> list[Part]:
+def _to_do(incident: Incident) -> list[Part]:
     fixes = [fix for fix in entries(incident, "fixes") if text(fix, "summary")]
     if not fixes:
         return [Text(words.no_fix(branch(incident, "replay")))]
@@ -212,7 +214,7 @@ def _diff(diff: Any) -> list[Part]:
     return [Verbatim(shown, indent=7), *map(_indented, _more(lines, _DIFF_LINES))]
 
 
-def _replay(incident: dict[str, Any], folder: str | None) -> list[Part]:
+def _replay(incident: Incident, folder: str | None) -> list[Part]:
     run = branch(incident, "run")
     versions = [
         f"{name} {version}"

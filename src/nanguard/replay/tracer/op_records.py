@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from nanguard.numerics import is_float
-from nanguard.replay.tracer import values
-from nanguard.replay.tracer.kinds import LOADED, UNFILLED
+from nanguard.replay.tracer import tensor_values as values
+from nanguard.replay.tracer.op_kinds import LOADED, UNFILLED
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

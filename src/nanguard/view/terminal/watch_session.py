@@ -10,14 +10,13 @@ from nanguard.errors import SourceError, UsageError
 from nanguard.record import EVENTS, METRICS
 from nanguard.view.report.fields import literal
 from nanguard.view.runs import find_runs
-from nanguard.view.terminal.reading import Unreadable, refuse_binary
-from nanguard.view.terminal.tail import HEAD, Tail
+from nanguard.view.terminal.reading import is_in_lines
+from nanguard.view.terminal.tail import Tail
 from nanguard.view.terminal.watch_state import RunState
-from nanguard.view.terminal.watched import Followed, Watched
+from nanguard.view.terminal.watched import FollowedFile, WatchedRun
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
-    from typing import BinaryIO
 
     from nanguard.view.terminal.channels import Happening
     from nanguard.view.terminal.watched import Wanted
@@ -38,7 +37,7 @@ class Session:
 
     def __init__(self, wanted: Wanted) -> None:
         self.wanted = wanted
-        self.runs: list[Watched] = []
+        self.runs: list[WatchedRun] = []
         self.left_out = 0
         self.missing: dict[str, str] = {}
         self._known: set[Path] = set()
@@ -52,13 +51,13 @@ class Session:
                 do="Check the path, or give --wait to watch it once it is there.",
             )
 
-    def look(self) -> list[tuple[Watched, Happening]]:
+    def look(self) -> list[tuple[WatchedRun, Happening]]:
         """Reads what is new everywhere; returns what is to be told."""
         if not self.wanted.once and time.monotonic() >= self._next:
             self._search()
         return [(run, told) for run in self.runs for told in run.look()]
 
-    def finish(self) -> list[tuple[Watched, Happening]]:
+    def finish(self) -> list[tuple[WatchedRun, Happening]]:
         """Reads last lines that have no end; returns what is to be told."""
         return [(run, told) for run in self.runs for told in run.finish()]
 
@@ -82,9 +81,9 @@ class Session:
         for given in self.wanted.paths:
             path = Path(given)
             try:
-                for place, files in _runs_at(path):
+                for place, files in _runs_at(path, once=self.wanted.once):
                     self._add(place, files)
-            except (OSError, SourceError, Unreadable) as error:
+            except (OSError, SourceError) as error:
                 if not any(run.path == path for run in self.runs):
                     self.missing[given] = _why(error)
         took = time.monotonic() - began
@@ -93,24 +92,30 @@ class Session:
     def _add(self, place: Path, files: list[Path]) -> None:
         new = [file for file in files if file not in self._known]
         self._known.update(new)
-        known = next((run for run in self.runs if run.path == place), None)
-        if known is not None:
-            known.files += [Followed(Tail(file)) for file in new]
-        elif new and len(self.runs) >= MOST_RUNS:
+        run = next((run for run in self.runs if run.path == place), None)
+        if run is None and new and len(self.runs) >= MOST_RUNS:
             self.left_out += 1
-        elif new:
+        elif run is None and new:
             state = RunState(literal(_name(place, self.wanted.paths), 200), self.wanted.total)
-            followed = [Followed(Tail(file)) for file in new]
-            self.runs.append(Watched(place, state, followed, self.wanted))
+            run = WatchedRun(place, state, [], self.wanted)
+            self.runs.append(run)
+        if run is not None:
+            lines = [file for file in new if is_in_lines(file)]
+            once = self.wanted.once
+            # What the guard did is listed in any case, beside what the rules say about it.
+            followed = [file for file in lines if file.name == EVENTS] if once else lines
+            run.files += [FollowedFile(Tail(file)) for file in followed]
+            run.whole.paths += [file for file in new if once or file not in lines]
 
 
-def _runs_at(path: Path) -> Iterator[tuple[Path, list[Path]]]:
+def _runs_at(path: Path, *, once: bool) -> Iterator[tuple[Path, list[Path]]]:
     """Yields the runs of a path, those first that were written to last."""
     if not path.is_dir():
-        with path.open("rb") if path.is_file() else _no_file(path) as file:
-            refuse_binary(path.name, file.read(HEAD))
+        if not path.is_file():
+            path.stat()
+            raise SourceError("it is no regular file", where=str(path), do="Give a log.")
         beside = path.with_name(EVENTS)
-        own = path.name == METRICS and beside.is_file()
+        own = path.name == METRICS and beside.is_file() and not once
         yield path, [path, beside] if own else [path]
         return
     found = [run for run in find_runs([path]) if run.has_numbers]
@@ -118,11 +123,6 @@ def _runs_at(path: Path) -> Iterator[tuple[Path, list[Path]]]:
         raise SourceError("there is no log here", where=str(path), do="Give a log.")
     files = [(run.path, [*run.logs, *([run.events] if run.events else [])]) for run in found]
     yield from sorted(files, key=lambda run: -_written(run[1]))
-
-
-def _no_file(path: Path) -> BinaryIO:
-    path.stat()
-    raise SourceError("it is no regular file", where=str(path), do="Give a log.")
 
 
 def _written(files: Sequence[Path]) -> float:
@@ -135,11 +135,9 @@ def _name(place: Path, given: Sequence[str]) -> str:
     return str(place)
 
 
-def _why(error: OSError | SourceError | Unreadable) -> str:
+def _why(error: OSError | SourceError) -> str:
     if isinstance(error, SourceError):
         return error.what.rstrip(".")
-    if isinstance(error, Unreadable):
-        return str(error)
     if isinstance(error, FileNotFoundError):
         return "there is no such file or folder"
     return f"it cannot be read ({error.strerror or error})"

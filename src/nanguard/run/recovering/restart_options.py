@@ -44,7 +44,7 @@ _SHELLS = ("sh", "bash", "zsh", "dash", "ksh", "fish")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Wishes:
+class RestartOptions:
     """The options of ``nanguard run --recover``.
 
     Attributes:
@@ -140,7 +140,7 @@ class Teller:
     seed: int
 
     @classmethod
-    def of(cls, command: Sequence[str], wishes: Wishes) -> Teller:
+    def of(cls, command: Sequence[str], restart: RestartOptions) -> Teller:
         """Finds the ways.
 
         Raises:
@@ -148,9 +148,9 @@ class Teller:
         """
         templates = {
             purpose: Template.of(text, f"--{purpose}-arg", PURPOSES[purpose])
-            for purpose, text in wishes.arguments.items()
+            for purpose, text in restart.arguments.items()
         }
-        config = _config(command, wishes)
+        config = _config(command, restart)
         given = {*templates, *({} if config is None else config.keys)}
         if "resume" not in given:
             raise UsageError(
@@ -165,7 +165,9 @@ class Teller:
                 where=f"nanguard run --recover -- {command[0]} -c ...",
                 do="Write the command itself behind the two dashes, or put the text into a script.",
             )
-        lr = _starting_rate(command, wishes, templates.get("lr"), config) if "lr" in given else None
+        lr = (
+            _starting_rate(command, restart, templates.get("lr"), config) if "lr" in given else None
+        )
         return cls(tuple(command), templates, config, lr, _seed(command, templates, config))
 
     @property
@@ -213,10 +215,10 @@ class Teller:
         return words, copy
 
 
-def _config(command: Sequence[str], wishes: Wishes) -> ConfigFile | None:
-    if wishes.config is None:
-        if wishes.keys:
-            purpose = next(iter(wishes.keys))
+def _config(command: Sequence[str], restart: RestartOptions) -> ConfigFile | None:
+    if restart.config is None:
+        if restart.keys:
+            purpose = next(iter(restart.keys))
             raise UsageError(
                 f"--{purpose}-key names a key, and no file it stands in.",
                 where="nanguard run --recover",
@@ -225,19 +227,22 @@ def _config(command: Sequence[str], wishes: Wishes) -> ConfigFile | None:
         return None
     keys = {
         purpose: Key.of(text, f"--{purpose}-key", PURPOSES[purpose][0])
-        for purpose, text in wishes.keys.items()
+        for purpose, text in restart.keys.items()
     }
-    if "lr" not in keys and "lr" not in wishes.arguments:
-        found = rate_key(wishes.config)
+    if "lr" not in keys and "lr" not in restart.arguments:
+        found = rate_key(restart.config)
         if found is not None:
             keys["lr"] = Key.of(found, "--lr-key", "lr")
-    config = ConfigFile(wishes.config, keys)
+    config = ConfigFile(restart.config, keys)
     config.check(command)
     return config
 
 
 def _starting_rate(
-    command: Sequence[str], wishes: Wishes, template: Template | None, config: ConfigFile | None
+    command: Sequence[str],
+    restart: RestartOptions,
+    template: Template | None,
+    config: ConfigFile | None,
 ) -> float:
     """Returns the learning rate of the first attempt.
 
@@ -245,7 +250,7 @@ def _starting_rate(
         UsageError: Nothing says what it is.
     """
     looked: list[str] = []
-    found = wishes.lr
+    found = restart.lr
     if found is None and template is not None:
         looked.append("the command")
         found = number_of(template.value_in(command, "lr"))
