@@ -313,7 +313,7 @@ class Binding(FunctionReader):
                 if held is not None and held.core.op in _COUNTS:
                     found |= {part.name for part in held.upstream(6) if part.name}
             elif isinstance(node, (ast.Attribute, ast.Call, ast.Subscript)):
-                found.add(ast.unparse(node))
+                found.add(_written(node))
         return frozenset(found)
 
     def refine(self, test: ast.expr, *, holds: bool) -> None:
@@ -354,6 +354,18 @@ def _looked_at(test: ast.expr) -> Iterator[ast.AST]:
             continue
         yield node
         queue += ast.iter_child_nodes(node)
+
+
+def _written(node: ast.expr) -> str:
+    """Returns an expression as it would be written; dotted names, which are many, quickly."""
+    parts: list[str] = []
+    inner = node
+    while isinstance(inner, ast.Attribute):
+        parts.append(inner.attr)
+        inner = inner.value
+    if not isinstance(inner, ast.Name):
+        return ast.unparse(node)
+    return ".".join((inner.id, *reversed(parts)))
 
 
 def _is_none(node: ast.expr) -> bool:
