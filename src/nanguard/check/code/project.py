@@ -64,11 +64,11 @@ def _in_file(file: Path) -> tuple[int, int] | None:
 _KEPT_LINES = 60_000  # of outlines in a process; about 100 MB
 _DEEPEST = 12  # files that are read one for the sake of the other
 _MOST_CALLERS = 40  # files that are searched for the calls of one class or function
-_DEFINED = re.compile(rb"^[ \t]*(?:async[ \t]+)?(?:def|class)[ \t]+(\w+)", re.MULTILINE)
+_DEFINED = re.compile(rb"\n[ \t]*(?:async[ \t]+)?(?:def|class)[ \t]+(\w+)")
 # Everything but words and the parentheses behind them is blank.
 _WORDS = bytes(c if c in b"_(" or chr(c).isalnum() else 32 for c in range(128)) + b" " * 128
 _TRAINING = (b".backward(", b".fit(", b"rainer")
-_IMPORTS = re.compile(rb"^[ \t]*(?:from|import)[ \t]+([^\n#]+)", re.MULTILINE)
+_IMPORTS = re.compile(rb"\n[ \t]*(?:from|import)[ \t]+([^\n#]+)")
 _TRAINS = re.compile(rb"\.backward\(|[Tt]rainer\w*\(|\.fit\(")
 _NUMBER = (
     r"(-?\d[\d_]*(?:\.\d*)?(?:[eE][+-]?\d+)?|-?\.\d+(?:[eE][+-]?\d+)?|float\(['\"]-?inf['\"]\))"
@@ -278,20 +278,20 @@ class Project:
     @cached_property
     def _index(self) -> _Index:
         """Where what the project defines is called, and how often it is named."""
-        defined: set[bytes] = set()
-        for path in self.paths.values():
-            defined.update(_DEFINED.findall(bytes_of(path)))
+        definitions = {
+            path: Counter(_DEFINED.findall(b"\n" + bytes_of(path))) for path in self.paths.values()
+        }
+        defined: set[bytes] = set().union(*definitions.values())
         index = _Index()
         imported: set[bytes] = set()
-        for path in self.paths.values():
+        for path, here in definitions.items():
             data = bytes_of(path)
             if any(word in data for word in _TRAINING) and _TRAINS.search(data):
                 index.trains.add(path)
-            for line in _IMPORTS.findall(data):
+            for line in _IMPORTS.findall(b"\n" + data):
                 imported.update(line.translate(_WORDS).split())
             # A word that is called ends in its parenthesis.
             words = Counter(data.translate(_WORDS).replace(b"(", b"( ").split())
-            here = Counter(_DEFINED.findall(data))
             for word, number in words.items():
                 name = word[:-1] if word.endswith(b"(") else word
                 if name not in defined:
