@@ -161,6 +161,25 @@ def test_a_kept_outcome_is_dropped_when_an_imported_file_changes(tmp_path: Path)
     assert names() == []
 
 
+@pytest.mark.parametrize(
+    ("train", "severity"),
+    [
+        ("import torch\nimport losses\n", "warning"),
+        ("import torch\n", "info"),  # nobody imports it
+        ("import importlib\nlosses = importlib.import_module('loss' + 'es')\n", "warning"),
+    ],
+)
+def test_a_file_that_nobody_imports_is_a_remark(tmp_path: Path, train: str, severity: str):
+    made = project(
+        tmp_path,
+        train=train + "\n\ndef train(loss):\n    loss.backward()\n",
+        losses="import torch\n\n\nclass A:\n    def loss(self, mu, logvar):\n"
+        "        return (mu**2 + logvar.exp()).mean()\n\n\nclass B(A):\n"
+        "    def loss(self, mu, logvar):\n        return super().loss(mu, logvar)\n",
+    )
+    assert found(made, tmp_path / "losses.py") == [("unbounded-exp", 6, severity)]
+
+
 def test_names_are_followed_through_any_number_of_files(tmp_path: Path):
     chain = {f"pkg/step{n}": f"from .step{n + 1} import *\n" for n in range(8)}
     made = project(

@@ -46,3 +46,44 @@ def test_a_mask_that_is_handed_in_is_a_remark():
     head = "def loss_of(x, mask):\n"
     assert severities("    return (x * mask).sum() / mask.sum()\n", head) == ["info"]
     assert severities("    mask = x > 0.5\n    return x.sum() / mask.sum()\n", head) == ["warning"]
+
+
+FLOW = (
+    "import torch\nfrom torch import nn\n\n\nclass Coupling(nn.Module):\n"
+    "    def __init__(self):\n        super().__init__()\n        self.net = nn.Linear(4, 8)\n\n"
+    "    def forward(self, x, y, reverse=False, train=True):\n"
+    "        logs, m = self.net(x).chunk(2, -1)\n"
+    "        {branch}\n            return (y - m) * torch.exp(-logs)\n"
+    "        {other}\n            return m + torch.exp(logs) * y\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("branch", "other", "lines"),
+    [
+        ("if reverse:", "else:", {13: "info", 15: "warning"}),
+        ("if not reverse:", "else:", {13: "warning", 15: "info"}),
+        ("if train:", "else:", {13: "warning", 15: "info"}),
+        ("if y is None:", "else:", {13: "warning", 15: "warning"}),
+        ("if reverse or train:", "else:", {13: "warning", 15: "info"}),
+    ],
+)
+def test_a_branch_that_samples_is_a_remark(branch: str, other: str, lines: dict[int, str]):
+    text = Text("a.py", FLOW.format(branch=branch, other=other))
+    seen = check_python(text, Selection()).seen
+    found = {s.finding.line: s.finding.severity.value for s in seen}
+    assert {line: found[line] for line in lines} == lines
+
+
+@pytest.mark.parametrize(("call", "severity"), [("else", "info"), ("if x is None", "warning")])
+def test_what_is_called_to_evaluate_is_a_remark(call: str, severity: str):
+    text = Text(
+        "a.py",
+        "import torch\nfrom torch import nn\n\n\nclass Answers(nn.Module):\n"
+        "    def forward(self, x, train=True):\n        if train:\n"
+        "            return x.sum()\n"
+        f"        {call}:\n            return self.rank(x)\n\n"
+        "    def rank(self, x):\n        return torch.softmax(x, -1).log()\n",
+    )
+    (seen,) = check_python(text, Selection()).seen
+    assert (seen.finding.name, seen.finding.severity.value) == ("log-of-softmax", severity)

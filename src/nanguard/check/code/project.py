@@ -67,6 +67,7 @@ _MOST_CALLERS = 40  # files that are searched for the calls of one class or func
 _DEFINED = re.compile(rb"\n[ \t]*(?:async[ \t]+)?(?:def|class)[ \t]+(\w+)")
 # Everything but words and the parentheses behind them is blank.
 _WORDS = bytes(c if c in b"_(" or chr(c).isalnum() else 32 for c in range(128)) + b" " * 128
+_BY_NAME = (b"import_module(", b"__import__(", b"hydra", b"_target_", b"pkgutil", b"registry")
 _TRAINING = (b".backward(", b".fit(", b"rainer")
 _IMPORTS = re.compile(rb"\n[ \t]*(?:from|import)[ \t]+([^\n#]+)")
 _TRAINS = re.compile(rb"\.backward\(|[Tt]rainer\w*\(|\.fit\(")
@@ -97,12 +98,14 @@ class _Index:
         words: How often something is named, its definition counted.
         trains: The files that start a backward pass, or hand a model to a trainer.
         imported: The words of all import statements.
+        by_name: Whether some file is imported by a name that is put together at run time.
     """
 
     callers: dict[str, list[str]] = field(default_factory=dict)
     words: dict[str, int] = field(default_factory=dict)
     trains: set[str] = field(default_factory=set)
     imported: set[str] = field(default_factory=set)
+    by_name: bool = False
 
 
 class Project:
@@ -247,6 +250,10 @@ class Project:
         *folders, name = path.rpartition(".")[0].replace("\\", "/").split("/")
         return (folders[-1] if name == "__init__" and folders else name) in self._index.imported
 
+    def is_left_over(self, path: str) -> bool:
+        """Returns whether no file can have imported one, as far as import statements say."""
+        return not self._index.by_name and not self.is_imported(path)
+
     def is_first(self, path: str, word: str, never: re.Pattern[str]) -> bool:
         """Returns whether a file is the first with a word, and no file has what must not be there.
 
@@ -288,6 +295,7 @@ class Project:
             data = bytes_of(path)
             if any(word in data for word in _TRAINING) and _TRAINS.search(data):
                 index.trains.add(path)
+            index.by_name = index.by_name or any(word in data for word in _BY_NAME)
             for line in _IMPORTS.findall(b"\n" + data):
                 imported.update(line.translate(_WORDS).split())
             # A word that is called ends in its parenthesis.

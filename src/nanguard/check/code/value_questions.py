@@ -6,6 +6,7 @@ import ast
 import re
 from typing import TYPE_CHECKING
 
+from nanguard.check.code.branches import is_branch_of_use
 from nanguard.check.code.training import Training
 from nanguard.check.code.values import INF, Value
 
@@ -231,8 +232,13 @@ _TIME = re.compile(
 _SNR = re.compile(r"(log_?)?snr\w*")
 _NO_GRADIENT = frozenset(
     {"compare", "rand", "rand_like", "randint", "randn", "randn_like", "arange", "linspace",
-     "detach", "item", "bernoulli", "one_hot", "argmax", "bincount", "size", "shape", "numel",
-     "ones", "zeros", "ones_like", "zeros_like", "full", "eye", "histc", "tensor", "buffer"}
+     "detach", "data", "item", "bernoulli", "one_hot", "argmax", "bincount", "size", "shape",
+     "numel", "ones", "zeros", "ones_like", "zeros_like", "full", "eye", "histc", "tensor",
+     "buffer"}
+)  # fmt: skip
+_INERT = (
+    ast.Import, ast.ImportFrom, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef, ast.Assign,
+    ast.AnnAssign,
 )  # fmt: skip
 _CLIPS = frozenset({"clip", "clamp", "clip_", "clamp_", "clamp_min", "clamp_min_", "nan_to_num"})
 
@@ -263,7 +269,7 @@ def is_aside(code: Code, node: ast.AST | None) -> bool:
             break
     if function is None:
         return code.text.path.endswith(".ipynb") and not looped
-    if _only_uses_weights(code):
+    if _only_uses_weights(code) or _is_left_over(code):
         return True
     found = code.function_of(function)
     return found is not None and code.project is not None and _is_idle(code, found)
@@ -281,6 +287,24 @@ def _only_uses_weights(code: Code) -> bool:
     if not code.project.trains or any(f.name == "training_step" for f in code.functions):
         return False
     return not code.project.is_imported(code.text.path)
+
+
+def _is_left_over(code: Code) -> bool:
+    """Returns whether no file of a project that trains imports this one, and it is no script."""
+    project, path = code.project, code.text.path
+    if project is None or not project.trains or not path.endswith(".py"):
+        return False
+    if path.endswith("__init__.py") or not project.is_left_over(path):
+        return False
+    if Training.of(code).backwards or any(f.name == "training_step" for f in code.functions):
+        return False
+    # A script does something where it stands.
+    return all(isinstance(node, _INERT) or is_text(node) for node in code.tree.body)
+
+
+def is_text(node: ast.stmt) -> bool:
+    """Returns whether a statement is a text and nothing else."""
+    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
 
 
 def _is_idle(code: Code, function: Function) -> bool:
@@ -308,6 +332,8 @@ def is_beside_training(code: Code, value: Value) -> bool:
         return True
     if is_used_only(value) or is_set_up(value) or is_about_data(value):
         return True
+    if is_branch_of_use(code, value.node):
+        return True
     return value.scope is not None and is_called_without_gradient(code, value.scope)
 
 
@@ -323,7 +349,18 @@ def is_called_to_train(code: Code, value: Value) -> bool:
 def is_called_without_gradient(code: Code, function: Function) -> bool:
     """Returns whether every call of a function in its file is made where none is recorded."""
     calls = Training.of(code).callers(function)
-    return bool(calls) and not any(call.grad and not is_set_up(call) for call in calls)
+    return bool(calls) and not any(
+        call.grad and not is_set_up(call) and not is_branch_of_use(code, call.node)
+        for call in calls
+    )
+
+
+def is_called_to_use(code: Code, function: Function) -> bool:
+    """Returns whether every call of a function in its file samples or evaluates."""
+    calls = Training.of(code).callers(function)
+    return bool(calls) and all(
+        is_used_only(call) or is_branch_of_use(code, call.node) for call in calls
+    )
 
 
 def is_used_only(value: Value) -> bool:
