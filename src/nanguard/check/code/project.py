@@ -250,9 +250,14 @@ class Project:
         *folders, name = path.rpartition(".")[0].replace("\\", "/").split("/")
         return (folders[-1] if name == "__init__" and folders else name) in self._index.imported
 
+    @property
+    def is_closed(self) -> bool:
+        """Whether what is used is named: nothing is imported or made by a name put together."""
+        return not self._index.by_name
+
     def is_left_over(self, path: str) -> bool:
         """Returns whether no file can have imported one, as far as import statements say."""
-        return not self._index.by_name and not self.is_imported(path)
+        return self.is_closed and not self.is_imported(path)
 
     def is_first(self, path: str, word: str, never: re.Pattern[str]) -> bool:
         """Returns whether a file is the first with a word, and no file has what must not be there.

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from nanguard.check.code.code import Code
-    from nanguard.check.code.scopes import Function
+    from nanguard.check.code.scopes import Class, Function
 
 # What an expression may be made of and still be a table: numbers known before training.
 _TABLE = frozenset(
@@ -312,6 +312,8 @@ def _is_idle(code: Code, function: Function) -> bool:
     project, node = code.project, function.node
     if project is None or not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
         return False
+    if function.cls is not None and _is_never_made(code, function.cls):
+        return True
     if node.decorator_list or function.name.startswith("__") or _HOOKS.fullmatch(function.name):
         return False
     if function.parent is not None or (function.cls and function.cls.inherits_elsewhere()):
@@ -322,6 +324,15 @@ def _is_idle(code: Code, function: Function) -> bool:
         return True
     files = project.callers(function.name)
     return bool(files) and all(_is_named_for_evaluation(path) for path in files)
+
+
+def _is_never_made(code: Code, cls: Class) -> bool:
+    """Returns whether nobody in a project that trains makes, names or inherits from a class."""
+    project = code.project
+    if project is None or not project.trains or not project.is_closed or cls.node.decorator_list:
+        return False
+    own = code.text.content.count(f"super({cls.name}")
+    return project.mentions(cls.name) - own <= 1
 
 
 def is_beside_training(code: Code, value: Value) -> bool:
@@ -463,7 +474,7 @@ _SHOWS = re.compile(
     r"|save_image|imsave|imwrite|update_meter|str"
 )
 _MEASURES = re.compile(
-    r"(.*_)?(acc|accuracy|accs|prec|precision|recall|f1|iou|miou|dice_?score|psnr|ssim|mae|rmse|metrics?"
+    r"(.*_)?(acc|accuracy|accs|epe|prec|precision|recall|f1|iou|miou|dice_?score|psnr|ssim|mae|rmse|metrics?"
     r"|top\d|ppl|perplexity|correct|wer|cer|auc|ndcg|mrr)(_.*|\d*)|m?ap"
 )
 _NAN_EXPECTED = frozenset({"nan_to_num", "nan_to_num_", "nanmean", "nansum", "nanmedian"})

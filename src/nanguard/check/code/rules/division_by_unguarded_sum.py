@@ -49,7 +49,6 @@ _OF_SEQUENCES = re.compile(
 _SELECTS = frozenset(
     {"compare", "eq", "ne", "gt", "lt", "ge", "le", "isnan", "isfinite", "bincount", "histc"}
 )
-_GIVEN = frozenset({"", "field", "attribute", "part", "getitem", "named", "element"})
 _MASKS_ITSELF = re.compile(r"MAE|Masked_?Auto|MaskedAE|SimMIM|BEiT")
 
 
@@ -170,7 +169,7 @@ def _is_hardly_zero(code: Code, quotient: Value, divisor: Value) -> bool:
         return True
     if _is_share_of_all(quotient, divisor):
         return True
-    if _is_handed_in(divisor) or _is_fixed(divisor):
+    if not any(part.op in _SELECTS for part in divisor.upstream(24)) or _is_fixed(divisor):
         return True
     cls = quotient.scope.cls if quotient.scope is not None else None
     if cls is not None and _MASKS_ITSELF.search(cls.name):
@@ -183,18 +182,6 @@ def _is_hardly_zero(code: Code, quotient: Value, divisor: Value) -> bool:
     if is_for_show(quotient) or not _EXPECT_NAN.isdisjoint(code.operations):
         return True
     return not _is_count(divisor) and divisor.core.op == "sum" and quotient.inputs[0].op != "mul"
-
-
-def _is_handed_in(divisor: Value) -> bool:
-    """Returns whether a mask or its sum comes from elsewhere, where nothing says it can be empty.
-
-    Who makes masks from lengths or from what is there makes none that is empty; a comparison with
-    a label, a threshold or a class that stands here can leave nothing in.
-    """
-    parts = [*divisor.upstream(24)]
-    if any(part.op in _SELECTS for part in parts):
-        return False
-    return any(part.op in _GIVEN and part.has("mask") for part in parts)
 
 
 def _is_fixed(divisor: Value) -> bool:

@@ -82,7 +82,9 @@ class FractionalPowerGradient(CodeRule):
                 power.node,
                 f"power {number:.3g} of a value that can be 0: its gradient there is infinite",
                 fixes=(Fix("keep the base away from 0", edits=edits),),
-                weak=is_beside_training(code, power) or _is_of_a_spectrum(base),
+                weak=is_beside_training(code, power)
+                or _is_of_a_spectrum(base)
+                or not (power.scope is not None and "loss" in power.scope.name.lower()),
             )
 
 

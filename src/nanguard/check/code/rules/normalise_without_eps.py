@@ -117,6 +117,7 @@ class NormaliseWithoutEps(CodeRule):
                 f"division by a {word} that can be 0: 0 / 0 is NaN",
                 fixes=_fixes(code, quotient),
                 weak=word not in _CONSTANT
+                or in_data
                 or _is_beside(code, quotient, in_data=in_data)
                 or is_only_shown(code, quotient)
                 or (word not in ("range", "peak") and _is_hardly_zero(quotient, divisor)),

@@ -132,6 +132,9 @@ def is_root(power: Value) -> bool:
 def _is_hardly_zero(value: Value) -> bool:
     """Returns whether everything there is would have to be equal, or two sides at once."""
     core = value.core
+    near = value.upstream(8)
+    if value.has("sumsq") and not any(part.op in ("sub", "rsub") for part in near):
+        return True  # the length of one thing, and no distance between two
     whole = core.op in ("sum", "mean", "mse_loss") and len(core.inputs) < 2
     return (whole and "dim" not in core.keywords) or value.has("hypot")
 

@@ -111,7 +111,8 @@ class UnguardedLog(CodeRule):
                     log.node,
                     f"log of a {kind} that can be 0: -inf, and an infinite gradient",
                     fixes=(Fix("bound it from below", edits=edits),),
-                    weak=of_time
+                    weak=not _is_sure(value, kind)
+                    or of_time
                     or _is_of_sizes(value)
                     or clipped
                     or is_beside_training(code, log)
@@ -146,6 +147,17 @@ def _is_chance(value: Value) -> bool:
     """Returns whether a value goes up to exactly 1: a probability, or a share of a sum."""
     core = value.core
     return core.op in ("softmax", "sigmoid") or core.has("probability", "cosine")
+
+
+def _is_sure(value: Value, kind: str) -> bool:
+    """Returns whether a value is seen to reach 0: not any ratio, and not any difference."""
+    core = _unscaled(value.core)
+    if kind == "difference":
+        taken = core.inputs[1].core if len(core.inputs) > 1 else core
+        if taken.op in ("pow", "square") and taken.inputs:
+            taken = taken.inputs[0].core
+        return core.inputs[0].number() == 1 and taken.op in ("sigmoid", "softmax", "tanh")
+    return kind != "ratio"
 
 
 def _is_exp_of_cosine(value: Value) -> bool:
