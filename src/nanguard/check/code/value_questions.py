@@ -544,6 +544,8 @@ def _end(code: Code, node: ast.AST) -> str:
     for parent in code.ancestors(node):
         if isinstance(parent, (ast.FormattedValue, ast.JoinedStr)):
             return "shown"
+        if isinstance(parent, ast.Attribute) and parent.attr == "data":
+            return "shown"
         if isinstance(parent, ast.Call):
             called = _called(parent)
             if called in _LEAVES or _SHOWS.fullmatch(called):
