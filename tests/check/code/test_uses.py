@@ -43,6 +43,25 @@ def test_nan_that_is_replaced_below_is_a_remark():
     assert severities(at_once.rstrip() + ")\n    return share\n") == []
 
 
+def test_what_goes_under_the_key_of_a_log_is_a_remark():
+    body = COUNT.replace("acc =", "out['print/share%d' % 1] =") + "    return out\n"
+    assert severities(body) == ["info"]
+    body = COUNT.replace("acc =", "out['scale'] =") + "    return out\n"
+    assert severities(body) == ["warning"]
+
+
+@pytest.mark.parametrize(("folder", "severity"), [("third_party/", "info"), ("", "warning")])
+def test_what_was_copied_from_elsewhere_is_a_remark(folder: str, severity: str):
+    code = "import torch\n\n\ndef step(x):\n    torch.softmax(x, -1).log().sum().backward()\n"
+    (seen,) = check_python(Text(f"{folder}a.py", code), Selection()).seen
+    assert seen.finding.severity.value == severity
+
+
+def test_nan_that_is_overwritten_below_is_a_remark():
+    body = COUNT.replace("acc", "share") + "    share[torch.isnan(share)] = 0\n    return share\n"
+    assert severities(body) == ["info"]
+
+
 def test_a_mask_that_is_handed_in_is_a_remark():
     head = "def loss_of(x, mask):\n"
     assert severities("    return (x * mask).sum() / mask.sum()\n", head) == ["info"]

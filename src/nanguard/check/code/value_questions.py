@@ -229,6 +229,7 @@ _TIME = re.compile(
     r"(t|ts|t1m|tt|time|times|time_?steps?|t_\w+|sigmas?(_\w+)?|snr|log_?snr|alphas?(_\w+)?"
     r"|betas?(_\w+)?|gammas?(_\w+)?)"
 )
+_VENDORED = re.compile(r"(^|/)(third_?party|3rd_?party|vendor(ed)?|externals?|submodules)/")
 _SNR = re.compile(r"(log_?)?snr\w*")
 _NO_GRADIENT = frozenset(
     {"compare", "rand", "rand_like", "randint", "randn", "randn_like", "arange", "linspace",
@@ -246,6 +247,11 @@ _CLIPS = frozenset({"clip", "clamp", "clip_", "clamp_", "clamp_min", "clamp_min_
 def is_evaluation(code: Code) -> bool:
     """Returns whether a file measures or uses a model, by its name and by what it does not do."""
     return _is_named_for_evaluation(code.text.path) and not Training.of(code).backwards
+
+
+def is_vendored(code: Code) -> bool:
+    """Returns whether a file is a copy of somebody else's, by the folder it lies in."""
+    return _VENDORED.search(code.text.path.replace("\\", "/").lower()) is not None
 
 
 def _is_named_for_evaluation(path: str) -> bool:
@@ -477,6 +483,7 @@ _MEASURES = re.compile(
     r"(.*_)?(acc|accuracy|accs|epe|prec|precision|recall|f1|iou|miou|dice_?score|psnr|ssim|mae|rmse|metrics?"
     r"|top\d|ppl|perplexity|correct|wer|cer|auc|ndcg|mrr)(_.*|\d*)|m?ap"
 )
+_SHOWN_KEY = re.compile(r"(print|logs?|debug|stats?|metrics?|vis|monitor)[/_.]")
 _NAN_EXPECTED = frozenset({"nan_to_num", "nan_to_num_", "nanmean", "nansum", "nanmedian"})
 _STOPS_GRADIENT = frozenset({"round", "floor", "ceil", "trunc", "argmax", "argmin", "int", "long"})
 
@@ -491,7 +498,7 @@ def is_only_shown(code: Code, value: Value) -> bool:
     name = _given_name(code, value.node)
     if name is None or value.scope is None:
         return False
-    if _MEASURES.fullmatch(name.lower()):
+    if _MEASURES.fullmatch(name.lower()) or _SHOWN_KEY.match(name.lower()):
         return True
     uses = [*_uses(code, value, name)]
     return bool(uses) and all(_end(code, use) == "shown" for use in uses)
@@ -520,8 +527,10 @@ def is_repaired_below(code: Code, node: ast.AST | None) -> bool:
     body = getattr(code.parents.get(statement), "body", None)
     below = body[body.index(statement) + 1 :][:1] if isinstance(body, list) and names else []
     return any(
-        _called(node) in _NAN_EXPECTED and any(getattr(a, "id", "") in names for a in node.args)
+        _called(node) in (*_NAN_EXPECTED, "isnan")
+        and any(getattr(a, "id", "") in names for a in node.args)
         for after in below
+        if not isinstance(after, ast.If)
         for node in ast.walk(after)
         if isinstance(node, ast.Call)
     )
@@ -569,9 +578,18 @@ def _given_name(code: Code, node: ast.AST) -> str | None:
         target = statement.targets[0]
     else:
         return None
-    if isinstance(target, ast.Subscript) and isinstance(target.slice, ast.Constant):
-        return str(target.slice.value)
+    if isinstance(target, ast.Subscript):
+        return _beginning(target.slice)
     return target.id if isinstance(target, ast.Name) else None
+
+
+def _beginning(key: ast.expr) -> str | None:
+    """Returns a key, or the text that one begins with which is put together."""
+    if isinstance(key, ast.BinOp):
+        return _beginning(key.left)
+    if isinstance(key, ast.JoinedStr):
+        return _beginning(key.values[0]) if key.values else None
+    return str(key.value) if isinstance(key, ast.Constant) else None
 
 
 def _uses(code: Code, value: Value, name: str) -> Iterator[ast.Name]:
