@@ -385,12 +385,12 @@ class Fixing:
         }
         return next((name for name in sorted(found) if name in LIBRARIES), "")
 
-    def _note(self, path: str, **told: str) -> None:
+    def _note(self, path: str, *, loaded_with: str = "", unverified: str = "") -> None:
         """Writes down what became of a copy when its parser was asked."""
         repairs = self.check.outcome.repairs
         for place, repair in enumerate(repairs):
             if repair.path == path:
-                repairs[place] = replace(repair, **told)
+                repairs[place] = replace(repair, loaded_with=loaded_with, unverified=unverified)
 
     def _fixable(self, configs: Configs) -> list[str]:
         files = configs.check(self.check.plan.selection)
