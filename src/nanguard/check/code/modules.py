@@ -30,7 +30,7 @@ _WITHIN = re.compile(
 )
 _IMPORT = re.compile(
     rb"^[ \t]*((?:from[ \t]+[.\w]+[ \t]+import[ \t]*"
-    rb"(?:\((?:[^)#]|#[^\n]*)*\)|(?:[^\\\n;]|\\\r?\n)*)|import[ \t]+[\w., \t]+))",
+    rb"(?:\((?:[\w\s,]|#[^\n]*\n)*\)|(?:[^\\\n;]|\\\r?\n)*)|import[ \t]+[\w., \t]+))",
     re.MULTILINE,
 )
 
