@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 from typing import TYPE_CHECKING
 
 import pytest
@@ -13,6 +14,7 @@ from nanguard.check.fixing import Fixing
 from nanguard.check.selection import Selection
 from nanguard.errors import SourceError
 from nanguard.findings import Edit, Fix
+from nanguard.view.report.findings_text import Page
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -64,6 +66,49 @@ def test_a_copy_that_its_parser_reads_otherwise_is_taken_back(
     assert [repair.loaded_with for repair in outcome.repairs] == (
         [] if spoiled else ["transformers"]
     )
+
+
+def unanswered(family: str, *paths: str) -> list[dict[str, str] | str]:
+    raise SourceError(f"{family} did not answer within 30 s", where=family, do="Load it.")
+
+
+@pytest.mark.parametrize(
+    ("there", "answer", "why"),
+    [
+        (True, unanswered, "huggingface did not answer within 30 s"),
+        (
+            True,
+            lambda _family, *paths: ["KeyError: x"] * len(paths),
+            "transformers does not read the original: KeyError: x",
+        ),
+        (False, unanswered, "transformers is not installed"),
+    ],
+)
+def test_a_copy_that_no_parser_has_loaded_is_not_called_verified(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, there: bool, answer, why: str
+):
+    (tmp_path / "a.yaml").write_text(CONFIG)
+    monkeypatch.setattr(family_parsers, "installed", lambda _family: there)
+    monkeypatch.setattr(family_parsers, "parsed_by", answer)
+    check = Check(Plan(Selection(), root=str(tmp_path), jobs=1))
+    check.run([str(tmp_path / "a.yaml")])
+    (repair,) = Fixing(check).run().repairs
+    assert (tmp_path / "a_fixed.yaml").exists()
+    assert not repair.loaded_with
+    assert repair.unverified == why
+    assert f"not verified: {why}" in Page(check.outcome).render()
+    assert repair.to_json()["unverified"] == why
+
+
+def test_a_parser_that_does_not_answer_in_time_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    def late(*_command, **_options):
+        raise subprocess.TimeoutExpired("python", 30)
+
+    monkeypatch.setattr(family_parsers.subprocess, "run", late)
+    with pytest.raises(SourceError, match="transformers did not answer within 30 s"):
+        family_parsers.parsed_by("huggingface", str(tmp_path / "a.yaml"))
 
 
 def test_the_real_parser_is_asked_in_a_process_of_its_own(

@@ -94,7 +94,7 @@ def check_path(
         project.consulted.clear()
     outcome = check_bytes(path, data, kind, selection, project)
     if project is not None:
-        outcome.needs = tuple(sorted(project.consulted))
+        outcome.needs = tuple(sorted(project.needed()))
     return outcome
 
 
@@ -295,6 +295,8 @@ def _round(
     # Forked processes have the rules already; elsewhere forking is not safe.
     how = "fork" if sys.platform.startswith("linux") else "spawn"
     plan.selection.rules("code")
+    if project is not None and how == "fork":
+        project.prepare()
     pool = ProcessPoolExecutor(
         workers, multiprocessing.get_context(how), initializer=_begin, initargs=(project,)
     )

@@ -14,6 +14,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from nanguard.errors import SourceError
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -44,8 +46,10 @@ def parsed_by(family: str, *paths: str) -> list[Values | str]:
         paths: The files.
 
     Returns:
-        For each file the values, or the reason why the parser refuses it; for all of them the same
-        reason if the parser itself cannot be asked.
+        For each file the values, or the reason why the parser refuses it.
+
+    Raises:
+        SourceError: The parser cannot be asked, or does not answer in time.
     """
     command = [sys.executable, "-P"] if sys.version_info >= (3, 11) else [sys.executable]
     command += [
@@ -59,9 +63,17 @@ def parsed_by(family: str, *paths: str) -> list[Values | str]:
             command, capture_output=True, timeout=_PARSER_SECONDS, check=False, text=True
         )
         answers: list[Values | str] = json.loads(done.stdout.strip().rpartition("\n")[2])
-    except (OSError, subprocess.TimeoutExpired, ValueError) as error:
-        return [f"its parser could not be asked: {type(error).__name__}"] * len(paths)
+    except subprocess.TimeoutExpired as error:
+        raise _silent(family, f"did not answer within {_PARSER_SECONDS} s") from error
+    except (OSError, ValueError) as error:
+        raise _silent(family, f"could not be asked: {type(error).__name__}") from error
     return answers
+
+
+def _silent(family: str, why: str) -> SourceError:
+    return SourceError(
+        f"{LIBRARIES[family]} {why}", where=family, do="Load the copy as your program does."
+    )
 
 
 def _transformers(path: str) -> Any:

@@ -337,22 +337,31 @@ class Fixing:
 
         What an installed parser reads otherwise than announced is taken back.
         """
-        from nanguard.check.family_parsers import installed, parsed_by
+        from nanguard.check.family_parsers import LIBRARIES, installed, parsed_by
 
         families = {path: kind for path in copies if (kind := self._family(path))}
         refused: list[str] = []
         for family in sorted(set(families.values())):
             paths = [path for path, kind in families.items() if kind == family]
             if not installed(family):
+                for path in paths:
+                    self._note(path, unverified=f"{LIBRARIES[family]} is not installed")
                 continue
             both = [file for path in paths for file in (path, copies[path])]
-            answers = parsed_by(family, *both)
+            try:
+                answers = parsed_by(family, *both)
+            except SourceError as error:
+                for path in paths:
+                    self._note(path, unverified=error.reason)
+                continue
             for place, path in enumerate(paths):
                 fixes = [change.fix for change in changes[path]]
                 original, copy = answers[2 * place : 2 * place + 2]
                 try:
                     if isinstance(original, str):
-                        continue  # it does not read the original either
+                        why = f"{LIBRARIES[family]} does not read the original: {original}"
+                        self._note(path, unverified=why)
+                        continue
                     self._allowed(path).compare(original, copy, fixes)
                 except (SourceError, OSError) as error:
                     Path(copies[path]).unlink(missing_ok=True)
@@ -361,7 +370,7 @@ class Fixing:
                     self._failed(path, error)
                     refused.append(path)
                 else:
-                    self._note(path, family)
+                    self._note(path, loaded_with=LIBRARIES[family])
         return refused
 
     def _family(self, path: str) -> str:
@@ -376,13 +385,12 @@ class Fixing:
         }
         return next((name for name in sorted(found) if name in LIBRARIES), "")
 
-    def _note(self, path: str, family: str) -> None:
-        from nanguard.check.family_parsers import LIBRARIES
-
+    def _note(self, path: str, *, loaded_with: str = "", unverified: str = "") -> None:
+        """Writes down what became of a copy when its parser was asked."""
         repairs = self.check.outcome.repairs
         for place, repair in enumerate(repairs):
             if repair.path == path:
-                repairs[place] = replace(repair, loaded_with=LIBRARIES[family])
+                repairs[place] = replace(repair, loaded_with=loaded_with, unverified=unverified)
 
     def _fixable(self, configs: Configs) -> list[str]:
         files = configs.check(self.check.plan.selection)

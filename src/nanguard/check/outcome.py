@@ -155,6 +155,7 @@ class FileRepair:
         diff: The same as a unified diff.
         written: Whether the target was written.
         loaded_with: The library whose parser has loaded it, and found what was announced.
+        unverified: Why the parser that will read it has not; empty if it has, or there is none.
     """
 
     path: str
@@ -163,6 +164,7 @@ class FileRepair:
     diff: str
     written: bool
     loaded_with: str = ""
+    unverified: str = ""
 
     def to_json(self) -> dict[str, Any]:
         """Returns the repair as the report's JSON has it."""
@@ -173,6 +175,7 @@ class FileRepair:
             "changes": [change.to_json() for change in self.changes],
             "diff": hidden(self.diff),
             "loaded_with": self.loaded_with or None,
+            "unverified": self.unverified or None,
         }
 
 

@@ -6,8 +6,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from nanguard.check.code import modules
 from nanguard.check.code.project import Project
 from nanguard.check.code.scopes import Class, Function
+from nanguard.check.code.values import Value
 from nanguard.check.code_check import check_python
 from nanguard.check.engine import Check, Plan
 from nanguard.check.selection import Selection
@@ -157,3 +159,110 @@ def test_a_kept_outcome_is_dropped_when_an_imported_file_changes(tmp_path: Path)
     assert names() == ["bce-after-sigmoid"]
     (folder / "heads.py").write_text(HEADS.replace(", nn.Sigmoid()", ""))
     assert names() == []
+
+
+@pytest.mark.parametrize(
+    ("train", "severity"),
+    [
+        ("import torch\nimport losses\n", "warning"),
+        ("import torch\n", "info"),  # nobody imports it
+        ("import importlib\nlosses = importlib.import_module('loss' + 'es')\n", "warning"),
+    ],
+)
+def test_a_file_that_nobody_imports_is_a_remark(tmp_path: Path, train: str, severity: str):
+    made = project(
+        tmp_path,
+        train=train + "\n\ndef train(loss):\n    loss.backward()\n",
+        losses="import torch\n\n\nclass A:\n    def loss(self, mu, logvar):\n"
+        "        return (mu**2 + logvar.exp()).mean()\n\n\nclass B(A):\n"
+        "    def loss(self, mu, logvar):\n        return super().loss(mu, logvar)\n",
+    )
+    assert found(made, tmp_path / "losses.py") == [("unbounded-exp", 6, severity)]
+
+
+def test_names_are_followed_through_any_number_of_files(tmp_path: Path):
+    chain = {f"pkg/step{n}": f"from .step{n + 1} import *\n" for n in range(8)}
+    made = project(
+        tmp_path,
+        **{
+            "main": "import torch\nfrom pkg import Head, EPS\n",
+            "pkg/__init__": "from .step0 import Head, EPS\n",
+            **chain,
+            "pkg/step8": "from .heads import (\n    Head,  # the one (and only)\n    EPS,\n)\n",
+            "pkg/heads": HEADS,
+        },
+    )
+    main = str(tmp_path / "main.py")
+    assert isinstance(made.find(main, 0, ("pkg", "Head")), Class)
+    eps = made.find(main, 0, ("pkg", "EPS"))
+    assert isinstance(eps, Value)
+    assert eps.const == 1e-3
+    files = {path.rpartition("/")[2] for path in made.needed()}
+    assert files >= {"heads.py"}
+
+
+def test_values_are_followed_several_files_deep(tmp_path: Path):
+    files = {
+        "base": "import torch\n\nFLOOR = 1e-3\n\n\n"
+        "def shares(x):\n    return torch.softmax(x, -1) + FLOOR\n",
+        "second": "import torch\nfrom base import shares as first\n\n\n"
+        "def shares(x):\n    return first(x)\n",
+        "third": "import torch\nfrom second import shares\n\n\n"
+        "def shares_of(x):\n    return shares(x)\n",
+        "loss": "import torch\nfrom third import shares_of\n\n\ndef loss(x):\n"
+        "    value = torch.log(shares_of(x)).mean()\n    value.backward()\n",
+    }
+    made = project(tmp_path, **files)
+    assert not found(made, tmp_path / "loss.py")
+    files["base"] = files["base"].replace(" + FLOOR", "")
+    made = project(tmp_path, **files)
+    assert [name for name, *_ in found(made, tmp_path / "loss.py")] == ["log-of-softmax"]
+
+
+def test_settings_of_another_file_are_known(tmp_path: Path):
+    made = project(
+        tmp_path,
+        settings="class Settings:\n    eps = 1e-3\n    name = 'x'\n",
+        defaults="from settings import Settings\n\nsettings = Settings()\n",
+        main="import torch\n",
+    )
+    main = str(tmp_path / "main.py")
+    for parts in (("defaults", "settings", "eps"), ("settings", "Settings", "eps")):
+        eps = made.find(main, 0, parts)
+        assert isinstance(eps, Value)
+        assert eps.const == 1e-3
+
+
+def test_a_package_of_stars_is_asked_once_for_each_name(tmp_path: Path, monkeypatch):
+    names = [f"part{n}" for n in range(30)]
+    stars = "".join(f"from .{name} import *\n" for name in names)
+    made = project(
+        tmp_path,
+        **{
+            "main": "import torch\nfrom pkg import *\n",
+            "pkg/__init__": stars,
+            **{
+                f"pkg/{name}": f"from pkg import *\n\ndef a_{name}():\n    pass\n" for name in names
+            },
+        },
+    )
+    read: list[str] = []
+    real = modules.bytes_of
+    monkeypatch.setattr(modules, "bytes_of", lambda path: read.append(path) or real(path))
+    main = str(tmp_path / "main.py")
+    for name in (*(f"a_{name}" for name in names), "missing", "missing"):
+        assert isinstance(made.find(main, 0, ("pkg", name)), Function) == (name != "missing")
+    assert len(read) == len(set(read)) <= len(names) + 1
+
+
+def test_a_circle_hides_nothing(tmp_path: Path):
+    made = project(
+        tmp_path,
+        main="import torch\n",
+        first="from second import *\nfrom third import *\n",
+        second="from first import *\n",
+        third="EPS = 1e-3\n",
+    )
+    main = str(tmp_path / "main.py")
+    for module in ("first", "second", "first"):
+        assert isinstance(made.find(main, 0, (module, "EPS")), Value), module

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 import zipfile
 from typing import TYPE_CHECKING
 
@@ -177,6 +178,24 @@ def test_rows_of_another_length_and_comments(tmp_path: Path):
     ledger = read(write(tmp_path / "t.csv", text)).ledger
     assert [place.line for place in ledger.unreadable.first] == [23, 24]
     assert ledger.records == 20
+
+
+@pytest.mark.parametrize(
+    "head", ['# {"t_start": 1551811845.69, "env_id": "Hopper-v2"}\nr,l,t\n', "#r,l,t\n"]
+)
+def test_a_remark_above_the_header_is_no_record(tmp_path: Path, head: str):
+    rows = "".join(f"{n}.5,{n},0.{n}\n" for n in range(1, 9))
+    ledger = read(write(tmp_path / "t.csv", head + rows)).ledger
+    assert not ledger.unreadable.first
+    assert ledger.records == 8
+
+
+def test_a_pickle_that_is_called_an_array_is_left_alone(tmp_path: Path):
+    (tmp_path / "t.npz").write_bytes(pickle.dumps({"a": [1, 2]}))
+    file = read(tmp_path / "t.npz")
+    assert file.broken is None
+    assert file.error is not None
+    assert "it is a pickle" in file.error.what
 
 
 def test_a_table_without_header_has_no_label(tmp_path: Path):

@@ -198,7 +198,24 @@ class Binding(FunctionReader):
             number = value.number()
             made.lo = min(base.lo, number) if number is not None else -INF
             made.hi = max(base.hi, number) if number is not None else INF
+            if number is not None:
+                made.lo = max(made.lo, self._floor(target, base, number))
             self.rebind(target.value, made)
+
+    def _floor(self, target: ast.Subscript, base: Value, number: float) -> float:
+        """Returns the lower bound that ``x[x < 0.1] = 0.1`` or ``x[x == 0] = 1`` gives."""
+        test = target.slice
+        if not isinstance(test, ast.Compare) or len(test.ops) != 1:
+            return -INF
+        limit = self.code.values[test.comparators[0]].number()
+        if limit is None or ast.dump(test.left) != ast.dump(target.value):
+            return -INF
+        if isinstance(test.ops[0], (ast.Lt, ast.LtE)):
+            above = limit if isinstance(test.ops[0], ast.Lt) else limit + SMALL
+            return min(number, above)
+        if isinstance(test.ops[0], ast.Eq) and limit == base.lo == 0 and number > 0:
+            return min(number, SMALL)
+        return -INF
 
     def _unpack(self, target: ast.Tuple | ast.List, value: Value) -> None:
         items = value.items
@@ -313,7 +330,7 @@ class Binding(FunctionReader):
                 if held is not None and held.core.op in _COUNTS:
                     found |= {part.name for part in held.upstream(6) if part.name}
             elif isinstance(node, (ast.Attribute, ast.Call, ast.Subscript)):
-                found.add(ast.unparse(node))
+                found.add(_written(node))
         return frozenset(found)
 
     def refine(self, test: ast.expr, *, holds: bool) -> None:
@@ -354,6 +371,18 @@ def _looked_at(test: ast.expr) -> Iterator[ast.AST]:
             continue
         yield node
         queue += ast.iter_child_nodes(node)
+
+
+def _written(node: ast.expr) -> str:
+    """Returns an expression as it would be written; dotted names, which are many, quickly."""
+    parts: list[str] = []
+    inner = node
+    while isinstance(inner, ast.Attribute):
+        parts.append(inner.attr)
+        inner = inner.value
+    if not isinstance(inner, ast.Name):
+        return ast.unparse(node)
+    return ".".join((inner.id, *reversed(parts)))
 
 
 def _is_none(node: ast.expr) -> bool:

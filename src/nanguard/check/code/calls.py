@@ -8,7 +8,7 @@ import math
 from nanguard.check.code.binding import Binding
 from nanguard.check.code.operations import known
 from nanguard.check.code.scopes import Class, Function
-from nanguard.check.code.values import INF, NO_KINDS, SHAPE, Value, kinds_of
+from nanguard.check.code.values import INF, NO_KINDS, SHAPE, SMALL, Value, kinds_of
 
 # The class, and the operation that its forward is.
 LAYERS: dict[str, str] = {
@@ -211,6 +211,8 @@ class Calls(Binding):
         lo, hi, kinds = known(op, inputs, keywords) if inputs else (-INF, INF, NO_KINDS)
         made = self.make("numpy." + op, node, inputs, keywords, event=True)
         made.lo, made.hi, made.kinds, made.path = lo, hi, kinds, path
+        if op == "spacing":  # the eps of numpy
+            made.lo = SMALL
         return made
 
     def _math(self, node: ast.Call, last: str, path: str, inputs: tuple[Value, ...]) -> Value:

@@ -27,6 +27,10 @@ _FIRST = ("__init__", "__post_init__", "setup", "build")
 # What people call the model of a script.
 _MODEL_NAMES = frozenset({"model", "net", "network", "module", "policy"})
 
+# Expressions without parts, and what stands for an operator or for a way of use.
+_LEAVES = (ast.Name, ast.Constant)
+_SIGNS = (ast.expr_context, ast.operator, ast.unaryop, ast.cmpop, ast.boolop)
+
 
 class Code:
     """A Python file, read once.
@@ -144,7 +148,9 @@ class Code:
     def result_of(self, function: Function) -> Value:
         """Returns what a function of the project gives back, as far as it can be known."""
         if function.home is not None and function.home is not self:
-            return function.home.result_of(function)
+            if self.project is None or function.state == "read":
+                return function.home.result_of(function)
+            return self.project.result_of(function) or Value(node=function.node)
         if function.state == "new":
             self._read_function(function)
         if function.state != "read" or not function.returns:
@@ -228,18 +234,27 @@ class Code:
             yield value
 
     def _collect(self, node: ast.AST, cls: Class | None, function: Function | None) -> None:
-        for child in ast.iter_child_nodes(node):
-            self.parents[child] = node
-            if isinstance(child, ast.ClassDef):
-                inner = Class(child.name, child, home=self)
-                self.classes.setdefault(child.name, inner)
-                self._collect(child, inner, function)
-            elif isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)):
-                self._collect_function(child, cls if node is (cls and cls.node) else None, function)
-            elif isinstance(child, (ast.Import, ast.ImportFrom)):
-                self._imports.append(child)
-            else:
-                self._collect(child, cls, function)
+        parents = self.parents
+        for name in node._fields:
+            held = getattr(node, name, None)
+            for child in held if isinstance(held, list) else (held,):
+                if isinstance(child, _LEAVES):
+                    parents[child] = node
+                elif isinstance(child, ast.ClassDef):
+                    parents[child] = node
+                    inner = Class(child.name, child, home=self)
+                    self.classes.setdefault(child.name, inner)
+                    self._collect(child, inner, function)
+                elif isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)):
+                    parents[child] = node
+                    owner = cls if node is (cls and cls.node) else None
+                    self._collect_function(child, owner, function)
+                elif isinstance(child, (ast.Import, ast.ImportFrom)):
+                    parents[child] = node
+                    self._imports.append(child)
+                elif isinstance(child, ast.AST) and not isinstance(child, _SIGNS):
+                    parents[child] = node
+                    self._collect(child, cls, function)
 
     def _collect_function(
         self, node: FunctionNode | ast.Lambda, cls: Class | None, parent: Function | None

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from nanguard.check.code.code import Code
 from nanguard.check.code.training import is_test
-from nanguard.check.code.value_questions import is_aside, is_evaluation
+from nanguard.check.code.value_questions import is_aside, is_evaluation, is_vendored
 from nanguard.check.code.values import INF
 from nanguard.check.rule import Reads, Rule
 from nanguard.findings import Edit, Finding, Severity
@@ -35,10 +35,12 @@ class CodeRule(Rule[Code]):
             message: What was found.
             weak: Whether little speaks for it; it is then no more than a remark. So is
                 everything about test files, whose data is known, about files that only
-                evaluate or use a model, and about functions that no training calls.
+                evaluate or use a model or are somebody else's, and about functions that no
+                training calls.
             more: Further fields of the finding, such as its fixes.
         """
-        if weak or is_test(code) or is_evaluation(code) or is_aside(code, node):
+        beside = is_test(code) or is_evaluation(code) or is_vendored(code)
+        if weak or beside or is_aside(code, node):
             more["severity"] = Severity.INFO
         line = column = None
         if node is not None:

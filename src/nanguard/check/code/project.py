@@ -1,30 +1,30 @@
 """The Python files of a project: what an imported name stands for, and which torch is asked for.
 
-A file is judged together with those it imports from, one step deep: functions there are read as
-they stand in their own file. So what is known about a file does not depend on the order in which
-files are read, and each file is read at most twice in a process.
+A file is judged together with those it imports from, and these with those they import from: what
+they define is read where it stands, and functions only when somebody calls them. Each file is read
+at most twice in a process, once for itself and once for the others, however many ask for it.
 """
 
 from __future__ import annotations
 
 import ast
-import os
 import re
 import warnings
-from collections import Counter, OrderedDict
+from collections import Counter
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nanguard.check.code.code import Code
-from nanguard.check.code.scopes import Class, Function
+from nanguard.check.code.modules import Modules, absolute, bytes_of
 from nanguard.errors import SourceError
 from nanguard.source.text import PYTHON_LIMIT, Text, decode, read_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
+    from nanguard.check.code.scopes import Class, Function
     from nanguard.check.code.values import Value
 
 _FILES = ("pyproject.toml", "setup.py", "setup.cfg", "requirements.txt", "requirements/base.txt")
@@ -62,12 +62,14 @@ def _in_file(file: Path) -> tuple[int, int] | None:
 
 
 _KEPT_LINES = 60_000  # of outlines in a process; about 100 MB
-_PASSED_ON = 5  # files through which a name may be passed on before nobody looks further
+_DEEPEST = 12  # files that are read one for the sake of the other
 _MOST_CALLERS = 40  # files that are searched for the calls of one class or function
-_DEFINED = re.compile(rb"^[ \t]*(?:async[ \t]+)?(?:def|class)[ \t]+(\w+)", re.MULTILINE)
-_CALLED = re.compile(rb"(?<!def )(?<!class )\b(\w+)[ \t]*\(")
-_WORD = re.compile(rb"[A-Za-z_]\w*")
-_IMPORTS = re.compile(rb"^[ \t]*(?:from|import)[ \t]+([^\n#]+)", re.MULTILINE)
+_DEFINED = re.compile(rb"\n[ \t]*(?:async[ \t]+)?(?:def|class)[ \t]+(\w+)")
+# Everything but words and the parentheses behind them is blank.
+_WORDS = bytes(c if c in b"_(" or chr(c).isalnum() else 32 for c in range(128)) + b" " * 128
+_BY_NAME = (b"import_module(", b"__import__(", b"hydra", b"_target_", b"pkgutil", b"registry")
+_TRAINING = (b".backward(", b".fit(", b"rainer")
+_IMPORTS = re.compile(rb"\n[ \t]*(?:from|import)[ \t]+([^\n#]+)")
 _TRAINS = re.compile(rb"\.backward\(|[Tt]rainer\w*\(|\.fit\(")
 _NUMBER = (
     r"(-?\d[\d_]*(?:\.\d*)?(?:[eE][+-]?\d+)?|-?\.\d+(?:[eE][+-]?\d+)?|float\(['\"]-?inf['\"]\))"
@@ -79,6 +81,11 @@ _OPTION = re.compile(
 _FIELD = re.compile(
     r"^[ \t]+(\w+)[ \t]*:[ \t]*[\w\[\]., |\"']{1,60}=[ \t]*" + _NUMBER, re.MULTILINE
 )
+_BRACKETS = re.compile(
+    rb"[()\[\]{}]|#[^\n]*|\"{3}.*?\"{3}|'{3}.*?'{3}|\"(?:[^\"\\\n]|\\.)*\"|'(?:[^'\\\n]|\\.)*'",
+    re.DOTALL,
+)
+_LONGEST_CALL = 8_000  # characters
 _LONGEST_SETTINGS = 400_000  # characters; a file of settings is shorter
 
 
@@ -91,12 +98,14 @@ class _Index:
         words: How often something is named, its definition counted.
         trains: The files that start a backward pass, or hand a model to a trainer.
         imported: The words of all import statements.
+        by_name: Whether some file is imported by a name that is put together at run time.
     """
 
     callers: dict[str, list[str]] = field(default_factory=dict)
     words: dict[str, int] = field(default_factory=dict)
     trains: set[str] = field(default_factory=set)
     imported: set[str] = field(default_factory=set)
+    by_name: bool = False
 
 
 class Project:
@@ -111,11 +120,13 @@ class Project:
     """
 
     def __init__(self, paths: Iterable[str]) -> None:
-        self.paths: dict[str, str] = {_absolute(path): path for path in paths}
+        self.paths: dict[str, str] = {absolute(path): path for path in paths}
         self.consulted: set[str] = set()
-        self._outlines: OrderedDict[str, Code | None] = OrderedDict()
+        self._modules = Modules(self.paths)
+        self._outlines: dict[str, Code | None] = {}
+        self._reading: list[str] = []
+        self._asked: dict[str, set[str]] = {}
         self._lines = 0
-        self._modules: dict[tuple[str, int, tuple[str, ...]], tuple[str, int] | None] = {}
         self._calls: dict[str, list[ast.Call]] = {}
         self._first: dict[tuple[str, str], str] = {}
 
@@ -127,9 +138,10 @@ class Project:
         """Takes over the files that another process knows."""
         self.__init__(())  # type: ignore[misc]
         self.paths = state["paths"]
+        self._modules = Modules(self.paths)
 
     def find(
-        self, importer: str, up: int, parts: tuple[str, ...], depth: int = _PASSED_ON
+        self, importer: str, up: int, parts: tuple[str, ...]
     ) -> Function | Class | Value | None:
         """Returns what a dotted name stands for; None if it is of no file of the project.
 
@@ -137,39 +149,61 @@ class Project:
             importer: The file in which the name is used.
             up: How many dots the import begins with.
             parts: The parts of the dotted name, the member's included.
-            depth: Through how many files the name may be passed on.
         """
-        module = self._module(importer, up, parts)
-        if module is None:
+        asking = absolute(importer)
+        place = self._modules.place(asking, up, parts)
+        if place is None or place.path == asking:
             return None
-        path, used = module
-        members = parts[used:]
-        if not members or path == _absolute(importer):
-            return None
-        code = self.outline(path)
-        if code is None:
-            return None
-        return self._member(code, members, depth)
+        self._asked.setdefault(asking, set()).update((place.path, *place.through))
+        code = self.outline(place.path)
+        return _member(code, place.members) if code is not None else None
 
     def outline(self, path: str) -> Code | None:
-        """Returns a file of the project, read alone; None if it cannot be read.
+        """Returns a file of the project; None if it cannot be read, or is being read just now.
 
         Args:
             path: The file's absolute path.
         """
         self.consulted.add(path)
         if path in self._outlines:
-            self._outlines.move_to_end(path)
             return self._outlines[path]
-        code = _read(self.paths[path])
+        if path in self._reading or len(self._reading) >= _DEEPEST:
+            return None
+        if self._lines > _KEPT_LINES:
+            # Files hold on to those they import from, so that all of them go at once.
+            self._outlines.clear()
+            self._lines = 0
+        self._reading.append(path)
+        try:
+            code = _read(self.paths[path], self)
+        finally:
+            self._reading.pop()
         self._outlines[path] = code
-        if code is not None:
-            self._lines += code.length
-            self._link(code)
-        while self._lines > _KEPT_LINES and len(self._outlines) > 1:
-            _, oldest = self._outlines.popitem(last=False)
-            self._lines -= oldest.length if oldest is not None else 0
+        self._lines += code.length if code is not None else 0
         return code
+
+    def result_of(self, function: Function) -> Value | None:
+        """Returns what a function of another file gives back; None if that leads too far."""
+        if function.home is None or len(self._reading) >= _DEEPEST:
+            return None
+        self._reading.append("")
+        try:
+            return function.home.result_of(function)
+        except RecursionError:  # it is read for a file that can be checked without it
+            return None
+        finally:
+            self._reading.pop()
+
+    def needed(self) -> set[str]:
+        """Returns the files that were looked into, and those that these were read with."""
+        found: set[str] = set()
+        queue = list(self.consulted)
+        while queue:
+            path = queue.pop()
+            if path not in found:
+                found.add(path)
+                queue += self._asked.get(path, ())
+        return found
 
     def setting(self, name: str) -> float | None:
         """Returns the number that options and settings of this name have by default.
@@ -189,18 +223,18 @@ class Project:
             if len(files) > _MOST_CALLERS:
                 return None
             self._calls[name] = [call for path in files for call in _calls_in(path, name)]
-        self.consulted |= {_absolute(path) for path in self._callers.get(name, ())}
+        self.consulted |= {absolute(path) for path in self._callers.get(name, ())}
         return self._calls[name]
 
     def callers(self, name: str) -> list[str]:
         """Returns the files that call something of this name, as the user would name them."""
-        self.consulted |= {_absolute(path) for path in self._callers.get(name, ())}
+        self.consulted |= {absolute(path) for path in self._callers.get(name, ())}
         return self._callers.get(name, [])
 
     def holds(self, path: str, word: str) -> bool:
         """Returns whether a word stands in a file of the project."""
-        self.consulted.add(_absolute(path))
-        return word.encode() in _bytes(path)
+        self.consulted.add(absolute(path))
+        return word.encode() in bytes_of(path)
 
     def mentions(self, name: str) -> int:
         """Returns how often the project writes the name of something that it defines."""
@@ -216,6 +250,15 @@ class Project:
         *folders, name = path.rpartition(".")[0].replace("\\", "/").split("/")
         return (folders[-1] if name == "__init__" and folders else name) in self._index.imported
 
+    @property
+    def is_closed(self) -> bool:
+        """Whether what is used is named: nothing is imported or made by a name put together."""
+        return not self._index.by_name
+
+    def is_left_over(self, path: str) -> bool:
+        """Returns whether no file can have imported one, as far as import statements say."""
+        return self.is_closed and not self.is_imported(path)
+
     def is_first(self, path: str, word: str, never: re.Pattern[str]) -> bool:
         """Returns whether a file is the first with a word, and no file has what must not be there.
 
@@ -228,7 +271,7 @@ class Project:
         if key not in self._first:
             first = ""
             for file in sorted(self.paths.values()):
-                content = _bytes(file).decode(errors="replace")
+                content = bytes_of(file).decode(errors="replace")
                 if never.search(content):
                     first = ""
                     break
@@ -236,97 +279,41 @@ class Project:
             self._first[key] = first
         return self._first[key] == path
 
-    def _member(
-        self, code: Code, members: tuple[str, ...], depth: int
-    ) -> Function | Class | Value | None:
-        first, *others = members
-        cls = code.classes.get(first)
-        if cls is not None:
-            return (cls.method(others[0]) if len(others) == 1 else None) if others else cls
-        held = code.globals.get(first)
-        if held is not None and not others:
-            return held.function or (held if _is_constant(held) else None)
-        origin = code.names.origins.get(first)
-        if origin is None or depth <= 0:
-            return self._star(code, members, depth)
-        return self.find(code.text.path, origin[0], (*origin[1], *others), depth - 1)
-
-    def _star(
-        self, code: Code, members: tuple[str, ...], depth: int
-    ) -> Function | Class | Value | None:
-        """Looks for a name in what a file imports with a star."""
-        if depth <= 0:
-            return None
-        starred = (
-            self.find(code.text.path, up, (*module, *members), depth - 1)
-            for up, module in code.names.stars
-        )
-        return next((found for found in starred if found is not None), None)
-
-    def _link(self, code: Code) -> None:
-        """Gives the classes of a file their ancestors in other files."""
-        for cls in code.classes.values():
-            for base in cls.node.bases:
-                origin = code.names.origin(base)
-                found = self.find(code.text.path, *origin) if origin is not None else None
-                if isinstance(found, Class) and found not in cls.parents and found is not cls:
-                    cls.parents.append(found)
-
-    def _module(self, importer: str, up: int, parts: tuple[str, ...]) -> tuple[str, int] | None:
-        """Returns the file that holds a name, and how many parts of the name lead to it."""
-        folder = _absolute(importer).rpartition("/")[0]
-        key = (folder, up, parts)
-        if key not in self._modules:
-            self._modules[key] = self._look(folder, up, parts)
-        return self._modules[key]
-
-    def _look(self, folder: str, up: int, parts: tuple[str, ...]) -> tuple[str, int] | None:
-        for _ in range(up - 1):
-            folder = folder.rpartition("/")[0]
-        while folder.startswith(self._top):
-            found = self._below(folder, parts)
-            if found is not None or up or folder == self._top:
-                return found
-            folder = folder.rpartition("/")[0]
-        return None
-
-    def _below(self, place: str, parts: tuple[str, ...]) -> tuple[str, int] | None:
-        for used in range(len(parts), -1, -1):
-            stem = "/".join((place, *parts[:used]))
-            for path in (f"{stem}.py", f"{stem}/__init__.py"):
-                if path in self.paths and (used or path.endswith("/__init__.py")):
-                    return path, used
-        return None
-
-    @cached_property
-    def _top(self) -> str:
-        """The folder that all files lie in."""
-        folders = [path.rpartition("/")[0] for path in self.paths]
-        return os.path.commonpath(folders) if folders else ""
-
     @property
     def _callers(self) -> dict[str, list[str]]:
         return self._index.callers
 
+    def prepare(self) -> None:
+        """Reads what every process would read for itself."""
+        _ = self._index, self._settings
+
     @cached_property
     def _index(self) -> _Index:
         """Where what the project defines is called, and how often it is named."""
-        defined: set[bytes] = set()
-        for path in self.paths.values():
-            defined |= set(_DEFINED.findall(_bytes(path)))
+        definitions = {
+            path: Counter(_DEFINED.findall(b"\n" + bytes_of(path))) for path in self.paths.values()
+        }
+        defined: set[bytes] = set().union(*definitions.values())
         index = _Index()
-        for path in self.paths.values():
-            data = _bytes(path)
-            if _TRAINS.search(data):
+        imported: set[bytes] = set()
+        for path, here in definitions.items():
+            data = bytes_of(path)
+            if any(word in data for word in _TRAINING) and _TRAINS.search(data):
                 index.trains.add(path)
-            for line in _IMPORTS.findall(data):
-                index.imported |= {w.decode(errors="replace") for w in _WORD.findall(line)}
-            for name in defined.intersection(_CALLED.findall(data)):
-                index.callers.setdefault(name.decode(errors="replace"), []).append(path)
-            for name, number in Counter(_WORD.findall(data)).items():
-                if name in defined:
-                    word = name.decode(errors="replace")
-                    index.words[word] = index.words.get(word, 0) + number
+            index.by_name = index.by_name or any(word in data for word in _BY_NAME)
+            for line in _IMPORTS.findall(b"\n" + data):
+                imported.update(line.translate(_WORDS).split())
+            # A word that is called ends in its parenthesis.
+            words = Counter(data.translate(_WORDS).replace(b"(", b"( ").split())
+            for word, number in words.items():
+                name = word[:-1] if word.endswith(b"(") else word
+                if name not in defined:
+                    continue
+                told = name.decode(errors="replace")
+                index.words[told] = index.words.get(told, 0) + number
+                if word is not name and number > here[name]:
+                    index.callers.setdefault(told, []).append(path)
+        index.imported = {word.decode(errors="replace") for word in imported}
         return index
 
     @cached_property
@@ -334,7 +321,7 @@ class Project:
         """The defaults of options and of fields of settings, by name."""
         found: dict[str, set[float]] = {}
         for path in self.paths.values():
-            data = _bytes(path)
+            data = bytes_of(path)
             if b"add_argument" not in data and b"@dataclass" not in data:
                 continue
             content = data[:_LONGEST_SETTINGS].decode(errors="replace")
@@ -346,35 +333,63 @@ class Project:
         return found
 
 
-def _read(path: str) -> Code | None:
+def _read(path: str, project: Project) -> Code | None:
     try:
         text = Text(path, decode(path, read_bytes(path, PYTHON_LIMIT), python=True).content)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            return Code.parse(text, outline=True)
+            return Code.parse(text, project, outline=True)
     except SourceError:
         return None
 
 
 def _calls_in(path: str, name: str) -> Iterator[ast.Call]:
+    """Yields the calls of something in a file, each parsed by itself."""
+    data = bytes_of(path)
+    for match in re.finditer(rb"(?<!def )(?<!class )\b%s\(" % name.encode(), data):
+        depth = 0
+        for token in _BRACKETS.finditer(data, match.end() - 1, match.end() + _LONGEST_CALL):
+            depth += {b"(": 1, b"[": 1, b"{": 1}.get(token[0], 0)
+            depth -= {b")": 1, b"]": 1, b"}": 1}.get(token[0], 0)
+            if depth == 0:
+                yield from _parsed_call(data[match.start() : token.end()])
+                break
+
+
+def _parsed_call(written: bytes) -> Iterator[ast.Call]:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            tree = ast.parse(_bytes(path))
+            call = ast.parse(written, mode="eval").body
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Call):
-            func = node.func
-            if getattr(func, "attr", getattr(func, "id", "")) == name:
-                yield node
+    if isinstance(call, ast.Call):
+        yield call
 
 
-def _bytes(path: str) -> bytes:
-    try:
-        return read_bytes(path, PYTHON_LIMIT)
-    except SourceError:
-        return b""
+def _member(code: Code, members: tuple[str, ...]) -> Function | Class | Value | None:
+    """Returns what names lead to in a file: something it defines, or a part of that."""
+    first, *others = members
+    cls = code.classes.get(first)
+    held = code.globals.get(first) if cls is None else None
+    if not others:
+        if cls is not None or held is None:
+            return cls
+        return held.function or (held if _is_constant(held) or held.cls is not None else None)
+    cls = cls or (held.cls if held is not None else None)
+    if cls is None or len(others) > 1:
+        return None
+    return cls.method(others[0]) or _attribute(code, cls, others[0])
+
+
+def _attribute(code: Code, cls: Class, name: str) -> Value | None:
+    """Returns a constant that a class sets once and for all."""
+    code.ready(cls)
+    for ancestor in cls.line_of_descent():
+        assigned = ancestor.attributes.get(name)
+        if assigned:
+            return assigned[0] if len(assigned) == 1 and _is_constant(assigned[0]) else None
+    return None
 
 
 def _is_constant(value: Value) -> bool:
@@ -388,8 +403,3 @@ def _number(text: str) -> float:
     if text.startswith("float("):
         return float("-inf") if "-" in text else float("inf")
     return float(text.replace("_", ""))
-
-
-@lru_cache(maxsize=20_000)
-def _absolute(path: str) -> str:
-    return os.path.abspath(path).replace("\\", "/")  # noqa: PTH100 - a Path for each is slow

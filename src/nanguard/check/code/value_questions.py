@@ -6,6 +6,7 @@ import ast
 import re
 from typing import TYPE_CHECKING
 
+from nanguard.check.code.branches import is_branch_of_use
 from nanguard.check.code.training import Training
 from nanguard.check.code.values import INF, Value
 
@@ -13,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from nanguard.check.code.code import Code
-    from nanguard.check.code.scopes import Function
+    from nanguard.check.code.scopes import Class, Function
 
 # What an expression may be made of and still be a table: numbers known before training.
 _TABLE = frozenset(
@@ -228,11 +229,17 @@ _TIME = re.compile(
     r"(t|ts|t1m|tt|time|times|time_?steps?|t_\w+|sigmas?(_\w+)?|snr|log_?snr|alphas?(_\w+)?"
     r"|betas?(_\w+)?|gammas?(_\w+)?)"
 )
+_VENDORED = re.compile(r"(^|/)(third_?party|3rd_?party|vendor(ed)?|externals?|submodules)/")
 _SNR = re.compile(r"(log_?)?snr\w*")
 _NO_GRADIENT = frozenset(
     {"compare", "rand", "rand_like", "randint", "randn", "randn_like", "arange", "linspace",
-     "detach", "item", "bernoulli", "one_hot", "argmax", "bincount", "size", "shape", "numel",
-     "ones", "zeros", "ones_like", "zeros_like", "full", "eye", "histc", "tensor", "buffer"}
+     "detach", "data", "item", "bernoulli", "one_hot", "argmax", "bincount", "size", "shape",
+     "numel", "ones", "zeros", "ones_like", "zeros_like", "full", "eye", "histc", "tensor",
+     "buffer"}
+)  # fmt: skip
+_INERT = (
+    ast.Import, ast.ImportFrom, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef, ast.Assign,
+    ast.AnnAssign,
 )  # fmt: skip
 _CLIPS = frozenset({"clip", "clamp", "clip_", "clamp_", "clamp_min", "clamp_min_", "nan_to_num"})
 
@@ -240,6 +247,11 @@ _CLIPS = frozenset({"clip", "clamp", "clip_", "clamp_", "clamp_min", "clamp_min_
 def is_evaluation(code: Code) -> bool:
     """Returns whether a file measures or uses a model, by its name and by what it does not do."""
     return _is_named_for_evaluation(code.text.path) and not Training.of(code).backwards
+
+
+def is_vendored(code: Code) -> bool:
+    """Returns whether a file is a copy of somebody else's, by the folder it lies in."""
+    return _VENDORED.search(code.text.path.replace("\\", "/").lower()) is not None
 
 
 def _is_named_for_evaluation(path: str) -> bool:
@@ -263,7 +275,7 @@ def is_aside(code: Code, node: ast.AST | None) -> bool:
             break
     if function is None:
         return code.text.path.endswith(".ipynb") and not looped
-    if _only_uses_weights(code):
+    if _only_uses_weights(code) or _is_left_over(code):
         return True
     found = code.function_of(function)
     return found is not None and code.project is not None and _is_idle(code, found)
@@ -283,11 +295,31 @@ def _only_uses_weights(code: Code) -> bool:
     return not code.project.is_imported(code.text.path)
 
 
+def _is_left_over(code: Code) -> bool:
+    """Returns whether no file of a project that trains imports this one, and it is no script."""
+    project, path = code.project, code.text.path
+    if project is None or not project.trains or not path.endswith(".py"):
+        return False
+    if path.endswith("__init__.py") or not project.is_left_over(path):
+        return False
+    if Training.of(code).backwards or any(f.name == "training_step" for f in code.functions):
+        return False
+    # A script does something where it stands.
+    return all(isinstance(node, _INERT) or is_text(node) for node in code.tree.body)
+
+
+def is_text(node: ast.stmt) -> bool:
+    """Returns whether a statement is a text and nothing else."""
+    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+
+
 def _is_idle(code: Code, function: Function) -> bool:
     """Returns whether a project that trains calls a function only to evaluate, or never."""
     project, node = code.project, function.node
     if project is None or not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
         return False
+    if function.cls is not None and _is_never_made(code, function.cls):
+        return True
     if node.decorator_list or function.name.startswith("__") or _HOOKS.fullmatch(function.name):
         return False
     if function.parent is not None or (function.cls and function.cls.inherits_elsewhere()):
@@ -300,6 +332,15 @@ def _is_idle(code: Code, function: Function) -> bool:
     return bool(files) and all(_is_named_for_evaluation(path) for path in files)
 
 
+def _is_never_made(code: Code, cls: Class) -> bool:
+    """Returns whether nobody in a project that trains makes, names or inherits from a class."""
+    project = code.project
+    if project is None or not project.trains or not project.is_closed or cls.node.decorator_list:
+        return False
+    own = code.text.content.count(f"super({cls.name}")
+    return project.mentions(cls.name) - own <= 1
+
+
 def is_beside_training(code: Code, value: Value) -> bool:
     """Returns whether no gradient of a training step is likely to pass a place."""
     if not value.grad or is_evaluation(code):
@@ -307,6 +348,8 @@ def is_beside_training(code: Code, value: Value) -> bool:
     if not is_about_training(code) and not is_called_to_train(code, value):
         return True
     if is_used_only(value) or is_set_up(value) or is_about_data(value):
+        return True
+    if is_branch_of_use(code, value.node):
         return True
     return value.scope is not None and is_called_without_gradient(code, value.scope)
 
@@ -323,7 +366,18 @@ def is_called_to_train(code: Code, value: Value) -> bool:
 def is_called_without_gradient(code: Code, function: Function) -> bool:
     """Returns whether every call of a function in its file is made where none is recorded."""
     calls = Training.of(code).callers(function)
-    return bool(calls) and not any(call.grad and not is_set_up(call) for call in calls)
+    return bool(calls) and not any(
+        call.grad and not is_set_up(call) and not is_branch_of_use(code, call.node)
+        for call in calls
+    )
+
+
+def is_called_to_use(code: Code, function: Function) -> bool:
+    """Returns whether every call of a function in its file samples or evaluates."""
+    calls = Training.of(code).callers(function)
+    return bool(calls) and all(
+        is_used_only(call) or is_branch_of_use(code, call.node) for call in calls
+    )
 
 
 def is_used_only(value: Value) -> bool:
@@ -426,9 +480,10 @@ _SHOWS = re.compile(
     r"|save_image|imsave|imwrite|update_meter|str"
 )
 _MEASURES = re.compile(
-    r"(.*_)?(acc|accuracy|accs|prec|precision|recall|f1|iou|miou|dice_?score|psnr|ssim|mae|rmse|metrics?"
+    r"(.*_)?(acc|accuracy|accs|epe|prec|precision|recall|f1|iou|miou|dice_?score|psnr|ssim|mae|rmse|metrics?"
     r"|top\d|ppl|perplexity|correct|wer|cer|auc|ndcg|mrr)(_.*|\d*)|m?ap"
 )
+_SHOWN_KEY = re.compile(r"(print|logs?|debug|stats?|metrics?|vis|monitor)[/_.]")
 _NAN_EXPECTED = frozenset({"nan_to_num", "nan_to_num_", "nanmean", "nansum", "nanmedian"})
 _STOPS_GRADIENT = frozenset({"round", "floor", "ceil", "trunc", "argmax", "argmin", "int", "long"})
 
@@ -443,7 +498,7 @@ def is_only_shown(code: Code, value: Value) -> bool:
     name = _given_name(code, value.node)
     if name is None or value.scope is None:
         return False
-    if _MEASURES.fullmatch(name.lower()):
+    if _MEASURES.fullmatch(name.lower()) or _SHOWN_KEY.match(name.lower()):
         return True
     uses = [*_uses(code, value, name)]
     return bool(uses) and all(_end(code, use) == "shown" for use in uses)
@@ -472,8 +527,10 @@ def is_repaired_below(code: Code, node: ast.AST | None) -> bool:
     body = getattr(code.parents.get(statement), "body", None)
     below = body[body.index(statement) + 1 :][:1] if isinstance(body, list) and names else []
     return any(
-        _called(node) in _NAN_EXPECTED and any(getattr(a, "id", "") in names for a in node.args)
+        _called(node) in (*_NAN_EXPECTED, "isnan")
+        and any(getattr(a, "id", "") in names for a in node.args)
         for after in below
+        if not isinstance(after, ast.If)
         for node in ast.walk(after)
         if isinstance(node, ast.Call)
     )
@@ -495,6 +552,8 @@ def _end(code: Code, node: ast.AST) -> str:
     """Returns ``shown`` if an expression ends in something that is only looked at."""
     for parent in code.ancestors(node):
         if isinstance(parent, (ast.FormattedValue, ast.JoinedStr)):
+            return "shown"
+        if isinstance(parent, ast.Attribute) and parent.attr == "data":
             return "shown"
         if isinstance(parent, ast.Call):
             called = _called(parent)
@@ -519,9 +578,18 @@ def _given_name(code: Code, node: ast.AST) -> str | None:
         target = statement.targets[0]
     else:
         return None
-    if isinstance(target, ast.Subscript) and isinstance(target.slice, ast.Constant):
-        return str(target.slice.value)
+    if isinstance(target, ast.Subscript):
+        return _beginning(target.slice)
     return target.id if isinstance(target, ast.Name) else None
+
+
+def _beginning(key: ast.expr) -> str | None:
+    """Returns a key, or the text that one begins with which is put together."""
+    if isinstance(key, ast.BinOp):
+        return _beginning(key.left)
+    if isinstance(key, ast.JoinedStr):
+        return _beginning(key.values[0]) if key.values else None
+    return str(key.value) if isinstance(key, ast.Constant) else None
 
 
 def _uses(code: Code, value: Value, name: str) -> Iterator[ast.Name]:

@@ -178,6 +178,8 @@ def limit_of(stage: TrainingStage) -> Limit | None:
         return _BY_OPTIMIZER[kind]
     if kind == "sgd":
         return Limit(50.0, 1.0, "SGD") if "recurrent" in traits else Limit(5.0, 0.1, "SGD")
+    if kind is None and stage.usage.scales_by_layer:
+        return None
     if kind is None and not traits & _UNSURE:
         return Limit(5.0, 1e-3, "any usual optimizer")
     return next(limit for needed, limit in _ADAM if needed <= traits)

@@ -166,6 +166,11 @@ class Usage:
         return frozenset(self._found.optimizers)
 
     @property
+    def scales_by_layer(self) -> bool:
+        """Whether the code has an optimizer that divides by the norm of each layer's gradient."""
+        return not self._found.words.isdisjoint({"lars", "lamb", "larc"})
+
+    @property
     def reads_exponents(self) -> str:
         """The reader of YAML in the code for which ``1e-5`` is a number; empty if there is none."""
         return next(iter(sorted(self._found.readers)), "")

@@ -67,7 +67,11 @@ _PARTS = (
     ("optim", "optimizer"),
     ("sched", "scheduler"),
     ("warmup", "scheduler"),
-    ("clip", "clip"),
+    # CLIP is a model as well.
+    ("grad_clip", "clip"),
+    ("gradclip", "clip"),
+    ("clip_grad", "clip"),
+    ("clipping", "clip"),
     ("checkpoint", "checkpoint"),
     ("dataset", "data"),
     ("dataloader", "data"),

@@ -98,6 +98,12 @@ def arrays_in(path: Path) -> list[Array]:
         return [_npy(path)]
     if magic.startswith((b"PK\3\4", b"PK\5\6")):
         return _npz(path)
+    if magic.startswith(b"\x80") and path.suffix in (".npy", ".npz"):
+        raise NeedsCodeError(
+            "it is a pickle, and no array",
+            where=str(path),
+            do="Save it as numbers; reading a pickle runs code from the file.",
+        )
     return _safetensors(path)
 
 

@@ -85,6 +85,8 @@ def layout_of(head: bytes) -> Layout:
     """Returns how a delimited file is written, told from its beginning."""
     text = head.removeprefix(b"\xef\xbb\xbf").decode("utf-8", "replace")
     lines = [line for line in text.splitlines()[:20] if line.strip()]
+    while len(lines) > 1 and _is_comment(lines):
+        del lines[0]
     first = lines[0] if lines else ""
     delimiter = max(DELIMITERS, key=lambda one: (_columns_by(one, lines), first.count(one)))
     cells = _cells(first, delimiter)
@@ -97,6 +99,22 @@ def layout_of(head: bytes) -> Layout:
     if _is_header(cells, _cells(lines[1], delimiter) if len(lines) > 1 else []):
         return Layout(delimiter, _unique(cells), text[: text.find(first)].count("\n") + 1)
     return Layout(delimiter, tuple(f"column {at}" for at in range(1, len(cells) + 1)), 0)
+
+
+def _is_comment(lines: list[str]) -> bool:
+    """Returns whether the first line is a remark above the header, as monitors of games write it.
+
+    A header may begin with the sign as well; it then has as many cells as the lines below.
+    """
+    if not lines[0].startswith("#"):
+        return False
+    below = lines[1:6]
+    return all(
+        len(_cells(lines[0], one)) != len(_cells(line, one))
+        for one in DELIMITERS
+        for line in below
+        if one in line
+    )
 
 
 def _usual_width(lines: list[str], delimiter: str) -> int | None:

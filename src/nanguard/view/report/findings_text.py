@@ -166,6 +166,8 @@ class Page:
         yield from (self._styled(source(line), _DIFF.get(line[:1], "")) for line in _body(repair))
         if repair.loaded_with:
             yield f"loaded with {repair.loaded_with}: nothing else differs from the original"
+        if repair.unverified:
+            yield from self._wrapped(f"not verified: {literal(repair.unverified, 500)}", 0)
         yield ""
 
     def _alignment(self) -> Iterator[str]:

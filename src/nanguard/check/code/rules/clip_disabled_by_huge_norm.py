@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from nanguard.check.code.values import Value
 
 _HUGE_NORM = 1e3
+_USELESS_NORM = 1e4
 _LIMITS = ("max_norm", "max_grad_norm", "gradient_clip_val", "gradient_clipping", "clip_val")
 _CLIPS = ("clip_grad_norm", "clip_gradients", "clip_grads_with_norm")
 
@@ -117,7 +118,8 @@ class ClipDisabledByHugeNorm(CodeRule):
         edits = (replaced(code, written, "1.0"),) if written is not None else ()
         fix = Fix("clip at a norm near those of a healthy run, such as 1.0", edits=edits)
         message = f"a limit of {name_of(number)} clips no gradient that can still be used"
-        yield self.at(code, call.node, message, fixes=(fix,))
+        # Losses that are added up over pixels or samples have norms in the hundreds.
+        yield self.at(code, call.node, message, fixes=(fix,), weak=number < _USELESS_NORM)
 
 
 def _has_none(call: Value) -> bool:

@@ -36,6 +36,10 @@ _NEVER_EMPTY = frozenset(
 )
 
 
+# What may take the element out that a row has in common with itself.
+_TAKES_OUT = frozenset({"mul", "sub", "rsub", "and", "setitem", "scatter", "masked_fill", "xor"})
+
+
 # Masks made from the lengths of sequences, of which none is empty.
 _OF_SEQUENCES = re.compile(
     r"(attention|attn|[a-z]|src|tgt|trg|mel|text|txt|seq|sequence|len|lens|length|spec|phone|wav"
@@ -45,7 +49,6 @@ _OF_SEQUENCES = re.compile(
 _SELECTS = frozenset(
     {"compare", "eq", "ne", "gt", "lt", "ge", "le", "isnan", "isfinite", "bincount", "histc"}
 )
-_GIVEN = frozenset({"", "field", "attribute", "part", "getitem", "named", "element"})
 _MASKS_ITSELF = re.compile(r"MAE|Masked_?Auto|MaskedAE|SimMIM|BEiT")
 
 
@@ -97,6 +100,11 @@ class DivisionByUnguardedSum(CodeRule):
         Passes(
             "import torch\n\n\ndef f(adj, keep):\n    adj = adj * keep\n"
             "    return torch.nan_to_num(adj / keep.sum(-1, keepdim=True))\n"
+        ),
+        Passes(
+            "import torch\n\n\ndef f(idx, queue):\n    every = torch.cat([idx.t(), queue], dim=1)\n"
+            "    same = torch.eq(idx, every).float()\n"
+            "    return same / same.sum(1, keepdim=True)\n"
         ),
         Passes("import torch\n\n\ndef f(total, loader):\n    return total / len(loader)\n"),
     )
@@ -161,7 +169,7 @@ def _is_hardly_zero(code: Code, quotient: Value, divisor: Value) -> bool:
         return True
     if _is_share_of_all(quotient, divisor):
         return True
-    if _is_handed_in(divisor):
+    if not any(part.op in _SELECTS for part in divisor.upstream(24)) or _is_fixed(divisor):
         return True
     cls = quotient.scope.cls if quotient.scope is not None else None
     if cls is not None and _MASKS_ITSELF.search(cls.name):
@@ -176,16 +184,10 @@ def _is_hardly_zero(code: Code, quotient: Value, divisor: Value) -> bool:
     return not _is_count(divisor) and divisor.core.op == "sum" and quotient.inputs[0].op != "mul"
 
 
-def _is_handed_in(divisor: Value) -> bool:
-    """Returns whether a mask or its sum comes from elsewhere, where nothing says it can be empty.
-
-    Who makes masks from lengths or from what is there makes none that is empty; a comparison with
-    a label, a threshold or a class that stands here can leave nothing in.
-    """
-    parts = [*divisor.upstream(24)]
-    if any(part.op in _SELECTS for part in parts):
-        return False
-    return any(part.op in _GIVEN and part.has("mask") for part in parts)
+def _is_fixed(divisor: Value) -> bool:
+    """Returns whether what is added up was made once, with the object that holds it."""
+    total = divisor.core
+    return total.op == "sum" and bool(total.inputs) and is_set_up(total.inputs[0].core)
 
 
 def _is_share_of_all(quotient: Value, divisor: Value) -> bool:
@@ -236,10 +238,33 @@ def _is_never_empty(value: Value) -> bool:
     counted = core.inputs[0].core.op if core.op == "sum" and core.inputs else ""
     if core.op in ("index_add", "scatter_add") or counted in ("bincount", "histc"):
         return False  # what was counted may have been picked before
+    parts = [*value.upstream(16)]
+    if any(map(_holds_itself, parts)) and not any(part.op in _TAKES_OUT for part in parts):
+        return True
     return any(
         part.op in _NEVER_EMPTY or "causal" in part.name.lower() or part.op == "local"
-        for part in value.upstream(16)
+        for part in parts
     )
+
+
+def _holds_itself(value: Value) -> bool:
+    """Returns whether labels are compared with a set that holds them, as a row with itself."""
+    if value.op not in ("eq", "compare") or len(value.inputs) < 2:
+        return False
+    if value.op == "compare" and value.name != "Eq":
+        return False
+    one, other = value.inputs[:2]
+    return any(part.core is one.core for part in _members(other)) or any(
+        part.core is other.core for part in _members(one)
+    )
+
+
+def _members(value: Value) -> Iterator[Value]:
+    """Yields what a value was made from, and what was put together in it."""
+    for part in value.upstream(8):
+        yield part
+        for item in part.items or ():
+            yield from item.upstream(6)
 
 
 def _fixes(code: Code, quotient: Value) -> tuple[Fix, ...]:

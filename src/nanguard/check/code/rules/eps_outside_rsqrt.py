@@ -53,7 +53,7 @@ class EpsOutsideRsqrt(CodeRule):
             for quotient, eps in (total.inputs[:2], total.inputs[1::-1]):
                 if _is_protecting(code, total):
                     break
-                if is_eps(eps) and not is_eps(quotient) and _is_unprotected(quotient):
+                if _is_meant_as_eps(eps) and not is_eps(quotient) and _is_unprotected(quotient):
                     yield self.at(
                         code,
                         total.node,
@@ -61,6 +61,11 @@ class EpsOutsideRsqrt(CodeRule):
                         fixes=(Fix("add the eps to the divisor, under the root"),),
                     )
                     break
+
+
+def _is_meant_as_eps(value: Value) -> bool:
+    """Returns whether it is written as an eps; the small default of a parameter may be anything."""
+    return is_eps(value) and (value.has("eps") or "default" not in value.kinds)
 
 
 def _is_protecting(code: Code, total: Value) -> bool:

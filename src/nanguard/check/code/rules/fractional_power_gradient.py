@@ -82,8 +82,15 @@ class FractionalPowerGradient(CodeRule):
                 power.node,
                 f"power {number:.3g} of a value that can be 0: its gradient there is infinite",
                 fixes=(Fix("keep the base away from 0", edits=edits),),
-                weak=is_beside_training(code, power),
+                weak=is_beside_training(code, power)
+                or _is_of_a_spectrum(base)
+                or not (power.scope is not None and "loss" in power.scope.name.lower()),
             )
+
+
+def _is_of_a_spectrum(base: Value) -> bool:
+    """Returns whether it is the magnitude of a spectrum, which is as a rule that of the input."""
+    return any(part.op in ("complex", "stft", "view_as_complex") for part in base.upstream(8))
 
 
 def _is_tensor(base: Value, exponent: float, scope: Function | None, *, by_torch: bool) -> bool:

@@ -5,8 +5,13 @@ from __future__ import annotations
 import ast
 from typing import TYPE_CHECKING, ClassVar
 
+from nanguard.check.code.branches import is_branch_of_use
 from nanguard.check.code.code_rule import CodeRule, replaced
-from nanguard.check.code.value_questions import is_module_output
+from nanguard.check.code.value_questions import (
+    is_called_to_use,
+    is_for_show,
+    is_module_output,
+)
 from nanguard.check.rule import Fails, Passes
 from nanguard.findings import Edit, Finding, Fix, Severity
 
@@ -61,7 +66,15 @@ class LogOfSoftmax(CodeRule):
                     log.node,
                     f"log of a {source.op} is -inf as soon as a probability underflows to 0",
                     fixes=(Fix(f"use {better}", edits=_edits(code, log, source)),),
+                    weak=_is_for_use(code, log),
                 )
+
+
+def _is_for_use(code: Code, log: Value) -> bool:
+    """Returns whether nothing is trained with a log: what samples and evaluates has others."""
+    if is_for_show(log) or is_branch_of_use(code, log.node):
+        return True
+    return log.scope is not None and is_called_to_use(code, log.scope)
 
 
 def _edits(code: Code, log: Value, source: Value) -> tuple[Edit, ...]:

@@ -65,6 +65,14 @@ class NormaliseWithoutEps(CodeRule):
             fixed="import torch\n\n\ndef f(x):\n"
             "    return x / x.norm(dim=-1, keepdim=True).clamp(min=1e-6)\n",
         ),
+        Passes(
+            "import torch\n\n\ndef f(x):\n    s = x.std(-1, keepdim=True)\n    s[s < 0.1] = 0.1\n"
+            "    return (x - x.mean(-1, keepdim=True)) / s\n"
+        ),
+        Passes(
+            "import torch\n\n\ndef f(x):\n    s = x.std(-1, keepdim=True)\n    s[s == 0] = 1.0\n"
+            "    return (x - x.mean(-1, keepdim=True)) / s\n"
+        ),
         Fails(
             "import torch\n\n\ndef f(x):\n    ms = x.pow(2).mean(-1, keepdim=True)\n"
             "    return x * torch.rsqrt(ms)\n",
@@ -109,6 +117,7 @@ class NormaliseWithoutEps(CodeRule):
                 f"division by a {word} that can be 0: 0 / 0 is NaN",
                 fixes=_fixes(code, quotient),
                 weak=word not in _CONSTANT
+                or in_data
                 or _is_beside(code, quotient, in_data=in_data)
                 or is_only_shown(code, quotient)
                 or (word not in ("range", "peak") and _is_hardly_zero(quotient, divisor)),

@@ -17,6 +17,7 @@ from nanguard.check.code.value_questions import (
     is_of_time,
     is_only_shown,
 )
+from nanguard.check.code.values import SHAPE
 from nanguard.check.rule import Fails, Passes
 from nanguard.findings import Finding, Fix, Severity
 from nanguard.source import floors
@@ -74,6 +75,14 @@ class SqrtAtZero(CodeRule):
             "    return alpha * x + torch.sqrt(1 - alpha**2) * noise\n"
         ),
         Passes(
+            "import torch\n\n\ndef unit(x):\n"
+            "    return x / torch.sqrt(x.pow(2).sum(1, keepdim=True)).expand_as(x)\n"
+        ),
+        Passes(
+            "import torch\n\n\ndef clip(grads, limit):\n    total = 0\n    for g in grads:\n"
+            "        total += g.data.norm(2) ** 2\n    return limit / (total**0.5 + 1e-6)\n"
+        ),
+        Passes(
             "import torch\n\n\n@torch.no_grad()\ndef rmse(a, b):\n"
             "    return (a - b).square().mean().sqrt()\n"
         ),
@@ -89,6 +98,7 @@ class SqrtAtZero(CodeRule):
             if (
                 not _is_measure(root, value, trains=trains)
                 or is_number(value)
+                or not carries_gradient(value)
                 or not can_be_zero(value)
             ):
                 continue
@@ -122,6 +132,9 @@ def is_root(power: Value) -> bool:
 def _is_hardly_zero(value: Value) -> bool:
     """Returns whether everything there is would have to be equal, or two sides at once."""
     core = value.core
+    near = value.upstream(8)
+    if value.has("sumsq") and not any(part.op in ("sub", "rsub") for part in near):
+        return True  # the length of one thing, and no distance between two
     whole = core.op in ("sum", "mean", "mse_loss") and len(core.inputs) < 2
     return (whole and "dim" not in core.keywords) or value.has("hypot")
 
@@ -165,6 +178,9 @@ def _is_used_elsewhere(code: Code, root: Value) -> bool:
             continue
         if isinstance(parent, ast.BinOp) and isinstance(parent.op, ast.Div):
             return parent.right is node
+        if isinstance(parent, ast.Call) and _is_reshaped(parent, node):
+            node = parent
+            continue
         if isinstance(parent, ast.Call):
             made = code.values.get(parent)
             return made is not None and made.op == "where"
@@ -172,6 +188,11 @@ def _is_used_elsewhere(code: Code, root: Value) -> bool:
             return False
         node = parent
     return False
+
+
+def _is_reshaped(call: ast.Call, node: ast.AST | None) -> bool:
+    """Returns whether a call only gives a value another shape, as ``root.expand_as(x)`` does."""
+    return node is call.func and isinstance(node, ast.Attribute) and node.attr in SHAPE
 
 
 def _fixes(code: Code, root: Value) -> tuple[Fix, ...]:

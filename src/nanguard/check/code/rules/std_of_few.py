@@ -72,6 +72,7 @@ class StdOfFew(CodeRule):
                 f"{spread.op} of what can be a single element is NaN, whatever is added to it",
                 fixes=(Fix("use unbiased=False (correction=0)", edits=_edits(code, spread)),),
                 weak=spread.scope is code.module
+                or any(part.op == "element" and not part.has("mask") for part in value.upstream(2))
                 or is_set_up(spread)
                 or not spread.grad
                 or any(part.name in ("weight", "data") for part in value.upstream(6)),

@@ -18,6 +18,7 @@ from nanguard.check.code.value_questions import (
     is_rounded,
     is_table,
 )
+from nanguard.check.code.values import SHAPE
 from nanguard.check.rule import Fails, Passes
 from nanguard.findings import Finding, Fix, Severity
 
@@ -35,6 +36,15 @@ _WHAT = {
 }
 _OFFSET = re.compile(r"(box_|bbox_|pred_|reg_)?(deltas?|offsets?)")
 _OTHER_MODEL = re.compile(r"^ref|_ref|teacher|reference|chosen|rejected")
+
+
+# Logarithms of probabilities, the exponential of which is at most 1.
+_LOG_CHANCE = re.compile(r"log_?p(s|i|_.*)?|log_?prob(s|_.*)?|log_?pdf|logits_?log_?softmax")
+# Numbers that are learned by themselves.
+_LEARNED = frozenset({"parameter", "tensor", "full"})
+_BOUNDED = frozenset({"tanh", "sigmoid", "softsign", "hardtanh", "hardsigmoid", "erf", "atan"})
+_BOUND = re.compile(r"bound|min|max|low|high|limit|range|scale")
+_SCALES = frozenset({"add", "sub", "rsub", "mul", "neg", "named", "float", "to"})
 
 
 class UnboundedExp(CodeRule):
@@ -68,6 +78,16 @@ class UnboundedExp(CodeRule):
             "import torch\n\n\ndef f(x):\n    return torch.exp(x - x.max(-1, keepdim=True)[0])\n"
         ),
         Passes("import torch\n\n\ndef f(x):\n    return x.log_softmax(-1).exp()\n"),
+        Passes(
+            "import torch\n\n\nclass Actor(torch.nn.Module):\n    def __init__(self, bounds):\n"
+            "        super().__init__()\n        self.bounds = bounds\n\n"
+            "    def forward(self, obs):\n"
+            "        mu, log_std = self.trunk(obs).chunk(2, dim=-1)\n"
+            "        low, high = self.bounds\n"
+            "        log_std = low + 0.5 * (high - low) * (torch.tanh(log_std) + 1)\n"
+            "        return log_std.exp()\n"
+        ),
+        Passes("import torch\n\n\ndef draw(log_p):\n    return log_p.exp().multinomial(1)\n"),
     )
 
     def check(self, code: Code) -> Iterator[Finding]:
@@ -88,6 +108,10 @@ class UnboundedExp(CodeRule):
                 what = "value that is summed and logged"
             if not what or guarded_by(value, power.guards) or _names(value) & clamped:
                 continue
+            if what != "log-ratio" and _LOG_CHANCE.fullmatch(value.name.lower()):
+                continue
+            if _is_scaled_from_bounded(value):
+                continue
             attribute = value.name if value.core.op == "parameter" else ""
             if attribute and attribute in told:
                 continue
@@ -106,9 +130,28 @@ class UnboundedExp(CodeRule):
             )
 
 
+def _is_scaled_from_bounded(value: Value) -> bool:
+    """Returns whether it is a ``tanh`` or the like, moved and scaled by settings of the module."""
+    queue, seen, bounded = [value], 0, False
+    while queue and seen < 24:
+        part = queue.pop()
+        seen += 1
+        if part.op in _BOUNDED:
+            bounded = True
+        elif part.op in _SCALES or part.op in SHAPE:
+            queue += part.inputs
+        elif part.const is None and not _is_setting(part):
+            return False
+    return bounded and not queue
+
+
+def _is_setting(value: Value) -> bool:
+    return value.op in ("attribute", "part", "self") or bool(_BOUND.search(value.name.lower()))
+
+
 def _is_hardly_large(value: Value, what: str) -> bool:
     """Returns whether it is one learned number, or a ratio for what was drawn by a policy."""
-    if any(part.op == "parameter" for part in value.upstream(5)):
+    if any(part.op in _LEARNED for part in value.upstream(5)):
         return True
     held = value.core.node if value.core.op == "attribute" else None
     if isinstance(held, ast.Attribute) and isinstance(held.value, ast.Attribute):

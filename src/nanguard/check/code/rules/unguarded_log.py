@@ -74,6 +74,15 @@ class UnguardedLog(CodeRule):
         Passes("import torch\n\n\ndef kl(p, q):\n    return torch.log((p / q).clamp(min=1e-7))\n"),
         Passes("import torch\n\n\ndef f(n):\n    return torch.log((n + 1.0) / (n + 1.0).sum())\n"),
         Passes(
+            "import torch\n\n\ndef logit(x, alpha=1e-6):\n    s = alpha + (1 - 2 * alpha) * x\n"
+            "    return torch.log(s) - torch.log(1 - s)\n"
+        ),
+        Passes(
+            "import torch\nimport torch.nn.functional as F\n\n\ndef loss(a, b, keep, t):\n"
+            "    near = torch.exp(F.cosine_similarity(a, b) / t)\n"
+            "    return -torch.log(near / (near + keep.sum())).mean()\n"
+        ),
+        Passes(
             "import torch\n\n\ndef f(p):\n    safe = torch.where(p > 0, p, torch.ones_like(p))\n"
             "    return (p * safe.log()).sum()\n"
         ),
@@ -102,7 +111,8 @@ class UnguardedLog(CodeRule):
                     log.node,
                     f"log of a {kind} that can be 0: -inf, and an infinite gradient",
                     fixes=(Fix("bound it from below", edits=edits),),
-                    weak=of_time
+                    weak=not _is_sure(value, kind)
+                    or of_time
                     or _is_of_sizes(value)
                     or clipped
                     or is_beside_training(code, log)
@@ -139,6 +149,37 @@ def _is_chance(value: Value) -> bool:
     return core.op in ("softmax", "sigmoid") or core.has("probability", "cosine")
 
 
+def _is_sure(value: Value, kind: str) -> bool:
+    """Returns whether a value is seen to reach 0: not any ratio, and not any difference."""
+    core = _unscaled(value.core)
+    if kind == "difference":
+        taken = core.inputs[1].core if len(core.inputs) > 1 else core
+        if taken.op in ("pow", "square") and taken.inputs:
+            taken = taken.inputs[0].core
+        return core.inputs[0].number() == 1 and taken.op in ("sigmoid", "softmax", "tanh")
+    return kind != "ratio"
+
+
+def _is_exp_of_cosine(value: Value) -> bool:
+    """Returns whether it is the exponential of a cosine over a temperature, which is no 0."""
+    if value.op != "exp" or not value.inputs:
+        return False
+    return any(p.op == "cosine_similarity" or p.has("cosine") for p in value.inputs[0].upstream(6))
+
+
+def _is_squeezed(value: Value) -> bool:
+    """Returns whether it is ``a + (1 - 2 * a) * x``, which keeps ``a`` away from 0 and 1."""
+    if value.op != "add" or len(value.inputs) < 2:
+        return False
+    for margin, scaled in (value.inputs[:2], value.inputs[1::-1]):
+        factors = scaled.core.inputs if scaled.core.op == "mul" else ()
+        for factor in factors:
+            rest = factor.core
+            if rest.op == "sub" and rest.inputs[0].number() == 1:
+                return any(part.core is margin.core for part in rest.inputs[1].upstream(4))
+    return False
+
+
 def _unscaled(value: Value) -> Value:
     """Returns what a product with a number or a size is a multiple of."""
     if value.op == "mul" and len(value.inputs) > 1:
@@ -159,10 +200,12 @@ def _kind(value: Value, log: Value, *, outputs_are_probabilities: bool) -> str:
     if core.op == "div" and len(core.inputs) > 1:
         over, under = core.inputs[:2]
         constant = over.number() is not None or "default" in over.kinds
+        if any(map(_is_exp_of_cosine, over.upstream(10))):
+            return ""
         scaled = under.number() is not None or under.has("size") or under.core.op == "floordiv"
         return "" if constant or scaled else "ratio"
     if core.op in ("sub", "rsub") and not core.has("shifted"):
-        return "difference"
+        return "" if any(map(_is_squeezed, core.upstream(8))) else "difference"
     if core.has("probability") or value.has("probability"):
         return "probability"
     scope = log.scope

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 from nanguard.check.config.config_rule import ConfigRule, change, limit_of, raise_slowly, too_high
@@ -15,6 +16,9 @@ if TYPE_CHECKING:
     from nanguard.check.config.config_rule import Limit
     from nanguard.check.config.run_config import Setting, TrainingStage
     from nanguard.findings import Edit, Finding, Fix
+
+# Rates of centres, proxies and learned weights of a loss, which bear more than a network.
+_OF_A_TABLE = re.compile(r"cent(er|re)|proxy|proxies|arch|alpha|temperature|margin")
 
 
 class LearningRateTooHigh(ConfigRule):
@@ -40,6 +44,11 @@ class LearningRateTooHigh(ConfigRule):
         Passes(
             "optimizer: {name: Muon, lr: 0.02}\nmodel: {name: gpt2}\nmax_steps: 5000\n", "b.yaml"
         ),
+        Passes(
+            "SOLVER: {OPTIMIZER_NAME: Adam, BASE_LR: 0.00035, CENTER_LR: 0.5, MAX_EPOCHS: 120}\n"
+            "MODEL: {NAME: resnet50}\n",
+            "baseline.yml",
+        ),
         Fails(
             "model_name_or_path: bert-base-uncased\noutput_dir: out\nlearning_rate: 0.01\n"
             "num_train_epochs: 3\n",
@@ -64,6 +73,8 @@ class LearningRateTooHigh(ConfigRule):
                 edits += set_to(floor, limit.start / 10)
             yield self.at(place, _message(place, limit), _lower(tuple(edits), limit))
         for other in stage.all("other_lr"):
+            if _OF_A_TABLE.search(other.key.rpartition(".")[2].lower()):
+                continue
             if other.number is not None and not other.number <= max(10 * limit.most, 0.05):
                 fix = _lower(set_to(other, limit.start), limit)
                 yield self.at(other, _message(other, limit), fix)

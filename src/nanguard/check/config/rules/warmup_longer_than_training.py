@@ -48,6 +48,7 @@ class WarmupLongerThanTraining(ConfigRule):
             "model: {slot_attention: {num_iterations: 1}}\n",
             "slots.yaml",
         ),
+        Passes("lr: 1.0e-4\nepochs: 1\nwarmup_epochs: 1\n", "a.yaml"),
         Fails(
             "lr: 1.0e-4\nepochs: 20\nwarmup_epochs: 30\n",
             line=3,
@@ -68,7 +69,9 @@ class WarmupLongerThanTraining(ConfigRule):
                     yield self.at(setting, f"{setting.key} is 1: the whole run is warm-up", fix)
                 continue
             total, unit = _length(stage, setting)
-            if total is not None and value >= total > 0:
+            # A run of one epoch is often told to warm up in a unit of its own scheduler.
+            single = unit == "epochs" and value == total == 1
+            if total is not None and value >= total > 0 and not single:
                 yield self.at(
                     setting,
                     f"{setting.key} is {setting.written}, but the run has {name_of(total)} {unit}: "

@@ -21,6 +21,8 @@ _MIN_ROWS = 10
 _MAX_NAMED = 5
 _SPARSE = 0.1
 _WIDE = 32
+# Folders and files in which a run writes down what happened; nobody trains on them.
+_RECORDS = re.compile(r"(^|[/\\_])(logs?|runs?|results?|outputs?)[/\\]|(monitor|progress)\.csv$")
 
 
 def _rows(dead: str) -> str:
@@ -68,6 +70,7 @@ class ConstantFeature(DataRule):
                     path=file.path,
                     line=None,
                     where=column.name,
+                    severity=Severity.INFO if _RECORDS.search(file.path.lower()) else None,
                     fixes=(Fix("leave the column out"),),
                 )
 

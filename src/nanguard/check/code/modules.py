@@ -1,0 +1,206 @@
+"""Where the names of a project come from: imports, followed through files that pass names on.
+
+A file is not parsed for this: what it defines and imports is found line by line, once, so that a
+package whose ``__init__`` takes everything from a hundred modules costs no more than its lines.
+"""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from typing import TYPE_CHECKING
+
+from nanguard.check.code.scopes import ImportedNames
+from nanguard.errors import SourceError
+from nanguard.source.text import PYTHON_LIMIT, read_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterator
+
+_DEFINED = re.compile(
+    rb"^(?:(?:async[ \t]+)?def[ \t]+(\w+)|class[ \t]+(\w+)|(\w+)[ \t]*(?::[^=\n]+)?=[^=])",
+    re.MULTILINE,
+)
+_WITHIN = re.compile(
+    rb"^[ \t]+(?:(?:async[ \t]+)?def[ \t]+(\w+)|class[ \t]+(\w+)|(\w+)[ \t]*(?::[^=\n]+)?=[^=])",
+    re.MULTILINE,
+)
+_IMPORT = re.compile(
+    rb"^[ \t]*((?:from[ \t]+[.\w]+[ \t]+import[ \t]*"
+    rb"(?:\((?:[\w\s,]|#[^\n]*\n)*\)|(?:[^\\\n;]|\\\r?\n)*)|import[ \t]+[\w., \t]+))",
+    re.MULTILINE,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where something is defined.
+
+    Attributes:
+        path: The file's absolute path.
+        members: The names that lead to it in that file.
+        through: The files that pass it on.
+    """
+
+    path: str
+    members: tuple[str, ...]
+    through: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class _Passed:
+    """What a file defines and imports, by name."""
+
+    defined: frozenset[str]
+    within: frozenset[str]
+    names: ImportedNames
+
+
+class Modules:
+    """The files of a project as modules.
+
+    Args:
+        paths: Their absolute paths.
+    """
+
+    def __init__(self, paths: Collection[str]) -> None:
+        self._paths = paths
+        self._found: dict[tuple[str, int, tuple[str, ...]], tuple[str, int] | None] = {}
+        self._passed: dict[str, _Passed] = {}
+        self._sources: dict[tuple[str, str], Place | None] = {}
+
+    def place(self, importer: str, up: int, parts: tuple[str, ...]) -> Place | None:
+        """Returns where a dotted name is defined; None if that is no file of the project.
+
+        Args:
+            importer: The absolute path of the file in which the name is used.
+            up: How many dots the import begins with.
+            parts: The parts of the dotted name, the member's included.
+        """
+        return self._place(importer, up, parts, set())
+
+    def _place(
+        self, importer: str, up: int, parts: tuple[str, ...], asked: set[tuple[str, str]]
+    ) -> Place | None:
+        module = self._module(importer, up, parts)
+        if module is None:
+            return None
+        path, used = module
+        if used == len(parts) or path == importer:
+            return None
+        first, *others = parts[used:]
+        source = self._source(path, first, asked)
+        if source is None:
+            return None
+        return Place(source.path, (*source.members, *others), source.through)
+
+    def _source(self, path: str, name: str, asked: set[tuple[str, str]]) -> Place | None:
+        """Returns where a name of a module is defined; each file is asked once for it."""
+        key = (path, name)
+        if key in self._sources:
+            return self._sources[key]
+        if key in asked:
+            return None
+        outermost = not asked
+        asked.add(key)
+        place = self._look_up(path, name, asked)
+        # Whoever was asked in the midst of a circle may not have heard everybody.
+        if place is not None or outermost:
+            self._sources[key] = place
+        return place
+
+    def _look_up(self, path: str, name: str, asked: set[tuple[str, str]]) -> Place | None:
+        passed = self.passed(path)
+        if name in passed.defined:
+            return Place(path, (name,))
+        found: Place | None = None
+        origin = passed.names.origins.get(name)
+        if origin is not None:
+            found = self._place(path, *origin, asked)
+        elif name in passed.within:
+            return Place(path, (name,))
+        else:
+            starred = (
+                self._place(path, up, (*module, name), asked) for up, module in passed.names.stars
+            )
+            found = next((place for place in starred if place is not None), None)
+        return Place(found.path, found.members, (path, *found.through)) if found else None
+
+    def passed(self, path: str) -> _Passed:
+        """Returns what a file defines and imports."""
+        known = self._passed.get(path)
+        if known is None:
+            known = self._passed[path] = _passed_on(bytes_of(path))
+        return known
+
+    def _module(self, importer: str, up: int, parts: tuple[str, ...]) -> tuple[str, int] | None:
+        """Returns the file that holds a name, and how many parts of the name lead to it."""
+        folder = importer.rpartition("/")[0]
+        key = (folder, up, parts)
+        if key not in self._found:
+            self._found[key] = self._look(folder, up, parts)
+        return self._found[key]
+
+    def _look(self, folder: str, up: int, parts: tuple[str, ...]) -> tuple[str, int] | None:
+        for _ in range(up - 1):
+            folder = folder.rpartition("/")[0]
+        while folder.startswith(self._top):
+            found = self._below(folder, parts)
+            if found is not None or up or folder == self._top:
+                return found
+            folder = folder.rpartition("/")[0]
+        return None
+
+    def _below(self, place: str, parts: tuple[str, ...]) -> tuple[str, int] | None:
+        for used in range(len(parts), -1, -1):
+            stem = "/".join((place, *parts[:used]))
+            for path in (f"{stem}.py", f"{stem}/__init__.py"):
+                if path in self._paths and (used or path.endswith("/__init__.py")):
+                    return path, used
+        return None
+
+    @cached_property
+    def _top(self) -> str:
+        """The folder that all files lie in."""
+        folders = {path.rpartition("/")[0] for path in self._paths}
+        return os.path.commonpath(list(folders)) if folders else ""
+
+
+def bytes_of(path: str) -> bytes:
+    """Returns what a file of the project holds; nothing if it cannot be read."""
+    try:
+        return read_bytes(path, PYTHON_LIMIT)
+    except SourceError:
+        return b""
+
+
+@lru_cache(maxsize=20_000)
+def absolute(path: str) -> str:
+    """Returns the absolute path of a file, with the slashes of a module's path."""
+    return os.path.abspath(path).replace("\\", "/")  # noqa: PTH100 - a Path for each is slow
+
+
+def _passed_on(data: bytes) -> _Passed:
+    return _Passed(
+        frozenset(_named(_DEFINED, data)),
+        frozenset(_named(_WITHIN, data)),
+        ImportedNames(_statements(_IMPORT.findall(data))),
+    )
+
+
+def _named(pattern: re.Pattern[bytes], data: bytes) -> Iterator[str]:
+    for names in pattern.findall(data):
+        yield b"".join(names).decode(errors="replace")
+
+
+def _statements(lines: list[bytes]) -> list[ast.stmt]:
+    """Returns import statements; lines of a text that only look like one are passed over."""
+    try:
+        return ast.parse(b"\n".join(lines)).body
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        if len(lines) <= 1:
+            return []
+    return [statement for line in lines for statement in _statements([line])]
