@@ -25,6 +25,8 @@ from nanguard.errors import UsageError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[1]
 SECRET = "T0000-B0000-s3cretpath"
 

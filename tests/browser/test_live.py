@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory) -> Path:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize(("width", "dark"), [(1200, True), (390, False)])
 def test_paper_has_light_colours_its_own_width_and_nothing_to_click(visit, night, width, dark):

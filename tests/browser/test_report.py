@@ -15,6 +15,8 @@ from tests.view.runs.runs import write_record
 if TYPE_CHECKING:
     from pathlib import Path
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def long(tmp_path_factory) -> Path:

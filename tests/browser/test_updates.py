@@ -11,6 +11,8 @@ import pytest
 from tests.browser.views import LEFT, RIGHT, box_of, frame, plot, seen, written
 from tests.view.runs.runs import write_record
 
+pytestmark = pytest.mark.slow
+
 DATA = "JSON.parse(document.getElementById('data').textContent)"
 # The same numbers with a curve more, which comes first.
 MORE = f"""(() => {{

@@ -6,6 +6,8 @@ import pytest
 
 from tests.diagnose.running import found_in
 
+pytestmark = pytest.mark.slow
+
 HEAD = """
 import torch
 from torch import nn

@@ -6,6 +6,8 @@ import pytest
 
 from tests.diagnose.running import found_in
 
+pytestmark = pytest.mark.slow
+
 SCRIPT = """
 import torch
 from torch import nn

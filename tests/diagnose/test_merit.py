@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.diagnose.running import found_in
+
+pytestmark = pytest.mark.slow
 
 WEIGHTED = """
 import torch

@@ -9,6 +9,8 @@ from benchmarks.accuracy import cases_in, first_incident, judge
 
 from tests.diagnose.running import found_in
 
+pytestmark = pytest.mark.slow
+
 _OWN = {case.name: case for case in cases_in(Path(__file__).parents[1] / "cases" / "own")}
 
 

@@ -9,6 +9,8 @@ import pytest
 from nanguard.diagnose.lab import Trial, Usual
 from tests.diagnose.running import found_in
 
+pytestmark = pytest.mark.slow
+
 REGRESSION = """
 import torch
 from torch import nn

@@ -8,6 +8,8 @@ import sys
 import pytest
 from examples.story import HOME
 
+pytestmark = pytest.mark.slow
+
 _TESTED = sorted(path.parent.name for path in HOME.glob("*/test_stability.py"))
 
 

@@ -12,6 +12,8 @@ from examples.story import ENOUGH, HOME, NAMES, Story, fall
 
 from tests.ranks import came_to_its_end
 
+pytestmark = pytest.mark.slow
+
 # One is explained and repaired with the other tests; all there is takes ten minutes on 2 cores.
 _ALL = os.environ.get("NANGUARD_TESTS") == "exhaustive"
 _SOME = NAMES if _ALL else NAMES[:1]

@@ -19,6 +19,8 @@ from benchmarks.fuzz.readers import refusal
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 CORPUS = Path(__file__).parent / "corpus"
 

@@ -13,6 +13,8 @@ from torch import nn
 from nanguard import Guard
 from tests.training import seed_all
 
+pytestmark = pytest.mark.slow
+
 
 def assert_silent(guard: Guard) -> None:
     summary = guard.summary()

@@ -16,7 +16,7 @@ import pytest
 
 from tests.ranks import came_to_its_end
 
-pytestmark = pytest.mark.ranks
+pytestmark = [pytest.mark.ranks, pytest.mark.slow]
 
 ROOT = Path(__file__).parents[2]
 LIMIT = 150

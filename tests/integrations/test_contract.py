@@ -21,6 +21,8 @@ from tests.integrations.tiny import FAULTS, samples, spoil, without
 from tests.ranks import came_to_its_end
 from tests.training import differences
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 FORMS = sorted(forms.FORMS)
 BATCHES = 22

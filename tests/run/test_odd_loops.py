@@ -15,6 +15,8 @@ import torch
 from tests.run.scripts import odd
 from tests.run.test_run import incidents, run
 
+pytestmark = pytest.mark.slow
+
 SCRIPT = Path(odd.__file__)
 
 

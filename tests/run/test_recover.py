@@ -19,6 +19,8 @@ import torch
 from nanguard.run.command import run_command
 from nanguard.run.recovering.ending import RunEnding, read_ending
 
+pytestmark = pytest.mark.slow
+
 SCRIPTS = Path(__file__).parent / "scripts"
 SCRIPT = SCRIPTS / "resumable.py"
 RESUME = ("--resume-arg", "--resume {checkpoint}")

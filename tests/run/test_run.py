@@ -15,6 +15,8 @@ import pytest
 
 from tests.ranks import came_to_its_end
 
+pytestmark = pytest.mark.slow
+
 SCRIPTS = Path(__file__).parent / "scripts"
 HEALTHY = """
 import torch

@@ -145,9 +145,17 @@ def test_a_folder_that_was_there_keeps_what_is_in_it(tmp_path, monkeypatch):
     assert not (tmp_path / "new").exists()
 
 
+# Neither ends before the other has begun to write, however busy the machine is.
+UNTIL_BOTH = """
+import pathlib, time
+while len(list(pathlib.Path("both").rglob("metrics.jsonl"))) < 2:
+    time.sleep(0.1)
+"""
+
+
 def test_two_processes_at_once_keep_a_record_each(tmp_path):
-    (tmp_path / "train.py").write_text(SCRIPT.replace("step != 5", "True") + "input()\n")
-    both = f"sleep 20 | {sys.executable} train.py & sleep 20 | {sys.executable} train.py & wait"
+    (tmp_path / "train.py").write_text(SCRIPT.replace("step != 5", "True") + UNTIL_BOTH)
+    both = f"{sys.executable} train.py & {sys.executable} train.py & wait"
     assert nanguard(tmp_path, "run", "--run-dir", "both", "--", "bash", "-c", both).returncode == 0
     records = sorted((tmp_path / "both").rglob("metrics.jsonl"))
     assert len(records) == 2

@@ -26,6 +26,8 @@ from nanguard.snapshots import disk
 from nanguard.snapshots.disk import DiskSnapshots, finished, load_tree, remove_leftovers, verify
 from tests.training import Net, Run, batches, differences
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 
 

@@ -13,6 +13,8 @@ import pytest
 
 from tests.trackers import reading
 
+pytestmark = pytest.mark.slow
+
 SCRIPTS = Path(__file__).parent / "scripts"
 READ_TRACKIO = (
     "import json; from trackio.sqlite_storage import SQLiteStorage as S; "

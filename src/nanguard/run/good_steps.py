@@ -51,6 +51,7 @@ class GoodSteps:
         self._live = live
         self._waiting: list[GoodStep] = []
         self._due = 0.0
+        self._has_looked = False  # the first step is: a record shows that a run has begun
 
     def add(
         self,
@@ -75,7 +76,7 @@ class GoodSteps:
         if rate is not None:
             rate *= factor
         now = time.perf_counter()
-        if not self._waiting:
+        if not self._waiting and self._has_looked:
             self._due = now + _SOON
         self._waiting.append(GoodStep(known, step, numbers, rate, time.time()))
         if len(self._waiting) >= _MOST_WAITING or now >= self._due or self._is_awaited(factor):
@@ -87,7 +88,7 @@ class GoodSteps:
 
     def look(self) -> None:
         """Looks at the steps that wait."""
-        waiting, self._waiting = self._waiting, []
+        waiting, self._waiting, self._has_looked = self._waiting, [], True
         live = self._live
         if live.tracked is not None and waiting:
             live.tracked.good(waiting)

@@ -530,8 +530,9 @@ class Live(Watch):
             self.held.restore(self.held.shape)
 
     def look(self) -> None:
-        """Looks at the steps that the device has not told about yet."""
+        """Looks at the steps that nobody has looked at yet."""
         self._late.close()
+        self.own(self.good_steps.look)
 
     def close(self) -> None:
         """Ends the guard, and says what it met."""
