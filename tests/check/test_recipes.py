@@ -80,7 +80,7 @@ LOG_READER = '''"""Logs of lines such as ``@12 0.5``: a step and its loss, witho
 from __future__ import annotations
 
 from nanguard.check.log.grammar import line_of
-from nanguard.check.log.series import Gathering, Rows
+from nanguard.check.log.series import Gathering, LogRows
 from nanguard.check.log.text_log import add_loose
 
 
@@ -92,7 +92,7 @@ def is_marked(head):
 def read_marked(path, scan):
     """Returns what such a log says."""
     gathering = Gathering(str(path))
-    loose: dict[tuple[object, ...], Rows] = {}
+    loose: dict[tuple[object, ...], LogRows] = {}
     for number, line in enumerate(path.read_text().splitlines(), 1):
         step, value = line[1:].split()
         add_loose(loose, number, line_of({"step": int(step), "loss": float(value)}))
