@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from multiprocessing.connection import Connection
 
     from nanguard.guard.symptom import Symptom
-    from nanguard.replay.progress import Progress
+    from nanguard.replay.replay_progress import ReplayProgress
     from nanguard.replay.tracer.origin import Origin
     from nanguard.replay.tracer.sites import Site
 
@@ -55,7 +55,7 @@ class Task:
     skipped: tuple[int, ...] = ()
     look_at: int | None = None
     answer: Connection | None = None
-    progress: Progress | None = None
+    progress: ReplayProgress | None = None
 
 
 @dataclass(frozen=True)

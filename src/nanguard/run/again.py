@@ -17,7 +17,7 @@ from nanguard import incident as incidents
 from nanguard.diagnose import limits
 from nanguard.errors import IncidentError
 from nanguard.masking import HIDDEN, hidden
-from nanguard.replay import landlock, progress
+from nanguard.replay import landlock, replay_progress
 from nanguard.run.command import environment
 from nanguard.run.control import Options
 from nanguard.run.trust import is_ours
@@ -266,7 +266,7 @@ class _SecondRun:
             quarantine=bool(self._left_out),
             left_out=tuple(self._left_out),
         )
-        progress.create(self._progress)
+        replay_progress.create(self._progress)
         said = self._scratch / "said"
         with said.open("wb") as file:
             process = self._start(options, file)
@@ -317,7 +317,7 @@ class _SecondRun:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(_LOOK)
                 return True
-            beat(progress.in_words(self._progress, self._target))
+            beat(replay_progress.in_words(self._progress, self._target))
             until = limits.read_note(note)
             if time.monotonic() >= limits.deadline(began, start, until, limits.load_now()):
                 return False

@@ -23,8 +23,8 @@ from typing import TYPE_CHECKING, Any
 
 from nanguard import incident as incidents
 from nanguard.findings import number
-from nanguard.replay.progress import Progress
 from nanguard.replay.replay import ForkedReplay
+from nanguard.replay.replay_progress import ReplayProgress
 from nanguard.replay.sandbox import OpenFiles, everywhere
 from nanguard.replay.task import Task
 
@@ -52,7 +52,7 @@ def become_replay(live: Live, options: Options) -> None:
     try:
         _import_what_optimizers_need()
         again = options.again or {}
-        progress = Progress(Path(again["progress"])) if "progress" in again else None
+        progress = ReplayProgress(Path(again["progress"])) if "progress" in again else None
         _serve({**again, "patience": options.patience}, Fork(progress))
     except _ReplayError as replay:
         task = replay.task
@@ -148,7 +148,7 @@ class Fork:
 
     wants_history = False
 
-    def __init__(self, progress: Progress | None = None) -> None:
+    def __init__(self, progress: ReplayProgress | None = None) -> None:
         """Begins with no copies.
 
         Args:

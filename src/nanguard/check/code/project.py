@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nanguard.check.code.code import Code
-from nanguard.check.code.modules import Modules, absolute, bytes_of
+from nanguard.check.code.imported_names import Modules, absolute, bytes_of
 from nanguard.errors import SourceError
 from nanguard.source.text import PYTHON_LIMIT, Text, decode, read_bytes
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 _NUMBERS = struct.Struct("<qq")
 
 
-class Progress:
+class ReplayProgress:
     """What the copies of a second run write to."""
 
     def __init__(self, path: Path) -> None:

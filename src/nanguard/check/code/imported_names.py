@@ -36,7 +36,7 @@ _IMPORT = re.compile(
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class NamePlace:
     """Where something is defined.
 
     Attributes:
@@ -70,9 +70,9 @@ class Modules:
         self._paths = paths
         self._found: dict[tuple[str, int, tuple[str, ...]], tuple[str, int] | None] = {}
         self._passed: dict[str, _Passed] = {}
-        self._sources: dict[tuple[str, str], Place | None] = {}
+        self._sources: dict[tuple[str, str], NamePlace | None] = {}
 
-    def place(self, importer: str, up: int, parts: tuple[str, ...]) -> Place | None:
+    def place(self, importer: str, up: int, parts: tuple[str, ...]) -> NamePlace | None:
         """Returns where a dotted name is defined; None if that is no file of the project.
 
         Args:
@@ -84,7 +84,7 @@ class Modules:
 
     def _place(
         self, importer: str, up: int, parts: tuple[str, ...], asked: set[tuple[str, str]]
-    ) -> Place | None:
+    ) -> NamePlace | None:
         module = self._module(importer, up, parts)
         if module is None:
             return None
@@ -95,9 +95,9 @@ class Modules:
         source = self._source(path, first, asked)
         if source is None:
             return None
-        return Place(source.path, (*source.members, *others), source.through)
+        return NamePlace(source.path, (*source.members, *others), source.through)
 
-    def _source(self, path: str, name: str, asked: set[tuple[str, str]]) -> Place | None:
+    def _source(self, path: str, name: str, asked: set[tuple[str, str]]) -> NamePlace | None:
         """Returns where a name of a module is defined; each file is asked once for it."""
         key = (path, name)
         if key in self._sources:
@@ -112,22 +112,22 @@ class Modules:
             self._sources[key] = place
         return place
 
-    def _look_up(self, path: str, name: str, asked: set[tuple[str, str]]) -> Place | None:
+    def _look_up(self, path: str, name: str, asked: set[tuple[str, str]]) -> NamePlace | None:
         passed = self.passed(path)
         if name in passed.defined:
-            return Place(path, (name,))
-        found: Place | None = None
+            return NamePlace(path, (name,))
+        found: NamePlace | None = None
         origin = passed.names.origins.get(name)
         if origin is not None:
             found = self._place(path, *origin, asked)
         elif name in passed.within:
-            return Place(path, (name,))
+            return NamePlace(path, (name,))
         else:
             starred = (
                 self._place(path, up, (*module, name), asked) for up, module in passed.names.stars
             )
             found = next((place for place in starred if place is not None), None)
-        return Place(found.path, found.members, (path, *found.through)) if found else None
+        return NamePlace(found.path, found.members, (path, *found.through)) if found else None
 
     def passed(self, path: str) -> _Passed:
         """Returns what a file defines and imports."""
