@@ -28,6 +28,8 @@ from torch.nn.parallel import DistributedDataParallel
 from nanguard import Guard, Settings
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from torch import Tensor
 
 _WIDTH, _DEPTH, _BATCH = 256, 8, 32
@@ -60,10 +62,18 @@ class Ranks:
         # As many bad steps in a row as there are may be skipped.
         settings = Settings(snapshot_every=0, max_skips=2 * _BAD_STEPS)
         self._guard = Guard(self.model, self.optimizer, settings=settings)
-        self._endless = self._guard.watch(iter(self._batches, None))
+        self._endless = iter(self._guard.watch(self))
         self._is_bad = False
 
-    def _batches(self) -> tuple[Tensor, Tensor]:
+    def __len__(self) -> int:
+        """Says how many batches there are: ranks that do not know agree before each of them."""
+        return sys.maxsize
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        while True:
+            yield self._batch()
+
+    def _batch(self) -> tuple[Tensor, Tensor]:
         x = torch.randn(_BATCH, _WIDTH)
         if self._is_bad and dist.get_rank() == dist.get_world_size() - 1:
             x[0, 0] = float("nan")
@@ -72,7 +82,7 @@ class Ranks:
     def bare(self, steps: int) -> None:
         """Trains without a guard."""
         for _ in range(steps):
-            x, y = self._batches()
+            x, y = self._batch()
             F.mse_loss(self.model(x), y).backward()
             nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
             self.optimizer.step()
