@@ -90,7 +90,9 @@ def _scanned(rule: Rule[Any], name: str, example: Passes | Fails) -> list[Findin
     """Returns what a rule says about an example that has to lie in a folder to be read."""
     reading = import_module(f"nanguard.check.{rule.reads}.{rule.reads}_reader")
     with TemporaryDirectory() as place:
-        folder = Path(place)
+        # Configurations are looked for around data: not among whatever else is temporary.
+        folder = Path(place, "project", "data")
+        folder.mkdir(parents=True)
         for other, text in example.beside.items():
             (folder / other).write_text(text, encoding="utf-8", newline="")
         if example.made is not None:
