@@ -80,7 +80,7 @@ class IncidentCard:
         return (
             f'<div style="{_BOX}"><b>Step {whole(self._incident, "step")}</b>: '
             f"{html.escape(words.symptom(branch(self._incident, 'symptom')))}. "
-            f"{html.escape(words.action(branch(self._incident, 'action')))}"
+            f"{html.escape(words.action(self._incident))}"
             f'<div style="margin-top:.4em"><b>{html.escape(self._sentence())}</b></div>'
             f"{self._source()}{self._fix()}"
             f'<div style="opacity:.7;font-size:90%">!nanguard explain '

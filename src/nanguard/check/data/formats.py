@@ -89,8 +89,7 @@ def _read_here(path: Path, watch: WatchedValues, scan: Scan) -> DataFile:
             where=str(path),
             do="Install it: pip install 'nanguard[scan]'",
         )
-    except BaseException as error:
-        # Of polars only: a panic inside of it is no Exception. Whatever else comes goes on its way.
+    except BaseException as error:  # a panic inside of polars is no Exception; all else goes on
         if not _is_polars(error):
             raise
         words = str(error).splitlines() if isinstance(error, Exception) else []

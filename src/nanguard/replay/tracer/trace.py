@@ -265,7 +265,7 @@ class Trace(TorchDispatchMode):
             if results:
                 try:
                     self._note(record, op, results, inputs, args, kwargs)
-                except (RuntimeError, NotImplementedError):  # of a kind that cannot be looked at
+                except (RuntimeError, NotImplementedError):  # a kind without arithmetic: counted
                     self.unmeasured += 1
         return out
 
@@ -458,7 +458,7 @@ class Trace(TorchDispatchMode):
             return source
         try:
             source.low, source.high = values.extremes_of(held)
-        except (RuntimeError, NotImplementedError):  # of a kind that cannot be looked at
+        except (RuntimeError, NotImplementedError):  # a kind without arithmetic: counted
             self.unmeasured += 1
             return source
         if source.bad:
@@ -494,7 +494,7 @@ class Trace(TorchDispatchMode):
                 numbers = [values.late_extremes_of([tensor]) for tensor in held]
             else:
                 numbers = [[number] for number in values.largest_of(held)]
-        except (RuntimeError, NotImplementedError):  # of a kind that cannot be looked at
+        except (RuntimeError, NotImplementedError):  # a kind without arithmetic: counted
             self.unmeasured += 1
             return
         for (source, _), late in zip(unread, numbers, strict=True):

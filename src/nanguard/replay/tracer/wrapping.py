@@ -68,7 +68,7 @@ def has_wrapped(op: str, named: dict[str, Any], out: Tensor) -> bool:
         exact = exactly(named)
         off = (exact - _wide(out)).abs() > 1 + _ROUNDING * exact.abs()
         return bool(off.any())
-    except (RuntimeError, NotImplementedError):  # of a kind that cannot be looked at
+    except (RuntimeError, NotImplementedError):  # what has no arithmetic has not wrapped around
         return False
 
 

@@ -97,7 +97,7 @@ def _headline(incident: Incident) -> Text:
     noticed = whole(branch(incident, "replay"), "noticed_at")
     if noticed is not None and noticed != step:
         line.append(f"\nIt was noticed at step {noticed}; the replay shows that it began earlier.")
-    line.append(f"\n{words.action(branch(incident, 'action'))}")
+    line.append(f"\n{words.action(incident)}")
     said = words.sentence(incident)
     return line.append(f"\n\n{said}", "bold") if said else line
 

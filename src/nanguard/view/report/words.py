@@ -76,14 +76,16 @@ def symptom(fields: Mapping[str, Any]) -> str:
     return "what was bad about it is not recorded"
 
 
-def action(fields: Mapping[str, Any]) -> str:
-    """Returns what the guard did, as a sentence."""
+def action(incident: Mapping[str, Any]) -> str:
+    """Returns what was done about the step of an incident, as a sentence."""
+    fields = branch(incident, "action")
     taken, reason = text(fields, "taken", 60), text(fields, "reason")
     if not taken:
         return "What the guard did is not recorded."
-    return _ACTIONS.get(taken, f"The guard did this: {taken}") + (
-        f" ({reason})." if reason else "."
-    )
+    done = _ACTIONS.get(taken, f"The guard did this: {taken}")
+    if incident.get("by_script") is True:
+        done = "The step was not made"  # by the script itself, as the reason says
+    return done + (f" ({reason})." if reason else ".")
 
 
 def phase(origin: Mapping[str, Any]) -> str:

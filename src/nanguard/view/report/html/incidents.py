@@ -59,7 +59,7 @@ def _incident(incident: Incident, run: int, place: int) -> Html:
     return el(
         "article",
         el("h3", title, ": ", text(cause, "code") or symptom, id=anchor, tabindex="-1"),
-        el("p", f"{symptom[:1].upper()}{symptom[1:]}. ", words.action(branch(incident, "action"))),
+        el("p", f"{symptom[:1].upper()}{symptom[1:]}. ", words.action(incident)),
         el("p", el("strong", words.sentence(incident)), cls="sentence"),
         _why(incident, cause),
         _where(incident),
