@@ -163,14 +163,17 @@ def kills(more: Callable[[int], bool], rng: random.Random) -> dict[str, Any]:
     signals = (signal.SIGKILL, signal.SIGKILL, signal.SIGTERM, signal.SIGINT)
     with tempfile.TemporaryDirectory(prefix="nanguard-soak-") as scratch, Zygote() as zygote:
         whole = Path(scratch, "whole")
+        began = time.monotonic()
         zygote.start(whole, 0)
         assert zygote.wait() == 0
+        # Late enough for a few snapshots between two kills, on a machine that may be busy.
+        latest = (time.monotonic() - began) / 3
         while more(counts["kills"]):
             folder = Path(scratch, f"run-{counts['runs']}")
             last = 0
             while True:
                 process = zygote.start(folder, 0)
-                time.sleep(rng.random() * 1.2)
+                time.sleep(rng.random() * latest)
                 number = rng.choice(signals)
                 _kill(process, number)
                 if zygote.wait() == 0:

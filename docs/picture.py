@@ -17,7 +17,7 @@ from pathlib import Path
 
 from nanguard import demo_train, incident
 from nanguard.view.report.html import page
-from nanguard.view.report.judged import judge
+from nanguard.view.report.verdict import judge
 from nanguard.view.report.words import sentence
 from nanguard.view.runs import find_runs, open_run
 

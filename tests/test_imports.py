@@ -40,7 +40,7 @@ def test_the_torch_free_half_works_without_torch():
     out = run(
         BLOCKED + "import nanguard, nanguard.record\n"
         "from nanguard.guard.policy import Policy, Trouble\n"
-        "from nanguard.signals.spikes import SpikeWindow\n"
+        "from nanguard.signals import SpikeWindow\n"
         "print(Policy(nanguard.Settings()).bad(Trouble(0)).action.value)\n"
     )
     assert out == "skip\n"

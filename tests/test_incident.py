@@ -127,8 +127,8 @@ def test_a_field_of_another_type_is_an_error_or_kept_and_never_a_traceback(key: 
         (b"\0" * 512, "not complete JSON"),
         (b'{"schema": "nanguard.incident/1", "sentence": "\xed\xa0\x80"}', "not complete JSON"),
         (b"[" * 100_000, "not complete JSON"),
-        (b"[]", "no incident: its schema is 'None'"),
-        (b'{"schema": 7}', "no incident: its schema is '7'"),
+        (b"[]", "not an incident: its schema is 'None'"),
+        (b'{"schema": 7}', "not an incident: its schema is '7'"),
         (b'{"schema": "nanguard.incident/2"}', "this version reads 'nanguard.incident/1'"),
     ],
 )

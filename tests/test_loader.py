@@ -147,5 +147,5 @@ def test_streams_count_samples_in_their_order():
 
 
 def test_an_unknown_expectation_is_refused():
-    with pytest.raises(UsageError, match="knows no clases"):
+    with pytest.raises(UsageError, match="no option clases"):
         nanguard.check_loader([], clases=3)

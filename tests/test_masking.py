@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from nanguard.masking import HIDDEN, hidden, hidden_tree, hidden_words
+from tests.cost import cpu_seconds
 
 HEX = "0123456789abcdef0123456789abcdef01234567"
 
@@ -24,6 +25,21 @@ HEX = "0123456789abcdef0123456789abcdef01234567"
         ("train.py --db-password 'a b' x", "train.py --db-password (hidden) x"),
         (f"wandb login {HEX}", "wandb login (hidden)"),
         (f"wandb.login(key='{HEX}')", "wandb.login(key='(hidden)')"),
+        ("HF_TOKEN=0123456789abcd", "HF_TOKEN=(hidden)"),
+        ("Authorization: Bearer abcdef0123456", "Authorization: Bearer (hidden)"),
+        ("curl -H 'bearer abcdef0123456'", "curl -H 'bearer (hidden)'"),
+        ("jwt: eyJhbGciOiJI.eyJzdWIiOiIx.SflKxw", "jwt: (hidden)"),
+        ("s3://b?X-Amz-Signature=0123456789abcdef&x=1", "s3://b?X-Amz-Signature=(hidden)&x=1"),
+        ("Name=a;AccountKey=abcdefghijklmn==;x", "Name=a;AccountKey=(hidden);x"),
+        ("passwords: [a, b]\nlr: 1", "passwords: (hidden)\nlr: 1"),
+        (
+            "db:\n  secret: |\n    one\n\n    two\n  lr: 1\nx: 2",
+            "db:\n  secret: (hidden)\n  lr: 1\nx: 2",
+        ),
+        (
+            "k: |\n  -----BEGIN RSA PRIVATE KEY-----\n  abc\n  -----END RSA PRIVATE KEY-----",
+            "k: |\n  (hidden)-----END RSA PRIVATE KEY-----",
+        ),
     ],
 )
 def test_secrets_are_hidden(text, shown):
@@ -44,6 +60,10 @@ def test_secrets_are_hidden(text, shown):
         f"revision: {HEX}",
         f"commit {HEX}",
         f"sha256: {HEX}{HEX[:24]}",
+        "bearer of bad news",
+        "authorization: required",
+        "sig=0.5",
+        "notes: |\n  the secret of training\nlr: 1",
     ],
 )
 def test_other_words_stay(text):
@@ -72,6 +92,9 @@ def test_secrets_in_trees_are_hidden():
         "fixes": [{"diff": "+key = 'sk-abcdefghijkl1234'"}],
         "pad_token": "<pad>",
         "hub_token": "averylongtoken",
+        "passwords": ["a", {"b": 1234}],
+        "secret_number": 7,
+        "use_secret": True,
         "step": 3,
     }
     assert hidden_tree(tree) == {
@@ -80,8 +103,20 @@ def test_secrets_in_trees_are_hidden():
         "fixes": [{"diff": "+key = '(hidden)'"}],
         "pad_token": "<pad>",
         "hub_token": HIDDEN,
+        "passwords": [HIDDEN, {"b": HIDDEN}],
+        "secret_number": HIDDEN,
+        "use_secret": True,
         "step": 3,
     }
+
+
+@pytest.mark.parametrize(
+    "part",
+    ["password" * 5, "secret: |\n ", "-----BEGIN PRIVATE KEY-----\n", "eyJaaaaaaaaa.", "bearer "],
+)
+def test_hiding_takes_time_in_step_with_the_text(part):
+    few, many = part * 400, part * 6400
+    assert cpu_seconds(lambda: hidden(many)) < 80 * cpu_seconds(lambda: hidden(few)) + 0.5
 
 
 def test_a_tree_without_end_is_followed_so_far():

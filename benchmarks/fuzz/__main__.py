@@ -3,6 +3,7 @@
 python -m benchmarks.fuzz --seconds 600 --processes 2      # what make fuzz does
 python -m benchmarks.fuzz --count 100000 --seed 3 torch safetensors
 python -m benchmarks.fuzz --again torch 4711               # one input by its number
+python -m benchmarks.fuzz --sum a.json b.json --output c.json  # several campaigns as one
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import argparse
 import hashlib
 import json
 import os
+import resource
 import sys
 import time
 from pathlib import Path
@@ -45,7 +47,10 @@ def main() -> int:
     parser.add_argument("--output", type=Path, help="a file for the figures, as JSON")
     parser.add_argument("--again", nargs=2, metavar=("KIND", "NUMBER"), help="check one input")
     parser.add_argument("--corpus", type=Path, help="a folder of saved failures to check again")
+    parser.add_argument("--sum", nargs="+", type=Path, help="figures to add up", metavar="FILE")
     asked = parser.parse_args()
+    if asked.sum:
+        return _sum(asked.sum, asked.output)
     if asked.corpus:
         return _corpus(asked.corpus)
     if asked.again:
@@ -95,6 +100,38 @@ def _corpus(folder: Path) -> int:
     return int(wrong > 0)
 
 
+def _sum(files: list[Path], output: Path | None) -> int:
+    """Adds up the figures of several campaigns; prints them, and writes them if asked to."""
+    each = [json.loads(path.read_text(encoding="utf-8")) for path in files]
+    told: dict[str, Any] = {"commands": [one["command"] for one in each], "kinds": {}}
+    for name, value in each[0].items():
+        if name == "kinds":
+            for kind in dict.fromkeys(kind for one in each for kind in one[name]):
+                told["kinds"][kind] = _added([one["kinds"].get(kind, {}) for one in each])
+        elif name == "failures":
+            told[name] = _added([one[name] for one in each])
+        elif name == "failed":
+            told[name] = [failed for one in each for failed in one[name]]
+        elif name == "largest_process_mb":
+            told[name] = max(one[name] for one in each)
+        elif name in ("python", "cores"):
+            told[name] = value
+        elif isinstance(value, int):
+            told[name] = sum(one[name] for one in each)
+    text = json.dumps(told, indent=1) + "\n"
+    print(text, end="")
+    if output is not None:
+        output.write_text(text, encoding="utf-8")
+    return int(any(told["failures"].values()))
+
+
+def _added(each: list[dict[str, Any]]) -> dict[str, Any]:
+    """Returns sums by name, and the largest of what is the slowest."""
+    names = dict.fromkeys(name for one in each for name in one)
+    found = {name: [one[name] for one in each if name in one] for name in names}
+    return {name: max(v) if name == "slowest_s" else sum(v) for name, v in found.items()}
+
+
 def _save(failures: list[Failure], folder: Path) -> None:
     """Writes what failed, made small; the same input under the same name."""
     for failure in failures[:_MOST_MINIMISED]:
@@ -115,11 +152,20 @@ def _figures(tally: Tally, began: float) -> dict[str, Any]:
         "python": sys.version.split()[0],
         "cores": os.cpu_count(),
         "seconds": round(time.monotonic() - began),
+        "cpu_seconds": _cpu_seconds(),
         "inputs": tally.inputs.total(),
+        "distinct": len(set(tally.digests)),
+        "read_by_a_worker_with_limits": tally.by_worker,
+        "checked_by_the_command": tally.by_command,
+        "largest_process_mb": tally.memory >> 20,
         "compared_with_their_own_reader": tally.compared.total(),
         "failures": wrong,
         "kinds": {
-            kind: {"inputs": tally.inputs[kind], **dict(sorted(verdicts.items()))}
+            kind: {
+                "inputs": tally.inputs[kind],
+                "slowest_s": round(tally.slowest.get(kind, 0.0), 2),
+                **dict(sorted(verdicts.items())),
+            }
             for kind, verdicts in tally.verdicts.items()
         },
         "failed": [
@@ -127,6 +173,12 @@ def _figures(tally: Tally, began: float) -> dict[str, Any]:
             for one in tally.failures[:100]
         ],
     }
+
+
+def _cpu_seconds() -> int:
+    """Returns the processor time of this process and of those that have ended."""
+    both = map(resource.getrusage, (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    return round(sum(used.ru_utime + used.ru_stime for used in both))
 
 
 def _write(path: Path | None, tally: Tally, began: float) -> None:

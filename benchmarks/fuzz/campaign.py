@@ -1,13 +1,16 @@
 """Checks fuzzed files in processes that may die, and says what went wrong with which input.
 
-The processes check without the limits that ``nanguard check`` sets for itself, which is quick. What
-ends one of them, or makes nanguard fail, is checked again as a user would; only what goes wrong
-then counts.
+The processes check thousands of inputs each and read files themselves, which is quick. Every 16th
+input is read by a worker as ``nanguard check`` has them, with its limits, and every 1,000th of a
+kind by the command itself. What ends a process, or makes nanguard fail, is checked again by the
+command; only what goes wrong then counts.
 """
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
+import json
 import mmap
 import os
 import resource
@@ -17,6 +20,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from array import array
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -29,6 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from nanguard.check.outcome import Outcome
+    from nanguard.check.scan import Spread
 
 # What may go wrong with an input.
 WRONG = ("traceback", "died", "slow", "large", "clean-but-refused")
@@ -40,6 +45,8 @@ _HANGS = 180.0
 # What a process that is at work says: which input, and whether the format's own reader has it now.
 _SAYS = struct.Struct("<qqq")
 _CHECKING, _READING, _DONE = 0, 1, 2
+# Of how many inputs one is read by a worker that may die, and one is checked by the command.
+BY_WORKER, BY_COMMAND = 16, 1_000
 _TRIES = 300  # checks that making a failing input smaller may take
 
 
@@ -70,13 +77,23 @@ class Tally:
         inputs: How many inputs were checked, by kind.
         verdicts: How often ``clean``, ``findings`` and ``not checked`` came out, by kind.
         compared: How many clean files the format's own reader was asked about, by kind.
+        slowest: The processor time of the input that took longest, in seconds, by kind.
         failures: What went wrong.
+        digests: One number for each input; those that are alike have the same.
+        by_worker: How many inputs of data, checkpoints and logs a worker has read.
+        by_command: How many inputs the command has checked.
+        memory: The most that a process has held, in bytes, with every library that it loaded.
     """
 
     inputs: Counter[str] = field(default_factory=Counter)
     verdicts: dict[str, Counter[str]] = field(default_factory=dict)
     compared: Counter[str] = field(default_factory=Counter)
+    slowest: dict[str, float] = field(default_factory=dict)
     failures: list[Failure] = field(default_factory=list)
+    digests: array[int] = field(default_factory=lambda: array("Q"))
+    by_worker: int = 0
+    by_command: int = 0
+    memory: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,16 +117,22 @@ def _here(
     yield from (work(item, scan) for item in items)
 
 
-def check(kind: str, path: Path) -> Verdict:
-    """Checks a file and renders what came of it, as each format of the report does."""
+def check(kind: str, path: Path, spread: Spread = _here) -> Verdict:
+    """Checks a file and renders what came of it, as each format of the report does.
+
+    Args:
+        kind: What it is.
+        path: The file.
+        spread: Who reads data, checkpoints and logs.
+    """
     if kind in ("incident", "run"):
         return _shown(kind, path)
     from nanguard.check.engine import Check, Plan
     from nanguard.check.scan import Scan
+    from nanguard.cli.checking import rendered
     from nanguard.cli.commands.before import CheckOptions
-    from nanguard.cli.printing import rendered
 
-    outcome = Check(Plan(jobs=1, scan=Scan(threads=1, spread=_here))).run([str(path)])
+    outcome = Check(Plan(jobs=1, scan=Scan(threads=1, spread=spread))).run([str(path)])
     for form in ("text", "json", "github"):
         rendered(CheckOptions((str(path),), form=form), outcome)
     return verdict_of(outcome)
@@ -134,7 +157,7 @@ def _shown(kind: str, path: Path) -> Verdict:
     from nanguard.errors import NanguardError
     from nanguard.view.report.html import page
     from nanguard.view.report.incident_page import incident_page
-    from nanguard.view.report.judged import judge
+    from nanguard.view.report.verdict import judge
     from nanguard.view.runs import find_runs, open_run
 
     try:
@@ -216,15 +239,30 @@ class Campaign:
 
     def take(self, line: bytes) -> None:
         """Takes in what a process says about one input."""
-        kind, number, says, compared, why = line.decode("utf-8", "replace").split("\t", 4)
-        self.tally.inputs[kind] += 1
-        self.tally.verdicts[kind][says] += 1
-        self.tally.compared[kind] += int(compared)
+        about = json.loads(line)
+        kind, number, says, tally = about["kind"], about["number"], about["says"], self.tally
+        tally.inputs[kind] += 1
+        tally.verdicts[kind][says] += 1
+        tally.compared[kind] += about["compared"]
+        tally.by_worker += about["by_worker"]
+        tally.slowest[kind] = max(tally.slowest.get(kind, 0.0), about["seconds"])
+        tally.memory = max(tally.memory, about["memory"])
+        tally.digests.append(about["digest"])
         if says in ("traceback", "clean-but-refused"):
-            self.fail(kind, int(number), says, why)
+            self.fail(kind, number, says, about["why"])
+        elif (number + BY_COMMAND // 2) % BY_COMMAND == self._kinds.index(kind):
+            tally.by_command += 1
+            self.fail(kind, number, "", "")
 
     def fail(self, kind: str, number: int, what: str, why: str) -> None:
-        """Notes a failure, if it is one to a user, too."""
+        """Notes a failure, if it is one to a user, too.
+
+        Args:
+            kind: What the input is.
+            number: Its number.
+            what: What went wrong; empty if nothing did so far.
+            why: What was said about it.
+        """
         data = self.made(kind, number)
         if what != "clean-but-refused":
             what, why = as_a_user(kind, data)
@@ -316,45 +354,54 @@ class _Lane:
 
     def _work(self, pipe: int) -> None:
         """Checks inputs until there are no more."""
+        from nanguard.check.workers import Workers
+
         _hold_back()
         campaign = self._campaign
-        for number in range(self._next, sys.maxsize, self._lanes):
-            late = self._until is not None and time.monotonic() > self._until
-            if late or (self._count is not None and number >= self._count):
-                _SAYS.pack_into(self._shared, 0, number, _DONE, 0)
-                return
-            _SAYS.pack_into(self._shared, 0, number, _CHECKING, 0)
-            kind, at = campaign.named(number)
-            _allow(SECONDS)
-            what, compared, why = self._one(kind, campaign.made(kind, at), number)
-            said = "\t".join([kind, str(at), what, str(int(compared)), " ".join(why.split())])
-            os.write(pipe, said.encode("utf-8", "replace") + b"\n")
+        with Workers() as workers:
+            for number in range(self._next, sys.maxsize, self._lanes):
+                late = self._until is not None and time.monotonic() > self._until
+                if late or (self._count is not None and number >= self._count):
+                    _SAYS.pack_into(self._shared, 0, number, _DONE, 0)
+                    return
+                _SAYS.pack_into(self._shared, 0, number, _CHECKING, 0)
+                kind, at = campaign.named(number)
+                data = campaign.made(kind, at)
+                by_worker = at % BY_WORKER == 0
+                spent = _allow(SECONDS)
+                spread = workers.spread if by_worker else _here
+                says, compared, why = self._one(kind, data, number, spread)
+                used = resource.getrusage(resource.RUSAGE_SELF)
+                about = {
+                    "kind": kind,
+                    "number": at,
+                    "says": says,
+                    "compared": compared,
+                    "by_worker": by_worker and KINDS[kind].scanned,
+                    "seconds": used.ru_utime + used.ru_stime - spent,
+                    "memory": used.ru_maxrss << 10,
+                    "digest": int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "big"),
+                    "why": why,
+                }
+                os.write(pipe, json.dumps(about).encode() + b"\n")
 
-    def _one(self, kind: str, data: bytes, number: int) -> tuple[str, bool, str]:
+    def _one(self, kind: str, data: bytes, number: int, spread: Spread) -> tuple[str, bool, str]:
         """Returns what came of an input, whether it was compared, and why it failed."""
-        path = self._folder / KINDS[kind].file
+        folder = self._folder / kind  # of its own: no input may find what is of another kind
+        path = folder / KINDS[kind].file
+        folder.mkdir(exist_ok=True)
         path.write_bytes(data)
         try:
-            verdict = check(kind, path)
+            verdict = check(kind, path, spread)
+            if verdict.failed:
+                return "traceback", False, verdict.failed
+            if verdict.says != "clean":
+                return verdict.says, False, ""
+            _SAYS.pack_into(self._shared, 0, number, _READING, 0)
+            why = refusal(kind, path)
         except BaseException as error:  # noqa: BLE001 - this is what is looked for
             return "traceback", False, f"{type(error).__name__}: {error}"[:300]
-        finally:
-            _clear(self._folder, path)
-        if verdict.failed:
-            return "traceback", False, verdict.failed
-        if verdict.says != "clean":
-            return verdict.says, False, ""
-        path.write_bytes(data)
-        _SAYS.pack_into(self._shared, 0, number, _READING, 0)
-        why = refusal(kind, path)
-        _clear(self._folder, path)
         return ("clean", True, "") if why is None else ("clean-but-refused", True, why)
-
-
-def _clear(folder: Path, path: Path) -> None:
-    path.unlink(missing_ok=True)
-    for other in folder.iterdir():  # no input may find what another has left
-        other.unlink()
 
 
 def _hold_back() -> None:
@@ -364,6 +411,8 @@ def _hold_back() -> None:
     nowhere = os.open(os.devnull, os.O_RDWR)
     for stream in (0, 1, 2):
         os.dup2(nowhere, stream)
+    os.environ["POLARS_MAX_THREADS"] = "1"  # handing small files to threads takes longer
+    os.environ["RUST_BACKTRACE"] = "0"  # and so does naming each function of a panic
     import nanguard.check.engine  # noqa: F401 - imported once, and not for the first input
 
     with Path("/proc/self/status").open(encoding="ascii", errors="replace") as file:
@@ -372,10 +421,13 @@ def _hold_back() -> None:
     resource.setrlimit(resource.RLIMIT_DATA, (held + MEMORY + (1 << 29), resource.RLIM_INFINITY))
 
 
-def _allow(seconds: float) -> None:
+def _allow(seconds: float) -> float:
+    """Allows so much more processor time; returns what was used so far."""
     used = resource.getrusage(resource.RUSAGE_SELF)
-    spent = int(used.ru_utime + used.ru_stime)
-    resource.setrlimit(resource.RLIMIT_CPU, (spent + int(seconds) + 1, resource.RLIM_INFINITY))
+    spent = used.ru_utime + used.ru_stime
+    most = int(spent) + int(seconds) + 1
+    resource.setrlimit(resource.RLIMIT_CPU, (most, resource.RLIM_INFINITY))
+    return spent
 
 
 def as_a_user(kind: str, data: bytes) -> tuple[str, str]:

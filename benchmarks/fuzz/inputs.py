@@ -10,6 +10,8 @@ from __future__ import annotations
 import functools
 import json
 import random
+import struct
+import zlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +21,9 @@ from benchmarks.fuzz.mutations import mutated
 TESTS = Path(__file__).resolve().parents[2] / "tests"
 # Larger seeds are slower to check, and most of them is numbers.
 _LARGEST_SEED = 24 << 10
+# Of long texts, most inputs come from the first lines: all there is to get wrong is in those.
+_SHORT_TEXT = 1 << 10
+_SHARE_OF_SHORT = 0.9
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,19 +34,21 @@ class Kind:
         file: How a file of this kind is called.
         form: What it is made of, for ``mutated``.
         seeds: Where seeds are, as patterns below ``tests``.
+        scanned: Whether a worker reads it: data, checkpoints and logs.
     """
 
     file: str
     form: str
     seeds: tuple[str, ...] = ()
+    scanned: bool = True
 
 
 KINDS: dict[str, Kind] = {
-    "python": Kind("train.py", "words", ("lint/own/*/*.py", "cases/own/*.py")),
-    "notebook": Kind("train.ipynb", "json"),
-    "yaml": Kind("config.yaml", "words", ("configs/own/*/*.yaml", "configs/own/*/*.yml")),
-    "json-config": Kind("config.json", "json", ("configs/own/*/*.json",)),
-    "toml": Kind("config.toml", "words", ("configs/own/*/*.toml",)),
+    "python": Kind("train.py", "words", ("lint/own/*/*.py", "cases/own/*.py"), scanned=False),
+    "notebook": Kind("train.ipynb", "json", scanned=False),
+    "yaml": Kind("config.yaml", "words", ("configs/own/*/*.y*ml",), scanned=False),
+    "json-config": Kind("config.json", "json", ("configs/own/*/*.json",), scanned=False),
+    "toml": Kind("config.toml", "words", ("configs/own/*/*.toml",), scanned=False),
     "csv": Kind("train.csv", "text", ("data_cases/own/**/*.csv",)),
     "jsonl": Kind("train.jsonl", "lines", ("data_cases/own/**/*.jsonl",)),
     "json-data": Kind("train.json", "json"),
@@ -57,9 +64,10 @@ KINDS: dict[str, Kind] = {
     "csv-log": Kind("metrics.csv", "text", ("logs/own/*.csv", "logs/own/*/*/*.csv")),
     "jsonl-log": Kind("metrics.jsonl", "lines", ("logs/own/*.jsonl",)),
     "trainer-state": Kind("trainer_state.json", "json", ("logs/own/**/*.json",)),
-    "tensorboard": Kind("events.out.tfevents.1.host.1.0", "bytes", ("logs/own/tb_*/*",)),
-    "incident": Kind("incident.json", "json"),
-    "run": Kind("events.jsonl", "lines"),
+    "tensorboard": Kind("events.out.tfevents.1.host.1.0", "events", ("logs/own/tb_*/*",)),
+    "wandb": Kind("run-a.wandb", "blocks"),
+    "incident": Kind("incident.json", "json", scanned=False),
+    "run": Kind("events.jsonl", "lines", scanned=False),
 }
 
 
@@ -85,7 +93,18 @@ def input_of(kind: str, seed: int, number: int) -> bytes:
     """
     rng = random.Random(f"{seed}/{kind}/{number}")  # noqa: S311 - it has to be repeatable
     known = seeds(kind)
-    return mutated(rng.choice(known), known, KINDS[kind].form, rng)
+    data = rng.choice(known)
+    if KINDS[kind].form in ("text", "lines", "words") and rng.random() < _SHARE_OF_SHORT:
+        data = _first_lines(data)
+    return mutated(data, known, KINDS[kind].form, rng)
+
+
+def _first_lines(data: bytes) -> bytes:
+    """Returns the whole lines at the beginning of a text, and at least one."""
+    if len(data) <= _SHORT_TEXT:
+        return data
+    end = data.rfind(b"\n", 0, _SHORT_TEXT) + 1
+    return data[: end or len(data)]
 
 
 def _notebooks() -> list[bytes]:
@@ -142,7 +161,32 @@ def _events() -> list[bytes]:
     return ["".join(json.dumps(one) + "\n" for one in rows).encode() for rows in (lines, steps)]
 
 
+def _offline_runs() -> list[bytes]:
+    """Returns short runs as W&B keeps them: blocks of records with checksums."""
+
+    def field(number: int, data: bytes) -> bytes:
+        return varint(number << 3 | 2) + varint(len(data)) + data
+
+    def varint(value: int) -> bytes:
+        more = value >> 7
+        return bytes([value & 127 | 128]) + varint(more) if more else bytes([value])
+
+    out = []
+    for bad in (99, 7):
+        data = b":W&B\xe1\xbe\x00"
+        for step in range(12):
+            row = {"train/loss": "NaN" if step >= bad else str(1 / (step + 1)), "lr": "0.001"}
+            items = [field(1, key.encode()) + field(16, row[key].encode()) for key in row]
+            history = b"".join(field(1, item) for item in items)
+            record = b"\x08" + varint(step) + field(2, history + field(2, b"\x08" + varint(step)))
+            checksum = zlib.crc32(b"\x01" + record)
+            data += struct.pack("<IHB", checksum, len(record), 1) + record
+        out.append(data)
+    return out
+
+
 _MADE: dict[str, Any] = {
+    "wandb": _offline_runs,
     "notebook": _notebooks,
     "json-data": _lists,
     "incident": _incidents,

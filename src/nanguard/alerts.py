@@ -1,8 +1,8 @@
 """Tells somebody that a run needs them: a webhook, a mail, a command.
 
 Alerts are sent by a thread of their own. Nothing that goes wrong with one reaches the run: it does
-not wait, it does not fail, and what could not be sent is said once. The addresses of webhooks are
-secrets. They are kept in this process only, and are not part of any message, log or file.
+not wait, it does not fail, and what could not be sent is reported once. The addresses of webhooks
+are secrets. They are kept in this process only, and are not part of any message, log or file.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ class Alert:
 
 
 class Receiver(Protocol):
-    """Somebody who is told.
+    """Somebody who receives alerts.
 
     Attributes:
         name: How the receiver is called in messages; never its address.
@@ -258,14 +258,14 @@ class CommandReceiver:
         # The command line of Windows puts values into the text before it reads it.
         shell = ["/bin/sh", "-c", self._command]
         words = shlex.split(self._command) if os.name == "nt" else shell
-        told = {f"NANGUARD_{name.upper()}": str(value) for name, value in _fields(alert).items()}
+        fields = {f"NANGUARD_{name.upper()}": str(value) for name, value in _fields(alert).items()}
         try:
             process = subprocess.Popen(  # noqa: S603 - the user's own command
                 words,
                 stdin=subprocess.DEVNULL,
                 stdout=self._output,
                 stderr=self._output,
-                env={**os.environ, **told},
+                env={**os.environ, **fields},
                 start_new_session=True,
             )
         except OSError as error:
@@ -283,7 +283,7 @@ class Alerts:
     """Sends alerts beside whatever else is done. Can be given to a guard as ``on_event``.
 
     Args:
-        receivers: Who is told.
+        receivers: Who receives the alerts.
         run: Which run it is about, where an alert does not say.
         cool_down: Seconds before the same kind of alert about the same run is sent again.
         on_problem: Called, in another thread, with what went wrong; it is kept for ``problems``
@@ -334,9 +334,9 @@ class Alerts:
         self._last[key] = now
         more = self._held_back.pop(key, 0)
         since = f" (and {more} more of this kind since the last alert)" if more else ""
-        told = replace(alert, run=alert.run or self._run, text=hidden(f"{alert.text}{since}"))
+        sent = replace(alert, run=alert.run or self._run, text=hidden(f"{alert.text}{since}"))
         try:
-            self._waiting.put_nowait(told)
+            self._waiting.put_nowait(sent)
         except queue.Full:
             return
         self._start()
@@ -367,12 +367,12 @@ class Alerts:
             atexit.register(self.close)
 
     def _work(self) -> None:
-        told: set[str] = set()
+        failed: set[str] = set()
         while (alert := self._waiting.get()) is not None:
             for receiver in self._receivers:
                 problem = _sent(receiver, alert)
-                if problem and receiver.name not in told:
-                    told.add(receiver.name)
+                if problem and receiver.name not in failed:
+                    failed.add(receiver.name)
                     self._on_problem(f"no alert reached the {receiver.name}: {problem}")
 
 

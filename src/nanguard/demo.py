@@ -28,7 +28,7 @@ from nanguard.run.command import run_command
 from nanguard.testing.faults import inject
 from nanguard.view.report.html import page
 from nanguard.view.report.incident_page import incident_page
-from nanguard.view.report.judged import judge
+from nanguard.view.report.verdict import judge
 from nanguard.view.runs import find_runs, open_run
 
 if TYPE_CHECKING:
@@ -94,7 +94,7 @@ class Faults:
 
 
 class Story:
-    """One training run, which can be told several ways."""
+    """One training run, which can be shown several ways."""
 
     def __init__(self, steps: int) -> None:
         self.faults = Faults(batch=steps // 3, gradient=steps // 2, spike=3 * steps // 4)

@@ -220,7 +220,7 @@ class Incident(Mapping[str, Any]):
         schema = content.get("schema") if isinstance(content, dict) else None
         if not isinstance(schema, str) or schema.rpartition("/")[0] != SCHEMA.rpartition("/")[0]:
             raise IncidentError(
-                f"this is no incident: its schema is {str(schema)[:80]!r}.",
+                f"this is not an incident: its schema is {str(schema)[:80]!r}.",
                 where=where,
                 do=f"Give a folder that holds an {NAME} of schema {SCHEMA}.",
             )

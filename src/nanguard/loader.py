@@ -63,7 +63,7 @@ def check_loader(
     known = {one.name for one in dataclasses.fields(Expected)}
     if wrong := sorted(set(expected) - known):
         raise UsageError(
-            f"check_loader knows no {', '.join(wrong)}",
+            f"check_loader has no option {', '.join(wrong)}",
             where="nanguard.check_loader",
             do=f"Use one of {', '.join(sorted(known))}.",
         )

@@ -18,19 +18,30 @@ _WORDS = (
     r"(?:api[_-]?key|secret|passw(?:or)?d|passphrase|credential|access[_-]?key|private[_-]?key|"
     r"auth[_-]?token)"
 )
-_VALUE = r"(?:\"[^\"\n]*\"|'[^'\n]*'|[^\s,}\]\"']+)"
+_VALUE = r"(?:\"[^\"\n]*\"|'[^'\n]*'|\[[^\]\n]*\]?|[^\s,}\]\"']+)"
 _SWITCH = r"(?![\"']?(?:true|false|null|none|~|yes|no|on|off)[\"']?\s*(?:[,}\]#\n]|$))"
 # A key and its value: in YAML, TOML, JSON, shell; in one line or one of many in a line.
 _PAIR = re.compile(rf"(?i)(?P<key>{_WORDS}[\w-]{{0,80}}[\"']?[ \t]*[:=][ \t]*){_SWITCH}{_VALUE}")
+# A text of several lines below its key, as YAML has them: the lines that are further in.
+_BLOCK = re.compile(
+    rf"(?im)^(?P<key>(?P<indent>[ \t]*)[\w\"'.-]{{0,80}}{_WORDS}[\w-]{{0,80}}[\"']?[ \t]*:[ \t]*)"
+    r"[|>][-+\d]{0,3}[ \t]*(?:\n(?:[ \t]*$|(?P=indent)[ \t]+[^\n]*))+"
+)
 # A token is mostly a word of a text: only what is long is one that opens a door.
 _TOKEN = re.compile(r"(?i)(?P<key>token[\"']?[ \t]*[:=][ \t]*)[\"']?[\w\-+/=.]{12,}[\"']?")
 _OPTION = re.compile(
     rf"(?i)(?P<key>(?<!\S)--?[\w-]{{0,80}}(?:{_WORDS}[\w-]{{0,80}}|token)[ =])(?!-){_VALUE}"
 )
 # Keys of well-known services, and passwords in addresses. A W&B key is 40 hexadecimal digits, and
-# so is a commit, which is told by the word before it.
+# so is a commit, which is known by the word before it.
 _KNOWN = re.compile(
     r"\b(?:sk-|hf_|gh[pousr]_|github_pat_|glpat-|xox[abp]-|AKIA)[\w-]{12,}"
+    r"|\beyJ[\w-]{8,}\.[\w-]{8,}\.[\w-]*"
+    r"|-----BEGIN [A-Z ]{0,40}PRIVATE KEY-----[^-]*"
+    r"|(?P<header>(?i:\bauthorization[\"']?[ \t]*[:=][ \t]*[\"']?(?:bearer|basic|token)?|\bbearer)"
+    r"[ \t]+)[\w\-+/=.~]{12,}"
+    r"|(?P<signed>(?i:\b(?:X-Amz-Signature|X-Goog-Signature|AccountKey|SharedAccessKey|sig)=))"
+    r"[\w+/=%-]{12,}"
     r"|(?P<hook>https://(?:hooks\.slack\.com/|(?:\w+\.)?discord(?:app)?\.com/api/webhooks/|"
     r"[\w.-]{1,200}\.(?:webhook\.office|logic\.azure|powerplatform)\.com[:\d]{0,6}/))[^\s\"']+"
     r"|(?P<user>://[^\s/:@]{1,80}:)[^\s/@]{1,200}(?=@)"
@@ -47,13 +58,14 @@ _DEEPEST = 100
 
 def hidden(text: str) -> str:
     """Returns a text without what looks like a key or a password."""
-    for pattern in (_PAIR, _TOKEN, _OPTION):
+    for pattern in (_BLOCK, _PAIR, _TOKEN, _OPTION):
         text = pattern.sub(rf"\g<key>{HIDDEN}", text)
     return _KNOWN.sub(_known, text)
 
 
 def _known(found: re.Match[str]) -> str:
-    return found["commit"] or f"{found['hook'] or found['user'] or ''}{HIDDEN}"
+    kept = (found[name] for name in ("hook", "user", "header", "signed"))
+    return found["commit"] or f"{next(filter(None, kept), '')}{HIDDEN}"
 
 
 def hidden_words(command: Sequence[str]) -> list[str]:
@@ -89,8 +101,13 @@ def _hidden_tree(value: Any, deeper: int) -> Any:
 
 
 def _hidden_value(key: Any, value: Any, deeper: int) -> Any:
-    telling = isinstance(key, str) and isinstance(value, str) and _NAMES_SECRET.search(key)
-    short = isinstance(key, str) and key.lower().endswith("token") and len(str(value)) < 12
-    if telling and not short and value.lower() not in _SWITCHES:
-        return HIDDEN
-    return _hidden_tree(value, deeper)
+    if not isinstance(key, str) or not _NAMES_SECRET.search(key) or deeper <= 0:
+        return _hidden_tree(value, deeper)
+    if isinstance(value, (list, tuple)):
+        return [_hidden_value(key, inner, deeper - 1) for inner in value]
+    if isinstance(value, dict):
+        return {name: _hidden_value(key, inner, deeper - 1) for name, inner in value.items()}
+    short = key.lower().endswith("token") and len(str(value)) < 12
+    if short or value is None or isinstance(value, bool) or str(value).lower() in _SWITCHES:
+        return _hidden_tree(value, deeper)
+    return HIDDEN

@@ -7,8 +7,8 @@ never ``isnan`` (which lets Inf through), ``where`` and never a product with zer
 
 from __future__ import annotations
 
+import math
 from functools import reduce
-from operator import attrgetter
 from typing import TYPE_CHECKING, cast
 
 import torch
@@ -24,7 +24,10 @@ _PLAIN = (torch.Tensor, torch.nn.Parameter)
 # Values of a gradient that is put together with others, and how many such gradients are worth it.
 _SMALL, _FEW = 4096, 4
 _ONLY_TENSORS = {torch.Tensor}
-_KIND = attrgetter("dtype", "layout", "is_cpu", "requires_grad")
+# Below, squares of single precision are so small that they lose digits.
+_LEAST_SQUARES = 1e-30
+# As torch has it: what a script reads goes through a function of ours.
+_as_number = torch._C.TensorBase.item
 
 
 def within(value: Tensor, limit: float) -> Tensor:
@@ -110,28 +113,39 @@ def _flags_on_cpu(tensors: list[Tensor]) -> Tensor:
     return flags
 
 
-def norm_at_hand(gradients: Sequence[Tensor]) -> Tensor | None:
+def norm_at_hand(gradients: list[Tensor]) -> float | None:
     """Returns the norm of gradients on a CPU; None for other kinds of gradients.
 
     Small ones are put together first: to look at one costs more than to copy it.
     """
-    if set(map(type, gradients)) != _ONLY_TENSORS or len(kinds := set(map(_KIND, gradients))) > 1:
+    if not gradients[0].is_cpu or set(map(type, gradients)) != _ONLY_TENSORS:
         return None
-    _, layout, on_cpu, in_graph = kinds.pop()
-    if not on_cpu or in_graph or layout is not torch.strided:
-        return None
-    sizes = [grad.numel() for grad in gradients]
-    if max(sizes) <= _SMALL:
-        small, large = gradients, []
-    else:
-        small = [grad for grad, size in zip(gradients, sizes, strict=True) if size <= _SMALL]
-        large = [grad for grad, size in zip(gradients, sizes, strict=True) if size > _SMALL]
+    small = [grad for grad in gradients if grad.numel() <= _SMALL]
     if len(small) < _FEW:
         return None
-    norm = torch.linalg.vector_norm(_flatten_dense_tensors(small))
-    if large:
-        norm = torch.linalg.vector_norm(torch.stack([norm, *torch._foreach_norm(large, 2.0)]))
-    return cast("Tensor", norm)
+    try:
+        flat = _flatten_dense_tensors(small)
+    except RuntimeError:  # sparse ones, or on several devices
+        return None
+    norm = _norm_of(flat)
+    if norm is None or len(small) == len(gradients):
+        return norm
+    large = [grad for grad in gradients if grad.numel() > _SMALL]
+    if any(grad.dtype is not flat.dtype or grad.layout is not torch.strided for grad in large):
+        return None
+    others = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(large, 2.0)))
+    return math.hypot(norm, _as_number(others))
+
+
+def _norm_of(flat: Tensor) -> float | None:
+    """Returns the norm of a vector, quickly where its squares neither overflow nor vanish."""
+    if flat.is_complex():
+        return None
+    if flat.element_size() >= 4:
+        squares = _as_number(flat.dot(flat))
+        if _LEAST_SQUARES < squares < math.inf:
+            return math.sqrt(squares)
+    return _as_number(torch.linalg.vector_norm(flat))
 
 
 class Gradients:

@@ -43,8 +43,10 @@ TRACKERS = "trackers"
 SUPERSEDED = ".superseded.jsonl"
 # The event that says so stays, however often a run goes on from the same snapshot.
 _KEPT_EVENT = "resumed"
-_QUEUE = 100_000
-_BLOCK = 1 << 16
+# Lines that wait to be written.
+_MOST_QUEUED = 100_000
+# Bytes that are read at once from the end of a file.
+_BLOCK_BYTES = 1 << 16
 _FLUSH_SECONDS = 0.25
 
 
@@ -68,7 +70,7 @@ class RunRecord:
         self._on_failure = on_failure
         self._failed = False
         self._torn: set[str] = set()
-        self._lines: queue.Queue[_Lines | _Flush | None] = queue.Queue(_QUEUE)
+        self._lines: queue.Queue[_Lines | _Flush | None] = queue.Queue(_MOST_QUEUED)
         # Set if somebody waits for what is written.
         self._hurry = threading.Event()
         self._thread = threading.Thread(target=self._work, name="nanguard-record", daemon=True)
@@ -132,7 +134,7 @@ class RunRecord:
         return cut
 
     def close(self) -> None:
-        """Writes what is left, ends the thread and gives the folder back."""
+        """Writes what is still queued, ends the thread and gives the folder back."""
         self._finalizer()
 
     def _put(self, file: str, lines: list[dict[str, Any]]) -> None:
@@ -244,7 +246,7 @@ def _cut_torn_line(path: Path) -> None:
         end = file.seek(0, os.SEEK_END)
         at = end
         while at > 0:
-            begin = max(0, at - _BLOCK)
+            begin = max(0, at - _BLOCK_BYTES)
             file.seek(begin)
             found = file.read(at - begin).rfind(b"\n")
             if found >= 0:

@@ -17,7 +17,7 @@ from nanguard.advice.checklist_points import Answer, all_points
 from nanguard.check.engine import Check, Plan
 from nanguard.check.rule import all_rules
 from nanguard.check.selection import Selection
-from nanguard.view.report.checklist_text import as_text
+from nanguard.cli.checklist_report import checklist_as_text
 
 LOOP = """
     import torch
@@ -385,7 +385,7 @@ def test_what_cannot_be_read_is_said_and_the_rest_is_answered(tmp_path: Path):
         "broken.py",
         "deep.py",
     ]
-    page = as_text(filled)
+    page = checklist_as_text(filled)
     assert "is not valid Python" in page
     assert "train.py:7" in page
 
@@ -394,7 +394,7 @@ def test_names_of_files_cannot_write_to_the_terminal(tmp_path: Path):
     (tmp_path / "a\x1b[31m.py").write_text(textwrap.dedent(LOOP))
     check = Check(Plan(root=str(tmp_path), jobs=1))
     check.run([str(tmp_path)])
-    assert "\x1b" not in as_text(fill_in(check, [str(tmp_path)]))
+    assert "\x1b" not in checklist_as_text(fill_in(check, [str(tmp_path)]))
 
 
 def test_the_command_answers_in_text_and_ends_with_1_where_something_is_missing(tmp_path: Path):

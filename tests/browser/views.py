@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from nanguard.view.report.html import page
-from nanguard.view.report.judged import judge
+from nanguard.view.report.verdict import judge
 from nanguard.view.runs import open_runs
 
 if TYPE_CHECKING:

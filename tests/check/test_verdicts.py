@@ -151,7 +151,7 @@ def test_an_index_that_is_cut_off_is_an_error(tmp_path: Path, kept: int):
 def test_an_empty_run_of_wandb_is_never_clean(tmp_path: Path, content: bytes):
     (tmp_path / "run-1.wandb").write_bytes(content)
     report = unable("run-1.wandb", cwd=tmp_path)
-    assert reasons(report)["run-1.wandb"] == "the file holds no whole record"
+    assert reasons(report)["run-1.wandb"] == "the file holds no complete record"
     assert report["checked"] == []
 
 

@@ -12,9 +12,8 @@ import pytest
 from nanguard.cli.command_line import CommandLineError, read
 from nanguard.cli.commands import BY_NAME, COMMANDS
 from nanguard.cli.commands.before import CheckOptions
-from nanguard.cli.completion import script
 from nanguard.cli.entry import run
-from nanguard.cli.help_pages import command_help, program_help, reference
+from nanguard.cli.help_pages import command_help, program_help, reference, script
 from nanguard.errors import UsageError
 
 ROOT = Path(__file__).parents[2]

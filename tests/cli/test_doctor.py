@@ -47,6 +47,15 @@ def answer(**told: object) -> str:
     return f"echo '{json.dumps({**usual, **told})}'"
 
 
+def test_nothing_of_the_current_folder_is_imported(tmp_path: Path, monkeypatch, capsys):
+    for name in ("torch", "json"):
+        (tmp_path / f"{name}.py").write_text("open('ran', 'w').close()\n")
+    monkeypatch.chdir(tmp_path)
+    _, found = asked(capsys, "--python", sys.executable)
+    assert found["torch"]["found"] == torch.__version__
+    assert not (tmp_path / "ran").exists()
+
+
 def test_a_python_without_torch(tmp_path: Path, capsys):
     other = python(tmp_path, answer(error="No module named torch"))
     code, found = asked(capsys, "--python", other)

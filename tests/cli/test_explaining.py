@@ -96,8 +96,8 @@ def test_replay_shows_every_operation(incident, tmp_path):
         ('{"schema": "nanguard.inci', "not complete JSON"),
         ("[" * 100_000, "not complete JSON"),
         ('{"schema": "nanguard.incident/2"}', "this version reads"),
-        ('{"schema": "other/1"}', "this is no incident"),
-        ("[]", "this is no incident"),
+        ('{"schema": "other/1"}', "this is not an incident"),
+        ("[]", "this is not an incident"),
         ('{"schema": "nanguard.incident/1", "fixes": "none"}', "'fixes' holds str"),
     ],
 )

@@ -12,7 +12,7 @@ import nanguard.check.code.rules
 import nanguard.diagnose
 from nanguard.diagnose.causes.empty_reduction import _sum_by_count
 from nanguard.diagnose.repairs import call_with
-from nanguard.source.python_file import SourceFile, argument
+from nanguard.source.edits import SourceFile, argument
 
 PACKAGES = (nanguard.diagnose, nanguard.check.code.rules)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from nanguard.diagnose.case import Case
+from nanguard.diagnose.cause import Case
 from nanguard.diagnose.rewrites import (
     binary_cross_entropy,
     log_softmax,

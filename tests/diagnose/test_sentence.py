@@ -8,10 +8,9 @@ import runpy
 import pytest
 import torch
 
-from nanguard.diagnose.case import Case
+from nanguard.diagnose.cause import Case
 from nanguard.diagnose.causes.exploding_optimization import ExplodingOptimization
-from nanguard.diagnose.lab import Lab
-from nanguard.diagnose.limits import Budget, limits_for
+from nanguard.diagnose.lab import Budget, Lab, limits_for
 from nanguard.diagnose.repairs import bounded_divisor, clipped_gradients, inside_a_library
 from nanguard.diagnose.sentence import item_in_words, sentence, users_site
 from nanguard.diagnose.session import drift_behind

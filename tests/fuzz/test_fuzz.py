@@ -75,7 +75,7 @@ def test_seeds_are_read_without_a_complaint(tmp_path: Path):
 def test_failures_are_found_named_and_made_small(monkeypatch: pytest.MonkeyPatch):
     """A check that cannot bear one byte: every way in which it may fail is told apart."""
 
-    def fragile(_kind: str, path: Path) -> campaign.Verdict:
+    def fragile(_kind: str, path: Path, _spread: Any = None) -> campaign.Verdict:
         data = path.read_bytes()
         if b"\xfe" in data:
             raise KeyError("fragile")
@@ -95,7 +95,7 @@ def test_failures_are_found_named_and_made_small(monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_process_that_dies_costs_one_input(monkeypatch: pytest.MonkeyPatch):
-    def deadly(_kind: str, path: Path) -> campaign.Verdict:
+    def deadly(_kind: str, path: Path, _spread: Any = None) -> campaign.Verdict:
         if b"die" in path.read_bytes():
             os.kill(os.getpid(), signal.SIGKILL)
         return campaign.Verdict("not checked")

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from nanguard import Guard, Settings
 from nanguard.guard.gate import Gate
 from nanguard.guard.rng import RandomStreams
-from nanguard.signals.spikes import LARGEST
+from nanguard.signals import LARGEST
 from tests.training import QUIET, Net, Run, adamw, batches, differences, poisoned, without
 
 pytestmark = [

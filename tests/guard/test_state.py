@@ -18,9 +18,8 @@ from nanguard.errors import SnapshotError, UsageError
 from nanguard.guard.judge import Judge, Reading
 from nanguard.guard.policy import Policy, Trouble
 from nanguard.guard.rng import RandomStreams
-from nanguard.signals.drift import DriftWatch, ScaleWatch
-from nanguard.signals.spikes import SpikeWindow
-from nanguard.snapshots.portable import from_portable, portable
+from nanguard.signals import DriftWatch, ScaleWatch, SpikeWindow
+from nanguard.snapshots.disk import from_portable, portable
 from tests.training import QUIET, Net, Run, batches, differences, poisoned, seed_all
 
 if TYPE_CHECKING:

@@ -109,7 +109,7 @@ def test_data_that_can_be_had_only_once(tmp_path, way):
     assert printed[0] == printed[1]
 
 
-@pytest.mark.parametrize("way", ["raise", "leave", "helper", "attribute", "gradient"])
+@pytest.mark.parametrize("way", ["raise", "leave", "helper", "attribute", "gradient", "class"])
 def test_script_without_a_model_that_ends_itself(tmp_path, way):
     run(tmp_path, "bare.py", way)
     (incident,) = found_in(tmp_path)
@@ -118,6 +118,48 @@ def test_script_without_a_model_that_ends_itself(tmp_path, way):
     assert incident["origin"]["line"] == line_of("bare.py", mark)
     cause = "gradient-singularity" if way == "gradient" else "log-or-sqrt-domain"
     assert incident["cause"]["code"] == cause
+
+
+@pytest.mark.parametrize(
+    ("way", "mark", "cause"),
+    [
+        ("value", "FAULT", "log-or-sqrt-domain"),
+        ("each sample", "FAULT", "log-or-sqrt-domain"),
+        ("one tensor", "FAULT", "log-or-sqrt-domain"),
+        ("gradient", "FAULT IN BACKWARD", "gradient-singularity"),
+        ("log", "FAULT IN LOG", "log-or-sqrt-domain"),
+    ],
+)
+def test_gradients_of_torch_func(tmp_path, way, mark, cause):
+    done = run(tmp_path, "func.py", way, "7")
+    (incident,) = found_in(tmp_path)
+    assert (incident["step"], incident["replay"]["method"]) == (7, "in-place"), done.stderr
+    assert (incident["origin"]["line"], incident["cause"]["code"]) == (
+        line_of("func.py", mark),
+        cause,
+    )
+    assert any(fix["verified"] for fix in incident["fixes"])
+    sums = [line.split()[1] for line in done.stdout.splitlines()]
+    assert sums[7] == sums[6] != sums[8]
+    assert "nan" not in sums
+
+
+def test_gradients_of_torch_func_that_are_not_the_whole_update(tmp_path):
+    done = run(tmp_path, "func.py", "newton", "7", options=("--no-trace",))
+    assert "parameter of the script's own is not finite" in done.stderr
+    assert "nothing can be put back" in done.stderr
+    assert len(found_in(tmp_path)) == 2
+
+
+@pytest.mark.parametrize("way", ["value", "each sample", "one tensor", "newton", "slope"])
+def test_healthy_gradients_of_torch_func_are_left_alone(tmp_path, way):
+    words = [sys.executable, str(SCRIPTS / "func.py"), way, "-1"]
+    env = {**os.environ, "OMP_NUM_THREADS": "1"}
+    plain = subprocess.run(words, capture_output=True, text=True, check=True, env=env)
+    done = run(tmp_path, "func.py", way, "-1")
+    assert done.stdout == plain.stdout
+    assert not found_in(tmp_path)
+    assert "bad" not in done.stderr
 
 
 def test_results_that_cannot_be_looked_at_are_counted(tmp_path):
@@ -149,8 +191,21 @@ def test_what_is_open_already_is_not_written_to(tmp_path):
             assert path.read_bytes() == (tmp_path / "traced" / path.name).read_bytes(), path.name
 
 
-@pytest.mark.parametrize("step", [7, 0])
-@pytest.mark.parametrize(("way", "code"), [("raise", 1), ("leave", 5), ("quit", 5)])
+@pytest.mark.parametrize(
+    ("way", "code", "step"),
+    [
+        ("raise", 1, 7),
+        ("raise", 1, 0),
+        ("leave", 5, 7),
+        ("leave", 5, 0),
+        ("quit", 5, 7),
+        ("class", 0, 7),
+        ("class", 0, 0),
+        ("instance", 5, 7),
+        ("at once", 5, 7),
+        ("break", 0, 7),
+    ],
+)
 def test_script_that_ends_itself(tmp_path, way, code, step):
     done = run(tmp_path, "ends.py", way, *(["at once"] if step == 0 else []))
     assert done.returncode == code
@@ -158,4 +213,13 @@ def test_script_that_ends_itself(tmp_path, way, code, step):
     assert (incident["step"], incident["by_script"]) == (step, True)
     assert incident["origin"]["line"] == POOLED[1]
     assert incident["cause"]["code"] == POOLED[2]
-    assert "script" in incident["action"]["reason"]
+    assert "the script ended itself" in incident["action"]["reason"]
+
+
+@pytest.mark.parametrize("end", ["read", "raise SystemExit"])
+def test_an_infinity_that_is_meant_at_the_end_is_nobodys_business(tmp_path, end):
+    done = run(tmp_path, "meant.py", end)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == "the end -inf"
+    assert not found_in(tmp_path)
+    assert "nanguard" not in done.stderr

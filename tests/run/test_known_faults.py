@@ -34,7 +34,7 @@ seen = 0
 model = nn.Linear(4, 1)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
 for epoch in range(9):
-    loader = DataLoader(TensorDataset(data), batch_size=4, shuffle=True)
+    loader = DataLoader(TensorDataset(data), batch_size=4)
     for step, (x,) in enumerate(loader):
         seen += int((x == 1.5).all(1).sum())
         x = (x - x.mean(1, keepdim=True)) / x.std(1, keepdim=True)  # FAULT

@@ -14,9 +14,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from nanguard.diagnose import limits, session
-from nanguard.diagnose.lab import Lab
-from nanguard.diagnose.limits import Budget, TimeLimits, limits_for, load_factor
+from nanguard.diagnose import lab, session
+from nanguard.diagnose.lab import Budget, Lab, TimeLimits, limits_for, load_factor
 from nanguard.errors import IncidentError
 from nanguard.incident import Incident
 from nanguard.replay.task import Task
@@ -41,7 +40,7 @@ class Hands:
         (8.0, 8, 1.0),
         (24.0, 8, 3.0),
         (3.0, 2, 1.5),
-        (500.0, 2, limits.MOST_LOAD),
+        (500.0, 2, lab.MOST_LOAD),
         (4.0, 0, 4.0),
         (math.nan, 2, 1.0),
     ],
@@ -51,9 +50,9 @@ def test_load_factor(load, cores, factor):
 
 
 def test_load_of_this_machine_is_within_bounds(monkeypatch):
-    assert 1 <= limits.load_now() <= limits.MOST_LOAD
-    monkeypatch.setattr(os, "getloadavg", lambda: (10.0 * limits._cores(), 0.0, 0.0))
-    assert limits.load_now() >= 10
+    assert 1 <= lab.load_now() <= lab.MOST_LOAD
+    monkeypatch.setattr(os, "getloadavg", lambda: (10.0 * lab._cores(), 0.0, 0.0))
+    assert lab.load_now() >= 10
 
 
 @pytest.mark.parametrize(
@@ -92,15 +91,15 @@ def test_whether_an_explanation_can_be_made_in_its_time():
     ],
 )
 def test_seconds_up_to_the_step(run, method, seconds):
-    assert limits.seconds_to_step(Incident({"run": run}), method) == pytest.approx(seconds)
+    assert lab.seconds_to_step(Incident({"run": run}), method) == pytest.approx(seconds)
 
 
 @pytest.mark.parametrize(
     ("text", "total"), [("45", 45.0), ("", None), ("-1", None), ("nan", None), ("soon", None)]
 )
 def test_what_the_user_has_chosen(monkeypatch, text, total):
-    monkeypatch.setenv(limits.VARIABLE, text)
-    assert limits.chosen_total() == total
+    monkeypatch.setenv(lab.VARIABLE, text)
+    assert lab.chosen_total() == total
 
 
 def test_a_busy_machine_stretches_the_budget():
@@ -147,7 +146,7 @@ def test_a_lab_tries_nothing_when_its_time_is_used_up():
 
 
 def test_an_explanation_tells_until_when_its_replay_may_go_on(tmp_path, monkeypatch):
-    monkeypatch.delenv(limits.VARIABLE, raising=False)
+    monkeypatch.delenv(lab.VARIABLE, raising=False)
     message = {
         "folder": "/runs/step-000007-rank0",
         "incident": {"run": {"seconds": 100.0, "ordinal": 7}},
@@ -155,13 +154,13 @@ def test_an_explanation_tells_until_when_its_replay_may_go_on(tmp_path, monkeypa
         "control": str(tmp_path),
     }
     note = tmp_path / "trying-step-000007-rank0"
-    assert limits.read_note(note) is None
+    assert lab.read_note(note) is None
     before = time.monotonic()
     with session._budget(message).replay() as allowed:
         assert allowed >= 400
-    assert limits.read_note(note) >= before + allowed
+    assert lab.read_note(note) >= before + allowed
     note.write_text("half")
-    assert limits.read_note(note) is None
+    assert lab.read_note(note) is None
 
 
 @pytest.mark.parametrize(
@@ -169,7 +168,7 @@ def test_an_explanation_tells_until_when_its_replay_may_go_on(tmp_path, monkeypa
     [(None, 1.0, 280.0), (None, 2.0, 460.0), (500.0, 1.0, 530.0), (500.0, 2.0, 560.0)],
 )
 def test_deadline(until, load, end):
-    assert limits.deadline(100.0, 180.0, until, load) == end
+    assert lab.deadline(100.0, 180.0, until, load) == end
 
 
 class Terminal(io.StringIO):
@@ -287,7 +286,7 @@ def test_a_second_run_that_cannot_finish_is_not_started(tmp_path):
 def test_a_second_run_that_hangs_is_ended(tmp_path, monkeypatch):
     folder = tmp_path / "step-000005-rank0"
     incident(folder, [sys.executable, "-c", "import time; time.sleep(1000)"], seconds=1.0)
-    monkeypatch.setattr(again.limits, "deadline", lambda *_: 0.0)
+    monkeypatch.setattr(again.lab, "deadline", lambda *_: 0.0)
     with pytest.raises(IncidentError, match="did not come to the step") as raised:
         again.replay(folder)
     assert "it took too long" in raised.value.do
@@ -297,11 +296,11 @@ def test_limits_reach_the_processes_below(monkeypatch):
     from nanguard.run.command import environment
     from nanguard.run.control import Options
 
-    monkeypatch.delenv(limits.VARIABLE, raising=False)
+    monkeypatch.delenv(lab.VARIABLE, raising=False)
     base = {"incidents": "i", "control": "c", "command": ("python",), "folder": "."}
-    assert limits.VARIABLE not in environment(Options(**base))
+    assert lab.VARIABLE not in environment(Options(**base))
     chosen = environment(Options(**base, explain_seconds=42.5))
-    assert chosen[limits.VARIABLE] == "42.5"
+    assert chosen[lab.VARIABLE] == "42.5"
 
 
 @pytest.mark.parametrize(("arguments", "seconds"), [([], None), (["--explain-seconds", "9"], 9.0)])

@@ -74,6 +74,13 @@ def test_of_threads_that_train_at_once_one_is_guarded_and_the_other_named(tmp_pa
     assert "not guarded any more" not in done.stderr
 
 
+def test_a_thread_whose_loss_went_to_the_step_of_another_is_named(tmp_path: Path):
+    done = run(tmp_path, sys.executable, SCRIPT, "in_between", options=("--no-trace",))
+    assert done.returncode == 0, done.stderr
+    said = "outer trains at the same time as inner: the steps of outer are not guarded"
+    assert said in done.stderr
+
+
 def test_a_timer_that_rings_all_the_time(tmp_path: Path):
     done = run(tmp_path, sys.executable, SCRIPT, "alarms")
     assert done.stdout.splitlines() == [f"alarms {weights()}", "True"], done.stderr

@@ -40,6 +40,39 @@ for (x,) in ahead(DataLoader(TensorDataset(data), batch_size=8)):
 """
 
 
+# The forward pass is in a generator, so that only a second run can show it, with all its batches.
+ADDED_UP = """
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+def losses(model, loader):
+    for (x,) in loader:
+        x = (x - x.mean(1, keepdim=True)) / x.std(1, keepdim=True)
+        yield model(x).square().mean() / 4
+
+torch.manual_seed(0)
+data = torch.randn(32, 4)
+data[1] = 1.5
+model = nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+for step, loss in enumerate(losses(model, DataLoader(TensorDataset(data), batch_size=4))):
+    loss.backward()
+    if step % 4 == 3:
+        optimizer.step()
+        optimizer.zero_grad()
+"""
+
+
+def test_sample_in_the_first_of_several_batches_of_a_step(tmp_path):
+    (tmp_path / "train.py").write_text(ADDED_UP)
+    done = run(tmp_path, sys.executable, "train.py")
+    assert done.returncode == 0, done.stderr
+    (found,) = incidents(tmp_path)
+    assert (found["step"], found["cause"]["code"]) == (0, "degenerate-statistics")
+    assert (found["samples"], found["dataset_indices"]) == ([1], [1])
+
+
 def test_sample_of_a_loader_that_looks_ahead(tmp_path):
     (tmp_path / "train.py").write_text(SCRIPT)
     command = [sys.executable, "-m", "nanguard", "run", "--incidents", "found", "--"]

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from nanguard.cli import main
-from nanguard.view.report.judged import judge
+from nanguard.view.report.verdict import judge
 from nanguard.view.runs import open_runs
 from nanguard.view.server.digest import Digest
-from nanguard.view.server.folder import Folder
+from nanguard.view.server.index import Folder
 from tests.labelled import labelled
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""The prevention checklist of a project: what is done, what is not, and what cannot be told."""
+"""The prevention checklist of a project: what is done, what is not, and what cannot be known."""
 
 from __future__ import annotations
 
@@ -146,7 +146,7 @@ def _read(path: str, kind: FileKind) -> list[PointTrace]:
     if kind is not FileKind.NOTEBOOK:
         data = read_bytes(path, PYTHON_LIMIT)
         return _traces(Text(path, decode(path, data, python=True).content))
-    from nanguard.source.notebook import Notebook
+    from nanguard.source.text import Notebook
 
     content = decode(path, read_bytes(path, NOTEBOOK_LIMIT), python=False).content
     notebook = Notebook.read(path, content)

@@ -316,10 +316,10 @@ class CodeTraces:
     def _settings(self) -> Iterator[PointTrace]:
         for name, calls in self.training.calls.items():
             for call in [call for call in calls if "profiler" not in call.path]:
-                told = next((key for key in call.keywords if _WARM.search(key)), "")
-                number = call.keywords[told].number() if told else None
-                if _WARM.search(name) or (told and number != 0 and name != "add_argument"):
-                    yield self._at("warmup", call, f"{told or name}: a warm-up")
+                option = next((key for key in call.keywords if _WARM.search(key)), "")
+                number = call.keywords[option].number() if option else None
+                if _WARM.search(name) or (option and number != 0 and name != "add_argument"):
+                    yield self._at("warmup", call, f"{option or name}: a warm-up")
                 if call.path.startswith("torch.optim.") and "lr" in call.keywords:
                     yield from self._rate(call)
 

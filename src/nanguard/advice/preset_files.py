@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from nanguard.advice import preset_notes as notes
+from nanguard.advice import preset_writer as notes
 from nanguard.advice.preset_writer import (
     Config,
     SettingGroup,
@@ -566,7 +566,7 @@ class File:
     Attributes:
         name: What it is called where nobody says otherwise.
         content: What it holds.
-        notes: What is said about its values, where it has no room for comments.
+        notes: The notes on its values, for files that cannot hold comments.
         executable: Whether it is a program.
     """
 

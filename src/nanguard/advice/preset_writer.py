@@ -8,10 +8,41 @@ import textwrap
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from nanguard.advice.presets import LEVELS
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from nanguard.advice.presets import Values
+
 Scalar = bool | int | float | str
+SEED = "A bad step can only be looked into if the run can be repeated."
+DROP_LAST = (
+    "A last batch of one sample has no variance for BatchNorm, and uneven ranks wait for each "
+    "other. Set it to false only for evaluation."
+)
+RESUME = (
+    "Resume from the last checkpoint that was finite, not simply from the last one; load with "
+    "weights_only=True."
+)
+KEEP = (
+    "The newest checkpoint may hold NaN already. Keep three at least, and delete none that was "
+    "the last good one."
+)
+LOG = "A spike lasts one or two steps; a log of every 100th does not show it."
+OPTIMIZER = "AdamW keeps its own scale for every weight. Other optimizers need other rates."
+BETA2 = (
+    "How long squared gradients are remembered; 0.95 forgets a spike fifty times sooner than "
+    "0.999. Lower it if the loss jumps after single large gradients."
+)
+BATCH = (
+    "Samples for each device. Out of memory: halve it and double the accumulation. Not below 2 "
+    "with BatchNorm."
+)
+SMOOTHING = (
+    "Keeps the logits of a classifier from growing without end. 0.0 where the labels are soft "
+    "already."
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,12 +118,12 @@ def written(config: Config, language: str) -> str:
 
 
 def notes_of(config: Config) -> str:
-    """Returns what is said about a configuration that has no room for comments."""
+    """Returns the notes on a configuration that cannot hold comments."""
     header = (line.removeprefix("#").removeprefix(" ") for line in heading(config.header))
     paragraphs = ["\n".join(header)]
     for key, note in config.notes():
-        told = textwrap.fill(note, _LINE_LENGTH, initial_indent="    ", subsequent_indent="    ")
-        paragraphs.append(f"{key}\n{told}")
+        filled = textwrap.fill(note, _LINE_LENGTH, initial_indent="    ", subsequent_indent="    ")
+        paragraphs.append(f"{key}\n{filled}")
     return "\n\n".join(paragraphs) + "\n"
 
 
@@ -201,3 +232,145 @@ def _yaml_text(text: str) -> str:
 
 
 _WRITERS: dict[str, Callable[[Any], str]] = {"yaml": _yaml, "toml": _toml, "json": _json}
+
+
+def header(values: Values, file: str, start: str, whole: str = "") -> tuple[str, ...]:
+    """Returns what stands above a configuration, line by line.
+
+    Args:
+        values: The values.
+        file: What the file is.
+        start: The command that trains with it.
+        whole: How to start the run where that is not the command under the guard.
+    """
+    run = whole or f"nanguard run --on-bad {values.on_bad} -- {start}"
+    plan = [f"  {at}. {step}" for at, step in enumerate(values.task.plan, start=1)]
+    return (
+        f"{file}: {values.task.about}.",
+        f"Level {values.level}, {values.precision}; made by nanguard preset.",
+        "",
+        "Train with detection on, so that no bad step reaches the weights:",
+        f"    {run}",
+        "",
+        "Once it has held, in this order:",
+        *plan,
+    )
+
+
+def count(values: Values, length: int) -> str:
+    """Returns a length of the task in words."""
+    return values.task.unit[:-1] if length == 1 else f"{length} {values.task.unit}"
+
+
+def rate(values: Values) -> str:
+    """Returns why the learning rate is what it is."""
+    return f"{_step_up(values)}{values.task.rate_why}"
+
+
+def floor(values: Values) -> str:
+    """Returns why the schedule ends where it does."""
+    return (
+        f"The schedule ends at {number(values.floor)}, below every rate that is known to break. "
+        f"It has to stay below the learning rate."
+    )
+
+
+def clip(values: Values) -> str:
+    """Returns why gradients are clipped to this norm."""
+    scaled = values.precision == "fp16"
+    order = " With a GradScaler it comes after scaler.unscale_(optimizer)." if scaled else ""
+    return (
+        f"Gradients longer than this are shortened to it. {values.task.clip_why} Lower it when "
+        f"the norm spikes, never switch it off. It does not help once a gradient is NaN.{order}"
+    )
+
+
+def warmup(values: Values) -> str:
+    """Returns why the learning rate rises slowly."""
+    return (
+        f"The rate rises over the first {count(values, values.warmup)} of {values.task.length}, "
+        f"as AdamW knows nothing of its gradients yet. Longer if NaN comes early; never 0 in half "
+        f"precision."
+    )
+
+
+def decay(values: Values) -> str:
+    """Returns why weights decay as they do."""
+    return (
+        f"Keeps weights from growing until they overflow. {number(values.task.weight_decay)} is "
+        f"mild; raise it if norms of weights grow through the whole run."
+    )
+
+
+def eps(values: Values) -> str:
+    """Returns why AdamW's eps is what it is."""
+    kept = (
+        "Good for fp32 state."
+        if values.precision == "fp32"
+        else "Good while weights and state stay in fp32, as they do in mixed precision."
+    )
+    return f"{kept} 1e-8 is 0 in fp16: weights that are half themselves need 1e-6 or more."
+
+
+def precision(values: Values) -> str:
+    """Returns what the precision costs and risks."""
+    if values.precision == "fp32":
+        return (
+            "Everything in fp32: slowest, and nothing overflows. Go to bf16 once a whole run has "
+            "held."
+        )
+    if values.precision == "bf16":
+        return (
+            "bf16 has the range of fp32 with 8 bits of precision, and needs no loss scaling. Go "
+            "back to fp32 to find out whether NaN comes from rounding."
+        )
+    return (
+        "fp16 ends at 65504 and needs loss scaling. Take it only where the device has no bf16; "
+        "go back to fp32 to find out whether NaN comes from overflow."
+    )
+
+
+def scale(values: Values) -> str:
+    """Returns why loss scaling begins where it does."""
+    return (
+        f"The loss scale is found while training, from {2**values.scale_power} on. A high start "
+        f"costs a few skipped steps; a scale that keeps falling means that gradients are NaN."
+    )
+
+
+def accumulation(values: Values) -> str:
+    """Returns why a step has this number of micro-batches."""
+    if values.accumulation == 1:
+        return "Micro-batches for each step. 2 to 4 make gradients steadier; divide the loss by it."
+    return (
+        "Micro-batches for each step: steadier gradients without more memory. Lower it when "
+        "nothing was skipped for a whole run."
+    )
+
+
+def save(values: Values) -> str:
+    """Returns why checkpoints are written as often as they are."""
+    return (
+        f"A checkpoint every {count(values, values.save)}: what a run that breaks loses at "
+        f"most. Seldomer only if writing takes more than a few per cent of the time."
+    )
+
+
+def length(values: Values) -> str:
+    """Returns what to watch when the length is changed."""
+    return (
+        f"How long the run is, in {values.task.unit}. The schedule ends with it: change the "
+        f"warm-up too when this changes a lot."
+    )
+
+
+def schedule() -> str:
+    """Returns why the schedule has the shape it has."""
+    return "Warm-up, then a cosine down to the lowest rate: no jump anywhere."
+
+
+def _step_up(values: Values) -> str:
+    if values.at + 1 == len(LEVELS):
+        return "The highest rate that is known to hold here. "
+    above = number(values.task.rates[values.at + 1])
+    return f"Raise it to {above} (level {LEVELS[values.at + 1]}) after a run without a bad step. "

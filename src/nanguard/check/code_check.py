@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from nanguard.check.engine import Plan
     from nanguard.check.selection import Selection
     from nanguard.findings import Finding, Fix
-    from nanguard.source.notebook import Notebook
+    from nanguard.source.text import Notebook
 
     Job = tuple[str, FileKind]
     Batch = Sequence[Job]
@@ -128,7 +128,7 @@ def _check(
     path: str, data: bytes, kind: FileKind, selection: Selection, project: Project | None
 ) -> FileOutcome:
     if kind is FileKind.NOTEBOOK:
-        from nanguard.source.notebook import Notebook
+        from nanguard.source.text import Notebook
 
         notebook = Notebook.read(path, decode(path, data, python=False).content)
         return check_notebook(notebook, selection, project)

@@ -64,6 +64,7 @@ _IMPORT = re.compile(rb"^(?:import [\w.]+|from [\w.]+ import )", re.MULTILINE)
 _DEFINITION = re.compile(rb"^(?:def|class) \w.*:\s*(?:#.*)?$", re.MULTILINE)
 _KEY = re.compile(rb"^[ \t]*(?:- )?[\w.\"'/-]+[ \t]*(?::(?:\s|$)|=)", re.MULTILINE)
 _TABLE = re.compile(rb"^\[\[?[\w.\"' -]+\]\]?\s*$", re.MULTILINE)
+_CALLED_CONFIG = re.compile(r"^[^.]*$|conf|cfg|settings|h?params|options|\.(?:ini|gin|yaml|yml)")
 _STEP = re.compile(rb"\b(?:step|epoch|iter)(?:\w*\d|\w*\W{1,3}\d)")
 _LOSS = re.compile(rb"\bloss")
 _DATA = re.compile(
@@ -107,7 +108,7 @@ def kind_of(name: str, head: bytes) -> FileKind:
     if b"\0" in head and not head.startswith(_UTF16):
         return guess if guess in SCANNED else FileKind.BINARY
     if guess is FileKind.CONFIG or guess is None:
-        return _by_content(head, guess)
+        return _by_content(name, head, guess)
     return guess
 
 
@@ -194,7 +195,7 @@ def may_configure(content: bytes) -> bool:
     return _TRAINING.search(content) is not None
 
 
-def _by_content(head: bytes, guess: FileKind | None) -> FileKind:
+def _by_content(name: str, head: bytes, guess: FileKind | None) -> FileKind:
     start = head.lstrip(b"\xef\xbb\xbf \t\r\n")
     if start[:1] in (b"{", b"["):
         return _json(start, guess)
@@ -209,6 +210,8 @@ def _by_content(head: bytes, guess: FileKind | None) -> FileKind:
     if _IMPORT.search(head) or _DEFINITION.search(head):
         return FileKind.PYTHON
     lines = [line for line in head.splitlines() if line.strip() and line.lstrip()[:1] != b"#"]
+    if not _CALLED_CONFIG.search(PurePath(name).name.lower()):
+        return FileKind.OTHER  # notes, logs and the formats of other programs have keys as well
     keys = len(_KEY.findall(head)) + len(_TABLE.findall(head))
     return FileKind.CONFIG if lines and keys * 2 >= len(lines) else FileKind.OTHER
 

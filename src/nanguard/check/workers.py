@@ -90,6 +90,10 @@ class Workers:
         return self
 
     def __exit__(self, *_exc: object) -> None:
+        self.end()
+
+    def end(self) -> None:
+        """Ends the processes that wait for work."""
         while self._idle:
             self._idle.pop().end()
 

@@ -1,12 +1,15 @@
-"""``nanguard check``: from the words on the command line to the exit code."""
+"""``nanguard check``: from the command line to the report, its progress and the exit code."""
 
 from __future__ import annotations
 
+import os
+import shutil
 import sys
+import time
 from contextlib import nullcontext, redirect_stdout
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from nanguard.check.code_check import processors
 from nanguard.check.engine import Check, Plan
@@ -14,7 +17,7 @@ from nanguard.check.project_settings import ProjectSettings, expected_also, find
 from nanguard.check.rule import KINDS
 from nanguard.check.scan import Scan
 from nanguard.check.selection import UNUSED_IGNORE, Selection
-from nanguard.cli.printing import print_report, rendered
+from nanguard.cli.entry import drop_output, write_output
 from nanguard.errors import UsageError
 from nanguard.findings import Severity
 
@@ -22,22 +25,157 @@ if TYPE_CHECKING:
     from nanguard.check.outcome import Outcome
     from nanguard.check.selection import Baseline
     from nanguard.cli.commands.before import CheckOptions
-    from nanguard.cli.progress import Progress
 
-
+# Seconds after which a bar is shown on a terminal, and between two of its frames.
+_AFTER = 1.0
+_EVERY = 0.1
+# Seconds after which a line is written where there is no terminal, and between two.
+_LINE_AFTER = 10.0
+_LINE_EVERY = 30.0
+# The exit code when nothing could be checked.
 UNABLE = 2
 
 
+def print_report(asked: CheckOptions, report: str) -> None:
+    """Writes a report to a file or to standard output.
+
+    Raises:
+        UsageError: It cannot be written.
+    """
+    if asked.output is not None:
+        data = report.encode("utf-8", "backslashreplace")
+        do = "Choose another file for --output."
+        write_output(asked.output, data, what="the report", do=do)
+        return
+    if hasattr(sys.stdout, "reconfigure"):
+        sys.stdout.reconfigure(errors="backslashreplace")
+    try:
+        sys.stdout.write(report)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        drop_output()
+
+
+def rendered(asked: CheckOptions, outcome: Outcome) -> str:
+    """Returns an outcome in the format of the options."""
+    if asked.form == "json":
+        from nanguard.view.report.findings_export import as_json
+
+        return as_json(outcome)
+    if asked.form == "sarif":
+        from nanguard.cli.rulepages import sentences
+        from nanguard.view.report.findings_export import as_sarif
+
+        return as_sarif(outcome, sentences({seen.finding.code for seen in outcome.seen}))
+    if asked.form == "github":
+        from nanguard.view.report.findings_export import as_github
+
+        return as_github(outcome)
+    from nanguard.view.report.findings_text import Page, brief, statistics
+
+    if asked.statistics:
+        return statistics(outcome)
+    if asked.quiet or asked.form == "concise":
+        return brief(outcome)
+    terminal = asked.output is None and sys.stdout.isatty()
+    plain = "NO_COLOR" in os.environ or os.environ.get("TERM") == "dumb"
+    width = shutil.get_terminal_size((100, 25)).columns
+    return Page(
+        outcome,
+        colour=terminal and not plain,
+        width=width,
+        verbose=asked.verbose,
+        full=asked.form == "full",
+    ).render()
+
+
+class Progress:
+    """Shows how far a check is.
+
+    Args:
+        quiet: Whether to show nothing at all.
+    """
+
+    def __init__(self, *, quiet: bool) -> None:
+        self._quiet = quiet
+        self._terminal = sys.stderr.isatty()
+        self._began = time.monotonic()
+        self._shown = self._began - _LINE_EVERY
+        self._bar: Any = None
+        self._task: Any = None
+        self._what = ""
+
+    def __enter__(self) -> Progress:
+        return self
+
+    def __exit__(self, *_exc: object) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+    def __call__(self, done: int, total: int) -> None:
+        """Shows how many files are checked."""
+        self._show(done, total, "checking")
+
+    def scanned(self, done: int, total: int) -> None:
+        """Shows how many bytes of data, checkpoints and logs are read."""
+        self._show(done, total, "scanning")
+
+    def _show(self, done: int, total: int, what: str) -> None:
+        now = time.monotonic()
+        after, every = (_AFTER, _EVERY) if self._terminal else (_LINE_AFTER, _LINE_EVERY)
+        if self._quiet or now - self._began < after or now - self._shown < every:
+            return
+        self._shown = now
+        if not self._terminal:
+            unit = f"of {total} files" if what == "checking" else f"of {total / 1e6:.0f} MB"
+            count = f"{done}" if what == "checking" else f"{done / 1e6:.0f}"
+            seconds = now - self._began
+            sys.stderr.write(f"nanguard: {what} ... {count} {unit}, {seconds:.0f} s\n")
+            sys.stderr.flush()
+            return
+        if self._bar is None or what != self._what:
+            self._start(total, what)
+        self._bar.update(self._task, completed=done, total=total)
+        self._bar.refresh()
+
+    def _start(self, total: int, what: str) -> None:
+        from rich.console import Console
+        from rich.progress import (
+            BarColumn,
+            DownloadColumn,
+            MofNCompleteColumn,
+            TextColumn,
+            TimeRemainingColumn,
+            TransferSpeedColumn,
+        )
+        from rich.progress import Progress as Bar
+
+        if self._bar is not None:
+            self._bar.stop()
+        files = [MofNCompleteColumn()]
+        counts = files if what == "checking" else [DownloadColumn(), TransferSpeedColumn()]
+        # No thread of its own: processes are forked while it is shown.
+        self._bar = Bar(
+            TextColumn(what),
+            BarColumn(),
+            *counts,
+            TimeRemainingColumn(),
+            console=Console(stderr=True),
+            auto_refresh=False,
+            transient=True,
+        )
+        self._what, self._task = what, self._bar.add_task(what, total=total)
+        self._bar.start()
+
+
 def run_check(asked: CheckOptions) -> int:
-    """Checks what was named and prints what came of it; returns the exit code.
+    """Checks what was named and prints the report; returns the exit code.
 
     Raises:
         NanguardError: Nothing could be done.
     """
-    from nanguard.cli.progress import Progress
-
     if asked.checklist:
-        from nanguard.cli.listing import refuse_what_a_checklist_has_not
+        from nanguard.cli.checklist_report import refuse_what_a_checklist_has_not
 
         refuse_what_a_checklist_has_not(asked)
     _refuse_what_does_nothing(asked)
@@ -53,10 +191,10 @@ def run_check(asked: CheckOptions) -> int:
     if not check.existing:
         raise _nothing_there(asked.paths, outcome)
     if asked.checklist:
-        from nanguard.cli.listing import answered
+        from nanguard.cli.checklist_report import answered
 
-        told, code = answered(asked, check, asked.fail_on or project.fail_on)
-        print_report(asked, told)
+        report, code = answered(asked, check, asked.fail_on or project.fail_on)
+        print_report(asked, report)
         return _refused(asked, check) or code
     if asked.fix or asked.diff:
         from nanguard.check.fixing import Fixing
@@ -71,7 +209,7 @@ def run_check(asked: CheckOptions) -> int:
 
 
 def _refuse_what_does_nothing(asked: CheckOptions) -> None:
-    """Stops where a repair is asked for that would not be made."""
+    """Stops where options are given that would do nothing."""
     if (asked.fix or asked.diff) and any("://" in path for path in asked.paths):
         raise UsageError(
             "files that lie elsewhere are not repaired.",
@@ -88,13 +226,13 @@ def _refuse_what_does_nothing(asked: CheckOptions) -> None:
 
 def _refused(asked: CheckOptions, check: Check) -> int:
     """Says on standard error what could not be read though it was named; returns 2 if anything."""
-    from nanguard.view.report.fields import literal
+    from nanguard.view.report.words import literal
 
     refused = check.refused()
-    told = [entry for entry in check.outcome.not_checked if entry.path in asked.paths]
+    refused_paths = [entry for entry in check.outcome.not_checked if entry.path in asked.paths]
     # The report for people has said it; every other one may be read by nobody.
     shown = asked.form in ("text", "full") and not asked.quiet and asked.output is None
-    for entry in dict.fromkeys((*refused, *(told if asked.quiet else ()))):
+    for entry in dict.fromkeys((*refused, *(refused_paths if asked.quiet else ()))):
         if not shown or entry not in check.outcome.not_checked:
             reason = f"{literal(entry.path)} not checked: {literal(entry.reason)}"
             sys.stderr.write(f"nanguard: {reason}\n")
@@ -103,7 +241,6 @@ def _refused(asked: CheckOptions, check: Check) -> int:
 
 def _watched(asked: CheckOptions) -> int:
     from nanguard.cli.checkpoint_watching import CheckpointAudit, refuse_what_cannot_be_watched
-    from nanguard.cli.progress import Progress
 
     refuse_what_cannot_be_watched(asked)
     project = find_project(_start(asked.paths))

@@ -12,8 +12,8 @@ from nanguard.check.checkpoint.checkpoint_reader import CheckpointWatcher
 from nanguard.check.outcome import Outcome
 from nanguard.check.scan_check import Bench
 from nanguard.errors import UsageError
-from nanguard.view.report.fields import literal
 from nanguard.view.report.findings_text import brief
+from nanguard.view.report.words import literal
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -28,15 +28,15 @@ LAST_GOOD = "last-good-checkpoint"
 
 
 def refuse_what_cannot_be_watched(asked: CheckOptions) -> None:
-    """Stops where something is asked for that watching cannot give.
+    """Stops where options are given that watching cannot follow.
 
     Raises:
-        UsageError: It is.
+        UsageError: There are such options.
     """
     where = "nanguard check --watch"
     if asked.form not in ("text", "json"):
         raise UsageError(
-            f"there is no format {asked.form!r} for what comes bit by bit.",
+            f"there is no format {asked.form!r} for a report that grows.",
             where=where,
             do="Give --format text, or json for one object a line.",
         )
@@ -58,7 +58,7 @@ class CheckpointAudit:
     """The audit of checkpoints as they come.
 
     Attributes:
-        plan: What the check is asked to do.
+        plan: What is checked, and how.
         form: Output format: text or json.
         quiet: Whether to be silent about good ones.
         found: Everything that was found.
@@ -81,17 +81,17 @@ class CheckpointAudit:
             while True:
                 for watcher in watchers:
                     for checkpoint in watcher.look():
-                        self._tell(checkpoint)
+                        self._report(checkpoint)
                 time.sleep(EVERY)
         except KeyboardInterrupt:
             return self.found
 
-    def _tell(self, checkpoint: Checkpoint) -> None:
+    def _report(self, checkpoint: Checkpoint) -> None:
         outcome = self._judged(checkpoint)
         outcome.seen += self._news_of_the_run(checkpoint, outcome)
         self.found.seen += outcome.seen
         if self.form == "json":
-            from nanguard.view.report.findings_json import as_line
+            from nanguard.view.report.findings_export import as_line
 
             self._say(as_line(outcome))
             return
@@ -112,16 +112,16 @@ class CheckpointAudit:
             outcome.add(file)
         return outcome
 
-    def _news_of_the_run(self, checkpoint: Checkpoint, told: Outcome) -> Iterator[Seen]:
+    def _news_of_the_run(self, checkpoint: Checkpoint, latest: Outcome) -> Iterator[Seen]:
         """Yields which checkpoint is the last good one, if that is news."""
         others = [] if checkpoint.run is None else checkpoint.run.checkpoints
         seen = [
             one for other in others if other is not checkpoint for one in self._judged(other).seen
         ]
-        for one in [*told.seen, *seen]:
+        for one in [*latest.seen, *seen]:
             if one.finding.name == LAST_GOOD and one.finding.message != self._last_good:
                 self._last_good = one.finding.message
-                if one not in told.seen:
+                if one not in latest.seen:
                     yield one
 
     def _say(self, text: str) -> None:

@@ -1,7 +1,7 @@
 """``nanguard doctor``: what nanguard can do here, and how to get what is missing.
 
-The Python that trains may be another one than nanguard's own (``pipx``, ``uvx``), so it is asked in
-a process of its own.
+The Python that trains may be another one than nanguard's own (``pipx``, ``uvx``), so its versions
+and devices come from a process of that Python.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from nanguard.replay import landlock
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from nanguard.cli.commands.showing import DoctorOptions
+    from nanguard.cli.commands.before import DoctorOptions
 
 OK, NOTE, BAD = "ok", "note", "bad"
 # Seconds the other Python has to import torch and look at its devices: cold file systems are slow.
@@ -41,23 +41,25 @@ _EXTRAS = {
     "lsp": ("pygls", "the language server"),
     "remote": ("fsspec", "paths on s3:// and other remote file systems"),
 }
-# Run by the Python that trains; needs nothing of nanguard there.
+# Run by the Python that trains; needs nothing of nanguard there, nor anything of this folder.
 _QUESTIONS = """
-import importlib.util, json, os, sys
-told = {"python": list(sys.version_info[:3]), "executable": sys.executable}
-told["monitoring"] = hasattr(sys, "monitoring")
+import sys
+sys.path[:] = [path for path in sys.path if path]
+import importlib.util, json, os
+facts = {"python": list(sys.version_info[:3]), "executable": sys.executable}
+facts["monitoring"] = hasattr(sys, "monitoring")
 spec = importlib.util.find_spec("nanguard")
-told["nanguard"] = spec.origin if spec else None
-told["pth"] = any(os.path.exists(os.path.join(p, "nanguard-run.pth")) for p in sys.path if p)
+facts["nanguard"] = spec.origin if spec else None
+facts["pth"] = any(os.path.exists(os.path.join(p, "nanguard-run.pth")) for p in sys.path if p)
 try:
     import torch
-    told["torch"] = torch.__version__
-    told["cuda"] = torch.version.cuda
-    told["devices"] = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
-    told["mps"] = bool(getattr(torch.backends, "mps", None) and torch.backends.mps.is_available())
+    facts["torch"] = torch.__version__
+    facts["cuda"] = torch.version.cuda
+    facts["devices"] = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+    facts["mps"] = bool(getattr(torch.backends, "mps", None) and torch.backends.mps.is_available())
 except ImportError as error:
-    told["error"] = str(error)
-print(json.dumps(told))
+    facts["error"] = str(error)
+print(json.dumps(facts))
 """
 
 
@@ -109,14 +111,14 @@ def look(python: str | None = None) -> Iterator[Diagnosis]:
             BAD, "python", "no python was found on the PATH", "Name it: nanguard doctor --python"
         )
         return
-    told = _ask(chosen)
-    yield _of_python(told, chosen)
-    if "executable" not in told:
+    facts = _ask(chosen)
+    yield _of_python(facts, chosen)
+    if "executable" not in facts:
         return
-    yield _of_torch(told)
-    yield from _of_devices(told)
-    yield _of_attaching(told)
-    yield _of_monitoring(told)
+    yield _of_torch(facts)
+    yield from _of_devices(facts)
+    yield _of_attaching(facts)
+    yield _of_monitoring(facts)
     yield _of_landlock()
     yield _of_writing(Path.cwd())
     yield from _of_extras()
@@ -151,7 +153,7 @@ def _ask(python: str) -> dict[str, Any]:
             timeout=_LIMIT,
             check=False,
         )
-        told = json.loads(done.stdout.splitlines()[-1])
+        facts = json.loads(done.stdout.splitlines()[-1])
     except subprocess.TimeoutExpired:
         return {"error": f"it did not answer within {_LIMIT:g} s"}
     except OSError as error:
@@ -159,26 +161,26 @@ def _ask(python: str) -> dict[str, Any]:
     except (ValueError, IndexError):
         lines = done.stderr.strip().splitlines()
         return {"error": lines[-1] if lines else f"it ended with {done.returncode}"}
-    return dict(told)
+    return dict(facts)
 
 
-def _of_python(told: dict[str, Any], python: str) -> Diagnosis:
-    if "executable" not in told:
+def _of_python(facts: dict[str, Any], python: str) -> Diagnosis:
+    if "executable" not in facts:
         do = "Name the Python that trains: nanguard doctor --python PYTHON"
-        return Diagnosis(BAD, "python", f"{python}: {told['error']}", do)
-    version = ".".join(map(str, told["python"]))
-    if tuple(told["python"][:2]) < _OLDEST_PYTHON:
-        return Diagnosis(BAD, "python", f"{version} at {told['executable']}", "Use 3.10 or newer.")
-    return Diagnosis(OK, "python", f"{version} at {told['executable']}")
+        return Diagnosis(BAD, "python", f"{python}: {facts['error']}", do)
+    version = ".".join(map(str, facts["python"]))
+    if tuple(facts["python"][:2]) < _OLDEST_PYTHON:
+        return Diagnosis(BAD, "python", f"{version} at {facts['executable']}", "Use 3.10 or newer.")
+    return Diagnosis(OK, "python", f"{version} at {facts['executable']}")
 
 
-def _of_torch(told: dict[str, Any]) -> Diagnosis:
-    version = told.get("torch")
+def _of_torch(facts: dict[str, Any]) -> Diagnosis:
+    version = facts.get("torch")
     if version is None:
         return Diagnosis(
             BAD,
             "torch",
-            f"not importable: {told.get('error', 'missing')}",
+            f"not importable: {facts.get('error', 'missing')}",
             "Install it there, or name another Python: nanguard doctor --python PYTHON. "
             "nanguard check needs no torch.",
         )
@@ -188,40 +190,40 @@ def _of_torch(told: dict[str, Any]) -> Diagnosis:
     return Diagnosis(OK, "torch", version)
 
 
-def _of_devices(told: dict[str, Any]) -> Iterator[Diagnosis]:
-    if "torch" not in told:
+def _of_devices(facts: dict[str, Any]) -> Iterator[Diagnosis]:
+    if "torch" not in facts:
         return
-    names = list(told.get("devices") or [])
+    names = list(facts.get("devices") or [])
     if names:
         counted = {name: names.count(name) for name in names}
         listed = ", ".join(f"{count} x {name}" for name, count in counted.items())
-        yield Diagnosis(OK, "devices", f"{listed} (CUDA {told['cuda']})")
-    elif told.get("cuda") and shutil.which("nvidia-smi"):
+        yield Diagnosis(OK, "devices", f"{listed} (CUDA {facts['cuda']})")
+    elif facts.get("cuda") and shutil.which("nvidia-smi"):
         yield Diagnosis(
             NOTE,
             "devices",
-            f"no GPU is visible to torch, which was built for CUDA {told['cuda']}",
+            f"no GPU is visible to torch, which was built for CUDA {facts['cuda']}",
             "Look at nvidia-smi and $CUDA_VISIBLE_DEVICES.",
         )
     else:
-        yield Diagnosis(OK, "devices", "MPS" if told.get("mps") else "CPU only")
+        yield Diagnosis(OK, "devices", "MPS" if facts.get("mps") else "CPU only")
 
 
-def _of_attaching(told: dict[str, Any]) -> Diagnosis:
+def _of_attaching(facts: dict[str, Any]) -> Diagnosis:
     """Says whether processes with a PYTHONPATH of their own are reached, too."""
-    if told.get("pth"):
+    if facts.get("pth"):
         return Diagnosis(OK, "reach", "every process of this Python, however it is launched")
-    where = "beside its torch" if told.get("nanguard") else "in that Python"
+    where = "beside its torch" if facts.get("nanguard") else "in that Python"
     return Diagnosis(
         NOTE,
         "reach",
         "through PYTHONPATH only; a launcher that clears it starts unguarded processes",
-        f"Install nanguard {where}: {told['executable']} -m pip install nanguard",
+        f"Install nanguard {where}: {facts['executable']} -m pip install nanguard",
     )
 
 
-def _of_monitoring(told: dict[str, Any]) -> Diagnosis:
-    if told.get("monitoring"):
+def _of_monitoring(facts: dict[str, Any]) -> Diagnosis:
+    if facts.get("monitoring"):
         return Diagnosis(OK, "replay", "steps are followed with sys.monitoring")
     return Diagnosis(
         OK, "replay", "steps are followed at backward() (sys.monitoring needs Python 3.12)"

@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import os
 import sys
+from typing import TYPE_CHECKING
 
-from nanguard.errors import NanguardError
+from nanguard.errors import NanguardError, UsageError
 
+if TYPE_CHECKING:
+    from pathlib import Path
+
+# What shells expect of a program that SIGINT has ended: 128 + 2.
 INTERRUPTED = 130
 _VERSION = ("-V", "--version")
 
@@ -23,8 +28,7 @@ def main() -> None:
         _say("nanguard: interrupted")
         sys.exit(INTERRUPTED)
     except BrokenPipeError:
-        # Whoever reads has read enough; what Python still wants to write goes nowhere.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        drop_output()
         sys.exit(0)
     except Exception as error:  # a fault of ours; whoever wants to see it whole can
         if os.environ.get("NANGUARD_DEBUG"):
@@ -73,6 +77,32 @@ def run(words: list[str]) -> int:
         sys.stdout.write(command_help(command))
         return 0
     return command.run(options)
+
+
+def write_output(path: Path, data: bytes, *, what: str, do: str) -> None:
+    """Writes a file that the command line names, whole or not at all.
+
+    Args:
+        path: The file.
+        data: What it is to hold.
+        what: What the file is, for the message.
+        do: What to do if it cannot be written.
+
+    Raises:
+        UsageError: It cannot be written.
+    """
+    from nanguard.source.text import write_atomically
+
+    try:
+        write_atomically(path, data)
+    except OSError as error:
+        reason = error.strerror or error
+        raise UsageError(f"{what} cannot be written: {reason}.", where=str(path), do=do) from error
+
+
+def drop_output() -> None:
+    """Sends what is still to be printed nowhere: the program that reads it has ended."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _forget_own_programs() -> None:

@@ -8,12 +8,12 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from nanguard.alerts import Alerts, receiver_of
+from nanguard.cli.entry import drop_output
 from nanguard.cli.incident_names import newest_run
 from nanguard.errors import UsageError
-from nanguard.view.report.fields import literal
+from nanguard.view.report.words import literal
 from nanguard.view.terminal.view import View
-from nanguard.view.terminal.watch_session import Session
-from nanguard.view.terminal.watched import Wanted
+from nanguard.view.terminal.watch_session import Session, Wanted
 from nanguard.view.terminal.watching import Watching
 
 if TYPE_CHECKING:
@@ -52,8 +52,7 @@ def run_watch(asked: WatchOptions) -> int:
     except KeyboardInterrupt:
         pass  # the way to say that it is enough
     except BrokenPipeError:
-        # Whoever reads has read enough; what Python still wants to write goes nowhere.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        drop_output()
     for problem in watching.finish():
         sys.stderr.write(f"nanguard: {problem}\n")
     return 1 if asked.until_alarm and watching.alarmed else 0
@@ -62,10 +61,10 @@ def run_watch(asked: WatchOptions) -> int:
 def _watch(watching: Watching, wanted: Wanted, *, in_view: bool) -> None:
     if wanted.once:
         watching.once()
-        told = [(run, one) for run in watching.session.runs for one in run.state.happenings]
-        watching.print_news(told, last=True)
+        happenings = [(run, one) for run in watching.session.runs for one in run.state.happenings]
+        watching.print_news(happenings, last=True)
     elif in_view:
-        from nanguard.view.terminal.screen import Screen
+        from nanguard.view.terminal.view import Screen
 
         encoding = (sys.stdout.encoding or "").lower().replace("-", "")
         with Screen() as screen, suppress(KeyboardInterrupt):

@@ -22,7 +22,7 @@ from nanguard.errors import MissingDependencyError, NanguardError, UsageError
 from nanguard.incident import NO_BATCH
 from nanguard.run.run_record import LaunchedRun, new_place
 from nanguard.view.report import words
-from nanguard.view.report.fields import branch, entries, literal, source, text, whole
+from nanguard.view.report.words import branch, entries, literal, source, text, whole
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -49,12 +49,12 @@ def load(shell: Any) -> None:
 
     def of_line(line: str) -> None:
         """Runs a command of nanguard: ``%nanguard check train.py``."""
-        with _told():
+        with _errors_shown():
             _command(shlex.split(line))
 
     def of_cell(line: str, cell: str) -> None:
         """Guards the steps that a cell makes, and explains bad ones below it."""
-        with _told():
+        with _errors_shown():
             _guarded_cell(shell, shlex.split(line), cell)
 
     shell.register_magic_function(of_line, "line", "nanguard")
@@ -176,7 +176,7 @@ def _fixes(finding: Mapping[str, Any]) -> str:
 
 
 @contextlib.contextmanager
-def _told() -> Iterator[None]:
+def _errors_shown() -> Iterator[None]:
     """Shows a mistake as a message, not as a traceback."""
     try:
         yield

@@ -1,4 +1,4 @@
-"""``nanguard report``: from paths to one file that can be opened anywhere."""
+"""``nanguard report`` and ``nanguard serve``: runs as one page, and the pages of all runs, live."""
 
 from __future__ import annotations
 
@@ -9,22 +9,24 @@ from typing import TYPE_CHECKING
 
 from nanguard.check.scan import Scan
 from nanguard.check.scan_check import Meter
+from nanguard.cli.checking import Progress
+from nanguard.cli.entry import write_output
 from nanguard.cli.incident_names import newest_run
-from nanguard.cli.progress import Progress
-from nanguard.errors import UsageError
-from nanguard.source.text import write_atomically
+from nanguard.errors import MissingDependencyError, UsageError
 from nanguard.view.report.html import page
-from nanguard.view.report.judged import judge
+from nanguard.view.report.verdict import judge
 from nanguard.view.runs import find_runs, open_run
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from nanguard.cli.commands.after import ReportOptions
+    from nanguard.cli.commands.after import ReportOptions, ServeOptions
     from nanguard.view.runs import FoundRun, Run
 
 # More curves over each other tell nothing.
 _MOST_RUNS = 24
+# Characters: fewer can be guessed over a network.
+_SHORTEST_TOKEN = 8
 
 
 def run_report(options: ReportOptions) -> None:
@@ -78,14 +80,8 @@ def _refuse_to_overwrite(found: Sequence[FoundRun], targets: Sequence[Path]) -> 
 
 
 def _write(path: Path, data: bytes) -> None:
-    try:
-        write_atomically(path, data)
-    except OSError as error:
-        raise UsageError(
-            f"the report cannot be written: {error.strerror or error}.",
-            where=str(path),
-            do="Choose another file, in a folder that exists and that this user may write to.",
-        ) from error
+    do = "Choose another file, in a folder that exists and that this user may write to."
+    write_output(path, data, what="the report", do=do)
 
 
 def _in_words(runs: Sequence[Run]) -> str:
@@ -99,3 +95,50 @@ def _in_words(runs: Sequence[Run]) -> str:
 def _say(text: str, *, quiet: bool) -> None:
     if not quiet:
         sys.stdout.write(f"{text}\n")
+
+
+def serve_folder(options: ServeOptions) -> None:
+    """Serves what the command line asks for."""
+    run_serve(
+        options.path,
+        host=options.host,
+        port=options.port,
+        token=options.token,
+        names=options.allow_host,
+        browser=options.open_browser,
+    )
+
+
+def run_serve(
+    root: Path,
+    *,
+    host: str,
+    port: int,
+    token: str | None,
+    names: Sequence[str],
+    browser: bool,
+) -> None:
+    """Serves runs until it is interrupted.
+
+    Args:
+        root: The folder.
+        host: The address to listen on.
+        port: The port; 0 for any that is free.
+        token: The token that visitors must present.
+        names: Other names by which this machine may be asked.
+        browser: Whether to open a browser.
+
+    Raises:
+        NanguardError: The folder cannot be read, or the address cannot be used.
+    """
+    if token is not None and len(token) < _SHORTEST_TOKEN:
+        raise UsageError(
+            f"the token has {len(token)} characters, which can be guessed.",
+            where="--token",
+            do=f"Give at least {_SHORTEST_TOKEN}, or leave it out: one is made where needed.",
+        )
+    try:
+        from nanguard.view.server.web_server import ServeSettings, serve
+    except ModuleNotFoundError as error:
+        raise MissingDependencyError.of("nanguard serve", error, extra="serve") from error
+    serve(root, ServeSettings(host, port, token, tuple(names), browser))

@@ -8,11 +8,11 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nanguard.check.rule import Fails, Passes, all_rules
+from nanguard.check.rule import KINDS, Fails, Passes, all_rules, rules_for
 from nanguard.check.selection import UnusedIgnore
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Collection, Iterator
 
     from nanguard.cli.commands.before import RulesOptions
 
@@ -43,9 +43,18 @@ def pages() -> dict[str, Any]:
     return {**found, UnusedIgnore.name: UnusedIgnore}
 
 
-def sentences() -> dict[str, str]:
-    """Returns what each rule stands for, in a sentence, by its code."""
-    return {rule.code: sentence(rule) for rule in pages().values()}
+def sentences(codes: Collection[str]) -> dict[str, str]:
+    """Returns what rules stand for, in a sentence, by their codes.
+
+    Args:
+        codes: Codes that must be among them; rules of other kinds are not even loaded.
+    """
+    found = {UnusedIgnore.code: sentence(UnusedIgnore)}
+    for reads in KINDS:
+        if found.keys() >= set(codes):
+            break
+        found |= {rule.code: sentence(rule) for rule in rules_for(reads)}
+    return found
 
 
 def sentence(rule: Any) -> str:
@@ -73,7 +82,7 @@ def listed(words: tuple[str, ...] = ()) -> str:
 
 
 def print_rules(options: RulesOptions) -> None:
-    """Prints one line for each rule that is asked for."""
+    """Prints one line for each rule that was named, or for all."""
     sys.stdout.write(listed(options.words))
 
 

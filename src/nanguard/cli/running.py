@@ -1,4 +1,4 @@
-"""``nanguard run``: what was asked for, plainly or with recovery."""
+"""``nanguard run``, with or without recovery, and ``nanguard demo``."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from nanguard.alerts import Alerts
+    from nanguard.cli.commands.before import DemoOptions
     from nanguard.cli.commands.during import RunOptions
     from nanguard.run.recovering.restart_options import RestartOptions
 
@@ -64,7 +65,7 @@ def run_guarded(asked: RunOptions) -> int:
 
 @contextlib.contextmanager
 def _alerts(asked: RunOptions) -> Iterator[Alerts | None]:
-    """Yields who is told about the run; None for nobody. Waits for what is on its way."""
+    """Yields where alerts go; None for nowhere. At the end, waits for those on their way."""
     if not asked.notify:
         yield None
         return
@@ -103,7 +104,7 @@ def _refuse_what_recovers(asked: RunOptions) -> None:
 
 
 def _wishes(asked: RunOptions) -> RestartOptions:
-    """Returns what is asked for as the launcher takes it."""
+    """Returns the options of recovery as the launcher takes them."""
     from nanguard.run.recovering.restart_options import RestartOptions
 
     if asked.lr_cut is not None and not 0 < asked.lr_cut <= 1:
@@ -135,3 +136,17 @@ def _wrong(option: str, value: float, wanted: str) -> UsageError:
     return UsageError(
         f"{option} is {value:g}.", where="nanguard run --recover", do=f"Give {wanted}."
     )
+
+
+def run_the_demo(options: DemoOptions) -> int:
+    """Runs the demo; returns 1 if it does not show what it claims.
+
+    Raises:
+        MissingDependencyError: Torch is missing.
+    """
+    try:
+        from nanguard.demo import run_demo
+    except ModuleNotFoundError as error:
+        raise MissingDependencyError.of("nanguard demo", error) from error
+    shown = run_demo(run_dir=options.run_dir, steps=options.steps, quiet=options.quiet)
+    return 0 if shown else 1

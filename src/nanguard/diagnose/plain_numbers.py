@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nanguard.replay.tracer.sites import Site, is_installed, is_users
-from nanguard.source.python_file import SourceFile, called_name, span_of
+from nanguard.source.edits import SourceFile, called_name, span_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

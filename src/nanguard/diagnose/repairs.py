@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from nanguard.diagnose.plain_numbers import made_at
 from nanguard.replay.tracer.sites import is_installed
 from nanguard.source import floors
-from nanguard.source.python_file import (
+from nanguard.source.edits import (
     SourceFile,
     argument,
     called_name,
@@ -25,7 +25,7 @@ from nanguard.source.python_file import (
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from nanguard.diagnose.case import Case
+    from nanguard.diagnose.cause import Case
     from nanguard.diagnose.lab import Trial
     from nanguard.replay.tracer.op_records import Stats
     from nanguard.replay.tracer.sites import Site
@@ -53,8 +53,8 @@ class Repair:
         summary: What to change, and where.
         source: The changed file, as (path, text); None if the change is not one of text.
         diff: The change, for the reader.
-        trial: What came of trying it, if that was done already.
-        later: What came of making some steps with it, if that was done.
+        trial: The result of trying it, if that was done already.
+        later: The result of some steps with it, if they were made.
         exact: Whether it computes the same as before, wherever that was finite.
         silences: Why the change only hides the fault, where it does; "" where it repairs it.
         acts_later: Whether it changes what the next step begins with, so that replaying the bad

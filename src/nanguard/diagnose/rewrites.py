@@ -7,10 +7,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from nanguard.diagnose.repairs import Repair, edit
-from nanguard.source.python_file import SourceFile, argument, called_name, is_function_of
+from nanguard.source.edits import SourceFile, argument, called_name, is_function_of
 
 if TYPE_CHECKING:
-    from nanguard.diagnose.case import Case
+    from nanguard.diagnose.cause import Case
     from nanguard.replay.tracer.sites import Site
 
 # Methods that choose or arrange elements, so that a logarithm may be taken before or after.

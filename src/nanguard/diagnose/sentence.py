@@ -13,14 +13,14 @@ import math
 import os
 from typing import TYPE_CHECKING
 
-from nanguard.diagnose.case import ARCS, EXPONENTIALS, LARGEST, LOGS, ROOTS, SOFTMAX, STATISTICS
+from nanguard.diagnose.cause import ARCS, EXPONENTIALS, LARGEST, LOGS, ROOTS, SOFTMAX, STATISTICS
 from nanguard.diagnose.causes.exploding_optimization import SLOWER, multiplied
 from nanguard.diagnose.lab import Usual
 from nanguard.diagnose.plain_numbers import assigned
 from nanguard.diagnose.repairs import number_made_at
 from nanguard.findings import name_of
 from nanguard.replay.tracer.sites import is_installed
-from nanguard.source.python_file import (
+from nanguard.source.edits import (
     SourceFile,
     argument,
     called_name,
@@ -34,7 +34,7 @@ from nanguard.source.python_file import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from nanguard.diagnose.case import Case
+    from nanguard.diagnose.cause import Case
     from nanguard.replay.tracer.sites import Site
 
 # Characters of an expression, and of what a name stands for, that a sentence has room for.
@@ -109,7 +109,7 @@ def item_in_words(samples: Sequence[int], indices: Sequence[int]) -> str:
 
 
 class _Sentence:
-    """What a line does, and what came of it."""
+    """What a line does, and with which result."""
 
     def __init__(self, case: Case, code: str, summary: str) -> None:
         self._case = case

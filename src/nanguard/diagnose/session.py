@@ -13,23 +13,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nanguard import incident as incidents
-from nanguard.diagnose import limits
-from nanguard.diagnose.case import STATISTICS, Case
-from nanguard.diagnose.cause import all_causes
+from nanguard.diagnose import lab
+from nanguard.diagnose.cause import STATISTICS, Case, all_causes
 from nanguard.diagnose.lab import Lab, Usual
 from nanguard.diagnose.plain_numbers import last_return, sets_rate_at
 from nanguard.diagnose.repairs import inside_a_library
 from nanguard.diagnose.sentence import sentence, users_site
 from nanguard.findings import name_of
 from nanguard.replay.task import Task
-from nanguard.source.python_file import SourceFile, addressed, changed_file
+from nanguard.source.edits import SourceFile, addressed, changed_file
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from nanguard.diagnose.cause import Cause, Suspicion
-    from nanguard.diagnose.lab import Replayer, Trial
-    from nanguard.diagnose.limits import Budget
+    from nanguard.diagnose.lab import Budget, Replayer, Trial
     from nanguard.diagnose.repairs import Repair
     from nanguard.incident import Incident, Replayed
     from nanguard.replay.task import Curve, Facts, ReplayOutcome
@@ -127,13 +125,13 @@ def _wants_second_run(found: Incident, replayer: Replayer) -> bool:
 
 
 def _budget(message: dict[str, Any]) -> Budget:
-    """Returns the time for an explanation; whoever waits for it can read how it gets on."""
-    seconds = limits.seconds_to_step(message["incident"], message["method"])
+    """Returns the time for an explanation; the process that waits for it can read how far it is."""
+    seconds = lab.seconds_to_step(message["incident"], message["method"])
     note = message.get("note")
     if message.get("control"):
-        name = limits.TRYING + Path(message["folder"]).name
-        note = partial(limits.note_replay, Path(message["control"], name))
-    return limits.Budget(limits.limits_for(seconds, limits.chosen_total()), note=note)
+        name = lab.TRYING + Path(message["folder"]).name
+        note = partial(lab.note_replay, Path(message["control"], name))
+    return lab.Budget(lab.limits_for(seconds, lab.chosen_total()), note=note)
 
 
 class Explanation:

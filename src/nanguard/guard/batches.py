@@ -104,7 +104,7 @@ class Kept:
         """Returns whether the loader's memory still holds this batch.
 
         Writes that go past torch, through NumPy say, leave no trace but the values. They can be
-        told where there is a copy to compare with.
+        seen where there is a copy to compare with.
         """
         if self.written():
             return False

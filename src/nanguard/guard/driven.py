@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 
 class Driven:
-    """A guard that is told what happens instead of making it happen.
+    """A guard that is notified of what happens instead of making it happen.
 
     For each batch: ``begin_batch``, then ``saw_loss`` before each backward pass, ``judge`` when
     the gradients of a step are complete and not clipped yet, and ``end_batch`` after the
@@ -94,7 +94,7 @@ class Driven:
         self._parts.journal.say(events.LOG_HIDES_LOSS(message))
 
     def begin_batch(self, batch: Any) -> None:
-        """Hears that a batch was drawn and is about to be used."""
+        """Notes that a batch was drawn and is about to be used."""
         flights = self._flights
         if is_replaying(self._parts.recorder):
             return
@@ -160,7 +160,7 @@ class Driven:
         return False
 
     def end_batch(self) -> None:
-        """Hears that a batch is over, and that the schedulers were stepped."""
+        """Notes that a batch is over, and that the schedulers were stepped."""
         if is_replaying(self._parts.recorder):
             return
         if self._judged is not None:

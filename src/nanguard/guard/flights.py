@@ -8,12 +8,12 @@ a no-op on the device; the host puts its own side back, and the batches are give
 from __future__ import annotations
 
 import math
-from collections import deque
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from nanguard.errors import NonFiniteError
 from nanguard.guard import events
+from nanguard.guard.gate import InFlight
 from nanguard.guard.judge import Reading, StepLimits
 from nanguard.guard.models import trained
 from nanguard.guard.optimizers import state_tensors
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from nanguard.guard.unchanged import Mark
     from nanguard.guard.wayback import WayBack
     from nanguard.snapshots.manager import Recovery
-    from nanguard.snapshots.memory import Snapshot
+    from nanguard.snapshots.training_state import Snapshot
 
 
 @dataclass(slots=True)
@@ -143,7 +143,9 @@ class Flights:
 
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
-        self._in_flight: deque[Flight] = deque()
+        self._in_flight: InFlight[Flight, Reading] = InFlight(
+            Flight.read, lambda seen: not (seen.closed or seen.poisoned), self._accept
+        )
         self.several_steps = len(parts.optimizers) > 1
         self._postponed = 0
         self.driven = False
@@ -206,19 +208,14 @@ class Flights:
             self.open = self.new()
 
     def resolve(self, *, keep: int) -> None:
-        """Looks at the oldest steps until so many are left; acts on the first bad one."""
-        self.accept_good(keep=keep)
-        if len(self._in_flight) > keep:
-            flight = self._in_flight[0]
-            self._act(flight, flight.read())
+        """Looks at the oldest steps until few enough are left; acts on the first bad one."""
+        bad = self._in_flight.settle(keep=keep)
+        if bad is not None:
+            self._act(*bad)
 
-    def accept_good(self, *, keep: int = 0) -> None:
-        """Looks at the oldest steps until so many are left, or until one is bad."""
-        while len(self._in_flight) > keep:
-            reading = self._in_flight[0].read()
-            if reading.closed or reading.poisoned:
-                return
-            self._accept(self._in_flight.popleft(), reading)
+    def accept_good(self) -> None:
+        """Looks at the oldest steps until one is bad."""
+        self._in_flight.settle()
 
     def first_unsettled(self) -> Flight | None:
         """Returns the oldest step that is in flight, or the open one if anything belongs to it."""
@@ -227,11 +224,10 @@ class Flights:
 
     def abandon(self) -> None:
         """Ends what is in flight when the loop is left before its end, without the other ranks."""
-        self.accept_good()
+        bad = self._in_flight.settle()
         self.end_void()
-        if self._in_flight:
-            flight = self._in_flight[0]
-            reading = flight.read()
+        if bad is not None:
+            flight, reading = bad
             lost = self._rewind(flight)
             message = f"the loop was left while step {flight.step} was bad"
             more = f"; {lost} steps after it did not count either" if lost else ""

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import ctypes
 import math
-from typing import TYPE_CHECKING, Any
+from collections import deque
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import torch
 
@@ -223,3 +224,48 @@ class Ticket:
             if self._slot is not None and self._spare is not None:
                 self._spare.append(self._slot)
         return self._values
+
+
+_StepT = TypeVar("_StepT")
+_NumbersT = TypeVar("_NumbersT")
+
+
+class InFlight(deque[_StepT], Generic[_StepT, _NumbersT]):
+    """Steps that were handed to the device and that the host has not seen yet, oldest first.
+
+    ``Guard`` and ``nanguard run`` both keep them here and look at each one a fixed number of steps
+    later. What the device has ignored since a bad one, each of them makes up for in its own way: a
+    guard owns the loop, and gives the batches out again; ``run`` does not, and replays the steps.
+    """
+
+    def __init__(
+        self,
+        read: Callable[[_StepT], _NumbersT],
+        passes: Callable[[_NumbersT], bool],
+        accept: Callable[[_StepT, _NumbersT], None],
+    ) -> None:
+        """Begins with none.
+
+        Args:
+            read: Returns the numbers of a step; waits for them if they are not there yet.
+            passes: Returns whether the numbers of a step are those of a good one.
+            accept: Takes a good step, and its numbers.
+        """
+        super().__init__()
+        self._read, self._passes, self._accept = read, passes, accept
+
+    def settle(self, *, keep: int = 0) -> tuple[_StepT, _NumbersT] | None:
+        """Accepts the oldest steps until few enough are left, or until one is bad.
+
+        Args:
+            keep: How many steps may stay unseen.
+
+        Returns:
+            The bad step, which stays the oldest, and its numbers; None if there is none.
+        """
+        while len(self) > keep:
+            numbers = self._read(self[0])
+            if not self._passes(numbers):
+                return self[0], numbers
+            self._accept(self.popleft(), numbers)
+        return None

@@ -338,7 +338,7 @@ class Guard:
     ) -> bool | None:
         """Clips, steps, advances schedulers and EMA, and zeroes the gradients, if all is well.
 
-        Returns whether the step was made; None where the device has not told yet.
+        Returns whether the step was made; None where the device has not answered yet.
 
         Args:
             optimizer: Which optimizer to step; all of them by default.
@@ -380,8 +380,8 @@ class Guard:
                 ``val_loss`` and ``val_acc``. A plateau scheduler looks at ``val_loss``.
         """
         # A scheduler must hear the same on every rank.
-        told = self._parts.ranks.gather(self._parts.journal.take_losses())
-        total, count = (sum(numbers) for numbers in zip(*told, strict=True))
+        gathered = self._parts.ranks.gather(self._parts.journal.take_losses())
+        total, count = (sum(numbers) for numbers in zip(*gathered, strict=True))
         train_loss = total / count if count else math.nan
         self._parts.journal.epoch(self.epoch, {"train_loss": train_loss, **metrics})
         if self._parts.scheduler_every == "epoch":

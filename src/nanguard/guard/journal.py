@@ -228,7 +228,7 @@ class Journal:
             self.trackers.metric(line)
 
     def incident(self, step: int, folder: Path) -> None:
-        """Tells the trackers where an incident was written."""
+        """Lets the trackers know where an incident was written."""
         if self.trackers is not None:
             self.trackers.event(incident_line(step, folder))
 

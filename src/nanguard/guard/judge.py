@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from nanguard.guard import events
 from nanguard.guard.symptom import Symptom
-from nanguard.signals.drift import DriftWatch, ScaleWatch
-from nanguard.signals.spikes import LARGEST, OPEN, Limits, SpikeWindow
+from nanguard.signals import LARGEST, OPEN, DriftWatch, Limits, ScaleWatch, SpikeWindow
 
 if TYPE_CHECKING:
     from nanguard.findings import Finding

@@ -149,15 +149,15 @@ def scaled_lr(optimizers: Sequence[Optimizer], factor: float) -> Iterator[None]:
 
 def hyperparameters(optimizers: Iterable[Optimizer]) -> list[dict[str, Any]]:
     """Returns what a scheduler may change in the parameter groups."""
-    return [
-        {
-            key: value.clone() if isinstance(value, torch.Tensor) else value
-            for key, value in group.items()
-            if key != "params"
-        }
-        for optimizer in optimizers
-        for group in optimizer.param_groups
-    ]
+    saved = []
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            values = group.copy()
+            del values["params"]
+            if torch.Tensor in set(map(type, values.values())):
+                values = {k: v.clone() if type(v) is torch.Tensor else v for k, v in values.items()}
+            saved.append(values)
+    return saved
 
 
 def set_hyperparameters(optimizers: Iterable[Optimizer], saved: list[dict[str, Any]]) -> None:

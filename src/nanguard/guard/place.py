@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from nanguard.errors import SnapshotError, UsageError
 from nanguard.guard.models import trained
-from nanguard.snapshots.portable import from_portable, portable
+from nanguard.snapshots.disk import from_portable, portable
 
 if TYPE_CHECKING:
     from nanguard.guard.flights import Flight, Flights

@@ -76,7 +76,7 @@ class Policy:
         self.lr_factor = 1.0
 
     def lr_factor_of(self, ahead: int) -> float:
-        """Returns the factor for a step that comes so many steps after the last accepted one.
+        """Returns the factor for a step that comes some steps after the last accepted one.
 
         It depends on the step alone, and not on how much the host has seen of those before it.
         """

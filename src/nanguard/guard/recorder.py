@@ -1,4 +1,4 @@
-"""Who writes incidents for a guard: what it is told, what it may ask for, where it is found."""
+"""Who writes incidents for a guard: what it is given, what it may ask for, where it is found."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _LAUNCHED = "NANGUARD_RUN"
 
 @dataclass(frozen=True, slots=True)
 class BadStep:
-    """A bad step, as the guard tells it.
+    """A bad step, as the guard reports it.
 
     Attributes:
         step: Its number.
@@ -58,10 +58,10 @@ class Recorder(Protocol):
     replaying: bool
 
     def between(self, step: int) -> None:
-        """Hears that a step is about to begin."""
+        """Called when a step is about to begin."""
 
     def launched(self, step: int) -> None:
-        """Hears that a step was handed to the device, or held back."""
+        """Called when a step was handed to the device, or held back."""
 
     def verdict(self, step: int) -> bool | None:
         """Returns whether a step is held back, in a second run; None in the run itself."""
@@ -70,7 +70,7 @@ class Recorder(Protocol):
         """Makes a good step."""
 
     def held_back(self, optimizers: Sequence[Optimizer]) -> None:
-        """Hears that a bad step is over."""
+        """Called when a bad step is over."""
 
     def with_known(self, trouble: Trouble) -> Trouble:
         """Returns what the ladder has to know, with what the run has met before."""
@@ -89,7 +89,7 @@ class Recorder(Protocol):
 
 
 def is_replaying(recorder: Recorder | None) -> bool:
-    """Returns whether what a guard is told right now is only a replay."""
+    """Returns whether what a guard sees right now is only a replay."""
     return recorder is not None and recorder.replaying
 
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from nanguard.guard.parts import Parts
     from nanguard.guard.place import Place
     from nanguard.snapshots.manager import Recovery
-    from nanguard.snapshots.memory import Snapshot
+    from nanguard.snapshots.training_state import Snapshot
 
 
 class WayBack:

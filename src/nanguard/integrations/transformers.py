@@ -119,7 +119,7 @@ class NanguardCallback(TrainerCallback):
         return self._driven
 
     def _listen(self, trainer: Any, driven: Driven) -> None:
-        """Hears of batches and losses, which no callback is told of."""
+        """Learns of batches and losses, which no callback receives."""
         accelerator = trainer.accelerator
         train, back = trainer.training_step, accelerator.backward
 
@@ -155,7 +155,7 @@ _WHERE = "NanguardCallback"
 def _calling_trainer() -> tuple[Any, Path | None]:
     """Returns the trainer that calls a callback, and the checkpoint that it resumes from.
 
-    A callback is told neither, so that they are looked for where the call came from.
+    A callback receives neither, so they are looked for where the call came from.
     """
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:

@@ -16,7 +16,6 @@ except ModuleNotFoundError as error:
 from nanguard.ops.attention import AttentionMask, attention, masked_softmax
 from nanguard.ops.bounds import hard_cap, soft_cap
 from nanguard.ops.codec import TokenCodec
-from nanguard.ops.counting import Counter
 from nanguard.ops.diffusion import (
     add_noise,
     bounded_weight,
@@ -36,7 +35,7 @@ from nanguard.ops.domains import (
     safe_sqrt,
     safe_std,
 )
-from nanguard.ops.labels import checked_cross_entropy, mask_logits
+from nanguard.ops.labels import Counter, checked_cross_entropy, mask_logits
 from nanguard.ops.masked import masked_cross_entropy, masked_mean, masked_mse
 from nanguard.ops.norms import AdaLNZero, RMSNorm, modulate, rms_norm
 from nanguard.ops.schedules import WarmupCosine, warmup_cosine

@@ -186,7 +186,7 @@ class _EmptyRows(torch.autograd.Function):
     """Writes zeros into rows that may look nowhere, and touches no other.
 
     Torch keeps its result for the derivative of attention, where a row counts only as a factor of
-    its gradient, and that is 0. So it may be written to, and nobody has to be told.
+    its gradient, and that is 0. So it may be written to, and autograd need not know.
     """
 
     @staticmethod

@@ -136,7 +136,7 @@ class Rows:
 
     Attributes:
         count: How many there are.
-        shape: The shape of what is left.
+        shape: The shape of the result.
         kept: The same with dimensions of 1 where there were others.
     """
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from nanguard.ops.counting import Counter
+    from nanguard.ops.labels import Counter
 
 
 def masked_mean(

@@ -23,11 +23,14 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
+from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
+from torch.func import debug_unwrap
 from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.overrides import TorchFunctionMode
 
 from nanguard.replay.tracer.modules import keywords, tensors_in
 from nanguard.replay.tracer.sites import users_frame
+from nanguard.replay.tracer.tensor_values import memory_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -381,15 +384,17 @@ def replaced_samples(samples: Sequence[int], *, targets_only: bool) -> Iterator[
     def before(_module: nn.Module, args: Any) -> None:
         nonlocal done
         named = keywords(sys._getframe(1)).values()
-        given = [tensor for tensor in tensors_in([*args, *named]) if tensor.dim()]
+        given = [plain for t in tensors_in([*args, *named]) if (plain := debug_unwrap(t)).dim()]
         if done or not given:
             return
         done = True
-        found = _tensors_around() + ([] if targets_only else given)
-        entered = {tensor.untyped_storage().data_ptr() for tensor in given}
+        found = [debug_unwrap(t) for t in _tensors_around()] + ([] if targets_only else given)
+        entered = {memory_of(tensor) for tensor in given}
         if targets_only:
-            found = [t for t in found if t.untyped_storage().data_ptr() not in entered]
-        _replace_rows(found, samples, given[0].shape[0], written)
+            found = [t for t in found if memory_of(t) not in entered]
+        # A function that is differentiated or batched may not write to what it is given.
+        with temporarily_clear_interpreter_stack():
+            _replace_rows(found, samples, given[0].shape[0], written)
 
     hook = register_module_forward_pre_hook(before)
     with contextlib.ExitStack() as stack:
@@ -406,7 +411,7 @@ def _unwrite(written: list[tuple[torch.Tensor, torch.Tensor, int]]) -> None:
 
 
 def set_version(tensor: torch.Tensor, version: int) -> None:
-    """Tells autograd that a tensor is what it was at some version: nothing else holds for it."""
+    """Gives a tensor the version that it had before; nothing else makes autograd accept it."""
     setter = torch._C._autograd._unsafe_set_version_counter
     try:
         setter((tensor,), (version,))

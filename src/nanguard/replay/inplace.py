@@ -30,10 +30,9 @@ from nanguard.replay.data import data_origin, made_anew
 from nanguard.replay.python_state import Reachable, RefusedError, is_used_up, spare
 from nanguard.replay.region import AGAIN, NoRegionError
 from nanguard.replay.replayed_step import MadeStep, Reached, ReplayedStep, same_losses
-from nanguard.replay.sandbox import Outside
+from nanguard.replay.sandbox import Outside, TimeLimit, TooLong, signals_wait
 from nanguard.replay.start import copied
 from nanguard.replay.task import ReplayOutcome, Task
-from nanguard.replay.time_limit import TimeLimit, TooLong, signals_wait
 from nanguard.replay.tracer.sites import is_installed, is_users
 
 if TYPE_CHECKING:
@@ -123,7 +122,7 @@ class InPlace:
         self._reachable: dict[int, Reachable] = {}
         # The batch, if it came in bad and can be made again.
         self._drawn: Drawn | None = None
-        # Tells other ranks of each replay, where they have to take part in it.
+        # Announces each replay to other ranks, where they have to take part in it.
         self.announce: Callable[[Task, int], None] | None = None
         self.wants_history = False
         self.differs = False
@@ -322,7 +321,7 @@ class InPlace:
         seconds: float,
     ) -> str | None:
         """Runs the step's code; returns why it did not come to its end, if so."""
-        stack.enter_context(self._patches.told(replay))
+        stack.enter_context(self._patches.followed_by(replay))
         start = variant.start
         seen: dict[str, Any] = {}
         try:

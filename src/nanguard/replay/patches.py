@@ -8,11 +8,22 @@ import signal
 import sys
 import threading
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import nn
+from torch._C._functorch import peek_interpreter_stack
+from torch._functorch import apis, eager_transforms
+from torch.func import debug_unwrap
 from torch.optim import Optimizer
+from torch.utils._pytree import (
+    keystr,
+    tree_flatten_with_path,
+    tree_leaves,
+    tree_map_only,
+    tree_structure,
+)
 from torch.utils.data import DataLoader
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
@@ -31,6 +42,9 @@ class Watcher(Protocol):
 
     def grad(self, call: Callable[[], Any], outputs: Any) -> Any:
         """Computes gradients that are handed to the script, and not kept by parameters."""
+
+    def func_grad(self, found: FuncGradients) -> Any:
+        """Returns what the script is given of what ``torch.func`` has computed for it."""
 
     def read(self, tensor: torch.Tensor, value: Any) -> None:
         """Hears of a number that the script has read from a tensor."""
@@ -81,6 +95,60 @@ class Watcher(Protocol):
         """
 
 
+@dataclass(frozen=True, slots=True)
+class FuncGradients:
+    """Gradients that ``torch.func`` has computed, and not as a part of something larger.
+
+    Attributes:
+        result: All that was computed.
+        alone: Whether that is the gradients and nothing else; otherwise the first part of it is.
+            None if nobody knows which part is.
+        losses: What they are the gradients of: one number, or one for each sample; None if that is
+            not known.
+        of: The arguments that they were computed for.
+    """
+
+    result: Any
+    alone: bool | None
+    losses: torch.Tensor | None
+    of: Any
+
+    @property
+    def gradients(self) -> list[torch.Tensor]:
+        """The gradients; all tensors there are, where nobody knows which are gradients."""
+        found = self.result[0] if self.alone is False else self.result
+        return [leaf for leaf in tree_leaves(found) if isinstance(leaf, torch.Tensor)]
+
+    @property
+    def parameters(self) -> dict[str, torch.Tensor]:
+        """What they were computed for; nothing where samples are among it."""
+        if self.losses is None or self.losses.numel() != 1:
+            return {}
+        leaves = tree_flatten_with_path(self.of)[0]
+        return {keystr(path): t for path, t in leaves if isinstance(t, torch.Tensor)}
+
+    @property
+    def loss(self) -> torch.Tensor | None:
+        """What they are the gradients of; of several samples, of the first one that is bad."""
+        if self.losses is None or self.losses.numel() <= 1:
+            return None if self.losses is None else self.losses.detach()
+        each = self.losses.detach().reshape(-1)
+        return each[int((~each.isfinite()).int().argmax())]
+
+    @property
+    def mean(self) -> torch.Tensor | None:
+        """What they are the gradients of; of several samples, on average."""
+        losses = None if self.losses is None else self.losses.detach()
+        return losses if losses is None or losses.numel() == 1 else losses.mean()
+
+    def zeroed(self) -> Any:
+        """Returns the same with gradients of 0, which move nothing."""
+        if self.alone:
+            return tree_map_only(torch.Tensor, torch.zeros_like, self.result)
+        first, *others = self.result
+        return (tree_map_only(torch.Tensor, torch.zeros_like, first), *others)
+
+
 _INHERITED = object()
 _NOBODY = Nobody()
 
@@ -105,7 +173,7 @@ class Patches:
     """Makes torch tell a watcher what happens, until it is taken off.
 
     Attributes:
-        watcher: Who is told. It can be another one at any time.
+        watcher: Who is notified. It can be another one at any time.
     """
 
     def __init__(
@@ -114,7 +182,7 @@ class Patches:
         """Does nothing yet.
 
         Args:
-            watcher: Who is told.
+            watcher: Who is notified.
             on_left_alone: Called when a thread begins to train while another is within a step, with
                 the names of both: the watcher hears nothing more of it. None if it is to hear all.
         """
@@ -125,14 +193,16 @@ class Patches:
 
     @property
     def now(self) -> Watcher:
-        """Who is told of what this thread does: a replay, if it makes one."""
-        if self._replaying and (replay := self._replaying.get(threading.get_ident())):
+        """Who follows what this thread does: a replay, if it makes one."""
+        if not self._replaying and not self._turns.left_any_alone:
+            return self.watcher
+        if replay := self._replaying.get(threading.get_ident()):
             return replay
         return _NOBODY if self._turns.is_alone() else self.watcher
 
     @contextlib.contextmanager
-    def told(self, watcher: Watcher) -> Iterator[None]:
-        """Makes torch tell another watcher what this thread does; other threads go on."""
+    def followed_by(self, watcher: Watcher) -> Iterator[None]:
+        """Notifies another watcher of what this thread does; other threads go on."""
         thread = threading.get_ident()
         self._replaying[thread] = watcher
         try:
@@ -141,8 +211,8 @@ class Patches:
             del self._replaying[thread]
 
     def _in_turn(self, what: str, *given: Any) -> Any:
-        """Tells of a backward pass or a step, in which this thread is alone with the watcher."""
-        new = self._turns.enter()
+        """Notifies of a backward pass or a step, in which this thread is alone with the watcher."""
+        new = self._turns.enter(step=what != "backward")
         try:
             return getattr(self.now, what)(*given)
         finally:
@@ -153,6 +223,7 @@ class Patches:
         """Begins."""
         self._patch_backward()
         self._patch_grad()
+        self._patch_func()
         self._patch_reads()
         self._patch_optimizers()
         self._patch_scaler()
@@ -224,6 +295,44 @@ class Patches:
             return self.now.grad(call, outputs)
 
         self._replace(torch.autograd, "grad", grad)
+
+    def _patch_func(self) -> None:
+        """Hears of the gradients of ``torch.func``: inside of others they are no step's."""
+        one, several = eager_transforms.grad_and_value_impl, apis.vmap_impl  # type: ignore[attr-defined]
+        # What gradients inside of vmap look like, and what they are the gradients of.
+        inside = threading.local()
+
+        @functools.wraps(one)
+        def grad_and_value(func: Any, argnums: Any, has_aux: Any, args: Any, kwargs: Any) -> Any:
+            found = one(func, argnums, has_aux, args, kwargs)
+            if torch.compiler.is_compiling():
+                return found
+            loss = found[1][0] if has_aux else found[1]
+            if peek_interpreter_stack() is not None:
+                if getattr(inside, "batches", False):
+                    shapes = (tree_structure(found[0]), tree_structure(found))
+                    inside.seen = (shapes, debug_unwrap(loss))
+                return found
+            given = [args[n] for n in ([argnums] if isinstance(argnums, int) else argnums)]
+            return self.now.func_grad(FuncGradients(found, False, loss, given))  # noqa: FBT003
+
+        @functools.wraps(several)
+        def vmap(*args: Any, **kwargs: Any) -> Any:
+            if torch.compiler.is_compiling() or peek_interpreter_stack() is not None:
+                return several(*args, **kwargs)
+            inside.seen, inside.batches = None, True
+            try:
+                found = several(*args, **kwargs)
+            finally:
+                seen, inside.seen, inside.batches = inside.seen, None, False
+            if seen is None:
+                return found
+            (shapes, losses), here = seen, tree_structure(found)
+            alone = True if here == shapes[0] else False if here == shapes[1] else None
+            return self.now.func_grad(FuncGradients(found, alone, losses, args[5:]))
+
+        self._replace(eager_transforms, "grad_and_value_impl", grad_and_value)
+        self._replace(apis, "vmap_impl", vmap)
 
     def _patch_reads(self) -> None:
         for name in ("item", "__float__"):
@@ -371,4 +480,9 @@ class Patches:
 
 def is_capturing() -> bool:
     """Returns whether a CUDA graph is being recorded, in which nothing may be read."""
-    return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
+    # Several times a step, and without a device the first word is the answer.
+    return (
+        torch.cuda._initialized
+        and torch.cuda.is_initialized()
+        and torch.cuda.is_current_stream_capturing()
+    )

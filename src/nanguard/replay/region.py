@@ -14,13 +14,14 @@ import copy
 import linecache
 from dataclasses import dataclass, field
 from functools import reduce
+from operator import itemgetter
 from types import CodeType
 from typing import TYPE_CHECKING, Any, cast
 
 from nanguard.replay.live_names import Names, names_in, own_nodes, unpacked_names
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     Owner = ast.Module | ast.FunctionDef | ast.AsyncFunctionDef
     Path = list[tuple[str, int | None]]
@@ -30,7 +31,6 @@ _FUTURES: int = reduce(
     __future__.all_feature_names,
     0,
 )
-_SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)
 _SIMPLE = (ast.Assign, ast.AugAssign, ast.AnnAssign, ast.Expr, ast.Assert, ast.Delete, ast.Pass)
 # Names that a compiled piece has for itself.
 AGAIN, _ONCE, _SEEN, _OUTER = "__again", "__once", "__seen", "__outer"
@@ -266,6 +266,28 @@ class Piece:
         self.live = [*first, *(n for n in live if n not in first and n != "__class__")]
         self._wants_class = "__class__" in code.co_freevars
         self._body, self._kind, self._cls = body, kind, cls
+        # Takes all of the names at once: this is done in every step.
+        self._take = itemgetter(*self.live) if len(self.live) > 1 else None
+
+    def values_in(self, local: Mapping[str, Any], module: Mapping[str, Any]) -> dict[str, Any]:
+        """Returns the values of its live-in names, of those that are there.
+
+        Args:
+            local: The names of its frame.
+            module: The globals, among which are the names that a function declares as such.
+        """
+        try:
+            if self._take is not None:
+                return dict(zip(self.live, self._take(local), strict=True))
+        except KeyError:
+            pass  # one of them is not bound, or a global
+        found = {}
+        for name in self.live:
+            if name in local:
+                found[name] = local[name]
+            elif name in module:
+                found[name] = module[name]
+        return found
 
     def call(
         self,

@@ -71,6 +71,8 @@ _save = torch.save
 # Larger batches are not saved.
 _LIMIT = 256 << 20
 _SUSPECTS = 4
+# Batches that a loader may be ahead of the loop, and those that one step may add up.
+_AHEAD, _MOST_DRAWN = 2, 63
 
 
 def read_trace(replay: Replay, outcome: ReplayOutcome) -> None:
@@ -99,6 +101,7 @@ def read_trace(replay: Replay, outcome: ReplayOutcome) -> None:
     outcome.origin = origin_of(first, trace, sink=sink)
     facts.path = path_of(first, sinks, trace)
     facts.suspects = [(record.index, record.op) for record in suspects(trace, first)][:_SUSPECTS]
+    _choose_batch(replay, trace, first)
     facts.batch_indices = list(replay.indices)
     facts.blame(_samples(outcome.origin, trace))
     if replay.task.folder is not None:
@@ -128,6 +131,20 @@ def _find_batch(replay: Replay, trace: Trace) -> None:
             if trace.batch_size is None:
                 sizes = {tensor.shape[0] for tensor in tensors if tensor.dim()}
                 trace.batch_size = sizes.pop() if len(sizes) == 1 else None
+            return
+
+
+def _choose_batch(replay: Replay, trace: Trace, first: Record) -> None:
+    """Finds the batch that a bad value was made of, where the step has taken several."""
+    todo, seen = [first], {id(first)}
+    while todo:
+        for writer in todo.pop().writers:
+            if id(writer) not in seen:
+                seen.add(id(writer))
+                todo.append(writer)
+    for batch, indices in reversed(replay.drawn):
+        if any(id(trace.writer(tensor)) in seen for tensor in tensors_in(batch)):
+            trace.batch, replay.indices = batch, indices
             return
 
 
@@ -298,7 +315,8 @@ class Replay(Watch):
         self.indices = self.indices_of(own)
         if self.ordinal == self.task.target and self.task.without and not self.task.targets_only:
             batch = changes.without(batch, self.task.without)
-        self.drawn = [*self.drawn[-2:], (batch, self.indices)]
+        kept = _MOST_DRAWN if self.ordinal == self.task.target else _AHEAD
+        self.drawn = [*self.drawn[-kept:], (batch, self.indices)]
         if self.trace is not None:
             self.trace.batch = batch
         return batch

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from torch import Tensor
     from torch.optim import Optimizer
 
+    from nanguard.replay.patches import FuncGradients
     from nanguard.replay.start import Start
     from nanguard.replay.task import ReplayOutcome, Task
     from nanguard.replay.watch import Watch
@@ -51,6 +52,8 @@ class ReplayedStep(Replay):
         # Bad gradients that were handed to the script.
         self.handed: list[Tensor] = []
         self._together = together
+        self._func_calls = 0
+        self._func_parameters: dict[str, Tensor] = {}
         self.outcome: ReplayOutcome | None = None
         self.again: list[Any] = []
         self.clip_limit = run.clip_limit
@@ -122,6 +125,37 @@ class ReplayedStep(Replay):
                 self.answer(self._outcome(self._optimizer()))
         self._leave()
         return found
+
+    def named_parameters(self) -> dict[str, Tensor]:
+        """Returns the parameters of the models, and what ``torch.func`` is given as such."""
+        return {**super().named_parameters(), **self._func_parameters}
+
+    def func_grad(self, found: FuncGradients) -> Any:
+        """Judges gradients of ``torch.func``, and what they are the gradients of."""
+        if self.made_by or self.backwards or any(g.requires_grad for g in found.gradients):
+            return found.result
+        self._func_calls += 1
+        if self._func_calls != self._start.func_calls + 1:
+            return found.result
+        if self.trace is not None:
+            self.trace.end_backward()
+        with _disable_current_modes():
+            self.facts.backward_site = here()
+            self._func_parameters = found.parameters
+            self._look_around()
+            loss = found.loss
+            if loss is not None:
+                self.losses = [loss]
+                self._judge(self.bad_loss(), None)
+            bad = [g for g in found.gradients if not all_finite([g])]
+            if bad and not self.answered:
+                self.handed = bad
+                self._judge(Symptom("gradient", "nan", self.loss_value()), None)
+            if not self.answered:
+                self.answer(self._outcome(None))
+            self.losses = self.losses or found.gradients
+        self._leave()
+        return found.result
 
     def read(self, tensor: Tensor, value: float) -> None:
         """Ends the replay of an evaluation at the number that was bad."""

@@ -8,8 +8,7 @@ import random
 import sys
 from collections import UserDict
 from dataclasses import dataclass, field
-from types import FunctionType, ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import nn
@@ -20,6 +19,7 @@ from nanguard.replay.tracer.sites import is_users
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from types import FrameType
 
     from torch import Tensor
 
@@ -29,13 +29,60 @@ if TYPE_CHECKING:
 _SMALL = 64 << 20
 # Tensors among the live-in names whose versions are compared.
 _COMPARED = 64
-# Types of values that nobody can change, nor take anything out of.
-IMMUTABLE = frozenset({int, float, bool, str, bytes, type(None), FunctionType, ModuleType})
+# What a value is to a step that is given it.
+Kind = Literal["tensor", "mapping", "sequence", "other"]
+
+
+class _Kinds(dict[type, Kind]):
+    """The kinds of types; each is found out once, as abstract classes are slow to answer."""
+
+    def __missing__(self, kind: type) -> Kind:
+        found: Kind = "other"
+        if issubclass(kind, torch.Tensor):
+            found = "tensor"
+        elif issubclass(kind, (dict, UserDict)):
+            found = "mapping"
+        elif issubclass(kind, (list, tuple)):
+            found = "sequence"
+        # A class that is made in every step must not be kept, nor all of those before it.
+        if len(self) < _MOST_KINDS:
+            self[kind] = found
+        return found
+
+
+_MOST_KINDS = 1024
+_KIND = _Kinds()
+
+
+def kind_of(value: object) -> Kind:
+    """Returns what a value is to a step that is given it."""
+    return _KIND[type(value)]
+
+
+_DEVICES = ("cuda", "cpu")
+# Where autocast is off, its type is the one that the process has, and is not asked for.
+_NO_AUTOCAST = tuple((device, False, None) for device in _DEVICES)
+
+
+def _autocast_now() -> tuple[tuple[str, bool, Any], ...]:
+    return tuple(
+        (device, torch.is_autocast_enabled(device), torch.get_autocast_dtype(device))
+        for device in _DEVICES
+    )
 
 
 @dataclass(slots=True)
 class Ambient:
-    """What is not said by names, but changes what code computes."""
+    """What is not said by names, but changes what code computes.
+
+    Attributes:
+        grad: Whether operations are recorded for backward.
+        inference: Whether inference mode is on.
+        autocast: Each device with whether autocast is on there, and its type if that is known.
+        cache: Whether autocast keeps the weights that it has cast.
+        dtype: The default type.
+        modes: The function modes that are active.
+    """
 
     grad: bool
     inference: bool
@@ -47,12 +94,13 @@ class Ambient:
     @classmethod
     def now(cls) -> Ambient:
         """Returns how it is here."""
-        cuda = ("cuda", torch.is_autocast_enabled("cuda"), torch.get_autocast_dtype("cuda"))
-        cpu = ("cpu", torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu"))
+        autocast = _NO_AUTOCAST
+        if torch.is_autocast_enabled("cuda") or torch.is_autocast_enabled("cpu"):
+            autocast = _autocast_now()
         return cls(
             torch.is_grad_enabled(),
             torch.is_inference_mode_enabled(),
-            (cuda, cpu),
+            autocast,
             torch.is_autocast_cache_enabled(),
             torch.get_default_dtype(),
             tuple(_get_current_function_mode_stack()) if _len_torch_function_stack() else (),
@@ -66,6 +114,7 @@ class Ambient:
             autocast: Whether that goes for autocast, too.
         """
         before = Ambient.now()
+        before.autocast = _autocast_now()
         with contextlib.ExitStack() as stack:
             stack.callback(before._set_types)
             if autocast:
@@ -84,7 +133,8 @@ class Ambient:
     def _set_types(self) -> None:
         for device, enabled, dtype in self.autocast:
             torch.set_autocast_enabled(device, enabled)
-            torch.set_autocast_dtype(device, dtype)
+            if dtype is not None:
+                torch.set_autocast_dtype(device, dtype)
         torch.set_autocast_cache_enabled(self.cache)
         if torch.get_default_dtype() != self.dtype:
             torch.set_default_dtype(self.dtype)
@@ -118,7 +168,10 @@ class Start:
         site: The place of the backward that ended it; None while it goes on.
         only_asked: Whether that was no backward, but gradients that the script has asked for.
         reported: Whether it was the start of a bad step that was told about.
+        func_calls: Gradients of ``torch.func`` that it computes before those that it is about.
         bad: Whether its loss is known to be bad.
+        held: The frame, until its backward pass begins: if that never comes, the names of the frame
+            tell how the step ended. None for an evaluation.
         later: The same from the first call of a model on, where no loader hands out the data;
             None if nobody needs it.
     """
@@ -145,22 +198,23 @@ class Start:
     site: Any = None
     only_asked: bool = False
     reported: bool = False
+    func_calls: int = 0
     bad: bool = False
+    held: FrameType | None = None
     later: Start | None = None
 
     def add_losses(self, losses: list[Tensor]) -> None:
-        """Notes the losses of a backward pass.
+        """Notes the losses of a backward pass, which are detached.
 
         On a device a copy takes as long as half of what else is remembered, so there is none
         unless this script is known to change its losses in place.
         """
         for loss in losses:
-            if loss.is_cuda and not self.region.changes_losses:
-                kept = loss.detach()
-                self.losses_at.append((kept, kept._version))
+            if self.region.changes_losses:
+                self.losses.append(loss.clone())
             else:
-                kept = loss.detach().clone()
-            self.losses.append(kept)
+                self.losses.append(loss)
+                self.losses_at.append((loss, loss._version))
 
     @property
     def lost_losses(self) -> bool:
@@ -182,21 +236,31 @@ class Given:
         batch: The batch, or a copy of it.
     """
 
+    __slots__ = ("_ids", "_versions", "batch")
+
     def __init__(self, batch: Any, *, copies: bool) -> None:
-        parts = batch.values() if isinstance(batch, (dict, UserDict)) else batch
-        several = isinstance(batch, (dict, UserDict, list, tuple)) and len(batch) <= _COMPARED
-        items = list(parts) if several else []
+        kind = kind_of(batch)
+        items: Any = ()
+        if kind == "mapping" or kind == "sequence":
+            parts = batch.values() if kind == "mapping" else batch
+            items = parts if len(batch) <= _COMPARED else ()
         self._versions = [(t, t._version) for t in items if _is_data(t)]
-        size = sum(t.numel() * t.element_size() for t, _ in self._versions)
+        self._ids = {id(t) for t, _ in self._versions}
         self.batch = copied(batch)
-        if copies and size <= _SMALL and isinstance(batch, (list, tuple)):
-            self.batch = [t.clone() if _is_data(t) else t for t in items]
+        if copies and kind == "sequence":
+            size = sum(t.numel() * t.element_size() for t, _ in self._versions)
+            if size <= _SMALL:
+                self.batch = [t.clone() if _is_data(t) else t for t in items]
 
     def is_among(self, names: dict[str, Any]) -> bool:
         """Returns whether one of its tensors is among some values, or in one of them."""
-        own = {id(tensor) for tensor, _ in self._versions}
-        inner = [v.values() for v in names.values() if isinstance(v, (dict, UserDict))]
-        return any(id(value) in own for values in (names.values(), *inner) for value in values)
+        own = self._ids
+        for value in names.values():
+            if id(value) in own:
+                return True
+            if kind_of(value) == "mapping" and any(id(v) in own for v in value.values()):
+                return True
+        return False
 
     @property
     def moved(self) -> bool:
@@ -206,9 +270,11 @@ class Given:
 
 def bytes_of(batch: Any) -> int:
     """Returns how many bytes the tensors of a batch take, those right in it."""
-    parts = batch.values() if isinstance(batch, (dict, UserDict)) else batch
-    several = isinstance(batch, (dict, UserDict, list, tuple))
-    tensors = [t for t in (parts if several else (batch,)) if isinstance(t, torch.Tensor)]
+    kind = kind_of(batch)
+    if kind == "other":
+        return 0
+    parts = batch.values() if kind == "mapping" else batch
+    tensors = [batch] if kind == "tensor" else [t for t in parts if kind_of(t) == "tensor"]
     return sum(t.numel() * t.element_size() for t in tensors)
 
 
@@ -217,8 +283,10 @@ def is_part(value: object, batch: dict[Any, Any] | UserDict[Any, Any]) -> bool:
     return isinstance(value, (dict, UserDict)) and bool(value) and value.keys() <= batch.keys()
 
 
-def _is_data(value: object) -> bool:
-    return isinstance(value, torch.Tensor) and not value.is_inference() and not value.requires_grad
+def _is_data(value: Any) -> bool:
+    if kind_of(value) != "tensor":
+        return False
+    return not value.requires_grad and not value.is_inference()
 
 
 def copied(value: Any) -> Any:
@@ -226,32 +294,58 @@ def copied(value: Any) -> Any:
     kind = type(value)
     if kind is dict or kind is list:
         return value.copy() if len(value) <= _COMPARED else value
-    # Asked of the class itself: to ask an abstract one takes ten times as long.
-    return copy.copy(value) if UserDict in kind.__mro__ else value
+    if _KIND[kind] == "mapping" and UserDict in kind.__mro__:
+        return copy.copy(value)
+    return value
 
 
-def versions_of(names: dict[str, Any], *, copies: bool) -> list[tuple[Tensor, int, Any]]:
-    """Returns the tensors among some values, with their versions and, if wanted, copies."""
-    found: list[Any] = []
-    for value in names.values():
-        kind = type(value)
-        if kind is dict:
-            found += value.values() if len(value) <= _COMPARED else ()
-        elif kind is list or kind is tuple:
-            found += value if len(value) <= _COMPARED else ()
-        elif kind not in IMMUTABLE:
-            found.append(value)
+def keep_containers(names: dict[str, Any]) -> list[Any]:
+    """Puts copies in the place of the containers among some values; returns all tensors in them.
+
+    Args:
+        names: The values, by their names.
+    """
+    types = tuple(map(type, names.values()))
+    places = _PLACES.get(types)
+    if places is None:
+        kinds = list(enumerate(map(_KIND.__getitem__, types)))
+        places = (
+            [place for place, kind in kinds if kind == "tensor"],
+            [place for place, kind in kinds if kind in ("mapping", "sequence")],
+        )
+        if len(_PLACES) < _MOST_KINDS:
+            _PLACES[types] = places
+    values = list(names.values())
+    found = [values[place] for place in places[0]]
+    if places[1]:
+        keys = list(names)
+        for place in places[1]:
+            value = values[place]
+            if len(value) <= _COMPARED:
+                inner = value.values() if _KIND[types[place]] == "mapping" else value
+                found += [v for v in inner if kind_of(v) == "tensor"]
+            names[keys[place]] = copied(value)
+    return found
+
+
+# The places of tensors and of containers among values of certain types: they are the same in
+# every step.
+_PLACES: dict[tuple[type, ...], tuple[list[int], list[int]]] = {}
+
+
+def versions_of(tensors: list[Any], *, copies: bool) -> list[tuple[Tensor, int, Any]]:
+    """Returns tensors that hold data with their versions and, if wanted, copies."""
     room = _SMALL if copies else 0
     versions: list[tuple[Tensor, int, Any]] = []
-    for tensor in found:
-        if not isinstance(tensor, torch.Tensor) or tensor.requires_grad or tensor.is_inference():
+    for tensor in tensors[:_COMPARED]:
+        if tensor.requires_grad or tensor.is_inference():
             continue
         kept = None
         if room and (size := tensor.numel() * tensor.element_size()) <= room:
             kept = tensor.detach().clone()
             room -= size
         versions.append((tensor, tensor._version, kept))
-    return versions[:_COMPARED]
+    return versions
 
 
 def devices_in_use() -> list[torch.device]:

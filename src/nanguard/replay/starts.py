@@ -12,7 +12,7 @@ from __future__ import annotations
 import sys
 import threading
 import warnings
-from collections import UserDict, deque
+from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +25,6 @@ from nanguard.replay.frames import Lines, hear_calls, is_nested, let_go, names_o
 from nanguard.replay.patches import comes_from_signal, is_capturing
 from nanguard.replay.region import NoRegionError, Region
 from nanguard.replay.start import (
-    IMMUTABLE,
     Ambient,
     Given,
     Start,
@@ -36,6 +35,8 @@ from nanguard.replay.start import (
     is_part,
     is_plain_object,
     is_users_module,
+    keep_containers,
+    kind_of,
     versions_of,
 )
 from nanguard.replay.tracer.sites import is_installed, is_users
@@ -125,10 +126,13 @@ class Starts:
         self._codes: dict[CodeType, Region] = {}
         self._calls: list[_Call] = []
         self._last_event: Stack = []
+        # The loop that makes the steps of a script without a model, if its frame is known.
+        self._loop: Stack = []
         self._hook: Any = None
         self._hooked: dict[type, Callable[[], None]] = {}
         self._compiled = False
-        self._lines = Lines(self._reached, self._called_first) if long else None
+        hears = (self._reached, self._called_first, self._returned)
+        self._lines = Lines(*hears) if long else None
         self._earlier: dict[str, Any] | None = None
         self._objects: list[Any] = []
         self._earlier_objects: list[tuple[Any, dict[str, Any]]] = []
@@ -182,10 +186,11 @@ class Starts:
         self._since = [*self._since[-2:], batch]
         if not self._long:
             self._given.append(Given(batch, copies=self._moves))
-        if self.current is not None and self.current.site is None:
-            self.current.given.append(batch)
-            if self.current.later is not None:
-                self.current.later.given.append(batch)
+        start = self.current
+        if start is not None and start.site is None:
+            start.given.append(batch)
+            if start.later is not None:
+                start.later.given.append(batch)
         elif not self._long and self._regions:
             self._earlier, self._taken_by_batch = self.streams.capture(), True
 
@@ -243,7 +248,7 @@ class Starts:
             good = [kept for kept in self.ended[1:-1] if not kept.bad]
             for spare in good[: max(len(good) - _KEPT + 1, 0)]:
                 self.ended.remove(spare)  # of many passes for one step, the last ones are kept
-        start.site, start.only_asked = site, False
+        start.site, start.only_asked, start.held = site, False, None
         start.add_losses(losses)
         if start.later is not None:
             start.later.site, start.later.losses = site, start.losses
@@ -354,6 +359,7 @@ class Starts:
             second = self.current is not None and self.current.site is not None
             if not (second and self._heard_all):  # else it is a second loss of the same forward
                 self.current = self.after_the_fact(frame) if self._heard_all else None
+                self._loop = _loop_of(self.current, frame)
             return
         owner, line, calls = self._common(frame)
         self.current = None
@@ -394,7 +400,9 @@ class Starts:
             return known
         return Region(owner.f_code, owner.f_globals, (call, backward))
 
-    def after_the_fact(self, frame: FrameType | None, *, statement: bool = False) -> Start | None:
+    def after_the_fact(
+        self, frame: FrameType | None, *, line: int | None = None, statement: bool = False
+    ) -> Start | None:
         """Returns a start of the code around a frame, with the values that its names have now.
 
         This is all there is where no model is called that could be seen: it is exact as long as
@@ -402,17 +410,19 @@ class Starts:
 
         Args:
             frame: The frame, or one below it.
+            line: A line of the code that is meant; None for the one that the frame is on.
             statement: Whether to begin with the statement that it is at.
         """
         while frame is not None and is_installed(frame.f_code.co_filename):
             frame = outside(frame.f_back)
         if frame is None:
             return None
+        line = (frame.f_lineno or 0) if line is None else line
         try:
             region = self._codes.get(frame.f_code)
-            if region is None or not region.holds(frame.f_lineno or 0):
-                region = Region(frame.f_code, frame.f_globals, (frame.f_lineno or 0,))
-            piece = region.at(frame.f_lineno or 0) if statement else region.whole()
+            if region is None or not region.holds(line):
+                region = Region(frame.f_code, frame.f_globals, (line,))
+            piece = region.at(line) if statement else region.whole()
         except NoRegionError as error:
             self.why_not = str(error)
             return None
@@ -529,8 +539,29 @@ class Starts:
         if left is not None and same and trains and self._on_left is not None:
             self._on_left(left, local)
         now = self.streams.capture()
-        self.current = self._new(frame, local, region, piece, now, Ambient.now())
+        start = self.current = self._new(frame, local, region, piece, now, Ambient.now())
+        start.held = frame if start.ambient.grad else None
         let_go(frame, local)
+
+    def _returned(self, frame: FrameType) -> None:
+        """Looks at a step whose function has returned before a backward pass."""
+        start = self.current
+        if start is None or start.held is not frame:
+            return
+        start.held = None
+        if self._on_left is not None and not self.paused:
+            self._safely(self._on_left, start, frame.f_locals)
+
+    def unfinished(self) -> Stack:
+        """Returns the frames that a step was left in before its backward pass, innermost first.
+
+        They may have ended since. Where no region is known, they are those that were last seen,
+        each with the line that it was on then.
+        """
+        if self.current is not None:
+            held = self.current.held
+            return [] if held is None else [(held, held.f_lineno or 0)]
+        return self._calls[-1].frames if self._calls else self._last_event or self._loop
 
     def _new(
         self,
@@ -541,21 +572,16 @@ class Starts:
         streams: dict[str, Any],
         ambient: Ambient,
     ) -> Start:
-        names: dict[str, Any] = {}
-        for name in piece.live:
-            if name in local:
-                value = local[name]
-            elif name in frame.f_globals:  # what a function declares as global is not among its own
-                value = frame.f_globals[name]
-            else:
-                continue
-            names[name] = value if type(value) in IMMUTABLE else copied(value)
-        whole = None
-        if not self._long and piece is not region.whole():
-            whole = {n: copied(local[n]) for n in region.whole().live if n in local}
+        names = piece.values_in(local, frame.f_globals)
+        tensors = keep_containers(names)
+        whole, every = None, region.whole()
+        if not self._long and piece is not every:
+            whole = every.values_in(local, {})
+            keep_containers(whole)
             whole.update(self._as_given(region, whole))
         elif not self._long and region.kind == "function":
             names.update(self._as_given(region, names))
+        shared = frame.f_code.co_cellvars
         return Start(
             region,
             piece,
@@ -566,10 +592,10 @@ class Starts:
             streams,
             self._earlier,
             (self._objects and self._objects_now()) if self._long else self._earlier_objects,
-            {n: copied(local[n]) for n in frame.f_code.co_cellvars if n in local},
+            {n: copied(local[n]) for n in shared if n in local} if shared else {},
             {name: id(local[name]) for name in piece.stores if name in local},
             ambient,
-            versions_of(names, copies=region.moves),
+            versions_of(tensors, copies=region.moves),
             id(frame),
             list(self._since),
         )
@@ -578,21 +604,33 @@ class Starts:
         """Returns the batch as the loader has given it: the body may have changed it."""
         if not self._given:
             return {}
-        # A loader may be a batch ahead of the loop, as Accelerate's is.
-        given = next((g for g in self._given if g.is_among(names)), self._given[-1])
+        given = self._given[-1]
+        for earlier in reversed(self._given):
+            # A loader may be a batch ahead of the loop, as Accelerate's is.
+            if earlier.is_among(names):
+                given = earlier
+                break
         self._moves = self._moves or given.moved
         batch = given.batch
-        if isinstance(batch, (dict, UserDict)):
+        kind = kind_of(batch)
+        if kind == "mapping":
             # A step takes things out of it, as the Trainer's does with the labels.
             fits = [n for n, v in names.items() if is_part(v, batch)]
             return {name: copied(batch) for name in fits}
-        if not isinstance(batch, (list, tuple)):
+        if kind != "sequence":
             return {}
         for target in region.unpacked:
-            if len(target) == len(batch) and all(name in names for name in target):
+            if len(target) == len(batch) and names.keys() >= set(target):
                 return dict(zip(target, batch, strict=True))
         return {}
 
     def _forget_stacks(self) -> None:
         self._calls.clear()
-        self._last_event = []
+        self._last_event, self._loop = [], []
+
+
+def _loop_of(start: Start | None, frame: FrameType) -> Stack:
+    """Returns a frame if its code is the loop that a step is made in: it lasts beyond the step."""
+    if start is None or start.region.kind != "loop" or start.region.code is not frame.f_code:
+        return []
+    return [(frame, frame.f_lineno or 0)]

@@ -1,15 +1,17 @@
-"""What a replay is asked to do, and what it answers."""
+"""What a replay is given to do, what it answers, and how far the replays of a second run are."""
 
 from __future__ import annotations
 
+import mmap
+import struct
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
+    from pathlib import Path
 
     from nanguard.guard.symptom import Symptom
-    from nanguard.replay.replay_progress import ReplayProgress
     from nanguard.replay.tracer.origin import Origin
     from nanguard.replay.tracer.sites import Site
 
@@ -115,7 +117,7 @@ class Facts:
         table: Every operation of the step, where it was asked for.
         notes: What else is worth knowing.
         indices: Where the samples are in the data set.
-        batch_indices: Where all samples of the batch are, if the loader told.
+        batch_indices: Where all samples of the batch are, if the loader says so.
         path: The way of the bad value, operation by operation.
         came_in: Whether the batch was bad when a loader handed it out.
         unseen: Whether the script may have made the data bad itself, before the replay began.
@@ -185,3 +187,50 @@ class ReplayOutcome:
     def finite(self) -> bool:
         """Whether it came to the step, and that was finite."""
         return self.error is None and self.symptom is None
+
+
+# How many replays were begun, and the step that the last of them has come to.
+_NUMBERS = struct.Struct("<qq")
+
+
+class ReplayProgress:
+    """How far the replays of a second run are: two numbers, shared with whoever waits.
+
+    Each replay is a process of its own that may write no file and is ended at any time. A page of
+    memory that belongs to a file, and that every copy inherits, costs nothing to write to.
+    """
+
+    def __init__(self, path: Path) -> None:
+        """Opens what ``create`` has made.
+
+        Args:
+            path: The file.
+        """
+        with path.open("r+b") as file:
+            self._memory = mmap.mmap(file.fileno(), _NUMBERS.size)
+
+    def begin_replay(self) -> None:
+        """Counts a replay, which is at its beginning."""
+        replays, _step = _NUMBERS.unpack(self._memory)
+        _NUMBERS.pack_into(self._memory, 0, replays + 1, 0)
+
+    def at_step(self, step: int) -> None:
+        """Notes that the replay has come to a step."""
+        replays, _step = _NUMBERS.unpack(self._memory)
+        _NUMBERS.pack_into(self._memory, 0, replays, step)
+
+    @staticmethod
+    def create(path: Path) -> None:
+        """Makes the file, with nothing done yet."""
+        path.write_bytes(bytes(_NUMBERS.size))
+
+    @staticmethod
+    def in_words(path: Path, target: int) -> str:
+        """Returns how far replays are, such as ``replay 2, step 17 of 58``; empty if none began.
+
+        Args:
+            path: The file that ``create`` has made.
+            target: The step that replays go up to.
+        """
+        replays, step = _NUMBERS.unpack(path.read_bytes())
+        return f"replay {replays}, step {step} of {target}" if replays else ""

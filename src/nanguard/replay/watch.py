@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from torch import Tensor
     from torch.optim import Optimizer
 
+    from nanguard.replay.patches import FuncGradients
     from nanguard.replay.task import Curve
     from nanguard.replay.tracer.sites import Site
 
@@ -159,6 +160,10 @@ class Watch(ABC):
     def grad(self, call: Callable[[], Any], outputs: Any) -> Any:
         """Computes gradients for the script."""
         return call()
+
+    def func_grad(self, found: FuncGradients) -> Any:
+        """Returns what the script is given of what ``torch.func`` has computed for it."""
+        return found.result
 
     def read(self, tensor: Tensor, value: float) -> None:  # noqa: B027 - most have nothing to do
         """Hears of a number that is not finite and that the script has read."""
@@ -345,12 +350,11 @@ class Watch(ABC):
         gradients = [grad for p in trained if (grad := p.grad) is not None]
         if not gradients or gradients[0].is_meta:
             return None
-        known = self.clipped_norm
-        if known is None:
-            known = norm_at_hand(gradients)
-            norm = float(whole(Gradients(trained).norm())) if known is None else as_number(known)
+        if self.clipped_norm is not None:
+            norm = float(whole(self.clipped_norm))
         else:
-            norm = float(whole(known))
+            quick = norm_at_hand(gradients)
+            norm = float(whole(Gradients(trained).norm())) if quick is None else quick
         self.grad_norm = norm
         if math.isfinite(norm):
             return None
@@ -435,11 +439,6 @@ class Watch(ABC):
         """Counts a step of an optimizer."""
         inner = _inner(optimizer)
         self.counts[inner] = self.counts.get(inner, 0) + 1
-
-    def take_back(self, optimizer: Any) -> None:
-        """Counts a step less."""
-        self.counts[_inner(optimizer)] -= 1
-        self.ordinal -= 1
 
     def end_step(self, optimizer: Any) -> None:
         """Counts a step that is over."""

@@ -14,10 +14,11 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from nanguard import incident as incidents
-from nanguard.diagnose import limits
+from nanguard.diagnose import lab
 from nanguard.errors import IncidentError
 from nanguard.masking import HIDDEN, hidden
-from nanguard.replay import landlock, replay_progress
+from nanguard.replay import landlock
+from nanguard.replay.task import ReplayProgress
 from nanguard.run.command import environment
 from nanguard.run.control import Options
 from nanguard.run.trust import is_ours
@@ -90,10 +91,10 @@ def fits(incident: Incident, seconds: float | None) -> bool:
         incident: The incident.
         seconds: How long it may take; None for as long as such a run needs.
     """
-    to_step = limits.seconds_to_step(incident)
+    to_step = lab.seconds_to_step(incident)
     if seconds is None:
         return to_step <= SHORT
-    return limits.limits_for(to_step, seconds).allows(to_step)
+    return lab.limits_for(to_step, seconds).allows(to_step)
 
 
 def replay(
@@ -127,8 +128,8 @@ def replay(
             "table": table,
         }
         incident = incidents.read(folder)
-        allowed = limits.limits_for(limits.seconds_to_step(incident), seconds)
-        one = max(_ONE_REPLAY, allowed.replay) * limits.load_now()
+        allowed = lab.limits_for(lab.seconds_to_step(incident), seconds)
+        one = max(_ONE_REPLAY, allowed.replay) * lab.load_now()
         second = _SecondRun(incident, folder, again, Path(scratch), seconds)
         said = second.run(beat, patience=one if seconds is None else seconds)
         if not answer.exists():
@@ -138,8 +139,8 @@ def replay(
                 do=f"{_without_secrets(incident)}Run it by hand to see why. It said at the end: "
                 f"{hidden(said[-300:]) or 'nothing'}",
             )
-        told: dict[str, Any] = json.loads(answer.read_text(encoding="utf-8"))
-        return told
+        outcome: dict[str, Any] = json.loads(answer.read_text(encoding="utf-8"))
+        return outcome
 
 
 def explain(
@@ -162,13 +163,13 @@ def explain(
         IncidentError: The time is too short for any explanation.
     """
     incident = incidents.read(folder)
-    to_step = limits.seconds_to_step(incident)
-    if not limits.limits_for(to_step, seconds).allows(to_step):
+    to_step = lab.seconds_to_step(incident)
+    if not lab.limits_for(to_step, seconds).allows(to_step):
         raise IncidentError(
             f"{seconds:g} s are not enough: the run took {to_step:.0f} s up to the step, and at "
-            f"least {limits.FEWEST_REPLAYS:.0f} replays are needed.",
+            f"least {lab.FEWEST_REPLAYS:.0f} replays are needed.",
             where=str(folder),
-            do=f"Allow more, such as --explain-seconds {limits.limits_for(to_step).total:.0f}, or "
+            do=f"Allow more, such as --explain-seconds {lab.limits_for(to_step).total:.0f}, or "
             "leave the option out.",
         )
     with tempfile.TemporaryDirectory(prefix="nanguard-replay-") as scratch:
@@ -237,7 +238,7 @@ class _SecondRun:
     ) -> None:
         kept, self._place = command_of(incident, folder)
         self._command = kept if command is None else list(command)
-        self._to_step = limits.seconds_to_step(incident)
+        self._to_step = lab.seconds_to_step(incident)
         self._target = incident["run"]["ordinal"]
         self._progress = scratch / "progress"
         self._folder = folder.absolute()
@@ -266,7 +267,7 @@ class _SecondRun:
             quarantine=bool(self._left_out),
             left_out=tuple(self._left_out),
         )
-        replay_progress.create(self._progress)
+        ReplayProgress.create(self._progress)
         said = self._scratch / "said"
         with said.open("wb") as file:
             process = self._start(options, file)
@@ -276,8 +277,8 @@ class _SecondRun:
                 _end(process)
         if not in_time:
             return "nothing, it took too long"
-        told = said.read_text(encoding="utf-8", errors="replace")
-        return told or f"(exit code {process.returncode}, {Path(self._command[0]).name})"
+        text = said.read_text(encoding="utf-8", errors="replace")
+        return text or f"(exit code {process.returncode}, {Path(self._command[0]).name})"
 
     def _start(self, options: Options, said: IO[bytes]) -> subprocess.Popen[bytes]:
         own = self._scratch / "tmp"
@@ -311,15 +312,15 @@ class _SecondRun:
         """Waits until the command ends; returns whether it did before it had to be ended."""
         began = time.monotonic()
         # What comes before the first replay is the script up to where it imports torch.
-        start = limits.limits_for(self._to_step, self._seconds).total + patience
-        note = self._scratch / f"{limits.TRYING}{self._folder.name}"
+        start = lab.limits_for(self._to_step, self._seconds).total + patience
+        note = self._scratch / f"{lab.TRYING}{self._folder.name}"
         while True:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(_LOOK)
                 return True
-            beat(replay_progress.in_words(self._progress, self._target))
-            until = limits.read_note(note)
-            if time.monotonic() >= limits.deadline(began, start, until, limits.load_now()):
+            beat(ReplayProgress.in_words(self._progress, self._target))
+            until = lab.read_note(note)
+            if time.monotonic() >= lab.deadline(began, start, until, lab.load_now()):
                 return False
 
 

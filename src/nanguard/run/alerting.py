@@ -34,7 +34,7 @@ class Alerting:
     """Looks for incidents while a command runs, and sends them.
 
     Args:
-        alerts: Who is told; None for nobody.
+        alerts: Where alerts go; None for nowhere.
         folder: Where the incidents of the run are written.
         command: The command.
     """

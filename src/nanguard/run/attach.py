@@ -64,7 +64,7 @@ class _Finder(importlib.abc.MetaPathFinder):
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Returns torch's spec, with a loader that tells us when it is done."""
+        """Returns torch's spec, with a loader that calls us when it is done."""
         if name != "torch" or self._asking:
             return None
         # Before torch is there: whoever sees torch in this process must find the note.
@@ -107,7 +107,7 @@ class _Loader(importlib.abc.Loader):
         return module
 
     def exec_module(self, module: ModuleType) -> None:
-        """Runs the module, and tells that it is there."""
+        """Runs the module, and says that it is there."""
         self._loader.exec_module(module)
         if module.__spec__ is not None:
             module.__spec__.loader = self._loader

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from nanguard.diagnose.limits import load_now
+from nanguard.diagnose.lab import load_now
 from nanguard.guard.judge import Reading
 from nanguard.guard.policy import Action, Trouble
 from nanguard.numerics import all_finite
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from nanguard.run.live import Live
 
 STOPPED = 3
-# What one replay may take: so many steps' time, and so many seconds at least.
+# What one replay may take: the time of this many steps, and this many seconds at least.
 _MOST_STEPS = 50
 _SHORTEST_LIMIT = 10.0
 
@@ -129,7 +129,7 @@ class BadSteps:
         live = self._live
         trained = [p for p in live.named_parameters().values() if p.requires_grad]
         poisoned = not all_finite(trained) or live.bad_buffers() is not None
-        # A copy that nobody has asked for is there for what cannot be helped otherwise.
+        # A copy that the user did not ask for is there for what cannot be helped otherwise.
         wanted = poisoned or live.options.on_bad == "rollback"
         can_roll_back = wanted and live.last_good.is_there
         trouble = Trouble(step, poisoned=poisoned, can_roll_back=can_roll_back)
@@ -239,15 +239,28 @@ class BadSteps:
         if replayer.is_exact():
             live.writer.did_not_come_again(folder)
 
-    def note_on_rank(self, symptom: Symptom, optimizer: Any, decision: Decision) -> None:
-        """Reports a bad loss of one rank, while all ranks together decide about its step."""
+    def note(
+        self,
+        symptom: Symptom,
+        optimizer: Any,
+        decision: Decision,
+        starts: Sequence[Start] | None = None,
+    ) -> None:
+        """Reports a bad step that is not decided about here: all ranks do, or the script itself.
+
+        Args:
+            symptom: What is wrong with it.
+            optimizer: Whose step it is; None in a script that has none.
+            decision: What becomes of it.
+            starts: What it began with; None for the step that is being made.
+        """
         live = self._live
-        bad = BadStepFacts(
-            symptom, live.number_of(optimizer), live.ordinal, decision, tuple(self.ordinals)
-        )
+        step = live.ordinal if optimizer is None else live.number_of(optimizer)
+        bad = BadStepFacts(symptom, step, live.ordinal, decision, tuple(self.ordinals))
+        bad.why = _why_not(symptom, poisoned=False)
         self.ordinals.append(live.ordinal)
         if live.writer.report(bad) and not live.together.in_lockstep:
-            self.explain(bad, live.starts.ended)
+            self.explain(bad, live.starts.ended if starts is None else starts)
 
 
 def _why_not(symptom: Symptom, *, poisoned: bool) -> str | None:

@@ -18,17 +18,19 @@ import torch
 from nanguard.guard.policy import Action, Decision
 from nanguard.guard.symptom import Symptom
 from nanguard.numerics import whole
+from nanguard.replay.frames import stack_of
 from nanguard.replay.tracer.sites import is_installed, is_users
 from nanguard.replay.watch import is_good
 from nanguard.run.incident_writer import BadStepFacts
 from nanguard.run.known_faults import items_drawn
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from types import FrameType, TracebackType
 
     from torch import Tensor
 
+    from nanguard.replay.frames import Stack
     from nanguard.replay.start import Start
     from nanguard.run.live import Live
 
@@ -71,35 +73,39 @@ class ByScript:
             if issubclass(kind, Exception) and os.getpid() == process:
                 self._live.own(lambda: self._ended_by(trace))
 
-        def heard(leave: Callable[..., Any]) -> Any:
+        def heard(leave: Callable[..., Any], *, at_once: bool = False) -> Any:
             @functools.wraps(leave)
             def exit_(*args: Any) -> Any:
                 if os.getpid() == process:
                     self._live.own(lambda: self._left_in(sys._getframe(3)))
+                    if at_once and self._found is not None:
+                        self._live.own(self._live.close)
                 return leave(*args)
 
             return exit_
 
         sys.excepthook = hook
         sys.exit = heard(sys.exit)
+        # Nothing else is called when a process ends like this.
+        os._exit = heard(os._exit, at_once=True)
         for name in ("exit", "quit"):
             if name in vars(builtins):
                 setattr(builtins, name, heard(vars(builtins)[name]))
 
     # Steps that are not made.
 
-    def left(self, start: Start, names: Any, given: Any = None) -> bool:
+    def left(self, start: Start, names: Any, others: Sequence[Any] = ()) -> bool:
         """Notes a step that was left, if a number that it has made is bad; returns whether it is.
 
         Args:
             start: What it began with.
             names: The names of its code, as they were when it was left.
-            given: A bad number that the code has handed to a function; None if there is none.
+            others: What else may be a number of the step.
         """
         made = {n: names[n] for n in start.piece.stores if n in names}
-        # A number that was there before tells nothing about this step.
+        # A number that was there before says nothing about this step.
         made = {n: value for n, value in made.items() if start.before.get(n) != id(value)}
-        for value in (*made.values(), given):
+        for value in (*made.values(), *others):
             graph = isinstance(value, torch.Tensor) and value.requires_grad and value.numel() == 1
             if graph and not is_good(value.detach()):
                 self._found = (start, float(value.detach()))
@@ -109,6 +115,21 @@ class ByScript:
                 return True
         self._has_read = False
         return False
+
+    def note_unfinished(self) -> None:
+        """Notes, at the end of the script, the last step if it was left before its backward pass.
+
+        ``raise SystemExit`` calls nothing that could be heard, and neither does a ``break``.
+        """
+        live = self._live
+        trains, last = live.made_by or live.backwards, live.starts.current
+        if self._found is not None and self._found[0] is last:
+            self._ends = True  # its function has returned, and nothing came after it
+        # Where no step is seen to begin, the last one may be one that was dealt with.
+        known = last is None and self.known_at >= live.ordinal
+        if not live.is_aside and trains and not known and self._found is None:
+            self._ends = True
+            self._note_left(live.starts.unfinished())
 
     def note_discarded(self) -> None:
         """Notes a pass of several whose loss was bad, and that the script has thrown away."""
@@ -151,9 +172,9 @@ class ByScript:
 
     def _ended_by(self, trace: TracebackType | None) -> None:
         """Reports the step that the script has ended at, if its numbers were bad."""
-        frames: list[FrameType] = []
+        frames: Stack = []
         while trace is not None:
-            frames.insert(0, trace.tb_frame)
+            frames.insert(0, (trace.tb_frame, trace.tb_lineno))
             trace = trace.tb_next
         self._note_left(frames)
         if self._found is not None:
@@ -162,30 +183,29 @@ class ByScript:
     def _left_in(self, frame: FrameType | None) -> None:
         """Notes the step that the script is about to leave, if its numbers are bad."""
         self._ends = True
-        frames: list[FrameType] = []
-        while frame is not None:
-            frames.append(frame)
-            frame = frame.f_back
         start = self._live.starts.current
         if start is None or start.site is None or start.only_asked:
-            self._note_left(frames)
+            self._note_left(stack_of(frame))
 
-    def _note_left(self, frames: list[FrameType]) -> None:
+    def _note_left(self, frames: Stack) -> None:
         """Notes the step that some frames, the innermost first, have left, if a number is bad."""
         start = self._live.starts.current
         given = None
-        for frame in frames:
+        for frame, line in frames:
             if start is None:
                 handed = _bad_number_given(frame)
                 given = given if handed is None else handed
-                begun = self._begun_in(frame) if handed is None else None
+                begun = self._begun_in(frame, line) if handed is None else None
             else:
                 begun = start if frame.f_code is start.region.code else None
-            if begun is not None and self.left(begun, frame.f_locals, given):
+            if begun is None:
+                continue
+            names = frame.f_locals
+            if self.left(begun, names, [given, *_graphs_of(names.get("self"))]):
                 break
 
-    def _begun_in(self, frame: FrameType) -> Start | None:
-        """Returns a start of the code around a frame, where steps are not seen to begin.
+    def _begun_in(self, frame: FrameType, line: int) -> Start | None:
+        """Returns a start of the code around a line, where steps are not seen to begin.
 
         Either none has come to its end so far, or no model is called in them.
         """
@@ -193,7 +213,7 @@ class ByScript:
         seen = self._live.backwards and starts.sees_models
         if seen or not is_users(name) or is_installed(name):
             return None
-        start = starts.after_the_fact(frame)
+        start = starts.after_the_fact(frame, line=line)
         if start is not None:
             start.before = {}
         return start
@@ -263,6 +283,12 @@ class ByScript:
             bad, starts, reads=True
         ).comes_from_a_model() and live.writer.report(bad):
             live.bad_steps.explain(bad, starts, reads=True)
+
+
+def _graphs_of(owner: Any) -> list[Tensor]:
+    """Returns what an object keeps that was computed and can be differentiated: maybe a loss."""
+    held = vars(owner).values() if hasattr(owner, "__dict__") else ()
+    return [v for v in held if issubclass(type(v), torch.Tensor) and v.grad_fn is not None]
 
 
 def _bad_number_given(frame: FrameType) -> Any:

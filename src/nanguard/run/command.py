@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nanguard.diagnose import limits
+from nanguard.diagnose import lab
 from nanguard.errors import IncidentError, LaunchError
 from nanguard.masking import hidden_words
 from nanguard.record import TRACKERS
@@ -194,7 +194,7 @@ def environment(options: Options) -> dict[str, str]:
     if TRACK in inherited:
         inherited.setdefault(TRACK_DIR, str(Path(options.incidents) / TRACKERS))
     if options.explain_seconds is not None:
-        inherited[limits.VARIABLE] = repr(options.explain_seconds)
+        inherited[lab.VARIABLE] = repr(options.explain_seconds)
     return {
         **inherited,
         VARIABLE: options.to_text(),

@@ -12,7 +12,7 @@ import os
 from dataclasses import asdict, dataclass, fields
 from typing import TYPE_CHECKING, Any
 
-from nanguard.diagnose.limits import TRYING as TRYING
+from nanguard.diagnose.lab import TRYING as TRYING
 from nanguard.masking import hidden
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ class Options:
         quiet: Whether only the end of a run is worth a line.
         patience: How many seconds a second run that only replays a step may take.
         explain_seconds: How many seconds the explanation of one incident may take; None for as
-            many as ``nanguard.diagnose.limits`` allows.
+            many as ``nanguard.diagnose.lab`` allows.
         again: What a second run of the command is for; None for the first.
         recover: Whether somebody is there to start the command again.
         track: Where else the run is written to.

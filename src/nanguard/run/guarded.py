@@ -1,6 +1,6 @@
 """Incidents of a ``Guard``: written when it meets a bad step, explained by replaying the step.
 
-The guard decides and keeps the run clean; this is told, and does the rest.
+The guard decides and keeps the run clean; this is called, and does the rest.
 """
 
 from __future__ import annotations
@@ -242,7 +242,7 @@ class GuardWriter(IncidentWriter):
         log.warning("nanguard: %s", text)
 
     def tell_trackers(self, step: int) -> None:
-        """Tells the trackers where the incident of a step is."""
+        """Lets the trackers know where the incident of a step is."""
         if self.folder is not None:
             self._parts.journal.incident(step, self.folder)
 

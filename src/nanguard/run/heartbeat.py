@@ -50,7 +50,7 @@ class Heartbeat:
         self._map: mmap.mmap | None = None
 
     def beat(self, steps: int) -> None:
-        """Notes that so many steps were tried."""
+        """Notes how many steps were tried."""
         if self._pid != os.getpid():
             self._open()
         if self._map is None or steps <= self._steps:
@@ -100,9 +100,9 @@ class Heartbeat:
         """Notes that this process came to its end by itself, and what its state was then."""
         self._leave(ENDED, {"finite": finite})
 
-    def _leave(self, name: str, told: dict[str, Any]) -> None:
+    def _leave(self, name: str, facts: dict[str, Any]) -> None:
         with contextlib.suppress(OSError):
-            self._note(name).write_text(json.dumps(hidden_tree(told)))
+            self._note(name).write_text(json.dumps(hidden_tree(facts)))
 
     def _note(self, name: str) -> Path:
         return self.control / f"{name}{os.getpid()}"

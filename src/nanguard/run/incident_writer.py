@@ -1,4 +1,4 @@
-"""From a bad step to an incident: written at once, explained by replays, and told to the user."""
+"""From a bad step to an incident: written at once, explained by replays, and printed."""
 
 from __future__ import annotations
 
@@ -132,30 +132,30 @@ class IncidentWriter:
         return replace(trouble, known=why, rate_matters=self.known.lower_rate_helps)
 
     def say(self, text: str) -> None:
-        """Tells the user, on the standard error."""
+        """Writes a line to the user, on the standard error."""
         if not self._options.quiet:
             tell_user(f"nanguard: {text}")
 
     def announce(self, text: str) -> None:
-        """Tells the user of something that a log of ours would not."""
+        """Writes a line that a log of ours would not hold."""
         self.say(text)
 
     def attached(self) -> None:
-        """Tells the launcher that there is a process to guard."""
+        """Lets the launcher know that there is a process to guard."""
         self._leave_note(ATTACHED)
 
     def stepped(self) -> None:
-        """Tells the launcher that a step was seen."""
+        """Lets the launcher know that a step was seen."""
         self._leave_note(STEPPED)
 
     def stopped(self, reason: str) -> None:
-        """Tells the launcher that the guard ended the run."""
+        """Lets the launcher know that the guard ended the run."""
         culprit = self.known.culprit()
         self.say(f"the run was stopped: {reason}{': ' if culprit else ''}{culprit}")
         self._leave_note(STOPPED, reason)
 
     def summary(self, steps: int, bad: int) -> None:
-        """Tells what a run has met, on the rank that has reported it."""
+        """Says what a run has met, on the rank that has reported it."""
         if self._incident is not None:
             self.say(f"{steps} steps, {bad} of them bad; incidents in {self._options.incidents}")
 
@@ -198,8 +198,8 @@ class IncidentWriter:
             "only_known": not self._may_find_causes,
         }
         sign_of_life = SignOfLife(quiet=self._options.quiet, after=_WITHOUT_A_WORD)
-        told, count = f"explaining step {self._bad.step}", itertools.count(1)
-        message["note"] = lambda _seconds: sign_of_life.show(told, f"replay {next(count)}")
+        text, count = f"explaining step {self._bad.step}", itertools.count(1)
+        message["note"] = lambda _seconds: sign_of_life.show(text, f"replay {next(count)}")
         try:
             explain(message, replayer)
         except KeyboardInterrupt:

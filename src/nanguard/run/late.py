@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import contextlib
 import weakref
-from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from nanguard.guard.gate import Gate
+from nanguard.guard.gate import Gate, InFlight
 from nanguard.guard.judge import Reading
 from nanguard.guard.optimizers import (
     Gated,
@@ -47,7 +46,7 @@ _NUMBERS = ("latch", "loss", "grad_norm")
 
 
 @dataclass(slots=True)
-class Flight:
+class LateStep:
     """A step that the host has not seen yet.
 
     Attributes:
@@ -75,7 +74,11 @@ class Late:
     def __init__(self, live: Live) -> None:
         self._live = live
         self._gate: Gate | None = None
-        self._flights: deque[Flight] = deque()
+        self._flights: InFlight[LateStep, dict[str, float]] = InFlight(
+            lambda flight: flight.ticket.read(),
+            lambda numbers: not (numbers["latch"] or numbers.get("poisoned")),
+            self._count,
+        )
         # The last optimizer that could be held back, with what that depends on.
         self._taken: tuple[Any, ...] | None = None
 
@@ -124,7 +127,7 @@ class Late:
         number = live.number_of(optimizer)
         rates = hyperparameters([optimizer])
         self._flights.append(
-            Flight(gate.post(names), optimizer, number, live.ordinal, starts, rates, limits)
+            LateStep(gate.post(names), optimizer, number, live.ordinal, starts, rates, limits)
         )
         self._resolve(_LAG)
         return result
@@ -165,21 +168,18 @@ class Late:
             return
 
     def _resolve(self, keep: int) -> None:
-        while len(self._flights) > keep:
-            flight = self._flights.popleft()
-            numbers = flight.ticket.read()
-            if numbers["latch"] or numbers.get("poisoned"):
-                self._meet(flight, numbers)
-                return
-            self._count(flight, numbers)
+        bad = self._flights.settle(keep=keep)
+        if bad is not None:
+            self._flights.popleft()
+            self._meet(*bad)
 
-    def _count(self, flight: Flight, numbers: dict[str, float]) -> None:
+    def _count(self, flight: LateStep, numbers: dict[str, float]) -> None:
         """Counts a good step."""
         live = self._live
         live.good_steps.add(flight.optimizer, flight.step, numbers, flight.rates)
         live.last_good.after_good_step()
 
-    def _meet(self, flight: Flight, numbers: dict[str, float]) -> None:
+    def _meet(self, flight: LateStep, numbers: dict[str, float]) -> None:
         gate, live = self._gate, self._live
         assert gate is not None  # noqa: S101
         behind = list(self._flights)
@@ -194,7 +194,7 @@ class Late:
         )
         self._make_again(behind)
 
-    def _make_again(self, behind: list[Flight]) -> None:
+    def _make_again(self, behind: list[LateStep]) -> None:
         """Makes the steps that the device has ignored since a bad one, as they would have been."""
         live, lost = self._live, 0
         for place, flight in enumerate(behind):
@@ -235,7 +235,7 @@ class Late:
 
 
 @contextlib.contextmanager
-def changed_rates(flight: Flight) -> Iterator[None]:
+def changed_rates(flight: LateStep) -> Iterator[None]:
     """Gives an optimizer the learning rates that a step was to be made with."""
     now = hyperparameters([flight.optimizer])
     set_hyperparameters([flight.optimizer], flight.rates)

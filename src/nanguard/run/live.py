@@ -25,9 +25,9 @@ from nanguard.guard.policy import Action, Decision
 from nanguard.guard.verdicts import Verdicts
 from nanguard.numerics import all_finite, whole
 from nanguard.replay.copies import LastGood
+from nanguard.replay.frames import terms_of
 from nanguard.replay.patches import Patches, comes_from_signal
 from nanguard.replay.starts import Starts
-from nanguard.replay.terms import terms_of
 from nanguard.replay.watch import Watch, as_number, is_good, pass_over, single_number
 from nanguard.run.attach import is_launcher
 from nanguard.run.bad_steps import BadSteps
@@ -40,6 +40,7 @@ from nanguard.run.second_run import become_replay
 from nanguard.run.together import Together
 from nanguard.run.tracked import Tracked
 from nanguard.run.unusual_steps import (
+    FuncSteps,
     grad_by_hand,
     starts_without_backward,
     step_by_hand,
@@ -54,6 +55,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from nanguard.guard.symptom import Symptom
+    from nanguard.replay.patches import FuncGradients
     from nanguard.replay.start import Start
     from nanguard.run.control import Options
 
@@ -135,6 +137,7 @@ class Live(Watch):
         self.heartbeat: Heartbeat | None = None
         self.tracked: Tracked | None = None
         self.by_script = ByScript(self)
+        self._func_steps = FuncSteps(self)
         # The losses of this step that were read so far; None if one of them is not finite.
         self._values: list[float] | None = []
         self._in_graphs: weakref.WeakSet[Optimizer] = weakref.WeakSet()
@@ -339,7 +342,7 @@ class Live(Watch):
         else:
             reason = "the gradients of all ranks together are finite, so the step was made"
             decision = Decision(Action.NOTED, reason)
-            self.own(lambda: self.bad_steps.note_on_rank(loss, optimizer, decision))
+            self.own(lambda: self.bad_steps.note(loss, optimizer, decision))
         return result
 
     def judged_scaler_step(self, scaler: Any, optimizer: Any, call: Callable[[], Any]) -> Any:
@@ -363,7 +366,7 @@ class Live(Watch):
         else:
             reason = "the gradients of all ranks are bad, and their scalers leave the step out"
             decision = Decision(Action.SKIP, reason)
-            self.own(lambda: self.bad_steps.note_on_rank(here, optimizer, decision))
+            self.own(lambda: self.bad_steps.note(here, optimizer, decision))
         return result
 
     @property
@@ -520,6 +523,14 @@ class Live(Watch):
             self.own(lambda: grad_by_hand(self, found))
         return found
 
+    def func_grad(self, found: FuncGradients) -> Any:
+        """Follows gradients of ``torch.func`` that the script applies by itself."""
+        if self.is_aside or self.made_by or self.backwards:
+            return found.result
+        given: list[Any] = []
+        self.own(lambda: given.append(self._func_steps.judged(found)))
+        return given[0] if given else found.result
+
     def read(self, tensor: Tensor, value: float) -> None:
         """Hears of a bad number that the script has read."""
         self.by_script.read(tensor, value, in_optimizer=bool(self._depth))
@@ -540,6 +551,7 @@ class Live(Watch):
             return
         self._late.close()
         self.own(self._look_at_graphs)
+        self.own(self.by_script.note_unfinished)
         self.own(self.by_script.meet)
         self.own(self.by_script.meet_unused_gradient)
         if self.bad_steps.ordinals or self.by_script.count:

@@ -24,9 +24,8 @@ from typing import TYPE_CHECKING, Any
 from nanguard import incident as incidents
 from nanguard.findings import number
 from nanguard.replay.replay import ForkedReplay
-from nanguard.replay.replay_progress import ReplayProgress
 from nanguard.replay.sandbox import OpenFiles, everywhere
-from nanguard.replay.task import Task
+from nanguard.replay.task import ReplayProgress, Task
 
 if TYPE_CHECKING:
     from nanguard.replay.task import ReplayOutcome
@@ -79,7 +78,7 @@ def _serve(message: dict[str, Any], fork: Fork) -> None:
     if message["mode"] == "explain":
         from nanguard.diagnose.session import explain
 
-        told = {
+        message = {
             "folder": message["folder"],
             "incident": incident,
             "target": run["ordinal"],
@@ -87,7 +86,7 @@ def _serve(message: dict[str, Any], fork: Fork) -> None:
             "control": message.get("control"),
             "skipped": skipped,
         }
-        explain(told, fork)
+        explain(message, fork)
         return
     task = Task(
         run["ordinal"],

@@ -94,10 +94,10 @@ class Together:
     def follow(self, replayer: InPlace, ordinal: int) -> None:
         """Does each replay that the rank does which explains a step, until that is over."""
         announced = _Announcements(ordinal)
-        while (told := announced.next()) is not None:
+        while (note := announced.next()) is not None:
             # What is wrong with a sample is wrong with one of another rank's.
-            task = Task(**{**told["task"], "without": (), "trace": False, "folder": None})
-            replayer.replay(task, told["variant"])
+            task = Task(**{**note["task"], "without": (), "trace": False, "folder": None})
+            replayer.replay(task, note["variant"])
 
     def agree_on_loss(self, loss: Symptom | None) -> Symptom | None:
         """Returns what is wrong with a loss, where a scaler hides what the gradients say."""
@@ -119,16 +119,16 @@ class Together:
 
 
 class _Announcements:
-    """What the rank that explains a step tells the others, through the store of their group."""
+    """What the rank that explains a step announces, through the store of the ranks' group."""
 
     def __init__(self, ordinal: int) -> None:
         self._key = f"nanguard/again/{ordinal}"
         self._count = 0
         self._store: Any = distributed_c10d._get_default_store()
 
-    def tell(self, told: dict[str, Any] | None) -> None:
-        """Tells of a replay; None for the end."""
-        self._store.set(self._next_key(), json.dumps(told))
+    def tell(self, note: dict[str, Any] | None) -> None:
+        """Announces a replay; None for the end."""
+        self._store.set(self._next_key(), json.dumps(note))
 
     def next(self) -> dict[str, Any] | None:
         """Returns the next replay; None at the end, or if the rank that leads is gone."""
@@ -148,8 +148,8 @@ class _Announcements:
 @contextlib.contextmanager
 def _led(replayer: InPlace, announced: _Announcements) -> Iterator[None]:
     def announce(task: Task, variant: int) -> None:
-        told = dataclasses.asdict(dataclasses.replace(task, answer=None))
-        announced.tell({"task": told, "variant": variant})
+        plain = dataclasses.asdict(dataclasses.replace(task, answer=None))
+        announced.tell({"task": plain, "variant": variant})
 
     replayer.announce = announce
     try:

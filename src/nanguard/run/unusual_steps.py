@@ -6,8 +6,10 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.utils._pytree import tree_leaves
 
 from nanguard.guard.optimizers import gradients_of
+from nanguard.guard.policy import Action, Decision
 from nanguard.guard.symptom import Symptom
 from nanguard.numerics import all_finite
 from nanguard.replay.copies import LastGood
@@ -15,13 +17,24 @@ from nanguard.replay.tracer.sites import users_frame
 from nanguard.replay.watch import leaves_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
+    from types import CodeType, FrameType
 
     from torch import Tensor
     from torch.optim import Optimizer
 
+    from nanguard.replay.patches import FuncGradients
     from nanguard.replay.start import Start
     from nanguard.run.live import Live
+
+_NOT_PROTECTED = (
+    "the script was given the gradients as they are, as it is not known which of the results they "
+    "are: its weights are not protected"
+)
+_LOST = (
+    "what the script trains is not finite any more: it computes its update by itself, and nothing "
+    "can be put back"
+)
 
 
 def step_with_closure(
@@ -97,7 +110,8 @@ def step_by_hand(live: Live) -> None:
 
 def grad_by_hand(live: Live, found: Any) -> None:
     """Judges gradients that the script has asked for, and will apply by itself."""
-    live.writer.stepped()
+    if live.ordinal == 0:
+        live.writer.stepped()
     given = [gradient for gradient in found if gradient is not None]
     symptom = live.bad_loss()
     if symptom is None and not all_finite(given):
@@ -105,6 +119,93 @@ def grad_by_hand(live: Live, found: Any) -> None:
     if symptom is not None:
         _meet_by_hand(live, symptom, given)
     live.end_manual_step()
+
+
+class FuncSteps:
+    """Steps that a script makes with gradients of ``torch.func``, which only it can apply."""
+
+    def __init__(self, live: Live) -> None:
+        self._live = live
+        # The code that has computed others in this step, which do not move anything.
+        self._others: list[CodeType] = []
+        # Whether the gradients that are computed at a place move what they are computed for.
+        self._trains: dict[tuple[CodeType, int], bool] = {}
+        self._is_lost = False
+
+    def judged(self, found: FuncGradients) -> Any:
+        """Returns what the script is given: gradients of 0, if they are bad and it trains."""
+        live, gradients = self._live, found.gradients
+        if not gradients or any(gradient.requires_grad for gradient in gradients):
+            return found.result  # a part of a loss, such as that of a physical law
+        frame = users_frame(sys._getframe(1))
+        if frame is None:
+            return found.result
+        if not self._moves(found, frame):
+            self._others.append(frame.f_code)
+            return found.result
+        if live.ordinal == 0:
+            live.writer.stepped()
+        live.losses = [] if found.mean is None else [found.mean]
+        given, symptom = found.result, live.bad_loss()
+        if symptom is None and not all_finite(gradients):
+            has_nan = any(bool((gradient != gradient).any()) for gradient in gradients)
+            symptom = Symptom("gradient", "nan" if has_nan else "inf", live.loss_value())
+        if symptom is None:
+            live.track_step()
+        elif not all_finite(tree_leaves(found.of)):
+            self._meet_lost()
+        else:
+            given = self._meet(found, symptom, frame)
+        self._others.clear()
+        live.end_manual_step()
+        return given
+
+    def _meet(self, found: FuncGradients, symptom: Symptom, frame: FrameType) -> Any:
+        """Deals with a bad step; returns what the script is given."""
+        live = self._live
+        start = live.starts.after_the_fact(frame)
+        if start is not None:
+            loss = found.loss
+            start.losses = found.gradients if loss is None else [loss]
+            start.func_calls = self._others.count(start.region.code)
+        starts = [] if start is None else [start]
+        if found.alone is None:
+            live.bad_steps.note(symptom, None, Decision(Action.NOTED, _NOT_PROTECTED), starts)
+            return found.result
+        live.bad_steps.meet(symptom, None, starts=starts)
+        return found.zeroed()
+
+    def _meet_lost(self) -> None:
+        """Says, once, that what is trained is bad, and that nobody can put it back."""
+        if not self._is_lost:
+            self._is_lost = True
+            names = ["of the script's own"]
+            symptom = Symptom("parameter", "nan", self._live.loss_value(), names=names)
+            self._live.bad_steps.note(symptom, None, Decision(Action.NOTED, _LOST), [])
+
+    def _moves(self, found: FuncGradients, frame: FrameType) -> bool:
+        """Returns whether gradients move what they were computed for.
+
+        Those of several tensors do. A single tensor may be a point at which somebody looks at the
+        slope, unless a loop makes a new one of it in each turn.
+        """
+        place = (frame.f_code, frame.f_lasti)
+        if place not in self._trains:
+            several = any(isinstance(given, (dict, list, tuple)) for given in found.of)
+            self._trains[place] = several or self._is_made_anew(found.of, frame)
+        return self._trains[place]
+
+    def _is_made_anew(self, given: Sequence[Any], frame: FrameType | None) -> bool:
+        """Returns whether code that is running makes a new value for the name of a tensor."""
+        own = {id(one) for one in given if isinstance(one, torch.Tensor)}
+        while frame is not None:
+            start = self._live.starts.after_the_fact(frame)
+            piece = None if start is None else start.region.whole()
+            names = [] if start is None else [n for n, v in start.names.items() if id(v) in own]
+            if piece is not None and any(n in piece.live and n in piece.stores for n in names):
+                return True
+            frame = users_frame(frame.f_back)
+        return False
 
 
 def _meet_by_hand(live: Live, symptom: Symptom, gradients: list[Tensor]) -> None:

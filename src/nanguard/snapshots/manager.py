@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 from nanguard.errors import SnapshotError
 from nanguard.numerics import all_finite
 from nanguard.snapshots.disk import DiskSnapshots, remove_leftovers
-from nanguard.snapshots.memory import MemorySnapshots, Slot, bytes_of
-from nanguard.snapshots.training_state import OptimizerPart
+from nanguard.snapshots.training_state import MemorySnapshots, OptimizerPart, Slot, bytes_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -19,11 +17,9 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from nanguard.settings import Settings
-    from nanguard.snapshots.memory import Snapshot
     from nanguard.snapshots.sharded import ShardedSnapshots, ShardRanks
-    from nanguard.snapshots.training_state import TrainingState
+    from nanguard.snapshots.training_state import Snapshot, TrainingState
 
-log = logging.getLogger("nanguard")
 
 # The part that says where in the run a state belongs; a rollback leaves it as it is.
 GUARD = "guard"
@@ -43,7 +39,7 @@ class Recovery:
         folder: Where they are written; None for memory only.
         ranks: The ranks.
         sharded: Whether all ranks write together.
-        on_failure: Told what could not be written.
+        on_failure: Called with what could not be written.
         before_finish: Called before a snapshot on disk counts: what belongs to it has to be there.
     """
 
@@ -107,7 +103,7 @@ class Recovery:
         return self.memory.last_good is None
 
     def is_due_in_memory(self, update: int) -> bool:
-        """Returns whether a snapshot is to be taken after so many updates."""
+        """Returns whether a snapshot is due after a number of updates."""
         every = self._settings.snapshot_every
         return bool(every) and update % every == 0
 
@@ -195,12 +191,12 @@ class Recovery:
             manifest = self._load_last_good()
         except SnapshotError as failed:
             error = failed
-        told = self._ranks.gather((None if manifest is None else manifest["update"], error))
-        errors = [failed for _, failed in told if failed is not None]
+        answers = self._ranks.gather((None if manifest is None else manifest["update"], error))
+        errors = [failed for _, failed in answers if failed is not None]
         if errors:
             raise errors[0]
-        if len({update for update, _ in told}) > 1:
-            raise misfit(f"the ranks found those of updates {[update for update, _ in told]}")
+        if len({update for update, _ in answers}) > 1:
+            raise misfit(f"the ranks found those of updates {[update for update, _ in answers]}")
         return manifest
 
     def _load_last_good(self) -> dict[str, Any] | None:

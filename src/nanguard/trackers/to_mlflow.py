@@ -39,7 +39,7 @@ class MLflow(Tracker):
         self._adopted = False
         self._batch: list[Any] = []
         self._bad: list[str] = []
-        self._told_bad = 0
+        self._written_bad = 0
         self._events = 0
 
     def adopt(self) -> None:
@@ -86,8 +86,8 @@ class MLflow(Tracker):
         batch, self._batch, self.held = self._batch, [], 0
         for start in range(0, len(batch), _BATCH):
             self._write(batch[start : start + _BATCH])
-        if len(self._bad) > self._told_bad:
-            self._told_bad = len(self._bad)
+        if len(self._bad) > self._written_bad:
+            self._written_bad = len(self._bad)
             self._client.set_tag(self._run, _NON_FINITE_STEPS, _listed(self._bad))
 
     def finish(self) -> None:
@@ -135,7 +135,7 @@ def _listed(steps: list[str]) -> str:
 def _files_allowed(uri: str) -> Iterator[None]:
     """Lets MLflow open a store of files, which it refuses by default since version 3.
 
-    It is asked for only where there is no database to write to.
+    It is used only where there is no database to write to.
     """
     if not uri.startswith("file:") or _ALLOW_FILES in os.environ:
         yield

@@ -19,7 +19,8 @@ from nanguard.trackers.tracker import (
 
 _LEVELS = {"info": "INFO", "warn": "WARN", "error": "ERROR"}
 _BAD_STEPS = PREFIX + "bad_steps"
-_MOST = 1000
+# Bad steps in words that are kept for the summary.
+_MOST_BAD_STEPS = 1000
 
 
 class WandB(Tracker):
@@ -72,7 +73,7 @@ class WandB(Tracker):
     def step(self, step: Step) -> None:
         """Writes a step."""
         if step.bad:
-            self._bad = [*self._bad, step.in_words()][-_MOST:]
+            self._bad = [*self._bad, step.in_words()][-_MOST_BAD_STEPS:]
             self._run.summary[_BAD_STEPS] = self._bad
         self._last = max(step.step, self._last)
         self._log({STEP: step.step, **step.numbers}, step.bad)

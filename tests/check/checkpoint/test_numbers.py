@@ -10,8 +10,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nanguard.check.checkpoint.tensor_scan import HALF_MAX, measure
-from nanguard.check.checkpoint.tensors import DTYPES, byte_values
+from nanguard.check.checkpoint.tensor_scan import HALF_MAX, Tally, TensorNumbers
+from nanguard.check.checkpoint.tensors import DTYPES, Dtype, byte_values
 
 FLOATS = [name for name, dtype in DTYPES.items() if dtype.floats and dtype.parts == 1]
 BYTES = [name for name in FLOATS if DTYPES[name].bits == 8]
@@ -19,6 +19,12 @@ BYTES = [name for name in FLOATS if DTYPES[name].bits == 8]
 
 def raw(tensor: torch.Tensor) -> np.ndarray:
     return tensor.contiguous().view(torch.uint8).numpy().reshape(-1)
+
+
+def measure(block: np.ndarray, dtype: Dtype) -> TensorNumbers:
+    tally = Tally(dtype)
+    tally.take(block)
+    return tally.numbers()
 
 
 def check(tensor: torch.Tensor, name: str) -> None:

@@ -8,66 +8,61 @@ from nanguard.check.code_check import check_python
 from nanguard.check.selection import Selection
 from nanguard.source.text import Text
 
-COUNT = "    kept = y != 0\n    acc = ((y == x.argmax(-1)) * kept).sum() / kept.sum()\n"
+# What a training step works out, and the code that trains on what the step gives back.
+CHANCE = "    acc = torch.softmax(x, -1).log().mean()\n"
+TRAINED = "\n\ndef fit(x, y, opt):\n    training_step(x, y).backward()\n    opt.step()\n"
 
 
-def severities(body: str, head: str = "def training_step(self, x, y):\n") -> list[str]:
-    text = Text("a.py", f"import torch\n\n\n{head}{body}")
+def severities(body: str, path: str = "a.py") -> list[str]:
+    text = Text(path, f"import torch\n\n\ndef training_step(x, y):\n{body}{TRAINED}")
     seen = check_python(text, Selection()).seen
-    return [s.finding.severity.value for s in seen if s.finding.name == "division-by-unguarded-sum"]
+    return [s.finding.severity.value for s in seen if s.finding.name == "log-of-softmax"]
 
 
 @pytest.mark.parametrize(
     "after",
     [
-        "    self.log_dict({'acc': acc.item()})\n",
+        "    log_dict({'acc': acc.item()})\n",
         "    print(f'{acc}')\n",
-        "    self.log('acc', acc)\n",
-        "    self.gathered = acc.mean(0).data\n",
+        "    log('acc', acc)\n",
+        "    y.gathered = acc.mean(0).data\n",
     ],
 )
 def test_what_is_only_shown_is_a_remark(after: str):
-    assert severities(COUNT.replace("acc", "share") + after.replace("acc", "share")) == ["info"]
-    assert severities(COUNT + after) == ["info"]
+    assert severities(CHANCE.replace("acc", "share") + after.replace("acc", "share")) == ["info"]
+    assert severities(CHANCE + after) == ["info"]
 
 
 def test_what_goes_into_the_loss_is_a_warning():
-    body = COUNT.replace("acc", "scale") + "    print(scale)\n    return x.mean() * scale\n"
+    body = CHANCE.replace("acc", "scale") + "    print(scale)\n    return x.mean() * scale\n"
     assert severities(body) == ["warning"]
 
 
-def test_nan_that_is_replaced_below_is_a_remark():
-    body = COUNT.replace("acc", "share") + "    share = torch.nan_to_num(share)\n    return share\n"
-    assert severities(body) == ["info"]
-    at_once = COUNT.replace("acc", "share").replace("= (", "= torch.nan_to_num((", 1)
-    assert severities(at_once.rstrip() + ")\n    return share\n") == []
+def test_nan_that_is_replaced_at_once_is_nothing():
+    text = (
+        "import torch\n\n\ndef share(x, y):\n    kept = y != 0\n"
+        "    return torch.nan_to_num((x * kept).sum() / kept.sum())\n"
+    )
+    assert [s.finding.name for s in check_python(Text("a.py", text), Selection()).seen] == []
+    text = text.replace("torch.nan_to_num", "")
+    (seen,) = check_python(Text("a.py", text), Selection()).seen
+    assert (seen.finding.name, seen.finding.severity.value) == ("division-by-unguarded-sum", "info")
 
 
 def test_what_goes_under_the_key_of_a_log_is_a_remark():
-    body = COUNT.replace("acc =", "out['print/share%d' % 1] =") + "    return out\n"
+    body = CHANCE.replace("acc =", "out['print/share%d' % 1] =") + "    return out\n"
     assert severities(body) == ["info"]
-    body = COUNT.replace("acc =", "out['scale'] =") + "    return out\n"
+    body = CHANCE.replace("acc =", "out['scale'] =") + "    return out\n"
     assert severities(body) == ["warning"]
 
 
 @pytest.mark.parametrize(("folder", "severity"), [("third_party/", "info"), ("", "warning")])
 def test_what_was_copied_from_elsewhere_is_a_remark(folder: str, severity: str):
-    code = "import torch\n\n\ndef step(x):\n    torch.softmax(x, -1).log().sum().backward()\n"
-    (seen,) = check_python(Text(f"{folder}a.py", code), Selection()).seen
-    assert seen.finding.severity.value == severity
+    body = CHANCE.replace("acc", "loss") + "    return loss\n"
+    assert severities(body, f"{folder}a.py") == [severity]
 
 
-def test_nan_that_is_overwritten_below_is_a_remark():
-    body = COUNT.replace("acc", "share") + "    share[torch.isnan(share)] = 0\n    return share\n"
-    assert severities(body) == ["info"]
-
-
-def test_a_mask_that_is_handed_in_is_a_remark():
-    head = "def loss_of(x, mask):\n"
-    assert severities("    return (x * mask).sum() / mask.sum()\n", head) == ["info"]
-    assert severities("    mask = x > 0.5\n    return x.sum() / mask.sum()\n", head) == ["warning"]
-
-
+STEP = "\n\ndef step(x, y, opt):\n    {}.sum().backward()\n    opt.step()\n"
 FLOW = (
     "import torch\nfrom torch import nn\n\n\nclass Coupling(nn.Module):\n"
     "    def __init__(self):\n        super().__init__()\n        self.net = nn.Linear(4, 8)\n\n"
@@ -89,7 +84,7 @@ FLOW = (
     ],
 )
 def test_a_branch_that_samples_is_a_remark(branch: str, other: str, lines: dict[int, str]):
-    text = Text("a.py", FLOW.format(branch=branch, other=other))
+    text = Text("a.py", FLOW.format(branch=branch, other=other) + STEP.format("Coupling()(x, y)"))
     seen = check_python(text, Selection()).seen
     found = {s.finding.line: s.finding.severity.value for s in seen}
     assert {line: found[line] for line in lines} == lines
@@ -103,7 +98,65 @@ def test_what_is_called_to_evaluate_is_a_remark(call: str, severity: str):
         "    def forward(self, x, train=True):\n        if train:\n"
         "            return x.sum()\n"
         f"        {call}:\n            return self.rank(x)\n\n"
-        "    def rank(self, x):\n        return torch.softmax(x, -1).log()\n",
+        "    def rank(self, x):\n        return torch.softmax(x, -1).log()\n"
+        + STEP.format("Answers()(x)"),
     )
     (seen,) = check_python(text, Selection()).seen
     assert (seen.finding.name, seen.finding.severity.value) == ("log-of-softmax", severity)
+
+
+TRAP = (
+    "import torch\nfrom torch import nn\nfrom torch.distributions import Categorical, Normal\n\n\n"
+    "class Policy(nn.Module):\n    def __init__(self):\n        super().__init__()\n"
+    "        self.net = nn.Linear(4, 8)\n\n    def forward(self, x, y):\n"
+    "        p = torch.relu(self.net(x))\n"
+    "        score = torch.where(p > 0, torch.log(p), torch.full_like(p, -1e9))\n"
+    "{uses}\n\n"
+    "def step(x, y, opt):\n    Policy()(x, y).sum().backward()\n    opt.step()\n"
+)
+
+
+@pytest.mark.parametrize(
+    "uses",
+    [
+        "draw = Categorical(logits=score / 0.7)\ntaken = draw.sample()\nreturn p[taken]",
+        "taken = torch.multinomial(torch.softmax(score, -1), 1)\nreturn p.gather(-1, taken)",
+        "return p * (score > y)",
+        "best = score.argmax(-1)\nreturn p[:, best]",
+        "return p + score.detach()",
+        "spread = Normal(score, 1.0)\nreturn p * spread.sample()",
+        "with torch.no_grad():\n    weight = torch.softmax(score, -1)\nreturn p * weight",
+        "if score.max() > 3:\n    return p\nreturn p * 2",
+        "return p * self.pick(score)\n\ndef pick(self, s):\n    return s.argmax(-1)",
+        "return p * self.pick(y, s=score)\n\ndef pick(self, y, s):\n    return y * s.argmax(-1)",
+        "return p * self.scaled(score)[1].argmax(-1)\n\ndef scaled(self, s):\n    return 1, s / 2",
+    ],
+)
+def test_a_value_that_is_only_read_gets_no_gradient(uses: str):
+    assert trap(uses) in ([], ["info"])
+
+
+@pytest.mark.parametrize(
+    "uses",
+    [
+        "draw = Categorical(logits=score)\nreturn draw.log_prob(draw.sample())",
+        "spread = Normal(score, 1.0)\nreturn p * spread.rsample()",
+        "taken = score.argmax(-1)\nreturn score[taken]",
+        "return score.round()",  # its gradient is 0, and 0 times Inf is NaN
+        "draw = self.latent(score)\nreturn draw.sample()",  # may be one that is differentiated
+        "return self.other(score)",
+        "return p * self.pick(score)\n\ndef pick(self, s):\n    return s.exp()",
+        "return p * self.pick(y, s=score)\n\ndef pick(self, y, s):\n    return y * s",
+        "return score",
+    ],
+)
+def test_a_value_that_one_use_differentiates_is_a_warning(uses: str):
+    assert trap(uses) == ["warning"]
+
+
+def trap(uses: str) -> list[str]:
+    own, _, method = uses.partition("\n\n")
+    body = "".join(f"        {line}\n" for line in own.split("\n"))
+    body += "\n" + "".join(f"    {line}\n" for line in method.split("\n")) if method else ""
+    seen = check_python(Text("a.py", TRAP.format(uses=body)), Selection()).seen
+    return [s.finding.severity.value for s in seen if s.finding.name == "where-gradient-trap"]

@@ -82,7 +82,7 @@ def test_a_setting_knows_its_place_and_whether_it_is_text() -> None:
         3,
     )
     assert text[slice(*setting.span)] == "1e-5"
-    assert (setting.read_as_text, setting.value, setting.number) == (True, "1e-5", 1e-5)
+    assert (setting.value, setting.number) == ("1e-5", 1e-5)
 
 
 def test_references_are_followed_and_kept_in_the_text() -> None:

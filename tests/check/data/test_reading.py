@@ -12,7 +12,7 @@ import numpy as np
 import polars as pl
 import pytest
 
-from nanguard.check.data import json_records, tables
+from nanguard.check.data import records, tables
 from nanguard.check.data.data_reader import open_sources, read_request
 from nanguard.check.data.dataset import DataFile, Request
 from nanguard.check.scan import Expected, Scan
@@ -123,8 +123,8 @@ def test_blocks_give_what_the_whole_gives(tmp_path: Path, monkeypatch: pytest.Mo
     lines[2500] = "{"
     path = write(tmp_path / "t.jsonl", "\n".join(lines))
     whole = read(path).ledger
-    monkeypatch.setattr(json_records, "blocks_of", lambda path: tables.blocks_of(path, 1000))
-    monkeypatch.setattr(json_records, "REFUSED_LINE_BYTES", 300)
+    monkeypatch.setattr(records, "blocks_of", lambda path: tables.blocks_of(path, 1000))
+    monkeypatch.setattr(records, "REFUSED_LINE_BYTES", 300)
     small = read(path).ledger
     for ledger in (whole, small):
         assert (ledger.records, ledger.lines) == (2999, 3000)
@@ -140,7 +140,7 @@ def test_an_endless_line_is_passed_over(tmp_path: Path, monkeypatch: pytest.Monk
     path = write(
         tmp_path / "t.jsonl", '{"label": 1}\n{"label": "' + "x" * 50_000 + '"}\n{"label": 0}\n'
     )
-    monkeypatch.setattr(json_records, "blocks_of", lambda path: tables.blocks_of(path, 1000))
+    monkeypatch.setattr(records, "blocks_of", lambda path: tables.blocks_of(path, 1000))
     ledger = read(path).ledger
     assert [place.line for place in ledger.unreadable.first] == [2]
     assert (ledger.records, ledger.lines) == (2, 3)
@@ -273,13 +273,6 @@ def test_measurements_stay_small(tmp_path: Path):
     assert labels.overflowed
     assert labels.fractional == labels.total
     assert len(labels.seen) < 60_000
-
-
-def test_the_histogram_counts_all_files(tmp_path: Path):
-    first = write(tmp_path / "a.jsonl", '{"label": 1, "dataset": "x"}\n{"label": "cat"}\n')
-    second = write(tmp_path / "b.csv", "label,dataset\n1,x\n1.0,x\n0,y\n")
-    source = read_request(Request((first, second), Expected(groups={"x": 2, "y": 2})), Scan())
-    assert source.histogram() == {"x": {1: 3}, None: {"cat": 1}, "y": {0: 1}}
 
 
 def test_what_is_no_file_beside_data_is_not_waited_for(tmp_path: Path):

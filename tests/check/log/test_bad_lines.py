@@ -12,7 +12,7 @@ from nanguard.check.log.log_reader import open_sources
 from nanguard.check.log.quantities import Quantity
 from nanguard.check.scan import Scan
 from nanguard.cli import main
-from nanguard.view.terminal.reading import LineReader
+from nanguard.view.terminal.tail import LineReader
 from nanguard.view.terminal.watch_state import RunState
 
 if TYPE_CHECKING:

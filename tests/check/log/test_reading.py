@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import math
 import struct
+import zlib
 from typing import TYPE_CHECKING
 
 import pytest
 
-from nanguard.check.log.binary_logs import _masked
+from nanguard.check.log.binary_logs import masked_crc
 from nanguard.check.log.log_reader import open_sources, recognises, recognises_folder
 from nanguard.check.log.quantities import Quantity
 from nanguard.check.scan import Scan
@@ -48,7 +49,9 @@ def chunk(field: int, data: bytes) -> bytes:
 
 def record(data: bytes) -> bytes:
     length = struct.pack("<Q", len(data))
-    return length + struct.pack("<I", _masked(length)) + data + struct.pack("<I", _masked(data))
+    return (
+        length + struct.pack("<I", masked_crc(length)) + data + struct.pack("<I", masked_crc(data))
+    )
 
 
 def scalar(tag: str, step: int, value: float, *, tensor: str = "") -> bytes:
@@ -116,7 +119,7 @@ def test_an_event_file_of_nonsense_is_a_problem_not_a_crash(tmp_path: Path):
     file.write_bytes(VERSION[:20])
     (log,) = read(file)
     assert log.problem is not None
-    assert "no whole record" in log.problem.what
+    assert "no complete record" in log.problem.what
     file.write_bytes(VERSION + struct.pack("<Q", 1 << 60) + b"\0" * 40)
     (log,) = read(file)
     assert log.series == []
@@ -126,7 +129,7 @@ def test_an_event_file_of_nonsense_is_a_problem_not_a_crash(tmp_path: Path):
 def test_checksums_are_those_of_the_format():
     """CRC-32C of the digits is 0xE3069283 in every book; event files turn and shift it."""
     crc = 0xE3069283
-    assert _masked(b"123456789") == ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
+    assert masked_crc(b"123456789") == ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
 
 
 @pytest.mark.parametrize("at", [3, 9, 30, -2])
@@ -140,6 +143,27 @@ def test_an_event_file_is_read_up_to_a_wrong_checksum(tmp_path: Path, at: int):
     (log,) = read(path)
     assert points(log, "train/loss") == [(1, 0.5)]
     assert "checksum" in str(log.problem)
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        chunk(3, b"\xff\xfe"),  # texts that are no UTF-8: the version, a tag, the name of a plugin
+        chunk(5, chunk(1, chunk(1, b"\xff"))),
+        chunk(5, chunk(1, chunk(9, chunk(1, chunk(1, b"\xff"))))),
+        chunk(5, chunk(1, chunk(5, chunk(6, b"1234567")))),  # seven bytes of numbers of eight
+        chunk(5, chunk(1, chunk(8, chunk(10, b"\xff")))),  # a number that does not end
+        b"\x00\x01",  # field 0
+        chunk(5, b"\x0e"),  # a type of field that there is not
+    ],
+    ids=range(7),
+)
+def test_an_event_that_tensorboard_refuses_is_a_problem(tmp_path: Path, event: bytes):
+    path = tmp_path / "events.out.tfevents.1.host"
+    path.write_bytes(VERSION + scalar("loss", 1, 0.5) + record(event) + scalar("loss", 2, 0.4))
+    (log,) = read(path)
+    assert points(log, "loss") == [(1, 0.5)]
+    assert "a record is damaged" in str(log.problem)
 
 
 # ------------------------------------------------------------------ wandb
@@ -160,7 +184,8 @@ def wandb_file(path: Path, rows: list[dict[str, float]]) -> None:
             begins = number == 0 or not getattr(wandb_file, "inside", False)
             kind = (1 if begins else 4) if not rest else (2 if begins else 3)
             wandb_file.inside = bool(rest)  # type: ignore[attr-defined]
-            out += struct.pack("<IHB", 0, len(part), kind) + part
+            checksum = zlib.crc32(bytes([kind]) + part)
+            out += struct.pack("<IHB", checksum, len(part), kind) + part
             data = rest or None
     path.write_bytes(out)
 
@@ -178,6 +203,18 @@ def test_an_offline_run_of_wandb(tmp_path: Path):
     file.write_bytes(file.read_bytes()[:40_000])
     (log,) = read(file)
     assert 0 < len(log.series[0]) < 1500
+
+
+def test_an_offline_run_is_read_up_to_a_wrong_checksum(tmp_path: Path):
+    file = tmp_path / "run-abc.wandb"
+    wandb_file(file, [{"train/loss": 2.0 - i / 10} for i in range(9)])
+    whole = file.read_bytes()
+    damaged = bytearray(whole)
+    damaged[len(whole) // 2] ^= 1
+    file.write_bytes(damaged)
+    (log,) = read(file)
+    assert 2 < len(log.series[0]) < 9
+    assert "its checksum is wrong" in str(log.problem)
 
 
 # ------------------------------------------------------------------ histories and run folders

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from nanguard.check.log import text_log
-from nanguard.check.log.grammar import note_of, read_line, shape_of
-from nanguard.check.log.quantities import Quantity, metric_of
+from nanguard.check.log.grammar import read_line, shape_of
+from nanguard.check.log.quantities import Quantity, metric_of, note_of
 from nanguard.check.log.series import Log, MetricSeries, SeriesColumn, compact
 from nanguard.check.log.text_log import read_text
 from nanguard.check.scan import Scan

@@ -54,6 +54,8 @@ for step in range(20):
     if not torch.isfinite(loss):
         if WAY == "raise":
             raise FloatingPointError(f"step {step}")
+        if WAY == "class":
+            raise SystemExit
         sys.exit(1)
     optimizer.zero_grad()
     loss.backward()

@@ -82,6 +82,34 @@ def at_once():
     show("after", model)
 
 
+def in_between():
+    """One thread makes a whole step between the backward pass and the step of another."""
+    began, stepped, ended = threading.Event(), threading.Event(), threading.Event()
+
+    def outer(model, optimizer):
+        # Its loss is bad and its gradients are not: only the loss tells.
+        (model(torch.ones(4, 3)).mean() + torch.tensor(float("inf"))).backward()
+        began.set()
+        stepped.wait(60)
+        optimizer.step()
+        ended.set()
+
+    def inner(model, optimizer):
+        began.wait(60)
+        step(model, optimizer, 1)
+        stepped.set()
+        ended.wait(60)
+
+    threads = [
+        threading.Thread(target=target, args=make(), name=target.__name__)
+        for target in (outer, inner)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
 def plain():
     model, optimizer = make()
     for number in range(6):

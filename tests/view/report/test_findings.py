@@ -8,10 +8,8 @@ from dataclasses import replace
 
 from nanguard.check.outcome import NotChecked, Outcome, Seen
 from nanguard.findings import Finding, Fix, Severity
-from nanguard.view.report.findings_json import as_json
+from nanguard.view.report.findings_export import as_github, as_json, as_sarif
 from nanguard.view.report.findings_text import Page, brief
-from nanguard.view.report.github import as_github
-from nanguard.view.report.sarif import as_sarif
 
 
 def outcome(**changes: object) -> Outcome:

@@ -309,7 +309,7 @@ def test_the_replay_and_the_command_to_look_again():
     ("verdict", "sentence"),
     [
         ("low-precision-only", "only low precision makes it bad."),
-        ("not-reproduced", "What was run again did not come out as it did in the run."),
+        ("not-reproduced", "The replay did not give what the run gave."),
         ("not-replayed", "The step was not replayed, so nothing about its cause is proven."),
         (None, "Whether the step was replayed is not recorded."),
     ],
@@ -336,11 +336,11 @@ def test_an_unknown_cause():
         (0.89, "Likely (confidence 0.89)."),
         (0.7, "Likely (confidence 0.7)."),
         (0.69, "Possible (confidence 0.69)."),
-        (0.0, "How sure this is, is unknown."),
-        ("nan", "How sure this is, is unknown."),
-        (float("nan"), "How sure this is, is unknown."),
-        (True, "How sure this is, is unknown."),
-        (17, "How sure this is, is unknown."),
+        (0.0, "The confidence is not recorded."),
+        ("nan", "The confidence is not recorded."),
+        (float("nan"), "The confidence is not recorded."),
+        (True, "The confidence is not recorded."),
+        (17, "The confidence is not recorded."),
     ],
 )
 def test_confidence_in_words(confidence, words):

@@ -7,8 +7,8 @@ import sys
 
 import pytest
 
-from nanguard.view.report.judged import judge
 from nanguard.view.report.png import picture
+from nanguard.view.report.verdict import judge
 from nanguard.view.runs import open_runs
 from tests.view.runs.runs import write_incident, write_record
 

@@ -7,8 +7,15 @@ from array import array
 
 import pytest
 
-from nanguard.view.report.judged import judge
-from nanguard.view.report.verdict import BAD, GOOD, GUARDED, NOTHING, moves_before, verdict_of
+from nanguard.view.report.verdict import (
+    BAD,
+    GOOD,
+    GUARDED,
+    NOTHING,
+    judge,
+    moves_before,
+    verdict_of,
+)
 from nanguard.view.runs import Curve, EventKind, Panel, Run, RunEvent, open_runs
 from tests.view.runs.runs import write_incident, write_record
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from nanguard.check.log import text_log
-from nanguard.view.report.judged import judge
+from nanguard.view.report.verdict import judge
 from nanguard.view.runs import find_below, open_run
 from nanguard.view.runs import run_follower as followed
 from nanguard.view.runs.run_follower import Follower, LiveRun, RunChange

@@ -240,7 +240,9 @@ def test_damaged_files_are_said(tmp_path):
     run = read(tmp_path)
     assert run.events[-1].kind is EventKind.LR_RESTORED
     assert run.problems[0].startswith("incident.json: incident.json is not complete JSON")
-    assert run.problems[1] == "2 lines of events.jsonl could not be read: no whole JSON object"
+    assert (
+        run.problems[1] == "2 lines of events.jsonl could not be read: not a complete JSON object"
+    )
 
 
 def test_terms_of_changing_shape(tmp_path):
@@ -270,7 +272,7 @@ def test_many_events_are_told_together(tmp_path):
     [
         ("missing", "there is no such file or folder."),
         ("empty", "there is no run here: no log, no incident and no report."),
-        ("model.bin", "this is no log, no incident and no report."),
+        ("model.bin", "this is not a log, an incident or a report."),
     ],
 )
 def test_what_is_no_run(tmp_path, name, message):

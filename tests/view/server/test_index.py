@@ -16,8 +16,7 @@ from nanguard.view.runs import open_run
 from nanguard.view.runs import run_follower as followed
 from nanguard.view.server import digest as digests
 from nanguard.view.server.digest import Digest
-from nanguard.view.server.folder import Folder
-from nanguard.view.server.index import Index
+from nanguard.view.server.index import Folder, Index
 from tests.nobody import as_nobody, open_folder
 from tests.view.runs.runs import write_incident, write_record
 
@@ -197,7 +196,7 @@ def test_index_looks_at_what_changed(tmp_path, monkeypatch):
     index._search()
     (entry,) = index.entries.values()
     index._refresh(entry)
-    assert index.indexed
+    assert entry.summary.whole
     seen = index.version
     index._refresh(entry)
     assert (index.version, entry.wait) == (seen, 2.0)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from nanguard.cli.serving import run_serve
+from nanguard.cli.reporting import run_serve
 from nanguard.errors import NanguardError
 from tests.nobody import as_nobody, open_folder
 from tests.view.report.html.hostile import write_hostile

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING
 from nanguard.check.log.log_reader import open_sources
 from nanguard.check.log.quantities import Quantity
 from nanguard.check.scan import Scan
-from nanguard.view.report.judged import judge_log
-from nanguard.view.terminal.reading import LineReader
+from nanguard.view.report.verdict import judge_log
+from nanguard.view.terminal.tail import LineReader
 from nanguard.view.terminal.watch_state import RunState
 from tests.labelled import labelled
 
 if TYPE_CHECKING:
-    from nanguard.view.terminal.channels import Happening
+    from nanguard.view.terminal.watch_state import Happening
 
 LOGS = Path(__file__).parents[2] / "logs"
 

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 
 from nanguard.view.terminal.plot import PlotTrace, Scale, brief, draw
 from nanguard.view.terminal.view import View
-from nanguard.view.terminal.watch_session import Session
-from nanguard.view.terminal.watched import Wanted
+from nanguard.view.terminal.watch_session import Session, Wanted
 from nanguard.view.terminal.watching import Watching
 
 if TYPE_CHECKING:
@@ -142,7 +141,7 @@ def test_what_follows_long_and_hostile_lines_is_read(tmp_path: Path) -> None:
 def test_no_colour_where_it_is_not_wanted(monkeypatch: pytest.MonkeyPatch) -> None:
     from rich.text import Text
 
-    from nanguard.view.terminal.screen import Screen
+    from nanguard.view.terminal.view import Screen
 
     monkeypatch.setenv("NO_COLOR", "1")
-    assert "\x1b[31m" not in Screen()._told(Text("bad", "red"))
+    assert "\x1b[31m" not in Screen()._rendered(Text("bad", "red"))

@@ -30,7 +30,7 @@ LOGS = Path(__file__).parents[2] / "logs"
 PROGRAM = (
     "import nanguard.view.terminal.watching as w; w.EVERY = 0.1\n"
     "import nanguard.view.terminal.watch_session as s; s._SEARCH = 0.2\n"
-    "import nanguard.view.terminal.watched as r; r._QUIET = 0.5\n"
+    "import nanguard.view.terminal.watch_session as r; r._QUIET = 0.5\n"
     "from nanguard.cli import main; main()"
 )
 GOOD = "step {n}/1000 loss {loss:.4f} grad_norm 0.5 lr 1e-4\n"

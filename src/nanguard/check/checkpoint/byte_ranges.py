@@ -156,7 +156,7 @@ MAX_DIRECTORY = 1 << 25
 _TAIL = 22 + 65535
 _END, _END64, _LOCATOR, _ENTRY, _LOCAL = b"PK\5\6", b"PK\6\6", b"PK\6\7", b"PK\1\2", b"PK\3\4"
 _FULL32 = 0xFFFFFFFF
-_ENCRYPTED, _MASKED, _FOLDER = 1, 1 << 13, 1 << 4
+_ENCRYPTED, _PATCHED, _MASKED, _FOLDER = 1, 1 << 5, 1 << 13, 1 << 4
 _METHODS = (0, 8)  # as it is, and deflated
 
 
@@ -240,7 +240,8 @@ def _directory(blob: Blob) -> tuple[int, int, int, int]:
         if parts != 1:
             raise DamagedError("the directory says that the archive is in several parts")
         record = read(blob, end, 56) if end < blob.size else b""
-        if len(record) < 56 or not record.startswith(_END64):
+        said = struct.unpack_from("<Q", record, 4)[0] if len(record) == 56 else 0
+        if said < 56 - 12 or not record.startswith(_END64):
             raise DamagedError("the archive has no directory where it says")
         disks, count = struct.unpack_from("<Q", record, 16)[0], _count(record, 0)
         size, start = struct.unpack_from("<QQ", record, 40)
@@ -277,7 +278,7 @@ def _entries(data: bytes) -> Iterator[tuple[str, Entry]]:
             raise DamagedError("the name of a file in the archive is not UTF-8") from error
         extra = data[begin + name_size : begin + name_size + extra_size]
         entry = Entry(*_wide(header, size, packed, extra), method)
-        odd = flags & (_ENCRYPTED | _MASKED) or disk not in (0, 1)
+        odd = flags & (_ENCRYPTED | _PATCHED | _MASKED) or disk not in (0, 1)
         odd = odd or (attributes & _FOLDER and entry.size)
         if odd or (not method and entry.size != entry.packed) or (entry.size and not entry.packed):
             raise DamagedError(f"{name[:100]} is described in a way that makes no sense")

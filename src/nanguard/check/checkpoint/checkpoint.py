@@ -38,6 +38,10 @@ if TYPE_CHECKING:
 _KIB64 = 1 << 16
 # From here on a value is unusual for a weight, whatever its type.
 LARGE_WEIGHT = 1e4
+# Weights beyond this are not learned any more, whatever their type.
+EXPLODED = 1e6
+# Half of what fp16 can hold.
+NEARLY_HALF = 32768
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +55,7 @@ class Measured:
         shape: Its shape.
         numbers: What its numbers are; all zero for whole numbers.
         scale: What quantised numbers are multiplied by; None for others.
+        attribute: Whether it belongs to an object that is no module, such as a normaliser.
     """
 
     name: str
@@ -59,6 +64,7 @@ class Measured:
     shape: tuple[int, ...]
     numbers: TensorNumbers
     scale: float | None = None
+    attribute: bool = False
 
     @property
     def poisoned(self) -> bool:
@@ -82,7 +88,19 @@ class Measured:
     @property
     def large_meant(self) -> bool:
         """Whether large values are there on purpose."""
-        return large_values_meant(self.name, self.shape, self.numbers)
+        return self.attribute or large_values_meant(self.name, self.shape, self.numbers)
+
+    @property
+    def exploded(self) -> bool:
+        """Whether it is a weight that is far too large to be learned."""
+        if self.role not in (TensorRole.WEIGHT, TensorRole.EMA) or self.poisoned:
+            return False
+        largest = self.numbers.largest
+        if largest <= NEARLY_HALF or self.large_meant:
+            return False
+        if self.dtype == "float16":  # where nothing can be much larger
+            return self.name.endswith("weight")
+        return largest > EXPLODED
 
 
 @dataclass(slots=True)
@@ -235,8 +253,11 @@ def _add(part: CheckpointFile, tree: TensorTree, job: Job, scan: Scan) -> None:
     measured = measure_all(tensors, threads=scan.threads, progress=scan.progress)
     for (tensor, optimizer), numbers in zip(tree.tensors, measured, strict=True):
         role = role_of(tensor.keys, dimensions=len(tensor.shape), optimizer=optimizer, file=about)
+        dtype, shape = tensor.dtype.name, tensor.shape
         part.tensors.append(
-            Measured(tensor.name, role, tensor.dtype.name, tensor.shape, numbers, tensor.scale)
+            Measured(
+                tensor.name, role, dtype, shape, numbers, tensor.scale, attribute=tensor.attribute
+            )
         )
 
 
@@ -251,10 +272,6 @@ def _file_role(part: CheckpointFile, tensors: Sequence[StoredTensor]) -> TensorR
     return about
 
 
-# Weights beyond this are not learned any more, whatever their type.
-EXPLODED = 1e6
-# Half of what fp16 can hold.
-NEARLY_HALF = 32768
 _COUNTERS = ("global_step", "step", "steps", "iteration", "iter", "it", "num_updates", "epoch")
 
 
@@ -332,9 +349,7 @@ class Checkpoint:
         """Yields weights that are far too large to be learned."""
         for part in self.parts:
             for tensor in part.tensors:
-                if tensor.role not in (TensorRole.WEIGHT, TensorRole.EMA) or tensor.poisoned:
-                    continue
-                if _explodes(tensor):
+                if tensor.exploded:
                     yield part, tensor
 
 
@@ -392,12 +407,3 @@ def bad_scalars(part: CheckpointFile) -> list[tuple[str, float]]:
 
 def _bad_scalars(part: CheckpointFile) -> bool:
     return bool(bad_scalars(part))
-
-
-def _explodes(tensor: Measured) -> bool:
-    largest = tensor.numbers.largest
-    if largest <= NEARLY_HALF or tensor.large_meant:
-        return False
-    if tensor.dtype == "float16":  # where nothing can be much larger
-        return tensor.name.endswith("weight")
-    return largest > EXPLODED

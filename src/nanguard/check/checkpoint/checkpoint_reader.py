@@ -53,13 +53,13 @@ class _Seen:
         looks: How its files looked last.
         unchanged: For how many looks they have not changed.
         read: What it holds; None as long as it is not whole.
-        told: Whether it was told of.
+        reported: Whether it was reported.
     """
 
     looks: Looks
     unchanged: int = 0
     read: Checkpoint | None = None
-    told: bool = False
+    reported: bool = False
 
 
 @dataclass(slots=True)
@@ -100,13 +100,13 @@ class CheckpointWatcher:
             self._seen[unit.path] = _Seen(looks)
             return None
         seen.unchanged += 1
-        if seen.told:
+        if seen.reported:
             return None
         (outline,) = read_units([unit], self.scan, False)  # noqa: FBT003
         if outline.damaged and seen.unchanged < PATIENCE:
             return None
         (seen.read,) = read_units([unit], self.scan, True)  # noqa: FBT003
-        seen.told = True
+        seen.reported = True
         return seen.read
 
 

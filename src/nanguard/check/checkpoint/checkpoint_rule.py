@@ -14,10 +14,11 @@ if TYPE_CHECKING:
 
     from nanguard.check.checkpoint.checkpoint import Checkpoint, Measured
 
+# Other tensors that a message names.
 NAMED = 3
 
 
-def told_nonfinite(tensors: Sequence[Measured]) -> str:
+def nonfinite_text(tensors: Sequence[Measured]) -> str:
     """Returns which tensors hold numbers that are not finite, and how many."""
     first = tensors[0]
     numbers = first.numbers
@@ -31,7 +32,7 @@ def told_nonfinite(tensors: Sequence[Measured]) -> str:
     )
 
 
-def told_large(tensors: Sequence[Measured]) -> str:
+def large_text(tensors: Sequence[Measured]) -> str:
     """Returns which tensors hold large numbers, how large and how many."""
     worst = max(tensors, key=lambda tensor: tensor.numbers.largest)
     numbers = worst.numbers

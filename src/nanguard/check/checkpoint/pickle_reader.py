@@ -297,7 +297,7 @@ def _extend(r: PickleReader, items: list[object]) -> None:
     target = r.stack[-1]
     if isinstance(target, list):
         target.extend(items)
-    elif isinstance(target, Call):
+    elif isinstance(target, Call) and not _is_tensor(target):
         target.items = target.items or []
         target.items.extend(items)
     else:
@@ -306,7 +306,7 @@ def _extend(r: PickleReader, items: list[object]) -> None:
 
 def _set(r: PickleReader, items: list[object]) -> None:
     target = r.stack[-1]
-    if not isinstance(target, (PickleDict, Call)):
+    if not isinstance(target, (PickleDict, Call)) or _is_tensor(target):
         raise _senseless(r)
     target.pairs = target.pairs or []
     target.pairs.extend(_pairs(r, items))
@@ -314,9 +314,25 @@ def _set(r: PickleReader, items: list[object]) -> None:
 
 def _pairs(r: PickleReader, items: list[object]) -> list[tuple[object, object]]:
     """Returns keys with their values; no dictionary has half a pair, or a list for a key."""
-    if len(items) % 2 or any(isinstance(key, (list, PickleDict)) for key in items[::2]):
+    if len(items) % 2 or not all(map(_can_be_key, items[::2])):
         raise _senseless(r)
     return list(zip(items[::2], items[1::2], strict=True))
+
+
+# Tuples longer than this are not looked into: a file may use one of them for many keys.
+_LONG_KEY = 16
+_NO_KEYS = frozenset(
+    ("collections.OrderedDict", "collections.defaultdict", "builtins.set", "builtins.bytearray")
+)
+
+
+def _can_be_key(key: object, deeper: int = 8) -> bool:
+    """Returns whether a dictionary takes a key, which is nothing that can change."""
+    if isinstance(key, Call):
+        return key.full not in _NO_KEYS
+    if isinstance(key, tuple) and deeper and len(key) < _LONG_KEY:
+        return all(_can_be_key(part, deeper - 1) for part in key)
+    return not isinstance(key, (list, PickleDict))
 
 
 def _senseless(r: PickleReader) -> DamagedError:
@@ -340,10 +356,40 @@ def _build(r: PickleReader) -> None:
 def _call(r: PickleReader, function: object, args: object) -> None:
     if not isinstance(function, (Global, Call)) or not isinstance(args, (tuple, Call)):
         raise _senseless(r)
+    if isinstance(function, Call) and (function.full in _COLLECTIONS or _is_tensor(function)):
+        raise _senseless(r)
     # The class of a storage stands for the type of its numbers, and is never called.
     if function.full.startswith("torch.") and function.full.endswith("Storage"):
         raise _senseless(r)
+    if isinstance(args, tuple) and not _can_be_called(function.full, args):
+        raise _senseless(r)
     r.push_new(Call(function, args))
+
+
+# Classes that are made of at most one thing, which others can be taken from one by one.
+_COLLECTIONS = frozenset(
+    ("torch.Size", "collections.OrderedDict", "builtins.set", "builtins.frozenset", "builtins.list")
+)
+
+
+_TENSOR = "torch._utils._rebuild_tensor_v2"
+
+
+def _is_tensor(value: object) -> bool:
+    """Returns whether something would be a tensor, to which nothing is appended."""
+    return isinstance(value, Call) and value.full == _TENSOR
+
+
+def _can_be_called(function: str, args: tuple[object, ...]) -> bool:
+    """Returns whether a class or function that every reader knows takes these arguments."""
+    if function == _TENSOR:  # of a storage: offset, size, stride, requires_grad, hooks, metadata
+        return len(args) in (6, 7) and isinstance(args[4], (bool, Call))
+    if function not in _COLLECTIONS or not args:
+        return True
+    if len(args) > 1 or args[0] is None or isinstance(args[0], (int, float)):
+        return False
+    numbers = args[0] if isinstance(args[0], (tuple, list)) else ()
+    return function != "torch.Size" or all(isinstance(one, (int, Call)) for one in numbers)
 
 
 def _reduce(r: PickleReader) -> None:

@@ -119,8 +119,11 @@ def _header(blob: Blob) -> tuple[int, dict[str, Any]]:
         raise DamagedError(f"the header should have {size:,} bytes and the file has {blob.size:,}")
     if size > MAX_HEADER:
         raise TooLargeError(f"the header has {size:,} bytes")
+    text = read(blob, 8, size)
     try:
-        header = json.loads(read(blob, 8, size))
+        header = json.loads(text)
+        if b"\\u" in text:  # half a character is none to other readers
+            json.dumps(header, ensure_ascii=False).encode()
     except (ValueError, RecursionError) as error:
         raise DamagedError("the header is no JSON") from error
     if not isinstance(header, dict):

@@ -136,18 +136,6 @@ class Tally:
         return self._total
 
 
-def measure(raw: NDArray[Any], dtype: Dtype) -> TensorNumbers:
-    """Returns what the numbers in a block of bytes are.
-
-    Args:
-        raw: The bytes, with the smallest byte of a number first.
-        dtype: Their type, which has to be one of floats.
-    """
-    tally = Tally(dtype)
-    tally.take(raw)
-    return tally.numbers()
-
-
 def _doubles(raw: NDArray[Any], dtype: Dtype) -> TensorNumbers:
     import numpy as np
 

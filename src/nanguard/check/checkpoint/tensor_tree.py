@@ -77,11 +77,13 @@ class Rebuilt:
     scale: float | None = None
     inside: tuple[object, ...] = ()
 
-    def tensor(self, keys: tuple[str, ...]) -> StoredTensor:
+    def tensor(self, keys: tuple[str, ...], *, attribute: bool = False) -> StoredTensor:
         """Returns the tensor with its place."""
         if self.storage is None:
             raise ValueError("there are no numbers")
-        return StoredTensor(keys, self.dtype, self.shape, self.storage, self.region, self.scale)
+        return StoredTensor(
+            keys, self.dtype, self.shape, self.storage, self.region, self.scale, attribute
+        )
 
 
 def rebuild(call: Call, sources: Sources) -> Rebuilt | Call | None:
@@ -241,16 +243,29 @@ class TreePlace(NamedTuple):
         key: What it is called there; empty where the name says nothing.
         depth: How far it is from the root.
         optimizer: Whether it is in something built like the state of an optimizer.
+        owner: The depth of the nearest object above it that is none of torch; None if there is
+            none, or if a module keeps it among its parameters and buffers.
     """
 
     parent: TreePlace | None
     key: str
     depth: int
     optimizer: bool
+    owner: int | None = None
 
     def below(self, key: object) -> TreePlace:
         """Returns the place of a child."""
-        return TreePlace(self, _text(key), self.depth + 1, self.optimizer)
+        return TreePlace(self, _text(key), self.depth + 1, self.optimizer, self.owner)
+
+    def holds_attribute(self, call: Call) -> bool:
+        """Returns whether an array or a tensor there is a fact of an object and no weight.
+
+        An array of numpy is, however deep in the object; a tensor only where it is an attribute
+        itself, for a dictionary of tensors may be the state of a model.
+        """
+        if self.owner is None:
+            return False
+        return call.full in _ARRAYS or self.depth == self.owner + 1
 
     def keys(self) -> tuple[str, ...]:
         """Returns the keys from the root on."""
@@ -356,13 +371,17 @@ class _Walk:
             if rebuilt.storage is None:
                 self.tree.unread += 1
             else:
-                self.tree.tensors.append((rebuilt.tensor(place.keys()), place.optimizer))
+                attribute = place.holds_attribute(call)
+                tensor = rebuilt.tensor(place.keys(), attribute=attribute)
+                self.tree.tensors.append((tensor, place.optimizer))
             yield from ((item, place) for item in rebuilt.inside)
         else:
             yield rebuilt, place
 
     def parts(self, call: Call, place: TreePlace) -> Iterator[tuple[object, TreePlace]]:
         """Yields the arguments, the state and the items of a call."""
+        if call.full.startswith("torch."):
+            place = place._replace(owner=None)  # a parameter, a part of a sharded tensor
         args = call.args if isinstance(call.args, tuple) else (call.args,)
         if call.full in _PAIRS and len(args) == 1 and isinstance(args[0], list):
             yield from self.pairs([tuple(i) for i in args[0] if _pair(i)], place)
@@ -371,7 +390,8 @@ class _Walk:
         yield from self.pairs(call.pairs or [], place)
         yield from ((item, place.below(index)) for index, item in enumerate(call.items or []))
         if call.full not in _PAIRS:  # the state of a dictionary is about it, not in it
-            yield call.state, place
+            torchs = call.full.startswith("torch.")
+            yield call.state, place if torchs else place._replace(owner=place.depth)
 
     def pairs(
         self, pairs: list[tuple[object, object]], place: TreePlace
@@ -382,7 +402,7 @@ class _Walk:
             place = place._replace(optimizer=True)
         for key, value in pairs:
             if key in _SILENT if isinstance(key, str) else False:
-                yield value, place.below("")
+                yield value, place.below("")._replace(owner=None)
             else:
                 yield value, place.below(key)
 

@@ -244,6 +244,7 @@ class StoredTensor:
         storage: Where its numbers are.
         region: Which of them.
         scale: What quantised numbers are multiplied by; None for others.
+        attribute: Whether it belongs to an object that is no module, such as a normaliser.
     """
 
     keys: tuple[str, ...]
@@ -252,6 +253,7 @@ class StoredTensor:
     storage: Storage
     region: StorageRegion
     scale: float | None = None
+    attribute: bool = False
 
     @property
     def name(self) -> str:

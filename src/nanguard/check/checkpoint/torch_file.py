@@ -97,6 +97,8 @@ ALLOWED = frozenset(
 _PLAIN = re.compile(
     r"numpy\.(?:_?core\.multiarray\.(?:_reconstruct|scalar)|_?core\.numeric\._frombuffer|ndarray"
     r"|dtype|dtypes\.\w+|random\.\w+\.\w+)|_codecs\.encode|builtins\.(?:bytes|tuple|list|dict)"
+    r"|argparse\.Namespace|types\.SimpleNamespace|pathlib\.\w+|datetime\.\w+|easydict\.EasyDict"
+    r"|yacs\.config\.CfgNode"
 )
 
 # Files of the settings of a run, which hold objects of the library that wrote them and which no
@@ -148,7 +150,7 @@ def runs_code(name: str) -> bool:
 
 
 def plain_data(name: str) -> bool:
-    """Returns whether a class only holds numbers."""
+    """Returns whether a class only holds numbers, or the settings of a run."""
     return _PLAIN.fullmatch(name) is not None
 
 
@@ -311,6 +313,7 @@ def _archive(blob: Blob, nesting: _Nesting) -> TorchFile:
         sources.swapped = written == b"big"
     _refuse_words(blob, entries, root)
     pickled = read_pickle(pickle)
+    _require_storages(pickled, _ARCHIVED_STORAGE)
     found = TorchFile(_walked(pickled, sources), pickled.names, script)
     constants = entries.get(f"{root}constants.pkl")
     if script and constants is not None:
@@ -318,6 +321,22 @@ def _archive(blob: Blob, nesting: _Nesting) -> TorchFile:
         more = _Archived(blob, pickle, entries, f"{root}constants/", nesting)
         found.tree.tensors += walk(read_pickle(pickle).value, more).tensors
     return found
+
+
+# How many parts a reference to a storage has: the word, type, key, device and number of elements;
+# the older format has the part of another storage that it may be as well.
+_ARCHIVED_STORAGE, _LINED_STORAGE = 5, 6
+
+
+def _require_storages(pickled: Pickled, parts: int) -> None:
+    """Raises DamagedError if a reference to a storage has more or fewer parts than torch takes."""
+    for one in pickled.outside:
+        key = one.key if isinstance(one.key, tuple) else ()
+        if key[:1] in (("storage",), (b"storage",)) and len(key) != parts:
+            raise DamagedError(f"a reference to a storage has {len(key)} parts, not {parts}")
+
+
+_LONGEST_NUMBER = 1 << 12  # bytes
 
 
 def _refuse_words(blob: Blob, entries: dict[str, Entry], root: str) -> None:
@@ -329,10 +348,10 @@ def _refuse_words(blob: Blob, entries: dict[str, Entry], root: str) -> None:
     """
     for name in ("version", ".data/version"):
         version = entries.get(f"{root}{name}")
-        if version is not None and not read(_part(blob, version), 0, 40).strip().isdigit():
+        if version is not None and not _is_number(_part(blob, version)):
             raise DamagedError("the version of its format is no number")
     alignment = entries.get(f"{root}.storage_alignment")
-    if alignment is not None and not read(_part(blob, alignment), 0, 40).strip().isdigit():
+    if alignment is not None and not _is_number(_part(blob, alignment)):
         raise DamagedError("the alignment of its storages is no number")
     mark = entries.get(f"{root}.data/serialization_id")
     if mark is not None:
@@ -340,6 +359,12 @@ def _refuse_words(blob: Blob, entries: dict[str, Entry], root: str) -> None:
             read(_part(blob, mark), 0, 1 << 12).decode("utf-8")
         except UnicodeDecodeError as error:
             raise DamagedError("its serialization_id is no text") from error
+
+
+def _is_number(part: Blob) -> bool:
+    """Returns whether a file of an archive holds a whole number and nothing else but space."""
+    data = read(part, 0, _LONGEST_NUMBER + 1)
+    return len(data) <= _LONGEST_NUMBER and data.strip().isdigit()
 
 
 def _walked(pickled: Pickled, sources: _Outside) -> TensorTree:
@@ -407,12 +432,13 @@ def _lined_up(blob: Blob, pickled: Pickled) -> dict[str, Storage]:
     pickled.names = {**pickled.names, **listed.names}
     if not isinstance(listed.value, list):
         raise DamagedError("the list of storages makes no sense")
-    types: dict[str, Dtype] = {}
+    _require_storages(pickled, _LINED_STORAGE)
+    types: dict[str, tuple[Dtype, object]] = {}
     for one in pickled.outside:
         if isinstance(one.key, tuple) and len(one.key) >= 5:
             dtype = storage_type(one.key[1])
             if dtype is not None:
-                types[_key(one.key[2])] = dtype
+                types.setdefault(_key(one.key[2]), (dtype, one.key[4]))
     storages: dict[str, Storage] = {}
     at = listed.end
     for key in map(_key, listed.value):
@@ -420,7 +446,12 @@ def _lined_up(blob: Blob, pickled: Pickled) -> dict[str, Storage]:
         if key not in types or len(head) < 8:
             raise DamagedError(f"the file ends before the storage {key}")
         count = struct.unpack("<q", head)[0]
-        nbytes = types[key].nbytes(count) if count >= 0 else -1
+        dtype, wanted = types[key]
+        if count != wanted:
+            raise DamagedError(
+                f"the storage {key} has {count:,} elements instead of {str(wanted)[:40]}"
+            )
+        nbytes = dtype.nbytes(count) if count >= 0 else -1
         if nbytes < 0 or at + 8 + nbytes > blob.size:
             raise DamagedError(f"the storage {key} has {count:,} elements and the file ends before")
         storages[key] = Storage(blob, at + 8, nbytes)

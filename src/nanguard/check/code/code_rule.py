@@ -7,8 +7,7 @@ import re
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from nanguard.check.code.code import Code
-from nanguard.check.code.training import is_test
-from nanguard.check.code.value_questions import is_aside, is_evaluation, is_vendored
+from nanguard.check.code.training_path import Claim, may_warn
 from nanguard.check.code.values import INF
 from nanguard.check.rule import Reads, Rule
 from nanguard.findings import Edit, Finding, Severity
@@ -20,27 +19,39 @@ if TYPE_CHECKING:
 
 
 class CodeRule(Rule[Code]):
-    """A rule that reads training code."""
+    """A rule that reads training code.
+
+    Attributes:
+        claim: What it says: what the code does, or what a value in it can become.
+    """
 
     reads: ClassVar[Reads] = "code"
+    claim: ClassVar[Claim] = "code"
 
     def at(
-        self, code: Code, node: ast.AST | None, message: str, *, weak: bool = False, **more: Any
+        self,
+        code: Code,
+        node: ast.AST | None,
+        message: str,
+        *,
+        weak: bool = False,
+        shown: bool = False,
+        **more: Any,
     ) -> Finding:
         """Returns a finding about an expression or a statement.
+
+        Whether it is more than a remark is decided by ``training_path.may_warn``.
 
         Args:
             code: The file.
             node: What the finding is about.
             message: What was found.
-            weak: Whether little speaks for it; it is then no more than a remark. So is
-                everything about test files, whose data is known, about files that only
-                evaluate or use a model or are somebody else's, and about functions that no
-                training calls.
+            weak: Whether something speaks against it; it is then no more than a remark.
+            shown: Of a rule about values, whether the code that was read brings the value there;
+                otherwise it is no more than a remark.
             more: Further fields of the finding, such as its fixes.
         """
-        beside = is_test(code) or is_evaluation(code) or is_vendored(code)
-        if weak or beside or is_aside(code, node):
+        if weak or not may_warn(code, node, self.claim, shown=shown):
             more["severity"] = Severity.INFO
         line = column = None
         if node is not None:
@@ -146,7 +157,7 @@ def keeps_one_per_row(masking: Value) -> bool:
     mask = mask_of(masking)
     if mask is None:
         return True
-    if _is_end_of_rows(mask):
+    if is_end_of_rows(mask):
         return True
     scores = masking.inputs[0] if masking.op != "where" else masking.inputs[1]
     given = False
@@ -163,7 +174,7 @@ def keeps_one_per_row(masking: Value) -> bool:
     return positions and not given
 
 
-def _is_end_of_rows(index: Value) -> bool:
+def is_end_of_rows(index: Value) -> bool:
     """Returns whether what is filled is the end of each row, as in ``x[:, n:] = -inf``."""
     last = index.items[-1] if index.items else index
     node = last.node

@@ -18,6 +18,8 @@ from typing import TYPE_CHECKING, Any
 
 from nanguard.check.code.code import Code
 from nanguard.check.code.imported_names import Modules, absolute, bytes_of
+from nanguard.check.code.reach import Reach, is_training_code, reach_of_training
+from nanguard.check.code.training_path import is_named_for_evaluation
 from nanguard.errors import SourceError
 from nanguard.source.text import PYTHON_LIMIT, Text, decode, read_bytes
 
@@ -67,10 +69,12 @@ _MOST_CALLERS = 40  # files that are searched for the calls of one class or func
 _DEFINED = re.compile(rb"\n[ \t]*(?:async[ \t]+)?(?:def|class)[ \t]+(\w+)")
 # Everything but words and the parentheses behind them is blank.
 _WORDS = bytes(c if c in b"_(" or chr(c).isalnum() else 32 for c in range(128)) + b" " * 128
-_BY_NAME = (b"import_module(", b"__import__(", b"hydra", b"_target_", b"pkgutil", b"registry")
-_TRAINING = (b".backward(", b".fit(", b"rainer")
+_BY_NAME = (
+    b"import_module(", b"__import__(", b"hydra", b"_target_", b"pkgutil", b"registry",
+    b"globals()[", b"__dict__[",
+)  # fmt: skip
+_MADE_BY_NAME = re.compile(rb"getattr\([^()\n]*\)\(")
 _IMPORTS = re.compile(rb"\n[ \t]*(?:from|import)[ \t]+([^\n#]+)")
-_TRAINS = re.compile(rb"\.backward\(|[Tt]rainer\w*\(|\.fit\(")
 _NUMBER = (
     r"(-?\d[\d_]*(?:\.\d*)?(?:[eE][+-]?\d+)?|-?\.\d+(?:[eE][+-]?\d+)?|float\(['\"]-?inf['\"]\))"
 )
@@ -129,6 +133,7 @@ class Project:
         self._lines = 0
         self._calls: dict[str, list[ast.Call]] = {}
         self._first: dict[tuple[str, str], str] = {}
+        self._found: dict[bytes, bool] = {}
 
     def __getstate__(self) -> dict[str, Any]:
         """Gives another process the files, and nothing that was read of them."""
@@ -236,6 +241,14 @@ class Project:
         self.consulted.add(absolute(path))
         return word.encode() in bytes_of(path)
 
+    def some_file_has(self, pattern: re.Pattern[bytes]) -> bool:
+        """Returns whether a pattern is found in some file of the project."""
+        known = self._found.get(pattern.pattern)
+        if known is None:
+            known = any(pattern.search(bytes_of(path)) for path in self.paths.values())
+            self._found[pattern.pattern] = known
+        return known
+
     def mentions(self, name: str) -> int:
         """Returns how often the project writes the name of something that it defines."""
         return self._index.words.get(name, 0)
@@ -254,6 +267,22 @@ class Project:
     def is_closed(self) -> bool:
         """Whether what is used is named: nothing is imported or made by a name put together."""
         return not self._index.by_name
+
+    def reaches(self, path: str, name: str) -> bool | None:
+        """Returns whether the project's training reaches a function, a class or a file's own code.
+
+        None where that cannot be said: nothing trains, or things are made by name.
+
+        Args:
+            path: The file, as the user would name it.
+            name: The function or class at its margin; empty for the code between them.
+        """
+        self.consulted |= {absolute(file) for file in self._index.trains}
+        if (path, name) in self._reach.reached:
+            return True
+        if not self.trains:
+            return None
+        return False if self.is_closed or (path, name) in self._reach.unused else None
 
     def is_left_over(self, path: str) -> bool:
         """Returns whether no file can have imported one, as far as import statements say."""
@@ -285,7 +314,7 @@ class Project:
 
     def prepare(self) -> None:
         """Reads what every process would read for itself."""
-        _ = self._index, self._settings
+        _ = self._index, self._settings, self._reach
 
     @cached_property
     def _index(self) -> _Index:
@@ -298,9 +327,9 @@ class Project:
         imported: set[bytes] = set()
         for path, here in definitions.items():
             data = bytes_of(path)
-            if any(word in data for word in _TRAINING) and _TRAINS.search(data):
+            if is_training_code(data):
                 index.trains.add(path)
-            index.by_name = index.by_name or any(word in data for word in _BY_NAME)
+            index.by_name = index.by_name or _imports_by_name(data)
             for line in _IMPORTS.findall(b"\n" + data):
                 imported.update(line.translate(_WORDS).split())
             # A word that is called ends in its parenthesis.
@@ -317,6 +346,11 @@ class Project:
         return index
 
     @cached_property
+    def _reach(self) -> Reach:
+        """What the training of the project reaches."""
+        return reach_of_training(self.paths.values(), is_named_for_evaluation)
+
+    @cached_property
     def _settings(self) -> dict[str, set[float]]:
         """The defaults of options and of fields of settings, by name."""
         found: dict[str, set[float]] = {}
@@ -331,6 +365,11 @@ class Project:
             for name, number in pairs:
                 found.setdefault(name.replace("-", "_"), set()).add(_number(number))
         return found
+
+
+def _imports_by_name(data: bytes) -> bool:
+    """Returns whether a file imports or makes something by a name put together at run time."""
+    return any(word in data for word in _BY_NAME) or _MADE_BY_NAME.search(data) is not None
 
 
 def _read(path: str, project: Project) -> Code | None:

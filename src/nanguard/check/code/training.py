@@ -21,6 +21,8 @@ _NO_LOSS = re.compile(
     re.IGNORECASE,
 )
 _GRADIENT = re.compile(r"(^|_)(grads?|gradients?)($|_)|^g$|^dw$", re.IGNORECASE)
+# What is worked out from gradients and is none itself.
+_OF_GRADIENTS = re.compile(r"var|std|mean|sign|mask|cos|sim|norm|scale|penalty", re.IGNORECASE)
 # Names by which the results of operations go, which say nothing about the value.
 _ARITHMETIC = frozenset({"add", "sub", "mul", "div", "neg", "mean", "sum", "total", "abs"})
 # What may be done to a loss between where it is made and backward.
@@ -88,7 +90,7 @@ class ValueRoles:
         if value.has("gradient") or value.op == "grad":
             return True
         if value.op in ("named", "element", "part", "") and _GRADIENT.search(value.name):
-            return not value.has("gradnorm")
+            return not value.has("gradnorm") and not _OF_GRADIENTS.search(value.name)
         return value.op in ("named", "element") and any(
             made.op == "grad" for made in value.upstream(4)
         )

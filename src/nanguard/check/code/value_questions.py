@@ -1,4 +1,4 @@
-"""Questions that several rules ask about a value: its bounds, its place, what becomes of it."""
+"""Questions that several rules ask about a value: its bounds, what it is made of, its fate."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import ast
 import re
 from typing import TYPE_CHECKING
 
-from nanguard.check.code.branches import is_branch_of_use
 from nanguard.check.code.training import Training
 from nanguard.check.code.values import INF, Value
 
@@ -14,7 +13,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from nanguard.check.code.code import Code
-    from nanguard.check.code.scopes import Class, Function
 
 # What an expression may be made of and still be a table: numbers known before training.
 _TABLE = frozenset(
@@ -37,10 +35,6 @@ _MADE = frozenset(
     {"tensor", "randint", "rand", "randn", "ones", "zeros", "full", "arange", "linspace", "eye"}
 )
 _TRUTH = re.compile(r"(^|_)(gt|truth|target|label|true|ref)(s|_|$)|groundtruth")
-_SHOW = re.compile(
-    r"metrics|eval|visual|plot|draw|accuracy|psnr|nmse|distortion_ratio|confusion|meter$|evaluator"
-    r"|_(mae|rmse|fid|ssim|iou|auc)$"
-)
 _SAFE_LEAVES = frozenset({"linspace", "arange", "ones", "zeros", "logspace", "full", "eye"})
 
 
@@ -125,23 +119,6 @@ def is_given(value: Value) -> bool:
     return bool(leaves) and all(_TRUTH.search(part.name.lower()) for part in leaves)
 
 
-def is_for_show(value: Value) -> bool:
-    """Returns whether a place is about measuring or showing, going by names around it."""
-    scope = value.scope
-    if scope is None:
-        return False
-    around = scope.name + (f" {scope.cls.name}" if scope.cls is not None else "")
-    return bool(_SHOW.search(around.lower()))
-
-
-def is_about_training(code: Code) -> bool:
-    """Returns whether gradients flow in a file, as far as it says: a module, a loss, a step."""
-    return "backward" in code.operations or any(
-        "loss" in function.name.lower() or (function.cls is not None and function.cls.is_module())
-        for function in code.functions
-    )
-
-
 def ends_as_number(code: Code, node: ast.AST | None) -> bool:
     """Returns whether an expression is turned into a Python number where it stands."""
     for parent in code.ancestors(node) if node is not None else ():
@@ -200,36 +177,11 @@ def is_module_output(value: Value, use: Value) -> bool:
     return here is None or here.cls is not scope.cls
 
 
-# Words in the names of files and folders that measure, show or use a model and do not train it.
-_EVALUATES = re.compile(
-    r"(^|_)(eval(s|uat\w*)?|metrics|accurac\w+|miners?|bench(mark\w*)?|visuali[sz]\w*|plot\w*|demos?|infer\w*"
-    r"|predict(or|ing)?|sampl(e|es|ing)|generate|export\w*|analy\w+|compare?|comparison|verif\w+"
-    r"|preprocess\w*|prepare|compute|convert\w*)($|_)"
-)
-_USES = re.compile(
-    r"_?(on_(val|validation|test|predict|sanity)\w*|eval\w*|validat\w*|test\w*|sample_\w+|\w+_samples?|visuali[sz]e\w*|plot\w*|generate\w*|reverse"
-    r"|infer\w*|predict\w*|interpolat\w*|slerp|compute_metrics?"
-    r"|calc(ulate)?_(metric|acc|score|psnr|ssim|iou|map|fid|stat|auc|recall|dice)\w*)"
-)
-# Functions in which a module or a table is set up, before anything is trained.
-_SETUP = re.compile(
-    r"__init__|__post_init__|setup|build\w*|_?(re)?init\w*|register_schedule|reset_\w+"
-)
-# Methods that a framework calls by their names.
-_HOOKS = re.compile(
-    r"forward|backward|\w+_step|on_\w+|configure_\w+|compute_loss|\w+_dataloader|main|run|train\w*"
-    r"|fit|step|collate\w*|loss"
-)
-_DATASETS = ("Dataset", "IterableDataset", "DataModule", "LightningDataModule", "Sampler")
-_DATA_METHODS = re.compile(
-    r"__getitem__|__iter__|_?collate\w*|_?load_\w+|_?read_\w+|_?preprocess\w*"
-)
 # What a diffusion model is told about the step: numbers from a sampler or a schedule.
 _TIME = re.compile(
     r"(t|ts|t1m|tt|time|times|time_?steps?|t_\w+|sigmas?(_\w+)?|snr|log_?snr|alphas?(_\w+)?"
     r"|betas?(_\w+)?|gammas?(_\w+)?)"
 )
-_VENDORED = re.compile(r"(^|/)(third_?party|3rd_?party|vendor(ed)?|externals?|submodules)/")
 _SNR = re.compile(r"(log_?)?snr\w*")
 _NO_GRADIENT = frozenset(
     {"compare", "rand", "rand_like", "randint", "randn", "randn_like", "arange", "linspace",
@@ -237,175 +189,7 @@ _NO_GRADIENT = frozenset(
      "numel", "ones", "zeros", "ones_like", "zeros_like", "full", "eye", "histc", "tensor",
      "buffer"}
 )  # fmt: skip
-_INERT = (
-    ast.Import, ast.ImportFrom, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef, ast.Assign,
-    ast.AnnAssign,
-)  # fmt: skip
 _CLIPS = frozenset({"clip", "clamp", "clip_", "clamp_", "clamp_min", "clamp_min_", "nan_to_num"})
-
-
-def is_evaluation(code: Code) -> bool:
-    """Returns whether a file measures or uses a model, by its name and by what it does not do."""
-    return _is_named_for_evaluation(code.text.path) and not Training.of(code).backwards
-
-
-def is_vendored(code: Code) -> bool:
-    """Returns whether a file is a copy of somebody else's, by the folder it lies in."""
-    return _VENDORED.search(code.text.path.replace("\\", "/").lower()) is not None
-
-
-def _is_named_for_evaluation(path: str) -> bool:
-    *folders, name = path.replace("\\", "/").lower().split("/")
-    # Only the folder it lies in: what is further up may be the name of the whole project.
-    stem = name.rpartition(".")[0] or name
-    words = [word.replace("-", "_") for word in (stem, *folders[-1:])]
-    return stem.startswith("test") or any(_EVALUATES.search(word) for word in words)
-
-
-def is_aside(code: Code, node: ast.AST | None) -> bool:
-    """Returns whether a place is tried out in a notebook, or nobody trains with its function."""
-    if node is None:
-        return False
-    function: ast.AST | None = None
-    looped = False
-    for outer in code.ancestors(node):
-        looped = looped or isinstance(outer, (ast.For, ast.While, ast.ClassDef))
-        if isinstance(outer, (ast.FunctionDef, ast.AsyncFunctionDef)):
-            function = outer
-            break
-    if function is None:
-        return code.text.path.endswith(".ipynb") and not looped
-    if _only_uses_weights(code) or _is_left_over(code):
-        return True
-    found = code.function_of(function)
-    return found is not None and code.project is not None and _is_idle(code, found)
-
-
-def _only_uses_weights(code: Code) -> bool:
-    """Returns whether a script loads weights into models of its own and never trains them."""
-    training = Training.of(code)
-    if (
-        code.project is None
-        or training.backwards
-        or not any(training.called("load_state_dict", "load"))
-    ):
-        return False
-    if not code.project.trains or any(f.name == "training_step" for f in code.functions):
-        return False
-    return not code.project.is_imported(code.text.path)
-
-
-def _is_left_over(code: Code) -> bool:
-    """Returns whether no file of a project that trains imports this one, and it is no script."""
-    project, path = code.project, code.text.path
-    if project is None or not project.trains or not path.endswith(".py"):
-        return False
-    if path.endswith("__init__.py") or not project.is_left_over(path):
-        return False
-    if Training.of(code).backwards or any(f.name == "training_step" for f in code.functions):
-        return False
-    # A script does something where it stands.
-    return all(isinstance(node, _INERT) or is_text(node) for node in code.tree.body)
-
-
-def is_text(node: ast.stmt) -> bool:
-    """Returns whether a statement is a text and nothing else."""
-    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
-
-
-def _is_idle(code: Code, function: Function) -> bool:
-    """Returns whether a project that trains calls a function only to evaluate, or never."""
-    project, node = code.project, function.node
-    if project is None or not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
-        return False
-    if function.cls is not None and _is_never_made(code, function.cls):
-        return True
-    if node.decorator_list or function.name.startswith("__") or _HOOKS.fullmatch(function.name):
-        return False
-    if function.parent is not None or (function.cls and function.cls.inherits_elsewhere()):
-        return False
-    if not project.trains:
-        return False
-    if project.mentions(function.name) <= 1:
-        return True
-    files = project.callers(function.name)
-    return bool(files) and all(_is_named_for_evaluation(path) for path in files)
-
-
-def _is_never_made(code: Code, cls: Class) -> bool:
-    """Returns whether nobody in a project that trains makes, names or inherits from a class."""
-    project = code.project
-    if project is None or not project.trains or not project.is_closed or cls.node.decorator_list:
-        return False
-    own = code.text.content.count(f"super({cls.name}")
-    return project.mentions(cls.name) - own <= 1
-
-
-def is_beside_training(code: Code, value: Value) -> bool:
-    """Returns whether no gradient of a training step is likely to pass a place."""
-    if not value.grad or is_evaluation(code):
-        return True
-    if not is_about_training(code) and not is_called_to_train(code, value):
-        return True
-    if is_used_only(value) or is_set_up(value) or is_about_data(value):
-        return True
-    if is_branch_of_use(code, value.node):
-        return True
-    return value.scope is not None and is_called_without_gradient(code, value.scope)
-
-
-def is_called_to_train(code: Code, value: Value) -> bool:
-    """Returns whether another file of a project that trains calls the function of a place."""
-    project, scope = code.project, value.scope
-    if project is None or scope is None or not project.trains:
-        return False
-    files = project.callers(scope.name)
-    return any(not _is_named_for_evaluation(path) for path in files if path != code.text.path)
-
-
-def is_called_without_gradient(code: Code, function: Function) -> bool:
-    """Returns whether every call of a function in its file is made where none is recorded."""
-    calls = Training.of(code).callers(function)
-    return bool(calls) and not any(
-        call.grad and not is_set_up(call) and not is_branch_of_use(code, call.node)
-        for call in calls
-    )
-
-
-def is_called_to_use(code: Code, function: Function) -> bool:
-    """Returns whether every call of a function in its file samples or evaluates."""
-    calls = Training.of(code).callers(function)
-    return bool(calls) and all(
-        is_used_only(call) or is_branch_of_use(code, call.node) for call in calls
-    )
-
-
-def is_used_only(value: Value) -> bool:
-    """Returns whether a place measures, shows or samples, by the names of functions around it."""
-    if is_for_show(value):
-        return True
-    scope = value.scope
-    while scope is not None:
-        if _USES.fullmatch(scope.name.lower()):
-            return True
-        scope = scope.parent
-    return False
-
-
-def is_set_up(value: Value) -> bool:
-    """Returns whether a place is run once, where a module or a table is made."""
-    return value.scope is not None and _SETUP.fullmatch(value.scope.name) is not None
-
-
-def is_about_data(value: Value) -> bool:
-    """Returns whether a place reads data, through which no gradient flows."""
-    scope = value.scope
-    if scope is None:
-        return False
-    if _DATA_METHODS.fullmatch(scope.name):
-        return True
-    bases = [base for cls in scope.cls.line_of_descent() for base in cls.bases] if scope.cls else []
-    return any(base.rpartition(".")[2].endswith(_DATASETS) for base in bases)
 
 
 def is_of_time(value: Value) -> bool:
@@ -419,7 +203,7 @@ def is_of_time(value: Value) -> bool:
 
 def may_learn(value: Value) -> bool:
     """Returns whether a gradient may flow back into a value that nothing is known to make."""
-    if value.op in _NO_GRADIENT or value.has("size") or value.name == "None":
+    if value.op in _NO_GRADIENT or value.has("size") or value.name == "None" or not value.grad:
         return False
     return value.const is None
 
@@ -427,6 +211,32 @@ def may_learn(value: Value) -> bool:
 def carries_gradient(value: Value) -> bool:
     """Returns whether anything that a value is made from may want a gradient."""
     return any(may_learn(leaf) for leaf in _leaves(value))
+
+
+def is_made_by_network(code: Code, value: Value) -> bool:
+    """Returns whether a layer is seen to make a value, here or where its function is called."""
+    if _is_of_network(value):
+        return True
+    leaf, scope = value.core, value.scope
+    for part in value.upstream(6):
+        if part.op == "" and scope is not None and part is scope.parameters.get(part.name):
+            leaf = part
+    if scope is None or scope.parameters.get(leaf.name) is not leaf:
+        return False
+    training = Training.of(code)
+    given = [training.argument(call, scope, leaf.name) for call in training.callers(scope)]
+    return any(argument is not None and _is_of_network(argument) for argument in given)
+
+
+def _is_of_network(value: Value) -> bool:
+    """Returns whether a layer of the module itself has made a value, and not a model handed in."""
+    return any(part.has("network") and _is_of_self(part.node) for part in value.upstream(24))
+
+
+def _is_of_self(node: ast.AST | None) -> bool:
+    while isinstance(node, (ast.Call, ast.Attribute, ast.Subscript)):
+        node = node.func if isinstance(node, ast.Call) else node.value
+    return isinstance(node, ast.Name) and node.id == "self"
 
 
 def is_clipped(code: Code, node: ast.AST | None) -> bool:
@@ -461,6 +271,7 @@ def _leaves(value: Value, limit: int = 60) -> Iterator[Value]:
             continue
         seen.add(id(part))
         ends = not part.inputs or part.op in _NO_GRADIENT or part.op == "attribute"
+        ends = ends or not part.grad  # made where none is recorded
         if ends or part.op in ("call", "field", "parameter"):
             yield part
         else:
@@ -515,25 +326,6 @@ def is_repaired_at_once(code: Code, node: ast.AST | None) -> bool:
         if isinstance(parent, ast.Attribute) and parent.attr in _NAN_EXPECTED:
             return True
     return False
-
-
-def is_repaired_below(code: Code, node: ast.AST | None) -> bool:
-    """Returns whether the next statement replaces NaN in what the one of an expression assigns."""
-    statement = code.statement_of(node) if node is not None else None
-    if statement is None:
-        return False
-    targets = statement.targets if isinstance(statement, ast.Assign) else []
-    names = {target.id for target in targets if isinstance(target, ast.Name)}
-    body = getattr(code.parents.get(statement), "body", None)
-    below = body[body.index(statement) + 1 :][:1] if isinstance(body, list) and names else []
-    return any(
-        _called(node) in (*_NAN_EXPECTED, "isnan")
-        and any(getattr(a, "id", "") in names for a in node.args)
-        for after in below
-        if not isinstance(after, ast.If)
-        for node in ast.walk(after)
-        if isinstance(node, ast.Call)
-    )
 
 
 def is_rounded(code: Code, node: ast.AST | None) -> bool:

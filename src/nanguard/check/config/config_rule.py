@@ -19,10 +19,17 @@ if TYPE_CHECKING:
 
 
 class ConfigRule(Rule[RunConfig]):
-    """A rule that looks at each part of a run."""
+    """A rule that looks at each part of a run.
+
+    Attributes:
+        as_read: Whether a finding weighs less where no code of the project mentions its key.
+        by_habit: Whether it says what usually comes of a number, and not what the file does. What
+            a key stands for is then only known where the program that reads the file is: in
+            other files such a finding is a remark.
+    """
 
     reads = "config"
-    # Whether a finding weighs less where no code of the project mentions its key.
+    by_habit: ClassVar[bool] = False
     as_read: ClassVar[bool] = True
 
     def check(self, source: RunConfig) -> Iterator[Finding]:
@@ -32,7 +39,9 @@ class ConfigRule(Rule[RunConfig]):
             place = (finding.path, finding.line, finding.column)
             if place not in seen and finding.path in source.owned:
                 seen.add(place)
-                yield _as_read(source, finding) if self.as_read else _in_tests(finding)
+                found = _as_read(source, finding) if self.as_read else _in_tests(finding)
+                guessed = self.by_habit and finding.path not in source.parsed
+                yield replace(found, severity=Severity.INFO) if guessed else found
 
     def look(self, source: RunConfig) -> Iterator[Finding]:
         """Yields what is wrong with each part of a run."""

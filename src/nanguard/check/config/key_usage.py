@@ -9,6 +9,7 @@ from pathlib import Path, PurePath
 from typing import TYPE_CHECKING
 
 from nanguard.check.config.keys import normal
+from nanguard.check.config.typed_fields import TypedFields
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -82,6 +83,34 @@ _CAST = re.compile(r"\bfloat\(([^()\n]*(?:\([^()\n]*\)[^()\n]*)?)\)")
 _GIVEN = re.compile(
     r"^[ \t]*(\w+)[ \t]*(?::[^=\n]+)?=(.*(?:\.get\(|\[)[ \t]*[\"'].*)$", re.MULTILINE
 )
+# argparse converts a default that is text as it converts a word of the command line.
+_FLOAT_OPTION = re.compile(
+    r"""add_argument\(\s*(?:["']-\w["']\s*,\s*)?["']--([A-Za-z][\w\-]*)["'][^()]{0,400}\btype\s*=\s*float\b"""
+)
+_SETS_DEFAULTS = re.compile(r"\.set_defaults\(\s*\*\*|\bTrlParser\(|\bconfigargparse\b")
+# A value as code reads it: a name, an attribute, or a key in quotes. Its length is bounded, since
+# data in a file of code may be one long word.
+_VALUE = (
+    r"""(?<![\w.])(?:[\w.\[\]]{1,80}[.\[(])?["']?([A-Za-z_]\w{0,63})["']?"""
+    r"""(?:[ \t]*,[^(),\n]{0,40})?[\])]{0,3}"""
+)
+_GOES_ON = r"[ \t]*(?::(?![ \t]*(?:\n[ \t]*)?raise\b)|else\b|and\b)"
+# Code that has another value to take, or nothing to do, where a count is 0.
+_FALLBACKS = tuple(
+    re.compile(pattern)
+    for pattern in (
+        rf"{_VALUE}[ \t]+(?:or|and)\s+\S",
+        rf"\bmax\(\s*1[ \t]*,\s*(?:int\()?{_VALUE}",
+        rf"\bmax\(\s*(?:int\()?{_VALUE}(?:[ \t]*,)?\s*1\s*\)",
+        rf"\b(?:if|and)[ \t]+(?:not[ \t]+)?{_VALUE}{_GOES_ON}",
+        rf"\b(?:if|and|or)[ \t]+{_VALUE}[ \t]*(?:>[ \t]*[01]|>=[ \t]*[12])\b",
+        rf"\b(?:if|and|or)[ \t]+{_VALUE}[ \t]*(?:<[ \t]*1|<=[ \t]*0|==[ \t]*0)\b{_GOES_ON}",
+    )
+)
+_DIVISION = re.compile(r"(?:/|%)=?[ \t]*(?:float\(|int\()?" + _VALUE)
+_SAME_AS = re.compile(
+    r"^[ \t]*(?:self\.)?(\w+)[ \t]*(?::[^=\n]+)?=[ \t]*[\w.]+\.(\w+)[ \t]*(?:#.*)?$", re.MULTILINE
+)
 _LARGEST_CODE = 1 << 20
 _MOST_FILES = 5_000
 _FOLDERS_ABOVE = 5  # folders above a configuration in which its project may begin
@@ -105,6 +134,14 @@ class _FoundKeys:
     words: set[str] = field(default_factory=set)
     optimizers: set[str] = field(default_factory=set)
     readers: set[str] = field(default_factory=set)
+    options: set[str] = field(default_factory=set)
+    sets_defaults: bool = False
+
+
+@dataclass(slots=True)
+class _FoundCounts:
+    optional: set[str] = field(default_factory=set)
+    divisors: set[str] = field(default_factory=set)
 
 
 @dataclass(eq=False)
@@ -152,6 +189,28 @@ class Usage:
         """Returns whether the code turns what it reads under a key into a number."""
         return normal(key.rpartition(".")[2]) in self._found.cast
 
+    def declares_number(self, path: Sequence[str]) -> bool:
+        """Returns whether a value goes to a field, or an option, that makes a number of its text.
+
+        Args:
+            path: The keys of the file that lead to the value, outermost first.
+        """
+        keys = [normal(key) for key in path if not key.startswith("[")]
+        if not keys or not self.known:
+            return False
+        # What stands below a field that holds numbers is a mapping of names to numbers.
+        if not self._numbers.isdisjoint(keys[-2:]):
+            return True
+        return self._found.sets_defaults and keys[-1] in self._found.options
+
+    def allows_zero(self, key: str) -> bool:
+        """Returns whether the code takes another way where what it reads under a key is 0."""
+        return normal(key.rpartition(".")[2]) in self._counts.optional
+
+    def divides_by(self, key: str) -> bool:
+        """Returns whether the code divides by what it reads under a key."""
+        return normal(key.rpartition(".")[2]) in self._counts.divisors
+
     def mentions(self, key: str) -> bool:
         """Returns whether a key, or a name like it, stands anywhere in the code.
 
@@ -178,9 +237,23 @@ class Usage:
     @cached_property
     def _found(self) -> _FoundKeys:
         found = _FoundKeys()
-        for content in _contents(self.paths):
-            _look(content, found)
+        for path in self.paths:
+            _look(_content(path), found)
         return found
+
+    @cached_property
+    def _counts(self) -> _FoundCounts:
+        found = _FoundCounts()
+        for path in self.paths:
+            _look_at_counts(_content(path), found)
+        return found
+
+    @cached_property
+    def _numbers(self) -> frozenset[str]:
+        fields = TypedFields(_content)
+        for path in self.paths:
+            fields.look(path, _content(path))
+        return fields.numbers()
 
 
 def project_of(path: str) -> str | None:
@@ -192,13 +265,13 @@ def project_of(path: str) -> str | None:
     return None
 
 
-def _contents(paths: Iterable[str]) -> Iterator[str]:
-    for path in paths:
-        try:
-            with Path(path).open(encoding="utf-8", errors="replace") as file:
-                yield file.read(_LARGEST_CODE)
-        except OSError:
-            continue
+def _content(path: str) -> str:
+    """Returns what a file of code holds; nothing if it cannot be read."""
+    try:
+        with Path(path).open(encoding="utf-8", errors="replace") as file:
+            return file.read(_LARGEST_CODE)
+    except OSError:
+        return ""
 
 
 def _look(content: str, found: _FoundKeys) -> None:
@@ -211,6 +284,10 @@ def _look(content: str, found: _FoundKeys) -> None:
         found.readers.add("OmegaConf")
     if "ruamel" in content:
         found.readers.add("ruamel.yaml")
+    if "LightningCLI(" in content or "jsonargparse" in content:
+        found.readers.add("jsonargparse")
+    found.options |= {normal(name) for name in _FLOAT_OPTION.findall(content)}
+    found.sets_defaults |= _SETS_DEFAULTS.search(content) is not None
     if "float" not in content:
         return
     given = {name: _TEXT.findall(read) for name, read in _GIVEN.findall(content)}
@@ -219,3 +296,17 @@ def _look(content: str, found: _FoundKeys) -> None:
         if re.fullmatch(r"[\w.\[\]]+\.\w+", inside.strip()):
             keys.append(inside.strip().rpartition(".")[2])
         found.cast |= {normal(key) for key in keys}
+
+
+def _look_at_counts(content: str, found: _FoundCounts) -> None:
+    given: dict[str, list[str]] = {}
+    for name, read in _GIVEN.findall(content):
+        given.setdefault(name, []).extend(_TEXT.findall(read))
+    for name, read in _SAME_AS.findall(content):
+        given.setdefault(name, []).append(read)
+    optional = {name for pattern in _FALLBACKS for name in pattern.findall(content)}
+    for names, into in (
+        (optional, found.optional),
+        (set(_DIVISION.findall(content)), found.divisors),
+    ):
+        into |= {normal(key) for name in names for key in (name, *given.get(name, ()))}

@@ -63,6 +63,14 @@ ROLES: dict[str, frozenset[str]] = {
 _ROLE_OF = {name: role for role, names in ROLES.items() for name in names}
 # What a section without a name of its own may take from those around it.
 _INHERITED = frozenset(("optimizer", "scheduler", "model", "data", "loss", "aside"))
+# Quantities with a schedule of their own, which is none of the learning rate's.
+_SCHEDULED = words(
+    "weight weights loss losses noise beta betas kl temperature temp ema sigma alpha lambda gamma "
+    "epsilon dropout mask masking curriculum wd decay sampling reward entropy exploration guidance "
+    "coef coefficient penalty tau prob probability timestep timesteps diffusion sparsity pruning "
+    "teacher forcing batch resolution task job momentum"
+)
+_RATE_WORDS = words("lr lrs learning rate optim optimizer optimiser opt optimizers")
 _PARTS = (
     ("optim", "optimizer"),
     ("sched", "scheduler"),
@@ -95,7 +103,11 @@ def role_of(section: str) -> str | None:
     found = _ROLE_OF.get(section)
     if found or not section or section.startswith("["):
         return found
-    return next((role for part, role in _PARTS if part in section), None)
+    found = next((role for part, role in _PARTS if part in section), None)
+    parts = frozenset(section.split("_"))
+    if found == "scheduler" and parts & _SCHEDULED and not parts & _RATE_WORDS:
+        return "aside"
+    return found
 
 
 def role(sections: tuple[str, ...]) -> str | None:
@@ -351,6 +363,22 @@ _NO_RATE = re.compile(
 )
 
 
+# Names that say nothing of a learning rate themselves.
+_BARE = words("floor peak min max base final")
+_SHAPE = re.compile(r"cos|linear|poly|exp|plateau|cycl|constant|const|step|warm|restart")
+
+
+def _schedules_rate(sections: tuple[str, ...]) -> bool:
+    """Returns whether a section is the schedule of a learning rate, by its name and place."""
+    named = [part for part in sections if part not in TRANSPARENT and not part.startswith("[")]
+    if any(_RATE_WORDS.intersection(part.split("_")) for part in named[-2:]):
+        return True
+    if len(named) > 1 and role_of(named[-1]) is None and _SHAPE.search(named[-1]):
+        named.pop()
+    around = {role_of(part) for part in named[:-1]}
+    return named[-1] in ROLES["scheduler"] and around.isdisjoint(("loss", "data", "model"))
+
+
 def setting_for(key: str, sections: tuple[str, ...]) -> str | None:
     """Returns which setting a key is, by its name and the section it stands in.
 
@@ -362,6 +390,8 @@ def setting_for(key: str, sections: tuple[str, ...]) -> str | None:
     if sections and "warm" in sections[-1] and key in _WARMUP:
         return _WARMUP[key]
     inside = INSIDE.get((where or "", key))
+    if inside and where == "scheduler" and key in _BARE and not _schedules_rate(sections):
+        return None
     if inside:
         return inside
     if where == "aside":

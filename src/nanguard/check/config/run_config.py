@@ -90,11 +90,6 @@ class Setting:
         return value.strip().lower() if isinstance(value, str) else ""
 
     @property
-    def read_as_text(self) -> bool:
-        """Whether the value is written as a number that YAML 1.1 reads as text."""
-        return reads_as_text(self.node)
-
-    @property
     def number(self) -> float | None:
         """The value as a number, also where it is text or a list of one; None if it is none."""
         value = self.value

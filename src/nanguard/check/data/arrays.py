@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from nanguard.check.data.dataset import WatchedValues
     from nanguard.check.scan import Scan
 
+_NPY_MAGIC = b"\x93NUMPY"
 ARRAY_BLOCK_BYTES = 16 << 20
 MAX_ARRAY_BYTES = 1 << 36  # bytes that one packed array may grow to
 MAX_ARRAYS = 100_000
@@ -94,7 +95,7 @@ def arrays_in(path: Path) -> list[Array]:
     """
     with path.open("rb") as file:
         magic = file.read(8)
-    if magic.startswith(b"\x93NUMPY"):
+    if magic.startswith(_NPY_MAGIC):
         return [_npy(path)]
     if magic.startswith((b"PK\3\4", b"PK\5\6")):
         return _npz(path)
@@ -132,19 +133,28 @@ def _npy(path: Path) -> Array:
 def _npz(path: Path) -> list[Array]:
     try:
         with zipfile.ZipFile(path) as archive:
-            infos = archive.infolist()
-            for info in infos:
-                if not info.filename.endswith(".npy"):
-                    with archive.open(info) as other:  # what is written about it has to be true
-                        left = MAX_PLAIN
-                        while left > 0 and (data := other.read(ARRAY_BLOCK_BYTES)):
-                            left -= len(data)
-            arrays = [info for info in infos if info.filename.endswith(".npy")]
+            arrays = []
+            for info in archive.infolist():
+                if _is_array(archive, info):
+                    arrays.append(info)
+                    continue
+                with archive.open(info) as other:  # what is written about it has to be true
+                    left = MAX_PLAIN
+                    while left > 0 and (data := other.read(ARRAY_BLOCK_BYTES)):
+                        left -= len(data)
             if len(arrays) > MAX_ARRAYS:
                 raise _error(path, f"the archive has {len(arrays)} arrays")
             return [_member(path, archive, info) for info in arrays]
     except _ARCHIVE_ERRORS as error:
         raise _error(path, f"the archive is damaged: {error}") from error
+
+
+def _is_array(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> bool:
+    """Returns whether a member is an array: by its name, or by how it begins, as numpy takes it."""
+    if info.filename.endswith(".npy"):
+        return True
+    with archive.open(info) as member:
+        return member.read(len(_NPY_MAGIC)) == _NPY_MAGIC
 
 
 def _member(path: Path, archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> Array:

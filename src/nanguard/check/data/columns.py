@@ -67,7 +67,7 @@ class RowPlaces:
         """The first line; None where there is none."""
         return self.first[0].line if self.first else None
 
-    def told(self) -> str:
+    def in_words(self) -> str:
         """Returns where, in words: ``at lines 3, 9 and 2 more``."""
         lines = [place.line for place in self.first]
         if any(line is None for line in lines):

@@ -186,7 +186,7 @@ __all__ = [
     "recognises_folder",
 ]
 
-MAX_BESIDE = 20  # configurations in a folder that are asked about the data in it
+MAX_BESIDE = 20  # configurations in a folder that are searched for the data in it
 _CONFIGS = (".yaml", ".yml", ".json", ".toml")
 
 
@@ -286,13 +286,13 @@ def _inside(path: Path, scan: Scan) -> Named:
         with scan.at_hand(path) as here:
             described = pl.read_parquet_metadata(here).get("huggingface", "")
         found = class_label(json.loads(described)["info"]["features"])
-    except (Exception, pl.exceptions.PanicException):  # noqa: BLE001 - told when the file is read
+    except (Exception, pl.exceptions.PanicException):  # noqa: BLE001 - reported when the file is read
         return Named()
     return Named() if found is None else Named(found[1], found[0], str(path))
 
 
 def _nameless(_path: Path, _error: SourceError) -> Named:
-    """Returns that a file names no classes; why it cannot be read is told when it is read."""
+    """Returns that a file names no classes; why it cannot be read is reported when it is read."""
     return Named()
 
 

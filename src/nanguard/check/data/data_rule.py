@@ -1,4 +1,4 @@
-"""What rules about data have in common: whose labels are classes, and how places are told."""
+"""What rules about data have in common: whose labels are classes, and how places are named."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def by_group(labels: LabelColumn) -> dict[str | None, list[Label]]:
 
 
 def are_measured(source: DataSet, labels: LabelColumn) -> bool:
-    """Returns whether labels are measurements: told so, or mostly fractions."""
+    """Returns whether labels are measurements: because the user says so, or mostly fractions."""
     if source.request.measured:
         return True
     return labels.total > 0 and labels.fractional * 2 > labels.total

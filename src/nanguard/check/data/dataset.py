@@ -13,7 +13,6 @@ from nanguard.check.data.columns import (
     RowPlace,
     RowPlaces,
     Tokens,
-    whole_number,
 )
 from nanguard.errors import SourceError
 
@@ -165,7 +164,7 @@ class DataSet:
 
     Attributes:
         files: The files.
-        request: What was asked for.
+        request: What was to be read.
     """
 
     files: tuple[DataFile, ...]
@@ -190,17 +189,6 @@ class DataSet:
     def not_read(self) -> list[tuple[str, str]]:
         """Files that could not be looked at, each with the reason."""
         return [(file.path, file.error.what) for file in self.files if file.error is not None]
-
-    def histogram(self) -> dict[str | None, dict[int | str, int]]:
-        """Returns how often each class occurs in all files, for each data set records name."""
-        out: dict[str | None, dict[int | str, int]] = {}
-        for _, labels in self.labelled():
-            for label, places in labels.seen.items():
-                number = whole_number(label)
-                key = str(label.value) if number is None else number
-                counts = out.setdefault(label.group, {})
-                counts[key] = counts.get(key, 0) + places.count
-        return out
 
     def labelled(self) -> Iterator[tuple[DataFile, LabelColumn]]:
         """Yields the files that have labels."""

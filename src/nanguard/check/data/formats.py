@@ -99,17 +99,17 @@ def _read_here(path: Path, watch: WatchedValues, scan: Scan) -> DataFile:
 
 def _read(path: Path, watch: WatchedValues, scan: Scan, out: DataFile) -> None:
     if out.format == JSON_LINES:
-        from nanguard.check.data.json_records import read_jsonl as read
+        from nanguard.check.data.records import read_jsonl as read
     elif out.format == CSV:
-        from nanguard.check.data.delimited import read_delimited as read
+        from nanguard.check.data.table_files import read_delimited as read
     elif out.format == PARQUET:
-        from nanguard.check.data.columnar import read_parquet as read
+        from nanguard.check.data.table_files import read_parquet as read
     elif out.format == ARROW:
-        from nanguard.check.data.columnar import read_arrow as read
+        from nanguard.check.data.table_files import read_arrow as read
     elif out.format == ARRAYS:
         from nanguard.check.data.arrays import read_arrays as read
     elif out.format == JSON:
-        from nanguard.check.data.json_records import read_json_list as read
+        from nanguard.check.data.records import read_json_list as read
     else:
         raise SourceError("it is no data file", where=str(path), do="Leave it out.")
     out.ledger, out.roles = read(path, watch, scan)
@@ -203,9 +203,9 @@ def holds_data(names: Iterable[str]) -> bool:
     plain = [plain_name(name) for name in names if name]
     if not plain or any("." in name for name in names):
         return False
-    told = [name in LABELS or name in TOKENS for name in plain]
-    known = [yes or name in _INPUTS for yes, name in zip(told, plain, strict=True)]
-    return any(told) and all(known)
+    named = [name in LABELS or name in TOKENS for name in plain]
+    known = [yes or name in _INPUTS for yes, name in zip(named, plain, strict=True)]
+    return any(named) and all(known)
 
 
 def _json_lines(head: bytes, path: Path) -> bool:
@@ -224,17 +224,17 @@ def _json_lines(head: bytes, path: Path) -> bool:
 
 def _is_data(keys: set[str], path: Path | None = None) -> bool:
     plain = {plain_name(key) for key in keys}
-    told = plain & {*LABELS, *TOKENS, *GROUPS, *_CONTENT}
+    named = plain & {*LABELS, *TOKENS, *GROUPS, *_CONTENT}
     metrics = [key for key in keys if _METRIC.search(key)]
     if metrics and ({key.lower() for key in keys} & _PROGRESS or len(metrics) * 2 > len(keys)):
         return bool(plain & {*LABELS, *TOKENS} - {"tokens"})
     if keys & _EVENT and not plain & {*LABELS, *TOKENS}:
         return False
-    return bool(told) or path is None or not _LOGS.search(path.stem)
+    return bool(named) or path is None or not _LOGS.search(path.stem)
 
 
 def _csv(head: bytes) -> bool:
-    from nanguard.check.data.delimited import layout_of
+    from nanguard.check.data.table_files import layout_of
 
     return _is_data(set(layout_of(head).names))
 

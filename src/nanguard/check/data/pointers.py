@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 from dataclasses import dataclass, replace
@@ -90,8 +91,8 @@ def _requests(every: tuple[Leaf, ...], path: str) -> list[Request]:
         missing = tuple(f.missing for f in several if f.missing and (there or _expectable(f)))
         paths = tuple(dict.fromkeys(one for found in several for one in found.paths))
         if paths or missing:
-            counted, told = named or (None, None)
-            out.append(Request(paths, expected, measured, path, missing, counted, told))
+            counted, named_by = named or (None, None)
+            out.append(Request(paths, expected, measured, path, missing, counted, named_by))
     return out
 
 
@@ -111,7 +112,7 @@ def _reads(leaf: Leaf) -> bool:
 def _groups(leaves: list[Leaf]) -> Iterator[tuple[str, int]]:
     """Yields the data sets that have a number of classes each, by name."""
     for leaf in leaves:
-        count = number_of(leaf.node.value) if leaf.key in _COUNTS else None
+        count = _finite(leaf) if leaf.key in _COUNTS else None
         if count is None or len(leaf.path) < 3 or count < 2:
             continue
         around = leaf.sections[-2] if len(leaf.sections) > 1 else ""
@@ -123,6 +124,12 @@ def _groups(leaves: list[Leaf]) -> Iterator[tuple[str, int]]:
             name = str(own.value) if own is not None and own.kind == "scalar" else ""
         if name:
             yield name, int(count)
+
+
+def _finite(leaf: Leaf) -> float | None:
+    """Returns the number of a setting; None if it is none, or none that counts anything."""
+    number = number_of(leaf.node.value)
+    return number if number is not None and math.isfinite(number) else None
 
 
 def _expected(leaves: list[Leaf], groups: dict[str, int]) -> Expected:
@@ -162,7 +169,7 @@ def _vocabulary(leaves: list[Leaf]) -> int | None:
     found = [
         (role(leaf.sections) == "model", int(size))
         for leaf in leaves
-        if leaf.key in _VOCABULARIES and (size := number_of(leaf.node.value)) and size > 1
+        if leaf.key in _VOCABULARIES and (size := _finite(leaf)) and size > 1
     ]
     return max(found)[1] if found else None
 
@@ -202,7 +209,7 @@ def _own_classes(leaf: Leaf, leaves: list[Leaf]) -> int | None:
     if not any(part.startswith("[") for part in leaf.path) and len(leaf.path) < 3:
         return None
     beside = [other for other in leaves if other.parent is leaf.parent and other.key in _COUNTS]
-    count = number_of(beside[0].node.value) if beside else None
+    count = _finite(beside[0]) if beside else None
     return int(count) if count is not None and count >= 2 else None
 
 

@@ -91,10 +91,15 @@ def in_order(
         work: Makes a result of a block.
         blocks: The blocks.
         path: The file, for the progress.
-        scan: How many threads there are, and whom to tell.
+        scan: How many threads there are, and where progress goes.
     """
+    if scan.threads <= 1:
+        for block in blocks:
+            yield work(block)
+            scan.progress(str(path), len(block.data))
+        return
     waiting: deque[tuple[Future[Result], int]] = deque()
-    with ThreadPoolExecutor(max(1, scan.threads)) as pool:
+    with ThreadPoolExecutor(scan.threads) as pool:
         for block in blocks:
             waiting.append((pool.submit(work, block), len(block.data)))
             if len(waiting) > scan.threads:
@@ -127,7 +132,7 @@ def line_starts(data: bytes) -> list[int]:
 
 
 def parts_of(data: bytes, count: int) -> list[bytes]:
-    """Returns a block in about so many parts that end where a line ends."""
+    """Returns a block in parts that end where a line ends."""
     size, parts, at = max(1, len(data) // count), [], 0
     while at < len(data):
         cut = data.find(b"\n", min(at + size, len(data) - 1)) + 1

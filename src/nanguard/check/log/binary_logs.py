@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import struct
+import zlib
 from array import array
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from nanguard.check.log.grammar import LoggedValue, line_of, loads
 from nanguard.check.log.quantities import METRIC_ROLES, Metric, Quantity, metric_of
@@ -16,7 +17,6 @@ from nanguard.errors import SourceError
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
-    from typing import Any
 
     from nanguard.check.log.series import Log
     from nanguard.check.scan import Scan
@@ -32,6 +32,8 @@ def fields_of(data: bytes) -> Iterator[tuple[int, int | bytes]]:
     while at < len(data):
         tag, at = varint(data, at)
         kind = tag & 7
+        if not 8 <= tag < 1 << 32:
+            raise ValueError(f"field {tag >> 3} at {at}")
         if kind == 0:
             value, at = varint(data, at)
             yield tag >> 3, value
@@ -131,7 +133,7 @@ def _read(path: Path, points: _Points, scan: Scan) -> str | None:
         for record in _event_records(path):
             if record is None:
                 # A writer may be in the middle of its last record; a file of nothing is no log.
-                return None if read else "the file holds no whole record"
+                return None if read else "the file holds no complete record"
             read += len(record)
             if read > 1 << 20:
                 scan.progress(str(path), read)
@@ -156,7 +158,7 @@ def _event_records(path: Path) -> Iterator[bytes | None]:
                 yield None
                 return
             length, checksum = struct.unpack("<QI", header)
-            if _masked(header[:8]) != checksum:
+            if masked_crc(header[:8]) != checksum:
                 raise ValueError("the checksum of its length is wrong")
             left -= length + 16
             if left < 0 or length > _MOST_RECORD:
@@ -169,12 +171,12 @@ def _event_records(path: Path) -> Iterator[bytes | None]:
             if data is None:
                 yield None
                 return
-            if _masked(data[:-4]) != struct.unpack("<I", data[-4:])[0]:
+            if masked_crc(data[:-4]) != struct.unpack("<I", data[-4:])[0]:
                 raise ValueError("its checksum is wrong")
             yield data[:-4]
 
 
-def _masked(data: bytes) -> int:
+def masked_crc(data: bytes) -> int:
     """Returns the CRC-32C of some bytes as event files hold it."""
     table, crc = _TABLE, 0xFFFFFFFF
     for byte in data:
@@ -196,37 +198,81 @@ _TABLE = _crc_table()
 
 
 def _add_event(record: bytes, points: _Points) -> None:
-    step, summary = 0, None
+    step, summaries = 0, []
     for number, value in fields_of(record):
         if number == 2 and isinstance(value, int):
             step = signed(value)
         elif number == 5 and isinstance(value, bytes):
-            summary = value
-    if summary is None:
-        return
-    for number, value in fields_of(summary):
-        if number == 1 and isinstance(value, bytes):
-            found = _scalar(value)
-            if found is not None:
-                steps, values = points.setdefault(found[0], (array("q"), array("d")))
-                steps.append(step)
-                values.append(found[1])
+            summaries.append(value)
+        elif number in _EVENT and isinstance(value, bytes):
+            _require_sound(value, _EVENT[number])
+    for summary in summaries:
+        for number, value in fields_of(summary):
+            if number == 1 and isinstance(value, bytes):
+                found = _scalar(value)
+                if found is not None:
+                    steps, values = points.setdefault(found[0], (array("q"), array("d")))
+                    steps.append(step)
+                    values.append(found[1])
 
 
 def _scalar(value: bytes) -> tuple[str, float] | None:
-    """Returns a tag and its number; None if the tag is of no interest or holds no scalar."""
+    """Returns a tag and its number; None if the tag is of no interest or holds no scalar.
+
+    Raises:
+        ValueError: It is damaged: TensorBoard would not read it either.
+    """
     tag, number = "", None
     for field, inner in fields_of(value):
         if field == 1 and isinstance(inner, bytes):
-            tag = inner.decode("utf-8", "replace")
+            tag = inner.decode("utf-8")
         elif field == 2:
             number = float32(inner)
-        elif field == 8 and isinstance(inner, bytes):
-            number = _tensor(inner)
+        elif field in _SUMMARY_VALUE and isinstance(inner, bytes):
+            _require_sound(inner, _SUMMARY_VALUE[field])
+            if field == 8:
+                number = _tensor(inner)
     metric = metric_of(tag)
     if number is None or metric is None or metric.role not in METRIC_ROLES:
         return None
     return tag, number
+
+
+# What the bytes of a field are: a text, numbers of one size behind one another, or a message with
+# fields of its own. Those that are bytes and no more are not listed.
+_TEXT, _VARINTS = "text", "numbers of variable length"
+_Contents = str | int | dict[int, Any]
+_SHAPE: dict[int, _Contents] = {2: {1: _VARINTS, 2: _TEXT}}
+_HANDLE: dict[int, _Contents] = {1: _TEXT, 2: _TEXT, 3: _TEXT, 5: _TEXT, 6: {2: _SHAPE}}
+_TENSOR: dict[int, _Contents] = {
+    2: _SHAPE, 5: 4, 6: 8, 7: _VARINTS, 9: 4, 10: _VARINTS, 11: _VARINTS, 12: 8, 13: _VARINTS,
+    14: _HANDLE, 15: {1: _TEXT}, 16: _VARINTS, 17: _VARINTS,
+}  # fmt: skip
+_METADATA: dict[int, _Contents] = {1: {1: _TEXT}, 2: _TEXT, 3: _TEXT}
+_HISTOGRAM: dict[int, _Contents] = {6: 8, 7: 8}
+_SUMMARY_VALUE: dict[int, _Contents] = {
+    4: {}, 5: _HISTOGRAM, 6: {5: _TEXT}, 7: _TEXT, 8: _TENSOR, 9: _METADATA,
+}  # fmt: skip
+_EVENT: dict[int, _Contents] = {
+    3: _TEXT, 6: {2: _TEXT}, 7: {2: _TEXT, 3: _TEXT}, 8: {1: _TEXT}, 10: {1: _TEXT},
+}  # fmt: skip
+
+
+def _require_sound(data: bytes, contents: _Contents) -> None:
+    """Raises ValueError if some bytes are not what they should be."""
+    if contents == _TEXT:
+        data.decode("utf-8")
+    elif contents == _VARINTS:
+        at = 0
+        while at < len(data):
+            _, at = varint(data, at)
+    elif isinstance(contents, int):
+        if len(data) % contents:
+            raise ValueError(f"{len(data)} bytes of numbers of {contents}")
+    elif isinstance(contents, dict):
+        for field, inner in fields_of(data):
+            if field in contents and isinstance(inner, bytes):
+                _require_sound(inner, contents[field])
 
 
 def _tensor(data: bytes) -> float | None:
@@ -257,6 +303,7 @@ _WANDB_BLOCK_BYTES = 32768
 _HEADER = 7
 _FULL, _FIRST, _MIDDLE, _LAST = 1, 2, 3, 4
 _LARGEST_WANDB_RECORD = 4 << 20
+_LONGEST_ITEM = 4096  # characters; what is longer is a table or an image, and no number
 _WANDB_ROWS_AT_ONCE = 20_000
 _STEP = Metric(Quantity.STEP, "step", "step")
 
@@ -285,7 +332,7 @@ def read_wandb(path: Path, scan: Scan) -> Log:
         )
     if not read and gathering.log.problem is None:
         gathering.log.problem = SourceError(
-            "the file holds no whole record.",
+            "the file holds no complete record.",
             where=str(path),
             do="The run may have ended before anything was written: see its output.",
         )
@@ -322,10 +369,10 @@ def _item(data: bytes) -> tuple[str, str]:
         if not isinstance(value, bytes):
             continue
         if field in (1, 2):
-            names.append(value.decode("utf-8", "replace"))
-        elif field == 16 and len(value) < 4096:
-            text = value.decode("utf-8", "replace")
-    return "/".join(names), text
+            names.append(value.decode("utf-8"))
+        elif field == 16:
+            text = value.decode("utf-8")
+    return "/".join(names), text if len(text) < _LONGEST_ITEM else ""
 
 
 def _wandb_records(path: Path, scan: Scan) -> Iterator[bytes]:
@@ -348,10 +395,12 @@ def _whole(block: bytes, parts: list[bytes]) -> Iterator[bytes]:
     """Yields the records that end in a block; what goes on in the next is kept in parts."""
     at = 0
     while at + _HEADER <= len(block):
-        length, kind = struct.unpack("<HB", block[at + 4 : at + _HEADER])
+        checksum, length, kind = struct.unpack("<IHB", block[at : at + _HEADER])
         data = block[at + _HEADER : at + _HEADER + length]
         if kind == 0 or len(data) < length:
             return
+        if zlib.crc32(block[at + _HEADER - 1 : at + _HEADER + length]) != checksum:
+            raise ValueError("its checksum is wrong")
         at += _HEADER + length
         if kind in (_FULL, _FIRST):
             parts.clear()

@@ -171,7 +171,7 @@ class MetricSeries:
         return f"{self.label} {self.metric.name}" if self.label else self.metric.name
 
     def bad(self) -> list[int]:
-        """Returns where the numbers are not finite, the first so many places."""
+        """Returns where the numbers are not finite: the first places, up to the limit."""
         if self._bad is None or self._bad[0] != len(self.values):
             self._bad = (len(self.values), _not_finite(self.values))
         return self._bad[1]
@@ -404,6 +404,8 @@ class Gathering:
     def __init__(self, path: str) -> None:
         self.log = Log(path)
         self._series: dict[tuple[str, str, int | None], MetricSeries] = {}
+        # Those that were taken before as well: names without end must not crowd them out later.
+        self._admitted: set[tuple[str, str, int | None]] = set()
         self._step: float | None = None
         self._epoch: float | None = None
 
@@ -480,7 +482,8 @@ class Gathering:
     def _of(self, which: Which) -> MetricSeries | None:
         key = (which.metric.key, which.label, which.rank)
         series = self._series.get(key)
-        if series is None and len(self._series) < MOST_SERIES:
+        if series is None and (key in self._admitted or len(self._admitted) < MOST_SERIES):
+            self._admitted.add(key)
             series = MetricSeries(which.metric, which.label, which.rank)
             self._series[key] = series
             self.log.series.append(series)

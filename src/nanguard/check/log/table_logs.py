@@ -38,7 +38,8 @@ if TYPE_CHECKING:
     from nanguard.check.scan import Scan
 
 _ROWS_AT_ONCE = 20_000
-_TOLD = 1 << 20
+# Bytes between two reports of progress.
+_PROGRESS_BYTES = 1 << 20
 _NO_NAME = re.compile(r"[:={}]")
 _MOST_COLUMNS = 2000
 
@@ -147,7 +148,7 @@ def _csv_lines(file: IO[str], left: int, progress: Callable[[int], None]) -> Ite
     while left > 0 and (line := file.readline(LONGEST_LINE)):
         left -= len(line)
         seen += len(line)
-        if seen > _TOLD:
+        if seen > _PROGRESS_BYTES:
             progress(seen)
             seen = 0
         if line.endswith("\n") or len(line) < LONGEST_LINE:
@@ -252,7 +253,7 @@ def read_history(path: Path, scan: Scan) -> Log:
     records = _records(loads(text))
     if records is None:
         raise SourceError(
-            "this is no whole JSON text with a history.",
+            "this is not a complete JSON text with a history.",
             where=str(path),
             do="It may be cut short: take the file of another checkpoint.",
         )

@@ -18,7 +18,6 @@ from nanguard.check.log.grammar import (
     LONGEST_LINE,
     LONGEST_SHAPED,
     NOT_UTF8,
-    SUSPECT,
     VALUE,
     ZEROS,
     LogLine,
@@ -29,12 +28,12 @@ from nanguard.check.log.grammar import (
     line_of,
     loads,
     marked,
-    note_of,
     read_line,
     shape_of,
     table_of,
     unmarked,
 )
+from nanguard.check.log.quantities import SUSPECT, note_of
 from nanguard.check.log.series import BadLine, Gathering, LogRows, Pieces, Which, whole
 
 if TYPE_CHECKING:
@@ -70,8 +69,8 @@ class Cutter:
     """Cuts decoded text into stretches.
 
     Args:
-        eager: Whether a piece that a carriage return has ended is told at once, as a progress bar
-            that is looked at wants it; else only when there is too much of it.
+        eager: Whether a piece that a carriage return has ended is handed on at once, for progress
+            bars that somebody watches; else only when there is too much of it.
     """
 
     def __init__(self, *, eager: bool = False) -> None:
@@ -169,7 +168,7 @@ def decoder_of(head: bytes) -> codecs.IncrementalDecoder:
 
 
 def read_exactly(file: BinaryIO, count: int) -> bytes | None:
-    """Returns so many bytes; None if the file ends before."""
+    """Returns a number of bytes; None if the file ends before."""
     data = file.read(count)
     return data if len(data) == count else None
 
@@ -488,7 +487,10 @@ class Bulk:
                 self._gather(*waiting.popleft())
 
     def _gather(self, stretch: Stretch, work: Any) -> None:
-        taken = work.result()
+        try:
+            taken = work.result()
+        except self._pl.exceptions.PanicException:  # which is no Exception, and would end a server
+            taken = None
         if taken is None:
             self._reader.read(stretch)
             return

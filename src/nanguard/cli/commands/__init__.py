@@ -14,9 +14,16 @@ from nanguard.cli.commands.after import (
     ReportOptions,
     ServeOptions,
 )
-from nanguard.cli.commands.before import CheckOptions, LspOptions, PresetOptions, RulesOptions
+from nanguard.cli.commands.before import (
+    CheckOptions,
+    CompletionOptions,
+    DemoOptions,
+    DoctorOptions,
+    LspOptions,
+    PresetOptions,
+    RulesOptions,
+)
 from nanguard.cli.commands.during import RunOptions, WatchOptions
-from nanguard.cli.commands.showing import CompletionOptions, DemoOptions, DoctorOptions
 
 FIRST = "Start here"
 RUNS = "Look at runs"
@@ -67,7 +74,7 @@ COMMANDS = (
     Command(
         "fix",
         FixOptions,
-        "nanguard.cli.patching:run_fix",
+        "nanguard.cli.explaining:run_fix",
         FIRST,
         ("nanguard fix", "nanguard fix 116", "nanguard fix --dry-run"),
     ),
@@ -86,7 +93,7 @@ COMMANDS = (
     Command(
         "serve",
         ServeOptions,
-        "nanguard.cli.serving:serve_folder",
+        "nanguard.cli.reporting:serve_folder",
         RUNS,
         (
             "nanguard serve",
@@ -146,7 +153,7 @@ COMMANDS = (
     Command(
         "demo",
         DemoOptions,
-        "nanguard.cli.demonstrating:run_the_demo",
+        "nanguard.cli.running:run_the_demo",
         MORE,
         ("nanguard demo", "nanguard demo --run-dir runs/demo --steps 600"),
     ),
@@ -154,7 +161,7 @@ COMMANDS = (
     Command(
         "completion",
         CompletionOptions,
-        "nanguard.cli.completion:print_script",
+        "nanguard.cli.help_pages:print_script",
         MORE,
         (
             'eval "$(nanguard completion bash)"',

@@ -104,9 +104,9 @@ class RunOptions:
     )
     checkpoints: str | None = option(
         "--checkpoints",
-        metavar="DIR|PATTERN",
+        metavar="WHERE",
         panel=RECOVERY,
-        help="Where its checkpoints are; what it has written if not given.",
+        help="The folder or pattern of its checkpoints; what it has written if not given.",
     )
     resume_arg: str | None = option(
         "--resume-arg",

@@ -7,17 +7,16 @@ import math
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from nanguard.diagnose.case import ARCS, LOGS, ROOTS
-from nanguard.diagnose.cause import Cause, Suspicion
+from nanguard.diagnose.cause import ARCS, LOGS, ROOTS, Cause, Suspicion
 from nanguard.diagnose.repairs import Repair, edit
 from nanguard.errors import NanguardError
-from nanguard.source.python_file import called_name
+from nanguard.source.edits import called_name
 
 if TYPE_CHECKING:
     from nanguard.check.checkpoint.checkpoint import Measured
-    from nanguard.diagnose.case import Case
+    from nanguard.diagnose.cause import Case
     from nanguard.replay.tracer.sites import Site
-    from nanguard.source.python_file import SourceFile
+    from nanguard.source.edits import SourceFile
 
 # What is not defined for every number.
 _LIMITED = (*LOGS, *ROOTS, *ARCS, "pow", "_weight_norm", "_weight_norm_interface")

@@ -5,13 +5,12 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from nanguard.diagnose.case import bare
-from nanguard.diagnose.cause import Cause, Suspicion
+from nanguard.diagnose.cause import Cause, Suspicion, bare
 from nanguard.diagnose.repairs import Repair, without_samples
 from nanguard.replay.tracer.op_kinds import LAYERS
 
 if TYPE_CHECKING:
-    from nanguard.diagnose.case import Case
+    from nanguard.diagnose.cause import Case
     from nanguard.diagnose.lab import Trial
     from nanguard.replay.tracer.op_records import Stats
 

@@ -5,16 +5,15 @@ from __future__ import annotations
 import ast
 from typing import TYPE_CHECKING
 
-from nanguard.diagnose.case import STATISTICS, bare
-from nanguard.diagnose.cause import Cause, Suspicion
+from nanguard.diagnose.cause import STATISTICS, Cause, Suspicion, bare
 from nanguard.diagnose.repairs import Repair, bounded_divisor, call_with, edit, without_samples
 from nanguard.source import floors
-from nanguard.source.python_file import called_name
+from nanguard.source.edits import called_name
 
 if TYPE_CHECKING:
-    from nanguard.diagnose.case import Case
+    from nanguard.diagnose.cause import Case
     from nanguard.replay.tracer.sites import Site
-    from nanguard.source.python_file import SourceFile
+    from nanguard.source.edits import SourceFile
 
 
 # The square of more than this is too large for float32, or soon will be.

@@ -20,11 +20,23 @@ from nanguard.diagnose.repairs import (
 from nanguard.source import floors
 
 if TYPE_CHECKING:
-    from nanguard.diagnose.case import Case
+    from nanguard.diagnose.cause import Case
 
 
 # What divides by a norm that it computes itself.
 _NORMALISE = ("_weight_norm", "_weight_norm_interface")
+
+
+# Types of whole numbers that a count goes over the end of in no time.
+_NARROW = ("uint8", "int8")
+
+
+def _may_have_wrapped(case: Case) -> bool:
+    """Returns whether a divisor of 8 bits is 0 although there is something to be divided."""
+    divisor, detail = case.divisor(), case.origin.detail
+    if divisor is None or detail is None or divisor.dtype not in _NARROW:
+        return False
+    return bool(detail.output.infs or detail.output.neg_infs)
 
 
 class DivisionByZero(Cause):
@@ -67,6 +79,10 @@ class DivisionByZero(Cause):
         if case.origin.wrapped is not None:
             bounded = silencing(bounded_divisor(case), "the number is wrong, not only too small")
             return wider_integers(case) + bounded
+        if _may_have_wrapped(case):
+            narrow = "an 8-bit count of 0, with something to divide, has gone over its end"
+            wider = Repair("keep this count in int64 where it is made: 8 bits end at 127 or 255")
+            return [wider, *silencing(bounded_divisor(case), narrow)]
         found = bounded_divisor(case) + bounded_quotient(case)
         if case.op in ("pow", "rsqrt"):
             divisor = case.divisor()

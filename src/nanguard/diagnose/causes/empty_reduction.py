@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 from nanguard.diagnose.cause import Cause, Suspicion
 from nanguard.diagnose.repairs import Repair, edit, set_keyword, without_samples
 from nanguard.replay.tracer.op_kinds import EXTREMES, nothing_left
-from nanguard.source.python_file import argument, called_name
+from nanguard.source.edits import argument, called_name
 
 if TYPE_CHECKING:
-    from nanguard.diagnose.case import Case
+    from nanguard.diagnose.cause import Case
     from nanguard.replay.tracer.sites import Site
-    from nanguard.source.python_file import SourceFile
+    from nanguard.source.edits import SourceFile
 
 _MEANS = ("mean", "nanmean", "median", "std", "var", "mse_loss", "l1_loss", "smooth_l1_loss")
 _CHOICES = ("amax", "amin", "scatter_reduce", "index_reduce", "segment_reduce")

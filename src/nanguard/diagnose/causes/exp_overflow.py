@@ -5,15 +5,14 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from nanguard.diagnose.case import EXPONENTIALS
-from nanguard.diagnose.cause import Cause, Suspicion
+from nanguard.diagnose.cause import EXPONENTIALS, Cause, Suspicion
 from nanguard.diagnose.lab import Usual
 from nanguard.diagnose.repairs import Repair, bounded_operand, silencing, without_samples
 from nanguard.diagnose.rewrites import shifted_exp
 from nanguard.findings import name_of
 
 if TYPE_CHECKING:
-    from nanguard.diagnose.case import Case
+    from nanguard.diagnose.cause import Case
 
 # Bounds for an exponent: the first that is above those that gave something finite is taken.
 _BOUNDS, _BOUNDS_HALF = (20, 40, 80), (10,)

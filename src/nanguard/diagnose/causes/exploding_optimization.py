@@ -6,14 +6,21 @@ import math
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from nanguard.diagnose.case import CASTS, DIVISIONS, EXPONENTIALS, LARGEST, STATISTICS
-from nanguard.diagnose.cause import Cause, Suspicion
+from nanguard.diagnose.cause import (
+    CASTS,
+    DIVISIONS,
+    EXPONENTIALS,
+    LARGEST,
+    STATISTICS,
+    Cause,
+    Suspicion,
+)
 from nanguard.diagnose.lab import Usual
 from nanguard.diagnose.repairs import Repair, clipped_gradients, silencing, without_samples
 from nanguard.findings import name_of
 
 if TYPE_CHECKING:
-    from nanguard.diagnose.case import Case
+    from nanguard.diagnose.cause import Case
     from nanguard.diagnose.lab import Trial
 
 _HUGE = 1e9

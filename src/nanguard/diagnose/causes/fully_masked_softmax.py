@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from nanguard.diagnose.case import SOFTMAX
-from nanguard.diagnose.cause import Cause, Suspicion
+from nanguard.diagnose.cause import SOFTMAX, Cause, Suspicion
 from nanguard.diagnose.repairs import Repair, finite_masks, silencing, without_samples
 
 if TYPE_CHECKING:
-    from nanguard.diagnose.case import Case
+    from nanguard.diagnose.cause import Case
     from nanguard.diagnose.lab import Trial
 
 

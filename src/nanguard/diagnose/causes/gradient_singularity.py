@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from nanguard.diagnose.case import ARCS, EXPONENTIALS, LOGS, ROOTS, STATISTICS
-from nanguard.diagnose.cause import Cause, Suspicion
+from nanguard.diagnose.cause import ARCS, EXPONENTIALS, LOGS, ROOTS, STATISTICS, Cause, Suspicion
 from nanguard.diagnose.repairs import (
     Repair,
     bounded_divisor,
@@ -19,7 +18,7 @@ from nanguard.findings import name_of
 from nanguard.source import floors
 
 if TYPE_CHECKING:
-    from nanguard.diagnose.case import Case
+    from nanguard.diagnose.cause import Case
 
 # Beyond this, a product overflows and no derivative is to blame.
 _HUGE = 1e15

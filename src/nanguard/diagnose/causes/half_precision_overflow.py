@@ -6,12 +6,11 @@ import math
 import re
 from typing import TYPE_CHECKING
 
-from nanguard.diagnose.case import ARCS, CASTS, LARGEST, LOGS
-from nanguard.diagnose.cause import Cause, Suspicion
+from nanguard.diagnose.cause import ARCS, CASTS, LARGEST, LOGS, Cause, Suspicion
 from nanguard.diagnose.repairs import Repair, numbers_on_line, replaced_text, without_samples
 
 if TYPE_CHECKING:
-    from nanguard.diagnose.case import Case
+    from nanguard.diagnose.cause import Case
     from nanguard.diagnose.lab import Trial
 
 # The smallest float32 rounds to -inf in bfloat16.

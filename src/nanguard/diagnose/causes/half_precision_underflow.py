@@ -9,7 +9,7 @@ from nanguard.diagnose.repairs import Repair, numbers_on_line, replaced_text, wi
 from nanguard.findings import name_of
 
 if TYPE_CHECKING:
-    from nanguard.diagnose.case import Case
+    from nanguard.diagnose.cause import Case
     from nanguard.diagnose.lab import Trial
 
 _SMALLEST = 6e-8

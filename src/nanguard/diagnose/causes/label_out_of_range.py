@@ -6,8 +6,7 @@ import ast
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from nanguard.diagnose.case import ARCS, LOGS, ROOTS
-from nanguard.diagnose.cause import Cause, Suspicion
+from nanguard.diagnose.cause import ARCS, LOGS, ROOTS, Cause, Suspicion
 from nanguard.diagnose.repairs import (
     Repair,
     edit,
@@ -20,11 +19,11 @@ from nanguard.diagnose.repairs import (
 from nanguard.findings import name_of
 
 if TYPE_CHECKING:
-    from nanguard.diagnose.case import Case
+    from nanguard.diagnose.cause import Case
     from nanguard.diagnose.lab import Trial
     from nanguard.replay.tracer.op_records import Stats
     from nanguard.replay.tracer.sites import Site
-    from nanguard.source.python_file import SourceFile
+    from nanguard.source.edits import SourceFile
 
 _CHOOSES = ("nll_loss_forward", "nll_loss2d_forward", "nll_loss_nd", "gather", "index", "take")
 _LIMITED = (*LOGS, *ROOTS, *ARCS)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from nanguard.diagnose.case import ARCS, LOGS, ROOTS
-from nanguard.diagnose.cause import Cause, Suspicion
+from nanguard.diagnose.cause import ARCS, LOGS, ROOTS, Cause, Suspicion
 from nanguard.diagnose.repairs import (
     Repair,
     bounded_operand,
@@ -18,7 +17,7 @@ from nanguard.findings import name_of
 from nanguard.source import floors
 
 if TYPE_CHECKING:
-    from nanguard.diagnose.case import Case
+    from nanguard.diagnose.cause import Case
     from nanguard.replay.tracer.op_records import Stats
 
 

@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING
 from nanguard.diagnose.cause import Cause, Suspicion
 from nanguard.diagnose.repairs import Repair, bounded_divisor, edit, with_keyword
 from nanguard.findings import name_of
-from nanguard.source.python_file import called_name
+from nanguard.source.edits import called_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from nanguard.diagnose.case import Case
+    from nanguard.diagnose.cause import Case
     from nanguard.diagnose.lab import Trial
     from nanguard.replay.tracer.sites import Site
-    from nanguard.source.python_file import SourceFile
+    from nanguard.source.edits import SourceFile
 
 
 class OptimizerMisuse(Cause):

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 from nanguard.diagnose.cause import Cause
 
 if TYPE_CHECKING:
-    from nanguard.diagnose.case import Case
-    from nanguard.diagnose.cause import Suspicion
+    from nanguard.diagnose.cause import Case, Suspicion
 
 
 class Unknown(Cause):

@@ -7,25 +7,31 @@ device, contiguous unless a stride is taken, and not empty.
 
 from __future__ import annotations
 
-from nanguard.ops.kernels.losses import (
+from nanguard.ops.kernels.pointwise import (
+    add_noise,
+    add_noise_slope,
+    chosen,
+    open_rows,
+    safe_div,
+    safe_div_slope,
+    soft_cap,
+    soft_cap_slope,
+    zero_rows,
+)
+from nanguard.ops.kernels.rows import (
     label_loss,
     label_loss_slope,
     mask_logits,
     masked_mean,
     masked_mean_slope,
     mean_loss,
+    modulate,
+    modulate_slope,
+    norm,
+    norm_slope,
+    std,
+    std_slope,
 )
-from nanguard.ops.kernels.masks import open_rows, zero_rows
-from nanguard.ops.kernels.pointwise import (
-    add_noise,
-    add_noise_slope,
-    chosen,
-    safe_div,
-    safe_div_slope,
-    soft_cap,
-    soft_cap_slope,
-)
-from nanguard.ops.kernels.rows import modulate, modulate_slope, norm, norm_slope, std, std_slope
 
 __all__ = [
     "add_noise",

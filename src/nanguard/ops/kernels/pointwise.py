@@ -1,4 +1,4 @@
-"""Kernels that go from element to element: caps, quotients, noise, choices."""
+"""Kernels that go from element to element, and how any kernel is launched."""
 
 # mypy: disable-error-code="untyped-decorator, no-untyped-def, no-untyped-call, misc"
 # Triton reads the functions marked jit, and its constants are capitals.
@@ -6,17 +6,155 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 import triton
 import triton.language as tl
 from triton.language.extra import libdevice
 
-from nanguard.ops.kernels.launching import BLOCK, block_of, blocks, launch
-
 if TYPE_CHECKING:
     from torch import Tensor
+
+BLOCK = 1024  # elements that one program takes at a time, where rows play no part
+LONGEST_BLOCK = 8192  # elements of a row that are held at once
+# The version of Triton whose compiled kernels were tried; others are called in the usual way.
+DIRECT = triton.__version__.startswith("3.6.")
+MOST_COMPILED = 4096  # shapes that are remembered before all are forgotten
+_compiled: dict[tuple[Any, ...], Any] = {}
+
+
+def launch(
+    jitted: Any, grid: tuple[int, ...], tensors: tuple[Any, ...], *rest: Any, warps: int = 4
+) -> None:
+    """Runs a kernel.
+
+    Triton looks at all arguments anew for each call, which takes longer than a small kernel runs.
+    What it compiled for the same types, sizes and numbers is called as it is.
+
+    Args:
+        jitted: The kernel.
+        grid: How many programs.
+        tensors: Its first arguments, each a tensor or None.
+        rest: The others.
+        warps: How many warps a program has.
+    """
+    key = (id(jitted), warps, rest, *[x.dtype if x is not None else None for x in tensors])
+    ready = _compiled.get(key)
+    if ready is not None and _aligned(tensors):
+        stream = torch._C._cuda_getCurrentRawStream(tensors[0].device.index)
+        x, y = grid if len(grid) > 1 else (*grid, 1)
+        made, function, about = ready
+        made(x, y, 1, stream, function, about, None, None, None, *tensors, *rest)
+        return
+    compiled = jitted[grid](*tensors, *rest, num_warps=warps)
+    if DIRECT and hasattr(compiled, "packed_metadata") and _aligned(tensors):
+        if len(_compiled) >= MOST_COMPILED:
+            _compiled.clear()
+        _compiled[key] = compiled.run, compiled.function, compiled.packed_metadata
+
+
+def _aligned(tensors: tuple[Any, ...]) -> bool:
+    """Returns whether all begin where those of the allocator do, for which kernels are compiled."""
+    places = 0
+    for x in tensors:
+        if x is not None:
+            places |= x.data_ptr()
+    return not places % 16
+
+
+def blocks(n: int) -> int:
+    """Returns how many blocks there are of elements that are no rows."""
+    return -(-n // BLOCK)
+
+
+def stride_of(allowed: Tensor, logits: Tensor) -> int:
+    """Returns how far apart the rows of a mask of classes are: 0 if all samples share one."""
+    return 0 if allowed.numel() == logits.shape[-1] else logits.shape[-1]
+
+
+def power_above(length: int) -> int:
+    """Returns the next power of 2."""
+    return 1 << max(length - 1, 0).bit_length()
+
+
+def block_of(length: int) -> int:
+    """Returns how many elements of a row are taken at a time."""
+    return min(power_above(length), LONGEST_BLOCK)
+
+
+def warps_of(block: int) -> int:
+    """Returns how many warps share a block."""
+    return min(max(block // 512, 4), 16)
+
+
+@triton.jit
+def _open_rows(mask, bias, keeps, keys, BLOCK: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    some = tl.zeros((BLOCK,), tl.int32)
+    for start in range(0, keys, BLOCK):
+        at = start + tl.arange(0, BLOCK)
+        some |= tl.load(mask + row * keys + at, at < keys, 0).to(tl.int32)
+    none = tl.max(some, 0) == 0
+    for start in range(0, keys, BLOCK):
+        at = start + tl.arange(0, BLOCK)
+        keep = (tl.load(mask + row * keys + at, at < keys, 0) != 0) | none
+        value = tl.where(keep, 0.0, float("-inf"))
+        tl.store(bias + row * keys + at, value.to(bias.dtype.element_ty), at < keys)
+    tl.store(keeps + row, none == 0)
+
+
+def open_rows(mask: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Returns a boolean mask as one that is added, rows that keep nothing open; and which keep."""
+    bias = torch.empty(mask.shape, dtype=dtype, device=mask.device)
+    keeps = torch.empty((*mask.shape[:-1], 1), dtype=torch.bool, device=mask.device)
+    keys = mask.shape[-1]
+    block = block_of(keys)
+    tensors = (mask, bias, keeps)
+    launch(_open_rows, (keeps.numel(),), tensors, keys, block, warps=warps_of(block))
+    return bias, keeps
+
+
+@triton.jit
+def _zero_rows(
+    x, out, keeps, heads, queries, width, x0, x1, x2, o0, o1, o2, k0, k1, k2,
+    COPY: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    # Rows of a tensor of (batch, heads, queries, width), by strides; the width lies together.
+    number = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    group = tl.program_id(1)
+    batch, head = (group // heads).to(tl.int64), (group % heads).to(tl.int64)
+    there = number < queries
+    far = number.to(tl.int64)
+    keep = tl.load(keeps + batch * k0 + head * k1 + far * k2, there, 1) != 0
+    at = tl.arange(0, BLOCK)
+    inside = there[:, None] & (at < width)[None, :]
+    place = out + batch * o0 + head * o1 + far[:, None] * o2 + at[None, :]
+    if COPY:
+        value = tl.load(x + batch * x0 + head * x1 + far[:, None] * x2 + at[None, :], inside)
+        tl.store(place, tl.where(keep[:, None], value, 0.0), inside)
+    else:
+        nothing = tl.zeros((ROWS, BLOCK), out.dtype.element_ty)
+        tl.store(place, nothing, inside & (keep == 0)[:, None])
+
+
+def zero_rows(x: Tensor, keeps: Tensor, copy: bool) -> Tensor:
+    """Sets rows to 0 that keep nothing: in a copy, or where they are, which touches only them.
+
+    Args:
+        x: Of shape (batch, heads, queries, width), the width with stride 1.
+        keeps: Which rows keep something, of shape (batch, heads, queries, 1) or broadcast to it.
+        copy: Whether to leave the values as they are and return new ones.
+    """
+    out = torch.empty_like(x) if copy else x
+    batch, heads, queries, width = x.shape
+    flags = keeps.expand(batch, heads, queries, 1)
+    rows = 32
+    grid = (triton.cdiv(queries, rows), batch * heads)
+    strides = (*x.stride()[:3], *out.stride()[:3], *flags.stride()[:3])
+    block = power_above(width)
+    launch(_zero_rows, grid, (x, out, flags), heads, queries, width, *strides, copy, rows, block)
+    return out
 
 
 @triton.jit

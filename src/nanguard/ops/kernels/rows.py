@@ -1,8 +1,8 @@
-"""Kernels that go from row to row: norms, deviations, and the modulation of AdaLN."""
+"""Kernels that go from row to row: norms, deviations, modulation, cross-entropies, masked means."""
 
 # mypy: disable-error-code="untyped-decorator, no-untyped-def, no-untyped-call, misc"
 # Triton reads the functions marked jit, and its constants are capitals.
-# ruff: noqa: ANN001, ANN202, N803, SIM102
+# ruff: noqa: ANN001, ANN202, N803, FBT001, SIM102
 
 from __future__ import annotations
 
@@ -12,10 +12,271 @@ import torch
 import triton
 import triton.language as tl
 
-from nanguard.ops.kernels.launching import block_of, launch, power_above, warps_of
+from nanguard.ops.kernels.pointwise import (
+    BLOCK,
+    block_of,
+    blocks,
+    launch,
+    power_above,
+    stride_of,
+    warps_of,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+PROGRAMS = 1024  # programs that share the sum over a whole tensor
+
+
+@triton.jit
+def _mask_logits(
+    logits, allowed, target, out, bad, low, classes, stride,
+    TARGET: tl.constexpr, NAN: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64)
+    some = tl.zeros((BLOCK,), tl.int32)
+    for start in range(0, classes, BLOCK):
+        at = start + tl.arange(0, BLOCK)
+        some |= tl.load(allowed + row * stride + at, at < classes, 0).to(tl.int32)
+    wrong = tl.max(some, 0) == 0
+    if TARGET:
+        label = tl.load(target + row)
+        inside = (label >= 0) & (label < classes)
+        permitted = tl.load(allowed + row * stride + tl.where(inside, label, 0)) != 0
+        wrong = wrong | ((label >= 0) & ((label >= classes) | (permitted == 0)))
+    other = low
+    if NAN:
+        other = tl.where(wrong, float("nan"), low)
+    for start in range(0, classes, BLOCK):
+        at = start + tl.arange(0, BLOCK)
+        keep = tl.load(allowed + row * stride + at, at < classes, 0) != 0
+        value = tl.load(logits + row * classes + at, at < classes, 0.0).to(tl.float32)
+        value = tl.where(keep, value, other)
+        tl.store(out + row * classes + at, value.to(out.dtype.element_ty), at < classes)
+    tl.store(bad + row, wrong)
+
+
+def mask_logits(
+    logits: Tensor, allowed: Tensor, target: Tensor | None, nan: bool
+) -> tuple[Tensor, Tensor]:
+    """Returns masked logits, and which samples have no class, or a target that is masked."""
+    out = torch.empty_like(logits)
+    classes = logits.shape[-1]
+    rows = logits.numel() // classes
+    bad = torch.empty(logits.shape[:-1], dtype=torch.bool, device=logits.device)
+    low = torch.finfo(logits.dtype).min / 2
+    tensors = (logits, allowed, target, out, bad)
+    block, stride = block_of(classes), stride_of(allowed, logits)
+    launch(
+        _mask_logits, (rows,), tensors, low, classes, stride, target is not None, nan, block,
+        warps=warps_of(block),
+    )  # fmt: skip
+    return out, bad
+
+
+@triton.jit
+def _label_loss(
+    logits, allowed, target, mask, losses, states, logs, ignore, classes, stride,
+    ALLOWED: tl.constexpr, MASK: tl.constexpr, NAN: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64)
+    label = tl.load(target + row)
+    counts = label != ignore
+    if MASK:
+        counts = counts & (tl.load(mask + row) != 0)
+    inside = (label >= 0) & (label < classes)
+    kept = counts & inside
+    index = tl.where(inside, label, 0)
+    if ALLOWED:
+        kept = kept & (tl.load(allowed + row * stride + index) != 0)
+    low = -3.4028234663852886e38 / 2
+    best = tl.full((BLOCK,), float("-inf"), tl.float32)
+    total = tl.zeros((BLOCK,), tl.float32)
+    for start in range(0, classes, BLOCK):
+        at = start + tl.arange(0, BLOCK)
+        value = tl.load(logits + row * classes + at, at < classes, float("-inf")).to(tl.float32)
+        if ALLOWED:
+            keep = tl.load(allowed + row * stride + at, at < classes, 1) != 0
+            value = tl.where(keep, value, low)
+        # NaN has to win, so that the row's loss is NaN.
+        higher = tl.where((value > best) | (value != value), value, best)
+        shift = tl.where(higher == float("-inf"), 0.0, higher)
+        total = total * tl.exp(best - shift) + tl.exp(value - shift)
+        best = higher
+    # A NaN or Inf of any lane is in its total; the highest of the others is enough here.
+    highest = tl.max(tl.where(best == best, best, float("-inf")), 0)
+    highest = tl.where(highest == float("-inf"), 0.0, highest)
+    log = tl.log(tl.sum(total * tl.exp(best - highest), 0)) + highest
+    here = tl.load(logits + row * classes + index).to(tl.float32)
+    loss = tl.where(kept, log - here, 0.0)
+    if NAN:
+        loss = tl.where(counts & (kept == 0), float("nan"), loss)
+    tl.store(losses + row, loss)
+    tl.store(logs + row, log)
+    state = tl.where(kept, 1, tl.where(counts, 2, 0))
+    tl.store(states + row, state.to(tl.int8))
+
+
+@triton.jit
+def _label_loss_slope(
+    grad, logits, allowed, target, losses, states, logs, counts, result, classes, stride, each,
+    ALLOWED: tl.constexpr, MEAN: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64)
+    kept = tl.load(states + row) == 1
+    slope = tl.load(grad + row * each).to(tl.float32)
+    if MEAN:
+        slope = tl.div_rn(slope, tl.maximum(tl.load(counts), 1).to(tl.float32))
+    # Nothing of the loss: a row whose loss is NaN gets a gradient that is NaN.
+    slope = tl.where(kept, slope + tl.load(losses + row) * 0, 0.0)
+    label = tl.where(kept, tl.load(target + row), -1)
+    log = tl.load(logs + row)
+    low = -3.4028234663852886e38 / 2
+    for start in range(0, classes, BLOCK):
+        at = start + tl.arange(0, BLOCK)
+        value = tl.load(logits + row * classes + at, at < classes, 0.0).to(tl.float32)
+        if ALLOWED:
+            keep = tl.load(allowed + row * stride + at, at < classes, 1) != 0
+            value = tl.where(keep, value, low)
+        share = tl.exp(value - log) - tl.where(at == label, 1.0, 0.0)
+        share = tl.where(kept, share * slope, 0.0)
+        tl.store(result + row * classes + at, share.to(result.dtype.element_ty), at < classes)
+
+
+@triton.jit
+def _mean_loss(losses, states, mean, counts, rows, MEAN: tl.constexpr, BLOCK: tl.constexpr):
+    total = tl.zeros((BLOCK,), tl.float32)
+    count = tl.zeros((BLOCK,), tl.int64)
+    for start in range(0, rows, BLOCK):
+        at = start + tl.arange(0, BLOCK)
+        total += tl.load(losses + at, at < rows, 0.0)
+        count += tl.where(tl.load(states + at, at < rows, 0) == 1, 1, 0)
+    whole, number = tl.sum(total, 0), tl.sum(count, 0)
+    if MEAN:
+        whole = tl.div_rn(whole, tl.maximum(number, 1).to(tl.float32))
+    tl.store(mean, whole)
+    tl.store(counts, number)
+
+
+def label_loss(
+    logits: Tensor, target: Tensor, allowed: Tensor | None, mask: Tensor | None, ignore: int,
+    nan: bool,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """Returns the loss of each row, what its label is, and the log of its sum of exponentials."""
+    classes, shape = logits.shape[-1], target.shape
+    losses, logs = (torch.empty(shape, device=logits.device) for _ in range(2))
+    states = torch.empty(shape, dtype=torch.int8, device=logits.device)
+    block = block_of(classes)
+    tensors = (logits, allowed, target, mask, losses, states, logs)
+    stride = 0 if allowed is None else stride_of(allowed, logits)
+    given = (allowed is not None, mask is not None)
+    launch(
+        _label_loss, (target.numel(),), tensors, ignore, classes, stride, *given, nan, block,
+        warps=warps_of(block),
+    )  # fmt: skip
+    return losses, states, logs
+
+
+def mean_loss(losses: Tensor, states: Tensor, mean: bool) -> tuple[Tensor, Tensor]:
+    """Returns the mean or the sum of losses, and how many labels were kept."""
+    whole = torch.empty((), device=losses.device)
+    count = torch.empty((), dtype=torch.int64, device=losses.device)
+    launch(_mean_loss, (1,), (losses, states, whole, count), losses.numel(), mean, BLOCK)
+    return whole, count
+
+
+def label_loss_slope(
+    grad: Tensor, logits: Tensor, target: Tensor, allowed: Tensor | None, losses: Tensor,
+    states: Tensor, logs: Tensor, count: Tensor | None,
+) -> Tensor:  # fmt: skip
+    """Returns the gradient to the logits, from that of each loss, of their sum or of their mean."""
+    result = torch.empty_like(logits)
+    classes = logits.shape[-1]
+    block = block_of(classes)
+    tensors = (grad, logits, allowed, target, losses, states, logs, count, result)
+    stride = 0 if allowed is None else stride_of(allowed, logits)
+    given = (allowed is not None, count is not None)
+    launch(
+        _label_loss_slope, (target.numel(),), tensors, classes, stride, 1 if grad.dim() else 0,
+        *given, block, warps=warps_of(block),
+    )  # fmt: skip
+    return result
+
+
+@triton.jit
+def _partial_sums(
+    x, y, mask, sums, counts, n, inner, PAIR: tl.constexpr, BLOCK: tl.constexpr
+):  # fmt: skip
+    program = tl.program_id(0).to(tl.int64)
+    total = tl.zeros((BLOCK,), tl.float32)
+    count = tl.zeros((BLOCK,), tl.int64)
+    step = tl.num_programs(0).to(tl.int64) * BLOCK
+    for start in range(program * BLOCK, n, step):
+        at = start + tl.arange(0, BLOCK)
+        keep = tl.load(mask + at // inner, at < n, 0) != 0
+        value = tl.load(x + at, at < n, 0.0).to(tl.float32)
+        if PAIR:
+            value = value - tl.load(y + at, at < n, 0.0).to(tl.float32)
+            value = value * value
+        total += tl.where(keep, value, 0.0)
+        count += tl.where(keep, 1, 0)
+    tl.store(sums + program, tl.sum(total, 0))
+    tl.store(counts + program, tl.sum(count, 0))
+
+
+@triton.jit
+def _whole_mean(sums, counts, mean, count, parts, BLOCK: tl.constexpr):
+    at = tl.arange(0, BLOCK)
+    total = tl.sum(tl.load(sums + at, at < parts, 0.0), 0)
+    number = tl.sum(tl.load(counts + at, at < parts, 0), 0)
+    value = tl.div_rn(total, tl.maximum(number, 1).to(tl.float32))
+    tl.store(mean, value.to(mean.dtype.element_ty))
+    tl.store(count, number)
+
+
+@triton.jit
+def _masked_mean_slope(
+    grad, x, y, mask, count, result, n, inner, PAIR: tl.constexpr, BLOCK: tl.constexpr
+):  # fmt: skip
+    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    slope = tl.load(grad).to(tl.float32)
+    slope = tl.div_rn(slope, tl.maximum(tl.load(count), 1).to(tl.float32))
+    keep = tl.load(mask + at // inner, at < n, 0) != 0
+    value = tl.zeros((BLOCK,), tl.float32) + slope
+    if PAIR:
+        gap = tl.load(x + at, at < n, 0.0).to(tl.float32)
+        gap = gap - tl.load(y + at, at < n, 0.0).to(tl.float32)
+        value = 2 * gap * slope
+    value = tl.where(keep, value, 0.0)
+    tl.store(result + at, value.to(result.dtype.element_ty), at < n)
+
+
+def masked_mean(
+    x: Tensor, y: Tensor | None, mask: Tensor, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    """Returns the mean of values, or of squared gaps, where a mask keeps them; and their number."""
+    n = x.numel()
+    programs = min(triton.cdiv(n, BLOCK), PROGRAMS)
+    sums = torch.empty(programs, device=x.device)
+    counts = torch.empty(programs, dtype=torch.int64, device=x.device)
+    mean = torch.empty((), dtype=dtype, device=x.device)
+    count = torch.empty((), dtype=torch.int64, device=x.device)
+    pair, inner = y is not None, n // mask.numel()
+    launch(_partial_sums, (programs,), (x, y, mask, sums, counts), n, inner, pair, BLOCK)
+    size = power_above(programs)
+    launch(_whole_mean, (1,), (sums, counts, mean, count), programs, size)
+    return mean, count
+
+
+def masked_mean_slope(
+    grad: Tensor, x: Tensor, y: Tensor | None, mask: Tensor, count: Tensor
+) -> Tensor:
+    """Returns the gradient of ``masked_mean`` to its first values."""
+    result = torch.empty_like(x)
+    n = x.numel()
+    tensors, inner = (grad, x, y, mask, count, result), n // mask.numel()
+    launch(_masked_mean_slope, (blocks(n),), tensors, n, inner, y is not None, BLOCK)
+    return result
 
 
 @triton.jit

@@ -147,7 +147,7 @@ class ModuleStack:
 def keywords(call: FrameType) -> dict[str, Any]:
     """Returns what a module is given by name, from the frame that calls a hook for all modules.
 
-    Such hooks are told of the other arguments only. The dict is the one that is handed on.
+    Such hooks get the other arguments only. The dict is the one that is handed on.
     """
     found = call.f_locals.get("kwargs")
     return found if type(found) is dict else {}

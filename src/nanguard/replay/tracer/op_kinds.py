@@ -1,4 +1,4 @@
-"""Kinds of operations that are told apart by what infinities mean to them."""
+"""Kinds of operations, by what infinities mean to them."""
 
 from __future__ import annotations
 

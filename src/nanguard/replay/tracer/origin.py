@@ -6,9 +6,8 @@ import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from nanguard.replay.tracer.loading import state_name
 from nanguard.replay.tracer.modules import LOSS
-from nanguard.replay.tracer.op_kinds import LAYERS, LOADED, UNFILLED, nothing_left
+from nanguard.replay.tracer.op_kinds import KEEPING, LAYERS, LOADED, UNFILLED, nothing_left
 from nanguard.replay.tracer.sites import Site, site_of
 from nanguard.replay.tracer.tensor_values import as_high
 
@@ -22,6 +21,8 @@ _RANDOM = (
     "rand", "normal", "uniform", "bernoulli", "exponential", "multinomial", "cauchy", "dropout",
     "geometric", "poisson",
 )  # fmt: skip
+# What hands values on, from a file to where they are kept.
+_HANDING_ON = (*KEEPING, "aten.copy_", "aten._foreach_copy_", "aten.detach", "aten.lift_fresh")
 # How far back the making of a value is followed.
 _DEPTH = 24
 # The same for whole numbers, and what does not hand on the values of all its inputs.
@@ -218,7 +219,7 @@ def _place(record: Record, trace: Trace, sink: str) -> tuple[str, str, str | Non
         name = record.name or ""
         return "init", name.rpartition(".")[0] or "<root>", name
     if record.op in ("input", LOADED):
-        state = state_name(record, trace) if record.op == LOADED else None
+        state = _state_name(record, trace) if record.op == LOADED else None
         return ("data", "input", None) if state is None else _place_of_state(state)
     if record.phase == "backward":
         return "backward", path or LOSS, None
@@ -419,3 +420,24 @@ def _row(record: Record, trace: Trace) -> dict[str, Any]:
         "max": high,
         "nonfinite": record.detail.all_bad if record.detail else int(record.bad),
     }
+
+
+def _state_name(record: Record, trace: Trace) -> str | None:
+    """Returns what a loaded tensor went into; "" for an optimizer, None for data.
+
+    Args:
+        record: The tensor.
+        trace: The step.
+    """
+    reached = {id(record)}
+    for other in sorted(trace.bad, key=lambda bad: bad.index):
+        if not any(id(writer) in reached for writer in other.bad_writers):
+            continue
+        name = trace.written_parameter(other) or trace.written_buffer(other)
+        if name is not None:
+            return name
+        if other.phase == "optimizer":
+            return ""
+        if other.op in _HANDING_ON:
+            reached.add(id(other))
+    return trace.parameter_name(record)  # load_state_dict(assign=True) takes it as it is

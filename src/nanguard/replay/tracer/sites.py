@@ -186,3 +186,29 @@ def _span(code: CodeType, instruction: int) -> tuple[int, int, int, int] | None:
                 return None
             return (line, end_line, column, end_column)
     return None
+
+
+# The functions that read files of tensors, with what they call the file.
+_READERS = {"serialization.py": ("load", "f"), "torch.py": ("load_file", "filename")}
+_PACKAGES = ("torch", "safetensors")
+
+
+def file_being_loaded(frame: FrameType | None) -> str | None:
+    """Returns the file that tensors are being read from, as the script named it; None if none is.
+
+    Args:
+        frame: Where an operation is called.
+    """
+    above, file = users_frame(frame), None
+    while frame is not None and frame is not above:
+        path = Path(frame.f_code.co_filename)
+        known = _READERS.get(path.name)
+        if known and frame.f_code.co_name == known[0] and path.parent.name in _PACKAGES:
+            file = frame.f_locals.get(known[1])
+        elif file is not None and is_ours(frame.f_code.co_filename):
+            # A second run reads what it has written itself from somewhere else.
+            file = next(iter(frame.f_locals.get("args", ())), file)
+        frame = frame.f_back
+    if file is None:
+        return None
+    return os.fspath(file) if isinstance(file, (str, os.PathLike)) else str(file)

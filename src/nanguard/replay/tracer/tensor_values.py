@@ -59,10 +59,7 @@ def part_of(tensor: Tensor) -> tuple[int, int]:
     """Returns which part of its memory a tensor is: where it begins, and how many values it has."""
     try:
         return int(tensor.storage_offset()), tensor.numel()
-    except (
-        NotImplementedError,
-        RuntimeError,
-    ):  # no memory of its own: told apart by identity
+    except (NotImplementedError, RuntimeError):  # no memory of its own: known by identity
         return 0, 0
 
 

@@ -18,33 +18,35 @@ from torch.utils._python_dispatch import (
 
 from nanguard.numerics import is_float, local
 from nanguard.replay.tracer import tensor_values as values
-from nanguard.replay.tracer import wrapping
-from nanguard.replay.tracer.loading import file_being_loaded
 from nanguard.replay.tracer.modes import is_on, take_off, unseen
 from nanguard.replay.tracer.modules import ModuleStack, tensors_in
-from nanguard.replay.tracer.nodes import Nodes, forward_name
 from nanguard.replay.tracer.op_kinds import LOADED, UNFILLED
 from nanguard.replay.tracer.op_records import (
+    Nodes,
     Record,
     carry,
     copy_of_writers,
     detail_of,
+    forward_name,
     lasts,
     look_closely,
     read_late,
 )
 from nanguard.replay.tracer.ops import (
+    MAY_WRAP,
     autocast_type,
     divided_on_one_device,
     find_stand_ins,
+    has_wrapped,
     is_recomputed,
     kept,
+    may_have_wrapped,
     op_of,
     results_of,
     users_frame_of_op,
     with_lengths_as_numbers,
 )
-from nanguard.replay.tracer.sites import callers_of, place_of
+from nanguard.replay.tracer.sites import callers_of, file_being_loaded, place_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -180,6 +182,11 @@ class Trace(TorchDispatchMode):
     def know_parameters(self, named: dict[str, Tensor]) -> None:
         """Notes which memory belongs to parameters."""
         self._parameters = {values.memory_of(t): name for name, t in named.items()}
+        for key, name in self._parameters.items():
+            source = self._writers.get(key)
+            # What torch.func trains is known as such only when its gradients are there.
+            if source is not None and source.op == "input" and source.name is None:
+                source.op, source.name = "parameter", name
 
     def resolve(self) -> None:
         """Reads, in one go, what a device knows about the operations of this step."""
@@ -260,7 +267,7 @@ class Trace(TorchDispatchMode):
             if index in self._heal:
                 out = values.heal(out, in_place=bool(op.writes))
             results = results_of(op, args, kwargs, out)
-            if not results and op.name in wrapping.OPS:
+            if not results and op.name in MAY_WRAP:
                 self._note_whole_numbers(record, op, args, kwargs, out, inputs)
             if results:
                 try:
@@ -324,7 +331,7 @@ class Trace(TorchDispatchMode):
         if not isinstance(out, torch.Tensor) or values.is_late(out) or values.is_hollow(out):
             return
         read = {name: tensor for name, tensor, _ in inputs}
-        record.wrapped = any(writer.wrapped for _, _, writer in inputs) or wrapping.has_wrapped(
+        record.wrapped = any(writer.wrapped for _, _, writer in inputs) or has_wrapped(
             op.name, {**dict(op.named(args, kwargs)), **read}, out
         )
         if record.wrapped:
@@ -445,7 +452,7 @@ class Trace(TorchDispatchMode):
         self._writers.setdefault(key, source)
         self._parts[part] = source
         if not is_float(held) or not held.numel() or values.is_hollow(held):
-            source.wrapped = not values.is_hollow(held) and wrapping.may_have_wrapped(held)
+            source.wrapped = not values.is_hollow(held) and may_have_wrapped(held)
             return source
         if values.is_late(held):
             source.place = record.place

@@ -183,10 +183,10 @@ class Auditor:
 
         end = 0
         for at, (unit, one) in enumerate(zip(units, read_run_in_part(units, read), strict=True)):
-            told = judged[str(unit.path)] = _as_judged(one, _plain(unit))
+            result = judged[str(unit.path)] = _as_judged(one, _plain(unit))
             if one.scanned:
-                self._known[told.key] = told
-            if told.verdict is CheckpointVerdict.GOOD:
+                self._known[result.key] = result
+            if result.verdict is CheckpointVerdict.GOOD:
                 end = at + 1
         return units[:end]
 

@@ -134,7 +134,7 @@ def _judged(
 ) -> tuple[RunEnding, str]:
     number = code - _BY_SIGNAL
     if (control / INTERRUPTED).exists() or number in _WANTED:
-        return RunEnding.INTERRUPTED, "it was asked to end"
+        return RunEnding.INTERRUPTED, "it was interrupted"
     if stopped:
         return RunEnding.STOPPED, f"the guard stopped it: {stopped[0]}"
     if code == 0:
@@ -187,10 +187,10 @@ def _most_telling(found: list[dict[str, Any]]) -> dict[str, Any]:
 
 def _notes(path: Path) -> dict[str, Any]:
     try:
-        told = json.loads(_text(path))
+        content = json.loads(_text(path))
     except ValueError:
         return {}
-    return told if isinstance(told, dict) else {}
+    return content if isinstance(content, dict) else {}
 
 
 def _text(path: Path) -> str:

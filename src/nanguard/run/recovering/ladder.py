@@ -27,9 +27,9 @@ class Means:
     """What can be changed from attempt to attempt.
 
     Attributes:
-        lr: Whether the learning rate can be told.
+        lr: Whether the learning rate can be set.
         skip: Whether data can be skipped.
-        seed: Whether the seed can be told.
+        seed: Whether the seed can be set.
     """
 
     lr: bool = False

@@ -29,7 +29,7 @@ class Line:
         command: What was run.
         checkpoint: What it resumed from; None for what the command says by itself.
         step: The step of that checkpoint; None if it is not known.
-        changes: What it was told to do differently.
+        changes: What it was to do differently.
         reason: Why it ended, in words.
         outcome: What became of it: done, interrupted, stopped, non-finite, killed, failed or
             not-begun.
@@ -65,8 +65,8 @@ def append(folder: Path, line: Line) -> None:
     Raises:
         RecordError: It cannot be written.
     """
-    told = hidden_tree({"schema": SCHEMA, **asdict(line)})
-    data = json.dumps(told, ensure_ascii=False) + "\n"
+    shown = hidden_tree({"schema": SCHEMA, **asdict(line)})
+    data = json.dumps(shown, ensure_ascii=False) + "\n"
     path = folder / NAME
     try:
         make_private(folder)

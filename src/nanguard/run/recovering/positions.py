@@ -1,7 +1,7 @@
 """Where in its data a run was: when a checkpoint was written, and when it ended.
 
 A position counts steps from the beginning of the first attempt. An attempt that resumes stands
-where its checkpoint stood, plus what it was told to skip.
+where its checkpoint stood, plus what it was to skip.
 """
 
 from __future__ import annotations
@@ -52,12 +52,12 @@ class Positions:
         """Returns how many steps were done before a checkpoint, by its own count where that fits.
 
         By the clock, the last ones before it may be missing. What a checkpoint counts may be
-        epochs, so its count is only taken if it tells almost the same.
+        epochs, so its count is only taken if it comes to almost the same.
         """
         if step is None or self.counted_from is None:
             return done
-        told = step - self.counted_from
-        return told if done <= told <= done + _UNSURE else done
+        made = step - self.counted_from
+        return made if done <= made <= done + _UNSURE else done
 
     def end_of(self, ending: Ending) -> int:
         """Returns the position behind the last step that an attempt has tried."""

@@ -72,7 +72,7 @@ class _Attempt:
     """What is being run.
 
     Attributes:
-        changes: What it is told.
+        changes: What it does differently.
         command: The command.
         config: The configuration that was written for it.
         started: When it began.
@@ -155,15 +155,15 @@ class JobRecovery:
         try:
             command, config = self.teller.command_for(changes, why, self.incidents)
         except (SourceError, OSError) as error:  # somebody has changed it since the start
-            told = error.what if isinstance(error, SourceError) else str(error)
-            none = replace(before, outcome=RunEnding.NOT_BEGUN, reason=told, tried=0, incidents=())
-            self._ended(_Attempt(changes, list(self.teller.command)), none, then=told)
+            why = error.what if isinstance(error, SourceError) else str(error)
+            none = replace(before, outcome=RunEnding.NOT_BEGUN, reason=why, tried=0, incidents=())
+            self._ended(_Attempt(changes, list(self.teller.command)), none, then=why)
             self._say(f"not started again: {error}")
             return None
         return _Attempt(changes, command, config)
 
     def _next(self, attempt: _Attempt, ending: Ending) -> Changes | None:
-        """Returns what the next attempt is told; None if there is none."""
+        """Returns what the next attempt does differently; None if there is none."""
         if not attempt.changes.checkpoint:
             self.ladder.own_bad = self._own_is_bad()
         found = self._audited(ending)
@@ -250,7 +250,7 @@ class JobRecovery:
     ) -> None:
         """Writes the line of an attempt."""
         changes = attempt.changes
-        told = {"lr": changes.lr, "skip": changes.skip or None, "seed": changes.seed}
+        new = {"lr": changes.lr, "skip": changes.skip or None, "seed": changes.seed}
         line = lineage.Line(
             attempt=changes.attempt,
             started=attempt.started,
@@ -258,7 +258,7 @@ class JobRecovery:
             command=attempt.command,
             checkpoint=changes.checkpoint or None,
             step=changes.step,
-            changes={k: v for k, v in {**told, "config": attempt.config}.items() if v is not None},
+            changes={k: v for k, v in {**new, "config": attempt.config}.items() if v is not None},
             reason=ending.reason,
             outcome=ending.outcome.value,
             code=ending.code,
@@ -280,18 +280,18 @@ class JobRecovery:
         if self.ladder.aside:
             last += f"; {counted(len(self.ladder.aside), 'other')} left behind"
         self._say(f"  {found.in_words()}{last}")
-        causes = [told for folder in ending.incidents if (told := _cause(folder))]
+        causes = [cause for folder in ending.incidents if (cause := _cause(folder))]
         if causes:
             self._say(f"  the last incident: {causes[-1]}")
         self._say(f"  what was tried: {self.incidents / lineage.NAME}")
 
     def _tell_of_rate(self, changes: Changes, ending: Ending) -> None:
-        """Says so if the command has not taken the learning rate it was told."""
+        """Says so if the command has not taken the learning rate it was given."""
         # A lower one may be that of a warm-up.
         if changes.lr is None or ending.rate is None or ending.rate <= changes.lr * 1.001:
             return
         self._say(
-            f"attempt {changes.attempt} was told the learning rate {changes.lr:g} and began with "
+            f"attempt {changes.attempt} was given the learning rate {changes.lr:g} and began with "
             f"{ending.rate:g}: the checkpoint brings its own, in the optimizer or in the schedule "
             "(base_lrs); set it after loading"
         )

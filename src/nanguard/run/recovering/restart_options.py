@@ -70,7 +70,7 @@ class RestartOptions:
 
 @dataclass(frozen=True, slots=True)
 class Changes:
-    """What an attempt is told.
+    """What an attempt does differently.
 
     Attributes:
         attempt: Its number, counted from 1.
@@ -100,25 +100,25 @@ class Changes:
         }
 
     def purposes(self) -> set[str]:
-        """Returns what there is to be told."""
-        told = {"resume"} if self.checkpoint else set()
-        told |= {"lr"} if self.lr is not None else set()
-        told |= {"skip"} if self.skip else set()
-        return told | ({"seed"} if self.seed is not None else set())
+        """Returns what there is to pass on."""
+        wanted = {"resume"} if self.checkpoint else set()
+        wanted |= {"lr"} if self.lr is not None else set()
+        wanted |= {"skip"} if self.skip else set()
+        return wanted | ({"seed"} if self.seed is not None else set())
 
     def in_words(self) -> str:
         """Returns the changes as a part of a sentence."""
         from_where = f"from {self.checkpoint}" if self.checkpoint else "as at first"
         if self.checkpoint and self.step is not None:
             from_where += f" (step {self.step})"
-        told = [from_where]
+        parts = [from_where]
         if self.lr is not None:
-            told.append(f"learning rate {number_text(self.lr)}")
+            parts.append(f"learning rate {number_text(self.lr)}")
         if self.skip:
-            told.append(f"{counted(self.skip, 'step')} of data skipped")
+            parts.append(f"{counted(self.skip, 'step')} of data skipped")
         if self.seed is not None:
-            told.append(f"seed {self.seed}")
-        return ", ".join(told)
+            parts.append(f"seed {self.seed}")
+        return ", ".join(parts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,7 +183,7 @@ class Teller:
         return found if found and Path(found).exists() else None
 
     def can_name(self, checkpoint: Judged | None) -> bool:
-        """Returns whether a checkpoint can be told; one of no known step has no ``{step}``."""
+        """Returns whether a checkpoint can be passed on; one of no known step has no ``{step}``."""
         if checkpoint is None or checkpoint.step is not None:
             return True
         template, config = self.templates.get("resume"), self.config
@@ -196,7 +196,7 @@ class Teller:
         """Returns the command of an attempt, and the configuration that was written for it.
 
         Args:
-            changes: What it is told.
+            changes: What it does differently.
             why: What the attempt is for.
             folder: Where a configuration goes that cannot stand beside its original.
 
@@ -336,7 +336,7 @@ class ConfigFile:
     keys: Mapping[str, Key]
 
     def check(self, command: Sequence[str]) -> None:
-        """Looks whether an attempt could be told through this file, before there is one.
+        """Looks whether this file could pass changes on to an attempt, before there is one.
 
         Raises:
             UsageError: It could not.
@@ -425,7 +425,7 @@ class ConfigFile:
 
 
 def learning_rate_in(path: str, dotted: str | None) -> float | None:
-    """Returns the learning rate that a configuration sets; None if it cannot be told.
+    """Returns the learning rate that a configuration sets; None if that is not clear.
 
     Args:
         path: The file.
@@ -444,7 +444,7 @@ def learning_rate_in(path: str, dotted: str | None) -> float | None:
 
 
 def rate_key(path: str) -> str | None:
-    """Returns the key of the learning rate in a configuration; None if that cannot be told."""
+    """Returns the key of the learning rate in a configuration; None if that is not clear."""
     document = ConfigFile(path, {}).read()
     for run in read_project([document]):
         setting = run.stages[0].get("lr") if len(run.stages) == 1 else None

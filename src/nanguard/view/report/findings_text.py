@@ -12,7 +12,7 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from nanguard.findings import Severity
-from nanguard.view.report.fields import literal, place_in_words, source
+from nanguard.view.report.words import literal, place_in_words, source
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -25,10 +25,13 @@ _STYLES = {
     "cyan": "36", "title": "1;4", "error": "1;31", "warning": "1;33", "info": "1;34",
 }  # fmt: skip
 _DIFF = {"+": "green", "-": "red", "@": "cyan"}
+# Lines of a diff that are shown; the rest is counted.
 _DIFF_LINES = 40
-_ALIKE = 4
+# Files with the same reason that are listed one by one; more of them become one line.
+_MOST_ALIKE = 4
 _SETTINGS = ("setting", "where", "value", "verdict")
-_ROWS = 24
+# Rows of the table of settings; beyond that only conflicts are shown.
+_MOST_ROWS = 24
 # What makes bad numbers, and what only shows them, in this order.
 _CAUSES = ("SRC", "CFG", "DAT", "CKP", "LOG")
 
@@ -175,9 +178,9 @@ class Page:
         shown = self._to_compare()
         if not shown:
             return
-        left = len(shown) - _ROWS
+        left = len(shown) - _MOST_ROWS
         if left > 0 and not self.verbose:
-            shown = [row for row in shown if row.get("verdict") == "conflicts"][:_ROWS]
+            shown = [row for row in shown if row.get("verdict") == "conflicts"][:_MOST_ROWS]
             left = len(self.outcome.alignment) - len(shown)
             if not shown:
                 yield f"alignment of settings: {left} places, no conflict\n"
@@ -209,13 +212,13 @@ class Page:
         if not entries:
             return
         counts = Counter(entry.reason for entry in entries)
-        told: set[str] = set()
+        reasons: set[str] = set()
         yield self._styled("not checked", "title")
         for entry in entries:
-            if counts[entry.reason] <= _ALIKE:
+            if counts[entry.reason] <= _MOST_ALIKE:
                 yield from self._wrapped(_one(entry), 2)
-            elif entry.reason not in told:
-                told.add(entry.reason)
+            elif entry.reason not in reasons:
+                reasons.add(entry.reason)
                 yield from self._wrapped(f"{counts[entry.reason]} files: {entry.reason}", 2)
         yield ""
 
@@ -251,8 +254,8 @@ def brief(outcome: Outcome) -> str:
         place = ":".join(str(part) for part in (f.path, f.line, f.column) if part is not None)
         words = place_in_words(f)
         where = f" ({literal(words)})" if words else ""
-        told = f"{f.severity.value}: {literal(f.message, 1000)}{where} [{f.name}]"
-        lines.append(f"{literal(place, 1000)}: {told}\n")
+        message = f"{f.severity.value}: {literal(f.message, 1000)}{where} [{f.name}]"
+        lines.append(f"{literal(place, 1000)}: {message}\n")
     return "".join(lines)
 
 

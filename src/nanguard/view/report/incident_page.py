@@ -18,7 +18,7 @@ from rich.table import Table
 from rich.text import Text
 
 from nanguard.view.report import words
-from nanguard.view.report.fields import (
+from nanguard.view.report.words import (
     branch,
     entries,
     listed,
@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 
     Part: TypeAlias = "RenderableType | Verbatim"
 
+# How many lines of a diff, trials and fixes are shown, and characters of a text.
 _DIFF_LINES = 40
 _TRIALS = 20
 _FIXES = 6
@@ -257,7 +258,8 @@ def _indented(body: Part) -> Part:
     return body if isinstance(body, Verbatim) else Padding(body, (0, 0, 0, 2))
 
 
-_ROWS = 8
+# Pieces of evidence that are shown.
+_MOST_EVIDENCE = 8
 _COLUMNS = ("shape", "dtype", "min", "max", "zeros", "nonfinite", "nan", "inf", "-inf")
 # They say what ``nonfinite`` is made of, and are in the way where there is nothing of the kind.
 _KINDS = ("nan", "inf", "-inf")
@@ -265,7 +267,7 @@ _KINDS = ("nan", "inf", "-inf")
 
 def evidence(found: Sequence[Mapping[str, Any]]) -> list[RenderableType]:
     """Returns the numbers: what a tensor holds in a table, anything else below it."""
-    shown = [entry for entry in found if text(entry, "what")][:_ROWS]
+    shown = [entry for entry in found if text(entry, "what")][:_MOST_EVIDENCE]
     columns = [name for name in _COLUMNS if any(_counts(entry, name) for entry in shown)]
     body: list[RenderableType] = []
     rows = [entry for entry in shown if any(_value(entry, name) for name in columns)]
@@ -312,7 +314,8 @@ def _value(entry: Mapping[str, Any], key: str) -> str:
     return number(value) or literal(value, 40)
 
 
-_AROUND = 3
+# Lines of source around the one of the origin, in files up to this size in bytes.
+_LINES_AROUND = 3
 _LARGEST_FILE = 4 << 20
 
 
@@ -356,8 +359,8 @@ def _on_disk(origin: Mapping[str, Any], line: int, folder: Any) -> list[str]:
 
 
 def _numbered(first: int, lines: list[Any], line: int) -> Verbatim:
-    begin = max(first, line - _AROUND)
-    end = min(first + len(lines) - 1, line + _AROUND)
+    begin = max(first, line - _LINES_AROUND)
+    end = min(first + len(lines) - 1, line + _LINES_AROUND)
     shown = []
     for at in range(begin, end + 1):
         here = at == line

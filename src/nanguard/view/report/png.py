@@ -97,23 +97,23 @@ def _draw_panel(axis: Any, panel: Panel, runs: Sequence[Run]) -> None:
 def _draw_curve(axis: Any, curve: Curve, colour: str, name: str) -> tuple[float, float]:
     """Draws a curve; returns its smallest and largest value."""
     values = curve.values[: len(curve)]
-    told = thin(values, most=_BUCKETS, restarts=restarts_of(curve.xs) or [])
-    breaks = {*told.breaks, len(told.starts)}
+    thinned = thin(values, most=_BUCKETS, restarts=restarts_of(curve.xs) or [])
+    breaks = {*thinned.breaks, len(thinned.starts)}
     xs: list[float] = []
     ys: list[float] = []
-    for at, start in enumerate(told.starts):
+    for at, start in enumerate(thinned.starts):
         if at in breaks and xs:
             xs.append(float("nan"))
             ys.append(float("nan"))
-        low, high = told.lows[at], told.highs[at]
+        low, high = thinned.lows[at], thinned.highs[at]
         xs += [curve.xs[start]] if low == high else [curve.xs[start]] * 2
         ys += [low] if low == high else [low, high]
-    alone = len(told.starts) < 3  # a line through a single point is not seen
+    alone = len(thinned.starts) < 3  # a line through a single point is not seen
     axis.plot(xs, ys, color=colour, lw=1.0, label=name, marker="o" if alone else None, ms=3)
-    for gap in told.gaps:
+    for gap in thinned.gaps:
         first, last = curve.xs[gap.start], curve.xs[gap.end - 1]
         axis.axvspan(first, last, facecolor=_BAD, alpha=0.12, hatch="///", edgecolor=_BAD, lw=0.6)
-    return min(told.lows, default=float("inf")), max(told.highs, default=0.0)
+    return min(thinned.lows, default=float("inf")), max(thinned.highs, default=0.0)
 
 
 def _headline(runs: Sequence[Run]) -> str:

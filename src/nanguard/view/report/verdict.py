@@ -1,24 +1,50 @@
-"""The verdict about a run in words: when it turned, what moved first, and how it ended."""
+"""The verdict about a run in words: what the rules for logs say, and where in the numbers it shows.
+
+``nanguard check`` runs the same rules over files; ``watch``, ``serve`` and ``report`` come here.
+"""
 
 from __future__ import annotations
 
 import math
 from bisect import bisect_left
 from dataclasses import dataclass, field
+from itertools import chain
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from nanguard.findings import name_of
+from nanguard.check.log.quantities import Quantity
+from nanguard.check.log.rules.grad_norm_spike import norm_spikes
+from nanguard.check.log.rules.loss_spike import loss_spikes
+from nanguard.check.outcome import in_order
+from nanguard.check.outcome import judge as judge_source
+from nanguard.check.selection import Selection
+from nanguard.findings import Severity, name_of
 from nanguard.view.report import words
-from nanguard.view.report.fields import branch, entries, text, whole
-from nanguard.view.runs.curves import restarts_of, thin
-from nanguard.view.runs.run_model import EventKind, Panel
+from nanguard.view.report.words import branch, entries, text, whole
+from nanguard.view.runs.curves import gaps_of, restarts_of, thin
+from nanguard.view.runs.run_model import EventKind, Panel, RunEvent
+from nanguard.view.runs.run_model import in_order as events_in_order
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from nanguard.check.log.series import Log, MetricSeries, Note
+    from nanguard.findings import Finding
     from nanguard.view.runs.run_model import Curve, Run
 
-_ROUGH = 4096
-_CAUSES = 2
+_SPIKES = {"loss-spike": loss_spikes, "grad-norm-spike": norm_spikes}
+_BAD = {"non-finite-loss": Quantity.LOSS, "non-finite-grad-norm": Quantity.GRAD_NORM}
+_SHOWN_AS_GAPS = frozenset((*_BAD, "hidden-nan"))
+# Stretches of non-finite numbers of a curve that become places.
+_MOST_GAPS = 200
+# Good numbers after which bad ones are over; fewer in between are part of one fault.
+CALM = 3
+# Lines after which a warning in words is a new one.
+_LINES_BETWEEN = 20
+# Buckets in which the main curve is looked at for a sentence.
+_ROUGH_BUCKETS = 4096
+# Different causes that the verdict names.
+_MOST_CAUSES = 2
 GOOD, GUARDED, BAD, NOTHING = "good", "guarded", "bad", "nothing"
 LABELS = {GOOD: "Healthy", GUARDED: "Guarded", BAD: "Went bad", NOTHING: "Nothing to judge"}
 _DONE = {
@@ -33,6 +59,191 @@ _ACTIONS = {
     "rollback": EventKind.ROLLBACK,
     "stop": EventKind.STOP,
 }
+
+
+@dataclass(frozen=True, slots=True)
+class MarkedPlace:
+    """A place of a log at which a finding shows.
+
+    Attributes:
+        finding: The finding.
+        text: What is there, in words.
+        index: Where in its series, or on which line, that begins; 0 where a fault has one place.
+        step: The step of that, if the log has steps.
+        value: The number there, if it is about one.
+        last: The last step, where a fault goes on for several.
+        count: How many numbers or lines it is about.
+        over: Whether the numbers after it are good again.
+        in_words: Whether a line says so, and no number.
+    """
+
+    finding: Finding
+    text: str
+    index: int = 0
+    step: int | None = None
+    value: float | None = None
+    last: int | None = None
+    count: int = 1
+    over: bool = True
+    in_words: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """What the rules say about a log.
+
+    Attributes:
+        findings: The findings, by line.
+        problems: Rules that failed on it, in words.
+    """
+
+    log: Log
+    findings: list[Finding] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+
+    @property
+    def alarms(self) -> list[Finding]:
+        """The findings that are more than a remark."""
+        return [one for one in self.findings if one.severity is not Severity.INFO]
+
+    def places(self) -> Iterator[MarkedPlace]:
+        """Yields every place at which a finding shows: each spike, each stretch of NaN."""
+        for finding in self.findings:
+            if finding.name in _SPIKES:
+                yield from _spikes(self.log, finding)
+            elif finding.name in _BAD:
+                yield from _bad(self.log, finding)
+            else:
+                yield MarkedPlace(finding, finding.message, step=finding.step)
+
+
+def judge_log(log: Log, selection: Selection | None = None) -> Judgement:
+    """Returns what rules say about a log.
+
+    Args:
+        log: The log.
+        selection: The rules; all of them without it.
+    """
+    rules = (selection or Selection()).rules("log")
+    found, failed = judge_source(rules, log, log.path)
+    return Judgement(log, in_order(found), [entry.reason for entry in failed])
+
+
+def _spikes(log: Log, finding: Finding) -> Iterator[MarkedPlace]:
+    for series, spikes in _SPIKES[finding.name](log):
+        if (series.name, series.rank) != (finding.where, finding.rank):
+            continue
+        for spike in spikes:
+            said = f"{series.name} jumped to {name_of(spike.point.value)}; up to "
+            said += f"{name_of(spike.limit)} would be usual"
+            point = spike.point
+            yield MarkedPlace(finding, said, point.index, point.step, point.value)
+
+
+def _bad(log: Log, finding: Finding) -> Iterator[MarkedPlace]:
+    """Yields the stretches of numbers that are not finite, or of lines that speak of them."""
+    role = _BAD[finding.name]
+    own = [one for one in log.of(role) if (one.name, one.rank) == (finding.where, finding.rank)]
+    series = next((one for one in own if one.bad()), None)
+    if series is not None:
+        yield from _stretches(series, finding)
+        return
+    notes = [note for note in log.notes if note.role is role]
+    for stretch in _close_together(notes):
+        first, last = stretch[0], stretch[-1]
+        yield MarkedPlace(
+            finding,
+            f"the log says: {first.said}",
+            first.line or 0,
+            first.step,
+            last=last.step,
+            count=len(stretch),
+            in_words=True,
+        )
+
+
+def _stretches(series: MetricSeries, finding: Finding) -> Iterator[MarkedPlace]:
+    bad = series.bad()
+    start = 0
+    for at in range(1, len(bad) + 1):
+        if at < len(bad) and bad[at] - bad[at - 1] <= CALM:
+            continue
+        first, last = series[bad[start]], series[bad[at - 1]]
+        yield MarkedPlace(
+            finding,
+            f"{series.name} is {name_of(first.value)}",
+            first.index,
+            first.step,
+            first.value,
+            last.step,
+            at - start,
+            len(series) - 1 - last.index >= CALM,
+        )
+        start = at
+
+
+def _close_together(notes: Iterable[Note]) -> list[list[Note]]:
+    out: list[list[Note]] = []
+    for note in notes:
+        if out and (note.line or 0) - (out[-1][-1].line or 0) <= _LINES_BETWEEN:
+            out[-1].append(note)
+        else:
+            out.append([note])
+    return out
+
+
+def judge(run: Run, selection: Selection | None = None) -> None:
+    """Adds what rules find in the logs of a run to its findings, and to what happened in it.
+
+    Args:
+        run: The run.
+        selection: The rules; all of them without it.
+    """
+    known = {(finding.get("code"), finding.get("message")) for finding in run.findings}
+    for log in run.logs:
+        judged = judge_log(log, selection)
+        new = [one for one in judged.findings if (one.code, one.message) not in known]
+        run.findings += [one.to_json() for one in new]
+        run.problems += judged.problems
+        placed = {event.step for event in run.events}
+        shown = chain(_events(judged, new), _gaps(run, new))
+        run.events += [event for event in shown if event.step not in placed]
+    run.events = events_in_order(run.events)
+
+
+def _events(judged: Judgement, findings: list[Finding]) -> Iterator[RunEvent]:
+    """Yields what is marked in the curves, except what shows as a gap."""
+    for place in judged.places():
+        finding = place.finding
+        if finding not in findings or finding.name in _SHOWN_AS_GAPS or place.step is None:
+            continue
+        if finding.name in _SPIKES:
+            yield RunEvent(EventKind.SPIKE, place.step, place.text, severity="warning")
+        else:
+            said, severity = f"{finding.name}: {finding.message}", finding.severity.value
+            yield RunEvent(EventKind.NOTE, place.step, said, severity=severity)
+
+
+def _gaps(run: Run, findings: list[Finding]) -> Iterator[RunEvent]:
+    """Yields the stretches in which curves are not finite, where a rule calls that a fault."""
+    if not any(finding.name in _SHOWN_AS_GAPS for finding in findings):
+        return
+    seen: set[tuple[float, float]] = set()
+    for curve in run.curves:
+        if curve.evaluation:
+            continue
+        for gap in gaps_of(curve.values, _MOST_GAPS):
+            first, last = curve.xs[gap.start], curve.xs[gap.end - 1]
+            if (first, last) in seen:
+                continue
+            seen.add((first, last))
+            said = f"{curve.name} is {name_of(_kind(curve.values[gap.start]))}"
+            yield RunEvent(EventKind.NON_FINITE, first, said, last, gap.count, "error")
+
+
+def _kind(value: float) -> float:
+    """Returns a value that is not finite; NaN for one that is."""
+    return math.nan if math.isfinite(value) else value
 
 
 @dataclass(slots=True)
@@ -167,29 +378,29 @@ def _moved(run: Run, turn: float) -> str:
     moves = moves_before(run, turn)
     if not moves:
         return ""
-    told = [
+    parts = [
         f"{move.name} from {run.axis.value} {_whole(move.step)} on "
         f"({name_of(move.usual)} to {name_of(move.then)})"
         for move in moves[:3]
     ]
-    return f"Before it turned, this left its usual range: {'; then '.join(told)}."
+    return f"Before it turned, this left its usual range: {'; then '.join(parts)}."
 
 
 def _why(run: Run) -> str:
-    told: list[str] = []
+    parts: list[str] = []
     seen: set[tuple[str, object, object]] = set()
     for incident in run.incidents:
         cause, origin = branch(incident, "cause"), branch(incident, "origin")
         code = text(cause, "code")
         key = (code, origin.get("file"), whole(origin, "line"))
-        if code in ("", "unknown") or key in seen or len(seen) >= _CAUSES:
+        if code in ("", "unknown") or key in seen or len(seen) >= _MOST_CAUSES:
             continue
         seen.add(key)
-        told.append(f"{words.sentence(incident)}.")
+        parts.append(f"{words.sentence(incident)}.")
         verified = [f for f in entries(incident, "fixes") if f.get("verified") is True]
         if verified:
-            told[-1] += f" A fix was tried and held: {text(verified[0], 'summary', 300)}."
-    return "\n".join(told)
+            parts[-1] += f" A fix was tried and held: {text(verified[0], 'summary', 300)}."
+    return "\n".join(parts)
 
 
 def _guard(run: Run, done: dict[EventKind, int]) -> str:
@@ -211,7 +422,7 @@ def _ending(run: Run, main: Curve | None) -> str:
     last = len(main) - 1
     said = f"The last {main.name}, at {run.axis.value} {_whole(main.xs[last])}, is "
     said += name_of(main.values[last])
-    rough = thin(main.values[: len(main)], most=_ROUGH)
+    rough = thin(main.values[: len(main)], most=_ROUGH_BUCKETS)
     bad = sum(gap.count for gap in rough.gaps)
     if bad:
         said += f"; {bad} of {len(main)} values are not finite"
@@ -240,7 +451,8 @@ def _is_number(value: Any) -> bool:
 
 # Points before the turn that are looked at, and how many of them show what is usual.
 _LOOKED_AT = 400
-_USUAL = 100
+# The first values of a curve, at most and at least, that say what is usual.
+_USUAL_VALUES = 100
 _FEWEST = 12
 # How far above what is usual: in deviations, and as a factor.
 _DEVIATIONS = 8.0
@@ -285,7 +497,7 @@ def _move(curve: Curve, turn: float) -> Move | None:
     # What is not finite in between would shift the places.
     if len(values) < max(_FEWEST, end - begin):
         return None
-    usual = values[: max(_FEWEST // 2, min(_USUAL, len(values) // 2))]
+    usual = values[: max(_FEWEST // 2, min(_USUAL_VALUES, len(values) // 2))]
     middle = median(usual)
     spread = 1.4826 * median(abs(value - middle) for value in usual)
     if curve.panel is Panel.SCALE:

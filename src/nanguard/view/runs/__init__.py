@@ -31,8 +31,8 @@ Fewer points that tell the same::
 keeps every extreme and every non-finite point: buckets with ``starts``, ``counts``, ``lows`` and
 ``highs``, ``gaps`` where the curve is not finite, ``breaks`` where it must not be joined.
 
-Above this: ``nanguard.view.report.judged.judge(run)`` adds the findings of the rules for logs,
-``nanguard.view.report.verdict.verdict_of(run)`` says in words what happened, and
+Above this: ``nanguard.view.report.verdict`` adds the findings of the rules for logs
+(``judge(run)``) and says in words what happened (``verdict_of(run)``), and
 ``nanguard.view.report.html`` makes the page.
 """
 

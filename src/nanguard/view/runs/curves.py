@@ -20,7 +20,7 @@ from nanguard.check.log.series import SeriesColumn
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-# Gaps beyond this are told together with their neighbours.
+# Gaps beyond this are shown together with their neighbours.
 MOST_GAPS = 4000
 # Points on each side of something that happened that are kept one by one, if much happened fewer.
 AROUND = 256
@@ -99,7 +99,7 @@ def thin(
     restarts: Sequence[int] = (),
     focus: Iterable[int] = (),
 ) -> Thinned:
-    """Returns a curve in about so many buckets.
+    """Returns a curve in buckets.
 
     Args:
         values: The numbers.
@@ -139,7 +139,7 @@ def gaps_of(values: array[float], most: int = MOST_GAPS) -> list[Gap]:
 
 
 def merged(gaps: list[Gap], most: int) -> list[Gap]:
-    """Returns at most so many gaps: those that lie close together are told as one."""
+    """Returns no more gaps than the limit: those that lie close together become one."""
     if len(gaps) <= most:
         return gaps
     between = [now.start - before.end for before, now in pairwise(gaps)]

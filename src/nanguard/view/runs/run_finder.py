@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 LINEAGE = "lineage.jsonl"
 REPORT_SCHEMA = b'"nanguard.report/'
+# Runs and files that a search takes in, folders it goes down, incidents it keeps of a run.
 MOST_RUNS = 2000
 DEEPEST = 6
 MOST_FILES = 5000
@@ -145,7 +146,7 @@ def _of_file(path: Path) -> FoundRun:
         return next(runs_in(path.parent, _names(path.parent), []))
     if form_of(path, head) is None and not _may_be_empty_log(path, head):
         raise SourceError(
-            "this is no log, no incident and no report.",
+            "this is not a log, an incident or a report.",
             where=str(path),
             do="Give a run folder, or a file that nanguard check reads as a log.",
         )

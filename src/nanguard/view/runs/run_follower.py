@@ -26,6 +26,9 @@ if TYPE_CHECKING:
     from nanguard.view.runs.run_model import Run
 
 _READ_BYTES = 2 << 20
+# How much of a log is read before the clock is looked at, and for how long in all: somebody waits
+# for the page. What is left is read when it is asked for again.
+_PIECE_BYTES, _PAGE_SECONDS = 4 << 20, 10.0
 # From here on the engine for large files pays, where it is installed.
 _BULK = 4 << 20
 # The last bytes that were read: if they are others, the file was written anew.
@@ -73,8 +76,13 @@ class Follower:
         """Whether there is a last line whose end is waited for."""
         return self._cutter.waiting
 
+    @property
+    def offset(self) -> int:
+        """How many bytes were read."""
+        return self._offset
+
     def read(self, limit: int = 1 << 40) -> RunChange:
-        """Reads what was appended, up to about so many bytes.
+        """Reads what was appended, up to about as many bytes as the limit.
 
         Raises:
             OSError: The file is there and cannot be read.
@@ -174,20 +182,32 @@ class LiveRun:
         self.found = found
         self._followers: dict[Path, Follower] = {}
 
+    @property
+    def read_so_far(self) -> int | None:
+        """How many bytes were read of logs of which there is more; None if there is no more."""
+        if not any(follower.behind for follower in self._followers.values()):
+            return None
+        return sum(follower.offset for follower in self._followers.values())
+
     def read(self, scan: Scan | None = None) -> Run:
-        """Returns the run as it is now; what is not there any more is told as a problem."""
+        """Returns the run as it is now; what is not there any more is listed as a problem."""
         return open_run(self.found, scan, partial(self._read))
 
     def _read(self, run: Run, found: FoundRun, scan: Scan) -> None:
         others = [path for path in found.logs if not self._follows(path)]
         followed = [path for path in found.logs if path not in others]
         self._followers = {path: self._followers[path] for path in followed}
+        late = time.monotonic() + _PAGE_SECONDS
         for path, follower in self._followers.items():
-            change = follower.read()
+            change = follower.read(_PIECE_BYTES)
+            while follower.behind and time.monotonic() < late:
+                follower.read(_PIECE_BYTES)
             if follower.waiting:
-                follower.read()
+                follower.read(_PIECE_BYTES)
             if change is RunChange.GONE:
                 run.problems.append(f"{path.name}: the file is gone; what was read before is shown")
+            if follower.behind:
+                run.problems.append(f"{path.name}: the first {follower.offset >> 20} MiB are shown")
             run.logs.append(follower.log)
         if found.events and found.logs:
             others.append(found.events)

@@ -15,7 +15,7 @@ from nanguard.findings import name_of
 
 if TYPE_CHECKING:
     from array import array
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from nanguard.check.log.series import Log, SeriesColumn
@@ -89,7 +89,7 @@ class RunEvent:
         kind: What.
         step: The step, on the axis of the run; None if it is not known.
         text: What was said about it.
-        last: The last step, where several of a kind are told as one; else the same as ``step``.
+        last: The last step, where several of a kind are shown as one; else the same as ``step``.
         count: How many there were.
         severity: ``error``, ``warning`` or ``info``.
         reason: Why the guard did what it did.
@@ -194,11 +194,13 @@ class Run:
         return next((curve for curve in self.curves if len(curve)), None)
 
 
-_LINE = 1 << 16
+# Bytes of a line, and lines of a file, that are read.
+_LONGEST_LINE = 1 << 16
 _MOST_READ = 300_000
-# Events beyond this are told together with their neighbours.
+# Events beyond this are shown together with their neighbours.
 MOST_EVENTS = 2000
-_TEXT = 500
+# Characters of a message that are kept.
+_LONGEST_TEXT = 500
 _BY_ACTION = {
     "skip": EventKind.SKIP,
     "cut-lr": EventKind.LR_CUT,
@@ -223,18 +225,7 @@ def read_events(path: Path) -> tuple[list[RunEvent], list[str]]:
     Raises:
         OSError: It cannot be read.
     """
-    events, problems, broken = [], [], 0
-    for number, record in enumerate(_records(path), 1):
-        if number > _MOST_READ:
-            problems.append(f"only the first {_MOST_READ} lines of {path.name} were read")
-            break
-        if record is None:
-            broken += 1
-            continue
-        events.append(_event(record))
-    if broken:
-        problems.append(_torn(broken, path))
-    return events, problems
+    return _read_some(path, _event)
 
 
 def read_lineage(path: Path) -> tuple[list[RunEvent], list[str]]:
@@ -243,18 +234,30 @@ def read_lineage(path: Path) -> tuple[list[RunEvent], list[str]]:
     Raises:
         OSError: It cannot be read.
     """
-    events, broken = [], 0
-    for record in _records(path):
+    return _read_some(path, _restart)
+
+
+def _read_some(
+    path: Path, told: Callable[[dict[str, Any]], RunEvent]
+) -> tuple[list[RunEvent], list[str]]:
+    """Returns what the first lines of a file tell, and what could not be read."""
+    events, problems, broken = [], [], 0
+    for number, record in enumerate(_records(path), 1):
+        if number > _MOST_READ:
+            problems.append(f"only the first {_MOST_READ} lines of {path.name} were read")
+            break
         if record is None:
             broken += 1
             continue
-        events.append(_restart(record))
-    return events, [_torn(broken, path)] if broken else []
+        events.append(told(record))
+    if broken:
+        problems.append(_torn(broken, path))
+    return events, problems
 
 
 def _torn(lines: int, path: Path) -> str:
     what = "one line" if lines == 1 else f"{lines} lines"
-    return f"{what} of {path.name} could not be read: no whole JSON object"
+    return f"{what} of {path.name} could not be read: not a complete JSON object"
 
 
 def events_of_incidents(incidents: Sequence[Incident]) -> list[RunEvent]:
@@ -265,7 +268,7 @@ def events_of_incidents(incidents: Sequence[Incident]) -> list[RunEvent]:
             _step(incident.get("step")),
             _summary(incident),
             severity="error",
-            reason=str(_field(incident, "action", "reason") or "")[:_TEXT],
+            reason=str(_field(incident, "action", "reason") or "")[:_LONGEST_TEXT],
             incident=place,
         )
         for place, incident in enumerate(incidents)
@@ -338,9 +341,9 @@ def _event(record: dict[str, Any]) -> RunEvent:
     return RunEvent(
         kind,
         _step(record.get("step")),
-        str(record.get("message", "") or name)[:_TEXT],
+        str(record.get("message", "") or name)[:_LONGEST_TEXT],
         severity=severity if severity in ("error", "warning", "info") else "info",
-        reason=str(record.get("reason", ""))[:_TEXT],
+        reason=str(record.get("reason", ""))[:_LONGEST_TEXT],
         time=float(when) if isinstance(when, (int, float)) and 0 < when < 1e11 else None,
     )
 
@@ -349,7 +352,7 @@ def _restart(record: dict[str, Any]) -> RunEvent:
     attempt, changes = record.get("attempt"), record.get("changes")
     said = [f"attempt {attempt}" if isinstance(attempt, int) else "restart"]
     if record.get("checkpoint"):
-        said.append(f"from {str(record['checkpoint'])[:_TEXT]}")
+        said.append(f"from {str(record['checkpoint'])[:_LONGEST_TEXT]}")
     if changes:
         listed = (
             ", ".join(f"{key}: {value}" for key, value in list(changes.items())[:20])
@@ -358,24 +361,26 @@ def _restart(record: dict[str, Any]) -> RunEvent:
             if isinstance(changes, list)
             else str(changes)
         )
-        said.append(f"with {listed[:_TEXT]}")
+        said.append(f"with {listed[:_LONGEST_TEXT]}")
     if record.get("outcome"):
-        said.append(f"-> {str(record['outcome'])[:_TEXT]}")
+        said.append(f"-> {str(record['outcome'])[:_LONGEST_TEXT]}")
     return RunEvent(
         EventKind.RESTART,
         _step(record.get("step")),
         " ".join(said),
         severity="warning",
-        reason=str(record.get("reason") or "")[:_TEXT],
+        reason=str(record.get("reason") or "")[:_LONGEST_TEXT],
     )
 
 
 def _summary(incident: Incident) -> str:
     code, summary = _field(incident, "cause", "code"), _field(incident, "cause", "summary")
     if isinstance(code, str) and code:
-        return f"{code}: {summary}"[:_TEXT] if isinstance(summary, str) and summary else code
+        return (
+            f"{code}: {summary}"[:_LONGEST_TEXT] if isinstance(summary, str) and summary else code
+        )
     where, kind = _field(incident, "symptom", "where"), _field(incident, "symptom", "kind")
-    return f"{where or 'a value'} is {kind or 'not finite'}"[:_TEXT]
+    return f"{where or 'a value'} is {kind or 'not finite'}"[:_LONGEST_TEXT]
 
 
 def _field(holder: Mapping[str, Any], first: str, then: str) -> Any:
@@ -392,10 +397,10 @@ def _step(value: Any) -> int | None:
 def _records(path: Path) -> Iterator[dict[str, Any] | None]:
     """Yields the objects of JSON lines; None for a line that is none."""
     with path.open("rb") as file:
-        while line := file.readline(_LINE):
+        while line := file.readline(_LONGEST_LINE):
             ended = more = line
-            while len(more) == _LINE and not more.endswith(b"\n"):
-                ended = more = file.readline(_LINE)
+            while len(more) == _LONGEST_LINE and not more.endswith(b"\n"):
+                ended = more = file.readline(_LONGEST_LINE)
             if not line.strip():
                 continue
             record = loads(line.decode("utf-8", "replace"))

@@ -50,6 +50,7 @@ if TYPE_CHECKING:
 # Processes that read logs, and may die of them. They are kept for the next log: a page that follows
 # a run opens its files again and again. They end with this process.
 _READERS = Workers()
+# Bytes of a configuration and of a report that are read, findings that are kept.
 _LARGEST_CONFIG = 128 << 10
 _LARGEST_REPORT = 64 << 20
 _MOST_FINDINGS = 2000
@@ -99,7 +100,7 @@ def findings_of(path: Path) -> list[dict[str, Any]]:
     findings = report.get("findings") if isinstance(report, dict) else None
     if not isinstance(findings, list):
         raise SourceError(
-            "it is no whole report of nanguard check.",
+            "it is not a complete report of nanguard check.",
             where=str(path),
             do="Write it again: nanguard check --format json -o report.json",
         )
@@ -119,7 +120,7 @@ def _is_number(value: Any) -> bool:
 
 _CHUNK_BYTES = 4 << 20
 _MOST_TERMS = 32
-# How many lines are asked for the time.
+# How many lines are searched for a time.
 _ASKED = 2000
 _LINE = 1 << 16
 _STEPS = ("step", "global_step", "_step", "iteration")
@@ -177,7 +178,9 @@ class Terms:
             return
         self._names = tuple(name.decode("utf-8", "replace") for name in names)
         terms = b",".join(b'"' + re.escape(name) + rb'":([^,{}]{1,40})' for name in names)
-        self._pattern = re.compile(rb'"step":(\d{1,18}),[^{}\n]*"terms":\{' + terms + rb"\}")
+        # From the beginning of a line only: one that names many steps would be searched for each.
+        start = rb'(?m)^\{"step":(\d{1,18}),[^{}\n]*"terms":\{'
+        self._pattern = re.compile(start + terms + rb"\}")
 
     def _feed_slowly(self, piece: bytes) -> None:
         for line in piece.split(b"\n"):
@@ -297,6 +300,7 @@ _PANELS = {
     Quantity.ACCURACY: Panel.ACCURACY,
 }
 _ORDER = list(Panel)
+# A larger step is not a count; a page could not show it exactly.
 _MOST_STEP = 2**53
 
 

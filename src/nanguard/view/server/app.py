@@ -21,7 +21,7 @@ from starlette.routing import Route
 from nanguard import __version__
 from nanguard.view.report.html import asset, body_of, embedded, page_data, sections
 from nanguard.view.report.html.markup import Html, el, join
-from nanguard.view.report.judged import judge
+from nanguard.view.report.verdict import judge
 from nanguard.view.runs.run_follower import LiveRun
 from nanguard.view.server.index import mark_of
 from nanguard.view.server.overview import problems, row, status
@@ -41,6 +41,7 @@ T = TypeVar("T")
 _LOOK = 0.5
 # Seconds after which something is sent in any case, so that a lost connection is noticed.
 _HEARTBEAT_SECONDS = 10.0
+# Pages that may be open at once; each keeps a connection.
 MOST_STREAMS = 200
 _GONE = (
     "There is no such run below this folder, or not any more. If it is written again, it appears "
@@ -137,10 +138,10 @@ class RunsSite:
                 new = [entry for entry in entries if entry.version > after]
                 rows = await beside(partial(_rows, new, index))
                 now = {entry.key for entry in entries}
-                told: dict[str, Any] = {"version": seen, "rows": rows, "status": status(index)}
-                told |= {"keys": sorted(now), "problems": problems(index)}
+                message: dict[str, Any] = {"version": seen, "rows": rows, "status": status(index)}
+                message |= {"keys": sorted(now), "problems": problems(index)}
                 known = now
-                yield _message("rows", told)
+                yield _message("rows", message)
                 sent = time.monotonic()
             elif time.monotonic() - sent > _HEARTBEAT_SECONDS:
                 yield ": still here\n\n"
@@ -152,12 +153,14 @@ class RunsSite:
         sent, said = time.monotonic(), ""
         while not self.stopping.is_set():
             entry = await self._entry(key)
-            version = "gone" if entry is None else version_of(entry)
+            version = "gone" if entry is None else self._desk.version(entry)
             state = "" if entry is None else entry.summary.state
             if (version, state) != (seen, said):
                 seen, said = version, state
-                told = {"gone": _GONE} if entry is None else {"version": version, **_state(entry)}
-                yield _message("change", told)
+                message = (
+                    {"gone": _GONE} if entry is None else {"version": version, **_state(entry)}
+                )
+                yield _message("change", message)
                 sent = time.monotonic()
             elif time.monotonic() - sent > _HEARTBEAT_SECONDS:
                 yield ": still here\n\n"
@@ -317,6 +320,7 @@ def _page(title: str, body: Html, scripts: tuple[str, ...], extra: Html | None) 
     return f'<!doctype html>\n<html lang="en">{head}{el("body", body)}</html>\n'
 
 
+# Runs that are kept whole in memory because somebody looks at them.
 MOST_OPEN = 8
 # Numbers that are kept in memory: with their steps, about 8 bytes each.
 _MOST_POINTS = 20_000_000
@@ -358,7 +362,7 @@ class Desk:
         held = self._held(entry)
         with held.lock:
             version = version_of(entry)
-            if held.version != version or held.run is None:
+            if held.version != version or held.run is None or held.live.read_so_far is not None:
                 began, first = time.monotonic(), held.run is None
                 held.live.found = self._index.folder.confined(entry.found)
                 run = held.live.read()
@@ -373,6 +377,12 @@ class Desk:
                 held.spent = 0.0 if first else time.monotonic() - began
         self._let_go()
         return held
+
+    def version(self, entry: ServedRun) -> str:
+        """Returns a word that differs once a run has changed, or once more of it was read."""
+        held = self._open.get(entry.key)
+        read = None if held is None else held.live.read_so_far
+        return version_of(entry) if read is None else f"{version_of(entry)}-{read}"
 
     def cost(self, key: str) -> float:
         """Returns how many seconds it takes to read a run again; 0 if that is not known."""
@@ -398,5 +408,5 @@ class Desk:
 def version_of(entry: ServedRun) -> str:
     """Returns a word that differs once a run has changed."""
     # A last line without an end is read some time later.
-    told = (mark_of(entry.found), entry.digest.waiting, str(entry.found.configs))
-    return hashlib.sha256(repr(told).encode("utf-8", "replace")).hexdigest()[:16]
+    state = (mark_of(entry.found), entry.digest.waiting, str(entry.found.configs))
+    return hashlib.sha256(repr(state).encode("utf-8", "replace")).hexdigest()[:16]

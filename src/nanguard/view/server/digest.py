@@ -1,10 +1,14 @@
-"""What the overview says about a run: little enough to be kept for a thousand of them."""
+"""What the overview says about a run: little enough to be kept for a thousand of them.
+
+Its curve has a hundred buckets, grows with the run and forgets no extreme.
+"""
 
 from __future__ import annotations
 
 import math
 import re
 import time
+from array import array
 from collections import deque
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,22 +19,25 @@ from nanguard.check.log.quantities import Quantity
 from nanguard.check.log.series import Log
 from nanguard.errors import NanguardError
 from nanguard.record import METRICS
-from nanguard.view.report.judged import judge_log
+from nanguard.view.report.verdict import judge_log
 from nanguard.view.runs import EventKind, Panel, open_run
 from nanguard.view.runs.run_follower import Follower, RunChange, is_followed
 from nanguard.view.runs.run_model import read_events
-from nanguard.view.server.spark import Spark
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from nanguard.check.log.series import MetricSeries
     from nanguard.view.runs import FoundRun, Run, RunEvent
 
-# How much of a log is read before what was found is let go of.
-_AT_ONCE = 32 << 20
+# Buckets of a small curve; when there are more, each two become one.
+MOST_BUCKETS = 128
+# How much of a log is read before what was found is let go of, and others may have their turn.
+_AT_ONCE = 4 << 20
+# Curves of a run of which a small one is kept.
 _MOST_SPARKS = 24
-_EDGE = 1 << 14
+# Bytes at each end of a file in which a time is looked for.
+_EDGE_BYTES = 1 << 14
 _TIME = re.compile(rb'"time":(\d{1,11}(?:\.\d{1,9})?)')
 # A run whose files have not changed for this long has ended, unless it writes more seldom.
 _QUIET = 60.0
@@ -40,6 +47,68 @@ _PAUSES = 8
 _LONGEST = 1800.0
 _RANKS = {Quantity.LOSS: 1, Quantity.GRAD_NORM: 2}
 _PANELS = {Panel.LOSS: 0, Panel.TERMS: 1, Panel.GRAD_NORM: 2}
+
+
+class Spark:
+    """Smallest and largest values of neighbouring points, and where they are not finite.
+
+    When there are too many buckets, neighbours become one. A bucket without a finite point has
+    the limits (inf, -inf).
+
+    Attributes:
+        points: How many points there were.
+        bad: How many of them are not finite.
+        last: The last value.
+        lows: The smallest finite value of each bucket.
+        highs: The largest finite value of each bucket.
+        holes: Whether something in each bucket is not finite.
+    """
+
+    __slots__ = ("_size", "_there", "bad", "highs", "holes", "last", "lows", "points")
+
+    def __init__(self) -> None:
+        self.points = self.bad = 0
+        self.last = math.nan
+        self.lows, self.highs, self.holes = array("d"), array("d"), bytearray()
+        self._size = 1
+        self._there = 0
+
+    def extend(self, values: array[float]) -> None:
+        """Adds values."""
+        at = 0
+        while at < len(values):
+            if self._there == 0 or self._there == self._size:
+                self._open()
+            # Whole buckets at a time: a run of a million steps is added in a few thousand pieces.
+            part = values[at : at + self._size - self._there]
+            self._add(part)
+            at += len(part)
+            self._there += len(part)
+        if len(values):
+            self.points += len(values)
+            self.last = values[-1]
+
+    def _open(self) -> None:
+        if len(self.lows) >= MOST_BUCKETS:
+            self.lows = array("d", map(min, self.lows[::2], self.lows[1::2]))
+            self.highs = array("d", map(max, self.highs[::2], self.highs[1::2]))
+            self.holes = bytearray(map(max, self.holes[::2], self.holes[1::2]))
+            self._size *= 2
+        self.lows.append(math.inf)
+        self.highs.append(-math.inf)
+        self.holes.append(0)
+        self._there = 0
+
+    def _add(self, part: Sequence[float]) -> None:
+        if not math.isfinite(sum(part)):
+            finite = [value for value in part if math.isfinite(value)]
+            if len(finite) < len(part):
+                self.bad += len(part) - len(finite)
+                self.holes[-1] = 1
+            part = finite
+        if len(part):
+            self.lows[-1] = min(self.lows[-1], min(part))
+            self.highs[-1] = max(self.highs[-1], max(part))
 
 
 @dataclass(slots=True)
@@ -147,14 +216,14 @@ class Digest:
                 self._faults = {Path(log.path): _faults_in(log) for log in run.logs}
             for path in found.logs:
                 for _ in self._read_log(path, problems) if path not in others else ():
-                    yield self._told(found, problems, whole=False)
+                    yield self._summary_of(found, problems, whole=False)
             self._judge()
         except (OSError, NanguardError) as error:
             problems.append(_words(error))
-        told = self._told(found, problems, whole=True)
-        if not told.running and not self.waiting and self._logs:
+        fresh = self._summary_of(found, problems, whole=True)
+        if not fresh.running and not self.waiting and self._logs:
             self._logs, self._let_go = {}, True
-        yield told
+        yield fresh
 
     def _judge(self) -> None:
         for path, log in self._logs.items():
@@ -220,35 +289,35 @@ class Digest:
         self._seen[path] = mark
         return new
 
-    def _told(self, found: FoundRun, problems: list[str], *, whole: bool) -> RunSummary:
+    def _summary_of(self, found: FoundRun, problems: list[str], *, whole: bool) -> RunSummary:
         old = self.summary
-        told = RunSummary(incidents=len(found.incidents), problem="; ".join(problems), whole=whole)
+        fresh = RunSummary(incidents=len(found.incidents), problem="; ".join(problems), whole=whole)
         known = [line for line in self._lines.values() if line.spark.points]
-        told.main = min(
+        fresh.main = min(
             known, key=lambda one: (one.rank, one.evaluation, -one.spark.points), default=None
         )
-        told.findings = sum(self._faults.values())
-        told.changed = changed_at(found)
-        told.errors, told.stopped = old.errors, old.stopped
-        if 0 < old.changed < told.changed:
-            self._pauses.append(min(_LONGEST, told.changed - old.changed))
-        told.pace = median(self._pauses) if self._pauses else old.pace
+        fresh.findings = sum(self._faults.values())
+        fresh.changed = changed_at(found)
+        fresh.errors, fresh.stopped = old.errors, old.stopped
+        if 0 < old.changed < fresh.changed:
+            self._pauses.append(min(_LONGEST, fresh.changed - old.changed))
+        fresh.pace = median(self._pauses) if self._pauses else old.pace
         if whole:
-            self._tell_events(found, told)
-        self.summary = told
-        return told
+            self._add_events(found, fresh)
+        self.summary = fresh
+        return fresh
 
-    def _tell_events(self, found: FoundRun, told: RunSummary) -> None:
+    def _add_events(self, found: FoundRun, fresh: RunSummary) -> None:
         try:
             if found.events and self._is_new(found.events):
                 events: list[RunEvent] = read_events(found.events)[0]
-                told.errors = sum(event.severity == "error" for event in events)
-                told.stopped = any(event.kind is EventKind.STOP for event in events)
+                fresh.errors = sum(event.severity == "error" for event in events)
+                fresh.stopped = any(event.kind is EventKind.STOP for event in events)
             metrics = next((path for path in found.logs if path.name == METRICS), None)
-            if metrics is not None and not told.pace:
-                told.pace = _seconds(metrics) / max(1, told.points)
+            if metrics is not None and not fresh.pace:
+                fresh.pace = _seconds(metrics) / max(1, fresh.points)
         except OSError as error:
-            told.problem = told.problem or _words(error)
+            fresh.problem = fresh.problem or _words(error)
 
 
 def _faults_in(log: Log) -> int:
@@ -269,9 +338,9 @@ def changed_at(found: FoundRun) -> float:
 def _seconds(metrics: Path) -> float:
     """Returns the time from the first to the last line of the guard's metrics."""
     with metrics.open("rb") as file:
-        first = _TIME.findall(file.read(_EDGE))
-        file.seek(max(0, metrics.stat().st_size - _EDGE))
-        last = _TIME.findall(file.read(_EDGE))
+        first = _TIME.findall(file.read(_EDGE_BYTES))
+        file.seek(max(0, metrics.stat().st_size - _EDGE_BYTES))
+        last = _TIME.findall(file.read(_EDGE_BYTES))
     return max(0.0, float(last[-1]) - float(first[0])) if first and last else 0.0
 
 

@@ -12,9 +12,8 @@ from nanguard.view.report.html.markup import Html, el, join, step_words, theme_b
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from nanguard.view.server.digest import RunSummary
+    from nanguard.view.server.digest import RunSummary, Spark
     from nanguard.view.server.index import Index, ServedRun
-    from nanguard.view.server.spark import Spark
 
 _WORDS = {"bad": "Bad", "running": "Running", "ended": "Ended", "reading": "Being read"}
 _STYLES = {"bad": "bad", "running": "live", "ended": "", "reading": ""}

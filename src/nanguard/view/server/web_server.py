@@ -1,4 +1,4 @@
-"""Starts the server, says where it is, and ends it at once when asked to."""
+"""Starts the server, says where it is, and ends it at once on a signal."""
 
 from __future__ import annotations
 

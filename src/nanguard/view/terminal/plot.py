@@ -11,7 +11,8 @@ from rich.text import Text
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-_MOST = 1024
+# Buckets of a curve; when there are more, each two become one.
+_MOST_BUCKETS = 1024
 
 
 @dataclass(slots=True)
@@ -80,7 +81,7 @@ class PlotTrace:
         at = 0
         while at < len(values):
             if not self.buckets or self.buckets[-1].count >= self._stride:
-                if len(self.buckets) >= _MOST:
+                if len(self.buckets) >= _MOST_BUCKETS:
                     self._merge()
                     continue
                 self.buckets.append(Bucket())
@@ -99,7 +100,7 @@ class PlotTrace:
         self._stride *= 2
 
     def columns(self, count: int) -> list[Bucket]:
-        """Returns the curve in at most so many buckets, of equal width."""
+        """Returns the curve in buckets of equal width, no more than the limit."""
         if len(self.buckets) <= count:
             return self.buckets
         out = [Bucket() for _ in range(count)]
@@ -109,10 +110,11 @@ class PlotTrace:
 
 
 _DOTS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))
-_LABEL = 8
+# Characters of a number beside the curve.
+_LABEL_WIDTH = 8
 # From this ratio of its ends on, a curve is drawn on a log scale.
 _WIDE = 10.0
-# One column in so many may be a peak, if it is so many times as high as the others.
+# A peak is at most one column in 32, at least 4 times as high as the others.
 _FEW, _PEAK = 32, 4.0
 BAD = "bold red"
 _CROSS = "\u00d7"
@@ -258,13 +260,13 @@ def draw(
         style: How the curve is drawn.
         plain: Whether only ASCII can be shown.
     """
-    canvas = _Canvas(max(4, width - _LABEL - 1), max(1, height - 1))
+    canvas = _Canvas(max(4, width - _LABEL_WIDTH - 1), max(1, height - 1))
     buckets = trace.columns(2 * canvas.width)
     scale = Scale.of(buckets, log=log)
     _fill(canvas, buckets, scale)
     rows: list[Text] = []
     for number in range(canvas.height):
-        rows.append(Text().append(_label(scale, number, canvas.height).rjust(_LABEL), "dim"))
+        rows.append(Text().append(_label(scale, number, canvas.height).rjust(_LABEL_WIDTH), "dim"))
         rows[-1].append("|" if plain else "┤" if rows[-1].plain.strip() else "│", "dim")
         rows[-1].append_text(canvas.row(number, style, plain=plain))
     rows.append(_axis(trace, canvas.width, canvas.marked, plain=plain))
@@ -318,7 +320,7 @@ def _label(scale: Scale, number: int, height: int) -> str:
 
 
 def _axis(trace: PlotTrace, width: int, marked: set[int], *, plain: bool) -> Text:
-    text = Text().append(" " * _LABEL + ("+" if plain else "└"), "dim")
+    text = Text().append(" " * _LABEL_WIDTH + ("+" if plain else "└"), "dim")
     first = "" if trace.first is None else f"{trace.first:,}".replace(",", " ")
     last = "" if trace.last is None else f"{trace.last:,}".replace(",", " ")
     line = ["-" if plain else "─"] * width
@@ -343,4 +345,6 @@ def brief(value: float) -> str:
         return f"{value:.0f}"
     if 1e-3 <= size < 1e4:
         return f"{value:.4g}"
-    return min(f"{value:.1e}", f"{value:.0e}", key=lambda text: (len(text) > _LABEL, -len(text)))
+    return min(
+        f"{value:.1e}", f"{value:.0e}", key=lambda text: (len(text) > _LABEL_WIDTH, -len(text))
+    )

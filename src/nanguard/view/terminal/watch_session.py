@@ -1,29 +1,246 @@
-"""The runs that are watched: where they are, and which come later."""
+"""The runs that are watched: where they are, which come later, and following each of them."""
 
 from __future__ import annotations
 
+import os
 import time
+from collections import deque
+from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import median
 from typing import TYPE_CHECKING
 
 from nanguard.errors import SourceError, UsageError
 from nanguard.record import EVENTS, METRICS
-from nanguard.view.report.fields import literal
+from nanguard.view.report.words import literal
 from nanguard.view.runs import find_runs
-from nanguard.view.terminal.reading import is_in_lines
-from nanguard.view.terminal.tail import Tail
+from nanguard.view.terminal.tail import LineReader, Tail, WholeLogs, is_in_lines, progress_in
 from nanguard.view.terminal.watch_state import RunState
-from nanguard.view.terminal.watched import FollowedFile, WatchedRun
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from nanguard.view.terminal.channels import Happening
-    from nanguard.view.terminal.watched import Wanted
+    from nanguard.view.terminal.watch_state import Happening
 
+# Bytes of one run that are read before the view is drawn again, and seconds that it may take.
+_BUDGET, _BUDGET_SECONDS = 4 << 20, 0.5
+# A run has stalled when it is silent for at least these seconds, for this many times the usual time
+# between two lines, and for this many times the longest pause it made before.
+_PATIENCE, _USUAL, _PAUSES = 120.0, 20.0, 3.0
+# Pauses between lines that have to be known before one can be too long.
+_FEWEST_GAPS = 5
+# Seconds without a line after which a run that said so, or made its last step, has ended.
+_QUIET, _QUIET_AFTER_LAST = 5.0, 60.0
+# Numbers are judged again after a pause of this many times what judging took: 5 % of the time.
+_JUDGING_PAUSE = 20.0
+# Runs that are watched at once; more do not fit on a screen.
 MOST_RUNS = 16
 # Seconds between two searches for new runs, and how many times as long as a search they are.
 _SEARCH, _SHARE = 5.0, 50.0
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What is to be watched, and how.
+
+    Attributes:
+        paths: Logs and run folders.
+        wait: Whether a file that is not there yet is waited for.
+        once: Whether only what is there is read.
+        total: How many steps there will be; None if nobody says it.
+        stall: Seconds without a line that are an alarm; None to learn it, 0 for never.
+        pid: The process whose end is the end of the run.
+    """
+
+    paths: tuple[str, ...]
+    wait: bool = False
+    once: bool = False
+    total: int | None = None
+    stall: float | None = None
+    pid: int | None = None
+
+
+@dataclass(slots=True)
+class FollowedFile:
+    """A file and who reads it."""
+
+    tail: Tail
+    reader: LineReader | None = None
+
+
+@dataclass(slots=True)
+class WatchedRun:
+    """One run that is watched.
+
+    Attributes:
+        path: Where it is.
+        state: What is known about it.
+        files: The files that are followed line by line.
+        whole: Those that are read as a whole.
+        reading: Whether what was there before is still being read.
+        stalled: Whether its log has stopped to grow.
+    """
+
+    path: Path
+    state: RunState
+    files: list[FollowedFile]
+    wanted: Wanted
+    whole: WholeLogs = field(default_factory=WholeLogs)
+    reading: bool = True
+    stalled: bool = False
+    _began: float = field(default_factory=time.monotonic)
+    _gaps: deque[float] = field(default_factory=lambda: deque(maxlen=200))
+    _next: float = 0.0
+
+    @property
+    def problem(self) -> str:
+        """Why its files cannot be read at the moment; nothing if they can."""
+        return next((one.tail.problem for one in self.files if one.tail.problem), "")
+
+    @property
+    def share(self) -> float:
+        """How much of what is there was read."""
+        size = sum(one.tail.size - one.tail.skipped for one in self.files)
+        done = sum(one.tail.offset - one.tail.skipped for one in self.files)
+        return done / size if size > 0 else 1.0
+
+    def look(self) -> list[Happening]:
+        """Reads what is new; returns what is to be reported."""
+        happenings: list[Happening] = []
+        more = False
+        grew = self._read_whole(happenings)
+        for one in self.files:
+            more_of_it, new, grew_here = self._follow(one)
+            happenings += new
+            more, grew = more or more_of_it, grew or grew_here
+        if grew:
+            self._note_growth()
+        if not more and self.reading:
+            happenings += self._judge(old=not self.wanted.once)
+            self.reading = False
+            happenings += self._still_bad()
+        elif self.state.urgent or time.monotonic() >= self._next:
+            happenings += self._judge(old=self.reading and not self.wanted.once)
+        return happenings + self._see_whether_stalled()
+
+    def finish(self) -> list[Happening]:
+        """Reads last lines that have no end; returns what is to be reported."""
+        happenings: list[Happening] = []
+        for one in self.files:
+            left = one.tail.rest()
+            if left and one.reader is not None:
+                happenings += self.state.take(one.reader.read(left, ended=False), old=False)
+        return happenings + self._judge(old=False)
+
+    def ended(self) -> bool:
+        """Returns whether the run has come to its end."""
+        if self.wanted.pid is not None and not _is_alive(self.wanted.pid):
+            return not self.reading
+        since = time.monotonic() - (self.state.grown or self._began)
+        said = self.state.ended and since > _QUIET
+        # A last evaluation may still follow the last step.
+        done = self.state.reached_total() and since > _QUIET_AFTER_LAST
+        return (said or done) and not self.reading
+
+    def close(self) -> None:
+        """Lets go of the files."""
+        for one in self.files:
+            one.tail.close()
+        self.whole.close()
+
+    def _read_whole(self, happenings: list[Happening]) -> bool:
+        """Reads files that have changed from their beginning; returns whether any has."""
+        logs = self.whole.look()
+        for log in logs:
+            happenings += self.state.take_whole(log, old=self.reading and not self.wanted.once)
+        if logs and self.wanted.once:
+            self.state.count_to(*progress_in(self.whole.last_words()))
+        return bool(logs)
+
+    def _judge(self, *, old: bool) -> list[Happening]:
+        if not self.state.unjudged:
+            return []
+        began = time.monotonic()
+        happenings = self.state.judge(old=old)
+        self._next = time.monotonic() + _JUDGING_PAUSE * (time.monotonic() - began)
+        return happenings
+
+    def _follow(self, one: FollowedFile) -> tuple[bool, list[Happening], bool]:
+        happenings: list[Happening] = []
+        done, late = 0, time.monotonic() + _BUDGET_SECONDS
+        while True:
+            piece = one.tail.look()
+            for news in piece.news:
+                happenings += self._report_news(one, news)
+            done += len(piece.text)
+            if piece.text:
+                if one.reader is None:
+                    one.reader = LineReader(one.tail.path, one.tail.head())
+                old = one.tail.offset <= one.tail.old
+                if not old and self.reading:
+                    # What stood there before is judged before anything new is added to it.
+                    happenings += self._judge(old=True)
+                happenings += self.state.take(one.reader.read(piece.text), old=old)
+            if not piece.more or done > _BUDGET or time.monotonic() > late:
+                return piece.more, happenings, done > 0
+
+    def _report_news(self, one: FollowedFile, news: str) -> list[Happening]:
+        name = literal(one.tail.path.name, 80)
+        if news == "deleted":
+            return self.state.report("deleted", f"{name} was deleted; it is followed if it returns")
+        one.reader = None
+        if news == "opened":
+            if not one.tail.skipped:
+                return []
+            return self.state.report("long", f"only the last 64 MiB of {name} are read")
+        said = {"truncated": "was emptied", "rotated": "was replaced"}.get(news, "is there again")
+        return self.state.report(
+            news, f"{name} {said}; what is new in it is read from its beginning"
+        )
+
+    def _note_growth(self) -> None:
+        now = time.monotonic()
+        if self.state.grown is not None and not self.reading:
+            self._gaps.append(now - self.state.grown)
+        written = max([self.whole.written, *(one.tail.written for one in self.files)])
+        age = time.time() - written if self.reading else 0.0
+        self.state.grown = now - max(0.0, age)
+        self.stalled = False
+
+    def _still_bad(self) -> list[Happening]:
+        """Returns an alarm for what was bad before the watch began, and still is."""
+        bad = self.state.bad_loss()
+        if not bad or self.wanted.once:
+            return []
+        return self.state.report("non-finite-loss", f"{bad}, since before the watch", alarm=True)
+
+    def _see_whether_stalled(self) -> list[Happening]:
+        limit = self._limit()
+        since = time.monotonic() - (self.state.grown or self._began)
+        if self.stalled or self.reading or limit is None or since < limit or self.ended():
+            return []
+        self.stalled = True
+        usual = f"; {median(self._gaps):.1f} s are usual" if self._gaps else ""
+        return self.state.report("stalled", f"nothing new for {since:.0f} s{usual}", alarm=True)
+
+    def _limit(self) -> float | None:
+        if self.wanted.once or self.wanted.stall == 0:
+            return None
+        if self.wanted.stall is not None:
+            return self.wanted.stall
+        if len(self._gaps) < _FEWEST_GAPS:
+            return None
+        return max(_PATIENCE, _USUAL * median(self._gaps), _PAUSES * max(self._gaps))
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:
+        return True
+    return True
 
 
 class Session:
@@ -52,14 +269,14 @@ class Session:
             )
 
     def look(self) -> list[tuple[WatchedRun, Happening]]:
-        """Reads what is new everywhere; returns what is to be told."""
+        """Reads what is new everywhere; returns what is to be reported."""
         if not self.wanted.once and time.monotonic() >= self._next:
             self._search()
-        return [(run, told) for run in self.runs for told in run.look()]
+        return [(run, one) for run in self.runs for one in run.look()]
 
     def finish(self) -> list[tuple[WatchedRun, Happening]]:
-        """Reads last lines that have no end; returns what is to be told."""
-        return [(run, told) for run in self.runs for told in run.finish()]
+        """Reads last lines that have no end; returns what is to be reported."""
+        return [(run, one) for run in self.runs for one in run.finish()]
 
     @property
     def reading(self) -> bool:

@@ -9,19 +9,17 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from nanguard.alerts import COMMAND_LIMIT, LIMIT, Alert
-from nanguard.view.terminal import status_words as words
+from nanguard.view.terminal.view import happening_text, numbers, progress, state_of
 
 if TYPE_CHECKING:
     from nanguard.alerts import Alerts
-    from nanguard.view.terminal.channels import Happening
-    from nanguard.view.terminal.screen import Screen
-    from nanguard.view.terminal.view import View
-    from nanguard.view.terminal.watch_session import Session
-    from nanguard.view.terminal.watched import WatchedRun
+    from nanguard.view.terminal.view import Screen, View
+    from nanguard.view.terminal.watch_session import Session, WatchedRun
+    from nanguard.view.terminal.watch_state import Happening
 
 # Seconds between two looks at the files, which are also two frames; less is too much for ssh.
 EVERY = 0.5
-# Looks are so much rarer when nothing has changed for a while.
+# Seconds between two looks when nothing has changed for the seconds that follow.
 _IDLE, _IDLE_AFTER = 1.0, 30.0
 
 
@@ -31,7 +29,7 @@ class Watching:
 
     Attributes:
         session: The runs.
-        alerts: Who is told of an alarm; None for nobody.
+        alerts: Where alarms are sent; None for nowhere.
         bell: Whether the terminal rings on an alarm.
         until_alarm: Whether the first alarm ends it.
         every: Seconds between two plain lines about a run.
@@ -55,16 +53,16 @@ class Watching:
         self._last_words()
 
     def in_view(self, screen: Screen, view: View) -> None:
-        """Shows runs until a key, Ctrl-C or, if asked for, an alarm or the end."""
+        """Shows runs until a key, Ctrl-C or, if wanted, an alarm or the end."""
         gpus = Gpus()
         following = True
         while following:
-            for run, told in self._look():
-                if told.alarm and not told.old:
+            for run, happening in self._look():
+                if happening.alarm and not happening.old:
                     view.chosen = self.session.runs.index(run)
                     if self.bell:
                         screen.bell()
-            view.gpus = gpus.told()
+            view.gpus = gpus.lines()
             over = self._is_over()
             if over:
                 self._last_words()
@@ -72,7 +70,7 @@ class Watching:
             following = not over and self._keys(screen.wait(self._pause()), view)
 
     def in_lines(self) -> None:
-        """Prints lines until Ctrl-C or, if asked for, an alarm or the end."""
+        """Prints lines until Ctrl-C or, if wanted, an alarm or the end."""
         while True:
             self.print_news(self._look())
             if self._is_over():
@@ -83,10 +81,16 @@ class Watching:
     def print_news(self, news: list[tuple[WatchedRun, Happening]], *, last: bool = False) -> None:
         """Prints what happened, and now and then how the runs are doing."""
         out: list[str] = []
-        for run, told in news:
-            mark = "ALARM" if told.alarm and not told.old else "alarm" if told.alarm else "event"
-            out.append(f"{_clock()}  {mark}  {run.state.name}  {words.happening(told)}")
-            if self.bell and told.alarm and not told.old and sys.stdout.isatty():
+        for run, happening in news:
+            mark = (
+                "ALARM"
+                if happening.alarm and not happening.old
+                else "alarm"
+                if happening.alarm
+                else "event"
+            )
+            out.append(f"{_clock()}  {mark}  {run.state.name}  {happening_text(happening)}")
+            if self.bell and happening.alarm and not happening.old and sys.stdout.isatty():
                 out[-1] += "\a"
         for place, run in enumerate(self.session.runs):
             then, lines = self._lines.get(place, (0.0, -1))
@@ -105,23 +109,29 @@ class Watching:
 
     def _look(self) -> list[tuple[WatchedRun, Happening]]:
         news = self.session.look()
-        for run, told in news:
-            self._react(run, told)
+        for run, happening in news:
+            self._react(run, happening)
         if self.alerts and self.session.runs:
             for problem in self.alerts.problems():
                 run = self.session.runs[0]
-                news += [(run, told) for told in run.state.tell("alert", problem)]
+                news += [(run, happening) for happening in run.state.report("alert", problem)]
         if news or any(run.state.grown for run in self.session.runs):
             grown = max((run.state.grown or 0.0 for run in self.session.runs), default=0.0)
             self._changed = max(self._changed, grown)
         return news
 
-    def _react(self, run: WatchedRun, told: Happening) -> None:
-        if not told.alarm or told.old:
+    def _react(self, run: WatchedRun, happening: Happening) -> None:
+        if not happening.alarm or happening.old:
             return
         self.alarmed = True
         if self.alerts is not None:
-            alert = Alert(told.kind, told.text, str(run.path), step=told.step, value=told.value)
+            alert = Alert(
+                happening.kind,
+                happening.text,
+                str(run.path),
+                step=happening.step,
+                value=happening.value,
+            )
             self.alerts.send(alert)
 
     def _is_over(self) -> bool:
@@ -133,8 +143,8 @@ class Watching:
     def _last_words(self) -> list[tuple[WatchedRun, Happening]]:
         """Reads what came between the last look and the end, and lines that have no end."""
         news, last = self._look(), self.session.finish()
-        for run, told in last:
-            self._react(run, told)
+        for run, happening in last:
+            self._react(run, happening)
         return news + last
 
     def _pause(self) -> float:
@@ -156,14 +166,14 @@ class Watching:
 
 
 def _status(run: WatchedRun) -> str:
-    state, _ = words.state_of(run)
-    where, share, speed = words.progress(run.state)
+    state, _ = state_of(run)
+    where, share, speed = progress(run.state)
     if run.wanted.once:
         # What was read at once tells nothing about the speed of the run.
         alarms, speed = run.state.alarms, ""
         state = f"{alarms} alarm{'' if alarms == 1 else 's'}" if alarms else "no alarm"
     done = "" if share is None else f"{share:.1%}"
-    parts = [run.state.name, where, done, *words.numbers(run.state), speed, state]
+    parts = [run.state.name, where, done, *numbers(run.state), speed, state]
     return "  ".join(part for part in parts if part)
 
 
@@ -173,7 +183,8 @@ def _clock() -> str:
 
 # Seconds between two looks; a look takes some time of the driver.
 _EVERY = 2.0
-_MOST = 16
+# GPUs that are listed.
+_MOST_GPUS = 16
 _GIB = float(1 << 30)
 
 
@@ -183,27 +194,27 @@ class Gpus:
     def __init__(self) -> None:
         self._nvml = _nvml()
         self._next = 0.0
-        self._told: list[str] = []
+        self._lines: list[str] = []
 
-    def told(self) -> list[str]:
+    def lines(self) -> list[str]:
         """Returns a line for each GPU."""
         if self._nvml is not None and time.monotonic() >= self._next:
             self._next = time.monotonic() + _EVERY
-            self._told = self._look(self._nvml)
-        return self._told
+            self._lines = self._look(self._nvml)
+        return self._lines
 
     def _look(self, nvml: Any) -> list[str]:
-        told: list[str] = []
+        lines: list[str] = []
         try:
-            for index in range(min(_MOST, nvml.nvmlDeviceGetCount())):
+            for index in range(min(_MOST_GPUS, nvml.nvmlDeviceGetCount())):
                 device = nvml.nvmlDeviceGetHandleByIndex(index)
                 memory = nvml.nvmlDeviceGetMemoryInfo(device)
                 load = nvml.nvmlDeviceGetUtilizationRates(device).gpu
                 used, total = memory.used / _GIB, memory.total / _GIB
-                told.append(f"GPU {index}  {used:.1f} of {total:.0f} GiB  {load} %")
+                lines.append(f"GPU {index}  {used:.1f} of {total:.0f} GiB  {load} %")
         except nvml.NVMLError:
-            return told
-        return told
+            return lines
+        return lines
 
 
 def _nvml() -> Any:

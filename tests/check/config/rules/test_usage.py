@@ -53,6 +53,61 @@ def test_without_any_code_the_text_is_an_error(tmp_path: Path):
     assert ("scientific-notation-is-string", "error") in found
 
 
+NUMBERS = "optim:\n  lr: 1e-4\n  rates: [1e-4, 2e-4]\n  by_layer: {head: 1e-3}\n"
+FIELDS = (
+    "    lr: float = 0.1\n    rates: list[float] | None = None\n    by_layer: dict[str, float]\n"
+)
+MODEL = "from pydantic import BaseModel\nimport yaml\n"
+ROOT = "class Root(BaseModel):\n    optim: Optim\n"
+PLAIN_CLASS = "from dataclasses import dataclass\n@dataclass\nclass Optim:\n" + FIELDS
+
+
+@pytest.mark.parametrize(
+    ("code", "count"),
+    [
+        (MODEL + "class Optim(BaseModel):\n" + FIELDS, 0),
+        (MODEL + "class Own(BaseModel): ...\nclass Optim(Own):\n" + FIELDS, 0),
+        (MODEL + PLAIN_CLASS + ROOT, 0),
+        ("from pydantic.dataclasses import dataclass\n@dataclass\nclass Optim:\n" + FIELDS, 0),
+        (MODEL + "class Optim(BaseModel):\n" + FIELDS.replace("float", "int"), 3),
+        (MODEL + "class Optim(BaseModel):\n" + FIELDS.replace("float", "float | str"), 3),
+        (
+            MODEL + "class Optim(BaseModel):\n"
+            "    model_config = ConfigDict(strict=True)\n" + FIELDS,
+            3,
+        ),
+        (PLAIN_CLASS, 3),
+        (
+            "class BaseModel(nn.Module): ...\nclass Optim(BaseModel):\n" + FIELDS + "# pydantic\n",
+            3,
+        ),
+        ("import pyrallis\ncfg = pyrallis.parse(Optim)\n" + PLAIN_CLASS, 0),
+    ],
+)
+def test_a_field_that_converts_takes_the_text_for_a_number(code: str, count: int, tmp_path: Path):
+    used = "use(cfg.lr, cfg.rates, cfg.head)\n"
+    found = findings(tmp_path, train_py=code + used, run_yaml=PLAIN + NUMBERS)
+    assert found.count(("scientific-notation-is-string", "error")) == count
+
+
+def test_a_model_and_its_base_may_stand_in_two_files(tmp_path: Path):
+    found = findings(
+        tmp_path,
+        base_py=MODEL + "class Strict(BaseModel): ...\n",
+        train_py="from base import Strict\nclass Optim(Strict):\n"
+        "    rate: float = Field(alias='lr')\nuse(cfg.lr)\n",
+        run_yaml=PLAIN + "lr: 1e-4\n",
+    )
+    assert "scientific-notation-is-string" not in dict(found)
+
+
+@pytest.mark.parametrize(("kind", "silent"), [("float", True), ("str", False)])
+def test_argparse_converts_a_default_that_a_file_sets(kind: str, silent: bool, tmp_path: Path):
+    code = f'parser.add_argument("--lr", type={kind})\nparser.set_defaults(**yaml.safe_load(f))\n'
+    found = findings(tmp_path, train_py=code, run_yaml=PLAIN + "lr: 1e-4\n")
+    assert ("scientific-notation-is-string" not in dict(found)) is silent
+
+
 def test_files_of_a_group_that_a_defaults_list_names_are_hydras(tmp_path: Path):
     main = "defaults:\n  - optimizer: adam\n  - _self_\nepochs: 3\nbatch_size: 8\n"
     group = "lr: 1e-4\nweight_decay: 0.0\nbetas: [0.9, 0.999]\n"
@@ -99,3 +154,42 @@ def test_what_deepspeed_casts_does_not_conflict_with_amp_that_is_off(tmp_path: P
     ds = {"bf16": {"enabled": True}, "zero_optimization": {"stage": 2}, "gradient_clipping": 1.0}
     (tmp_path / "ds.json").write_text(json.dumps(ds))
     assert "conflicting-precision" not in dict(findings(tmp_path, run_yaml=run))
+
+
+@pytest.mark.parametrize(
+    ("code", "severity"),
+    [
+        ("size = conf.train.grad_accum or batch_size\n", None),
+        ('size = cfg.get("grad_accum", 0) or 1\n', None),
+        ("steps = max(cfg.grad_accum, 1)\n", None),
+        ('steps = max(1, int(cfg["grad_accum"]))\n', None),
+        ('accum = cfg["grad_accum"]\nsteps = max(accum, 1)\n', None),
+        ("accum = cfg.train.grad_accum\nif accum:\n    loss = loss / accum\n", None),
+        ("if cfg.grad_accum > 0:\n    loss = loss / cfg.grad_accum\n", None),
+        ("n = cfg.grad_accum if cfg.grad_accum else 1\n", None),
+        ("if args.grad_accum == 0:\n    args.grad_accum = 1\n", None),
+        ("loss = loss / cfg.grad_accum\n", "error"),
+        ('accum = cfg["grad_accum"]\nif step % accum == 0:\n    pass\n', "error"),
+        ("if cfg.grad_accum < 1:\n    raise ValueError\n", "warning"),
+        ("train(cfg.grad_accum)\n", "warning"),
+        ("print(1)\n", "info"),
+    ],
+)
+def test_a_count_of_zero_is_judged_by_what_the_code_does(
+    code: str, severity: str | None, tmp_path: Path
+):
+    found = findings(tmp_path, train_py=code, run_yaml=PLAIN + "lr: 0.1\ngrad_accum: 0\n")
+    assert dict(found).get("value-out-of-range") == severity
+
+
+def test_without_any_code_a_micro_batch_of_zero_may_be_off(tmp_path: Path):
+    found = dict(findings(tmp_path, run_yaml=PLAIN + "lr: 0.1\nmicro_batch: 0\n"))
+    assert found.get("value-out-of-range") == "warning"
+
+
+def test_a_batch_of_zero_and_a_negative_one_are_errors(tmp_path: Path):
+    run = "epochs: 3\nlr: 0.1\n"
+    code = "use(cfg.batch_size)\nsize = cfg.grad_accum or 1\n"
+    for text in ("batch_size: 0\n", "grad_accum: -2\n"):
+        found = dict(findings(tmp_path, train_py=code, run_yaml=run + text))
+        assert found.get("value-out-of-range") == "error"

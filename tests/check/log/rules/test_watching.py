@@ -8,14 +8,13 @@ from array import array
 
 import pytest
 
-from nanguard.check.log import loss_judge
-from nanguard.check.log.log_rule import runs_of, same_row
-from nanguard.check.log.loss_judge import drift_of, spikes_of
+from nanguard.check.log import log_rule
+from nanguard.check.log.log_rule import drift_of, runs_of, same_row, spikes_of
 from nanguard.check.log.quantities import metric_of
 from nanguard.check.log.rules.falling_loss_scale import scale_of
 from nanguard.check.log.series import Log, MetricSeries
 from nanguard.check.rule import rules_for
-from nanguard.signals.drift import DriftWatch, ScaleWatch
+from nanguard.signals import DriftWatch, ScaleWatch
 from tests.cost import cpu_seconds
 
 
@@ -65,7 +64,7 @@ def test_a_long_series_is_watched_like_a_short_one(monkeypatch: pytest.MonkeyPat
     values[30_000] = math.nan
     series = series_of("loss", values)
     fast = [s.point.index for s in spikes_of(series, positive=False, bold=True)]
-    monkeypatch.setattr(loss_judge, "_LONG_RUN", 1 << 30)
+    monkeypatch.setattr(log_rule, "_LONG_RUN", 1 << 30)
     assert fast == [s.point.index for s in spikes_of(series, positive=False, bold=True)]
     assert fast == [5000, 5001, 20_480]
 

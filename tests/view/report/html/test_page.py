@@ -16,7 +16,7 @@ import pytest
 
 from nanguard.view.report.html import asset, embedded, page, page_data
 from nanguard.view.report.html.markup import Html, el, shown
-from nanguard.view.report.judged import judge
+from nanguard.view.report.verdict import judge
 from nanguard.view.runs import Curve, EventKind, Panel, Run, RunEvent, open_runs
 from tests.view.report.html.hostile import write_hostile
 from tests.view.runs.runs import write_incident, write_record

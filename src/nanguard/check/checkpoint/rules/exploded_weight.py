@@ -6,7 +6,7 @@ from itertools import groupby
 from typing import TYPE_CHECKING
 
 from nanguard.check.checkpoint.checkpoint import Checkpoint
-from nanguard.check.checkpoint.checkpoint_rule import file_of, told_large, way_back
+from nanguard.check.checkpoint.checkpoint_rule import file_of, large_text, way_back
 from nanguard.check.rule import Fails, Passes, Rule
 from nanguard.findings import Finding, Severity
 
@@ -21,7 +21,8 @@ class ExplodedWeight(Rule[Checkpoint]):
     of the same size, and the next steps overflow.
 
     Go back to a checkpoint from before, with a lower learning rate or tighter clipping. Masks
-    filled with a large number, counters and bounds are not reported.
+    filled with a large number, counters, bounds and attributes of objects that are no modules, such
+    as the running sums of a normaliser, are not reported.
     """
 
     code, name, severity = "CKP005", "exploded-weight", Severity.WARNING
@@ -40,7 +41,7 @@ class ExplodedWeight(Rule[Checkpoint]):
         for path, found in groupby(source.exploded(), key=lambda one: one[0].path):
             large = [tensor for _, tensor in found]
             yield self.finding(
-                f"{told_large(large)}.",
+                f"{large_text(large)}.",
                 path=path,
                 line=None,
                 where=large[0].name,

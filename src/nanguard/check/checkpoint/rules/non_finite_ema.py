@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from nanguard.check.checkpoint.checkpoint import Checkpoint
-from nanguard.check.checkpoint.checkpoint_rule import NAN, file_of, told_nonfinite, way_back
+from nanguard.check.checkpoint.checkpoint_rule import NAN, file_of, nonfinite_text, way_back
 from nanguard.check.checkpoint.tensor_roles import TensorRole
 from nanguard.check.rule import Fails, Passes, Rule
 from nanguard.findings import Finding, Fix, Severity
@@ -45,7 +45,7 @@ class NonFiniteEma(Rule[Checkpoint]):
             if bad:
                 again = Fix("Begin the average again from the weights, where these are finite.")
                 yield self.finding(
-                    f"{told_nonfinite(bad)}.",
+                    f"{nonfinite_text(bad)}.",
                     path=part.path,
                     line=None,
                     where=bad[0].name,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from nanguard.check.checkpoint.checkpoint import Checkpoint, bad_scalars
-from nanguard.check.checkpoint.checkpoint_rule import NAN, file_of, told_nonfinite, way_back
+from nanguard.check.checkpoint.checkpoint_rule import NAN, file_of, nonfinite_text, way_back
 from nanguard.check.checkpoint.tensor_roles import TensorRole
 from nanguard.check.rule import Fails, Passes, Rule
 from nanguard.findings import Finding, Fix, Severity, name_of
@@ -45,7 +45,7 @@ class NonFiniteOptimizerState(Rule[Checkpoint]):
             bad = [tensor for tensor in part.poisoned if tensor.role in _STATE]
             scalars = bad_scalars(part)
             if bad:
-                where, said = bad[0].name, told_nonfinite(bad)
+                where, said = bad[0].name, nonfinite_text(bad)
             elif scalars:
                 where, value = scalars[0]
                 said = f"{where} is {name_of(value)}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from nanguard.check.checkpoint.checkpoint import Checkpoint
-from nanguard.check.checkpoint.checkpoint_rule import INF, NAN, file_of, told_nonfinite, way_back
+from nanguard.check.checkpoint.checkpoint_rule import INF, NAN, file_of, nonfinite_text, way_back
 from nanguard.check.checkpoint.tensor_roles import TensorRole
 from nanguard.check.rule import Fails, Passes, Rule
 from nanguard.findings import Finding, Severity
@@ -43,7 +43,7 @@ class NonFiniteWeight(Rule[Checkpoint]):
             bad = [tensor for tensor in part.poisoned if tensor.role is TensorRole.WEIGHT]
             if bad:
                 yield self.finding(
-                    f"{told_nonfinite(bad)}.",
+                    f"{nonfinite_text(bad)}.",
                     path=part.path,
                     line=None,
                     where=bad[0].name,

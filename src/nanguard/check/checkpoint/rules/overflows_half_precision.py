@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from nanguard.check.checkpoint.checkpoint import Checkpoint
-from nanguard.check.checkpoint.checkpoint_rule import file_of, told_large
+from nanguard.check.checkpoint.checkpoint_rule import file_of, large_text
 from nanguard.check.checkpoint.tensor_roles import TensorRole
 from nanguard.check.rule import Fails, Passes, Rule
 from nanguard.findings import Finding, Fix, Severity
@@ -20,8 +20,9 @@ class OverflowsHalfPrecision(Rule[Checkpoint]):
     Why it breaks a run: ``model.half()``, fp16 autocast and every conversion for inference turn it
     into Inf, without a word, and the first layer behind it gives NaN.
 
-    Keep the layer in fp32 or bf16, or find out why it grew. Masks, counters and statistics that are
-    kept in fp32 anyway are not reported.
+    Keep the layer in fp32 or bf16, or find out why it grew. Masks, counters, statistics that are
+    kept in fp32 anyway and attributes of objects such as a normaliser are not reported. Beyond a
+    million, `exploded-weight` speaks instead.
     """
 
     code, name, severity = "CKP004", "overflows-half-precision", Severity.WARNING
@@ -45,10 +46,11 @@ class OverflowsHalfPrecision(Rule[Checkpoint]):
                 and tensor.numbers.beyond
                 and not tensor.poisoned
                 and not tensor.large_meant
+                and not tensor.exploded
             ]
             if large:
                 yield self.finding(
-                    f"{told_large(large)}.",
+                    f"{large_text(large)}.",
                     path=part.path,
                     line=None,
                     where=large[0].name,

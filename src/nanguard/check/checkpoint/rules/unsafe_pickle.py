@@ -54,7 +54,9 @@ class UnsafePickle(Rule[Checkpoint]):
             said = f"Loading it calls {code[0]}, which can do anything; do not load it"
             severity, fix = Severity.ERROR, Fix("Delete the file, or load it in a sandbox only.")
         elif all(map(plain_data, part.needs)):
-            said = f"It holds data of numpy, which torch refuses with weights_only=True: {names}"
+            said = (
+                f"It holds more than tensors, which torch refuses with weights_only=True: {names}"
+            )
             severity, fix = Severity.INFO, _PUBLISH
         else:
             said = f"Loading it needs code, which torch refuses with weights_only=True: {names}"

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, ClassVar
 
 from nanguard.check.code.code_rule import CodeRule, bare, operand, replaced
-from nanguard.check.code.value_questions import carries_gradient, guarded_by, is_beside_training
+from nanguard.check.code.training_path import is_beside_training
+from nanguard.check.code.value_questions import carries_gradient, guarded_by
 from nanguard.check.rule import Fails, Passes
 from nanguard.findings import Edit, Finding, Fix, Severity
 from nanguard.source import floors
@@ -31,6 +32,7 @@ class AcosAtBoundary(CodeRule):
     code = "SRC022"
     name = "acos-at-boundary"
     severity = Severity.WARNING
+    claim = "value"
     seen_in = "https://github.com/pytorch/pytorch/issues/8069"
     examples: ClassVar = (
         Fails("import torch\n\n\ndef f(c):\n    return torch.acos(c.clamp(-1.0, 1.0))\n", line=5),
@@ -67,6 +69,7 @@ class AcosAtBoundary(CodeRule):
                 f"{angle.op} of a value that can be exactly 1 or -1, where its gradient is "
                 "infinite",
                 fixes=(Fix("stay away from ±1, or use atan2", edits=_edits(code, angle)),),
+                shown=True,
                 weak=is_beside_training(code, angle),
             )
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import re
 from typing import TYPE_CHECKING, ClassVar
 
 from nanguard.check.code.code_rule import CodeRule, bare, operand, replaced
@@ -11,13 +10,7 @@ from nanguard.check.code.value_questions import (
     can_be_zero,
     guarded_by,
     has_eps_outside,
-    is_about_data,
-    is_for_show,
-    is_number,
-    is_only_shown,
     is_repaired_at_once,
-    is_repaired_below,
-    is_set_up,
 )
 from nanguard.check.rule import Fails, Passes
 from nanguard.findings import Finding, Fix, Severity
@@ -29,8 +22,6 @@ if TYPE_CHECKING:
     from nanguard.check.code.code import Code
     from nanguard.check.code.values import Value
 
-# What leaves at least one element of every row in.
-_EXPECT_NAN = frozenset({"nanmean", "nanmin", "nanmax", "nansum", "nanmedian"})
 _NEVER_EMPTY = frozenset(
     {"tril", "triu", "eye", "ones", "ones_like", "softmax", "fill_diagonal", "fill_diagonal_"}
 )
@@ -38,18 +29,6 @@ _NEVER_EMPTY = frozenset(
 
 # What may take the element out that a row has in common with itself.
 _TAKES_OUT = frozenset({"mul", "sub", "rsub", "and", "setitem", "scatter", "masked_fill", "xor"})
-
-
-# Masks made from the lengths of sequences, of which none is empty.
-_OF_SEQUENCES = re.compile(
-    r"(attention|attn|[a-z]|src|tgt|trg|mel|text|txt|seq|sequence|len|lens|length|spec|phone|wav"
-    r"|frame|time|input|encoder|decoder|enc|dec)_?masks?"
-)
-# What makes a mask of something else.
-_SELECTS = frozenset(
-    {"compare", "eq", "ne", "gt", "lt", "ge", "le", "isnan", "isfinite", "bincount", "histc"}
-)
-_MASKS_ITSELF = re.compile(r"MAE|Masked_?Auto|MaskedAE|SimMIM|BEiT")
 
 
 class DivisionByUnguardedSum(CodeRule):
@@ -64,7 +43,7 @@ class DivisionByUnguardedSum(CodeRule):
 
     code = "SRC024"
     name = "division-by-unguarded-sum"
-    severity = Severity.WARNING
+    severity = Severity.INFO
     seen_in = "https://github.com/NVIDIA-NeMo/Automodel/issues/3796"
     examples: ClassVar = (
         Fails(
@@ -133,7 +112,6 @@ class DivisionByUnguardedSum(CodeRule):
                 quotient.node,
                 "division by a sum that is 0 when nothing is left in: 0 / 0 is NaN",
                 fixes=_fixes(code, quotient),
-                weak=_is_hardly_zero(code, quotient, divisor),
             )
 
 
@@ -159,44 +137,6 @@ def _is_number_picked(value: Value) -> bool:
         chosen = [p for p in value.upstream(8) if p.op == "getitem" and len(p.inputs) > 1]
         return any(part.inputs[1].has("mask", "bool") for part in chosen)
     return core.has("masksum") and core.op == "sum"
-
-
-def _is_hardly_zero(code: Code, quotient: Value, divisor: Value) -> bool:
-    """Returns whether little speaks for a sum of 0, or NaN is reckoned with."""
-    if any(_OF_SEQUENCES.fullmatch(part.name.lower()) for part in divisor.upstream(12)):
-        return True
-    if is_only_shown(code, quotient) or is_repaired_below(code, quotient.node):
-        return True
-    if _is_share_of_all(quotient, divisor):
-        return True
-    if not any(part.op in _SELECTS for part in divisor.upstream(24)) or _is_fixed(divisor):
-        return True
-    cls = quotient.scope.cls if quotient.scope is not None else None
-    if cls is not None and _MASKS_ITSELF.search(cls.name):
-        return True  # a masked autoencoder hides a share of each sample, and counts what it hid
-    if is_about_data(quotient) or is_set_up(quotient) or is_number(divisor):
-        return True
-    table = any(part.op == "value_counts" for part in divisor.upstream(8))
-    if table or "keepdims" in divisor.core.keywords:  # of pandas or numpy, without gradients
-        return True
-    if is_for_show(quotient) or not _EXPECT_NAN.isdisjoint(code.operations):
-        return True
-    return not _is_count(divisor) and divisor.core.op == "sum" and quotient.inputs[0].op != "mul"
-
-
-def _is_fixed(divisor: Value) -> bool:
-    """Returns whether what is added up was made once, with the object that holds it."""
-    total = divisor.core
-    return total.op == "sum" and bool(total.inputs) and is_set_up(total.inputs[0].core)
-
-
-def _is_share_of_all(quotient: Value, divisor: Value) -> bool:
-    """Returns whether weights are divided by the sum of all of them, which is 0 only if all are."""
-    total, over = divisor.core, quotient.inputs[0].core
-    if total.op != "sum" or not total.inputs or len(total.inputs) > 1 or "dim" in total.keywords:
-        return False
-    counted = over.has("mask", "count") or over.op in ("bincount", "histc")
-    return total.inputs[0].core is over and not counted
 
 
 def _is_written_to_what_was_counted(code: Code, quotient: Value, divisor: Value) -> bool:

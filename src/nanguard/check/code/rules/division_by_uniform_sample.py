@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, ClassVar
 
 from nanguard.check.code.code_rule import CodeRule, bare, operand, replaced
-from nanguard.check.code.value_questions import guarded_by, is_evaluation, is_number, is_used_only
+from nanguard.check.code.training_path import is_evaluation, is_used_only
+from nanguard.check.code.value_questions import guarded_by, is_number
 from nanguard.check.rule import Fails, Passes
 from nanguard.findings import Finding, Fix, Severity
 from nanguard.source import floors
@@ -35,6 +36,7 @@ class DivisionByUniformSample(CodeRule):
     code = "SRC034"
     name = "division-by-uniform-sample"
     severity = Severity.WARNING
+    claim = "value"
     seen_in = "https://github.com/yang-song/score_sde_pytorch/blob/main/losses.py"
     examples: ClassVar = (
         Fails(
@@ -73,6 +75,7 @@ class DivisionByUniformSample(CodeRule):
                 quotient.node,
                 "division by a random number that can be 0: inf there, and very large near it",
                 fixes=_fixes(code, quotient),
+                shown=True,
                 weak=is_evaluation(code) or is_used_only(quotient) or not quotient.grad,
             )
 
@@ -90,7 +93,7 @@ def _is_drawn(value: Value, depth: int) -> bool:
     """Returns whether a value is 0 where a number drawn from 0 to 1 is."""
     core = value.core
     if core.op in _DRAWN:
-        return core.lo <= 0
+        return core.lo == 0  # not one whose bounds are not known
     if not depth or core.op not in _KEEPS_ZERO or not core.inputs:
         return False
     if core.op == "pow" and (core.arg(1, "exponent") or core).number() is None:

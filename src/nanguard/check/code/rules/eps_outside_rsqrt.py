@@ -28,7 +28,7 @@ class EpsOutsideRsqrt(CodeRule):
 
     code = "SRC026"
     name = "eps-outside-rsqrt"
-    severity = Severity.WARNING
+    severity = Severity.INFO
     seen_in = "https://github.com/tile-ai/tilelang/pull/1243"
     examples: ClassVar = (
         Fails(

@@ -7,12 +7,8 @@ import re
 from typing import TYPE_CHECKING, ClassVar
 
 from nanguard.check.code.code_rule import CodeRule, bare, operand, replaced
-from nanguard.check.code.value_questions import (
-    can_be_zero,
-    guarded_by,
-    is_beside_training,
-    is_number,
-)
+from nanguard.check.code.training_path import is_beside_training
+from nanguard.check.code.value_questions import can_be_zero, guarded_by, is_number
 from nanguard.check.rule import Fails, Passes
 from nanguard.findings import Finding, Fix, Severity
 from nanguard.source import floors
@@ -40,6 +36,7 @@ class FractionalPowerGradient(CodeRule):
     code = "SRC021"
     name = "fractional-power-gradient"
     severity = Severity.WARNING
+    claim = "value"
     seen_in = "https://github.com/tensorflow/tensorflow/issues/2295"
     examples: ClassVar = (
         Fails(
@@ -82,6 +79,7 @@ class FractionalPowerGradient(CodeRule):
                 power.node,
                 f"power {number:.3g} of a value that can be 0: its gradient there is infinite",
                 fixes=(Fix("keep the base away from 0", edits=edits),),
+                shown=base.lo == 0 and base.core.op in ("clamp", "clamp_min", "relu"),
                 weak=is_beside_training(code, power)
                 or _is_of_a_spectrum(base)
                 or not (power.scope is not None and "loss" in power.scope.name.lower()),

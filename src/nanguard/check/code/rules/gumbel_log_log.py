@@ -29,7 +29,7 @@ class GumbelLogLog(CodeRule):
 
     code = "SRC028"
     name = "gumbel-log-log"
-    severity = Severity.WARNING
+    severity = Severity.INFO
     seen_in = "https://github.com/pytorch/pytorch/issues/22442"
     examples: ClassVar = (
         Fails(

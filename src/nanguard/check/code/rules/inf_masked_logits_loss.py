@@ -4,7 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
-from nanguard.check.code.code_rule import CodeRule, fills_with_minus_inf, finite_fill, mask_of
+from nanguard.check.code.code_rule import (
+    CodeRule,
+    fills_with_minus_inf,
+    finite_fill,
+    is_end_of_rows,
+    mask_of,
+)
 from nanguard.check.rule import Fails, Passes
 from nanguard.findings import Finding, Fix, Severity
 
@@ -29,6 +35,7 @@ class InfMaskedLogitsLoss(CodeRule):
     code = "SRC016"
     name = "inf-masked-logits-loss"
     severity = Severity.WARNING
+    claim = "value"
     seen_in = "https://github.com/google-deepmind/optax/issues/896"
     examples: ClassVar = (
         Fails(
@@ -82,6 +89,7 @@ class InfMaskedLogitsLoss(CodeRule):
                     code,
                     masking.node,
                     "a target that is masked with -inf has an infinite loss",
+                    shown=_smooths(loss) or _is_by_number(masking),
                     fixes=(
                         Fix("mask with a finite number", edits=finite_fill(code, masking, "-1e4")),
                     ),
@@ -104,8 +112,15 @@ class InfMaskedLogitsLoss(CodeRule):
                         masking.node if masking.scope is product.scope else product.node,
                         "log-probabilities of logits that are masked with -inf are multiplied: "
                         "0 * -inf is NaN, and label smoothing gives every class a share",
+                        shown=True,
                         fixes=(Fix("smooth over the classes that are left only"),),
                     )
+
+
+def _is_by_number(masking: Value) -> bool:
+    """Returns whether classes from some number on are masked, whatever the target is."""
+    mask = mask_of(masking)
+    return masking.op == "setitem" and mask is not None and is_end_of_rows(mask)
 
 
 def _smooths(loss: Value) -> bool:

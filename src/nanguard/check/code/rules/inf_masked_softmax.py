@@ -42,6 +42,7 @@ class InfMaskedSoftmax(CodeRule):
     code = "SRC014"
     name = "inf-masked-softmax"
     severity = Severity.WARNING
+    claim = "value"
     seen_in = "https://github.com/pytorch/pytorch/issues/41508"
     examples: ClassVar = (
         Fails(
@@ -92,7 +93,7 @@ class InfMaskedSoftmax(CodeRule):
                     here.node,
                     "a row that is masked as a whole becomes all -inf, and its softmax NaN",
                     fixes=_fixes(code, masking),
-                    weak=_may_be_causal(masking),
+                    shown=not _may_be_causal(masking),
                 )
 
 

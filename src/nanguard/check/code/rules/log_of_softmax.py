@@ -5,13 +5,9 @@ from __future__ import annotations
 import ast
 from typing import TYPE_CHECKING, ClassVar
 
-from nanguard.check.code.branches import is_branch_of_use
 from nanguard.check.code.code_rule import CodeRule, replaced
-from nanguard.check.code.value_questions import (
-    is_called_to_use,
-    is_for_show,
-    is_module_output,
-)
+from nanguard.check.code.training_path import is_branch_of_use, is_called_to_use, is_for_show
+from nanguard.check.code.value_questions import carries_gradient, is_module_output, is_only_shown
 from nanguard.check.rule import Fails, Passes
 from nanguard.findings import Edit, Finding, Fix, Severity
 
@@ -35,6 +31,7 @@ class LogOfSoftmax(CodeRule):
     code = "SRC017"
     name = "log-of-softmax"
     severity = Severity.WARNING
+    claim = "value"
     seen_in = "https://github.com/summerlvsong/Aggregation-Cross-Entropy/issues/2"
     examples: ClassVar = (
         Fails(
@@ -66,7 +63,8 @@ class LogOfSoftmax(CodeRule):
                     log.node,
                     f"log of a {source.op} is -inf as soon as a probability underflows to 0",
                     fixes=(Fix(f"use {better}", edits=_edits(code, log, source)),),
-                    weak=_is_for_use(code, log),
+                    shown=log.grad and carries_gradient(source),
+                    weak=_is_for_use(code, log) or is_only_shown(code, log),
                 )
 
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from nanguard.check.code.code_rule import CodeRule
 from nanguard.check.code.training import ValueRoles
+from nanguard.check.code.value_questions import carries_gradient, is_number
 from nanguard.check.rule import Fails, Passes
 from nanguard.findings import Finding, Fix, Severity
 
@@ -64,7 +65,9 @@ class LossClamped(CodeRule):
         for value in code.of("clamp", "clamp_max", "minimum", "min", "hardtanh"):
             if value.node is None or not value.grad or not value.inputs:
                 continue
-            if _never_reached(value):
+            if _never_reached(value) or any(is_number(part) for part in value.inputs):
+                continue
+            if not carries_gradient(value):
                 continue
             if _bounds_above(value) and _is_loss(roles, value) and roles.is_trained_on(value):
                 message = "a clamped loss has no gradient above its bound"

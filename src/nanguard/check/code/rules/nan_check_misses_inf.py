@@ -3,12 +3,22 @@
 from __future__ import annotations
 
 import ast
+import re
 from typing import TYPE_CHECKING, ClassVar
 
 from nanguard.check.code.code_rule import CodeRule, replaced
 from nanguard.check.code.nan_checks import Conditions
-from nanguard.check.code.training import ValueRoles, is_test, label
-from nanguard.check.code.value_questions import is_evaluation
+from nanguard.check.code.training import (
+    Training,
+    ValueRoles,
+    is_backward,
+    is_step,
+    is_test,
+    label,
+    within,
+)
+from nanguard.check.code.training_path import is_evaluation
+from nanguard.check.code.values import INF
 from nanguard.check.rule import Fails, Passes
 from nanguard.findings import Edit, Finding, Fix, Severity
 
@@ -17,9 +27,13 @@ if TYPE_CHECKING:
 
     from nanguard.check.code.code import Code
     from nanguard.check.code.nan_checks import FiniteCheck, Test
+    from nanguard.check.code.scopes import Function
+    from nanguard.check.code.values import Value
 
 _COUNTS = frozenset({"sum", "mean", "count_nonzero", "item", "float"})
 _SEES_INF = ("isinf", "isfinite", "isposinf")
+# Methods whose loss a framework trains on.
+_HOOKS = re.compile(r"training_step|compute_loss|train_step")
 _TITLE = "ask for both: not isfinite(...)"
 
 
@@ -65,6 +79,11 @@ class NanCheckMissesInf(CodeRule):
             "    if torch.isnan(loss) or torch.isinf(loss):\n        return\n    loss.backward()\n"
         ),
         Passes(
+            "import torch\n\n\ndef step(model, a, b, opt):\n"
+            "    loss = 1 - torch.exp(-torch.norm(model(a) - b, dim=-1)).mean()\n"
+            "    if torch.isnan(loss):\n        return\n    loss.backward()\n    opt.step()\n"
+        ),
+        Passes(
             "import math\nimport torch\n\n\ndef told(loss):\n"
             '    return "nan" if math.isnan(loss) else "inf"\n'
         ),
@@ -87,13 +106,45 @@ class NanCheckMissesInf(CodeRule):
                 role = roles.role(check.subject)
                 if not role or check.node in seen or _asked_elsewhere(code, check, test):
                     continue
+                if _is_always_finite(check.subject):
+                    continue
                 if _only_names(code, check.node) or _only_shows(roles, test):
                     continue
                 seen.add(check.node)
                 what = {"norm": "gradient norm"}.get(role, role)
                 message = f"this asks a {what} for NaN only: Inf passes and reaches the weights"
                 fix = Fix(_TITLE, safe=_raises(test), edits=_edits(code, check.node))
-                yield self.at(code, check.node, message, fixes=(fix,))
+                weak = _decides_nothing(code, test)
+                weak = weak or (role == "loss" and not _is_where_trained(code, test.function))
+                yield self.at(code, check.node, message, fixes=(fix,), weak=weak)
+
+
+def _is_always_finite(value: Value) -> bool:
+    """Whether a value has bounds on both sides, so that a number of it is never infinite."""
+    # What a parameter is by default, or a name before a loop, bounds nothing that comes later.
+    starts = value.lo == value.hi or any(part.has("default") for part in value.upstream(24))
+    return value.lo > -INF and value.hi < INF and not starts
+
+
+def _decides_nothing(code: Code, test: Test) -> bool:
+    """Whether the answer decides neither about the step nor about anything for a bad value."""
+    if not isinstance(test.node, ast.If) or test.when_bad:
+        return False
+    training = Training.of(code)
+    return not any(
+        within(event.line, test.when_good)
+        for event in test.function.events
+        if training.does(event, is_backward) or training.does(event, is_step)
+    )
+
+
+def _is_where_trained(code: Code, function: Function) -> bool:
+    """Whether a function starts a backward pass with its loss, or a caller in the file does."""
+    if _HOOKS.fullmatch(function.name):
+        return True
+    training = Training.of(code)
+    scopes = [function, *(call.scope or code.module for call in training.callers(function))]
+    return any(training.does(e, is_backward) for scope in scopes for e in scope.events)
 
 
 def _alone(test: Test, conditions: Conditions) -> Iterator[FiniteCheck]:

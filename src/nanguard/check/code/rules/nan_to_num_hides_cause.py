@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, ClassVar
 from nanguard.check.code.code_rule import CodeRule
 from nanguard.check.code.nan_checks import Conditions, asks_nan, cleaning_hook
 from nanguard.check.code.training import Training, ValueRoles, label
-from nanguard.check.code.value_questions import is_called_without_gradient
+from nanguard.check.code.training_path import is_called_without_gradient
+from nanguard.check.code.value_questions import is_made_by_network
 from nanguard.check.rule import Fails, Passes
 from nanguard.findings import Finding, Fix, Severity
 
@@ -25,7 +26,7 @@ _FIX = Fix(
 )
 _MESSAGE = "NaN in activations is replaced: its cause and its gradient stay"
 _NOT_FORWARD = re.compile(
-    r"^(__init__|_?init|reset|load|save|log|val|test|predict|metric|plot|eval)"
+    r"^(__init__|_?init|reset|load|save|log|val|test|predict|metric|plot|eval)|grad"
 )
 _DATA = frozenset({"element", "field", "enumerate", "zip", ""})
 _PREDICTION = re.compile(r"(^|_)(pred\w*|logits?|out(put)?s?|recon\w*|hidden|features?)($|_)")
@@ -102,7 +103,8 @@ class NanToNumHidesCause(CodeRule):
             if _runs_in_forward(training, value.scope) and _is_activation(
                 code, roles, hidden, value
             ):
-                yield self.at(code, value.node, _MESSAGE, fixes=(_FIX,))
+                weak = not is_made_by_network(code, hidden)
+                yield self.at(code, value.node, _MESSAGE, fixes=(_FIX,), weak=weak)
 
 
 def _under_conditions(code: Code, training: Training) -> Iterator[ast.AST]:
@@ -159,6 +161,8 @@ def _runs_in_forward(training: Training, function: Function, depth: int = 3) -> 
 def _is_activation(code: Code, roles: ValueRoles, value: Value, where: Value) -> bool:
     given = (made for made in value.upstream(8) if not made.op)
     if any(made.has("labels") for made in given) or roles.role(value) or _is_detached(value):
+        return False
+    if any(made.op == "grad" or "grad" in made.name.lower() for made in value.upstream(24)):
         return False
     made = value
     while made.op in _MOVES and made.inputs:

@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING, ClassVar
 
 from nanguard.check.code.code_rule import CodeRule, bare, operand, replaced
+from nanguard.check.code.training_path import (
+    is_about_data,
+)
 from nanguard.check.code.value_questions import (
     can_be_zero,
     guarded_by,
     has_eps_outside,
-    is_about_data,
-    is_about_training,
-    is_called_to_train,
-    is_evaluation,
     is_number,
-    is_only_shown,
     is_repaired_at_once,
     is_table,
-    is_used_only,
 )
 from nanguard.check.rule import Fails, Passes
 from nanguard.findings import Finding, Fix, Severity
@@ -37,11 +33,6 @@ _WORDS = {
     "sumsq": "root mean square",
     "var": "variance",
 }
-# What is 0 for a constant input, which data has; a norm of 0 needs an input of zeros, and what
-# is measured so in real code hardly ever is one.
-_CONSTANT = ("range", "standard deviation", "variance")
-# What comes out of networks or random numbers, by its name.
-_LIVELY = re.compile(r"embed|feat|latent|noise|token|weight|^(low|high|v0|v1|q1|q2)$")
 
 
 class NormaliseWithoutEps(CodeRule):
@@ -56,7 +47,7 @@ class NormaliseWithoutEps(CodeRule):
 
     code = "SRC025"
     name = "normalise-without-eps"
-    severity = Severity.WARNING
+    severity = Severity.INFO
     seen_in = "https://github.com/keras-team/keras/pull/23093"
     examples: ClassVar = (
         Fails(
@@ -116,19 +107,7 @@ class NormaliseWithoutEps(CodeRule):
                 quotient.node,
                 f"division by a {word} that can be 0: 0 / 0 is NaN",
                 fixes=_fixes(code, quotient),
-                weak=word not in _CONSTANT
-                or in_data
-                or _is_beside(code, quotient, in_data=in_data)
-                or is_only_shown(code, quotient)
-                or (word not in ("range", "peak") and _is_hardly_zero(quotient, divisor)),
             )
-
-
-def _is_beside(code: Code, quotient: Value, *, in_data: bool) -> bool:
-    """Returns whether the quotient goes into no step of a training."""
-    if is_evaluation(code) or is_used_only(quotient):
-        return True
-    return not in_data and not is_about_training(code) and not is_called_to_train(code, quotient)
 
 
 def _divisor(quotient: Value) -> Value | None:
@@ -137,17 +116,6 @@ def _divisor(quotient: Value) -> Value | None:
     if len(quotient.inputs) < 2:
         return None
     return quotient.inputs[1]
-
-
-def _is_hardly_zero(quotient: Value, divisor: Value) -> bool:
-    """Returns whether what is measured is made so that it is hardly ever constant or zero."""
-    if not quotient.grad:
-        return True
-    measured = divisor.core.inputs[0].core if divisor.core.inputs else divisor.core
-    if measured.op in ("call", "parameter", "randn", "randn_like", "attribute", "normal", "part"):
-        return True
-    near = divisor.core.inputs[0].upstream(4) if divisor.core.inputs else ()
-    return any(_LIVELY.search(part.name.lower()) for part in near)
 
 
 def _is_of_the_same(over: Value, divisor: Value) -> bool:

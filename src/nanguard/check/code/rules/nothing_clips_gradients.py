@@ -15,7 +15,11 @@ if TYPE_CHECKING:
 
     from nanguard.check.code.code import Code
 
-_CLIPS = re.compile(r"clip_?grad|grad(ient)?s?_?clip|max_?(grad_?)?norm|clip_?norm|\.grad\.clamp")
+# What clips, and optimizers that bound the length of their own updates.
+_CLIPS = re.compile(
+    r"clip_?grad|grad(ient)?s?_?clip|max_?(grad_?)?norm|clip_?norm|\.grad\.clamp"
+    r"|\b(LARS|Lars|LAMB|Lamb|Adafactor|Lion|Muon)\w*\("
+)
 _FIX = Fix(
     "before the step: scaler.unscale_(optimizer), then "
     "torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)"

@@ -6,12 +6,11 @@ import ast
 from typing import TYPE_CHECKING, ClassVar
 
 from nanguard.check.code.code_rule import CodeRule, operand, replaced
+from nanguard.check.code.training_path import is_about_training, is_beside_training
 from nanguard.check.code.value_questions import (
     can_be_zero,
     carries_gradient,
     guarded_by,
-    is_about_training,
-    is_beside_training,
     is_given,
     is_number,
     is_of_time,
@@ -28,6 +27,9 @@ if TYPE_CHECKING:
     from nanguard.check.code.code import Code
     from nanguard.check.code.values import Value
 
+# What gives a cosine that is exactly 1, or more.
+_REACH_ONE = frozenset({"svd", "clamp", "cosine_similarity"})
+
 
 class SqrtAtZero(CodeRule):
     """The square root of a sum of squares, a variance or a distance, with nothing added.
@@ -43,6 +45,7 @@ class SqrtAtZero(CodeRule):
     code = "SRC020"
     name = "sqrt-at-zero"
     severity = Severity.WARNING
+    claim = "value"
     seen_in = "https://github.com/pytorch/pytorch/issues/6394"
     examples: ClassVar = (
         Fails(
@@ -117,6 +120,7 @@ class SqrtAtZero(CodeRule):
                 root.node,
                 f"square root of {article}{what} that can be 0: its gradient there is infinite",
                 fixes=_fixes(code, root),
+                shown=_is_seen(value),
                 weak=is_beside_training(code, root)
                 or _is_hardly_zero(value)
                 or is_only_shown(code, root),
@@ -127,6 +131,19 @@ def is_root(power: Value) -> bool:
     """Returns whether a power is a square root."""
     exponent = power.arg(1, "exponent")
     return exponent is not None and exponent.number() == 0.5
+
+
+def _is_seen(value: Value) -> bool:
+    """Returns whether it is seen to be 0: the sine of a cosine of 1, a distance to itself."""
+    if _is_one_minus_square(value):
+        return any(part.has("cosine") or part.op in _REACH_ONE for part in value.upstream(16))
+    return any(
+        part.op == "sub"
+        and len(part.inputs) > 1
+        and part.inputs[0].core is part.inputs[1].core
+        and part.inputs[0].core.op == ""
+        for part in value.upstream(12)
+    )
 
 
 def _is_hardly_zero(value: Value) -> bool:

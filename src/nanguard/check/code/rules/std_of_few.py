@@ -6,7 +6,6 @@ import ast
 from typing import TYPE_CHECKING, ClassVar
 
 from nanguard.check.code.code_rule import CodeRule
-from nanguard.check.code.value_questions import is_set_up
 from nanguard.check.rule import Fails, Passes
 from nanguard.findings import Edit, Finding, Fix, Severity
 
@@ -32,7 +31,7 @@ class StdOfFew(CodeRule):
 
     code = "SRC029"
     name = "std-of-few"
-    severity = Severity.WARNING
+    severity = Severity.INFO
     seen_in = "https://github.com/pytorch/pytorch/issues/29372"
     examples: ClassVar = (
         Fails(
@@ -71,11 +70,6 @@ class StdOfFew(CodeRule):
                 spread.node,
                 f"{spread.op} of what can be a single element is NaN, whatever is added to it",
                 fixes=(Fix("use unbiased=False (correction=0)", edits=_edits(code, spread)),),
-                weak=spread.scope is code.module
-                or any(part.op == "element" and not part.has("mask") for part in value.upstream(2))
-                or is_set_up(spread)
-                or not spread.grad
-                or any(part.name in ("weight", "data") for part in value.upstream(6)),
             )
 
 

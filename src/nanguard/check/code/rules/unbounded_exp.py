@@ -7,11 +7,12 @@ import re
 from typing import TYPE_CHECKING, ClassVar
 
 from nanguard.check.code.code_rule import CodeRule, bare, operand, replaced
+from nanguard.check.code.training_path import is_beside_training
 from nanguard.check.code.value_questions import (
     carries_gradient,
     guarded_by,
-    is_beside_training,
     is_bounded,
+    is_made_by_network,
     is_made_here,
     is_of_time,
     is_only_shown,
@@ -61,6 +62,7 @@ class UnboundedExp(CodeRule):
     code = "SRC027"
     name = "unbounded-exp"
     severity = Severity.WARNING
+    claim = "value"
     seen_in = "https://github.com/vanderschaarlab/synthcity/issues/331"
     examples: ClassVar = (
         Fails(
@@ -122,6 +124,7 @@ class UnboundedExp(CodeRule):
                 f"exp of a {what} without an upper bound: inf above 88.7 in float32, above 11.1 "
                 "in float16",
                 fixes=_fixes(code, power),
+                shown=is_made_by_network(code, value),
                 weak=_is_hardly_large(value, what)
                 or is_of_time(value)
                 or is_beside_training(code, power)

@@ -6,12 +6,12 @@ import re
 from typing import TYPE_CHECKING, ClassVar
 
 from nanguard.check.code.code_rule import CodeRule, bare, operand, replaced
+from nanguard.check.code.training_path import is_beside_training
 from nanguard.check.code.value_questions import (
     can_be_zero,
     carries_gradient,
     ends_as_number,
     guarded_by,
-    is_beside_training,
     is_clipped,
     is_module_output,
     is_of_time,
@@ -49,6 +49,7 @@ class UnguardedLog(CodeRule):
     code = "SRC018"
     name = "unguarded-log"
     severity = Severity.WARNING
+    claim = "value"
     seen_in = "https://github.com/pytorch/pytorch/issues/15288"
     examples: ClassVar = (
         Fails(
@@ -111,7 +112,8 @@ class UnguardedLog(CodeRule):
                     log.node,
                     f"log of a {kind} that can be 0: -inf, and an infinite gradient",
                     fixes=(Fix("bound it from below", edits=edits),),
-                    weak=not _is_sure(value, kind)
+                    shown=_is_seen(value, kind),
+                    weak=not carries_gradient(value)
                     or of_time
                     or _is_of_sizes(value)
                     or clipped
@@ -131,6 +133,7 @@ class UnguardedLog(CodeRule):
                     log.node,
                     "log1p of minus a probability that can be 1: -inf, and an infinite gradient",
                     fixes=(Fix("take logsigmoid(-x) of the logits, or bound it below 1"),),
+                    shown=inner.core.op in ("softmax", "sigmoid"),
                     weak=is_beside_training(code, log),
                 )
 
@@ -149,15 +152,15 @@ def _is_chance(value: Value) -> bool:
     return core.op in ("softmax", "sigmoid") or core.has("probability", "cosine")
 
 
-def _is_sure(value: Value, kind: str) -> bool:
-    """Returns whether a value is seen to reach 0: not any ratio, and not any difference."""
+def _is_seen(value: Value, kind: str) -> bool:
+    """Returns whether an operation is seen that rounds to 0: not if only a name speaks for it."""
     core = _unscaled(value.core)
     if kind == "difference":
         taken = core.inputs[1].core if len(core.inputs) > 1 else core
         if taken.op in ("pow", "square") and taken.inputs:
             taken = taken.inputs[0].core
         return core.inputs[0].number() == 1 and taken.op in ("sigmoid", "softmax", "tanh")
-    return kind != "ratio"
+    return core.op in ("softmax", "sigmoid")
 
 
 def _is_exp_of_cosine(value: Value) -> bool:

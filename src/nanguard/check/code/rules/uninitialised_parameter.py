@@ -28,6 +28,13 @@ _DATA = re.compile(
 )
 
 
+# A loop over the parameters of a model, or a function for each of its modules, that fills them.
+_FILLS_ALL = re.compile(
+    rb"\.(?:named_)?(?:parameters|modules)\(\):(?:[^\n]*\n){1,6}?[^\n]*(?:init\w*\.|_init|_\()"
+    rb"|\.apply\(\w*init|from_pretrained\("
+)
+
+
 class UninitialisedParameter(CodeRule):
     """`nn.Parameter(torch.empty(...))` or `torch.Tensor(n)` that is never filled.
 
@@ -91,16 +98,18 @@ class UninitialisedParameter(CodeRule):
                 continue
             message = f"the parameter {names[0]!r} is made of memory that is never written to"
             fix = Fix("give it first values", edits=_edits(code, value))
-            loaded = cls is not None and _is_loaded(code, cls)
-            yield self.at(code, value.node, message, fixes=(fix,), weak=loaded)
+            weak = cls is not None and _is_filled_elsewhere(code, cls)
+            yield self.at(code, value.node, message, fixes=(fix,), weak=weak)
 
 
-def _is_loaded(code: Code, cls: Class) -> bool:
-    """Returns whether every other file that makes such an object loads weights into something."""
+def _is_filled_elsewhere(code: Code, cls: Class) -> bool:
+    """Returns whether other files may fill it: all parameters at once, or from a checkpoint."""
     if code.project is None:
         return False
     others = [path for path in code.project.callers(cls.name) if path != code.text.path]
-    return bool(others) and all(code.project.holds(path, "load_state_dict") for path in others)
+    if others and all(code.project.holds(path, "load_state_dict") for path in others):
+        return True
+    return code.project.some_file_has(_FILLS_ALL)
 
 
 def _is_empty(value: Value) -> bool:

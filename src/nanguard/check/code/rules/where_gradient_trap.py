@@ -6,7 +6,8 @@ import re
 from typing import TYPE_CHECKING, ClassVar
 
 from nanguard.check.code.code_rule import CodeRule
-from nanguard.check.code.value_questions import can_be_zero, is_about_training, is_bounded, names_of
+from nanguard.check.code.training_path import is_about_training
+from nanguard.check.code.value_questions import can_be_zero, carries_gradient, is_bounded, names_of
 from nanguard.check.rule import Fails, Passes
 from nanguard.findings import Finding, Fix, Severity
 
@@ -41,6 +42,7 @@ class WhereGradientTrap(CodeRule):
     code = "SRC023"
     name = "where-gradient-trap"
     severity = Severity.WARNING
+    claim = "value"
     seen_in = "https://github.com/pytorch/pytorch/issues/52248"
     examples: ClassVar = (
         Fails(
@@ -80,9 +82,20 @@ class WhereGradientTrap(CodeRule):
                         f"the branch with {_word(culprit)} is differentiated even where it is not "
                         "chosen: 0 times an infinite derivative is NaN",
                         fixes=(Fix("make the input safe with a where before the operation"),),
+                        shown=_is_asked_for(condition, culprit),
                         weak=not trains or culprit.inputs[-1].has(*_NO_GRADIENT),
                     )
                     break
+
+
+def _is_asked_for(condition: Value, culprit: Value) -> bool:
+    """Returns whether the condition looks for the very point: the same value, beside a 0."""
+    risky, core = _risky_input(culprit), condition.core
+    if risky is None or core.op != "compare" or len(core.inputs) < 2:
+        return False
+    at_zero = any(part.number() == 0 for part in core.inputs)
+    same = any(part.core is risky.core for part in core.inputs)
+    return at_zero and same and carries_gradient(risky)
 
 
 def _compares_results(condition: Value, culprit: Value) -> bool:

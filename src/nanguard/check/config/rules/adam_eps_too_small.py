@@ -34,6 +34,7 @@ class AdamEpsTooSmall(ConfigRule):
     code = "CFG012"
     name = "adam-eps-too-small"
     severity = Severity.WARNING
+    by_habit = True
     seen_in = "https://github.com/pytorch/pytorch/issues/26218"
     examples = (
         Passes("adam: {lr: 3.0e-4, eps: 1.0e-10}\nepochs: 9\ndtype: bf16\n", "a.yaml"),

@@ -42,6 +42,7 @@ class BatchnormBatchTooSmall(ConfigRule):
     code = "CFG013"
     name = "batchnorm-batch-too-small"
     severity = Severity.WARNING
+    by_habit = True
     seen_in = "https://github.com/nikitakaraevv/pointnet/issues/18"
     examples = (
         Passes("model: {norm: layernorm}\nlr: 1.0e-4\nepochs: 3\nbatch_size: 1\n", "a.yaml"),

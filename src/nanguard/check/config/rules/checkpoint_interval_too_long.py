@@ -33,6 +33,7 @@ class CheckpointIntervalTooLong(ConfigRule):
     code = "CFG016"
     name = "checkpoint-interval-too-long"
     severity = Severity.WARNING
+    by_habit = True
     seen_in = "https://github.com/lucidrains/stylegan2-pytorch/pull/238"
     examples = (
         Passes("lr: 1.0e-4\nmax_steps: 150000\nsave_steps: 2000\n", "a.yaml"),

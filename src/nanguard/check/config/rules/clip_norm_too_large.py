@@ -28,6 +28,7 @@ class ClipNormTooLarge(ConfigRule):
     code = "CFG007"
     name = "clip-norm-too-large"
     severity = Severity.WARNING
+    by_habit = True
     seen_in = "https://github.com/keras-team/keras/issues/5127"
     examples = (
         Passes(

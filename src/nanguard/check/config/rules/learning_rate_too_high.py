@@ -35,6 +35,7 @@ class LearningRateTooHigh(ConfigRule):
     code = "CFG003"
     name = "learning-rate-too-high"
     severity = Severity.WARNING
+    by_habit = True
     seen_in = "https://github.com/kratzert/finetune_alexnet_with_tensorflow/issues/23"
     examples = (
         Passes(

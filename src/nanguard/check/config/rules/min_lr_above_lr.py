@@ -32,6 +32,17 @@ class MinLrAboveLr(ConfigRule):
     examples = (
         Passes("lr: 1.0e-4\nmin_lr: 1.0e-4\nepochs: 9\n", "constant.yaml"),
         Passes("lr: 1.0e-5\nmin_lr_ratio: 0.1\nepochs: 9\n", "a.yaml"),
+        Passes(
+            "lr: 1.0e-4\nepochs: 9\nweight_scheduler: {beta: {min: 0.1, max: 1.0}}\n",
+            "weights_of_losses.yaml",
+        ),
+        Passes("lr: 1.0e-4\nepochs: 9\nloss: {scheduler: {min: 0.1}}\n", "loss.yaml"),
+        Passes("lr: 1.0e-4\nepochs: 9\nscheduler: {tau: {min: 0.1}}\n", "tau.yaml"),
+        Fails(
+            "lr: 1.0e-4\nepochs: 9\nlr_scheduler: {cosine: {min: 0.01}}\n",
+            line=3,
+            file="b.yaml",
+        ),
         Fails(
             "lr: 1.0e-5\nmin_lr: 1.0e-4\nepochs: 9\n",
             line=2,

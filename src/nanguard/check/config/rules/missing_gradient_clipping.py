@@ -35,6 +35,7 @@ class MissingGradientClipping(ConfigRule):
     code = "CFG006"
     name = "missing-gradient-clipping"
     severity = Severity.WARNING
+    by_habit = True
     seen_in = "https://github.com/chentuochao/Sound_Bubble/issues/4"
     examples = (
         Passes(

@@ -42,7 +42,8 @@ class ScientificNotationIsString(ConfigRule):
     ends with a TypeError in the best case, and compares text with numbers in the worst.
 
     Write ``1.0e-5``. Files that OmegaConf, Lightning's command line or a schema reads are not
-    concerned: these turn the text into a number.
+    concerned: these turn the text into a number. So do fields of pydantic models that the
+    project's code declares as ``float``; those of plain dataclasses keep the text.
     """
 
     code = "CFG004"
@@ -72,7 +73,7 @@ class ScientificNotationIsString(ConfigRule):
             if leaf.key.split("_")[-1] in _NAMES:
                 continue
             texts = [n for n in [leaf.entry.node, *leaf.entry.node.items] if reads_as_text(n)]
-            if texts:
+            if texts and not source.usage.declares_number(leaf.path):
                 yield self._text(leaf, texts, _use(source.usage, leaf.key))
 
     def judge(self, stage: TrainingStage) -> Iterator[Finding]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from nanguard.check.config.config_rule import ConfigRule, change
@@ -16,7 +16,7 @@ from nanguard.findings import Severity, name_of
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from nanguard.check.config.run_config import Setting, TrainingStage
+    from nanguard.check.config.run_config import RunConfig, Setting, TrainingStage
     from nanguard.findings import Finding
 
 
@@ -25,6 +25,10 @@ class ValueOutOfRange(ConfigRule):
 
     Why it breaks a run: a negative learning rate climbs the loss; a beta of 1 never forgets and
     divides by 1 - beta ** t = 0 at the first step; dropout of 1 or more zeroes or divides by zero.
+
+    A batch or an accumulation of 0 is often meant as "off". It is not reported where the project's
+    code has another value for it, and is an error only where a program that is known reads it, or
+    code that divides by it.
 
     Write a value inside the range. Weights of loss and reward terms may be negative, -1 means
     "all" or "off" for many counts, and dropout may be 0: none of these is reported.
@@ -43,6 +47,20 @@ class ValueOutOfRange(ConfigRule):
         Fails("lr: -1.0e-4\nepochs: 3\n", 1, "a.yaml", "lr: 1.0e-4\nepochs: 3\n"),
         Fails('[optimizer]\nname = "adam"\nlr = 1e-4\nbetas = [0.9, 1.0]\n', 4, "a.toml"),
     )
+
+    def look(self, source: RunConfig) -> Iterator[Finding]:
+        """Yields what is wrong with each part of a run, as far as nothing else is known of 0."""
+        off = {
+            (setting.path, setting.line, setting.column): _off(setting, source)
+            for stage in source.stages
+            for setting in stage.settings
+            if setting.name in _COUNTS and setting.number == 0
+        }
+        for finding in super().look(source):
+            place = (finding.path or "", finding.line or 0, finding.column or 0)
+            severity = off.get(place, finding.severity)
+            if severity is not None:
+                yield replace(finding, severity=severity)
 
     def judge(self, stage: TrainingStage) -> Iterator[Finding]:
         """Yields one finding for each value outside its range."""
@@ -68,6 +86,22 @@ class ValueOutOfRange(ConfigRule):
             edits = set_member(setting, at, right)
             fix = change(f"use {right}, the usual value", edits)
             yield self.at(setting, _message(setting, name_of(value), found), fix)
+
+
+_COUNTS = frozenset(("batch_size", "micro_batch_size", "global_batch_size", "accumulation"))
+
+
+def _off(setting: Setting, source: RunConfig) -> Severity | None:
+    """Returns how bad a count of 0 is; None where the code has another value for it."""
+    usage = source.usage
+    if setting.path in source.parsed:
+        return Severity.ERROR
+    if usage.known and usage.allows_zero(setting.key):
+        return None
+    if setting.name in ("batch_size", "global_batch_size"):
+        return Severity.ERROR
+    divided = usage.known and usage.divides_by(setting.key)
+    return Severity.ERROR if divided else Severity.WARNING
 
 
 def _is_exponent(setting: Setting) -> bool:

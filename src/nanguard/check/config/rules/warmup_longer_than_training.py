@@ -35,6 +35,7 @@ class WarmupLongerThanTraining(ConfigRule):
     code = "CFG010"
     name = "warmup-longer-than-training"
     severity = Severity.WARNING
+    by_habit = True
     seen_in = "https://github.com/YunYang1994/TensorFlow2.0-Examples/issues/8"
     examples = (
         Passes("lr: 1.0e-4\nepochs: 80\nwarmup_steps: 25000\n", "a.yaml"),

@@ -57,7 +57,7 @@ class AllZeroRecord(DataRule):
                 continue
             if zeros > _ZEROS * sampled:
                 continue
-            message = f"all features are zero: {records(zero.count)}, {zero.told()}"
+            message = f"all features are zero: {records(zero.count)}, {zero.in_words()}"
             yield self.finding(
                 message,
                 path=file.path,

@@ -21,8 +21,6 @@ _MIN_ROWS = 10
 _MAX_NAMED = 5
 _SPARSE = 0.1
 _WIDE = 32
-# Folders and files in which a run writes down what happened; nobody trains on them.
-_RECORDS = re.compile(r"(^|[/\\_])(logs?|runs?|results?|outputs?)[/\\]|(monitor|progress)\.csv$")
 
 
 def _rows(dead: str) -> str:
@@ -44,7 +42,7 @@ class ConstantFeature(DataRule):
 
     code = "DAT006"
     name = "constant-feature"
-    severity = Severity.WARNING
+    severity = Severity.INFO
     seen_in = "https://github.com/fastai/fastai/issues/889"
     examples = (
         Passes(_rows("0.5").replace("0.5,1\n", "0.7,1\n", 1), "example.csv"),
@@ -70,7 +68,6 @@ class ConstantFeature(DataRule):
                     path=file.path,
                     line=None,
                     where=column.name,
-                    severity=Severity.INFO if _RECORDS.search(file.path.lower()) else None,
                     fixes=(Fix("leave the column out"),),
                 )
 

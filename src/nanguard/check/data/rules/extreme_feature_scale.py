@@ -37,7 +37,7 @@ def _rows(odd: str) -> str:
 class ExtremeFeatureScale(DataRule):
     """A feature with numbers a million times as large as is usual for it, or for its neighbours.
 
-    Told by the largest number of a column, against the geometric mean of the others. Times, dates,
+    Judged by the largest number of a column against the geometric mean of the others. Times, dates,
     ids and long-tailed counts are not concerned.
 
     Why it breaks a run: squares of such numbers overflow in single precision, all of them in half
@@ -62,10 +62,10 @@ class ExtremeFeatureScale(DataRule):
         for file in source.files:
             columns = features_of(file)
             every = list(file.ledger.columns.values())
-            told = [(c, why) for c in every if (why := self._why(c, columns)) is not None]
-            for column, why in told[:_MAX_NAMED]:
+            found = [(c, why) for c in every if (why := self._why(c, columns)) is not None]
+            for column, why in found[:_MAX_NAMED]:
                 place = RowPlaces(1, [column.largest] if column.largest is not None else [])
-                at = f", {place.told()}" if column.largest is not None else ""
+                at = f", {place.in_words()}" if column.largest is not None else ""
                 yield self.at(file, place, f"{column.name}: {why}{at}", where=column.name)
 
     def _why(self, column: ColumnNumbers, columns: list[ColumnNumbers]) -> str | None:

@@ -65,7 +65,7 @@ class LabelOutOfRange(DataRule):
             places = merged([labels.seen[label] for label in beyond])
             message = (
                 f"{named(labels, group)} is {values_told(beyond)}, but of {classes} classes "
-                f"labels run from 0 to {classes - 1}; {records(places.count)}, {places.told()}"
+                f"labels run from 0 to {classes - 1}; {records(places.count)}, {places.in_words()}"
             )
             fixes = (Fix(f"repair the labels, or give the model {whole[beyond[-1]] + 1} outputs"),)
             low = min(number for number in whole.values() if number not in ignored)

@@ -45,17 +45,17 @@ class MissingLabel(DataRule):
 
     def check(self, source: DataSet) -> Iterator[Finding]:
         """Yields one finding for each file."""
-        told = source.request.expected.label_key is not None
+        named = source.request.expected.label_key is not None
         yield from self._column(source)
         for file, labels in source.labelled():
             missing = labels.missing
             if labels.many or not missing.count or not labels.total:
                 continue
-            if missing.count > (0.5 if told else _EMPTY_SHARE) * (labels.total + missing.count):
+            if missing.count > (0.5 if named else _EMPTY_SHARE) * (labels.total + missing.count):
                 continue
             yield self.finding(
                 f"{labels.key} is missing: {records(missing.count)} of "
-                f"{labels.total + missing.count}, {missing.told()}",
+                f"{labels.total + missing.count}, {missing.in_words()}",
                 path=file.path,
                 line=missing.line,
                 where=labels.key,

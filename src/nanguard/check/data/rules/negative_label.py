@@ -78,7 +78,7 @@ class NegativeLabel(DataRule):
             places = merged([labels.seen[label] for label in below])
             yield self.finding(
                 f"{named(labels, group)} is {values_told(below)}: {records(places.count)}, "
-                f"{places.told()}; no class has a negative number",
+                f"{places.in_words()}; no class has a negative number",
                 path=file.path,
                 line=places.line,
                 where=named(labels, group),

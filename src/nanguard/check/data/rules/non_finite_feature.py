@@ -59,7 +59,7 @@ class NonFiniteFeature(DataRule):
                 rest = f"; {more} more columns" if more > 0 and column is bad[0] else ""
                 yield self.finding(
                     f"{column.name} is {', '.join(kinds)}: {column.bad.count} of {column.count} "
-                    f"values, {column.bad.told()}{rest}",
+                    f"values, {column.bad.in_words()}{rest}",
                     path=file.path,
                     line=column.bad.line,
                     where=column.name,
@@ -73,7 +73,7 @@ class NonFiniteFeature(DataRule):
         if labels is not None and labels.infinite.count and are_measured(source, labels):
             yield self.finding(
                 f"{labels.key} is infinite: {labels.infinite.count} of {labels.total} values, "
-                f"{labels.infinite.told()}",
+                f"{labels.infinite.in_words()}",
                 path=file.path,
                 line=labels.infinite.line,
                 where=labels.key,

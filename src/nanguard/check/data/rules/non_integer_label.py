@@ -71,7 +71,7 @@ class NonIntegerLabel(DataRule):
             values = values_told(wrong) or ", ".join(place.value for place in places.first)
             yield self.finding(
                 f"{labels.key} is {values}, not a class number: {records(places.count)}, "
-                f"{places.told()}",
+                f"{places.in_words()}",
                 path=file.path,
                 line=places.line,
                 where=labels.key,

@@ -60,7 +60,7 @@ class TokenIdOutOfVocabulary(DataRule):
                 values = list(dict.fromkeys(place.value for place in outside.first))
                 yield self.finding(
                     f"{tokens.name} holds {', '.join(values)}, but {limit}: {outside.count} of "
-                    f"{tokens.count} ids, {outside.told()}",
+                    f"{tokens.count} ids, {outside.in_words()}",
                     path=file.path,
                     line=outside.line,
                     where=tokens.name,

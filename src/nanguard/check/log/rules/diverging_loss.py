@@ -6,13 +6,14 @@ from typing import TYPE_CHECKING
 
 from nanguard.check.log.log_rule import (
     LogRule,
+    drift_of,
+    explosion_of,
     is_game,
     main_losses,
     moved_before,
     place,
     training_losses,
 )
-from nanguard.check.log.loss_judge import drift_of, explosion_of
 from nanguard.check.rule import Fails, Passes
 from nanguard.findings import Severity
 

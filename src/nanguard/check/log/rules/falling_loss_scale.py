@@ -10,7 +10,7 @@ from nanguard.check.log.log_rule import LogRule, main_losses, place, runs_of
 from nanguard.check.log.quantities import Quantity
 from nanguard.check.rule import Fails, Passes
 from nanguard.findings import Severity, name_of
-from nanguard.signals.drift import ScaleWatch
+from nanguard.signals import ScaleWatch
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -6,15 +6,14 @@ import math
 from statistics import median
 from typing import TYPE_CHECKING
 
-from nanguard.check.log.log_rule import LogRule, main_norms, moved_before, place
-from nanguard.check.log.loss_judge import spikes_of
+from nanguard.check.log.log_rule import LogRule, main_norms, moved_before, place, spikes_of
 from nanguard.check.rule import Fails, Passes
 from nanguard.findings import Severity, name_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from nanguard.check.log.loss_judge import Spike
+    from nanguard.check.log.log_rule import Spike
     from nanguard.check.log.series import Log, LogPoint, MetricSeries
     from nanguard.findings import Finding
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from nanguard.check.log.log_rule import (
     LogRule,
+    drift_of,
+    explosion_of,
     first_bad_norm,
     is_game,
     main_losses,
@@ -13,15 +16,15 @@ from nanguard.check.log.log_rule import (
     moved_before,
     place,
     same_row,
+    spikes_of,
 )
-from nanguard.check.log.loss_judge import drift_of, explosion_of, spikes_of
 from nanguard.check.rule import Fails, Passes
 from nanguard.findings import Severity, name_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from nanguard.check.log.loss_judge import Spike
+    from nanguard.check.log.log_rule import Spike
     from nanguard.check.log.series import Log, MetricSeries
     from nanguard.findings import Finding
 
@@ -29,6 +32,8 @@ if TYPE_CHECKING:
 _ENTRIES_BEFORE_NAN = 3
 # What follows so soon after it is its wake.
 _AFTER = 10
+# Times what would be usual; a jump below that is noise of a loss that is small, and a remark.
+_FAR = 1.5
 
 
 def _steady(count: int, spike: int = 0) -> str:
@@ -59,7 +64,9 @@ class LossSpike(LogRule):
     def check(self, source: Log) -> Iterator[Finding]:
         """Yields the first spike of each training loss, and how many there are."""
         for series, spikes in loss_spikes(source):
-            yield self.at(source, series, spikes[0].point, _told(source, series, spikes))
+            small = all(s.limit > 0 and s.point.value < _FAR * s.limit for s in spikes)
+            found = self.at(source, series, spikes[0].point, _told(source, series, spikes))
+            yield replace(found, severity=Severity.INFO) if small else found
 
 
 def loss_spikes(log: Log) -> Iterator[tuple[MetricSeries, list[Spike]]]:

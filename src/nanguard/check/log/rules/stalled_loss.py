@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 # How many entries have to agree, and to which share of the loss.
 _ENTRIES_ALIKE = 30
 _SAME = 1e-3
-# So many entries tell noise from a trend; less than this share of the loss is none.
+# It takes this many entries to tell noise from a trend; less than this share is no trend.
 _MANY, _TREND = 50, 5e-4
 # The width of nine tenths of the values: at any level, and at that of guessing between classes,
 # where fewer entries are enough.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from nanguard.check.log.log_rule import LogRule, first_bad_loss, place, same_row, told
+from nanguard.check.log.log_rule import LogRule, first_bad_loss, place, point_text, same_row
 from nanguard.check.log.quantities import Quantity
 from nanguard.check.rule import Fails, Passes
 from nanguard.findings import Severity, name_of
@@ -62,7 +62,7 @@ class SuspiciousAccuracy(LogRule):
                         "that are not finite"
                     )
                     before = accuracy[row.index - 1] if row.index else None
-                    message += f" (before: {told(before)})" if before else ""
+                    message += f" (before: {point_text(before)})" if before else ""
                     yield self.at(source, accuracy, row, message)
                     return
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class UnreadableLine(LogRule):
-    """A line is no whole JSON, a row lacks cells, zero bytes or broken characters stand in it.
+    """A line is not complete JSON, a row lacks cells, or bytes are zero or broken.
 
     All other lines are read and judged. A last line that has no end is left alone: it may still be
     being written. So are lines of plain text between lines of JSON, unless the file is a .jsonl.

@@ -7,7 +7,14 @@ style. In the page, ``window.nanguard.show(data)`` draws, and called again with 
 redraws and keeps zoom, cursor and choices.
 """
 
-from nanguard.view.report.html.numbers import page_data
-from nanguard.view.report.html.page import asset, body_of, embedded, page, sections, title_of
+from nanguard.view.report.html.page import (
+    asset,
+    body_of,
+    embedded,
+    page,
+    page_data,
+    sections,
+    title_of,
+)
 
 __all__ = ["asset", "body_of", "embedded", "page", "page_data", "sections", "title_of"]

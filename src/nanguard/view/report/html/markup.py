@@ -6,12 +6,13 @@ from html import escape
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
-from nanguard.view.report.fields import branch, whole
+from nanguard.view.report.words import branch, whole
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-_LINES = 400
+# Lines of a listing, and characters of each, that are shown.
+_MOST_LINES = 400
 _LONGEST = 400
 
 
@@ -29,7 +30,7 @@ def excerpt(place: Mapping[str, Any]) -> Html | None:
             _line(text),
             cls="here" if number == line else None,
         )
-        for number, text in enumerate(lines[:_LINES], first)
+        for number, text in enumerate(lines[:_MOST_LINES], first)
     ]
     return _block(rows)
 
@@ -56,8 +57,8 @@ def listing(text: str) -> Html:
 
 
 def _rows(text: str) -> list[str]:
-    rows = text.rstrip("\n").split("\n", _LINES)
-    if len(rows) > _LINES:
+    rows = text.rstrip("\n").split("\n", _MOST_LINES)
+    if len(rows) > _MOST_LINES:
         more = rows.pop().count("\n") + 1
         rows.append(f"… (cut: {more} more lines)")
     return rows
@@ -95,6 +96,7 @@ def step_words(step: float | None) -> str:
     return f"{step:g}"
 
 
+# Characters of any other text that are shown.
 LIMIT = 4000
 _VOID = frozenset(("br", "hr", "meta", "input", "link", "img"))
 
@@ -116,13 +118,13 @@ def shown(value: Any, limit: int = LIMIT) -> str:
         limit: How many characters are shown.
     """
     given = value if isinstance(value, str) else str(value)
-    told = "".join(
+    safe = "".join(
         c if c.isprintable() or c in "\n\u202f\xa0" else c.encode("unicode_escape").decode()
         for c in given[:limit].replace("\r\n", "\n").expandtabs(4)
     )
     if len(given) > limit:
-        told += f" … (cut: {len(given)} characters in all)"
-    return told
+        safe += f" … (cut: {len(given)} characters in all)"
+    return safe
 
 
 def el(tag: str, *children: Any, **attributes: Any) -> Html:

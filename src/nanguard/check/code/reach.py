@@ -1,0 +1,183 @@
+"""What the training of a project reaches: from the code that trains to the code it uses, by name.
+
+Every file is cut into its functions, classes and the code between them. A part that starts a
+backward pass, or hands a model to a trainer, trains; so does what calls such a part, up to the
+scripts. Whatever these parts name, and what that names in turn, is reached. Files are not parsed
+for this: a name in a comment or in an import statement alone reaches nothing.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+from nanguard.check.code.imported_names import bytes_of
+from nanguard.check.paths import in_tests
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+_TRAINS = re.compile(rb"\.backward\(|[Tt]rainer\w*\(|\.fit\(")
+_TRAINING = (b".backward(", b".fit(", b"rainer")
+_TOP = re.compile(rb"^(?=[^\s#)\]}'\"])", re.MULTILINE)
+_DEFINITION = re.compile(rb"(?:async[ \t]+)?(?:def|class)[ \t]+(\w+)")
+_IMPORT = re.compile(rb"(?:from|import)[ \t]")
+_MAIN = re.compile(rb"if[ \t]+\(?__name__")
+_COMMENT = re.compile(rb"#[^\n]*")
+_WORD = bytes(c if c == 95 or chr(c).isalnum() else 32 for c in range(128)) + b" " * 128
+BETWEEN, MAIN = "", "__main__"  # the parts of a file that are neither function nor class
+
+
+@dataclass(slots=True)
+class _Part:
+    """A function, a class, or the code between them.
+
+    Attributes:
+        path: The file.
+        name: Its name; ``BETWEEN`` and ``MAIN`` for the code of the file itself.
+        words: What it names that the project defines.
+        trains: Whether it starts a backward pass, or hands a model to a trainer.
+        callable: Whether it is a function, which runs only if somebody names it.
+        uses: The parts that its words stand for, by number.
+    """
+
+    path: str
+    name: str
+    words: set[bytes]
+    trains: bool
+    callable: bool = False
+    uses: list[int] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Reach:
+    """Parts of a project, each by its file and its name.
+
+    Attributes:
+        reached: What its training reaches.
+        unused: Functions that nothing in the project names.
+    """
+
+    reached: frozenset[tuple[str, str]]
+    unused: frozenset[tuple[str, str]]
+
+
+def reach_of_training(paths: Iterable[str], only_uses: Callable[[str], bool]) -> Reach:
+    """Returns what the training of a project reaches.
+
+    Args:
+        paths: The files of the project.
+        only_uses: Whether a file is there to use or measure a model, by its name; calling
+            something that trains does not make such a file train.
+    """
+    files = [path for path in paths if not in_tests(path)]
+    parts = [*_parts(files)]
+    _link(parts)
+    users: dict[int, list[int]] = {}
+    for number, part in enumerate(parts):
+        for used in part.uses:
+            users.setdefault(used, []).append(number)
+    training = [number for number, part in enumerate(parts) if part.trains]
+    above = _closure(
+        training,
+        lambda number: [u for u in users.get(number, ()) if not only_uses(parts[u].path)],
+    )
+    # Whoever runs a file runs the code between its functions as well.
+    where = {(part.path, part.name): number for number, part in enumerate(parts)}
+    for number in [*above]:
+        above |= {where[k] for k in ((parts[number].path, BETWEEN),) if k in where}
+
+    def below(number: int) -> list[int]:
+        between = where.get((parts[number].path, BETWEEN))
+        return parts[number].uses if between is None else [*parts[number].uses, between]
+
+    return Reach(
+        frozenset((parts[n].path, parts[n].name) for n in _closure(above, below)),
+        frozenset((p.path, p.name) for n, p in enumerate(parts) if p.callable and n not in users),
+    )
+
+
+def _closure(start: Iterable[int], following: Callable[[int], list[int]]) -> set[int]:
+    found: set[int] = set()
+    queue = [*start]
+    while queue:
+        number = queue.pop()
+        if number not in found:
+            found.add(number)
+            queue += following(number)
+    return found
+
+
+def _parts(files: list[str]) -> Iterator[_Part]:
+    """Yields the parts of all files, with the words that name a part."""
+    defined: set[bytes] = set()
+    for path in files:
+        content = bytes_of(path)
+        defined |= {match[1] for match in map(_DEFINITION.match, _pieces(content)) if match}
+    for path in files:
+        content = _COMMENT.sub(b"", bytes_of(path))
+        texts: dict[str, list[bytes]] = {}
+        for piece in _pieces(content):
+            if _IMPORT.match(piece):
+                continue
+            match = _DEFINITION.match(piece)
+            name = match[1].decode(errors="replace") if match else BETWEEN
+            texts.setdefault(MAIN if _MAIN.match(piece) else name, []).append(piece)
+        for name, pieces in texts.items():
+            text = b"".join(pieces)
+            words = defined.intersection(text.translate(_WORD).split())
+            function = text.startswith((b"def ", b"async "))
+            yield _Part(path, name, words, is_training_code(text), function)
+
+
+def is_training_code(text: bytes) -> bool:
+    """Returns whether some code starts a backward pass, or hands a model to a trainer."""
+    return any(word in text for word in _TRAINING) and _TRAINS.search(text) is not None
+
+
+def _pieces(content: bytes) -> Iterator[bytes]:
+    """Yields the statements that begin at the margin, each to its end."""
+    begins = [match.start() for match in _TOP.finditer(content)]
+    for begin, end in pairwise([*begins, len(content)]):
+        yield content[begin:end]
+
+
+def _link(parts: list[_Part]) -> None:
+    """Notes which parts the words of each part stand for: those of its own file, or of others."""
+    by_name: dict[bytes, list[int]] = {}
+    for number, part in enumerate(parts):
+        if part.name not in (BETWEEN, MAIN):
+            by_name.setdefault(part.name.encode(), []).append(number)
+    imported: dict[str, set[bytes]] = {}
+    for part in parts:
+        for word in part.words:
+            candidates = by_name.get(word, [])
+            own = [n for n in candidates if parts[n].path == part.path]
+            if own:
+                part.uses += [n for n in own if parts[n] is not part]
+            elif len(candidates) < 2:
+                part.uses += candidates
+            else:
+                if part.path not in imported:
+                    imported[part.path] = _imported(part.path)
+                known = [n for n in candidates if _is_among(parts[n].path, imported[part.path])]
+                part.uses += known or candidates
+        part.words.clear()
+
+
+def _imported(path: str) -> set[bytes]:
+    """Returns the words of a file's import statements."""
+    found: set[bytes] = set()
+    for piece in _pieces(bytes_of(path)):
+        if _IMPORT.match(piece):
+            found.update(piece.translate(_WORD).split())
+    return found
+
+
+def _is_among(path: str, words: set[bytes]) -> bool:
+    """Returns whether a file, or the package it makes, is named by one of some words."""
+    *folders, name = path.replace("\\", "/").rpartition(".")[0].split("/")
+    stem = folders[-1] if name == "__init__" and folders else name
+    return stem.encode() in words

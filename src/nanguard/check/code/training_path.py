@@ -1,0 +1,356 @@
+"""Whether training reaches a place in the code, and what a finding there may be: a warning or not.
+
+A rule claims one of two things. That the *code* does something wrong, whatever its numbers are: it
+skips on one rank, it clips before it unscales. Or that a *value* can become something: 0, Inf, a
+number out of range. What a value can become is hardly ever to be seen in the text, so such a
+finding is a remark unless three things are shown: the rule saw what brings the value there, the
+training of the project reaches the place, and a gradient can come back to it. ``may_warn`` decides,
+for every rule.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from typing import TYPE_CHECKING, Literal
+
+from nanguard.check.code.gradient_fate import is_only_read
+from nanguard.check.code.reach import BETWEEN
+from nanguard.check.code.training import Training, is_backward, is_test
+
+if TYPE_CHECKING:
+    from nanguard.check.code.code import Code
+    from nanguard.check.code.scopes import Class, Function
+    from nanguard.check.code.values import Value
+
+_LOSS = re.compile(r"loss|criterion|objective|elbo|training_step|(^|_)kld?($|_)")
+Claim = Literal["code", "value"]
+
+_SHOW = re.compile(
+    r"metrics|eval|visual|plot|draw|accuracy|psnr|nmse|distortion_ratio|confusion|meter$|evaluator"
+    r"|_(mae|rmse|fid|ssim|iou|auc)$"
+)
+# Words in the names of files and folders that measure, show or use a model and do not train it.
+_EVALUATES = re.compile(
+    r"(^|_)(eval(s|uat\w*)?|metrics|accurac\w+|miners?|bench(mark\w*)?|visuali[sz]\w*|plot\w*|demos?|infer\w*"
+    r"|predict(or|ing)?|sampl(e|es|ing)|generate|export\w*|analy\w+|compare?|comparison|verif\w+"
+    r"|preprocess\w*|prepare|compute|convert\w*)($|_)"
+)
+_USES = re.compile(
+    r"_?(on_(val|validation|test|predict|sanity)\w*|eval\w*|validat\w*|test\w*|sample_\w+|\w+_samples?|visuali[sz]e\w*|plot\w*|generate\w*|reverse"
+    r"|infer\w*|predict\w*|interpolat\w*|slerp|compute_metrics?"
+    r"|calc(ulate)?_(metric|acc|score|psnr|ssim|iou|map|fid|stat|auc|recall|dice)\w*)"
+)
+# Functions in which a module or a table is set up, before anything is trained.
+_SETUP = re.compile(
+    r"__init__|__post_init__|setup|build\w*|_?(re)?init\w*|register_schedule|reset_\w+"
+)
+# Methods that a framework calls by their names.
+_HOOKS = re.compile(
+    r"forward|backward|\w+_step|on_\w+|configure_\w+|compute_loss|\w+_dataloader|main|run|train\w*"
+    r"|fit|step|collate\w*|loss"
+)
+_DATASETS = ("Dataset", "IterableDataset", "DataModule", "LightningDataModule", "Sampler")
+_DATA_METHODS = re.compile(
+    r"__getitem__|__iter__|_?collate\w*|_?load_\w+|_?read_\w+|_?preprocess\w*"
+)
+_VENDORED = re.compile(r"(^|/)(third_?party|3rd_?party|vendor(ed)?|externals?|submodules)/")
+_INERT = (
+    ast.Import, ast.ImportFrom, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef, ast.Assign,
+    ast.AnnAssign,
+)  # fmt: skip
+# Flags of a model that is used, and of one that is trained.
+_USE = re.compile(
+    r"reverse|gen|generate|generation|infer|inference|inferring|sampl(e|ing)|is_sampling|eval"
+    r"|evaluate|is_eval|do_eval|evaluation|is_test|test|testing|validation|is_inference|do_sample"
+)
+_TRAINING = re.compile(r"(is_)?train(ing)?|is_train|do_train|training_mode|train_mode")
+
+
+def may_warn(code: Code, node: ast.AST | None, claim: Claim, *, shown: bool) -> bool:
+    """Returns whether a finding may be more than a remark.
+
+    Args:
+        code: The file.
+        node: What the finding is about.
+        claim: Whether the rule says what the code does, or what a value can become.
+        shown: Whether the rule saw what brings the value there.
+    """
+    if is_test(code) or is_evaluation(code) or is_vendored(code) or is_aside(code, node):
+        return False
+    if _is_never_chosen(code, node):
+        return False
+    reached = _is_reached(code, node)
+    if claim == "code":
+        return reached is not False
+    if not shown or reached is not True or is_branch_of_use(code, node):
+        return False
+    function = Training.of(code).owner(node) if node is not None else code.module
+    return _is_differentiated(code, function) and not is_only_read(code, node)
+
+
+def _is_differentiated(code: Code, function: Function, depth: int = 1) -> bool:
+    """Returns whether gradients pass a function: of a module or a loss, or called from one."""
+    if function.cls is not None and function.cls.is_module():
+        return True
+    training = Training.of(code)
+    if _LOSS.search(function.name.lower()) or any(map(is_backward, function.events)):
+        return True
+    callers = [call.scope for call in training.callers(function) if call.scope is not None]
+    return depth > 0 and any(_is_differentiated(code, caller, depth - 1) for caller in callers)
+
+
+def _is_reached(code: Code, node: ast.AST | None) -> bool | None:
+    """Returns whether the training of a project reaches a place; None where it cannot be said."""
+    if code.project is None or node is None or not code.text.path.endswith(".py"):
+        return bool(Training.of(code).backwards) or None
+    name = BETWEEN
+    for outer in (node, *code.ancestors(node)):
+        if code.parents.get(outer) is code.tree:
+            if isinstance(outer, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+                name = outer.name
+            break
+    return code.project.reaches(code.text.path, name)
+
+
+def _is_never_chosen(code: Code, node: ast.AST | None) -> bool:
+    """Returns whether a place lies under an option that is off and that no call gives."""
+    for outer in code.ancestors(node) if node is not None else ():
+        if isinstance(outer, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            return False
+        if isinstance(outer, ast.If) and isinstance(outer.test, ast.Name) and node is not outer:
+            taken = any(node is inner for inner in outer.body)
+            if _is_left_at(code, outer, outer.test.id, value=not taken):
+                return True
+        node = outer
+    return False
+
+
+def _is_left_at(code: Code, node: ast.AST, name: str, *, value: bool) -> bool:
+    """Returns whether a parameter has a truth value by default that no call changes."""
+    outer = next(
+        (n for n in code.ancestors(node) if isinstance(n, (ast.FunctionDef, ast.Lambda))), None
+    )
+    if code.project is None or not isinstance(outer, ast.FunctionDef):
+        return False
+    positional = [*outer.args.posonlyargs, *outer.args.args]
+    names = [argument.arg for argument in positional]
+    defaults = dict(zip(reversed(names), reversed(outer.args.defaults), strict=False))
+    default = defaults.get(name)
+    if not isinstance(default, ast.Constant) or bool(default.value) is not value:
+        return False
+    place = names.index(name) - (names[0] in ("self", "cls"))
+    calls = code.project.calls_of(outer.name)
+    return bool(calls) and not any(
+        len(call.args) > place
+        or any(isinstance(given, ast.Starred) for given in call.args)
+        or any(given.arg in (name, None) for given in call.keywords)
+        for call in calls or ()
+    )
+
+
+def is_for_show(value: Value) -> bool:
+    """Returns whether a place is about measuring or showing, going by names around it."""
+    scope = value.scope
+    if scope is None:
+        return False
+    around = scope.name + (f" {scope.cls.name}" if scope.cls is not None else "")
+    return bool(_SHOW.search(around.lower()))
+
+
+def is_about_training(code: Code) -> bool:
+    """Returns whether gradients flow in a file, as far as it says: a module, a loss, a step."""
+    return "backward" in code.operations or any(
+        "loss" in function.name.lower() or (function.cls is not None and function.cls.is_module())
+        for function in code.functions
+    )
+
+
+def is_evaluation(code: Code) -> bool:
+    """Returns whether a file measures or uses a model, by its name and by what it does not do."""
+    return is_named_for_evaluation(code.text.path) and not Training.of(code).backwards
+
+
+def is_vendored(code: Code) -> bool:
+    """Returns whether a file is a copy of somebody else's, by the folder it lies in."""
+    return _VENDORED.search(code.text.path.replace("\\", "/").lower()) is not None
+
+
+def is_named_for_evaluation(path: str) -> bool:
+    """Returns whether a file is called as one that measures, shows or uses a model."""
+    *folders, name = path.replace("\\", "/").lower().split("/")
+    # Only the folder it lies in: what is further up may be the name of the whole project.
+    stem = name.rpartition(".")[0] or name
+    words = [word.replace("-", "_") for word in (stem, *folders[-1:])]
+    return stem.startswith("test") or any(_EVALUATES.search(word) for word in words)
+
+
+def is_aside(code: Code, node: ast.AST | None) -> bool:
+    """Returns whether a place is tried out in a notebook, or nobody trains with its function."""
+    if node is None:
+        return False
+    function: ast.AST | None = None
+    looped = False
+    for outer in code.ancestors(node):
+        looped = looped or isinstance(outer, (ast.For, ast.While, ast.ClassDef))
+        if isinstance(outer, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            function = outer
+            break
+    if function is None:
+        return code.text.path.endswith(".ipynb") and not looped
+    if _only_uses_weights(code) or _is_left_over(code):
+        return True
+    found = code.function_of(function)
+    return found is not None and code.project is not None and _is_idle(code, found)
+
+
+def _only_uses_weights(code: Code) -> bool:
+    """Returns whether a script loads weights into models of its own and never trains them."""
+    training = Training.of(code)
+    if (
+        code.project is None
+        or training.backwards
+        or not any(training.called("load_state_dict", "load"))
+    ):
+        return False
+    if not code.project.trains or any(f.name == "training_step" for f in code.functions):
+        return False
+    return not code.project.is_imported(code.text.path)
+
+
+def _is_left_over(code: Code) -> bool:
+    """Returns whether no file of a project that trains imports this one, and it is no script."""
+    project, path = code.project, code.text.path
+    if project is None or not project.trains or not path.endswith(".py"):
+        return False
+    if path.endswith("__init__.py") or not project.is_left_over(path):
+        return False
+    if Training.of(code).backwards or any(f.name == "training_step" for f in code.functions):
+        return False
+    # A script does something where it stands.
+    return all(isinstance(node, _INERT) or is_text(node) for node in code.tree.body)
+
+
+def is_text(node: ast.stmt) -> bool:
+    """Returns whether a statement is a text and nothing else."""
+    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+
+
+def _is_idle(code: Code, function: Function) -> bool:
+    """Returns whether a project that trains calls a function only to evaluate, or never."""
+    project, node = code.project, function.node
+    if project is None or not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+        return False
+    if function.cls is not None and _is_never_made(code, function.cls):
+        return True
+    if node.decorator_list or function.name.startswith("__") or _HOOKS.fullmatch(function.name):
+        return False
+    if function.parent is not None or (function.cls and function.cls.inherits_elsewhere()):
+        return False
+    if not project.trains:
+        return False
+    if project.mentions(function.name) <= 1:
+        return True
+    files = project.callers(function.name)
+    return bool(files) and all(is_named_for_evaluation(path) for path in files)
+
+
+def _is_never_made(code: Code, cls: Class) -> bool:
+    """Returns whether nobody in a project that trains makes, names or inherits from a class."""
+    project = code.project
+    if project is None or not project.trains or not project.is_closed or cls.node.decorator_list:
+        return False
+    own = code.text.content.count(f"super({cls.name}")
+    return project.mentions(cls.name) - own <= 1
+
+
+def is_beside_training(code: Code, value: Value) -> bool:
+    """Returns whether no gradient of a training step is likely to pass a place."""
+    if not value.grad or is_evaluation(code):
+        return True
+    if not is_about_training(code) and not is_called_to_train(code, value):
+        return True
+    if is_used_only(value) or is_set_up(value) or is_about_data(value):
+        return True
+    if is_branch_of_use(code, value.node):
+        return True
+    return value.scope is not None and is_called_without_gradient(code, value.scope)
+
+
+def is_called_to_train(code: Code, value: Value) -> bool:
+    """Returns whether another file of a project that trains calls the function of a place."""
+    project, scope = code.project, value.scope
+    if project is None or scope is None or not project.trains:
+        return False
+    files = project.callers(scope.name)
+    return any(not is_named_for_evaluation(path) for path in files if path != code.text.path)
+
+
+def is_called_without_gradient(code: Code, function: Function) -> bool:
+    """Returns whether every call of a function in its file is made where none is recorded."""
+    calls = Training.of(code).callers(function)
+    return bool(calls) and not any(
+        call.grad and not is_set_up(call) and not is_branch_of_use(code, call.node)
+        for call in calls
+    )
+
+
+def is_called_to_use(code: Code, function: Function) -> bool:
+    """Returns whether every call of a function in its file samples or evaluates."""
+    calls = Training.of(code).callers(function)
+    return bool(calls) and all(
+        is_used_only(call) or is_branch_of_use(code, call.node) for call in calls
+    )
+
+
+def is_used_only(value: Value) -> bool:
+    """Returns whether a place measures, shows or samples, by the names of functions around it."""
+    if is_for_show(value):
+        return True
+    scope = value.scope
+    while scope is not None:
+        if _USES.fullmatch(scope.name.lower()):
+            return True
+        scope = scope.parent
+    return False
+
+
+def is_set_up(value: Value) -> bool:
+    """Returns whether a place is run once, where a module or a table is made."""
+    return value.scope is not None and _SETUP.fullmatch(value.scope.name) is not None
+
+
+def is_about_data(value: Value) -> bool:
+    """Returns whether a place reads data, through which no gradient flows."""
+    scope = value.scope
+    if scope is None:
+        return False
+    if _DATA_METHODS.fullmatch(scope.name):
+        return True
+    bases = [base for cls in scope.cls.line_of_descent() for base in cls.bases] if scope.cls else []
+    return any(base.rpartition(".")[2].endswith(_DATASETS) for base in bases)
+
+
+def is_branch_of_use(code: Code, node: ast.AST | None) -> bool:
+    """Returns whether a place lies in a branch for sampling or evaluation, as ``if reverse:``."""
+    for parent in code.ancestors(node) if node is not None else ():
+        if isinstance(parent, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)):
+            return False
+        if isinstance(parent, (ast.If, ast.IfExp)) and node is not parent.test:
+            taken = node in parent.body if isinstance(parent, ast.If) else node is parent.body
+            if _is_asked_to_use(parent.test, holds=taken):
+                return True
+        node = parent
+    return False
+
+
+def _is_asked_to_use(test: ast.expr, *, holds: bool) -> bool:
+    """Returns whether a condition that holds, or does not, says that nobody trains."""
+    if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
+        return _is_asked_to_use(test.operand, holds=not holds)
+    if isinstance(test, ast.BoolOp):
+        every = isinstance(test.op, ast.And)
+        return every is holds and any(_is_asked_to_use(part, holds=holds) for part in test.values)
+    name = getattr(test, "attr", getattr(test, "id", "")).lower()
+    flag = _USE if holds else _TRAINING
+    return bool(name) and flag.fullmatch(name) is not None

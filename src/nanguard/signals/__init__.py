@@ -1,1 +1,0 @@
-"""What is usual for a series of numbers, and what is not: spikes, drift, a falling loss scale."""

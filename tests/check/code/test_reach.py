@@ -1,0 +1,110 @@
+"""What the training of a project reaches decides which findings may be warnings."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from nanguard.check.code.project import Project
+from nanguard.check.code_check import check_python
+from nanguard.check.selection import Selection
+from nanguard.source.text import Text
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+VAE = """\
+import torch
+from torch import nn
+
+
+class Vae(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.to_logvar = nn.Linear(4, 4)
+
+    def forward(self, x):
+        logvar = self.to_logvar(x)
+        return torch.exp(0.5 * logvar)
+"""
+EXP = 12  # the line of the exponential
+LOOP = "def fit(model, x, opt):\n    model(x).sum().backward()\n    opt.step()\n"
+
+
+def severity(folder: Path, line: int = EXP, path: str = "vae.py", **files: str) -> str:
+    for name, content in {"vae": VAE, "loop": LOOP, **files}.items():
+        (folder / f"{name}.py").write_text(content)
+    made = Project([str(file) for file in sorted(folder.glob("*.py"))])
+    text = Text(str(folder / path), (folder / path).read_text())
+    seen = check_python(text, Selection(), made).seen
+    (found,) = (one.finding for one in seen if one.finding.line == line)
+    return found.severity.value
+
+
+@pytest.mark.parametrize(
+    ("main", "expected"),
+    [
+        ("import loop, vae\n\nloop.fit(vae.Vae(), 1, 2)\n", "warning"),
+        (
+            "import loop, vae\n\nif __name__ == '__main__':\n    loop.fit(vae.Vae(), 1, 2)\n",
+            "warning",
+        ),
+        ("import loop\nfrom vae import Vae\n\nloop.fit(None, 1, 2)\n", "info"),
+        ("import loop\n\nloop.fit(None, 1, 2)  # was Vae()\n", "info"),
+        ("from vae import Vae\n\nprint(Vae())\n", "info"),
+    ],
+    ids=["named", "in a script", "only imported", "in a comment", "not where it is trained"],
+)
+def test_a_value_is_a_warning_where_training_names_its_class(
+    tmp_path: Path, main: str, expected: str
+):
+    assert severity(tmp_path, main=main) == expected
+
+
+def test_what_makes_the_model_may_be_any_number_of_calls_away(tmp_path: Path):
+    build = "from vae import Vae\n\n\ndef build():\n    return Vae()\n"
+    main = "import loop\nfrom build import build\n\n\ndef main():\n    loop.fit(build(), 1, 2)\n"
+    assert severity(tmp_path, build=build, main=main) == "warning"
+
+
+def test_a_script_with_another_purpose_reaches_nothing(tmp_path: Path):
+    use = "import loop\nfrom vae import Vae\n\nprint(loop.fit, Vae())\n"
+    assert severity(tmp_path, evaluate=use) == "info"
+    assert severity(tmp_path, again=use) == "warning"
+
+
+def test_a_value_that_no_layer_is_seen_to_make_is_a_remark(tmp_path: Path):
+    main = "import loop, vae\n\nloop.fit(vae.Vae(), 1, 2)\n"
+    given = VAE.replace("logvar = self.to_logvar(x)", "logvar = x")
+    assert severity(tmp_path, main=main, vae=given) == "info"
+
+
+CLAMPED = (
+    "import torch\n\n\ndef bounded(x, hard=False):\n"
+    "    loss = torch.nn.functional.mse_loss(x, 2 * x)\n    if hard:\n"
+    "        loss = loss.clamp(max=1.0)\n    return loss\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("call", "expected"),
+    [("bounded(x)", "info"), ("bounded(x, True)", "warning"), ("bounded(x, hard=y)", "warning")],
+)
+def test_an_option_that_no_call_gives_is_a_remark(tmp_path: Path, call: str, expected: str):
+    train = f"from losses import bounded\n\n\ndef train(x, y):\n    {call}.backward()\n"
+    assert severity(tmp_path, 7, "losses.py", losses=CLAMPED, train=train) == expected
+
+
+@pytest.mark.parametrize(
+    ("call", "expected"), [("# bounded(x)", "info"), ("bounded(x)", "warning")]
+)
+def test_a_function_that_nothing_names_is_a_remark_in_any_project(
+    tmp_path: Path, call: str, expected: str
+):
+    losses = (
+        CLAMPED.replace("hard=False", "hard=True")
+        + f"\n\ndef total(x):\n    {call}\n    return x\n"
+    )
+    main = "import importlib\n\nimportlib.import_module('los' + 'ses').total(1)\n"
+    assert severity(tmp_path, 7, "losses.py", losses=losses, main=main) == expected
