@@ -93,14 +93,14 @@ def test_run_page_follows_the_file(look, root):
     page.wait_for_selector("html[data-ready=true]", state="attached")
     page.wait_for_selector("#live[data-state=running]")
     page.get_by_role("button", name="Zoom in").click()
+    said(page, "#where", "Step 12.25 to 36.75")
     plot = page.locator('.plot[aria-label^="Loss:"]')
     plot.focus()
-    where = page.locator("#where").text_content()
     append(folder, 50, 0.125)
     said(page, "main", "step 50, is 0.125")
     said(page, ".top .under", "305 numbers")
     # Zoom and focus stay where they are.
-    assert page.locator("#where").text_content() == where
+    assert page.locator("#where").text_content() == "Step 12.25 to 36.75"
     assert page.evaluate("document.activeElement.classList.contains('plot')")
     # The file is written anew, and then goes on.
     (folder / "metrics.jsonl").write_text("")
