@@ -15,9 +15,9 @@ from torch import nn
 
 from nanguard import Guard, Settings
 from nanguard.errors import SnapshotError, UsageError
-from nanguard.guard.judge import Judge, Reading
 from nanguard.guard.policy import Policy, Trouble
 from nanguard.guard.rng import RandomStreams
+from nanguard.guard.verdicts import Judge, Reading
 from nanguard.signals import DriftWatch, ScaleWatch, SpikeWindow
 from nanguard.snapshots.disk import from_portable, portable
 from tests.training import QUIET, Net, Run, batches, differences, poisoned, seed_all

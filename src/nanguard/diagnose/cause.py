@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from nanguard.diagnose.lab import Lab, Trial
     from nanguard.diagnose.repairs import Repair
-    from nanguard.guard.symptom import Symptom
+    from nanguard.guard.verdicts import Symptom
     from nanguard.replay.task import Facts, Loaded, ReplayOutcome
     from nanguard.replay.tracer.op_records import Stats
     from nanguard.replay.tracer.origin import Ancestor, Origin

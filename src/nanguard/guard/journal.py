@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from nanguard.findings import Finding, Kind
-    from nanguard.guard.judge import Reading
+    from nanguard.guard.verdicts import Reading
     from nanguard.trackers import Trackers
 
 # Events kept in memory; all of them are in events.jsonl.

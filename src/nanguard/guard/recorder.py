@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from nanguard.guard.parts import Parts
     from nanguard.guard.policy import Decision, Trouble
-    from nanguard.guard.symptom import Symptom
+    from nanguard.guard.verdicts import Symptom
 
 # Explaining a step needs the tracer and replays. Both lie above the
 # guard and use it, so that the guard can only know them by name.

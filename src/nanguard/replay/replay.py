@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from torch import Tensor
     from torch.optim import Optimizer
 
-    from nanguard.guard.symptom import Symptom
+    from nanguard.guard.verdicts import Symptom
     from nanguard.replay.task import Task
     from nanguard.replay.tracer.op_records import Record
     from nanguard.replay.tracer.origin import Origin

@@ -10,7 +10,7 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from nanguard.guard.optimizers import gradients_of
-from nanguard.guard.symptom import Symptom
+from nanguard.guard.verdicts import Symptom
 from nanguard.numerics import all_finite
 from nanguard.replay.python_state import RefusedError
 from nanguard.replay.replay import Replay

@@ -18,11 +18,12 @@ from torch.overrides import _get_current_function_mode_stack
 from nanguard.replay.tracer.sites import is_users
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
     from types import FrameType
 
     from torch import Tensor
 
+    from nanguard.replay.frames import Stack
     from nanguard.replay.region import Piece, Region
 
 # Bytes of a batch that is prepared in place, and so has to be copied before.
@@ -138,6 +139,27 @@ class Ambient:
         torch.set_autocast_cache_enabled(self.cache)
         if torch.get_default_dtype() != self.dtype:
             torch.set_default_dtype(self.dtype)
+
+
+@dataclass(slots=True)
+class ModelCall:
+    """A call of a model, until the region of its step is known.
+
+    Attributes:
+        module: The model.
+        lines: The line that each frame was on, by the frame's identity.
+        names: The names that each of the user's frames had.
+        streams: The random streams.
+        ambient: What is not said by names.
+        frames: The frames, so that none of them is mistaken for another.
+    """
+
+    module: nn.Module
+    lines: dict[int, int]
+    names: dict[int, dict[str, Any]]
+    streams: dict[str, Any]
+    ambient: Ambient
+    frames: Stack
 
 
 @dataclass(slots=True, eq=False)
@@ -355,13 +377,29 @@ def devices_in_use() -> list[torch.device]:
     return [torch.device("cuda", torch.cuda.current_device())]
 
 
-def is_generator(value: object) -> bool:
+def _is_generator(value: object) -> bool:
     """Returns whether random numbers are drawn from a value."""
     kind = type(value)
     if kind is torch.Generator or kind is random.Random:
         return True
     known = kind.__name__ in ("Generator", "RandomState")
     return known and kind.__module__.startswith("numpy.random")
+
+
+def script_values(frame: FrameType) -> list[Any]:
+    """Returns what the names of a frame, of its ``self`` and of the script's modules stand for."""
+    places: list[Mapping[str, Any]] = [frame.f_locals]
+    places += [vars(m) for m in list(sys.modules.values()) if is_users_module(m)]
+    owner = frame.f_locals.get("self")
+    if hasattr(owner, "__dict__"):
+        places.append(vars(owner))
+    return [value for place in places for value in list(place.values())]
+
+
+def generators_in(values: list[Any]) -> list[Any]:
+    """Returns the random generators among values, and in the script's own objects among them."""
+    inner = [part for value in values if is_plain_object(value) for part in vars(value).values()]
+    return [value for value in (*values, *inner) if _is_generator(value)]
 
 
 def is_plain_object(value: object) -> bool:

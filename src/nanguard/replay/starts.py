@@ -13,7 +13,6 @@ import sys
 import threading
 import warnings
 from collections import deque
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -27,16 +26,17 @@ from nanguard.replay.region import NoRegionError, Region
 from nanguard.replay.start import (
     Ambient,
     Given,
+    ModelCall,
     Start,
     bytes_of,
     copied,
     devices_in_use,
-    is_generator,
+    generators_in,
     is_part,
     is_plain_object,
-    is_users_module,
     keep_containers,
     kind_of,
+    script_values,
     versions_of,
 )
 from nanguard.replay.tracer.sites import is_installed, is_users
@@ -49,27 +49,6 @@ if TYPE_CHECKING:
 
     from nanguard.replay.frames import Stack
     from nanguard.replay.region import Piece
-
-
-@dataclass(slots=True)
-class _Call:
-    """A call of a model, until the region of its step is known.
-
-    Attributes:
-        module: The model.
-        lines: The line that each frame was on, by the frame's identity.
-        names: The names that each of the user's frames had.
-        streams: The random streams.
-        ambient: What is not said by names.
-        frames: The frames, so that none of them is mistaken for another.
-    """
-
-    module: nn.Module
-    lines: dict[int, int]
-    names: dict[int, dict[str, Any]]
-    streams: dict[str, Any]
-    ambient: Ambient
-    frames: Stack
 
 
 # Passes of a step that are kept beside those with a bad loss.
@@ -124,7 +103,7 @@ class Starts:
         self._thread: int | None = None
         self._regions: dict[Any, tuple[Region, Piece]] = {}
         self._codes: dict[CodeType, Region] = {}
-        self._calls: list[_Call] = []
+        self._calls: list[ModelCall] = []
         self._last_event: Stack = []
         # The loop that makes the steps of a script without a model, if its frame is known.
         self._loop: Stack = []
@@ -339,11 +318,11 @@ class Starts:
         if kept < few and next(module.parameters(), None) is not None:
             self._calls.append(self._call(module, frame))
 
-    def _call(self, module: nn.Module, frame: FrameType) -> _Call:
+    def _call(self, module: nn.Module, frame: FrameType) -> ModelCall:
         if torch.cuda.is_initialized() and not self.streams.devices:
             self.streams = RandomStreams(devices_in_use(), self.streams.generators)
         stack = stack_of(frame)
-        return _Call(
+        return ModelCall(
             module,
             {id(f): line for f, line in stack},
             {id(f): names_of(f) for f, _ in stack if is_users(f.f_code.co_filename)},
@@ -380,7 +359,7 @@ class Starts:
         local = call.names.get(id(owner), {})
         self.current = self._new(owner, local, regions[place], piece, call.streams, call.ambient)
 
-    def _common(self, frame: FrameType) -> tuple[FrameType | None, int, list[_Call]]:
+    def _common(self, frame: FrameType) -> tuple[FrameType | None, int, list[ModelCall]]:
         """Returns the innermost frame that holds calls of models and this backward.
 
         Returns:
@@ -432,7 +411,7 @@ class Starts:
         let_go(frame, local)
         return start
 
-    def _add(self, site: Any, owner: FrameType, region: Region, call: _Call) -> None:
+    def _add(self, site: Any, owner: FrameType, region: Region, call: ModelCall) -> None:
         line = call.lines[id(owner)]
         before = next((line for f, line in self._last_event if f is owner), None)
         piece = region.whole()
@@ -452,22 +431,12 @@ class Starts:
             self._hooked[type(call.module)] = hear_calls(type(call.module), self._called)
 
     def _know_streams(self, frame: FrameType) -> None:
-        """Learns which generators of its own the script draws from."""
-        own = {id(g): g for g in self.streams.generators}
-        places: list[Mapping[str, Any]] = [frame.f_locals]
-        places += [vars(m) for m in list(sys.modules.values()) if is_users_module(m)]
-        owner = frame.f_locals.get("self")
-        if hasattr(owner, "__dict__"):
-            places.append(vars(owner))
-        for place in places:
-            for value in list(place.values()):
-                # An environment or a sampler may have a generator of its own.
-                inner = vars(value).values() if is_plain_object(value) else ()
-                own.update({id(v): v for v in (value, *inner) if is_generator(v)})
+        """Learns which generators of its own the script draws from, and which objects it has."""
+        values = script_values(frame)
+        own = {id(g): g for g in (*self.streams.generators, *generators_in(values))}
         self.streams = RandomStreams(devices_in_use(), list(own.values()))
-        found = {id(v): v for place in places for v in list(place.values()) if is_plain_object(v)}
-        known = {id(v): v for v in self._objects}
-        self._objects = list({**known, **found}.values())[:_OBJECTS]
+        objects = {id(v): v for v in (*self._objects, *filter(is_plain_object, values))}
+        self._objects = list(objects.values())[:_OBJECTS]
 
     def _objects_now(self) -> list[tuple[Any, dict[str, Any]]]:
         """Returns the attributes of the script's own objects: counters, and what they count."""

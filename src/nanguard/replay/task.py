@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from multiprocessing.connection import Connection
     from pathlib import Path
 
-    from nanguard.guard.symptom import Symptom
+    from nanguard.guard.verdicts import Symptom
     from nanguard.replay.tracer.origin import Origin
     from nanguard.replay.tracer.sites import Site
 

@@ -16,7 +16,7 @@ from torch import nn
 from torch.amp.grad_scaler import OptState
 
 from nanguard.guard.optimizers import parameters_of, state_tensors
-from nanguard.guard.symptom import Symptom
+from nanguard.guard.verdicts import Symptom
 from nanguard.numerics import Gradients, all_finite, is_float, local, norm_at_hand, whole
 from nanguard.replay.task import Loaded
 from nanguard.replay.tracer.modules import all_modules

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from nanguard.diagnose.lab import load_now
-from nanguard.guard.judge import Reading
 from nanguard.guard.policy import Action, Trouble
+from nanguard.guard.verdicts import Reading
 from nanguard.numerics import all_finite
 from nanguard.replay.inplace import InPlace
 from nanguard.run.incident_writer import BadStepFacts
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from nanguard.guard.policy import Decision
-    from nanguard.guard.symptom import Symptom
+    from nanguard.guard.verdicts import Symptom
     from nanguard.replay.start import Start
     from nanguard.run.known_faults import Drawn
     from nanguard.run.live import Live

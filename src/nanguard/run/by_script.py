@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from nanguard.guard.policy import Action, Decision
-from nanguard.guard.symptom import Symptom
+from nanguard.guard.verdicts import Symptom
 from nanguard.numerics import whole
 from nanguard.replay.frames import stack_of
 from nanguard.replay.tracer.sites import is_installed, is_users

@@ -12,8 +12,8 @@ import weakref
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from nanguard.guard.judge import Reading
 from nanguard.guard.optimizers import largest_rate
+from nanguard.guard.verdicts import Reading
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

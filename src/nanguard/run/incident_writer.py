@@ -33,7 +33,7 @@ from nanguard.view.report.words import in_a_line, is_fixable
 if TYPE_CHECKING:
     from nanguard.diagnose.lab import Replayer
     from nanguard.guard.policy import Decision, Trouble
-    from nanguard.guard.symptom import Symptom
+    from nanguard.guard.verdicts import Symptom
     from nanguard.run.control import Options
 
 # How many faults of one process are explained; what comes after is only recorded.

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from nanguard.guard.gate import Gate, InFlight
-from nanguard.guard.judge import Reading
 from nanguard.guard.optimizers import (
     Gated,
     can_be_gated,
@@ -23,7 +22,7 @@ from nanguard.guard.optimizers import (
     parameters_of,
     set_hyperparameters,
 )
-from nanguard.guard.symptom import Symptom
+from nanguard.guard.verdicts import Reading, Symptom
 from nanguard.numerics import Gradients, non_finite
 from nanguard.replay.inplace import InPlace
 
@@ -34,7 +33,7 @@ if TYPE_CHECKING:
     from torch.optim import Optimizer
 
     from nanguard.guard.gate import Ticket
-    from nanguard.guard.judge import StepLimits
+    from nanguard.guard.verdicts import StepLimits
     from nanguard.replay.start import Start
     from nanguard.replay.watch import Watch
     from nanguard.run.live import Live

@@ -54,7 +54,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from nanguard.guard.symptom import Symptom
+    from nanguard.guard.verdicts import Symptom
     from nanguard.replay.patches import FuncGradients
     from nanguard.replay.start import Start
     from nanguard.run.control import Options

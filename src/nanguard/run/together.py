@@ -19,7 +19,7 @@ from nanguard.replay.tracer.modules import all_modules
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from nanguard.guard.symptom import Symptom
+    from nanguard.guard.verdicts import Symptom
     from nanguard.replay.inplace import InPlace
 
 # How long the first rank waits to hear that a bad step began somewhere else.

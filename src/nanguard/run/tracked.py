@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from nanguard.guard.policy import Decision
-    from nanguard.guard.symptom import Symptom
+    from nanguard.guard.verdicts import Symptom
     from nanguard.run.good_steps import GoodStep
     from nanguard.run.live import Live
     from nanguard.trackers import Trackers

@@ -10,7 +10,7 @@ from torch.utils._pytree import tree_leaves
 
 from nanguard.guard.optimizers import gradients_of
 from nanguard.guard.policy import Action, Decision
-from nanguard.guard.symptom import Symptom
+from nanguard.guard.verdicts import Symptom
 from nanguard.numerics import all_finite
 from nanguard.replay.copies import LastGood
 from nanguard.replay.tracer.sites import users_frame

@@ -501,7 +501,7 @@ def test_ctc_is_called_as_without_a_trace(lengths, monkeypatch):
         called.append(str(plain(func, args)[0]))
         return plain(func, args)
 
-    monkeypatch.setattr("nanguard.replay.tracer.trace.with_lengths_as_numbers", seen)
+    monkeypatch.setattr("nanguard.replay.tracer.ops.with_lengths_as_numbers", seen)
     bare = step()
     with traced() as trace:
         watched = step()

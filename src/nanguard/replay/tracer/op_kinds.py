@@ -1,4 +1,4 @@
-"""Kinds of operations, by what infinities mean to them."""
+"""Kinds of operations, by what infinities mean to them. Causes read it, so it knows no torch."""
 
 from __future__ import annotations
 

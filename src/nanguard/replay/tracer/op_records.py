@@ -299,6 +299,22 @@ def copy_of_writers(record: Record) -> None:
     record.exact = all(writer.exact for writer in record.writers)
 
 
+def hand_on(results: list[Tensor], inputs: list[tuple[str, Tensor, Record]]) -> bool:
+    """Returns whether the inputs' writers tell what the results are, without looking at them."""
+    return all(
+        is_float(tensor)
+        and tensor.numel() > 0
+        and not values.is_part(tensor)
+        and writer.op not in UNFILLED
+        and all(_is_as_wide(result, tensor) for result in results)
+        for _, tensor, writer in inputs
+    )
+
+
+def _is_as_wide(result: Tensor, tensor: Tensor) -> bool:
+    return result.dtype == tensor.dtype or result.element_size() > tensor.element_size()
+
+
 def look_closely(record: Record, held: Tensor) -> None:
     """Describes a tensor that was bad before anyone saw it written."""
     # A bare number that was written into a tensor comes as a tensor without a size.

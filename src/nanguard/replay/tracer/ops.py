@@ -1,16 +1,24 @@
 """What is known about an operation: its schema, what it wrote, and who called it.
 
-Also whether whole numbers went over the end of their type, and came out as something else.
+Also whether whole numbers went over the end of their type, and how an operation is run without
+being seen by the modes of the script.
 """
 
 from __future__ import annotations
 
+import contextlib
 import operator
 from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.utils.checkpoint
+from torch.utils._python_dispatch import (
+    _disable_current_modes,
+    _get_current_dispatch_mode_stack,
+    _pop_mode,
+    _push_mode,
+)
 
 from nanguard.numerics import is_float
 from nanguard.replay.tracer import tensor_values as values
@@ -18,10 +26,11 @@ from nanguard.replay.tracer.op_kinds import EXTREMES, KEEPING, UNFILLED
 from nanguard.replay.tracer.sites import is_users
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from types import CodeType, FrameType
 
     from torch import Tensor
+    from torch.utils._python_dispatch import TorchDispatchMode
 
 # In-place operations on more elements than this do not keep what they overwrite.
 _SMALL = 1 << 20
@@ -290,3 +299,50 @@ def may_have_wrapped(held: Tensor) -> bool:
         return int(low) < torch.iinfo(held.dtype).min // 2 and int(high) > 0
     except (RuntimeError, NotImplementedError):  # what has no arithmetic has not wrapped around
         return False
+
+
+_dispatch_modes: Callable[[], int] = torch._C._len_torch_dispatch_stack
+_function_modes: Callable[[], int] = torch._C._len_torch_function_stack
+
+
+def is_on(mode: TorchDispatchMode) -> bool:
+    """Returns whether a mode sees the operations of this thread."""
+    return any(other is mode for other in _get_current_dispatch_mode_stack())
+
+
+def take_off(mode: TorchDispatchMode) -> None:
+    """Ends a mode of this thread, and none of those that began later."""
+    above = []
+    while (other := _pop_mode()) is not mode:
+        above.append(other)
+    for other in reversed(above):
+        _push_mode(other)
+
+
+def unseen() -> contextlib.AbstractContextManager[Any]:
+    """Returns a block whose operations no mode of the script's sees."""
+    if _dispatch_modes():
+        return _behind_modes()
+    block: contextlib.AbstractContextManager[Any] = torch._C.DisableTorchFunction()
+    return block
+
+
+@contextlib.contextmanager
+def _behind_modes() -> Iterator[None]:
+    with torch._C.DisableTorchFunction(), _disable_current_modes():
+        yield
+
+
+def run_op(op: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Runs an operation; a function mode that did not see it being called does not see this."""
+    func = op.func
+    if op.name.startswith("aten._ctc_loss"):
+        with unseen():
+            func, args = with_lengths_as_numbers(func, args)
+    elif op.name == "aten.div" and torch.cuda.is_initialized():
+        with unseen():
+            args = divided_on_one_device(args)
+    if op.is_native and _function_modes():
+        with torch._C.DisableTorchFunction():
+            return func(*args, **kwargs)
+    return func(*args, **kwargs)

@@ -18,9 +18,8 @@ from torch.utils._python_dispatch import (
 
 from nanguard.numerics import is_float, local
 from nanguard.replay.tracer import tensor_values as values
-from nanguard.replay.tracer.modes import is_on, take_off, unseen
 from nanguard.replay.tracer.modules import ModuleStack, tensors_in
-from nanguard.replay.tracer.op_kinds import LOADED, UNFILLED
+from nanguard.replay.tracer.op_kinds import LOADED
 from nanguard.replay.tracer.op_records import (
     Nodes,
     Record,
@@ -28,6 +27,7 @@ from nanguard.replay.tracer.op_records import (
     copy_of_writers,
     detail_of,
     forward_name,
+    hand_on,
     lasts,
     look_closely,
     read_late,
@@ -35,16 +35,18 @@ from nanguard.replay.tracer.op_records import (
 from nanguard.replay.tracer.ops import (
     MAY_WRAP,
     autocast_type,
-    divided_on_one_device,
     find_stand_ins,
     has_wrapped,
+    is_on,
     is_recomputed,
     kept,
     may_have_wrapped,
     op_of,
     results_of,
+    run_op,
+    take_off,
+    unseen,
     users_frame_of_op,
-    with_lengths_as_numbers,
 )
 from nanguard.replay.tracer.sites import callers_of, file_being_loaded, place_of
 
@@ -60,7 +62,6 @@ if TYPE_CHECKING:
     Unread = list[tuple[Record, Tensor]]
 
 _running_node: Callable[[], Any] = torch._C._current_autograd_node
-_function_modes: Callable[[], int] = torch._C._len_torch_function_stack
 
 
 class Trace(TorchDispatchMode):
@@ -249,7 +250,7 @@ class Trace(TorchDispatchMode):
         if op.is_view:
             if op.name and self._nodes.is_new():
                 self._new_record(self._count, op.name)
-            out = _call(op, args, kwargs)
+            out = run_op(op, args, kwargs)
             if op.lifts:
                 self._lift(out)
             return out
@@ -260,7 +261,7 @@ class Trace(TorchDispatchMode):
         # What is written in place is gone afterwards, and so is who wrote it before.
         with unseen():
             inputs = self._inputs(op, args, kwargs, record)
-        out = _call(op, args, kwargs)
+        out = run_op(op, args, kwargs)
         if op.sets and self._load(out):
             return out
         with unseen():
@@ -363,7 +364,7 @@ class Trace(TorchDispatchMode):
         if any(map(values.is_late, full)):
             record.literal = op.has_literal(args, kwargs)
             record.sizes = (full[0].numel(), *[tensor.numel() for _, tensor, _ in inputs])
-            if op.keeps and not self.exact and _keeps(full, inputs):
+            if op.keeps and not self.exact and hand_on(full, inputs):
                 record.copies = True
             elif self.exact or op.extreme:
                 record.late = values.late_extremes_of(full)
@@ -586,34 +587,3 @@ class Trace(TorchDispatchMode):
         with contextlib.suppress(RuntimeError, NotImplementedError):
             numbers = values.largest_of(list(found.values()))
             self._measured = dict(zip(found, numbers, strict=True))
-
-
-def _call(op: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Runs an operation; a function mode that did not see it being called does not see this."""
-    func = op.func
-    if op.name.startswith("aten._ctc_loss"):
-        with unseen():
-            func, args = with_lengths_as_numbers(func, args)
-    elif op.name == "aten.div" and torch.cuda.is_initialized():
-        with unseen():
-            args = divided_on_one_device(args)
-    if op.is_native and _function_modes():
-        with torch._C.DisableTorchFunction():
-            return func(*args, **kwargs)
-    return func(*args, **kwargs)
-
-
-def _keeps(results: list[Tensor], inputs: Inputs) -> bool:
-    """Returns whether results can be known from who wrote the inputs, without looking at them."""
-    return all(
-        is_float(tensor)
-        and tensor.numel() > 0
-        and not values.is_part(tensor)
-        and writer.op not in UNFILLED
-        and all(_is_as_wide(result, tensor) for result in results)
-        for _, tensor, writer in inputs
-    )
-
-
-def _is_as_wide(result: Tensor, tensor: Tensor) -> bool:
-    return result.dtype == tensor.dtype or result.element_size() > tensor.element_size()
