@@ -92,5 +92,6 @@ def test_repair_that_lasts_is_verified_and_leaves_nothing_behind(tmp_path):
     found = found_in(explained, LASTING, 9)
     assert found["fixes"][0]["verified"]
     assert "2 steps on it is still good" in found["fixes"][0]["how"]
+    assert "a good step is as before: loss " in found["fixes"][0]["how"]
     found_in(plain, LASTING, 9, "--no-trace")
     assert (explained / "last").read_text() == (plain / "last").read_text()

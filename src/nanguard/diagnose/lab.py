@@ -283,7 +283,8 @@ class Lab:
         self._replayer = replayer
         self._task = task
         self._budget = budget
-        self._known: dict[str, ReplayOutcome | None] = {}
+        # The loss of a good step, once it was asked for; None if there is none to replay.
+        self._good_losses: list[float | None] = []
         self.trials: list[Trial] = []
 
     def trace(self, **changes: Any) -> ReplayOutcome | None:
@@ -305,6 +306,27 @@ class Lab:
         trial = Trial(what, _verdict(outcome), _in_words(outcome), loss)
         self.trials.append(trial)
         return trial
+
+    def good_step_with(self, **changes: Any) -> tuple[float, float] | None:
+        """Returns the loss of a good step as it is, and with a change; None if nobody knows.
+
+        Args:
+            changes: The change, as fields of a task.
+        """
+        if not self._good_losses:
+            self._good_losses.append(self._loss_of_good())
+        plain = self._good_losses[0]
+        if plain is None or not math.isfinite(plain):
+            return None
+        changed = self._loss_of_good(**changes)
+        return None if changed is None else (plain, changed)
+
+    def _loss_of_good(self, **changes: Any) -> float | None:
+        """Returns the loss of a good step; infinity if a change has made it a bad one."""
+        outcome = self._run(replace(self._task, folder=None, on_good=True, **changes))
+        if outcome is None or outcome.error is not None:
+            return None
+        return outcome.loss if outcome.finite else math.inf
 
     @property
     def out_of_time(self) -> bool:

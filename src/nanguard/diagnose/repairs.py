@@ -55,6 +55,7 @@ class Repair:
         diff: The change, for the reader.
         trial: The result of trying it, if that was done already.
         later: The result of some steps with it, if they were made.
+        on_good: The loss of a good step without it and with it, if that was tried.
         exact: Whether it computes the same as before, wherever that was finite.
         silences: Why the change only hides the fault, where it does; "" where it repairs it.
         acts_later: Whether it changes what the next step begins with, so that replaying the bad
@@ -66,6 +67,7 @@ class Repair:
     diff: str | None = None
     trial: Trial | None = None
     later: Trial | None = None
+    on_good: tuple[float, float] | None = None
     exact: bool = False
     silences: str = ""
     acts_later: bool = False

@@ -40,6 +40,8 @@ _TRIED_CAUSES = 4
 _TRIED_REPAIRS = 4
 # Steps that are made with a repair, to see whether it lasts.
 _FURTHER = 2
+# What rounding may change in a loss: an eps that is added, or another order of operations.
+_ROUNDING = 1e-2
 _SMALLEST_SCALAR_BATCH = 2
 # What a report calls proven begins at 0.9: a cause that nothing showed stays below.
 _UNPROVEN = 0.89
@@ -326,7 +328,7 @@ class Explanation:
         usual = Usual(case.facts.losses)
         repairs, refuted = self._repairs(cause, case)
         folder = incident.run.get("folder") or str(Path.cwd())
-        incident.fixes = [_fix(repair, usual, folder) for repair in repairs]
+        incident.fixes = [fix_of(repair, usual, folder) for repair in repairs]
         helped = [repair for repair in repairs if _helped(repair, usual)]
         if any(repair.diff for repair in helped):
             confidence = max(confidence, _REPAIRED)
@@ -396,9 +398,9 @@ class Explanation:
                 refuted = refuted or (repair.diff is not None and trial.finite is False)
                 continue  # it stays among the trials, but nobody should make this change
             repair = repair if trial is None else replace(repair, trial=trial)
-            tried.append(self._followed(repair, usual))
+            tried.append(self._compared(self._followed(repair, usual), usual))
         at_source = any(map(_is_at_source, tried))
-        tried.sort(key=lambda repair: _demerit(repair, usual, at_source=at_source))
+        tried.sort(key=lambda repair: merit(repair, usual, at_source=at_source))
         return tried, refuted
 
     def _followed(self, repair: Repair, usual: Usual) -> Repair:
@@ -408,6 +410,13 @@ class Explanation:
         path, text = repair.source
         what = f"{repair.summary}; {_FURTHER} steps made with it"
         return replace(repair, later=self._lab.try_out(what, source={path: text}, further=_FURTHER))
+
+    def _compared(self, repair: Repair, usual: Usual) -> Repair:
+        """Returns a repair with what it makes of a good step, which it should leave as it is."""
+        if repair.source is None or self._method != "in-place" or not _helped(repair, usual):
+            return repair
+        path, text = repair.source
+        return replace(repair, on_good=self._lab.good_step_with(source={path: text}))
 
 
 def _traced(origin: Origin) -> tuple[Any, ...] | None:
@@ -423,7 +432,17 @@ def _failed(trial: Trial) -> bool:
 
 def _helped(repair: Repair, usual: Usual) -> bool:
     """Returns whether a repair was tried, and made the step, and those after it, good ones."""
-    return usual.allows(repair.trial, exact=repair.exact) and not _fades(repair, usual)
+    if not usual.allows(repair.trial, exact=repair.exact) or _fades(repair, usual):
+        return False
+    return repair.on_good is None or math.isfinite(repair.on_good[1])
+
+
+def _changes_good(repair: Repair) -> bool:
+    """Returns whether a repair changes what good steps compute, by more than rounding does."""
+    if repair.on_good is None:
+        return False
+    plain, changed = repair.on_good
+    return not abs(changed - plain) <= _ROUNDING * max(abs(plain), abs(changed))
 
 
 def _fades(repair: Repair, usual: Usual) -> bool:
@@ -434,8 +453,8 @@ def _fades(repair: Repair, usual: Usual) -> bool:
     return not usual.allows(later, exact=repair.exact)
 
 
-def _demerit(repair: Repair, usual: Usual, *, at_source: bool) -> int:
-    """Returns 0 for a good repair, more for one that was not tried or left the step far off.
+def merit(repair: Repair, usual: Usual, *, at_source: bool) -> tuple[int, bool]:
+    """Returns the place of a repair among others: the first helps and changes nothing else.
 
     Args:
         repair: The repair.
@@ -443,10 +462,10 @@ def _demerit(repair: Repair, usual: Usual, *, at_source: bool) -> int:
         at_source: Whether another repairs what this one may only hide.
     """
     if _helped(repair, usual):
-        return 2 if repair.silences and at_source else 0
+        return (2 if repair.silences and at_source else 0), _changes_good(repair)
     if _is_at_source(repair):
-        return 1
-    return 3 if repair.trial is not None and repair.trial.finite else 4
+        return 1, False
+    return (3 if repair.trial is not None and repair.trial.finite else 4), False
 
 
 def _is_at_source(repair: Repair) -> bool:
@@ -454,7 +473,14 @@ def _is_at_source(repair: Repair) -> bool:
     return repair.trial is None and repair.diff is not None and not repair.silences
 
 
-def _fix(repair: Repair, usual: Usual, folder: str) -> dict[str, Any]:
+def fix_of(repair: Repair, usual: Usual, folder: str) -> dict[str, Any]:
+    """Returns a repair as an incident holds it.
+
+    Args:
+        repair: The repair.
+        usual: What is usual for the loss.
+        folder: Where the run was started, from where a diff names its file.
+    """
     trial = repair.trial
     how = "not tried" if trial is None else trial.result
     if trial is not None and usual.is_far_from(trial, exact=repair.exact):
@@ -462,6 +488,8 @@ def _fix(repair: Repair, usual: Usual, folder: str) -> dict[str, Any]:
     if repair.later is not None and repair.later.finite is not None:
         lasts = "still good" if not _fades(repair, usual) else f"bad again ({repair.later.result})"
         how += f"; {_FURTHER} steps on it is {lasts}"
+    if repair.on_good is not None:
+        how += f"; {_on_good_in_words(repair)}"
     summary = repair.summary
     if repair.silences:
         summary += f"; this silences it: {repair.silences}"
@@ -479,6 +507,14 @@ def _fix(repair: Repair, usual: Usual, folder: str) -> dict[str, Any]:
         with contextlib.suppress(OSError):
             out["sha256"] = hashlib.sha256(Path(path).read_bytes()).hexdigest()
     return out
+
+
+def _on_good_in_words(repair: Repair) -> str:
+    """Returns what a repair makes of a good step."""
+    plain, changed = map(name_of, repair.on_good or (math.nan, math.nan))
+    if _changes_good(repair):
+        return f"it changes good steps as well: the loss of one is {changed} instead of {plain}"
+    return f"a good step is as before: loss {changed}"
 
 
 def _schedule(facts: Facts) -> Site | None:

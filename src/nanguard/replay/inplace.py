@@ -56,6 +56,8 @@ if TYPE_CHECKING:
 _PARAMETERS = 256 << 20
 # Bytes of a tensor that a replay is given a copy of.
 _COPIED = 64 << 20
+# How many ways there are to begin from one start.
+_WAYS = 3
 # What needs the steps before this one, which are gone.
 _HISTORY = ("clip", "fresh_grads")
 
@@ -138,6 +140,8 @@ class InPlace:
         seconds = min(seconds, self._longest)
         if self._chosen is None:
             return self._settle(task, seconds)
+        if task.on_good:
+            return self._replay_good(task, self._chosen, seconds)
         if task.further:
             return self._follow(task, self._chosen, seconds)
         return self._replay(task, self._chosen, seconds)[0]
@@ -169,6 +173,17 @@ class InPlace:
         finally:
             state.put_back(unnoticed=True)
             held.restore(held.shape)
+
+    def _replay_good(self, task: Task, bad: Variant, seconds: float) -> ReplayOutcome:
+        """Replays a good step with a change, from what corresponds to the start of the bad one."""
+        later = any(bad.start is start.later for start in self._candidates)
+        known = [start.later if later else start for start in self._starts.good]
+        place = (bad.start.region.code, bad.start.piece.first)
+        alike = [s for s in known if s and (s.region.code, s.piece.first) == place]
+        for variant in self._variants_of(alike):
+            if variant.number % _WAYS == bad.number % _WAYS and not variant.start.inexact:
+                return self._replay(task, variant, seconds)[0]
+        return ReplayOutcome(error="no good step is remembered")
 
     def make(self, apply: Apply, *, exactly: bool) -> dict[str, float] | None:
         """Makes a step again, for good; returns its numbers, or None if that could not be done.
@@ -257,9 +272,13 @@ class InPlace:
             self._replay(task, variants[number], math.inf)
 
     def _variants(self) -> Iterator[Variant]:
-        number = 0
         every = [one for start in self._candidates for one in (start, start.later)]
-        for start in (one for one in every if one is not None):
+        return self._variants_of([one for one in every if one is not None])
+
+    def _variants_of(self, starts: list[Start]) -> Iterator[Variant]:
+        """Yields the ways to begin a replay, of which each start has the same number."""
+        number = 0
+        for start in starts:
             for kind, streams in (
                 ("whole", start.earlier or start.streams),
                 ("piece", start.streams),

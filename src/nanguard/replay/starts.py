@@ -74,6 +74,7 @@ class Starts:
     Attributes:
         current: The step that is going on, or the one that has just ended.
         ended: The starts of all backward passes since the last step of an optimizer.
+        good: The starts of a good step, which shows what a repair does to such steps.
         why_not: Why there is no start, where there is none.
         streams: Takes and puts back the random streams.
     """
@@ -92,6 +93,7 @@ class Starts:
         self.is_on = False
         self.current: Start | None = None
         self.ended: list[Start] = []
+        self.good: list[Start] = []
         self.why_not: str | None = None
         self.streams = RandomStreams([])
         self.batches: deque[tuple[Any, Any, list[int]]] = deque(maxlen=_MOST_BATCHES)
@@ -149,7 +151,7 @@ class Starts:
         if self._lines is not None:
             self._lines.close()
         self._forget_stacks()
-        self.current, self.ended = None, []
+        self.current, self.ended, self.good = None, [], []
         self.batches.clear()
 
     # What the run tells.

@@ -33,6 +33,7 @@ class Task:
         source: Changed source files, by path.
         further: How many steps are made with the change, with the same batch, before the one that
             is judged.
+        on_good: Whether a good step is replayed instead of the target.
         folder: Where the batch of the target is saved.
         table: Whether every operation of the step is reported.
         skipped: Steps before the target that the guard kept from happening.
@@ -52,6 +53,7 @@ class Task:
     targets_only: bool = False
     source: dict[str, str] = field(default_factory=dict)
     further: int = 0
+    on_good: bool = False
     folder: str | None = None
     table: bool = False
     skipped: tuple[int, ...] = ()

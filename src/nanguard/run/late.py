@@ -184,6 +184,8 @@ class Late:
         behind = list(self._flights)
         self._flights.clear()
         gate.open()
+        # The device has ignored it, so that it was computed with the weights there are now.
+        live.starts.good = behind[0].starts if behind else []
         live.bad_steps.meet(
             Symptom.of(Reading.of(numbers), flight.limits),
             flight.optimizer,

@@ -426,6 +426,7 @@ class Live(Watch):
     def good(self, optimizer: Any) -> None:
         """Counts the step that is being made, which is good."""
         self.good_steps.add(optimizer, self.number_of(optimizer), self._numbers_at_hand())
+        self.starts.good = self.starts.ended
         self.last_good.after_good_step()
 
     def look_after(self, optimizer: Optimizer) -> None:
