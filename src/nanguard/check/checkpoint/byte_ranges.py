@@ -232,7 +232,9 @@ def _directory(blob: Blob) -> tuple[int, int, int, int]:
     if found < 0 or len(tail) - found < 22:
         raise DamagedError("the archive has no directory: it was cut off while it was written")
     disks, count = struct.unpack_from("<I", tail, found + 4)[0], _count(tail, found)
-    size, start = struct.unpack_from("<II", tail, found + 12)
+    size, start, note = struct.unpack_from("<IIH", tail, found + 12)
+    if found + 22 + note > len(tail):
+        raise DamagedError("the archive is cut off within the note at its end")
     end = at + found
     locator = read(blob, end - 20, 20) if end >= 20 else b""
     if locator.startswith(_LOCATOR):

@@ -277,7 +277,13 @@ def _skip(r: PickleReader, size: int) -> None:
 
 
 def _pop_marked(r: PickleReader) -> None:
+    _note_tuple_in_itself(r)
     r.marked()
+
+
+def _note_tuple_in_itself(r: PickleReader) -> None:
+    """Notes the one thing for which values are dropped, and which torch refuses as it is code."""
+    r.look_up("builtins", "tuple")
 
 
 def _mark(r: PickleReader) -> None:
@@ -287,6 +293,7 @@ def _mark(r: PickleReader) -> None:
 
 
 def _pop(r: PickleReader) -> None:
+    _note_tuple_in_itself(r)
     if r.stack:
         r.stack.pop()
     else:
@@ -468,6 +475,10 @@ def _text_of(width: int) -> Callable[[PickleReader], None]:
     return lambda r: r.push_text(r.unsigned(width))
 
 
+def _buffer(r: PickleReader) -> None:
+    raise DamagedError(f"the pickle refers to memory outside of the file at byte {r.at}")
+
+
 def _constant(value: object) -> Callable[[PickleReader], None]:
     return lambda r: r.push(value)
 
@@ -501,8 +512,8 @@ OPCODES: dict[bytes, Callable[[PickleReader], None]] = {
     b"X": _text_of(4),
     b"\x8c": _text_of(1),
     b"\x8d": _text_of(8),
-    b"\x97": _constant(None),
-    b"\x98": lambda r: None,
+    b"\x97": _buffer,
+    b"\x98": _buffer,
     b"]": lambda r: r.push_new([]),
     b"}": lambda r: r.push_new(PickleDict()),
     b")": _constant(()),

@@ -17,6 +17,7 @@ from nanguard.check.log.grammar import (
     INTERESTING,
     LONGEST_LINE,
     LONGEST_SHAPED,
+    NOT_JSON,
     NOT_UTF8,
     VALUE,
     ZEROS,
@@ -253,7 +254,12 @@ class TextReader:
             if not (self.table or WORTH_READING.search(text)):
                 continue
             self._read(number, text, loose, notes)
-        rows += [rows_of(self.shapes[at], held) for at, held in taken.items()]
+        for at, held in taken.items():
+            found = rows_of(self.shapes[at], held)
+            rows.append(found)
+            if self._records and self.only_records:
+                lost = set(held.lines) - set(found.lines or ()) - {cut}
+                bad += [BadLine(number, NOT_JSON) for number in sorted(lost)]
         rows += loose.values()
         self._gathering.add(rows, notes, pieces, bad)
 
@@ -395,6 +401,8 @@ def rows_of(shape: Shape, held: _Taken) -> LogRows:
         kept = [(n, g) for n, g in zip(held.lines, held.groups, strict=False) if _all_numbers(g)]
         held = _Taken([n for n, _ in kept], [g for _, g in kept])
         groups = [array("d", map(float, column)) for column in zip(*held.groups, strict=False)]
+        if not kept:
+            return LogRows(array("q"))
     return shaped(shape, array("q", held.lines), groups)
 
 
