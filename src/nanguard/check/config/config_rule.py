@@ -26,11 +26,15 @@ class ConfigRule(Rule[RunConfig]):
         by_habit: Whether it says what usually comes of a number, and not what the file does. What
             a key stands for is then only known where the program that reads the file is: in
             other files such a finding is a remark.
+        needs_reader: Whether it goes by what a key stands for, which its name alone does not say.
+            In a project whose code is there, such a finding is a remark unless the program that
+            reads the file is known, or the code is seen to give the value to an optimizer or layer.
     """
 
     reads = "config"
     by_habit: ClassVar[bool] = False
     as_read: ClassVar[bool] = True
+    needs_reader: ClassVar[bool] = False
 
     def check(self, source: RunConfig) -> Iterator[Finding]:
         """Yields what is wrong with a run; what several parts share is said once."""
@@ -41,6 +45,7 @@ class ConfigRule(Rule[RunConfig]):
                 seen.add(place)
                 found = _as_read(source, finding) if self.as_read else _in_tests(finding)
                 guessed = self.by_habit and finding.path not in source.parsed
+                guessed = guessed or (self.needs_reader and not is_handed_on(source, finding))
                 yield replace(found, severity=Severity.INFO) if guessed else found
 
     def look(self, source: RunConfig) -> Iterator[Finding]:
@@ -82,6 +87,13 @@ def _in_tests(finding: Finding) -> Finding:
     """Returns a finding; what a folder of tests sets up trains nothing that anybody waits for."""
     tested = in_tests(finding.path or "")
     return replace(finding, severity=Severity.INFO) if tested else finding
+
+
+def is_handed_on(source: RunConfig, finding: Finding) -> bool:
+    """Returns whether a value is known, or seen, to go where its key says."""
+    if finding.path in source.parsed or not source.usage.known:
+        return True
+    return bool(source.usage.values.handed_on((finding.where or "").split(".")))
 
 
 def _as_read(source: RunConfig, finding: Finding) -> Finding:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from nanguard.check.config.keys import normal
 from nanguard.check.config.typed_fields import TypedFields
+from nanguard.check.config.value_uses import ValueUses
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -133,7 +134,6 @@ class _FoundKeys:
     cast: set[str] = field(default_factory=set)
     words: set[str] = field(default_factory=set)
     optimizers: set[str] = field(default_factory=set)
-    readers: set[str] = field(default_factory=set)
     options: set[str] = field(default_factory=set)
     sets_defaults: bool = False
 
@@ -203,6 +203,15 @@ class Usage:
             return True
         return self._found.sets_defaults and keys[-1] in self._found.options
 
+    def computes_with(self, path: Sequence[str]) -> str:
+        """Returns where the code computes with a value of a file; empty if that was not seen.
+
+        An option of the same name that is a number may be what is meant there.
+        """
+        keys = [normal(key) for key in path if not key.startswith("[")]
+        is_option = bool(keys) and keys[-1] in self._found.options
+        return "" if is_option else self.values.needs_number(path)
+
     def allows_zero(self, key: str) -> bool:
         """Returns whether the code takes another way where what it reads under a key is 0."""
         return normal(key.rpartition(".")[2]) in self._counts.optional
@@ -229,10 +238,10 @@ class Usage:
         """Whether the code has an optimizer that divides by the norm of each layer's gradient."""
         return not self._found.words.isdisjoint({"lars", "lamb", "larc"})
 
-    @property
-    def reads_exponents(self) -> str:
-        """The reader of YAML in the code for which ``1e-5`` is a number; empty if there is none."""
-        return next(iter(sorted(self._found.readers)), "")
+    @cached_property
+    def values(self) -> ValueUses:
+        """What the code does with values of configurations."""
+        return ValueUses(self.paths, _content)
 
     @cached_property
     def _found(self) -> _FoundKeys:
@@ -280,12 +289,6 @@ def _look(content: str, found: _FoundKeys) -> None:
             found.read |= {normal(part) for part in name.split(".")}
     found.words |= {normal(word) for word in set(_CODE_WORD.findall(content))}
     found.optimizers |= {name.lower() for name in _OPTIMIZER.findall(content)}
-    if "OmegaConf.load" in content or "OmegaConf.create" in content or "hydra.main" in content:
-        found.readers.add("OmegaConf")
-    if "ruamel" in content:
-        found.readers.add("ruamel.yaml")
-    if "LightningCLI(" in content or "jsonargparse" in content:
-        found.readers.add("jsonargparse")
     found.options |= {normal(name) for name in _FLOAT_OPTION.findall(content)}
     found.sets_defaults |= _SETS_DEFAULTS.search(content) is not None
     if "float" not in content:

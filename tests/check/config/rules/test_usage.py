@@ -31,26 +31,53 @@ def findings(folder: Path, **files: str) -> list[tuple[str, str]]:
     return [(one["name"], one["severity"]) for one in told]
 
 
+LOADS = "import yaml\nwith open(args.config) as f:\n    cfg = yaml.safe_load(f)\n"
+ADAM = 'opt = torch.optim.Adam(model.parameters(), lr=cfg["lr"])\n'
+
+
 @pytest.mark.parametrize(
-    ("code", "said"),
+    ("code", "severity"),
     [
-        ('lr = cfg["lr"]\n', ("scientific-notation-is-string", "error")),
-        ('lr = float(cfg["lr"])\n', ("scientific-notation-is-string", "info")),
-        ("lr = float(cfg.optimizer.lr)\n", ("scientific-notation-is-string", "info")),
+        (LOADS + ADAM, "error"),
+        (LOADS.replace("args.config", "'run.yaml'") + ADAM, "error"),
+        (
+            LOADS.replace("yaml.safe_load(f)", "yaml.load(f, Loader=yaml.FullLoader)") + ADAM,
+            "error",
+        ),
+        (LOADS + 'lr = cfg.get("lr")\nstep = lr * 0.1\n', "error"),
+        (LOADS + 'if cfg["lr"] > 1:\n    raise ValueError\n', "error"),
+        (LOADS + 'print(cfg["lr"])\nname = "lr" + cfg["lr"]\n', "info"),
+        (LOADS + 'for group in groups:\n    group["lr"] = group["lr"] * 0.1\n', "info"),
+        (LOADS.replace("args.config", "'other.yaml'") + ADAM, "info"),
+        (ADAM, "info"),
+        (LOADS + ADAM + "import omegaconf\n", "info"),
+        (LOADS + ADAM + "yaml.SafeLoader.add_implicit_resolver(tag, number, first)\n", "info"),
+        (LOADS + ADAM + 'add_argument("--lr", type=float)\n', "info"),
+        (LOADS + ADAM + 'lr = float(cfg["lr"])\n', None),
+        ("lr = float(cfg.optimizer.lr)\n", None),
         ('lr = c.get("lr") or c.get("rate")\nlr = float(lr)\n', None),
-        ('rate = cfg["rate"]\n', ("scientific-notation-is-string", "info")),
+        ("from yacs.config import CfgNode\ncfg.merge_from_file(path)\n" + ADAM, None),
+        ("cfg = OmegaConf.load(path)\n" + ADAM, None),
+        ("from ruamel.yaml import YAML\ncfg = YAML().load(path)\n" + ADAM, None),
+        ('rate = cfg["rate"]\n', "info"),
     ],
 )
 def test_a_number_written_as_text_is_judged_by_what_the_code_does(
-    code: str, said: tuple[str, str] | None, tmp_path: Path
+    code: str, severity: str | None, tmp_path: Path
 ):
     found = findings(tmp_path, train_py=code, run_yaml=PLAIN + "lr: 1e-4\n")
-    assert (said or ("scientific-notation-is-string", "info")) in found
+    assert dict(found).get("scientific-notation-is-string") == severity
 
 
-def test_without_any_code_the_text_is_an_error(tmp_path: Path):
-    found = findings(tmp_path, run_yaml=PLAIN + "lr: 1e-4\n")
+def test_a_section_that_an_optimizer_is_given_whole_needs_its_numbers(tmp_path: Path):
+    code = LOADS + "opt = SGD(params, **cfg['optim'])\n"
+    found = findings(tmp_path, train_py=code, run_yaml=PLAIN + "optim:\n  lr: 1e-2\n")
     assert ("scientific-notation-is-string", "error") in found
+
+
+def test_without_any_code_the_text_is_a_remark(tmp_path: Path):
+    found = findings(tmp_path, run_yaml=PLAIN + "lr: 1e-4\n")
+    assert ("scientific-notation-is-string", "info") in found
 
 
 NUMBERS = "optim:\n  lr: 1e-4\n  rates: [1e-4, 2e-4]\n  by_layer: {head: 1e-3}\n"
@@ -87,7 +114,7 @@ PLAIN_CLASS = "from dataclasses import dataclass\n@dataclass\nclass Optim:\n" + 
 def test_a_field_that_converts_takes_the_text_for_a_number(code: str, count: int, tmp_path: Path):
     used = "use(cfg.lr, cfg.rates, cfg.head)\n"
     found = findings(tmp_path, train_py=code + used, run_yaml=PLAIN + NUMBERS)
-    assert found.count(("scientific-notation-is-string", "error")) == count
+    assert [name for name, _ in found].count("scientific-notation-is-string") == count
 
 
 def test_a_model_and_its_base_may_stand_in_two_files(tmp_path: Path):
@@ -120,6 +147,31 @@ def test_files_of_a_group_that_a_defaults_list_names_are_hydras(tmp_path: Path):
     )
     told = [name for name, _ in found if name == "scientific-notation-is-string"]
     assert len(told) == 1  # the one that no defaults list names
+
+
+@pytest.mark.parametrize(
+    ("code", "severity"),
+    [
+        ("opt = SGD(params, lr=cfg.lr, momentum=cfg.momentum)\n", "error"),
+        ('opt = torch.optim.SGD(params, **cfg["optim"])\nuse(cfg.momentum)\n', "error"),
+        ("share = cfg.momentum\nmix(share)\n", "info"),
+        ("", "error"),
+    ],
+)
+def test_a_value_out_of_range_is_an_error_where_an_optimizer_gets_it(
+    code: str, severity: str, tmp_path: Path
+):
+    run = PLAIN + "optim:\n  lr: 0.1\n  momentum: 1.0\n"
+    files = {"train_py": code} if code else {}
+    found = dict(findings(tmp_path, run_yaml=run, **files))
+    assert found.get("value-out-of-range") == severity
+
+
+def test_precisions_of_keys_that_unknown_code_reads_are_a_remark(tmp_path: Path):
+    run = PLAIN + "lr: 0.1\nfp16: true\nbf16: true\n"
+    assert dict(findings(tmp_path, run_yaml=run))["conflicting-precision"] == "error"
+    found = findings(tmp_path, run_yaml=run, train_py="use(cfg.fp16, cfg.bf16)\n")
+    assert dict(found)["conflicting-precision"] == "info"
 
 
 MISSPELLED = PLAIN + "lr: 0.1\nmax_grad_nrom: 1.0\n"

@@ -44,6 +44,7 @@ class ConflictingPrecision(ConfigRule):
     code = "CFG001"
     name = "conflicting-precision"
     severity = Severity.ERROR
+    needs_reader = True
     seen_in = "https://github.com/deepspeedai/DeepSpeed/issues/5509"
     examples = (
         Passes("learning_rate: 1.0e-5\nmax_steps: 100\nbf16: true\nfp16: false\n", "run.yaml"),

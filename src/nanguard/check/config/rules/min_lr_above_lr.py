@@ -28,6 +28,7 @@ class MinLrAboveLr(ConfigRule):
     code = "CFG011"
     name = "min-lr-above-lr"
     severity = Severity.ERROR
+    needs_reader = True
     seen_in = "https://github.com/open-mmlab/mmdetection/issues/5557"
     examples = (
         Passes("lr: 1.0e-4\nmin_lr: 1.0e-4\nepochs: 9\n", "constant.yaml"),

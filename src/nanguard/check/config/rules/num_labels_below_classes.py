@@ -31,6 +31,7 @@ class NumLabelsBelowClasses(ConfigRule):
     code = "CFG014"
     name = "num-labels-below-classes"
     severity = Severity.ERROR
+    needs_reader = True
     seen_in = "https://github.com/tensorpack/tensorpack/issues/1296"
     examples = (
         Passes("model: {num_labels: 1}\ndata: {num_classes: 2}\nlr: 1.0e-4\nepochs: 3\n", "a.yaml"),

@@ -41,9 +41,11 @@ class ScientificNotationIsString(ConfigRule):
     number needs the point and the sign of the exponent. The optimizer then gets a string: the run
     ends with a TypeError in the best case, and compares text with numbers in the worst.
 
-    Write ``1.0e-5``. Files that OmegaConf, Lightning's command line or a schema reads are not
-    concerned: these turn the text into a number. So do fields of pydantic models that the
-    project's code declares as ``float``; those of plain dataclasses keep the text.
+    Write ``1.0e-5``. It is an error where the project's code is seen to load the file with PyYAML
+    and to compute with the value; where that was not seen, a remark. Nothing is said where
+    yacs, OmegaConf, ruamel.yaml, Lightning's command line or a schema reads the file, or where the
+    code itself makes a number of the text (``float(cfg["lr"])``, an option of argparse with
+    ``type=float``, a field of a pydantic model).
     """
 
     code = "CFG004"
@@ -73,39 +75,40 @@ class ScientificNotationIsString(ConfigRule):
             if leaf.key.split("_")[-1] in _NAMES:
                 continue
             texts = [n for n in [leaf.entry.node, *leaf.entry.node.items] if reads_as_text(n)]
-            if texts and not source.usage.declares_number(leaf.path):
-                yield self._text(leaf, texts, _use(source.usage, leaf.key))
+            if texts and not _is_made_a_number(source.usage, leaf):
+                yield self._text(leaf, texts, source.usage)
 
     def judge(self, stage: TrainingStage) -> Iterator[Finding]:
         """Yields nothing: the rule looks at whole files."""
         yield from ()
 
-    def _text(self, leaf: Leaf, texts: list[Node], use: str) -> Finding:
+    def _text(self, leaf: Leaf, texts: list[Node], usage: Usage) -> Finding:
         raw = texts[0].raw.strip()
         line, column = leaf.document.text.position(texts[0].start)
         edits = tuple(Edit(n.start, n.end, _respelled(n.raw.strip())) for n in texts)
+        loads = usage.values.loader_of(leaf.document.path) if usage.known else ""
+        needs = usage.computes_with(leaf.path) if loads else ""
+        seen = f": {loads} loads it with PyYAML, {needs} needs a number" if needs else ""
         return self.finding(
-            f"{'.'.join(leaf.path)} is {raw}, which YAML 1.1 reads as text, not as a number{use}",
+            f"{'.'.join(leaf.path)} is {raw}, which YAML 1.1 reads as text, not as a number{seen}",
             path=leaf.document.path,
             line=line,
             column=column,
             where=".".join(leaf.path),
-            severity=Severity.INFO if use else None,
+            severity=None if needs else Severity.INFO,
             fixes=(
                 change(f"write {edits[0].text}: a point, and a sign before the exponent", edits),
             ),
         )
 
 
-def _use(usage: Usage, key: str) -> str:
-    """Returns why the text does no harm in this project, as far as its code shows."""
-    if usage.makes_number(key):
-        return "; the code here makes a number of it"
-    if usage.known and usage.reads_exponents:
-        return f"; the code here loads files with {usage.reads_exponents}, for which it is one"
-    if usage.known and not usage.reads(key):
-        return "; no code here reads it"
-    return ""
+def _is_made_a_number(usage: Usage, leaf: Leaf) -> bool:
+    """Returns whether the project's reader or its code makes a number of a text."""
+    if not usage.known:
+        return False
+    if usage.makes_number(leaf.key) or usage.declares_number(leaf.path):
+        return True
+    return bool(usage.values.converters) and not usage.values.loads
 
 
 def _respelled(raw: str) -> str:

@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from nanguard.check.config.config_rule import ConfigRule, change
+from nanguard.check.config.config_rule import ConfigRule, change, is_handed_on
 from nanguard.check.config.keys import role
 from nanguard.check.config.node import set_member, set_to
 from nanguard.check.rule import Fails, Passes
@@ -25,6 +25,9 @@ class ValueOutOfRange(ConfigRule):
 
     Why it breaks a run: a negative learning rate climbs the loss; a beta of 1 never forgets and
     divides by 1 - beta ** t = 0 at the first step; dropout of 1 or more zeroes or divides by zero.
+
+    In a project whose code is there, it is an error where a known program reads the file, or the
+    code gives the value to an optimizer, a schedule or a layer; otherwise a remark.
 
     A batch or an accumulation of 0 is often meant as "off". It is not reported where the project's
     code has another value for it, and is an error only where a program that is known reads it, or
@@ -56,9 +59,17 @@ class ValueOutOfRange(ConfigRule):
             for setting in stage.settings
             if setting.name in _COUNTS and setting.number == 0
         }
+        counts = {
+            (setting.path, setting.line)
+            for stage in source.stages
+            for setting in stage.settings
+            if setting.name in _COUNTS
+        }
         for finding in super().look(source):
             place = (finding.path or "", finding.line or 0, finding.column or 0)
             severity = off.get(place, finding.severity)
+            if place[:2] not in counts and not is_handed_on(source, finding):
+                severity = Severity.INFO
             if severity is not None:
                 yield replace(finding, severity=severity)
 

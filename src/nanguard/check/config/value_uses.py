@@ -1,0 +1,274 @@
+"""What the code of a project does with values of its configurations: who loads and needs them.
+
+A number that YAML 1.1 takes for text is a fault only where PyYAML reads it and something wants a
+number; a value out of range only where an optimizer gets it. Both are looked for in the code: calls
+of PyYAML's loaders and the files they open, and expressions that read a key and compute with it.
+Readers that make numbers of such text, and code that converts it, speak against it. What was not
+seen is not assumed.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import warnings
+from dataclasses import dataclass, field
+from pathlib import PurePath
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+
+# Readers for which ``1e-5`` is a number, or that convert text by the type that is declared.
+_CONVERTERS = {
+    "OmegaConf": re.compile(r"\bOmegaConf\.(?:load|create|merge|structured)\b|\bomegaconf\b"),
+    "Hydra": re.compile(r"\bhydra\.(?:main|compose|initialize)"),
+    "yacs": re.compile(r"\byacs\b|\bCfgNode\b|\bmerge_from_file\("),
+    "ruamel.yaml": re.compile(r"\bruamel\b"),
+    "hyperpyyaml": re.compile(r"\bhyperpyyaml\b"),
+    "jsonargparse": re.compile(r"\bjsonargparse\b|\bLightningCLI\("),
+    "ConfigArgParse": re.compile(r"\bconfigargparse\b"),
+    "pyrallis": re.compile(r"\b(?:pyrallis|draccus|simple_parsing|tyro|dynaconf|fastargs)\b"),
+}
+# Code that teaches PyYAML the number, or converts every text that looks like one.
+_TEACHES = re.compile(
+    r"add_implicit_resolver\(|\bliteral_eval\(|\byaml_float\b|\bstrictyaml\b"
+    r"|\bfloat\(\s*(?:v|val|value|x|item|obj|node|s|text|d\[\w+\]|\w+\[(?:k|key)\])\s*\)"
+    r"|(?<![\w.])eval\("
+)
+_READS = re.compile(r"\byaml\b")
+_LOADERS = frozenset({"load", "safe_load", "full_load", "unsafe_load", "load_all", "safe_load_all"})
+_TAKES_NUMBERS = re.compile(
+    r"(?:SGD|Adam\w*|[RN]Adam|RMS[Pp]rop|Adagrad|Adadelta|Adafactor|Lion|LAMB|LARS|\w*LR)"
+    r"|(?:Feature|Alpha)?Dropout\d?d?|CrossEntropyLoss|clip_grad_norm_"
+)
+# Mappings that have keys of the same names, and are no configurations.
+_OTHERS = re.compile(r"\w*(group|state|defaults|batch|ckpt|checkpoint|sample|row)s?\d*")
+_COMPUTES = (ast.Add, ast.Sub, ast.Mult, ast.Div, ast.Pow, ast.Mod, ast.FloorDiv)
+_ORDERS = (ast.Lt, ast.LtE, ast.Gt, ast.GtE)
+_MOST_BYTES = 400_000  # of a file that is parsed for its use of keys
+_MOST_FILES = 200  # that are parsed for one key
+
+
+@dataclass(slots=True)
+class ValueUses:
+    """What the code of a project does with values of its configurations.
+
+    Attributes:
+        paths: The files of code.
+        read: Returns what one of them holds.
+        converters: The readers in the code that make a number of ``1e-5``.
+        taught: Whether the code converts text itself, or teaches PyYAML to.
+        loads: Where PyYAML loads something: the place, and the file it opens if that is written.
+    """
+
+    paths: Sequence[str]
+    read: Callable[[str], str]
+    converters: set[str] = field(default_factory=set)
+    taught: bool = False
+    loads: list[tuple[str, str]] = field(default_factory=list)
+    _places: dict[tuple[str, bool], str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for path in self.paths:
+            content = self.read(path)
+            self.converters |= {n for n, reader in _CONVERTERS.items() if reader.search(content)}
+            if not _READS.search(content):
+                continue
+            self.taught = self.taught or _TEACHES.search(content) is not None
+            tree = _parsed(content)
+            for call in _yaml_loads(tree) if tree is not None else ():
+                self.loads.append((f"{path}:{call.lineno}", _file_named(tree, call)))
+
+    def loader_of(self, path: str) -> str:
+        """Returns where PyYAML is seen to load a file, and nothing converts; empty if nowhere."""
+        if self.converters or self.taught:
+            return ""
+        name = PurePath(path).name
+        return next((place for place, file in self.loads if file in ("", name)), "")
+
+    def needs_number(self, keys: Sequence[str]) -> str:
+        """Returns where the code computes with what it reads under a key; empty if nowhere.
+
+        Args:
+            keys: The keys of the file that lead to the value, outermost first.
+        """
+        return self._place(keys, handed=False)
+
+    def handed_on(self, keys: Sequence[str]) -> str:
+        """Returns where the code gives an optimizer or a layer what it reads under a key."""
+        return self._place(keys, handed=True)
+
+    def _place(self, keys: Sequence[str], *, handed: bool) -> str:
+        names = tuple(key for key in keys if not key.startswith("["))
+        if not names:
+            return ""
+        wanted = ("\0".join(names[-2:]), handed)
+        if wanted not in self._places:
+            self._places[wanted] = self._search(names, handed=handed)
+        return self._places[wanted]
+
+    def _search(self, names: tuple[str, ...], *, handed: bool) -> str:
+        parsed = 0
+        for path in self.paths:
+            content = self.read(path)
+            if not any(name in content for name in names[-2:]) or len(content) > _MOST_BYTES:
+                continue
+            tree = _parsed(content)
+            parsed += 1
+            if tree is None or parsed > _MOST_FILES:
+                continue
+            line = _line_of_use(tree, names, handed=handed)
+            if line:
+                return f"{path}:{line}"
+        return ""
+
+
+def _parsed(content: str) -> ast.Module | None:
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return ast.parse(content)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return None
+
+
+def _yaml_loads(tree: ast.Module) -> Iterator[ast.Call]:
+    """Yields the calls of PyYAML's loaders, under whatever name they were imported."""
+    modules, functions = {"yaml"}, set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            modules |= {a.asname for a in node.names if a.name == "yaml" and a.asname}
+        elif isinstance(node, ast.ImportFrom) and node.module == "yaml":
+            functions |= {a.asname or a.name for a in node.names if a.name in _LOADERS}
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.Call):
+            continue
+        func = node.func
+        if isinstance(func, ast.Attribute) and func.attr in _LOADERS:
+            if isinstance(func.value, ast.Name) and func.value.id in modules:
+                yield node
+        elif isinstance(func, ast.Name) and func.id in functions:
+            yield node
+
+
+def _file_named(tree: ast.Module | None, load: ast.Call) -> str:
+    """Returns the name of the file that a call loads; empty if it is not written there."""
+    if not load.args or tree is None:
+        return ""
+    source = load.args[0]
+    if isinstance(source, ast.Name):
+        for block in ast.walk(tree):
+            if isinstance(block, ast.With) and _holds(block, load):
+                source = _opened(block, source.id) or source
+                break
+    texts = [n.value for n in ast.walk(source) if isinstance(n, ast.Constant)]
+    files = [t for t in texts if isinstance(t, str) and t.endswith((".yaml", ".yml"))]
+    return PurePath(files[-1]).name if files else ""
+
+
+def _opened(block: ast.With, name: str) -> ast.expr | None:
+    """Returns what a ``with`` gives a name to."""
+    for item in block.items:
+        if isinstance(item.optional_vars, ast.Name) and item.optional_vars.id == name:
+            return item.context_expr
+    return None
+
+
+def _holds(outer: ast.stmt, inner: ast.expr) -> bool:
+    return outer.lineno <= inner.lineno <= (outer.end_lineno or outer.lineno)
+
+
+def _line_of_use(tree: ast.Module, names: tuple[str, ...], *, handed: bool) -> int:
+    """Returns the line that computes with a value read under a key; 0 if none does."""
+    key, section = names[-1], names[-2] if len(names) > 1 else ""
+    functions = [n for n in ast.walk(tree) if isinstance(n, (ast.FunctionDef, ast.Lambda))]
+    for scope in (tree, *functions):
+        held = _names_given(scope, key)
+        for node in _own(scope):
+            used = _given(node) if handed else [*_operands(node), *_given(node)]
+            if any(_is_read(part, key) or _is_held(part, held) for part in used):
+                return int(getattr(node, "lineno", 0))
+            if section and _unpacks(node, section):
+                return int(getattr(node, "lineno", 0))
+    return 0
+
+
+def _own(scope: ast.AST) -> Iterable[ast.AST]:
+    """Yields the nodes of a function, without those of functions within it."""
+    queue = [*ast.iter_child_nodes(scope)]
+    while queue:
+        node = queue.pop()
+        yield node
+        if not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)):
+            queue += ast.iter_child_nodes(node)
+
+
+def _names_given(scope: ast.AST, key: str) -> set[str]:
+    """Returns the names that hold what was read under a key, and nothing else."""
+    given: dict[str, list[bool]] = {}
+    for node in _own(scope):
+        if isinstance(node, ast.Assign) and len(node.targets) == 1:
+            target = node.targets[0]
+            if isinstance(target, ast.Name):
+                given.setdefault(target.id, []).append(_is_read(node.value, key))
+    return {name for name, reads in given.items() if all(reads)}
+
+
+def _is_held(node: ast.expr, held: set[str]) -> bool:
+    return isinstance(node, ast.Name) and node.id in held
+
+
+def _is_read(node: ast.expr, key: str) -> bool:
+    """Returns whether an expression is what a mapping or an object holds under a key."""
+    if isinstance(node, (ast.Subscript, ast.Attribute)):
+        holder = getattr(node.value, "attr", getattr(node.value, "id", ""))
+        if _OTHERS.fullmatch(holder) or holder == "self":
+            return False
+    if isinstance(node, ast.Subscript):
+        return isinstance(node.slice, ast.Constant) and node.slice.value == key
+    if isinstance(node, ast.Attribute):
+        return node.attr == key and not isinstance(node.ctx, ast.Store)
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.args:
+        first = node.args[0]
+        return node.func.attr == "get" and isinstance(first, ast.Constant) and first.value == key
+    return False
+
+
+def _operands(node: ast.AST) -> list[ast.expr]:
+    """Returns the parts of an expression that have to be numbers."""
+    if isinstance(node, ast.BinOp) and isinstance(node.op, _COMPUTES):
+        texts = (ast.Constant, ast.JoinedStr)
+        if isinstance(node.op, (ast.Add, ast.Mod)) and any(
+            isinstance(side, texts) and not _is_number(side) for side in (node.left, node.right)
+        ):
+            return []  # text that is put together
+        return [node.left, node.right]
+    if isinstance(node, ast.Compare) and all(isinstance(op, _ORDERS) for op in node.ops):
+        return [node.left, *node.comparators]
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
+        return [node.operand]
+    return []
+
+
+def _given(node: ast.AST) -> list[ast.expr]:
+    """Returns what an optimizer, a schedule or a layer is given, with the items of tuples."""
+    if not isinstance(node, ast.Call) or not _TAKES_NUMBERS.fullmatch(_called(node)):
+        return []
+    written = [*node.args, *(k.value for k in node.keywords if k.arg)]
+    return [*written, *(i for w in written if isinstance(w, (ast.Tuple, ast.List)) for i in w.elts)]
+
+
+def _is_number(node: ast.expr) -> bool:
+    return isinstance(node, ast.Constant) and isinstance(node.value, (int, float))
+
+
+def _unpacks(node: ast.AST, section: str) -> bool:
+    """Returns whether a section is handed to an optimizer or a schedule as it is."""
+    if not isinstance(node, ast.Call) or not _TAKES_NUMBERS.fullmatch(_called(node)):
+        return False
+    return any(k.arg is None and _is_read(k.value, section) for k in node.keywords)
+
+
+def _called(node: ast.Call) -> str:
+    return str(getattr(node.func, "attr", getattr(node.func, "id", "")))
