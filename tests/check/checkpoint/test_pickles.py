@@ -6,14 +6,30 @@ import collections
 import datetime
 import pickle
 import struct
+from typing import TYPE_CHECKING
 
+import numpy as np
 import pytest
 
 from nanguard.check.checkpoint import pickle_reader
 from nanguard.check.checkpoint.byte_ranges import DamagedError, MemoryBlob, TooLargeError
-from nanguard.check.checkpoint.pickle_reader import Call, PickleDict, Span, read_pickle
+from nanguard.check.checkpoint.checkpoint_reader import open_sources
+from nanguard.check.checkpoint.pickle_reader import (
+    MAX_PICKLE_LINE,
+    WINDOW,
+    Call,
+    LongLine,
+    PickleDict,
+    Span,
+    read_pickle,
+)
+from nanguard.check.checkpoint.rules.truncated_checkpoint import TruncatedCheckpoint
 from nanguard.check.checkpoint.torch_file import read_torch
+from nanguard.check.scan import Scan
 from tests.cost import cpu_seconds
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 def blob(data: bytes) -> MemoryBlob:
@@ -173,3 +189,35 @@ def test_too_much_text(monkeypatch: pytest.MonkeyPatch):
     one = b"X" + struct.pack("<I", 600) + b"a" * 600
     with pytest.raises(TooLargeError, match="text"):
         read_pickle(blob(b"\x80\x02" + one + one + b"."))
+
+
+@pytest.mark.parametrize("size", [10, MAX_PICKLE_LINE + 1, 3 * WINDOW + 7])
+def test_a_line_of_the_oldest_protocol_may_be_as_long_as_an_array(size: int):
+    data = pickle.dumps(["a" * size, 3], protocol=0)
+    found = read_pickle(blob(data))
+    first, second = found.value
+    assert second == 3
+    assert first == "a" * size or (isinstance(first, LongLine) and size <= first.size <= size + 2)
+
+
+def test_a_long_line_that_is_cut_off_is_damage():
+    data = pickle.dumps("a" * (WINDOW * 2), protocol=0)[:-20]
+    with pytest.raises(DamagedError, match="has no end at byte 1"):
+        read_pickle(blob(data))
+
+
+def test_a_long_array_of_the_oldest_protocol_is_whole_and_said_not_to_be_read():
+    data = pickle.dumps(np.linspace(0, 1, 40_000).astype("f4"), protocol=0)
+    tree = read_torch(blob(data)).tree
+    assert (tree.damage, tree.unread) == ([], 1)
+
+
+@pytest.mark.parametrize(("name", "severity"), [("faces.pkl", "info"), ("model.pkl", "error")])
+def test_a_pickle_of_data_that_is_cut_off_is_no_checkpoint(
+    name: str, severity: str, tmp_path: Path
+):
+    (tmp_path / name).write_bytes(pickle.dumps({"images": np.ones((30, 40), "f4")})[:-900])
+    (source,) = open_sources([tmp_path / name], Scan())
+    (finding,) = TruncatedCheckpoint().check(source)
+    assert finding.severity.value == severity
+    assert finding.message.startswith("The pickle") is (severity == "info")

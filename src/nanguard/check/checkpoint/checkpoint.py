@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING
@@ -29,7 +30,7 @@ from nanguard.check.checkpoint.torch_file import TorchFile, beyond_weights_only,
 from nanguard.errors import SourceError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from nanguard.check.checkpoint.tensor_scan import TensorNumbers
     from nanguard.check.checkpoint.tensors import StoredTensor
@@ -40,6 +41,10 @@ _KIB64 = 1 << 16
 LARGE_WEIGHT = 1e4
 # Weights beyond this are not learned any more, whatever their type.
 EXPLODED = 1e6
+_PARAMETER = re.compile(
+    r"(?:.*\.)?(?:weights?|bias|kernel|running_\w+)|\w*model\w*|\w*state_dict|params|net\w*"
+)
+_CALLED_MODEL = re.compile(r"model|ck?pt|checkpoint|weight|param|net|snapshot|state|optim|^m\.")
 # Half of what fp16 can hold.
 NEARLY_HALF = 32768
 
@@ -118,6 +123,8 @@ class CheckpointFile:
         damage: What is not there that should be.
         unread: How many tensors could not be followed.
         not_checked: Why it was not read; None if it was.
+        is_data: Whether it is a pickle in which nothing is of torch, and not called a model:
+            a data set, as far as anything tells.
     """
 
     path: str
@@ -130,6 +137,7 @@ class CheckpointFile:
     damage: list[str] = field(default_factory=list)
     unread: int = 0
     not_checked: str | None = None
+    is_data: bool = False
 
     @property
     def poisoned(self) -> list[Measured]:
@@ -182,6 +190,7 @@ def _read(job: Job, scan: Scan) -> CheckpointFile:
     except UnreadableError as error:
         # Loading would run what comes before the damage.
         part.needs += beyond_weights_only(error.names, PurePath(part.path).name)
+        part.is_data = _is_data(part.path, error.names)
         if isinstance(error, DamagedError):
             part.damage.append(str(error))
         else:
@@ -208,7 +217,18 @@ def _fill(part: CheckpointFile, blob: Blob, job: Job, scan: Scan) -> None:
         raise DamagedError("it begins as no checkpoint does: it is damaged or something else")
     found: TorchFile = read_torch(blob)
     part.needs = beyond_weights_only(found.names, name, script=found.script)
+    keys = {key for tensor, _ in found.tree.tensors for key in tensor.keys}
+    parameters = any(_PARAMETER.fullmatch(key) for key in keys)
+    part.is_data = _is_data(part.path, found.names) and not parameters
     _add(part, found.tree, job, scan)
+
+
+def _is_data(path: str, names: Iterable[str]) -> bool:
+    """Returns whether a pickle is a data set: nothing in it is of torch, nor is it called so."""
+    name = PurePath(path).name.lower()
+    if not name.endswith((".pkl", ".pickle")) or _CALLED_MODEL.search(name):
+        return False
+    return not any(asked.startswith("torch") for asked in names)
 
 
 def _nothing(head: bytes) -> str:
@@ -246,6 +266,7 @@ def _add(part: CheckpointFile, tree: TensorTree, job: Job, scan: Scan) -> None:
     about = _file_role(part, [tensor for tensor, _ in tree.tensors])
     for keys, value, optimizer in tree.scalars:
         role = role_of(keys, dimensions=0, optimizer=optimizer, file=about)
+        role = TensorRole.RECORD if part.is_data else role
         part.scalars.append((".".join(keys), role, value))
     if not job.numbers:
         return
@@ -253,6 +274,7 @@ def _add(part: CheckpointFile, tree: TensorTree, job: Job, scan: Scan) -> None:
     measured = measure_all(tensors, threads=scan.threads, progress=scan.progress)
     for (tensor, optimizer), numbers in zip(tree.tensors, measured, strict=True):
         role = role_of(tensor.keys, dimensions=len(tensor.shape), optimizer=optimizer, file=about)
+        role = TensorRole.RECORD if part.is_data else role
         dtype, shape = tensor.dtype.name, tensor.shape
         part.tensors.append(
             Measured(

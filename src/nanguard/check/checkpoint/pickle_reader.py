@@ -93,6 +93,17 @@ class Span:
     size: int
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class LongLine:
+    """A line of text too long to keep; what it stands for is escaped, and is not worked out.
+
+    Attributes:
+        size: How many bytes it has.
+    """
+
+    size: int
+
+
 WINDOW = 1 << 18
 MAX_STEPS = 4_000_000
 # Of lists, dictionaries, calls and remembered values together: what takes memory.
@@ -187,19 +198,38 @@ class PickleReader:
 
     def line(self) -> str:
         """Returns the rest of a line, as the oldest protocol has them."""
+        found = self.long_line()
+        if isinstance(found, LongLine):
+            raise TooLargeError(f"a name in the pickle has {found.size:,} bytes")
+        return found.decode("utf-8", "replace")
+
+    def long_line(self) -> bytes | LongLine:
+        """Returns the rest of a line, or how long it is: a whole array may be one."""
         begin = self.at - self.window_at
         end = self.window.find(b"\n", begin)
         if end < 0:
-            self.window, self.window_at, begin = (
-                read(self.blob, self.at, MAX_PICKLE_LINE),
-                self.at,
-                0,
-            )
-            end = self.window.find(b"\n")
-            if end < 0:
-                raise DamagedError(f"a line of the pickle has no end at byte {self.at}")
+            end = self._end_of_line()
+            if end - self.at > MAX_PICKLE_LINE:
+                found = LongLine(end - self.at)
+                self.at = end + 1
+                return found
+            self.window = read(self.blob, self.at, max(WINDOW, end - self.at + 1))
+            self.window_at, begin, end = self.at, 0, end - self.at
         self.at += end - begin + 1
-        return self.window[begin:end].decode("utf-8", "replace")
+        return self.window[begin:end]
+
+    def _end_of_line(self) -> int:
+        """Returns where the line ends that begins here; each byte is looked at once."""
+        at = self.at
+        while at < self.blob.size:
+            piece = read(self.blob, at, WINDOW)
+            found = piece.find(b"\n")
+            if found >= 0:
+                return at + found
+            if not piece:
+                break
+            at += len(piece)
+        raise DamagedError(f"a line of the pickle has no end at byte {self.at}")
 
     def unsigned(self, size: int) -> int:
         """Returns the next bytes as a number."""
@@ -446,8 +476,15 @@ def _integer_line(r: PickleReader) -> None:
     r.push({"00": False, "01": True}[text] if text in ("00", "01") else int(text))
 
 
+def _text_line(r: PickleReader) -> None:
+    found = r.long_line()
+    r.push(found if isinstance(found, LongLine) else found.decode("utf-8", "replace"))
+
+
 def _quoted_line(r: PickleReader) -> None:
-    r.push(r.line().strip("'\""))
+    found = r.long_line()
+    text = found if isinstance(found, LongLine) else found.decode("utf-8", "replace")
+    r.push(text.strip("'\"") if isinstance(text, str) else text)
 
 
 def _long(r: PickleReader, size: int) -> None:
@@ -502,7 +539,7 @@ OPCODES: dict[bytes, Callable[[PickleReader], None]] = {
     b"F": lambda r: r.push(float(r.line())),
     b"G": _double,
     b"S": _quoted_line,
-    b"V": lambda r: r.push(r.line()),
+    b"V": _text_line,
     b"T": _bytes_of(4),
     b"U": _bytes_of(1),
     b"B": _bytes_of(4),

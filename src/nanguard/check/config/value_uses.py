@@ -160,8 +160,10 @@ def _file_named(tree: ast.Module | None, load: ast.Call) -> str:
     if isinstance(source, ast.Name):
         for block in ast.walk(tree):
             if isinstance(block, ast.With) and _holds(block, load):
-                source = _opened(block, source.id) or source
-                break
+                opened = _opened(block, source.id)
+                if opened is not None:
+                    source = opened
+                    break
     texts = [n.value for n in ast.walk(source) if isinstance(n, ast.Constant)]
     files = [t for t in texts if isinstance(t, str) and t.endswith((".yaml", ".yml"))]
     return PurePath(files[-1]).name if files else ""

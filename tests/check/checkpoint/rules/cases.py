@@ -818,3 +818,9 @@ def unfinished_folder(f):
         if step < 300:
             safetensors(inside / "model.safetensors", weights())
         save(adam(), inside / "optimizer.pt")
+
+
+@case(tolerated=("unsafe-pickle",))
+def nan_in_a_pickle_of_data(f):
+    with (f / "faces.pkl").open("wb") as file:
+        pickle.dump({"images": np.full((30, 40), np.nan, "f4"), "labels": [1, 2]}, file)

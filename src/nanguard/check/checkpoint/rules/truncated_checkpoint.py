@@ -26,6 +26,9 @@ class TruncatedCheckpoint(Rule[Checkpoint]):
     has already deleted the one before.
 
     Write to a temporary name and rename, and keep the checkpoint before the newest.
+
+    A pickle in which nothing is of torch, and which is not called a model, holds data as far as
+    anything tells: it gets a remark.
     """
 
     code, name, severity = "CKP007", "truncated-checkpoint", Severity.ERROR
@@ -45,12 +48,15 @@ class TruncatedCheckpoint(Rule[Checkpoint]):
         for part in source.parts:
             for what in part.damage:
                 found.setdefault(part.path, []).append(what)
+        data = {part.path for part in source.parts if part.is_data}
         for path, reasons in found.items():
             more = f" ({len(reasons) - 1:,} more)" if len(reasons) > 1 else ""
+            what = "pickle" if path in data else "checkpoint"
             yield self.finding(
-                f"The checkpoint is not whole: {reasons[0]}{more}.",
+                f"The {what} is not whole: {reasons[0]}{more}.",
                 path=path,
                 line=None,
+                severity=Severity.INFO if path in data else None,
                 step=source.step,
                 fixes=way_back(source),
             )
