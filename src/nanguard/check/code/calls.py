@@ -250,12 +250,23 @@ class Calls(Binding):
         op = _ALIASES.get(func.attr.rstrip("_"), func.attr.rstrip("_"))
         made = self.make(op, node, (receiver, *inputs), keywords, event=True)
         made.name = func.attr
+        if func.attr in _APPENDS and inputs:
+            self.rebind(func.value, self._appended(node, receiver, inputs[-1]))
         if func.attr.endswith("_") and not func.attr.startswith("_"):
             self.rebind(func.value, made)
         if op in ("half", "float", "to", "cuda", "train", "eval", "requires_grad"):
             made.cls, made.path = receiver.cls, receiver.path
         self._literal_tensor(made)
         return made
+
+    def _appended(self, node: ast.Call, receiver: Value, last: Value) -> Value:
+        """Returns a list, or a stack of layers, with one more thing behind the others."""
+        items = (*receiver.items, last) if receiver.items is not None else None
+        path = receiver.core.path if receiver.core.op == "new" else ""
+        return Value(
+            op="appended", inputs=(receiver, last), node=node, items=items, path=path,
+            scope=self.scope, cls=receiver.cls,
+        )  # fmt: skip
 
     def _buffer(self, cls: Class, inputs: tuple[Value, ...], keywords: dict[str, Value]) -> None:
         """Gives ``self`` the attribute that ``self.register_buffer(name, tensor)`` makes."""
@@ -291,9 +302,9 @@ class Calls(Binding):
             return self._unknown_call(node, callee, inputs, keywords)
         layer = _unwrapped(callee)
         last = layer.path.rpartition(".")[2] if layer.op == "new" else ""
-        if last == "Sequential" and layer.inputs:
-            final = layer.inputs[-1]
-            if final.path.rpartition(".")[2] in LAYERS:
+        if last == "Sequential" or layer.op == "appended":
+            final = last_layer(layer)
+            if final is not None and final.path.rpartition(".")[2] in LAYERS:
                 return self._called(node, final, inputs, keywords)
         if layer.path.startswith("torch.nn.") and last in LAYERS:
             made = self.make(LAYERS[last], node, inputs, {**layer.keywords, **keywords}, event=True)
@@ -387,6 +398,32 @@ class Calls(Binding):
         function.returns = [result]
         function.state = "read"
         return result
+
+
+# Methods that put one more thing behind those a list or a stack of layers holds.
+_APPENDS = frozenset({"append", "add_module", "register_module"})
+# Layers that leave numbers as they are, so that the one before them makes the result.
+_KEEPS = frozenset({"Dropout", "Dropout2d", "Flatten", "Unflatten", "Identity"})
+
+
+def last_layer(stack: Value, depth: int = 8) -> Value | None:
+    """Returns the layer that a stack of layers ends with; None if that is not known."""
+    layer = _unwrapped(stack)
+    if depth <= 0:
+        return None
+    if layer.op == "new" and layer.path.rpartition(".")[2] != "Sequential":
+        return layer if layer.path.startswith("torch.nn.") else None
+    if layer.op == "appended":
+        ends = [layer.inputs[1]]
+    elif layer.op == "join":
+        ends = [*reversed(layer.inputs)]
+    else:
+        ends = [*reversed(layer.items if layer.op != "new" and layer.items else layer.inputs)]
+    for end in ends:
+        final = last_layer(end, depth - 1)
+        if final is None or final.path.rpartition(".")[2] not in _KEEPS:
+            return final
+    return None
 
 
 def _unwrapped(callee: Value) -> Value:

@@ -68,6 +68,7 @@ class Code:
         self.parents: dict[ast.AST, ast.AST] = {}
         self.facts: dict[type, Any] = {}
         self._modules: list[Class] | None = None
+        self._mentions: set[str] = set()
         if outline or any(package in text.content for package in PACKAGES):
             self._imports: list[ast.stmt] = []
             self._collect(tree, None, None)
@@ -184,6 +185,19 @@ class Code:
             for first in _FIRST:
                 if first in ancestor.methods and ancestor.methods[first].state == "new":
                     home._read_function(ancestor.methods[first])
+
+    def read_mentions(self, name: str) -> None:
+        """Reads the functions that write a name, of a file of which only the outline was read."""
+        if name in self._mentions:
+            return
+        self._mentions.add(name)
+        for function in self.functions:
+            node = function.node
+            if function.state == "new" and isinstance(node, FunctionNode):
+                begin = self.text.starts[node.lineno - 1]
+                end = self.text.offset(node.end_lineno or 1, 0) + len(name) + 400
+                if self.text.content.find(name, begin, end) >= 0:
+                    self._read_function(function)
 
     def class_meant(self, name: str, arguments: int) -> Class | None:
         """Returns the module of the file that a variable of this name is an instance of.
@@ -387,19 +401,26 @@ class Code:
                 value = Value(name=argument.arg, cls=function.cls, op="self")
             elif argument.arg in defaults:
                 default = flow.value(defaults[argument.arg])
-                if default.op == "new" or default.path:
-                    value = default
-                elif default.number() is not None:
-                    value.const = default.const
-                    value.lo, value.hi = default.lo, default.hi
-                    value.kinds |= {"default"}
+                value = _by_default(value, default)
             self._given(function, place - 1, argument.arg, value)
             value.node = value.node or argument
+            value.scope = value.scope or (None if value.op else function)
             flow.env[argument.arg] = value
             function.parameters[argument.arg] = value
         for extra in (arguments.vararg, arguments.kwarg):
             if extra is not None:
                 flow.env[extra.arg] = Value(kinds=frozenset(), node=extra, name=extra.arg)
+
+
+def _by_default(value: Value, default: Value) -> Value:
+    """Returns a parameter with what its default says."""
+    if default.op == "new" or default.path:
+        return default
+    if default.number() is not None:
+        value.const = default.const
+        value.lo, value.hi = default.lo, default.hi
+        value.kinds |= {"default"}
+    return value
 
 
 def _flag(call: ast.Call, place: int, name: str) -> bool | None:

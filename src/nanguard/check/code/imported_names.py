@@ -148,14 +148,22 @@ class Modules:
         for _ in range(up - 1):
             folder = folder.rpartition("/")[0]
         while folder.startswith(self._top):
-            found = self._below(folder, parts)
-            if found is not None or up or folder == self._top:
+            found = self._below(folder, parts, 0 if up else 1)
+            if found is not None or up:
                 return found
+            if folder == self._top:
+                break
             folder = folder.rpartition("/")[0]
-        return None
+        # All files may lie in one package, which is then imported by its own name.
+        above, _, package = self._top.rpartition("/")
+        return self._below(above, parts, 1) if package and parts[:1] == (package,) else None
 
-    def _below(self, place: str, parts: tuple[str, ...]) -> tuple[str, int] | None:
-        for used in range(len(parts), -1, -1):
+    def _below(self, place: str, parts: tuple[str, ...], least: int) -> tuple[str, int] | None:
+        """Returns the file below a folder that leads furthest, by at least some parts of a name.
+
+        The package that a file lies in is meant by dots alone, never by the name of something else.
+        """
+        for used in range(len(parts), least - 1, -1):
             stem = "/".join((place, *parts[:used]))
             for path in (f"{stem}.py", f"{stem}/__init__.py"):
                 if path in self._paths and (used or path.endswith("/__init__.py")):

@@ -6,7 +6,7 @@ import ast
 import re
 from typing import TYPE_CHECKING
 
-from nanguard.check.code.training import Training
+from nanguard.check.code.origins import origins
 from nanguard.check.code.values import INF, Value
 
 if TYPE_CHECKING:
@@ -177,6 +177,8 @@ def is_module_output(value: Value, use: Value) -> bool:
     return here is None or here.cls is not scope.cls
 
 
+_UNBOUNDED = re.compile(r"torch\.nn\.(Linear|Conv\w+|Bilinear|LazyLinear)$")
+
 # What a diffusion model is told about the step: numbers from a sampler or a schedule.
 _TIME = re.compile(
     r"(t|ts|t1m|tt|time|times|time_?steps?|t_\w+|sigmas?(_\w+)?|snr|log_?snr|alphas?(_\w+)?"
@@ -217,15 +219,23 @@ def is_made_by_network(code: Code, value: Value) -> bool:
     """Returns whether a layer is seen to make a value, here or where its function is called."""
     if _is_of_network(value):
         return True
-    leaf, scope = value.core, value.scope
-    for part in value.upstream(6):
-        if part.op == "" and scope is not None and part is scope.parameters.get(part.name):
-            leaf = part
-    if scope is None or scope.parameters.get(leaf.name) is not leaf:
-        return False
-    training = Training.of(code)
-    given = [training.argument(call, scope, leaf.name) for call in training.callers(scope)]
-    return any(argument is not None and _is_of_network(argument) for argument in given)
+    leaves = [part for part in value.upstream(16) if is_open(part)]
+    return any(_is_layer(maker) for leaf in leaves for maker in origins(code, leaf).makers)
+
+
+def is_open(value: Value) -> bool:
+    """Returns whether a value comes from elsewhere: a caller, or a model that is called."""
+    if value.op == "":
+        return value.scope is not None and value.const is None
+    return value.op in ("call", "part", "field", "element")
+
+
+def _is_layer(value: Value) -> bool:
+    """Returns whether a layer makes a value whose output has no bounds."""
+    path = value.path
+    if value.op == "call" and value.inputs:
+        path = value.inputs[0].core.path
+    return value.op in ("call", "layer") and _UNBOUNDED.search(path) is not None
 
 
 def _is_of_network(value: Value) -> bool:
@@ -237,6 +247,25 @@ def _is_of_self(node: ast.AST | None) -> bool:
     while isinstance(node, (ast.Call, ast.Attribute, ast.Subscript)):
         node = node.func if isinstance(node, ast.Call) else node.value
     return isinstance(node, ast.Name) and node.id == "self"
+
+
+def unscaled(value: Value) -> Value:
+    """Returns what a value is a multiple of, without its sign and factors that are numbers."""
+    core = value.core
+    for _ in range(6):
+        if core.op == "neg" and core.inputs:
+            core = core.inputs[0].core
+            continue
+        if core.op not in ("mul", "div") or len(core.inputs) < 2:
+            break
+        first, second = core.inputs[:2]
+        if second.number() is not None or second.has("size"):
+            core = first.core
+        elif core.op == "mul" and (first.number() is not None or first.has("size")):
+            core = second.core
+        else:
+            break
+    return core
 
 
 def is_clipped(code: Code, node: ast.AST | None) -> bool:
@@ -309,7 +338,9 @@ def is_only_shown(code: Code, value: Value) -> bool:
     name = _given_name(code, value.node)
     if name is None or value.scope is None:
         return False
-    if _MEASURES.fullmatch(name.lower()) or _SHOWN_KEY.match(name.lower()):
+    # `log_p` is a logarithm where it is a name, and something for the log where it is a key.
+    is_key = not name.isidentifier() or _is_key(code, value.node)
+    if _MEASURES.fullmatch(name.lower()) or (is_key and _SHOWN_KEY.match(name.lower())):
         return True
     uses = [*_uses(code, value, name)]
     return bool(uses) and all(_end(code, use) == "shown" for use in uses)
@@ -373,6 +404,13 @@ def _given_name(code: Code, node: ast.AST) -> str | None:
     if isinstance(target, ast.Subscript):
         return _beginning(target.slice)
     return target.id if isinstance(target, ast.Name) else None
+
+
+def _is_key(code: Code, node: ast.AST) -> bool:
+    """Returns whether a statement gives what an expression is to a key of a mapping."""
+    statement = code.statement_of(node)
+    targets = statement.targets if isinstance(statement, ast.Assign) else []
+    return any(isinstance(target, ast.Subscript) for target in targets)
 
 
 def _beginning(key: ast.expr) -> str | None:

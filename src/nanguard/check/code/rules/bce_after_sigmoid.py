@@ -5,7 +5,9 @@ from __future__ import annotations
 import ast
 from typing import TYPE_CHECKING, ClassVar
 
+from nanguard.check.code.calls import LAYERS
 from nanguard.check.code.code_rule import CodeRule
+from nanguard.check.code.origins import origins
 from nanguard.check.code.value_questions import some_module_returns
 from nanguard.check.rule import Fails, Passes
 from nanguard.findings import Finding, Fix, Severity
@@ -67,7 +69,7 @@ class BceAfterSigmoid(CodeRule):
             value = loss.arg(0, "input")
             if value is None or value.lo > 0 or not loss.grad:
                 continue
-            if value.has("sigmoid") or (ends_in_sigmoid and _may_be_an_output(value)):
+            if _is_sigmoid(code, value, ends_in_sigmoid=ends_in_sigmoid):
                 yield self.at(
                     code,
                     loss.node,
@@ -75,6 +77,17 @@ class BceAfterSigmoid(CodeRule):
                     "where the sigmoid rounds to 0 or 1",
                     fixes=(_FIX,),
                 )
+
+
+def _is_sigmoid(code: Code, value: Value, *, ends_in_sigmoid: bool) -> bool:
+    """Returns whether a value is a sigmoid's, here or in the model that it comes from."""
+    if value.has("sigmoid"):
+        return True
+    found = origins(code, value)
+    if found.made_by("sigmoid"):
+        return True
+    known = found.made_by("layer", *LAYERS.values())
+    return ends_in_sigmoid and not known and _may_be_an_output(value)
 
 
 def _some_module_ends_in_sigmoid(code: Code) -> bool:

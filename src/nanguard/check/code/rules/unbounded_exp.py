@@ -7,6 +7,7 @@ import re
 from typing import TYPE_CHECKING, ClassVar
 
 from nanguard.check.code.code_rule import CodeRule, bare, operand, replaced
+from nanguard.check.code.origins import origins
 from nanguard.check.code.training_path import is_beside_training
 from nanguard.check.code.value_questions import (
     carries_gradient,
@@ -16,8 +17,10 @@ from nanguard.check.code.value_questions import (
     is_made_here,
     is_of_time,
     is_only_shown,
+    is_open,
     is_rounded,
     is_table,
+    unscaled,
 )
 from nanguard.check.code.values import SHAPE
 from nanguard.check.rule import Fails, Passes
@@ -43,6 +46,7 @@ _OTHER_MODEL = re.compile(r"^ref|_ref|teacher|reference|chosen|rejected")
 _LOG_CHANCE = re.compile(r"log_?p(s|i|_.*)?|log_?prob(s|_.*)?|log_?pdf|logits_?log_?softmax")
 # Numbers that are learned by themselves.
 _LEARNED = frozenset({"parameter", "tensor", "full"})
+_LOGS = frozenset({"log", "log_softmax", "logsigmoid", "logsumexp", "math.log", "numpy.log"})
 _BOUNDED = frozenset({"tanh", "sigmoid", "softsign", "hardtanh", "hardsigmoid", "erf", "atan"})
 _BOUND = re.compile(r"bound|min|max|low|high|limit|range|scale")
 _SCALES = frozenset({"add", "sub", "rsub", "mul", "neg", "named", "float", "to"})
@@ -99,20 +103,10 @@ class UnboundedExp(CodeRule):
         naive = _summed_and_logged(code)
         for power in code.of("exp", "expm1", "exp2"):
             value = power.inputs[0] if power.inputs else None
-            if value is None or not power.grad or is_bounded(value) or is_table(value):
+            if value is None or not power.grad or _is_kept_small(power, value):
                 continue
-            if is_made_here(value) or not carries_gradient(value):
-                continue
-            what = next((word for kind, word in _WHAT.items() if value.has(kind)), "")
-            if not what and value.core.op == "" and _OFFSET.fullmatch(value.core.name.lower()):
-                what = "predicted offset"
-            if not what and id(power.node) in naive:
-                what = "value that is summed and logged"
-            if not what or guarded_by(value, power.guards) or _names(value) & clamped:
-                continue
-            if what != "log-ratio" and _LOG_CHANCE.fullmatch(value.name.lower()):
-                continue
-            if _is_scaled_from_bounded(value):
+            what = _what(code, value, naive=id(power.node) in naive)
+            if not what or _names(value) & clamped:
                 continue
             attribute = value.name if value.core.op == "parameter" else ""
             if attribute and attribute in told:
@@ -131,6 +125,36 @@ class UnboundedExp(CodeRule):
                 or is_rounded(code, power.node)
                 or is_only_shown(code, power),
             )
+
+
+def _is_kept_small(power: Value, value: Value) -> bool:
+    """Returns whether something bounds a value, or nothing is learned in it."""
+    if is_bounded(value) or is_table(value) or is_made_here(value) or not carries_gradient(value):
+        return True
+    return guarded_by(value, power.guards) or _is_scaled_from_bounded(value)
+
+
+def _what(code: Code, value: Value, *, naive: bool) -> str:
+    """Returns what it is the exponential of, if that has no bound; else nothing."""
+    core = unscaled(value)
+    what = next((word for kind, word in _WHAT.items() if value.has(kind)), "")
+    if not what and value.core.op == "" and _OFFSET.fullmatch(value.core.name.lower()):
+        what = "predicted offset"
+    if not what and naive:
+        what = "value that is summed and logged"
+    if not what and is_open(core) and is_made_by_network(code, core):
+        what = "network output"
+    if what != "log-ratio" and _LOG_CHANCE.fullmatch(value.name.lower()):
+        return ""
+    return "" if what and _is_of_logs(code, core) else what
+
+
+def _is_of_logs(code: Code, core: Value) -> bool:
+    """Returns whether it is a logarithm wherever it comes from: exp only takes that back."""
+    if not is_open(core):
+        return False
+    made = origins(code, core).makers
+    return bool(made) and all(maker.op in _LOGS for maker in made)
 
 
 def _is_scaled_from_bounded(value: Value) -> bool:

@@ -6,6 +6,7 @@ import re
 from typing import TYPE_CHECKING, ClassVar
 
 from nanguard.check.code.code_rule import CodeRule, bare, operand, replaced
+from nanguard.check.code.origins import origins
 from nanguard.check.code.training_path import is_beside_training
 from nanguard.check.code.value_questions import (
     can_be_zero,
@@ -103,6 +104,8 @@ class UnguardedLog(CodeRule):
             if clipped and (of_time or not carries_gradient(value)):
                 continue
             kind = _kind(value, log, outputs_are_probabilities=probable)
+            made = _made_elsewhere(code, value)
+            kind = made or kind
             if kind:
                 node = operand(log)
                 bound = f".clamp(min={floors.PROBABILITY})"
@@ -112,7 +115,7 @@ class UnguardedLog(CodeRule):
                     log.node,
                     f"log of a {kind} that can be 0: -inf, and an infinite gradient",
                     fixes=(Fix("bound it from below", edits=edits),),
-                    shown=_is_seen(value, kind),
+                    shown=bool(made) or _is_seen(value, kind),
                     weak=not carries_gradient(value)
                     or of_time
                     or _is_of_sizes(value)
@@ -136,6 +139,17 @@ class UnguardedLog(CodeRule):
                     shown=inner.core.op in ("softmax", "sigmoid"),
                     weak=is_beside_training(code, log),
                 )
+
+
+def _made_elsewhere(code: Code, value: Value) -> str:
+    """Returns what a value is that a caller hands in or a model gives back, if it reaches 0."""
+    core = _unscaled(value.core)
+    if core.op not in ("", "call", "part", "field", "element", "softplus"):
+        return ""
+    found = origins(code, core)
+    if found.made_by("softmax", "sigmoid"):
+        return "probability"
+    return "softplus" if found.made_by("softplus") else ""
 
 
 def _is_of_sizes(value: Value) -> bool:

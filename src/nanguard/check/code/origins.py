@@ -1,0 +1,257 @@
+"""Where a value comes from, through as many functions and files of the project as that takes.
+
+Functions are read once, without knowing what they are called with, so a parameter is nothing but a
+name there. Whether the log in a loss is that of a sigmoid is decided elsewhere: in the script that
+calls the loss with what the model returned, in the model, in the function that put its layers
+together. This is asked only where a rule has something to say if the answer is yes: the calls of
+the function are looked up in the project, what they give it is followed back, and so on, up to
+operations that make numbers.
+"""
+
+from __future__ import annotations
+
+import ast
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from nanguard.check.code.calls import LAYERS, last_layer
+from nanguard.check.code.imported_names import absolute
+from nanguard.check.code.values import SHAPE, Value
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from nanguard.check.code.code import Code
+    from nanguard.check.code.scopes import Class, Function
+
+Place = int | str | None
+_MOST_VALUES = 160  # that are followed for one question
+_MOST_FILES = 12  # in which calls of one function are looked for
+# Methods of the same name in many classes, so that a name alone says nothing.
+_GENERIC = frozenset(
+    {"forward", "__call__", "__init__", "step", "update", "train", "run", "get", "main", "loss"}
+)
+# What hands on what it was given, or a part of it.
+_PASSES = SHAPE | {"field", "element", "each", "enumerate", "zip", "local"}
+_OUTPUTS = frozenset({"call", "result", "local"})
+
+
+@dataclass(frozen=True, slots=True)
+class Origins:
+    """Where a value comes from.
+
+    Attributes:
+        makers: The operations that make it.
+        network: Whether the output of a model is among what it comes from.
+    """
+
+    makers: tuple[Value, ...]
+    network: bool
+
+    def made_by(self, *operations: str) -> bool:
+        """Returns whether one of these operations makes the value."""
+        return any(maker.op in operations for maker in self.makers)
+
+
+def origins(code: Code, value: Value) -> Origins:
+    """Returns where a value comes from, in this file or in others of the project.
+
+    Args:
+        code: The file.
+        value: The value.
+    """
+    known: dict[int, tuple[Value, Origins]] = code.facts.setdefault(_Search, {})
+    found = known.get(id(value))
+    if found is None:
+        search = _Search(code)
+        makers = tuple(search.makers(value))
+        found = known[id(value)] = (value, Origins(makers, search.network))
+    return found[1]
+
+
+@dataclass(slots=True)
+class _Search:
+    """One question, with what has been looked at for it."""
+
+    code: Code
+    network: bool = False
+    seen: set[tuple[int, Place]] = field(default_factory=set)
+
+    def makers(self, value: Value, place: Place = None) -> Iterator[Value]:
+        """Yields what makes a value, or the part of it that a tuple or a mapping holds."""
+        queue: list[tuple[Value, Place]] = [(value, place)]
+        while queue:
+            value, place = queue.pop(0)
+            key = (id(value), place)
+            if key in self.seen:
+                continue
+            if len(self.seen) >= _MOST_VALUES:
+                return
+            self.seen.add(key)
+            self.network = self.network or (value.op in _OUTPUTS and value.has("network"))
+            following = self._before(value, place)
+            if following is None:
+                yield value
+            else:
+                queue += following
+
+    def _before(self, value: Value, place: Place) -> list[tuple[Value, Place]] | None:
+        """Returns what a value was before; None if it was made by an operation."""
+        inside = _inside(value, place)
+        if inside is not None:
+            return inside
+        if value.op in ("join", "result", "appended"):
+            return [(part, place) for part in value.inputs]
+        if value.op == "part":
+            return [(value.inputs[0], _place_of(self._home(value), value.node))]
+        if value.op in _PASSES and value.inputs:
+            return [(value.inputs[0], _picked(value, place))]
+        if value.op == "call" and value.inputs:
+            return [(result, place) for result in self._called(value)] or None
+        if value.op == "" and value.scope is not None:
+            given = self.arguments(value.scope, value)
+            return [(argument, place) for argument in given] or None
+        return None
+
+    def _home(self, value: Value) -> Code:
+        scope = value.scope
+        return scope.home if scope is not None and scope.home is not None else self.code
+
+    def _called(self, call: Value) -> Iterator[Value]:
+        """Yields what the calls of an object give, once it is known what that is."""
+        callee = call.inputs[0]
+        if callee.core.op == "new" and callee.cls is None and call.name == callee.name:
+            return  # a layer of torch: the call itself is the operation
+        for maker in [*self.makers(callee)]:
+            yield from self._result(call, maker)
+
+    def _result(self, call: Value, maker: Value) -> Iterator[Value]:
+        cls: Class | None = maker.cls
+        function = maker.function
+        home = self._home(call)
+        if cls is not None and function is None:
+            name = call.name if cls.method(call.name) is not None else "forward"
+            function = cls.method(name) or cls.method("__call__")
+        if function is not None:
+            yield home.result_of(function)
+            return
+        final = last_layer(maker) if maker.op == "new" else None
+        name = final.path.rpartition(".")[2] if final is not None else ""
+        if name in LAYERS:
+            yield Value(op=LAYERS[name], inputs=call.inputs[1:], node=call.node, scope=call.scope)
+        elif final is not None and final.path.startswith("torch.nn."):
+            yield Value(op="layer", inputs=call.inputs[1:], node=call.node, path=final.path)
+
+    def arguments(self, function: Function, parameter: Value) -> list[Value]:
+        """Returns what the calls of a function in the project give one of its parameters."""
+        name = next((n for n, held in function.parameters.items() if held is parameter), "")
+        if not name or name in ("self", "cls"):
+            return []
+        found = [
+            given
+            for code, call in self._calls(function)
+            if (given := _given(code, call, function, name)) is not None
+        ]
+        return found[:8]
+
+    def _calls(self, function: Function) -> Iterator[tuple[Code, Value]]:
+        home = function.home
+        if home is None:
+            return
+        for call, callee in home.calls:
+            if callee is function:
+                yield home, call
+        project = self.code.project
+        if project is None:
+            return
+        owner = function.cls.name if function.cls is not None else ""
+        named = owner if function.name in ("forward", "__call__") and owner else function.name
+        files = project.callers(named)[: _MOST_FILES + 1]
+        if len(files) > _MOST_FILES:
+            return
+        for path in files:
+            if absolute(path) == absolute(home.text.path):
+                continue
+            other = project.outline(absolute(path))
+            if other is not None:
+                yield from _calls_in(other, function, named)
+
+
+def _calls_in(code: Code, function: Function, named: str) -> Iterator[tuple[Code, Value]]:
+    """Yields the calls of a function in another file."""
+    code.read_mentions(named)
+    for call, callee in code.calls:
+        if _is_same(callee, function):
+            yield code, call
+    if function.name in _GENERIC or function.cls is None:
+        return
+    for call in code.operations.get(function.name, ()):
+        if isinstance(call.node, ast.Call) and call.inputs and call.inputs[0].cls is None:
+            yield code, call
+
+
+def _is_same(one: Function, other: Function) -> bool:
+    """Returns whether two readings of the project mean the same function."""
+    if one is other:
+        return True
+    if one.name != other.name or one.home is None or other.home is None:
+        return False
+    lines = getattr(one.node, "lineno", 0), getattr(other.node, "lineno", 0)
+    return lines[0] == lines[1] and absolute(one.home.text.path) == absolute(other.home.text.path)
+
+
+def _given(code: Code, call: Value, function: Function, name: str) -> Value | None:
+    """Returns what a call gives a parameter."""
+    node = call.node
+    if not isinstance(node, ast.Call) or isinstance(function.node, ast.Module):
+        return None
+    for keyword in node.keywords:
+        if keyword.arg == name:
+            return code.values.get(keyword.value)
+    arguments = function.node.args
+    names = [a.arg for a in (*arguments.posonlyargs, *arguments.args)]
+    if names[:1] in (["self"], ["cls"]):
+        names = names[1:]
+    if name not in names:
+        return None
+    place = names.index(name)
+    if any(isinstance(given, ast.Starred) for given in node.args[: place + 1]):
+        return None
+    return code.values.get(node.args[place]) if place < len(node.args) else None
+
+
+def _inside(value: Value, place: Place) -> list[tuple[Value, Place]] | None:
+    """Returns what a tuple, a list or a mapping holds; None if a value is none of them."""
+    if value.items is not None and isinstance(place, int):
+        inside = -len(value.items) <= place < len(value.items)
+        return [(value.items[place], None)] if inside else []
+    if value.items and value.op == "" and place is None:
+        return [(item, None) for item in value.items]
+    if isinstance(value.node, ast.Dict) and isinstance(place, str):
+        return _held(value, value.node, place)
+    return None
+
+
+def _picked(value: Value, place: Place) -> Place:
+    """Returns which part is meant of what an operation hands on."""
+    if place is not None or value.op not in ("getitem", "field") or len(value.inputs) < 2:
+        return place
+    index = value.inputs[1].const
+    return index if isinstance(index, (int, str)) and not isinstance(index, bool) else None
+
+
+def _held(value: Value, node: ast.Dict, key: str) -> list[tuple[Value, Place]]:
+    for name, held in zip(node.keys, value.inputs, strict=False):
+        if isinstance(name, ast.Constant) and name.value == key:
+            return [(held, None)]
+    return []
+
+
+def _place_of(code: Code, node: ast.AST | None) -> int | None:
+    """Returns which of several names of an assignment a node is."""
+    parent = code.parents.get(node) if node is not None else None
+    if not isinstance(parent, (ast.Tuple, ast.List)):
+        return None
+    place = parent.elts.index(node)  # type: ignore[arg-type]
+    before = any(isinstance(element, ast.Starred) for element in parent.elts[:place])
+    return None if before else place

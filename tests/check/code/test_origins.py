@@ -1,0 +1,117 @@
+"""Where a value comes from: through parameters, calls, tuples and models of other files."""
+
+from __future__ import annotations
+
+import ast
+from typing import TYPE_CHECKING
+
+import pytest
+
+from nanguard.check.code.code import Code
+from nanguard.check.code.origins import Origins, origins
+from nanguard.source.text import Text
+from tests.check.code.test_project import found, project
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+LOSS = "import torch\n\n\ndef loss_of(out, target):\n    return torch.log(out).mean()\n"
+TRAIN = (
+    "import torch\nfrom losses import loss_of\nfrom models import {model}\n\n\n"
+    "def train(net, loader, opt):\n    for x, y in loader:\n        {call}\n"
+    "        loss.backward()\n        opt.step()\n\n\n"
+    "if __name__ == '__main__':\n    train({model}(), [], None)\n"
+)
+CALL = "loss = loss_of(net(x), y)"
+
+
+def model(ends: str, forward: str = "return self.net(x)") -> str:
+    return (
+        "import torch\nfrom torch import nn\n\n\nclass Net(nn.Module):\n"
+        "    def __init__(self):\n        super().__init__()\n        layers = [nn.Linear(3, 3)]\n"
+        f"        {ends}\n\n    def forward(self, x):\n        {forward}\n\n\n"
+        "def make():\n    return Net()\n"
+    )
+
+
+def origins_of(folder: Path, models: str, call: str = CALL, made_by: str = "Net") -> Origins:
+    train = TRAIN.format(model=made_by, call=call)
+    made = project(folder, losses=LOSS, models=models, train=train)
+    code = Code.parse(Text(str(folder / "losses.py"), LOSS), made)
+    (log,) = (v for node, v in code.values.items() if isinstance(node, ast.Call) and v.op == "log")
+    return origins(code, log.inputs[0])
+
+
+@pytest.mark.parametrize(
+    ("ends", "operation"),
+    [
+        ("self.net = nn.Sequential(nn.Linear(3, 3), nn.Softplus())", "softplus"),
+        ("layers.append(nn.Sigmoid()); self.net = nn.Sequential(*layers)", "sigmoid"),
+        ("self.net = nn.Sequential(*[nn.Linear(3, 3), nn.Softmax(-1)])", "softmax"),
+        ("self.net = nn.Sequential(nn.Linear(3, 3), nn.Sigmoid(), nn.Dropout(0.1))", "sigmoid"),
+        ("m = nn.Sequential(); m.add_module('s', nn.Sigmoid()); self.net = m", "sigmoid"),
+        ("self.net = nn.Linear(3, 3)", "layer"),
+    ],
+)
+def test_the_last_layer_of_a_model_in_another_file_makes_its_output(
+    ends: str, operation: str, tmp_path: Path
+):
+    seen = origins_of(tmp_path, model(ends))
+    assert seen.network
+    paths = [maker.path or maker.inputs[0].core.path for maker in seen.makers]
+    assert seen.made_by(operation) or (operation == "layer" and paths == ["torch.nn.Linear"])
+
+
+@pytest.mark.parametrize(
+    ("forward", "call", "operation"),
+    [
+        ("return x, torch.sigmoid(x)", "a, b = net(x); loss = loss_of(b, y)", "sigmoid"),
+        ("return x, torch.sigmoid(x)", "out = net(x); loss = loss_of(out[1], y)", "sigmoid"),
+        ("return {'p': torch.sigmoid(x)}", "loss = loss_of(net(x)['p'], y)", "sigmoid"),
+        ("return [torch.sigmoid(x)]", "loss = sum(loss_of(o, y) for o in net(x))", "sigmoid"),
+    ],
+)
+def test_parts_of_what_a_model_gives_back_are_told_apart(
+    forward: str, call: str, operation: str, tmp_path: Path
+):
+    seen = origins_of(tmp_path, model("self.net = None", forward), call)
+    assert seen.made_by(operation)
+    other = call.replace("loss_of(b", "loss_of(a").replace("out[1]", "out[0]")
+    if other != call:
+        assert not origins_of(tmp_path, model("self.net = None", forward), other).made_by("sigmoid")
+
+
+def test_a_model_that_a_function_makes_is_known(tmp_path: Path):
+    ends = "self.net = nn.Sequential(nn.Linear(3, 3), nn.Softplus())"
+    assert origins_of(tmp_path, model(ends), made_by="make").made_by("softplus")
+
+
+def test_what_is_bounded_on_the_way_is_not_what_it_was_before(tmp_path: Path):
+    call = "loss = loss_of(net(x).clamp(min=1e-6), y)"
+    seen = origins_of(tmp_path, model("self.net = nn.Softplus()"), call)
+    assert not seen.made_by("softplus")
+
+
+def test_functions_that_call_each_other_end(tmp_path: Path):
+    train = "from losses import loss_of\n\n\ndef again(x):\n    return loss_of(again(x), x)\n"
+    made = project(tmp_path, losses=LOSS, train=train)
+    code = Code.parse(Text(str(tmp_path / "losses.py"), LOSS), made)
+    (log,) = (v for node, v in code.values.items() if isinstance(node, ast.Call) and v.op == "log")
+    assert not origins(code, log.inputs[0]).network
+
+
+@pytest.mark.parametrize("where", ["pkg.losses", ".losses"])
+@pytest.mark.parametrize("root", ["", "pkg/"])
+def test_a_file_of_a_package_finds_its_neighbours_by_their_full_names(
+    where: str, root: str, tmp_path: Path
+):
+    train = TRAIN.format(model="Net", call=CALL).replace("from losses", f"from {where}")
+    train = train.replace("from models", "from pkg.models")
+    ends = "self.net = nn.Sequential(nn.Linear(3, 3), nn.Softplus())"
+    files = {
+        "pkg/__init__": "", "pkg/losses": LOSS, "pkg/train": train, "pkg/models": model(ends),
+    }  # fmt: skip
+    if not root:
+        files["setup"] = "from setuptools import setup\nsetup()\n"
+    made = project(tmp_path, **files)
+    assert ("unguarded-log", 5, "warning") in found(made, tmp_path / "pkg/losses.py")
