@@ -182,7 +182,7 @@ def _judged(
     rules = [r for r in selection.rules("code") if selection.applies(r.code, r.name, text.path)]
     raw, failed = judge(rules, Code.parse(text, project), text.path)
     ignores = ignores_in(text, python=True)
-    findings, allowed = suppress(raw, ignores)
+    findings, allowed = suppress(_once_a_line(raw), ignores)
     if ignores:
         broken = {entry.rule for entry in failed}
         ran = {rule.name for rule in rules} - broken
@@ -190,6 +190,26 @@ def _judged(
         findings += unused(text.path, ignores, known, ran, selection)
     outcome = FileOutcome(text.path, not_checked=failed, suppressed=allowed)
     return in_order(findings), outcome
+
+
+def _once_a_line(findings: list[Finding]) -> list[Finding]:
+    """Returns findings without those that say the same of the same line again.
+
+    The worst is kept, and among equals the first that comes with a change of the code: once that is
+    made, the line is looked at again.
+    """
+    kept: dict[tuple[str, int | None, str], Finding] = {}
+    for finding in findings:
+        key = (finding.name, finding.line, finding.message)
+        known = kept.get(key)
+        if known is None or _weight(finding) > _weight(known):
+            kept[key] = finding
+    chosen = {id(finding) for finding in kept.values()}
+    return [finding for finding in findings if id(finding) in chosen]
+
+
+def _weight(finding: Finding) -> tuple[int, bool]:
+    return finding.severity.rank, any(fix.edits for fix in finding.fixes)
 
 
 _WORTH_IT = 400_000  # bytes; below, other processes cost more than they save

@@ -36,6 +36,7 @@ class CodeRule(Rule[Code]):
         *,
         weak: bool = False,
         shown: bool = False,
+        claim: Claim | None = None,
         **more: Any,
     ) -> Finding:
         """Returns a finding about an expression or a statement.
@@ -49,9 +50,10 @@ class CodeRule(Rule[Code]):
             weak: Whether something speaks against it; it is then no more than a remark.
             shown: Of a rule about values, whether the code that was read brings the value there;
                 otherwise it is no more than a remark.
+            claim: What this finding says, where that is not what the rule says in general.
             more: Further fields of the finding, such as its fixes.
         """
-        if weak or not may_warn(code, node, self.claim, shown=shown):
+        if weak or not may_warn(code, node, claim or self.claim, shown=shown):
             more["severity"] = Severity.INFO
         line = column = None
         if node is not None:

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from nanguard.check.code.scopes import Class, Function
 
 Place = int | str | None
+_Step = tuple[Value, Place, tuple[Value, ...]]
 _MOST_VALUES = 160  # that are followed for one question
 _MOST_FILES = 12  # in which calls of one function are looked for
 # Methods of the same name in many classes, so that a name alone says nothing.
@@ -77,11 +78,11 @@ class _Search:
     network: bool = False
     seen: set[tuple[int, Place]] = field(default_factory=set)
 
-    def makers(self, value: Value, place: Place = None) -> Iterator[Value]:
-        """Yields what makes a value, or the part of it that a tuple or a mapping holds."""
-        queue: list[tuple[Value, Place]] = [(value, place)]
+    def makers(self, value: Value) -> Iterator[Value]:
+        """Yields what makes a value."""
+        queue: list[_Step] = [(value, None, ())]
         while queue:
-            value, place = queue.pop(0)
+            value, place, within = queue.pop(0)
             key = (id(value), place)
             if key in self.seen:
                 continue
@@ -89,18 +90,29 @@ class _Search:
                 return
             self.seen.add(key)
             self.network = self.network or (value.op in _OUTPUTS and value.has("network"))
-            following = self._before(value, place)
+            if value.op == "result":
+                queue.append((value.inputs[0], place, (value, *within[:6])))
+                continue
+            following = self._before(value, place, within)
             if following is None:
                 yield value
             else:
-                queue += following
+                queue += ((part, picked, within) for part, picked in following)
 
-    def _before(self, value: Value, place: Place) -> list[tuple[Value, Place]] | None:
-        """Returns what a value was before; None if it was made by an operation."""
+    def _before(
+        self, value: Value, place: Place, within: tuple[Value, ...]
+    ) -> list[tuple[Value, Place]] | None:
+        """Returns what a value was before; None if it was made by an operation.
+
+        Args:
+            value: The value.
+            place: The part of it that is meant.
+            within: The calls whose results were followed, the last one first.
+        """
         inside = _inside(value, place)
         if inside is not None:
             return inside
-        if value.op in ("join", "result", "appended"):
+        if value.op in ("join", "appended"):
             return [(part, place) for part in value.inputs]
         if value.op == "part":
             return [(value.inputs[0], _place_of(self._home(value), value.node))]
@@ -109,7 +121,7 @@ class _Search:
         if value.op == "call" and value.inputs:
             return [(result, place) for result in self._called(value)] or None
         if value.op == "" and value.scope is not None:
-            given = self.arguments(value.scope, value)
+            given = self.arguments(value.scope, value, within)
             return [(argument, place) for argument in given] or None
         return None
 
@@ -142,14 +154,26 @@ class _Search:
         elif final is not None and final.path.startswith("torch.nn."):
             yield Value(op="layer", inputs=call.inputs[1:], node=call.node, path=final.path)
 
-    def arguments(self, function: Function, parameter: Value) -> list[Value]:
-        """Returns what the calls of a function in the project give one of its parameters."""
+    def arguments(
+        self, function: Function, parameter: Value, within: tuple[Value, ...] = ()
+    ) -> list[Value]:
+        """Returns what the calls of a function in the project give one of its parameters.
+
+        Args:
+            function: The function.
+            parameter: The parameter.
+            within: The calls whose results were followed; if one is of this function, it counts.
+        """
         name = next((n for n, held in function.parameters.items() if held is parameter), "")
         if not name or name in ("self", "cls"):
             return []
+        calls = [(self._home(call), call) for call in within]
+        entered = [
+            (c, call) for c, call in calls if any(m is call and f is function for m, f in c.calls)
+        ]
         found = [
             given
-            for code, call in self._calls(function)
+            for code, call in entered[:1] or self._calls(function)
             if (given := _given(code, call, function, name)) is not None
         ]
         return found[:8]
@@ -227,8 +251,9 @@ def _inside(value: Value, place: Place) -> list[tuple[Value, Place]] | None:
         return [(value.items[place], None)] if inside else []
     if value.items and value.op == "" and place is None:
         return [(item, None) for item in value.items]
-    if isinstance(value.node, ast.Dict) and isinstance(place, str):
-        return _held(value, value.node, place)
+    if isinstance(value.node, ast.Dict) and not value.op:
+        held = _held(value, value.node, place) if isinstance(place, str) else None
+        return held if held is not None else [(part, None) for part in value.inputs]
     return None
 
 

@@ -251,21 +251,21 @@ def _is_of_self(node: ast.AST | None) -> bool:
 
 def unscaled(value: Value) -> Value:
     """Returns what a value is a multiple of, without its sign and factors that are numbers."""
-    core = value.core
     for _ in range(6):
+        core = value.core
         if core.op == "neg" and core.inputs:
-            core = core.inputs[0].core
+            value = core.inputs[0]
             continue
         if core.op not in ("mul", "div") or len(core.inputs) < 2:
             break
         first, second = core.inputs[:2]
         if second.number() is not None or second.has("size"):
-            core = first.core
+            value = first
         elif core.op == "mul" and (first.number() is not None or first.has("size")):
-            core = second.core
+            value = second
         else:
             break
-    return core
+    return value
 
 
 def is_clipped(code: Code, node: ast.AST | None) -> bool:

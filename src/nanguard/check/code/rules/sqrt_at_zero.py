@@ -6,6 +6,7 @@ import ast
 from typing import TYPE_CHECKING, ClassVar
 
 from nanguard.check.code.code_rule import CodeRule, operand, replaced
+from nanguard.check.code.gradient_fate import is_only_read
 from nanguard.check.code.training_path import is_about_training, is_beside_training
 from nanguard.check.code.value_questions import (
     can_be_zero,
@@ -86,6 +87,12 @@ class SqrtAtZero(CodeRule):
             "        total += g.data.norm(2) ** 2\n    return limit / (total**0.5 + 1e-6)\n"
         ),
         Passes(
+            "import torch\n\n\ndef orthogonal(a, eye, limit):\n    for _ in range(9):\n"
+            "        off = (a @ a.t() - eye).pow(2).sum(-1)\n        far = torch.sqrt(off)\n"
+            "        if far.max().item() <= limit:\n            break\n"
+            "        a = a @ (1.5 * eye - 0.5 * a.t() @ a)\n    return a\n"
+        ),
+        Passes(
             "import torch\n\n\n@torch.no_grad()\ndef rmse(a, b):\n"
             "    return (a - b).square().mean().sqrt()\n"
         ),
@@ -107,6 +114,8 @@ class SqrtAtZero(CodeRule):
                 continue
             if guarded_by(value, root.guards) or _is_used_elsewhere(code, root):
                 continue
+            if is_only_read(code, root.node):
+                continue  # nobody asks for its gradient
             if (root.op == "pow" and not _is_tensor(value)) or is_given(value):
                 continue
             what = "variance" if value.has("var") else "distance"

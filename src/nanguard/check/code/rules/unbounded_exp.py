@@ -136,25 +136,25 @@ def _is_kept_small(power: Value, value: Value) -> bool:
 
 def _what(code: Code, value: Value, *, naive: bool) -> str:
     """Returns what it is the exponential of, if that has no bound; else nothing."""
-    core = unscaled(value)
+    inner = unscaled(value)
     what = next((word for kind, word in _WHAT.items() if value.has(kind)), "")
     if not what and value.core.op == "" and _OFFSET.fullmatch(value.core.name.lower()):
         what = "predicted offset"
     if not what and naive:
         what = "value that is summed and logged"
-    if not what and is_open(core) and is_made_by_network(code, core):
+    if not what and is_open(inner.core) and is_made_by_network(code, inner):
         what = "network output"
     if what != "log-ratio" and _LOG_CHANCE.fullmatch(value.name.lower()):
         return ""
-    return "" if what and _is_of_logs(code, core) else what
+    return "" if what and _is_of_logs(code, inner) else what
 
 
-def _is_of_logs(code: Code, core: Value) -> bool:
-    """Returns whether it is a logarithm wherever it comes from: exp only takes that back."""
-    if not is_open(core):
+def _is_of_logs(code: Code, value: Value) -> bool:
+    """Returns whether it is a logarithm or a table wherever it comes from."""
+    if not is_open(value.core):
         return False
-    made = origins(code, core).makers
-    return bool(made) and all(maker.op in _LOGS for maker in made)
+    made = origins(code, value).makers
+    return bool(made) and all(maker.op in _LOGS or is_table(maker) for maker in made)
 
 
 def _is_scaled_from_bounded(value: Value) -> bool:
