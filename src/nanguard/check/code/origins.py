@@ -70,6 +70,16 @@ def origins(code: Code, value: Value) -> Origins:
     return found[1]
 
 
+def calls_of(code: Code, function: Function) -> Iterator[tuple[Code, Value]]:
+    """Yields the calls of a function in the project, each with the file it stands in.
+
+    Args:
+        code: The file that asks.
+        function: The function.
+    """
+    yield from _Search(code).calls(function)
+
+
 @dataclass(slots=True)
 class _Search:
     """One question, with what has been looked at for it."""
@@ -173,12 +183,13 @@ class _Search:
         ]
         found = [
             given
-            for code, call in entered[:1] or self._calls(function)
+            for code, call in entered[:1] or self.calls(function)
             if (given := _given(code, call, function, name)) is not None
         ]
         return found[:8]
 
-    def _calls(self, function: Function) -> Iterator[tuple[Code, Value]]:
+    def calls(self, function: Function) -> Iterator[tuple[Code, Value]]:
+        """Yields the calls of a function, in its own file and in others."""
         home = function.home
         if home is None:
             return

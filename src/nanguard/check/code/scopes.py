@@ -124,7 +124,9 @@ _SAME = (
     ("torch.nn.modules.", "torch.nn."),
 )
 # Names that everybody uses for the same thing.
-_USUAL = {"torch": "torch", "nn": "torch.nn", "F": "torch.nn.functional", "np": "numpy"}
+_USUAL = {
+    "torch": "torch", "nn": "torch.nn", "F": "torch.nn.functional", "np": "numpy", "math": "math",
+}  # fmt: skip
 
 
 class ImportedNames:

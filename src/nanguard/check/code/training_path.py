@@ -15,6 +15,7 @@ import re
 from typing import TYPE_CHECKING, Literal
 
 from nanguard.check.code.gradient_fate import is_only_read
+from nanguard.check.code.origins import calls_of
 from nanguard.check.code.reach import BETWEEN
 from nanguard.check.code.training import Training, is_backward, is_test
 
@@ -86,7 +87,9 @@ def may_warn(code: Code, node: ast.AST | None, claim: Claim, *, shown: bool) -> 
     if not shown or reached is not True or is_branch_of_use(code, node):
         return False
     function = Training.of(code).owner(node) if node is not None else code.module
-    return _is_differentiated(code, function) and not is_only_read(code, node)
+    if not _is_differentiated(code, function) or is_only_read(code, node):
+        return False
+    return not _is_called_in_vain(code, function)
 
 
 def _is_differentiated(code: Code, function: Function, depth: int = 1) -> bool:
@@ -118,12 +121,41 @@ def _is_never_chosen(code: Code, node: ast.AST | None) -> bool:
     for outer in code.ancestors(node) if node is not None else ():
         if isinstance(outer, (ast.FunctionDef, ast.AsyncFunctionDef)):
             return False
-        if isinstance(outer, ast.If) and isinstance(outer.test, ast.Name) and node is not outer:
-            taken = any(node is inner for inner in outer.body)
-            if _is_left_at(code, outer, outer.test.id, value=not taken):
+        if isinstance(outer, (ast.If, ast.IfExp)) and isinstance(outer.test, ast.Name):
+            body = outer.body if isinstance(outer, ast.If) else [outer.body]
+            taken = any(node is inner for inner in body)
+            asked = node is outer.test
+            if not asked and _is_left_at(code, outer, outer.test.id, value=not taken):
                 return True
         node = outer
     return False
+
+
+def _is_called_in_vain(code: Code, function: Function) -> bool:
+    """Returns whether every call of a function lies where no option leads."""
+    if not function.name or _HOOKS.fullmatch(function.name) or function.name.startswith("__"):
+        return False
+    calls = [*calls_of(code, function)]
+    return bool(calls) and all(_never_runs(home, call.node) for home, call in calls)
+
+
+def _never_runs(code: Code, node: ast.AST | None) -> bool:
+    """Returns whether a place, or whatever names the function it is in, is never chosen."""
+    if _is_never_chosen(code, node):
+        return True
+    outer = Training.of(code).owner(node) if node is not None else code.module
+    if not outer.name or (outer.cls is not None and outer.parent is None):
+        return False
+    named = [
+        name
+        for name in ast.walk(code.tree)
+        if isinstance(name, ast.Name) and name.id == outer.name and isinstance(name.ctx, ast.Load)
+    ]
+    project = code.project
+    elsewhere = project is not None and any(
+        p != code.text.path for p in project.callers(outer.name)
+    )
+    return bool(named) and not elsewhere and all(_is_never_chosen(code, name) for name in named)
 
 
 def _is_left_at(code: Code, node: ast.AST, name: str, *, value: bool) -> bool:

@@ -34,6 +34,7 @@ _COUNTS = frozenset({"sum", "mean", "count_nonzero", "item", "float"})
 _SEES_INF = ("isinf", "isfinite", "isposinf")
 # Methods whose loss a framework trains on.
 _HOOKS = re.compile(r"training_step|compute_loss|train_step")
+_SAYS = re.compile(r"print|warn|error|info|log|verbose|critical|write|debug|exit")
 _TITLE = "ask for both: not isfinite(...)"
 
 
@@ -111,12 +112,23 @@ class NanCheckMissesInf(CodeRule):
                 if _only_names(code, check.node) or _only_shows(roles, test):
                     continue
                 seen.add(check.node)
-                what = {"norm": "gradient norm"}.get(role, role)
-                message = f"this asks a {what} for NaN only: Inf passes and reaches the weights"
-                fix = Fix(_TITLE, safe=_raises(test), edits=_edits(code, check.node))
-                weak = _decides_nothing(code, test)
-                weak = weak or (role == "loss" and not _is_where_trained(code, test.function))
-                yield self.at(code, check.node, message, fixes=(fix,), weak=weak)
+                yield self._told(code, test, check, role)
+
+    def _told(self, code: Code, test: Test, check: FiniteCheck, role: str) -> Finding:
+        what = {"norm": "gradient norm"}.get(role, role)
+        trained = role != "loss" or _is_where_trained(code, test.function)
+        passes = "Inf passes and reaches the weights" if trained else "Inf passes"
+        ends = _raises(test)
+        return self.at(
+            code,
+            check.node,
+            f"this asks a {what} for NaN only: {passes}",
+            fixes=(
+                Fix(_TITLE, safe=trained and (ends or _says(test)), edits=_edits(code, check.node)),
+            ),
+            # A loss that is not trained on still ends a broken run, or does not.
+            weak=_decides_nothing(code, test) or not (trained or ends),
+        )
 
 
 def _is_always_finite(value: Value) -> bool:
@@ -199,6 +211,16 @@ def _raises(test: Test) -> bool:
     if isinstance(test.node, ast.Assert):
         return True
     return any(isinstance(statement, ast.Raise) for statement in test.when_bad)
+
+
+def _says(test: Test) -> bool:
+    """Whether what is found is said: to see Inf as well then is no less honest than before."""
+    calls = [
+        statement.value.func
+        for statement in test.when_bad
+        if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Call)
+    ]
+    return any(_SAYS.search(getattr(f, "attr", getattr(f, "id", ""))) for f in calls)
 
 
 def _asked_elsewhere(code: Code, check: FiniteCheck, test: Test) -> bool:

@@ -17,7 +17,9 @@ from nanguard.check.code.value_questions import (
     is_module_output,
     is_of_time,
     is_only_shown,
+    is_open,
     some_module_returns,
+    unscaled,
 )
 from nanguard.check.rule import Fails, Passes
 from nanguard.findings import Finding, Fix, Severity
@@ -31,6 +33,9 @@ if TYPE_CHECKING:
 
 _PREDICTION = re.compile(r"pred(iction)?s?|[a-z_]+_pred|pred_[a-z]+|y_hat|yhat")
 _ABOUT_PROBABILITIES = re.compile(r"entropy|kl|divergence|likelihood|nll|jsd?|mutual|prob|focal")
+# Products that a network or its parameters make.
+_LEARNED = frozenset({"matmul", "mul", "einsum", "sum", "bmm", "linear"})
+_ARTICLES = {"absolute value": "an"}
 _SIZE = re.compile(r"(^|_)(w|h|wh|widths?|heights?|sizes?)$")
 
 
@@ -84,6 +89,31 @@ class UnguardedLog(CodeRule):
             "    near = torch.exp(F.cosine_similarity(a, b) / t)\n"
             "    return -torch.log(near / (near + keep.sum())).mean()\n"
         ),
+        Fails(
+            "import torch\n\n\ndef log_det(w, u):\n    return torch.log(torch.abs(1 + w @ u))\n",
+            line=5,
+        ),
+        Passes(
+            "import torch\n\n\ndef log_det(w, u):\n"
+            "    return torch.log(torch.abs(1 + w @ u) + 1e-8)\n"
+        ),
+        Fails(
+            "import math\nimport torch\n\nnet = torch.nn.Sequential(torch.nn.Linear(3, 1), "
+            "torch.nn.Sigmoid())\n\n\ndef reward(x):\n    return -math.log(net(x)[0].item())\n",
+            line=8,
+        ),
+        Passes(
+            "import math\nimport torch\n\n\ndef entropy(n):\n    return math.log(n)\n",
+        ),
+        Fails(
+            "import torch\nimport torch.nn.functional as F\n\n\ndef nll_loss(x, y):\n"
+            "    sigma = F.softplus(x)\n    return (sigma.log() + (y / sigma) ** 2).mean()\n",
+            line=7,
+        ),
+        Passes(
+            "import torch\nimport torch.nn.functional as F\n\n\ndef nll_loss(x, y):\n"
+            "    sigma = F.softplus(x) + 1e-4\n    return (sigma.log() + (y / sigma) ** 2).mean()\n"
+        ),
         Passes(
             "import torch\n\n\ndef f(p):\n    safe = torch.where(p > 0, p, torch.ones_like(p))\n"
             "    return (p * safe.log()).sum()\n"
@@ -94,6 +124,7 @@ class UnguardedLog(CodeRule):
         """Yields what is wrong with a file."""
         probable = some_module_returns(code, "softmax")
         yield from self._at_minus_one(code)
+        yield from self._of_numbers(code)
         for log in code.of("log", "log2", "log10"):
             value = log.inputs[0] if log.inputs else None
             if value is None or not can_be_zero(value) or guarded_by(value, log.guards):
@@ -103,26 +134,39 @@ class UnguardedLog(CodeRule):
             of_time, clipped = is_of_time(value), is_clipped(code, log.node)
             if clipped and (of_time or not carries_gradient(value)):
                 continue
-            kind = _kind(value, log, outputs_are_probabilities=probable)
             made = _made_elsewhere(code, value)
-            kind = made or kind
+            kind = made or _kind(value, log, outputs_are_probabilities=probable)
             if kind:
                 node = operand(log)
                 bound = f".clamp(min={floors.PROBABILITY})"
                 edits = (replaced(code, node, f"{bare(code, node)}{bound}"),) if node else ()
+                aside = is_beside_training(code, log)
+                gradient = "" if aside else ", and an infinite gradient"
                 yield self.at(
                     code,
                     log.node,
-                    f"log of a {kind} that can be 0: -inf, and an infinite gradient",
+                    f"log of {_ARTICLES.get(kind, 'a')} {kind} that can be 0: -inf{gradient}",
                     fixes=(Fix("bound it from below", edits=edits),),
                     shown=bool(made) or _is_seen(value, kind),
                     weak=not carries_gradient(value)
                     or of_time
                     or _is_of_sizes(value)
                     or clipped
-                    or is_beside_training(code, log)
+                    or aside
                     or is_only_shown(code, log),
                 )
+
+    def _of_numbers(self, code: Code) -> Iterator[Finding]:
+        """Logarithms of Python's own, of a number that a network gives: at 0 they raise."""
+        for log in code.of("math.log", "math.log2", "math.log10"):
+            value = log.inputs[0] if log.inputs else None
+            if value is None or value.lo > 0 or value.number() is not None:
+                continue
+            if guarded_by(value, log.guards) or not _is_chance_of_network(code, value):
+                continue
+            message = f"{log.op} of a probability that can be 0: it raises a ValueError there"
+            fix = Fix("bound it from below: max(p, 1e-7), or take logsigmoid of the logit")
+            yield self.at(code, log.node, message, fixes=(fix,), claim="code")
 
     def _at_minus_one(self, code: Code) -> Iterator[Finding]:
         for log in code.of("log1p"):
@@ -141,12 +185,24 @@ class UnguardedLog(CodeRule):
                 )
 
 
+def _is_chance_of_network(code: Code, value: Value) -> bool:
+    """Returns whether a number is what a softmax or a sigmoid gave, or 1 minus that."""
+    core = value.core
+    if core.op == "sub" and core.inputs[0].number() == 1:
+        value = core.inputs[1]
+    if value.core.op in ("softmax", "sigmoid"):
+        return True
+    return origins(code, value).made_by("softmax", "sigmoid")
+
+
 def _made_elsewhere(code: Code, value: Value) -> str:
     """Returns what a value is that a caller hands in or a model gives back, if it reaches 0."""
-    core = _unscaled(value.core)
-    if core.op not in ("", "call", "part", "field", "element", "softplus"):
+    core = unscaled(value).core
+    if core.op == "softplus":
+        return "softplus"
+    if not is_open(core):
         return ""
-    found = origins(code, core)
+    found = origins(code, unscaled(value))
     if found.made_by("softmax", "sigmoid"):
         return "probability"
     return "softplus" if found.made_by("softplus") else ""
@@ -174,7 +230,17 @@ def _is_seen(value: Value, kind: str) -> bool:
         if taken.op in ("pow", "square") and taken.inputs:
             taken = taken.inputs[0].core
         return core.inputs[0].number() == 1 and taken.op in ("sigmoid", "softmax", "tanh")
-    return core.op in ("softmax", "sigmoid")
+    return core.op in ("softmax", "sigmoid", "abs")
+
+
+def _is_around_one(value: Value) -> bool:
+    """Returns whether it is 1 plus something learned, such as the determinant of a flow."""
+    if value.op not in ("add", "sub") or len(value.inputs) < 2:
+        return False
+    one, other = value.inputs[:2]
+    if one.number() != 1:
+        one, other = other, one
+    return one.number() == 1 and other.core.op in _LEARNED and carries_gradient(other)
 
 
 def _is_exp_of_cosine(value: Value) -> bool:
@@ -206,21 +272,27 @@ def _unscaled(value: Value) -> Value:
     return value
 
 
+def _kind_of_quotient(over: Value, under: Value) -> str:
+    """Returns ``ratio`` if a quotient reaches 0 with its numerator."""
+    constant = over.number() is not None or "default" in over.kinds
+    if constant or any(map(_is_exp_of_cosine, over.upstream(10))):
+        return ""
+    scaled = under.number() is not None or under.has("size") or under.core.op == "floordiv"
+    return "" if scaled else "ratio"
+
+
 def _kind(value: Value, log: Value, *, outputs_are_probabilities: bool) -> str:
     """Returns what it is the log of, if that is something that reaches 0."""
     core = _unscaled(value.core)
     elsewhere = core.scope is not None and core.scope is not log.scope
     if core.op in ("softmax", "sigmoid"):
         return "probability" if is_module_output(core, log) else ""
+    if core.op == "abs" and _is_around_one(core.inputs[0].core):
+        return "absolute value"
     if core.has("exp") or elsewhere or any(part.has("shifted") for part in core.upstream(6)):
         return ""
     if core.op == "div" and len(core.inputs) > 1:
-        over, under = core.inputs[:2]
-        constant = over.number() is not None or "default" in over.kinds
-        if any(map(_is_exp_of_cosine, over.upstream(10))):
-            return ""
-        scaled = under.number() is not None or under.has("size") or under.core.op == "floordiv"
-        return "" if constant or scaled else "ratio"
+        return _kind_of_quotient(*core.inputs[:2])
     if core.op in ("sub", "rsub") and not core.has("shifted"):
         return "" if any(map(_is_squeezed, core.upstream(8))) else "difference"
     if core.has("probability") or value.has("probability"):

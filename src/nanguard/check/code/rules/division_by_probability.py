@@ -1,0 +1,121 @@
+"""Division by a probability that underflows to 0."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar
+
+from nanguard.check.code.code_rule import CodeRule, bare, operand, replaced
+from nanguard.check.code.origins import origins
+from nanguard.check.code.training_path import is_beside_training
+from nanguard.check.code.value_questions import (
+    can_be_zero,
+    carries_gradient,
+    guarded_by,
+    has_eps_outside,
+    is_only_shown,
+    is_open,
+)
+from nanguard.check.rule import Fails, Passes
+from nanguard.findings import Finding, Fix, Severity
+from nanguard.source import floors
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from nanguard.check.code.code import Code
+    from nanguard.check.code.values import Value
+
+_CHANCES = ("softmax", "sigmoid")
+
+
+class DivisionByProbability(CodeRule):
+    """`1 / p`, `p.pow(-1)` or `x / (1 - p)` of a softmax or a sigmoid.
+
+    *Why it breaks a run*: a softmax underflows to exactly 0 once one logit leads by about 104 in
+    float32, a sigmoid rounds to exactly 1 beyond about 17. The quotient is inf there, and its
+    gradient, which has the square of it, is inf long before.
+
+    Stay with logarithms (`(log_a - log_p).exp()`, with a bound), or bound the divisor:
+    `p.clamp(min=1e-7)`.
+    """
+
+    code = "SRC040"
+    name = "division-by-probability"
+    severity = Severity.WARNING
+    claim = "value"
+    seen_in = "https://github.com/deeplearning4j/deeplearning4j/issues/3247"
+    examples: ClassVar = (
+        Fails(
+            "import torch\n\n\ndef fisher(x):\n    p = torch.softmax(x, -1)\n"
+            "    return p.pow(-1)\n",
+            line=6,
+        ),
+        Fails(
+            "import torch\n\n\ndef weighted_loss(x, r):\n    p = torch.sigmoid(x)\n"
+            "    return (r / p).mean()\n",
+            line=6,
+            fixed="import torch\n\n\ndef weighted_loss(x, r):\n    p = torch.sigmoid(x)\n"
+            "    return (r / p.clamp(min=1e-7)).mean()\n",
+        ),
+        Fails(
+            "import torch\n\n\ndef odds_loss(x):\n    p = torch.sigmoid(x)\n"
+            "    return (p / (1 - p)).mean()\n",
+            line=6,
+        ),
+        Passes(
+            "import torch\n\n\ndef weighted_loss(x, r):\n    p = torch.sigmoid(x) + 1e-6\n"
+            "    return (r / p).mean()\n"
+        ),
+        Passes(
+            "import torch\n\n\ndef smooth(x):\n    p = torch.softmax(x, -1)\n"
+            "    return p / p.sum(-1, keepdim=True)\n"
+        ),
+    )
+
+    def check(self, code: Code) -> Iterator[Finding]:
+        """Yields what is wrong with a file."""
+        for quotient in code.of("div", "reciprocal", "pow"):
+            divisor = _divisor(quotient)
+            if divisor is None or not quotient.grad or not can_be_zero(divisor):
+                continue
+            if guarded_by(divisor, quotient.guards) or has_eps_outside(code, quotient):
+                continue
+            if _is_chance(code, divisor):
+                yield self.at(
+                    code,
+                    quotient.node,
+                    "division by a probability that underflows to 0: inf, and an infinite gradient",
+                    fixes=_fixes(code, quotient),
+                    shown=True,
+                    weak=not carries_gradient(divisor)
+                    or is_beside_training(code, quotient)
+                    or is_only_shown(code, quotient),
+                )
+
+
+def _divisor(quotient: Value) -> Value | None:
+    if quotient.op == "pow":
+        exponent = quotient.arg(1, "exponent")
+        number = exponent.number() if exponent is not None else None
+        return quotient.inputs[0] if number is not None and number < 0 else None
+    place = 1 if quotient.op == "div" else 0
+    return quotient.inputs[place] if place < len(quotient.inputs) else None
+
+
+def _is_chance(code: Code, value: Value) -> bool:
+    """Returns whether a value is a softmax or a sigmoid, or 1 minus one."""
+    core = value.core
+    if core.op == "sub" and core.inputs[0].number() == 1:
+        value = core.inputs[1]
+    if value.core.op in _CHANCES:
+        return True
+    return is_open(value.core) and origins(code, value).made_by(*_CHANCES)
+
+
+def _fixes(code: Code, quotient: Value) -> tuple[Fix, ...]:
+    node = operand(quotient, 1 if quotient.op == "div" else 0)
+    title = "bound the divisor from below, or stay with log-probabilities"
+    if node is None:
+        return (Fix(title),)
+    bounded = f"{bare(code, node)}.clamp(min={floors.PROBABILITY})"
+    return (Fix(title, edits=(replaced(code, node, bounded),)),)
