@@ -134,6 +134,7 @@ class Project:
         self._calls: dict[str, list[ast.Call]] = {}
         self._first: dict[tuple[str, str], str] = {}
         self._found: dict[bytes, bool] = {}
+        self._with: dict[str, list[str]] = {}
 
     def __getstate__(self) -> dict[str, Any]:
         """Gives another process the files, and nothing that was read of them."""
@@ -248,6 +249,14 @@ class Project:
             known = any(pattern.search(bytes_of(path)) for path in self.paths.values())
             self._found[pattern.pattern] = known
         return known
+
+    def contents_with(self, word: str) -> Iterator[str]:
+        """Yields what the files hold in which a word stands."""
+        if word not in self._with:
+            self._with[word] = [p for p in self.paths.values() if word.encode() in bytes_of(p)]
+        for path in self._with[word]:
+            self.consulted.add(absolute(path))
+            yield bytes_of(path).decode(errors="replace")
 
     def mentions(self, name: str) -> int:
         """Returns how often the project writes the name of something that it defines."""

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import ast
+import re
 from typing import TYPE_CHECKING, ClassVar
 
 from nanguard.check.code.code_rule import CodeRule, bare, operand, replaced
+from nanguard.check.code.training_path import is_beside_training
 from nanguard.check.code.value_questions import (
     can_be_zero,
     guarded_by,
     has_eps_outside,
+    is_only_shown,
     is_repaired_at_once,
 )
 from nanguard.check.rule import Fails, Passes
@@ -31,6 +34,12 @@ _NEVER_EMPTY = frozenset(
 _TAKES_OUT = frozenset({"mul", "sub", "rsub", "and", "setitem", "scatter", "masked_fill", "xor"})
 
 
+_ORDERS = frozenset({"gt", "gte", "ge", "lt", "lte", "le"})
+# Where nodes may be their own neighbours, a degree may be at least 1.
+_LOOPS = re.compile(r"self[ _-]?loop", re.IGNORECASE)
+_IGNORED = frozenset({-100.0, -1.0, 255.0})
+
+
 class DivisionByUnguardedSum(CodeRule):
     """Division by the sum of a mask, of weights, or by a count, that can be 0.
 
@@ -38,12 +47,16 @@ class DivisionByUnguardedSum(CodeRule):
     valid comes sooner or later. Its sum is 0, the mean 0 / 0 is NaN, and so is every weight after
     the step.
 
+    It is a warning where a comparison in a loss is seen that can leave nothing in (`y == c`,
+    `iou > 0.5`, `y != -100`), and for the degree of a node; elsewhere it is a remark.
+
     Bound the divisor: `mask.sum().clamp(min=1)`.
     """
 
     code = "SRC024"
     name = "division-by-unguarded-sum"
-    severity = Severity.INFO
+    severity = Severity.WARNING
+    claim = "value"
     seen_in = "https://github.com/NVIDIA-NeMo/Automodel/issues/3796"
     examples: ClassVar = (
         Fails(
@@ -85,6 +98,12 @@ class DivisionByUnguardedSum(CodeRule):
             "    same = torch.eq(idx, every).float()\n"
             "    return same / same.sum(1, keepdim=True)\n"
         ),
+        Fails(
+            "import torch\n\n\ndef mean_of_neighbours(adj, h):\n"
+            "    degree = torch.spmm(adj, torch.ones((adj.shape[0], 1)))\n"
+            "    return torch.spmm(adj, h) / degree\n",
+            line=6,
+        ),
         Passes("import torch\n\n\ndef f(total, loader):\n    return total / len(loader)\n"),
     )
 
@@ -112,11 +131,43 @@ class DivisionByUnguardedSum(CodeRule):
                 quotient.node,
                 "division by a sum that is 0 when nothing is left in: 0 / 0 is NaN",
                 fixes=_fixes(code, quotient),
+                shown=_may_pick_nothing(divisor) or _is_degree(divisor.core),
+                weak=is_beside_training(code, quotient)
+                or is_only_shown(code, quotient)
+                or (_is_degree(divisor.core) and _LOOPS.search(code.text.content) is not None),
             )
+
+
+def _may_pick_nothing(divisor: Value) -> bool:
+    """Returns whether a comparison is counted that no element has to pass."""
+    return any(_is_selective(part) for part in divisor.upstream(12))
+
+
+def _is_selective(test: Value) -> bool:
+    """Returns whether a comparison asks for a class, a limit, or against an ignored label."""
+    if test.op not in ("compare", *_ORDERS, "eq", "ne") or len(test.inputs) != 2:
+        return False
+    number = test.inputs[1].number()
+    asked = {"compare": test.name}.get(test.op, test.op).lower()
+    if asked in ("noteq", "ne"):
+        return number in _IGNORED or "ignore" in test.inputs[1].name.lower()
+    if asked == "eq":
+        return number is not None
+    # What is above 0 are words as a rule, and no limit that somebody chose.
+    return asked in _ORDERS and number not in (None, 0.0)
+
+
+def _is_degree(core: Value) -> bool:
+    """Returns whether it is a matrix times ones: the number of neighbours, 0 for a lonely node."""
+    if core.op not in ("matmul", "spmm") or len(core.inputs) < 2:
+        return False
+    return core.inputs[1].core.op in ("ones", "ones_like")
 
 
 def _is_count(value: Value) -> bool:
     core = value.core
+    if _is_degree(core):
+        return True
     if core.op == "mul":
         return any(_is_count(part) for part in core.inputs)
     if core.op == "sub" and core.inputs[1].number() == 1:
@@ -175,6 +226,8 @@ def _is_weighted_mean(quotient: Value) -> bool:
 
 def _is_never_empty(value: Value) -> bool:
     core = value.core
+    if _is_degree(core):
+        return any(part.op == "eye" for part in core.inputs[0].upstream(16))
     counted = core.inputs[0].core.op if core.op == "sum" and core.inputs else ""
     if core.op in ("index_add", "scatter_add") or counted in ("bincount", "histc"):
         return False  # what was counted may have been picked before

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, ClassVar
 
 from nanguard.check.code.code_rule import CodeRule, bare, operand, replaced
@@ -26,6 +27,9 @@ if TYPE_CHECKING:
     from nanguard.check.code.code import Code
     from nanguard.check.code.values import Value
 
+_REWARDS = re.compile(
+    r"(b_|mb_|batch_|discounted_?)?(adv(antages?)?|returns?|rewards?|gaes?|discounts?)(_\w+)?"
+)
 _WORDS = {
     "minmax": "range",
     "norm": "norm",
@@ -41,13 +45,17 @@ class NormaliseWithoutEps(CodeRule):
     *Why it breaks a run*: a padded row, a dead unit, a constant image has a norm, a spread or a
     range of exactly 0, and 0 / 0 is NaN.
 
+    It is a warning where that is seen to happen: returns or advantages, which are all equal when no
+    reward was earned, and what a ReLU or a mask has set to 0. Elsewhere it is a remark.
+
     Use `F.normalize(x, dim=-1)`, `layer_norm`, or bound the divisor:
     `x / x.norm(dim=-1, keepdim=True).clamp(min=1e-6)`.
     """
 
     code = "SRC025"
     name = "normalise-without-eps"
-    severity = Severity.INFO
+    severity = Severity.WARNING
+    claim = "value"
     seen_in = "https://github.com/keras-team/keras/pull/23093"
     examples: ClassVar = (
         Fails(
@@ -81,6 +89,11 @@ class NormaliseWithoutEps(CodeRule):
             "        return torch.from_numpy((x - np.mean(x)) / np.std(x))\n",
             line=9,
         ),
+        Fails(
+            "import torch\n\n\ndef scaled(returns):\n"
+            "    return (returns - returns.mean()) / returns.std()\n",
+            line=5,
+        ),
         Passes("import torch\n\n\ndef f(x):\n    return x / (x.norm(dim=-1) + 1e-6)\n"),
         Passes("import torch\n\n\ndef f(x, mean, std):\n    return (x - mean) / std\n"),
         Passes("import torch\n\n\ndef f(x, eps):\n    return x / x.std().clamp(min=eps)\n"),
@@ -107,7 +120,22 @@ class NormaliseWithoutEps(CodeRule):
                 quotient.node,
                 f"division by a {word} that can be 0: 0 / 0 is NaN",
                 fixes=_fixes(code, quotient),
+                shown=_is_of_zeros(divisor.core),
+                claim="code" if _is_of_rewards(divisor.core) else None,
             )
+
+
+def _is_of_rewards(divisor: Value) -> bool:
+    """Returns whether it is the spread of what an agent has earned: 0 where all is the same."""
+    if divisor.op != "std" or not divisor.inputs:
+        return False
+    return _REWARDS.fullmatch(divisor.inputs[0].name.lower()) is not None
+
+
+def _is_of_zeros(divisor: Value) -> bool:
+    """Returns whether what is measured is seen to be 0 as a whole for some rows."""
+    measured = [part for given in divisor.inputs[:1] for part in given.upstream(6)]
+    return any(part.core.op == "relu" or part.has("masked") for part in measured)
 
 
 def _divisor(quotient: Value) -> Value | None:

@@ -40,8 +40,8 @@ _WHAT = {
 }
 _OFFSET = re.compile(r"(box_|bbox_|pred_|reg_)?(deltas?|offsets?)")
 _OTHER_MODEL = re.compile(r"^ref|_ref|teacher|reference|chosen|rejected")
-
-
+_BEFORE = re.compile(r"old|fixed|behaviou?r|prev|^b_|(^|_)mb_|batch_log|sampl")
+_DENSITY = re.compile(rb"\bNormal\(|log_?std|MultivariateNormal|normal_log_density")
 # Logarithms of probabilities, the exponential of which is at most 1.
 _LOG_CHANCE = re.compile(r"log_?p(s|i|_.*)?|log_?prob(s|_.*)?|log_?pdf|logits_?log_?softmax")
 # Numbers that are learned by themselves.
@@ -118,8 +118,8 @@ class UnboundedExp(CodeRule):
                 f"exp of a {what} without an upper bound: inf above 88.7 in float32, above 11.1 "
                 "in float16",
                 fixes=_fixes(code, power),
-                shown=is_made_by_network(code, value),
-                weak=_is_hardly_large(value, what)
+                shown=is_made_by_network(code, value) or _is_of_policies(code, value, what),
+                weak=_is_hardly_large(code, value, what)
                 or is_of_time(value)
                 or is_beside_training(code, power)
                 or is_rounded(code, power.node)
@@ -176,7 +176,22 @@ def _is_setting(value: Value) -> bool:
     return value.op in ("attribute", "part", "self") or bool(_BOUND.search(value.name.lower()))
 
 
-def _is_hardly_large(value: Value, what: str) -> bool:
+def _is_of_policies(code: Code, value: Value, what: str) -> bool:
+    """Returns whether it is the ratio of two densities over actions that are numbers.
+
+    A probability is at most 1, and what was drawn had a fair one; a density has no such bounds.
+    """
+    if what != "log-ratio" or value.core.op != "sub":
+        return False
+    now, before = value.core.inputs[:2]
+    if not now.has("logprob") or not _BEFORE.search(before.name.lower()):
+        return False
+    if code.project is not None:
+        return code.project.some_file_has(_DENSITY)
+    return _DENSITY.search(code.text.content.encode()) is not None
+
+
+def _is_hardly_large(code: Code, value: Value, what: str) -> bool:
     """Returns whether it is one learned number, or a ratio for what was drawn by a policy."""
     if any(part.op in _LEARNED for part in value.upstream(5)):
         return True
@@ -186,7 +201,7 @@ def _is_hardly_large(value: Value, what: str) -> bool:
     # Scales that are learned by themselves, moved by a temperature or picked by a class.
     if value.has("logscale") and any(part.op == "parameter" for part in value.upstream(24)):
         return not any(part.has("network") for part in value.upstream(24))
-    if what != "log-ratio":
+    if what != "log-ratio" or _is_of_policies(code, value, what):
         return False
     summed = any(part.op in ("sum", "cumsum") for part in value.upstream(16))
     other = any(_OTHER_MODEL.search(part.name.lower()) for part in value.upstream(16))

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from nanguard.check.code.code_rule import CodeRule, bare, operand, replaced
 from nanguard.check.code.origins import origins
-from nanguard.check.code.training_path import is_beside_training
+from nanguard.check.code.training_path import is_beside_training, is_evaluation
 from nanguard.check.code.value_questions import (
     can_be_zero,
     carries_gradient,
@@ -137,10 +137,10 @@ class UnguardedLog(CodeRule):
             made = _made_elsewhere(code, value)
             kind = made or _kind(value, log, outputs_are_probabilities=probable)
             if kind:
-                node = operand(log)
+                aside = is_beside_training(code, log)
+                node = None if not log.grad or is_evaluation(code) else operand(log)
                 bound = f".clamp(min={floors.PROBABILITY})"
                 edits = (replaced(code, node, f"{bare(code, node)}{bound}"),) if node else ()
-                aside = is_beside_training(code, log)
                 gradient = "" if aside else ", and an infinite gradient"
                 yield self.at(
                     code,

@@ -29,6 +29,12 @@ _DATA = re.compile(
 )
 _LOADERS = ("load_file", "load_model", "safe_open", "load_state_dict")
 
+_SAVE = re.compile(r"\btorch\.save\(\s*")
+_TENSORS = r"(?:[\w.\[\]'\"]+\.state_dict\(\)|\d+|[\w.]*(?:epoch|step|iter)\w*(?:\s*\+\s*1)?)"
+_PLAIN = re.compile(
+    rf"(?:obj\s*=\s*)?(?:{_TENSORS}\s*,|\{{(?:\s*['\"]\w+['\"]\s*:\s*{_TENSORS}\s*,?)+\s*\}}\s*,)"
+)
+
 # From this torch on, weights_only is True unless something else is said.
 _SAFE = (2, 6)
 
@@ -41,7 +47,9 @@ class UnsafeCheckpointLoad(CodeRule):
     differ in what the call without the argument does, so a resume works on one machine and fails on
     the next.
 
-    Say `torch.load(path, weights_only=True)`, or store weights as safetensors.
+    Say `torch.load(path, weights_only=True)`, or store weights as safetensors. Where the project
+    saves settings, arrays or whole models, save `state_dict()` and plain numbers first: such a file
+    is refused otherwise.
 
     This is about safety and not about numbers, so it is a remark, of the group `security`:
     `--ignore security` leaves it out.
@@ -72,6 +80,12 @@ class UnsafeCheckpointLoad(CodeRule):
             '    with open(path, "rb") as file:\n        return pickle.load(file)\n',
             line=7,
         ),
+        Fails(
+            "import torch\n\n\ndef keep(model, args):\n"
+            '    torch.save({"model": model.state_dict(), "settings": args}, "last.pt")\n\n\n'
+            'def resume():\n    return torch.load("last.pt")\n',
+            line=9,
+        ),
         Passes('import torch\n\nstate = torch.load("last.pt", weights_only=True)\n'),
         Passes(
             "import pickle\nimport torch\n\n\ndef load_vocab(path):\n"
@@ -90,7 +104,8 @@ class UnsafeCheckpointLoad(CodeRule):
             if not isinstance(call.node, ast.Call):
                 continue
             if _is_torch_load(call) and not _is_safe(call) and not _is_own(code, call):
-                fix = Fix("load with weights_only=True", edits=(_edit(code, call.node),))
+                edits = (_edit(code, call.node),) if _saves_plain_data(code) else ()
+                fix = Fix("load with weights_only=True", edits=edits)
                 message = "torch.load without weights_only=True runs code that the file names"
                 yield self.at(code, call.node, message, weak=_is_data(code, call), fixes=(fix,))
         for call in Training.of(code).called("load", "loads"):
@@ -101,6 +116,22 @@ class UnsafeCheckpointLoad(CodeRule):
                 )
                 message = "a checkpoint is unpickled, which runs code that the file names"
                 yield self.at(code, call.node or code.tree, message, fixes=(fix,))
+
+
+def _saves_plain_data(code: Code) -> bool:
+    """Whether nothing is saved in the project that a load with weights_only=True would refuse.
+
+    Settings, arrays and numbers of numpy, and whole models are refused; what a name stands for is
+    not known. A project that saves nothing loads what others made.
+    """
+    contents = [code.text.content]
+    if code.project is not None:
+        contents = [*code.project.contents_with("torch.save(")]
+    for content in contents:
+        for call in _SAVE.finditer(content):
+            if not _PLAIN.match(content, call.end()):
+                return False
+    return True
 
 
 def _is_own(code: Code, call: Value) -> bool:
