@@ -150,7 +150,8 @@ class Check:
             return None
         from nanguard.check.code.project import Project
 
-        files = [path for path, kind in self.code if kind is FileKind.PYTHON]
+        # A notebook may be the only one that calls what the other files define.
+        files = [path for path, _ in self.code]
         if all(_plain(path) in self.named for path, _ in self.code):
             around = _code_below(self._root([path for path, _ in self.code]), self.plan.exclude)
             known = {Path(path).absolute() for path in files}

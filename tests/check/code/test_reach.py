@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING
 
 import pytest
 
 from nanguard.check.code.project import Project
 from nanguard.check.code_check import check_python
+from nanguard.check.engine import Check, Plan
 from nanguard.check.selection import Selection
 from nanguard.source.text import Text
 
@@ -108,3 +110,38 @@ def test_a_function_that_nothing_names_is_a_remark_in_any_project(
     )
     main = "import importlib\n\nimportlib.import_module('los' + 'ses').total(1)\n"
     assert severity(tmp_path, 7, "losses.py", losses=losses, main=main) == expected
+
+
+@pytest.mark.parametrize(
+    "table",
+    [
+        "from vae import Vae\n\nMODELS = {'vae': Vae}\n",
+        "import registry\nfrom vae import Vae\n\nregistry.add(Vae)\n",
+    ],
+)
+def test_a_table_of_classes_is_reached_by_whoever_imports_its_file(tmp_path: Path, table: str):
+    main = "import loop\nfrom table import *\n\nloop.fit(MODELS['vae'](), 1, 2)\n"
+    assert severity(tmp_path, main=main, table=table) == "warning"
+
+
+def test_a_class_that_is_registered_is_reached_by_whoever_imports_its_file(tmp_path: Path):
+    main = "import loop, vae\nfrom registry import make\n\nloop.fit(make(name), 1, 2)\n"
+    registered = VAE.replace("class Vae", "@MODELS.register\nclass Vae")
+    assert severity(tmp_path, EXP + 1, main=main, vae=registered) == "warning"
+    assert severity(tmp_path, main=main) == "info"
+
+
+def test_a_notebook_reaches_what_it_names(tmp_path: Path):
+    cells = ["import loop, vae\n", "loop.fit(vae.Vae(), 1, 2)\n"]
+    book = {
+        "cells": [
+            {"cell_type": "code", "source": cell, "metadata": {}, "outputs": []} for cell in cells
+        ],
+        "metadata": {}, "nbformat": 4, "nbformat_minor": 5,
+    }  # fmt: skip
+    (tmp_path / "vae.py").write_text(VAE)
+    (tmp_path / "loop.py").write_text(LOOP)
+    (tmp_path / "run.ipynb").write_text(json.dumps(book))
+    outcome = Check(Plan(Selection(), jobs=1)).run([str(tmp_path)])
+    (found,) = (one.finding for one in outcome.seen if one.finding.name == "unbounded-exp")
+    assert found.severity.value == "warning"

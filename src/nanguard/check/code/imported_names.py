@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from nanguard.check.code.scopes import ImportedNames
 from nanguard.errors import SourceError
-from nanguard.source.text import PYTHON_LIMIT, read_bytes
+from nanguard.source.text import NOTEBOOK_LIMIT, PYTHON_LIMIT, Notebook, read_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
@@ -178,11 +178,21 @@ class Modules:
 
 
 def bytes_of(path: str) -> bytes:
-    """Returns what a file of the project holds; nothing if it cannot be read."""
+    """Returns the code that a file of the project holds; nothing if it cannot be read."""
     try:
+        if path.endswith(".ipynb"):
+            about = os.stat(path)  # noqa: PTH116 - a Path for each is slow
+            return _cells_of(path, about.st_mtime_ns, about.st_size)
         return read_bytes(path, PYTHON_LIMIT)
-    except SourceError:
+    except (SourceError, OSError):
         return b""
+
+
+@lru_cache(maxsize=256)
+def _cells_of(path: str, changed: int, size: int) -> bytes:
+    """Returns the code of a notebook, read again when it has changed."""
+    content = read_bytes(path, NOTEBOOK_LIMIT).decode("utf-8", "replace")
+    return Notebook.read(path, content).code.content.encode()
 
 
 @lru_cache(maxsize=20_000)

@@ -2,15 +2,17 @@
 
 Every file is cut into its functions, classes and the code between them. A part that starts a
 backward pass, or hands a model to a trainer, trains; so does what calls such a part, up to the
-scripts. Whatever these parts name, and what that names in turn, is reached. Files are not parsed
-for this: a name in a comment or in an import statement alone reaches nothing.
+scripts. Whatever these parts name, and what that names in turn, is reached. Importing a file runs
+the code between its functions, so that a table of classes, or a decorator that registers one,
+reaches these. Files are not parsed for this: a name in a comment or in an import statement alone
+reaches nothing.
 """
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import pairwise, takewhile
 from typing import TYPE_CHECKING
 
 from nanguard.check.code.imported_names import bytes_of
@@ -24,6 +26,7 @@ _TRAINING = (b".backward(", b".fit(", b"rainer")
 _TOP = re.compile(rb"^(?=[^\s#)\]}'\"])", re.MULTILINE)
 _DEFINITION = re.compile(rb"(?:async[ \t]+)?(?:def|class)[ \t]+(\w+)")
 _IMPORT = re.compile(rb"(?:from|import)[ \t]")
+_REGISTERS = re.compile(rb"regist", re.IGNORECASE)
 _MAIN = re.compile(rb"if[ \t]+\(?__name__")
 _COMMENT = re.compile(rb"#[^\n]*")
 _WORD = bytes(c if c == 95 or chr(c).isalnum() else 32 for c in range(128)) + b" " * 128
@@ -40,6 +43,7 @@ class _Part:
         words: What it names that the project defines.
         trains: Whether it starts a backward pass, or hands a model to a trainer.
         callable: Whether it is a function, which runs only if somebody names it.
+        registered: Whether a decorator puts it into a table when its file is imported.
         uses: The parts that its words stand for, by number.
     """
 
@@ -48,6 +52,7 @@ class _Part:
     words: set[bytes]
     trains: bool
     callable: bool = False
+    registered: bool = False
     uses: list[int] = field(default_factory=list)
 
 
@@ -84,19 +89,48 @@ def reach_of_training(paths: Iterable[str], only_uses: Callable[[str], bool]) ->
         training,
         lambda number: [u for u in users.get(number, ()) if not only_uses(parts[u].path)],
     )
-    # Whoever runs a file runs the code between its functions as well.
-    where = {(part.path, part.name): number for number, part in enumerate(parts)}
-    for number in [*above]:
-        above |= {where[k] for k in ((parts[number].path, BETWEEN),) if k in where}
+    at_import = _run_at_import(parts)
 
     def below(number: int) -> list[int]:
-        between = where.get((parts[number].path, BETWEEN))
-        return parts[number].uses if between is None else [*parts[number].uses, between]
+        return [*parts[number].uses, *at_import.get(parts[number].path, ())]
 
     return Reach(
         frozenset((parts[n].path, parts[n].name) for n in _closure(above, below)),
         frozenset((p.path, p.name) for n, p in enumerate(parts) if p.callable and n not in users),
     )
+
+
+def _run_at_import(parts: list[_Part]) -> dict[str, list[int]]:
+    """Returns the parts that run, or are put into a table, when a file is run or imported."""
+    own: dict[str, list[int]] = {}
+    for number, part in enumerate(parts):
+        if part.registered or part.name == BETWEEN:
+            own.setdefault(part.path, []).append(number)
+    stems: dict[bytes, list[str]] = {}
+    for path in own:
+        stems.setdefault(_stem(path), []).append(path)
+    imports: dict[str, list[str]] = {
+        path: [file for word in _imported(path) for file in stems.get(word, ()) if file != path]
+        for path in {part.path for part in parts}
+    }
+    found: dict[str, list[int]] = {}
+    for path, others in imports.items():
+        near = _nearest(path, others)
+        found[path] = [n for file in (path, *near) for n in own.get(file, ())]
+    return found
+
+
+def _nearest(path: str, others: list[str]) -> list[str]:
+    """Returns the files that an import may mean: of those with the same name, the nearest."""
+    best: dict[bytes, tuple[int, str]] = {}
+    for other in others:
+        shared = sum(
+            1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(path, other, strict=False))
+        )
+        stem = _stem(other)
+        if stem not in best or shared > best[stem][0]:
+            best[stem] = (shared, other)
+    return [file for _, file in best.values()]
 
 
 def _closure(start: Iterable[int], following: Callable[[int], list[int]]) -> set[int]:
@@ -119,17 +153,23 @@ def _parts(files: list[str]) -> Iterator[_Part]:
     for path in files:
         content = _COMMENT.sub(b"", bytes_of(path))
         texts: dict[str, list[bytes]] = {}
+        registered: set[str] = set()
+        decorator = b""
         for piece in _pieces(content):
             if _IMPORT.match(piece):
                 continue
             match = _DEFINITION.match(piece)
             name = match[1].decode(errors="replace") if match else BETWEEN
+            if match and _REGISTERS.search(decorator):
+                registered.add(name)
+            decorator = piece if piece.startswith(b"@") else b""
             texts.setdefault(MAIN if _MAIN.match(piece) else name, []).append(piece)
         for name, pieces in texts.items():
             text = b"".join(pieces)
             words = defined.intersection(text.translate(_WORD).split())
             function = text.startswith((b"def ", b"async "))
-            yield _Part(path, name, words, is_training_code(text), function)
+            trains = is_training_code(text)
+            yield _Part(path, name, words, trains, function, registered=name in registered)
 
 
 def is_training_code(text: bytes) -> bool:
@@ -178,6 +218,10 @@ def _imported(path: str) -> set[bytes]:
 
 def _is_among(path: str, words: set[bytes]) -> bool:
     """Returns whether a file, or the package it makes, is named by one of some words."""
+    return _stem(path) in words
+
+
+def _stem(path: str) -> bytes:
+    """Returns the name by which a file is imported."""
     *folders, name = path.replace("\\", "/").rpartition(".")[0].split("/")
-    stem = folders[-1] if name == "__init__" and folders else name
-    return stem.encode() in words
+    return (folders[-1] if name == "__init__" and folders else name).encode()

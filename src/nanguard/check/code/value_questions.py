@@ -177,6 +177,8 @@ def is_module_output(value: Value, use: Value) -> bool:
     return here is None or here.cls is not scope.cls
 
 
+_LINEAR = frozenset({"matmul", "einsum", "add", "sub", "spmm"})
+_BOUNDING = frozenset({"clamp", "clip", "clamp_max", "minimum", "min", "log", "where"})
 _UNBOUNDED = re.compile(r"torch\.nn\.(Linear|Conv\w+|Bilinear|LazyLinear)$")
 
 # What a diffusion model is told about the step: numbers from a sampler or a schedule.
@@ -220,7 +222,29 @@ def is_made_by_network(code: Code, value: Value) -> bool:
     if _is_of_network(value):
         return True
     leaves = [part for part in value.upstream(16) if is_open(part)]
-    return any(_is_layer(maker) for leaf in leaves for maker in origins(code, leaf).makers)
+    return any(_is_unbounded(code, m) for leaf in leaves for m in origins(code, leaf).makers)
+
+
+def is_log_scale_of_network(code: Code, value: Value) -> bool:
+    """Returns whether it is called a log-scale, and comes out of a model that does not bound it."""
+    if not value.has("logscale") or not is_open(value.core):
+        return False
+    found = origins(code, value)
+    return found.network and not any(m.hi < INF or m.op in _BOUNDING for m in found.makers)
+
+
+def _is_unbounded(code: Code, maker: Value, depth: int = 2) -> bool:
+    """Returns whether a layer makes a value, or what such values are added and multiplied to."""
+    if _is_layer(maker):
+        return True
+    if depth <= 0 or maker.op not in _LINEAR or maker.hi < INF:
+        return False
+    return any(
+        _is_unbounded(code, before, depth - 1)
+        for part in maker.inputs
+        for before in origins(code, part).makers
+        if before is not maker
+    )
 
 
 def is_open(value: Value) -> bool:

@@ -60,7 +60,8 @@ class UnsafePickle(Rule[Checkpoint]):
             severity, fix = Severity.INFO, _PUBLISH
         else:
             said = f"Loading it needs code, which torch refuses with weights_only=True: {names}"
-            severity, fix = self.severity, _PUBLISH
+            # A pickle that is no checkpoint is loaded by whoever wrote it.
+            severity, fix = Severity.INFO if part.is_data else self.severity, _PUBLISH
         return self.finding(
             f"{said}. It was not loaded.",
             path=part.path,

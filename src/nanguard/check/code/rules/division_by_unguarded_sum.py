@@ -147,6 +147,8 @@ def _is_selective(test: Value) -> bool:
     """Returns whether a comparison asks for a class, a limit, or against an ignored label."""
     if test.op not in ("compare", *_ORDERS, "eq", "ne") or len(test.inputs) != 2:
         return False
+    if test.inputs[0].has("mask"):
+        return False  # a mask is asked whether it is one: who made it decides
     number = test.inputs[1].number()
     asked = {"compare": test.name}.get(test.op, test.op).lower()
     if asked in ("noteq", "ne"):

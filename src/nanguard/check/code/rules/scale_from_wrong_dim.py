@@ -50,6 +50,15 @@ class ScaleFromWrongDim(CodeRule):
             "    def forward(self, q, k):\n        return (q @ k.mT) * self.scale\n"
         ),
         Passes(
+            "import torch\nfrom torch import nn\n\n\nclass A(nn.Module):\n"
+            "    def __init__(self, c):\n        super().__init__()\n"
+            "        self.heads, self.size = c.heads, c.dim // c.heads\n"
+            "        self.hd = c.dim // c.heads\n        self.out = nn.Linear(self.hd, c.dim)\n"
+            "        self.scale = self.hd**-0.5\n\n    def forward(self, q, k):\n"
+            "        q = q.view(1, 2, self.heads, self.hd)\n"
+            "        return (q @ k.mT) * self.scale\n"
+        ),
+        Passes(
             "import math\nimport torch\nfrom torch import nn\n\n\nclass E(nn.Module):\n"
             "    def __init__(self, dim, heads):\n        super().__init__()\n"
             "        self.hd, self.dim = dim // heads, dim\n"
@@ -67,7 +76,7 @@ class ScaleFromWrongDim(CodeRule):
             for scores, scale in (product.inputs[:2], product.inputs[1::-1]):
                 divides = product.op == "div" and scale is product.inputs[1]
                 root = _root(scale, divides=divides)
-                if root is None or id(root.node) in seen:
+                if root is None or id(root.node) in seen or scores.core.op == "softmax":
                     continue
                 if _is_scores(scores) or _becomes_query(code, product):
                     seen.add(id(root.node))
@@ -154,12 +163,11 @@ def split_widths(code: Code, scope: Function | None) -> set[str]:
     widths: set[str] = set()
     for function in functions:
         for node in ast.walk(function.node):
-            splits = isinstance(node, ast.BinOp) and isinstance(node.op, (ast.FloorDiv, ast.Div))
-            if splits and _HEADS.fullmatch(terminal(node.right).lower()):  # type: ignore[attr-defined]
-                widths.add(terminal(node.left))  # type: ignore[attr-defined]
+            if isinstance(node, ast.BinOp) and _divides_by_heads(node):
+                widths.add(terminal(node.left))
     if any(_views_heads(cls) for cls in family):
         for cls in family:
-            widths |= _linear_widths(cls)
+            widths |= _linear_widths(cls) - _head_sizes(cls)
     return widths - {""}
 
 
@@ -185,6 +193,21 @@ def _splits_heads(call: ast.Call) -> bool:
     if len(sizes) < 2 or terminal(sizes[-1]).lower() in ("w", "width", "wp", "ww"):
         return False
     return _HEADS.fullmatch(terminal(sizes[-2]).lower()) is not None
+
+
+def _head_sizes(cls: Class) -> set[str]:
+    """Returns the names that a class gives to a width divided by the number of heads."""
+    found: set[str] = set()
+    for node in ast.walk(cls.node):
+        if isinstance(node, ast.Assign) and any(map(_divides_by_heads, ast.walk(node.value))):
+            found |= {terminal(target) for target in node.targets}
+    return found
+
+
+def _divides_by_heads(node: ast.AST) -> bool:
+    if not isinstance(node, ast.BinOp) or not isinstance(node.op, (ast.FloorDiv, ast.Div)):
+        return False
+    return _HEADS.fullmatch(terminal(node.right).lower()) is not None
 
 
 def _linear_widths(cls: Class) -> set[str]:

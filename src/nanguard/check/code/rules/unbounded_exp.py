@@ -13,6 +13,7 @@ from nanguard.check.code.value_questions import (
     carries_gradient,
     guarded_by,
     is_bounded,
+    is_log_scale_of_network,
     is_made_by_network,
     is_made_here,
     is_of_time,
@@ -118,7 +119,9 @@ class UnboundedExp(CodeRule):
                 f"exp of a {what} without an upper bound: inf above 88.7 in float32, above 11.1 "
                 "in float16",
                 fixes=_fixes(code, power),
-                shown=is_made_by_network(code, value) or _is_of_policies(code, value, what),
+                shown=is_made_by_network(code, value)
+                or is_log_scale_of_network(code, unscaled(value))
+                or _is_of_policies(code, value, what),
                 weak=_is_hardly_large(code, value, what)
                 or is_of_time(value)
                 or is_beside_training(code, power)
