@@ -168,6 +168,8 @@ class Calls(Binding):
         last = path.rpartition(".")[2]
         if last == "Parameter" and path.startswith("torch.nn"):
             return self.make("parameter", node, inputs, keywords, event=True)
+        if last == "Variable" and path.startswith("torch.") and inputs:
+            return self.make("as_tensor", node, inputs[:1], keywords, event=True)
         if last[:1].isupper() and last not in ("Tensor", "FloatTensor"):
             made = self.make("new", node, inputs, keywords, event=True)
             made.path = path

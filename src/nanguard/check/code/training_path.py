@@ -38,7 +38,7 @@ _EVALUATES = re.compile(
     r"|preprocess\w*|prepare|compute|convert\w*)($|_)"
 )
 _USES = re.compile(
-    r"_?(on_(val|validation|test|predict|sanity)\w*|eval\w*|validat\w*|test\w*|sample_\w+|\w+_samples?|visuali[sz]e\w*|plot\w*|generate\w*|reverse"
+    r"_?(on_(val|validation|test|predict|sanity)\w*|eval\w*|validat\w*|test\w*|sample_\w+|\w+_samples?|visuali[sz]e\w*|plot\w*|generate\w*|reverse|inverse"
     r"|infer\w*|predict\w*|interpolat\w*|slerp|compute_metrics?"
     r"|calc(ulate)?_(metric|acc|score|psnr|ssim|iou|map|fid|stat|auc|recall|dice)\w*)"
 )

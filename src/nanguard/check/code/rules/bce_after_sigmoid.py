@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import ast
+import re
 from typing import TYPE_CHECKING, ClassVar
 
 from nanguard.check.code.calls import LAYERS
 from nanguard.check.code.code_rule import CodeRule
 from nanguard.check.code.origins import origins
-from nanguard.check.code.value_questions import some_module_returns
+from nanguard.check.code.value_questions import is_open, some_module_returns
 from nanguard.check.rule import Fails, Passes
 from nanguard.findings import Finding, Fix, Severity
 
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from nanguard.check.code.code import Code
     from nanguard.check.code.values import Value
 
+_CALLED_LOSS = re.compile(r"loss|crit|bce|objective")
 _FIX = Fix(
     "leave the sigmoid out and use binary_cross_entropy_with_logits (BCEWithLogitsLoss); "
     "apply the sigmoid only where probabilities are shown"
@@ -65,8 +67,11 @@ class BceAfterSigmoid(CodeRule):
     def check(self, code: Code) -> Iterator[Finding]:
         """Yields what is wrong with a file."""
         ends_in_sigmoid = _some_module_ends_in_sigmoid(code)
-        for loss in code.of("binary_cross_entropy"):
-            value = loss.arg(0, "input")
+        for loss in code.of("binary_cross_entropy", "call"):
+            handed = loss.op == "call"
+            if handed and not _is_handed_in(code, loss):
+                continue
+            value = loss.arg(1 if handed else 0, "input")
             if value is None or value.lo > 0 or not loss.grad:
                 continue
             if _is_sigmoid(code, value, ends_in_sigmoid=ends_in_sigmoid):
@@ -77,6 +82,14 @@ class BceAfterSigmoid(CodeRule):
                     "where the sigmoid rounds to 0 or 1",
                     fixes=(_FIX,),
                 )
+
+
+def _is_handed_in(code: Code, call: Value) -> bool:
+    """Returns whether a loss is called that some caller chose: a ``BCELoss``."""
+    callee = call.inputs[0] if call.inputs else None
+    if callee is None or not _CALLED_LOSS.search(callee.name.lower()) or not is_open(callee.core):
+        return False
+    return any(maker.path == "torch.nn.BCELoss" for maker in origins(code, callee).makers)
 
 
 def _is_sigmoid(code: Code, value: Value, *, ends_in_sigmoid: bool) -> bool:

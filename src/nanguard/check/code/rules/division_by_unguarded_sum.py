@@ -37,7 +37,7 @@ _TAKES_OUT = frozenset({"mul", "sub", "rsub", "and", "setitem", "scatter", "mask
 _ORDERS = frozenset({"gt", "gte", "ge", "lt", "lte", "le"})
 # Where nodes may be their own neighbours, a degree may be at least 1.
 _LOOPS = re.compile(r"self[ _-]?loop", re.IGNORECASE)
-_IGNORED = frozenset({-100.0, -1.0, 255.0})
+_IGNORED = frozenset({-100.0, 255.0})
 
 
 class DivisionByUnguardedSum(CodeRule):
@@ -140,7 +140,10 @@ class DivisionByUnguardedSum(CodeRule):
 
 def _may_pick_nothing(divisor: Value) -> bool:
     """Returns whether a comparison is counted that no element has to pass."""
-    return any(_is_selective(part) for part in divisor.upstream(12))
+    parts = [*divisor.upstream(12)]
+    if any("pad" in part.name.lower() for part in parts):
+        return False  # no row is all padding
+    return any(_is_selective(part) for part in parts)
 
 
 def _is_selective(test: Value) -> bool:

@@ -6,7 +6,7 @@ import ast
 from typing import TYPE_CHECKING, ClassVar
 
 from nanguard.check.code.code_rule import CodeRule, replaced
-from nanguard.check.code.training_path import is_branch_of_use, is_called_to_use, is_for_show
+from nanguard.check.code.training_path import is_branch_of_use, is_called_to_use, is_used_only
 from nanguard.check.code.value_questions import carries_gradient, is_module_output, is_only_shown
 from nanguard.check.rule import Fails, Passes
 from nanguard.findings import Edit, Finding, Fix, Severity
@@ -70,7 +70,7 @@ class LogOfSoftmax(CodeRule):
 
 def _is_for_use(code: Code, log: Value) -> bool:
     """Returns whether nothing is trained with a log: what samples and evaluates has others."""
-    if is_for_show(log) or is_branch_of_use(code, log.node):
+    if is_used_only(log) or is_branch_of_use(code, log.node):
         return True
     return log.scope is not None and is_called_to_use(code, log.scope)
 

@@ -46,7 +46,7 @@ class NormaliseWithoutEps(CodeRule):
     range of exactly 0, and 0 / 0 is NaN.
 
     It is a warning where that is seen to happen: returns or advantages, which are all equal when no
-    reward was earned, and what a ReLU or a mask has set to 0. Elsewhere it is a remark.
+    reward was earned, and what a ReLU has set to 0. Elsewhere it is a remark.
 
     Use `F.normalize(x, dim=-1)`, `layer_norm`, or bound the divisor:
     `x / x.norm(dim=-1, keepdim=True).clamp(min=1e-6)`.
@@ -135,7 +135,7 @@ def _is_of_rewards(divisor: Value) -> bool:
 def _is_of_zeros(divisor: Value) -> bool:
     """Returns whether what is measured is seen to be 0 as a whole for some rows."""
     measured = [part for given in divisor.inputs[:1] for part in given.upstream(6)]
-    return any(part.core.op == "relu" or part.has("masked") for part in measured)
+    return any(part.core.op == "relu" for part in measured)
 
 
 def _divisor(quotient: Value) -> Value | None:

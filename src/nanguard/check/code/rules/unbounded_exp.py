@@ -120,6 +120,7 @@ class UnboundedExp(CodeRule):
                 "in float16",
                 fixes=_fixes(code, power),
                 shown=is_made_by_network(code, value)
+                or _is_layer_by_hand(unscaled(value))
                 or is_log_scale_of_network(code, unscaled(value))
                 or _is_of_policies(code, value, what),
                 weak=_is_hardly_large(code, value, what)
@@ -145,11 +146,23 @@ def _what(code: Code, value: Value, *, naive: bool) -> str:
         what = "predicted offset"
     if not what and naive:
         what = "value that is summed and logged"
-    if not what and is_open(inner.core) and is_made_by_network(code, inner):
+    by_hand = _is_layer_by_hand(inner)
+    if not what and (by_hand or (is_open(inner.core) and is_made_by_network(code, inner))):
         what = "network output"
     if what != "log-ratio" and _LOG_CHANCE.fullmatch(value.name.lower()):
         return ""
     return "" if what and _is_of_logs(code, inner) else what
+
+
+def _is_layer_by_hand(value: Value) -> bool:
+    """Returns whether it is the product of a module's weight and what came in."""
+    core = value.core
+    if core.op == "add" and core.inputs:  # the bias
+        core = core.inputs[0].core
+    given = [part for part in core.inputs if part.const is None]
+    if core.op not in ("matmul", "linear", "einsum") or len(given) < 2:
+        return False
+    return sum(part.core.op == "parameter" for part in given) == 1
 
 
 def _is_of_logs(code: Code, value: Value) -> bool:
@@ -187,7 +200,8 @@ def _is_of_policies(code: Code, value: Value, what: str) -> bool:
     if what != "log-ratio" or value.core.op != "sub":
         return False
     now, before = value.core.inputs[:2]
-    if not now.has("logprob") or not _BEFORE.search(before.name.lower()):
+    old = any(_BEFORE.search(part.name.lower()) for part in before.upstream(4))
+    if not now.has("logprob") or not old:
         return False
     if code.project is not None:
         return code.project.some_file_has(_DENSITY)
@@ -214,8 +228,10 @@ def _is_hardly_large(code: Code, value: Value, what: str) -> bool:
 def _summed_and_logged(code: Code) -> set[int]:
     """Returns the exponentials of a log-sum-exp that is written out, unshifted."""
     found: set[int] = set()
-    for log in code.of("log"):
+    for log in code.of("log", "log1p"):
         total = log.inputs[0].core if log.inputs else None
+        if log.op == "log1p" and total is not None and total.op == "exp":
+            found.add(id(total.node))  # a softplus that is written out
         if total is not None and total.op in ("sum", "cumsum", "mean") and total.inputs:
             found |= {id(part.node) for part in total.inputs[0].upstream(6) if part.op == "exp"}
     return found
