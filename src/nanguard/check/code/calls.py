@@ -104,12 +104,15 @@ class Calls(Binding):
         callee = self.value(node.func)
         if callee.op == "":
             path = path or callee.path
+        cls = self._class_named(node.func, callee)
         inputs = tuple(self.value(argument) for argument in node.args)
         keywords = {k.arg or "**": self.value(k.value) for k in node.keywords}
         if callee.function is not None:
             return self._local(node, callee.function, inputs, keywords)
         if isinstance(node.func, ast.Name) and node.func.id in self.code.classes and not path:
             return self._instance(node, self.code.classes[node.func.id], inputs, keywords)
+        if cls is not None:
+            return self._instance(node, cls, inputs, keywords)
         if path:
             return self._imported(node, path, inputs, keywords)
         if callee.op in ("new", "join", "each") or callee.cls is not None:
@@ -119,6 +122,18 @@ class Calls(Binding):
             if made is not None:
                 return made
         return self._unknown_call(node, callee, inputs, keywords)
+
+    def _class_named(self, func: ast.expr, callee: Value) -> Class | None:
+        """Returns the class of the project that a name stands for which was given one."""
+        meant = callee.core.node
+        if callee.core.op or callee.core.cls is not None or meant is func:
+            return None  # an instance, as an annotation says, or the name itself
+        if not isinstance(meant, (ast.Name, ast.Attribute)):
+            return None
+        if isinstance(meant, ast.Name) and meant.id in self.code.classes:
+            return self.code.classes[meant.id]
+        found = self.code.found(meant)
+        return found if isinstance(found, Class) else None
 
     def _elsewhere(self, node: ast.Call, path: str) -> Value | None:
         """Reads a call of a function or class of another file of the project."""
@@ -291,9 +306,10 @@ class Calls(Binding):
     ) -> Value:
         """Calling an object: a layer of torch, a module of the file, something else."""
         if callee.op == "join":
-            for option in callee.inputs:
-                if option.op == "new" or option.cls is not None or option.function is not None:
-                    return self._called(node, option, inputs, keywords)
+            options = [option for option in callee.inputs if _is_callable(option)]
+            given = [self._called(node, option, inputs, keywords) for option in options[:3]]
+            if given:
+                return given[0] if len(given) == 1 else self._one_of(node, given)
         if callee.function is not None:
             return self._local(node, callee.function, inputs, keywords)
         cls = self.class_of(callee)
@@ -313,6 +329,13 @@ class Calls(Binding):
             made.path = layer.path
             return made
         return self._unknown_call(node, callee, inputs, keywords)
+
+    def _one_of(self, node: ast.Call, made: list[Value]) -> Value:
+        """Returns what calling one of several things gives."""
+        result = self.either(made)
+        result.node, result.scope, result.grad = node, self.scope, self.grad
+        result.guards, result.autocast = self.guards, self.autocast
+        return result
 
     def _unknown_call(
         self,
@@ -426,6 +449,12 @@ def last_layer(stack: Value, depth: int = 8) -> Value | None:
         if final is None or final.path.rpartition(".")[2] not in _KEEPS:
             return final
     return None
+
+
+def _is_callable(value: Value) -> bool:
+    if value.op in ("named", "join") and value.inputs:
+        return any(map(_is_callable, value.inputs))
+    return value.op == "new" or value.cls is not None or value.function is not None
 
 
 def _unwrapped(callee: Value) -> Value:

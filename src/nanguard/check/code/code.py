@@ -414,7 +414,7 @@ class Code:
 
 def _by_default(value: Value, default: Value) -> Value:
     """Returns a parameter with what its default says."""
-    if default.op == "new" or default.path:
+    if default.op == "new" or default.path or default.cls is not None:
         return default
     if default.number() is not None:
         value.const = default.const

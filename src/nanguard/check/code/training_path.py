@@ -343,6 +343,8 @@ def is_used_only(value: Value) -> bool:
     while scope is not None:
         if _USES.fullmatch(scope.name.lower()):
             return True
+        if scope.name == "backward" and scope.cls is not None and scope.cls.is_module():
+            return True  # the way back through a flow, by which it is sampled from
         scope = scope.parent
     return False
 
