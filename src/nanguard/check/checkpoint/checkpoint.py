@@ -123,6 +123,7 @@ class CheckpointFile:
         damage: What is not there that should be.
         unread: How many tensors could not be followed.
         not_checked: Why it was not read; None if it was.
+        is_pointer: Whether it stands for a file that Git LFS has not fetched.
         is_data: Whether it is a pickle in which nothing is of torch, and not called a model:
             a data set, as far as anything tells.
     """
@@ -138,6 +139,7 @@ class CheckpointFile:
     unread: int = 0
     not_checked: str | None = None
     is_data: bool = False
+    is_pointer: bool = False
 
     @property
     def poisoned(self) -> list[Measured]:
@@ -208,6 +210,7 @@ def _fill(part: CheckpointFile, blob: Blob, job: Job, scan: Scan) -> None:
     head = read(blob, 0, _KIB64)
     name = PurePath(part.path).name
     missing = _nothing(head)
+    part.is_pointer = head.startswith(POINTER)
     if missing:
         raise DamagedError(missing)
     if name.endswith(".safetensors") or is_safetensors(head):

@@ -28,7 +28,7 @@ class TruncatedCheckpoint(Rule[Checkpoint]):
     Write to a temporary name and rename, and keep the checkpoint before the newest.
 
     A pickle in which nothing is of torch, and which is not called a model, holds data as far as
-    anything tells: it gets a remark.
+    anything tells: it gets a remark. So does a pointer of Git LFS, which only has to be fetched.
     """
 
     code, name, severity = "CKP007", "truncated-checkpoint", Severity.ERROR
@@ -49,6 +49,7 @@ class TruncatedCheckpoint(Rule[Checkpoint]):
             for what in part.damage:
                 found.setdefault(part.path, []).append(what)
         data = {part.path for part in source.parts if part.is_data}
+        aside = data | {part.path for part in source.parts if part.is_pointer}
         for path, reasons in found.items():
             more = f" ({len(reasons) - 1:,} more)" if len(reasons) > 1 else ""
             what = "pickle" if path in data else "checkpoint"
@@ -56,7 +57,7 @@ class TruncatedCheckpoint(Rule[Checkpoint]):
                 f"The {what} is not whole: {reasons[0]}{more}.",
                 path=path,
                 line=None,
-                severity=Severity.INFO if path in data else None,
+                severity=Severity.INFO if path in aside else None,
                 step=source.step,
                 fixes=way_back(source),
             )

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 # Half the distance from 1 to the next float32 below it, and above it.
 _BELOW, _ABOVE = 2.0**-25, 2.0**-24
 _DOUBLE = re.compile(rb"float64|DoubleTensor|\.double\(\)")
-_LEAST = 1e-30  # what is left of 1 after a sum in double precision is no eps
 
 
 class EpsLostInFloat32(CodeRule):
@@ -66,9 +65,10 @@ class EpsLostInFloat32(CodeRule):
             lost = next((given for given in _beside_one(value) if _is_lost(given)), None)
             if lost is None or value.node is None or not value.inputs:
                 continue
-            number = name_of(abs(1.0 - abs(lost.number() or 0.0)))
             one = "1" if (lost.number() or 0.0) > 0 else "-1"
-            message = f"{number} beside {one} is lost in float32: this is exactly {one}"
+            message = (
+                f"{name_of(_eps(lost))} beside {one} is lost in float32: this is exactly {one}"
+            )
             fix = Fix(
                 "use 1e-6 beside 1, or add the eps to the difference", edits=_edits(code, lost)
             )
@@ -92,7 +92,17 @@ def _is_lost(value: Value) -> bool:
     if number is None or value.core.op not in ("add", "sub", "neg"):
         return False
     away = abs(number) - 1.0
-    return _LEAST < away < _ABOVE or _LEAST < -away < _BELOW
+    if away == 0.0:  # lost in double precision already
+        parts = [part.number() for part in value.core.inputs]
+        return any(part is not None and 0 < abs(part) < _ABOVE for part in parts)
+    return 0 < away < _ABOVE or 0 < -away < _BELOW
+
+
+def _eps(lost: Value) -> float:
+    """Returns the small number that is lost."""
+    parts = [abs(part.number() or 0.0) for part in lost.core.inputs]
+    small = [part for part in parts if 0 < part < _ABOVE]
+    return small[0] if small else abs(1.0 - abs(lost.number() or 0.0))
 
 
 def _edits(code: Code, lost: Value) -> tuple[Edit, ...]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from nanguard.check.code.code_rule import CodeRule, bare, operand, replaced
 from nanguard.check.code.origins import origins
-from nanguard.check.code.training_path import is_beside_training, is_evaluation
+from nanguard.check.code.training_path import is_beside_training, is_evaluation, is_used_only
 from nanguard.check.code.value_questions import (
     can_be_zero,
     carries_gradient,
@@ -158,13 +158,16 @@ class UnguardedLog(CodeRule):
 
     def _of_numbers(self, code: Code) -> Iterator[Finding]:
         """Logarithms of Python's own, of a number that a network gives: at 0 they raise."""
-        for log in code.of("math.log", "math.log2", "math.log10"):
+        for log in code.of("math.log", "math.log2", "math.log10", "numpy.log"):
             value = log.inputs[0] if log.inputs else None
             if value is None or value.lo > 0 or value.number() is not None:
                 continue
             if guarded_by(value, log.guards) or not _is_chance_of_network(code, value):
                 continue
-            message = f"{log.op} of a probability that can be 0: it raises a ValueError there"
+            if value.has("padded") or is_evaluation(code) or is_used_only(log):
+                continue
+            result = "-inf" if log.op == "numpy.log" else "a ValueError"
+            message = f"{log.op} of a probability of a network that can be 0: {result} there"
             fix = Fix("bound it from below: max(p, 1e-7), or take logsigmoid of the logit")
             yield self.at(code, log.node, message, fixes=(fix,), claim="code")
 
@@ -203,9 +206,18 @@ def _made_elsewhere(code: Code, value: Value) -> str:
     if not is_open(core):
         return ""
     found = origins(code, unscaled(value))
-    if found.made_by("softmax", "sigmoid"):
+    made = {_without_ceiling(code, maker) for maker in found.makers}
+    if made & {"softmax", "sigmoid"}:
         return "probability"
-    return "softplus" if found.made_by("softplus") else ""
+    return "softplus" if "softplus" in made else ""
+
+
+def _without_ceiling(code: Code, maker: Value) -> str:
+    """Returns the operation that makes a value; a bound from above alone keeps a 0 a 0."""
+    if maker.op in ("clamp", "clamp_max", "minimum") and maker.lo <= 0 and maker.inputs:
+        before = origins(code, maker.inputs[0]).makers
+        return before[0].op if before else ""
+    return maker.op
 
 
 def _is_of_sizes(value: Value) -> bool:
@@ -230,7 +242,16 @@ def _is_seen(value: Value, kind: str) -> bool:
         if taken.op in ("pow", "square") and taken.inputs:
             taken = taken.inputs[0].core
         return core.inputs[0].number() == 1 and taken.op in ("sigmoid", "softmax", "tanh")
-    return core.op in ("softmax", "sigmoid", "abs")
+    return core.op in ("softmax", "sigmoid", "abs") or _is_mass(core)
+
+
+def _is_mass(core: Value) -> bool:
+    """Returns whether it is the probability of a few classes together, got from a softmax."""
+    if core.op == "sum" and core.inputs:
+        core = core.inputs[0].core
+    if core.op != "matmul" or len(core.inputs) < 2:
+        return False
+    return any(part.core.op == "softmax" for part in core.inputs[:2])
 
 
 def _is_around_one(value: Value) -> bool:
@@ -287,6 +308,8 @@ def _kind(value: Value, log: Value, *, outputs_are_probabilities: bool) -> str:
     elsewhere = core.scope is not None and core.scope is not log.scope
     if core.op in ("softmax", "sigmoid"):
         return "probability" if is_module_output(core, log) else ""
+    if _is_mass(core):
+        return "probability"
     if core.op == "abs" and _is_around_one(core.inputs[0].core):
         return "absolute value"
     if core.has("exp") or elsewhere or any(part.has("shifted") for part in core.upstream(6)):
@@ -295,6 +318,11 @@ def _kind(value: Value, log: Value, *, outputs_are_probabilities: bool) -> str:
         return _kind_of_quotient(*core.inputs[:2])
     if core.op in ("sub", "rsub") and not core.has("shifted"):
         return "" if any(map(_is_squeezed, core.upstream(8))) else "difference"
+    return _kind_by_name(value, core, log, outputs_are_probabilities=outputs_are_probabilities)
+
+
+def _kind_by_name(value: Value, core: Value, log: Value, *, outputs_are_probabilities: bool) -> str:
+    """Returns what names say that it is the log of."""
     if core.has("probability") or value.has("probability"):
         return "probability"
     scope = log.scope
