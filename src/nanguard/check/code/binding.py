@@ -194,7 +194,7 @@ class Binding(FunctionReader):
             base = self.value(target.value)
             index = self.value(target.slice)
             made = self.make("setitem", target, (base, index, value), event=True)
-            made.kinds = base.kinds
+            made.kinds = base.kinds | (value.kinds & {"sigmoid"})
             number = value.number()
             made.lo = min(base.lo, number) if number is not None else -INF
             made.hi = max(base.hi, number) if number is not None else INF

@@ -73,6 +73,8 @@ def of_sub(inputs: tuple[Value, ...], keywords: dict[str, Value]) -> Known:
         kinds.add("minmax")
     if a.has("sumsq") and b.has("sumsq", "square"):
         kinds.add("var")
+    if a.has("logscale") and b.has("logscale"):
+        kinds.add("logscale")
     if (a.has("logprob") and b.number() is None) or (b.has("logprob") and a.number() is None):
         kinds.add("logratio")
     if b.core.op in (
@@ -148,6 +150,8 @@ def of_div(inputs: tuple[Value, ...], keywords: dict[str, Value]) -> Known:
         scale = 1.0 / number if number else 1.0
         lo, hi = sorted((_times(a.lo, scale), _times(a.hi, scale)))
         return lo, hi, a.kinds - _LOST_KINDS
+    if a.number() == 1 and written_sigmoid(b) is not None:
+        return 0.0, 1.0, _kinds("ratio", "sigmoid", "probability")
     kinds = {"ratio"} | (a.kinds & _kinds("loss", "logits", "logratio", "logscale", "padded"))
     if b.has("difference"):
         kinds.discard("padded")
@@ -161,6 +165,17 @@ def of_div(inputs: tuple[Value, ...], keywords: dict[str, Value]) -> Known:
             lo = max(lo, SMALL)
         return lo, a.hi / b.lo if b.lo > 0 else INF, frozenset(kinds)
     return -INF, INF, frozenset(kinds)
+
+
+def written_sigmoid(divisor: Value) -> Value | None:
+    """Returns the exponential of a sigmoid that is written out, ``1 / (1 + exp(x))``."""
+    core = divisor.core
+    if core.op != "add" or len(core.inputs) < 2:
+        return None
+    for one, power in (core.inputs[:2], core.inputs[1::-1]):
+        if one.number() == 1 and power.core.op == "exp":
+            return power.core
+    return None
 
 
 def of_pow(inputs: tuple[Value, ...], keywords: dict[str, Value]) -> Known:

@@ -156,7 +156,7 @@ def _parts(files: list[str]) -> Iterator[_Part]:
         registered: set[str] = set()
         decorator = b""
         for piece in _pieces(content):
-            if _IMPORT.match(piece):
+            if _IMPORT.match(piece) or piece.startswith(b"__all__"):
                 continue
             match = _DEFINITION.match(piece)
             name = match[1].decode(errors="replace") if match else BETWEEN

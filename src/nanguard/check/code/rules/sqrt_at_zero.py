@@ -70,6 +70,12 @@ class SqrtAtZero(CodeRule):
             "    return torch.sqrt(1.0 - torch.pow(cosine, 2)).mean()\n",
             line=7,
         ),
+        Fails(
+            "import torch\n\n\ndef penalty(d_out, x):\n"
+            "    g = torch.autograd.grad(d_out.sum(), x, create_graph=True)[0]\n"
+            "    return (g.pow(2).sum(1).sqrt() - 1).pow(2).mean()\n",
+            line=6,
+        ),
         Passes(
             "import torch\n\n\ndef margin_loss(cosine):\n"
             "    return torch.sqrt((1.0 - cosine**2).clamp(1e-9, 1.0))\n"
@@ -144,6 +150,8 @@ def is_root(power: Value) -> bool:
 
 def _is_seen(value: Value) -> bool:
     """Returns whether it is seen to be 0: the sine of a cosine of 1, a distance to itself."""
+    if _is_of_gradients(value):
+        return True
     if _is_one_minus_square(value):
         return any(part.has("cosine") or part.op in _REACH_ONE for part in value.upstream(16))
     return any(
@@ -155,9 +163,16 @@ def _is_seen(value: Value) -> bool:
     )
 
 
+def _is_of_gradients(value: Value) -> bool:
+    """Returns whether it is the length of a gradient in a penalty, 0 where a critic is flat."""
+    return any(part.path == "torch.autograd.grad" for part in value.upstream(40))
+
+
 def _is_hardly_zero(value: Value) -> bool:
     """Returns whether everything there is would have to be equal, or two sides at once."""
     core = value.core
+    if _is_of_gradients(value):
+        return False
     near = value.upstream(8)
     if value.has("sumsq") and not any(part.op in ("sub", "rsub") for part in near):
         return True  # the length of one thing, and no distance between two

@@ -7,6 +7,7 @@ import re
 from typing import TYPE_CHECKING, ClassVar
 
 from nanguard.check.code.code_rule import CodeRule, bare, operand, replaced
+from nanguard.check.code.operations import written_sigmoid
 from nanguard.check.code.origins import origins
 from nanguard.check.code.training_path import is_beside_training
 from nanguard.check.code.value_questions import (
@@ -94,6 +95,11 @@ class UnboundedExp(CodeRule):
             "        log_std = low + 0.5 * (high - low) * (torch.tanh(log_std) + 1)\n"
             "        return log_std.exp()\n"
         ),
+        Fails(
+            "import torch\n\n\ndef chance_of_edge(dist, r, t):\n"
+            "    return 1.0 / (torch.exp((dist - r) / t) + 1.0)\n",
+            line=5,
+        ),
         Passes("import torch\n\n\ndef draw(log_p):\n    return log_p.exp().multinomial(1)\n"),
     )
 
@@ -102,11 +108,14 @@ class UnboundedExp(CodeRule):
         clamped = _clamped_in_place(code)
         told: set[str] = set()
         naive = _summed_and_logged(code)
+        sigmoids = _of_written_sigmoids(code)
         for power in code.of("exp", "expm1", "exp2"):
             value = power.inputs[0] if power.inputs else None
             if value is None or not power.grad or _is_kept_small(power, value):
                 continue
+            by_hand = id(power.node) in sigmoids
             what = _what(code, value, naive=id(power.node) in naive)
+            what = "value in a sigmoid that is written out" if by_hand else what
             if not what or _names(value) & clamped:
                 continue
             attribute = value.name if value.core.op == "parameter" else ""
@@ -119,7 +128,8 @@ class UnboundedExp(CodeRule):
                 f"exp of a {what} without an upper bound: inf above 88.7 in float32, above 11.1 "
                 "in float16",
                 fixes=_fixes(code, power),
-                shown=is_made_by_network(code, value)
+                shown=by_hand
+                or is_made_by_network(code, value)
                 or _is_layer_by_hand(unscaled(value))
                 or is_log_scale_of_network(code, unscaled(value))
                 or _is_of_policies(code, value, what),
@@ -234,6 +244,17 @@ def _summed_and_logged(code: Code) -> set[int]:
             found.add(id(total.node))  # a softplus that is written out
         if total is not None and total.op in ("sum", "cumsum", "mean") and total.inputs:
             found |= {id(part.node) for part in total.inputs[0].upstream(6) if part.op == "exp"}
+    return found
+
+
+def _of_written_sigmoids(code: Code) -> set[int]:
+    """Returns the exponentials in ``1 / (1 + exp(x))``, whose gradient is 0 times inf there."""
+    found: set[int] = set()
+    for quotient in code.of("div"):
+        if len(quotient.inputs) > 1 and quotient.inputs[0].number() == 1:
+            power = written_sigmoid(quotient.inputs[1])
+            if power is not None:
+                found.add(id(power.node))
     return found
 
 

@@ -98,6 +98,13 @@ class UnguardedLog(CodeRule):
             "    return torch.log(torch.abs(1 + w @ u) + 1e-8)\n"
         ),
         Fails(
+            "import torch\nfrom torch import nn\n\n\nclass Mixture(nn.Module):\n"
+            "    def __init__(self, k):\n        super().__init__()\n"
+            "        self.pi = nn.Parameter(torch.ones(k) / k)\n\n"
+            "    def forward(self, log_p):\n        return torch.log(self.pi) + log_p\n",
+            line=11,
+        ),
+        Fails(
             "import math\nimport torch\n\nnet = torch.nn.Sequential(torch.nn.Linear(3, 1), "
             "torch.nn.Sigmoid())\n\n\ndef reward(x):\n    return -math.log(net(x)[0].item())\n",
             line=8,
@@ -242,7 +249,13 @@ def _is_seen(value: Value, kind: str) -> bool:
         if taken.op in ("pow", "square") and taken.inputs:
             taken = taken.inputs[0].core
         return core.inputs[0].number() == 1 and taken.op in ("sigmoid", "softmax", "tanh")
-    return core.op in ("softmax", "sigmoid", "abs") or _is_mass(core)
+    return core.op in ("softmax", "sigmoid", "abs", "parameter") or _is_mass(core)
+
+
+def _is_trained(parameter: Value) -> bool:
+    """Returns whether an optimizer moves a parameter, which it may move to 0 and below."""
+    given = parameter.arg(1, "requires_grad")
+    return given is None or given.const is not False
 
 
 def _is_mass(core: Value) -> bool:
@@ -310,6 +323,8 @@ def _kind(value: Value, log: Value, *, outputs_are_probabilities: bool) -> str:
         return "probability" if is_module_output(core, log) else ""
     if _is_mass(core):
         return "probability"
+    if core.op == "parameter" and _is_trained(core):
+        return "learned parameter"
     if core.op == "abs" and _is_around_one(core.inputs[0].core):
         return "absolute value"
     if core.has("exp") or elsewhere or any(part.has("shifted") for part in core.upstream(6)):
