@@ -387,6 +387,15 @@ def of_log(inputs: tuple[Value, ...], keywords: dict[str, Value]) -> Known:
     return lo, hi, _kinds("log")
 
 
+def of_log1p(inputs: tuple[Value, ...], keywords: dict[str, Value]) -> Known:
+    """``log1p``; of an exponential it is a softplus that is written out."""
+    value = inputs[0]
+    if value.core.op == "exp":
+        return 0.0, INF, _kinds("softplus")
+    lo = math.log1p(value.lo) if -1 < value.lo < INF else -INF
+    return lo, math.log1p(value.hi) if -1 < value.hi < INF else INF, _kinds("log")
+
+
 def of_softplus(inputs: tuple[Value, ...], keywords: dict[str, Value]) -> Known:
     """``softplus``."""
     return 0.0, INF, _kinds("softplus")
@@ -461,6 +470,7 @@ _EFFECTS: dict[str, Callable[..., Known]] = {
     "log": of_log,
     "log2": of_log,
     "log10": of_log,
+    "log1p": of_log1p,
     "softmax": fixed(0.0, 1.0, "softmax", "probability"),
     "gumbel_softmax": fixed(0.0, 1.0, "softmax", "probability"),
     "sigmoid": fixed(0.0, 1.0, "sigmoid", "probability"),

@@ -89,35 +89,38 @@ def reach_of_training(paths: Iterable[str], only_uses: Callable[[str], bool]) ->
         training,
         lambda number: [u for u in users.get(number, ()) if not only_uses(parts[u].path)],
     )
-    at_import = _run_at_import(parts)
+    files_at, run = _run_at_import(parts)
 
     def below(number: int) -> list[int]:
-        return [*parts[number].uses, *at_import.get(parts[number].path, ())]
+        if number >= len(parts):
+            return run[number - len(parts)]
+        return [*parts[number].uses, files_at[parts[number].path]]
 
     return Reach(
-        frozenset((parts[n].path, parts[n].name) for n in _closure(above, below)),
+        frozenset((parts[n].path, parts[n].name) for n in _closure(above, below) if n < len(parts)),
         frozenset((p.path, p.name) for n, p in enumerate(parts) if p.callable and n not in users),
     )
 
 
-def _run_at_import(parts: list[_Part]) -> dict[str, list[int]]:
-    """Returns the parts that run, or are put into a table, when a file is run or imported."""
-    own: dict[str, list[int]] = {}
+def _run_at_import(parts: list[_Part]) -> tuple[dict[str, int], list[list[int]]]:
+    """Returns a number for each file, and what running or importing each of them reaches.
+
+    That is the code between its functions, what a decorator puts into a table, and the files that
+    it imports. Files are numbered behind the parts.
+    """
+    paths = list(dict.fromkeys(part.path for part in parts))
+    at = {path: len(parts) + place for place, path in enumerate(paths)}
+    run: list[list[int]] = [[] for _ in paths]
     for number, part in enumerate(parts):
         if part.registered or part.name == BETWEEN:
-            own.setdefault(part.path, []).append(number)
+            run[at[part.path] - len(parts)].append(number)
     stems: dict[bytes, list[str]] = {}
-    for path in own:
+    for path in paths:
         stems.setdefault(_stem(path), []).append(path)
-    imports: dict[str, list[str]] = {
-        path: [file for word in _imported(path) for file in stems.get(word, ()) if file != path]
-        for path in {part.path for part in parts}
-    }
-    found: dict[str, list[int]] = {}
-    for path, others in imports.items():
-        near = _nearest(path, others)
-        found[path] = [n for file in (path, *near) for n in own.get(file, ())]
-    return found
+    for path in paths:
+        others = [file for word in _imported(path) for file in stems.get(word, ()) if file != path]
+        run[at[path] - len(parts)] += [at[file] for file in _nearest(path, others)]
+    return at, run
 
 
 def _nearest(path: str, others: list[str]) -> list[str]:
@@ -164,6 +167,7 @@ def _parts(files: list[str]) -> Iterator[_Part]:
                 registered.add(name)
             decorator = piece if piece.startswith(b"@") else b""
             texts.setdefault(MAIN if _MAIN.match(piece) else name, []).append(piece)
+        texts.setdefault(BETWEEN, [])  # a file that only imports runs what it imports
         for name, pieces in texts.items():
             text = b"".join(pieces)
             words = defined.intersection(text.translate(_WORD).split())

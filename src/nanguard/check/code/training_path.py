@@ -42,6 +42,8 @@ _USES = re.compile(
     r"|infer\w*|predict\w*|interpolat\w*|slerp|compute_metrics?"
     r"|calc(ulate)?_(metric|acc|score|psnr|ssim|iou|map|fid|stat|auc|recall|dice)\w*)"
 )
+_DRAWS = re.compile(r"_?(sample_\w+|\w+_samples?|inverse|reverse|predict\w*|infer\w*)")
+_TRAINED = re.compile(r"^forward$|loss|training_step|encode")
 # Functions in which a module or a table is set up, before anything is trained.
 _SETUP = re.compile(
     r"__init__|__post_init__|setup|build\w*|_?(re)?init\w*|register_schedule|reset_\w+"
@@ -341,12 +343,20 @@ def is_used_only(value: Value) -> bool:
         return True
     scope = value.scope
     while scope is not None:
-        if _USES.fullmatch(scope.name.lower()):
+        if _USES.fullmatch(scope.name.lower()) and not _is_part_of_forward(scope):
             return True
         if scope.name == "backward" and scope.cls is not None and scope.cls.is_module():
             return True  # the way back through a flow, by which it is sampled from
         scope = scope.parent
     return False
+
+
+def _is_part_of_forward(function: Function) -> bool:
+    """Returns whether a function that draws samples is called where a model is trained."""
+    if function.home is None or not _DRAWS.fullmatch(function.name.lower()):
+        return False
+    scopes = [call.scope for call in Training.of(function.home).callers(function)]
+    return any(scope is not None and _TRAINED.search(scope.name.lower()) for scope in scopes)
 
 
 def is_set_up(value: Value) -> bool:

@@ -270,7 +270,8 @@ _HINTS: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
         ),
         (
             "network",
-            r"(model|net|network|module|encoder|decoder|backbone|policy|actor|critic|generator|discriminator|student|teacher|unet|transformer|vae|classifier|head|G|D|netG|netD|.*_(model|net|network|head))$",
+            r"(model|net|network|module|encoder|decoder|backbone|policy|actor|critic|generator|discriminator|student|teacher|unet|transformer|vae|classifier|head|G|D|netG|netD|.*_(model|net|network|head)"
+            r"|(actor|critic|policy|encoder|decoder|generator|discriminator)_(local|target|new|old|net|main|online|q|k|[ab12]))$",
         ),
     )
 )

@@ -104,6 +104,13 @@ class DivisionByUnguardedSum(CodeRule):
             "    return torch.spmm(adj, h) / degree\n",
             line=6,
         ),
+        Fails(
+            "import torch\nimport torch.nn.functional as F\n\n\n"
+            "def box_loss(pred, labels, boxes):\n    pos = labels > 0\n"
+            "    pred, boxes = pred[pos, :], boxes[pos, :]\n"
+            '    return F.smooth_l1_loss(pred, boxes, reduction="sum") / boxes.size(0)\n',
+            line=8,
+        ),
         Passes("import torch\n\n\ndef f(total, loader):\n    return total / len(loader)\n"),
     )
 
@@ -131,7 +138,9 @@ class DivisionByUnguardedSum(CodeRule):
                 quotient.node,
                 "division by a sum that is 0 when nothing is left in: 0 / 0 is NaN",
                 fixes=_fixes(code, quotient),
-                shown=_may_pick_nothing(divisor) or _is_degree(divisor.core),
+                shown=_may_pick_nothing(divisor)
+                or _is_size_of_picked(divisor)
+                or _is_degree(divisor.core),
                 weak=is_beside_training(code, quotient)
                 or is_only_shown(code, quotient)
                 or (_is_degree(divisor.core) and _LOOPS.search(code.text.content) is not None),
@@ -158,8 +167,9 @@ def _is_selective(test: Value) -> bool:
         return number in _IGNORED or "ignore" in test.inputs[1].name.lower()
     if asked == "eq":
         return number is not None
-    # What is above 0 are words as a rule, and no limit that somebody chose.
-    return asked in _ORDERS and number not in (None, 0.0)
+    if number == 0.0:  # words as a rule, and no limit that somebody chose
+        return asked in _ORDERS and test.inputs[0].has("labels")
+    return asked in _ORDERS and number is not None
 
 
 def _is_degree(core: Value) -> bool:
@@ -177,6 +187,8 @@ def _is_count(value: Value) -> bool:
         return any(_is_count(part) for part in core.inputs)
     if core.op == "sub" and core.inputs[1].number() == 1:
         return _is_number_picked(core.inputs[0])
+    if _is_size_of_picked(value):
+        return True
     if core.has("masksum", "weightsum"):
         return core.op in ("sum", "mean", "count_nonzero", "nansum", "add")
     if core.op in ("index_add", "scatter_add") and core.inputs:
@@ -184,6 +196,22 @@ def _is_count(value: Value) -> bool:
     if core.op == "sum" and core.inputs and core.inputs[0].core.op in ("bincount", "histc"):
         return True
     return core.op in ("sum", "bincount", "histc") and value.has("count")
+
+
+def _is_size_of_picked(value: Value) -> bool:
+    """Returns whether it is the number of rows that a comparison has picked."""
+    core = value.core
+    if core.op not in ("size", "len", "numel") and not (core.op == "shape" and value.has("size")):
+        return False
+    picked = core.inputs[0].core if core.inputs else core
+    source = core.inputs[0] if core.inputs else core
+    for part in source.upstream(3):
+        if part.op == "getitem" and len(part.inputs) > 1:
+            picked = part
+            break
+    index = picked.inputs[1] if picked.op == "getitem" and len(picked.inputs) > 1 else None
+    first = index.items[0] if index is not None and index.items else index
+    return first is not None and any(_is_selective(part) for part in first.upstream(4))
 
 
 def _is_number_picked(value: Value) -> bool:

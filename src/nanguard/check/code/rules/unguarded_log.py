@@ -105,6 +105,12 @@ class UnguardedLog(CodeRule):
             line=11,
         ),
         Fails(
+            "import torch\n\n\ndef log_prior(w, wide, narrow, pi):\n"
+            "    p = pi * wide.log_prob(w).exp() + (1 - pi) * narrow.log_prob(w).exp()\n"
+            "    return torch.log(p).sum()\n",
+            line=6,
+        ),
+        Fails(
             "import math\nimport torch\n\nnet = torch.nn.Sequential(torch.nn.Linear(3, 1), "
             "torch.nn.Sigmoid())\n\n\ndef reward(x):\n    return -math.log(net(x)[0].item())\n",
             line=8,
@@ -208,7 +214,7 @@ def _is_chance_of_network(code: Code, value: Value) -> bool:
 def _made_elsewhere(code: Code, value: Value) -> str:
     """Returns what a value is that a caller hands in or a model gives back, if it reaches 0."""
     core = unscaled(value).core
-    if core.op == "softplus":
+    if core.op in ("softplus", "log1p", "join") and core.has("softplus"):
         return "softplus"
     if not is_open(core):
         return ""
@@ -249,7 +255,9 @@ def _is_seen(value: Value, kind: str) -> bool:
         if taken.op in ("pow", "square") and taken.inputs:
             taken = taken.inputs[0].core
         return core.inputs[0].number() == 1 and taken.op in ("sigmoid", "softmax", "tanh")
-    return core.op in ("softmax", "sigmoid", "abs", "parameter") or _is_mass(core)
+    return (
+        core.op in ("softmax", "sigmoid", "abs", "parameter") or _is_mass(core) or _is_mixture(core)
+    )
 
 
 def _is_trained(parameter: Value) -> bool:
@@ -265,6 +273,17 @@ def _is_mass(core: Value) -> bool:
     if core.op != "matmul" or len(core.inputs) < 2:
         return False
     return any(part.core.op == "softmax" for part in core.inputs[:2])
+
+
+def _is_mixture(core: Value) -> bool:
+    """Returns whether it is a sum of densities, each taken out of its logarithm by exp."""
+    if core.op in ("sum", "mean") and core.inputs:
+        core = core.inputs[0].core
+        return core.op == "exp" and core.inputs[0].core.op == "log_prob"
+    if core.op != "add" or len(core.inputs) < 2 or core.has("padded"):
+        return False
+    powers = [part for given in core.inputs[:2] for part in given.upstream(4) if part.op == "exp"]
+    return len(powers) > 1 and all(power.inputs[0].core.op == "log_prob" for power in powers)
 
 
 def _is_around_one(value: Value) -> bool:
@@ -321,7 +340,7 @@ def _kind(value: Value, log: Value, *, outputs_are_probabilities: bool) -> str:
     elsewhere = core.scope is not None and core.scope is not log.scope
     if core.op in ("softmax", "sigmoid"):
         return "probability" if is_module_output(core, log) else ""
-    if _is_mass(core):
+    if _is_mass(core) or _is_mixture(core):
         return "probability"
     if core.op == "parameter" and _is_trained(core):
         return "learned parameter"
