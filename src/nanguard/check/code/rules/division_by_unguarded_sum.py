@@ -12,6 +12,7 @@ from nanguard.check.code.value_questions import (
     can_be_zero,
     guarded_by,
     has_eps_outside,
+    is_number,
     is_only_shown,
     is_repaired_at_once,
 )
@@ -143,6 +144,7 @@ class DivisionByUnguardedSum(CodeRule):
                 or _is_degree(divisor.core),
                 weak=is_beside_training(code, quotient)
                 or is_only_shown(code, quotient)
+                or is_number(divisor)  # Python's own division raises
                 or (_is_degree(divisor.core) and _LOOPS.search(code.text.content) is not None),
             )
 
@@ -168,7 +170,7 @@ def _is_selective(test: Value) -> bool:
     if asked == "eq":
         return number is not None
     if number == 0.0:  # words as a rule, and no limit that somebody chose
-        return asked in _ORDERS and test.inputs[0].has("labels")
+        return asked == "gt" and test.inputs[0].has("labels")
     return asked in _ORDERS and number is not None
 
 
