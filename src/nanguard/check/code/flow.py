@@ -128,6 +128,8 @@ class Expressions(Calls):
         found = self.code.found(node) if self.code.project is not None else None
         if isinstance(found, Value):
             return self.renamed(found, node.attr)
+        if isinstance(found, Function):
+            return Value(node=node, function=found, name=node.attr, path=path)
         return Value(node=node, path=path, name=node.attr)
 
     def _finfo(self, node: ast.Attribute, base: Value) -> Value:

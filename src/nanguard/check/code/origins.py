@@ -201,9 +201,9 @@ class _Search:
             return
         owner = function.cls.name if function.cls is not None else ""
         named = owner if function.name in ("forward", "__call__") and owner else function.name
-        files = project.callers(named)[: _MOST_FILES + 1]
-        if len(files) > _MOST_FILES:
+        if len(project.callers(named)) > _MOST_FILES:
             return
+        files = project.users(named)[:_MOST_FILES]
         for path in files:
             if absolute(path) == absolute(home.text.path):
                 continue

@@ -69,8 +69,12 @@ _MOST_CALLERS = 40  # files that are searched for the calls of one class or func
 _DEFINED = re.compile(rb"\n[ \t]*(?:async[ \t]+)?(?:def|class)[ \t]+(\w+)")
 # Everything but words and the parentheses behind them is blank.
 _WORDS = bytes(c if c in b"_(" or chr(c).isalnum() else 32 for c in range(128)) + b" " * 128
+# Names of functions that every file has for other things as well.
+_COMMON = frozenset({"forward", "loss", "train", "main", "step", "update", "model", "data", "run"})
+# What makes things by a path that a configuration holds.
+_BY_PATH = (b"hydra", b"'_target_'", b'"_target_"', b"pydoc.locate(")
 _BY_NAME = (
-    b"import_module(", b"__import__(", b"hydra", b"_target_", b"pkgutil", b"registry",
+    b"import_module(", b"__import__(", b"pkgutil", b"registry", *_BY_PATH,
     b"globals()[", b"__dict__[",
 )  # fmt: skip
 _MADE_BY_NAME = re.compile(rb"getattr\([^()\n]*\)\(")
@@ -99,17 +103,21 @@ class _Index:
 
     Attributes:
         callers: The files that call something.
+        users: The files that name something without calling it, as to give it another name.
         words: How often something is named, its definition counted.
         trains: The files that start a backward pass, or hand a model to a trainer.
         imported: The words of all import statements.
         by_name: Whether some file is imported by a name that is put together at run time.
+        by_path: Whether something is made by a path that stands in a configuration.
     """
 
     callers: dict[str, list[str]] = field(default_factory=dict)
+    users: dict[str, list[str]] = field(default_factory=dict)
     words: dict[str, int] = field(default_factory=dict)
     trains: set[str] = field(default_factory=set)
     imported: set[str] = field(default_factory=set)
     by_name: bool = False
+    by_path: bool = False
 
 
 class Project:
@@ -237,6 +245,13 @@ class Project:
         self.consulted |= {absolute(path) for path in self._callers.get(name, ())}
         return self._callers.get(name, [])
 
+    def users(self, name: str) -> list[str]:
+        """Returns the files that call something of this name, and then those that only name it."""
+        called = self.callers(name)
+        named = [path for path in self._index.users.get(name, ()) if path not in called]
+        self.consulted |= {absolute(path) for path in named}
+        return [*called, *named]
+
     def holds(self, path: str, word: str) -> bool:
         """Returns whether a word stands in a file of the project."""
         self.consulted.add(absolute(path))
@@ -276,6 +291,11 @@ class Project:
     def is_closed(self) -> bool:
         """Whether what is used is named: nothing is imported or made by a name put together."""
         return not self._index.by_name
+
+    @property
+    def makes_by_path(self) -> bool:
+        """Whether a configuration may name a class that no code names."""
+        return self._index.by_path
 
     def reaches(self, path: str, name: str) -> bool | None:
         """Returns whether the project's training reaches a function, a class or a file's own code.
@@ -339,6 +359,7 @@ class Project:
             if is_training_code(data):
                 index.trains.add(path)
             index.by_name = index.by_name or _imports_by_name(data)
+            index.by_path = index.by_path or any(word in data for word in _BY_PATH)
             for line in _IMPORTS.findall(b"\n" + data):
                 imported.update(line.translate(_WORDS).split())
             # A word that is called ends in its parenthesis.
@@ -351,6 +372,8 @@ class Project:
                 index.words[told] = index.words.get(told, 0) + number
                 if word is not name and number > here[name]:
                     index.callers.setdefault(told, []).append(path)
+                elif word is name and told not in _COMMON:
+                    index.users.setdefault(told, []).append(path)
         index.imported = {word.decode(errors="replace") for word in imported}
         return index
 

@@ -102,7 +102,15 @@ def _is_differentiated(code: Code, function: Function, depth: int = 1) -> bool:
     if _LOSS.search(function.name.lower()) or any(map(is_backward, function.events)):
         return True
     callers = [call.scope for call in training.callers(function) if call.scope is not None]
-    return depth > 0 and any(_is_differentiated(code, caller, depth - 1) for caller in callers)
+    if depth <= 0:
+        return False
+    if any(_is_differentiated(code, caller, depth - 1) for caller in callers):
+        return True
+    return any(
+        _is_differentiated(home, call.scope, depth - 1)
+        for home, call in calls_of(code, function)
+        if home is not code and call.scope is not None and call.grad
+    )
 
 
 def _is_reached(code: Code, node: ast.AST | None) -> bool | None:
@@ -188,8 +196,8 @@ def is_for_show(value: Value) -> bool:
     scope = value.scope
     if scope is None:
         return False
-    around = scope.name + (f" {scope.cls.name}" if scope.cls is not None else "")
-    return bool(_SHOW.search(around.lower()))
+    names = [scope.name] if scope.cls is None else [scope.name, scope.cls.name]
+    return any(_SHOW.search(name.lower()) for name in names)
 
 
 def is_about_training(code: Code) -> bool:
@@ -292,7 +300,7 @@ def _is_idle(code: Code, function: Function) -> bool:
 def _is_never_made(code: Code, cls: Class) -> bool:
     """Returns whether nobody in a project that trains makes, names or inherits from a class."""
     project = code.project
-    if project is None or not project.trains or not project.is_closed or cls.node.decorator_list:
+    if project is None or not project.trains or project.makes_by_path or cls.node.decorator_list:
         return False
     own = code.text.content.count(f"super({cls.name}")
     return project.mentions(cls.name) - own <= 1

@@ -83,6 +83,15 @@ def _edits(code: Code, angle: Value) -> tuple[Edit, ...]:
 
 def _reaches_one(value: Value) -> bool:
     core = value.core
-    if core.op in ("clamp", "clamp_min", "clamp_max", "minimum", "maximum", "hardtanh"):
+    if core.op in (
+        "clamp",
+        "clamp_min",
+        "clamp_max",
+        "minimum",
+        "maximum",
+        "min",
+        "max",
+        "hardtanh",
+    ):
         return value.hi == 1.0 or value.lo == -1.0
     return core.has("cosine")

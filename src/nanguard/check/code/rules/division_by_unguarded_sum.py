@@ -12,6 +12,7 @@ from nanguard.check.code.value_questions import (
     can_be_zero,
     guarded_by,
     has_eps_outside,
+    is_made_by_network,
     is_number,
     is_only_shown,
     is_repaired_at_once,
@@ -122,7 +123,10 @@ class DivisionByUnguardedSum(CodeRule):
             if len(quotient.inputs) < 2 or not quotient.grad:
                 continue
             divisor = quotient.inputs[1]
-            if not (_is_count(divisor) or _is_weighted_mean(quotient)) or not can_be_zero(divisor):
+            share = _is_share_of_itself(code, quotient)
+            if not (share or _is_count(divisor) or _is_weighted_mean(quotient)):
+                continue
+            if not can_be_zero(divisor):
                 continue
             if guarded_by(divisor, quotient.guards) or _is_never_empty(divisor):
                 continue
@@ -139,7 +143,8 @@ class DivisionByUnguardedSum(CodeRule):
                 quotient.node,
                 "division by a sum that is 0 when nothing is left in: 0 / 0 is NaN",
                 fixes=_fixes(code, quotient),
-                shown=_may_pick_nothing(divisor)
+                shown=share
+                or _may_pick_nothing(divisor)
                 or _is_size_of_picked(divisor)
                 or _is_degree(divisor.core),
                 weak=is_beside_training(code, quotient)
@@ -172,6 +177,16 @@ def _is_selective(test: Value) -> bool:
     if number == 0.0:  # words as a rule, and no limit that somebody chose
         return asked == "gt" and test.inputs[0].has("labels")
     return asked in _ORDERS and number is not None
+
+
+def _is_share_of_itself(code: Code, quotient: Value) -> bool:
+    """Returns whether outputs of a layer are divided by their sum: of any sign, or of a ReLU."""
+    over, under = (part.core for part in quotient.inputs[:2])
+    if under.op != "sum" or not under.inputs or under.inputs[0].core is not over:
+        return False
+    if over.op == "relu":
+        return True
+    return over.lo < 0 and over.op == "call" and is_made_by_network(code, quotient.inputs[0])
 
 
 def _is_degree(core: Value) -> bool:

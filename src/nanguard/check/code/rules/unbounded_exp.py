@@ -211,6 +211,7 @@ def _is_of_policies(code: Code, value: Value, what: str) -> bool:
         return False
     now, before = value.core.inputs[:2]
     old = any(_BEFORE.search(part.name.lower()) for part in before.upstream(4))
+    old = old or (bool(now.name) and now.name == before.name)  # of the network, and of the buffer
     if not now.has("logprob") or not old:
         return False
     if code.project is not None:
