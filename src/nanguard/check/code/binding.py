@@ -148,6 +148,11 @@ class FunctionReader:
     def either(self, values: list[Value]) -> Value:
         """Returns what is known about a value that is one of several."""
         first, *others = values[:4]
+        sizes = {len(v.items) if v.items is not None else -1 for v in values[:4]}
+        items = None
+        if len(sizes) == 1 and 0 < next(iter(sizes)) <= 12:
+            rows = zip(*(v.items or () for v in values[:4]), strict=True)
+            items = tuple(self.either(list(row)) for row in rows) if others else first.items
         lo, hi = min(v.lo for v in values), max(v.hi for v in values)
         kinds = frozenset().union(*(v.kinds for v in values))
         same = all(v.const == first.const for v in others)
@@ -161,6 +166,7 @@ class FunctionReader:
             node=first.node,
             name=first.name,
             path=first.path,
+            items=items,
             cls=next((v.cls for v in values if v.cls), None),
         )
 
@@ -247,6 +253,11 @@ class Binding(FunctionReader):
 
     def rebind(self, target: ast.expr, value: Value) -> None:
         """Gives a name the result of an operation that worked in place."""
+        if isinstance(target, ast.Attribute) and getattr(target.value, "id", "") == "self":
+            if value.op == "appended" and self.scope.cls is not None:
+                self.scope.cls.attributes.setdefault(target.attr, []).append(value)
+                self.env[f"self.{target.attr}"] = self.renamed(value, target.attr)
+            return
         while isinstance(target, (ast.Subscript, ast.Call, ast.Attribute)):
             if isinstance(target, ast.Attribute) and target.attr != "data":
                 return
@@ -282,10 +293,18 @@ class Binding(FunctionReader):
             value.autocast,
         )
 
-    def element(self, source: Value) -> Value:
+    def element(self, source: Value, depth: int = 3) -> Value:
         """Returns what a loop over a value gives."""
         if source.op == "each" and source.inputs:
             return source.inputs[0]
+        if source.op == "appended":
+            last, before = source.inputs[1], source.inputs[0]
+            known = before.core.op in ("appended", "each") or bool(before.items)
+            return self.either([last, self.element(before)]) if known else last
+        if source.op in ("named", "join") and source.inputs and depth:
+            added = [v for v in source.inputs if v.core.op in ("appended", "join")]
+            if added:
+                return self.either([self.element(v, depth - 1) for v in added[:3]])
         if source.op == "new" and source.path in _LISTS and source.inputs:
             return self.element(source.inputs[0])
         if source.op == "call" and source.name in ("zip", "enumerate") and len(source.inputs) > 1:

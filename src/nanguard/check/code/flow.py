@@ -334,6 +334,7 @@ def _fold(op: type[ast.operator], a: float, b: float) -> Any:
     return None
 
 
+_MOST_ITEMS = 12  # of two tuples that are one of two, item by item
 _ENDS = (ast.Return, ast.Continue, ast.Break, ast.Raise)
 
 
@@ -512,6 +513,9 @@ class Flow(Expressions):
 
 def join(a: Value, b: Value) -> Value:
     """Returns what is known about a value that is one of two."""
+    items = None
+    if a.items is not None and b.items is not None and len(a.items) == len(b.items) <= _MOST_ITEMS:
+        items = tuple(map(join, a.items, b.items))
     return Value(
         min(a.lo, b.lo),
         max(a.hi, b.hi),
@@ -525,6 +529,7 @@ def join(a: Value, b: Value) -> Value:
         cls=a.cls or b.cls,
         function=a.function or b.function,
         path=a.path if a.path == b.path else "",
+        items=items,
         scope=b.scope,
         grad=a.grad or b.grad,
     )

@@ -391,9 +391,12 @@ def _keeps_zeros(event: Value) -> bool:
 def _because_bad(code: Code, event: Value) -> bool:
     """Whether it happens in the branch of a test that found something not finite."""
     flags = set()
+    roles = ValueRoles.of(code)
     for test in Conditions.of(code).tests:
         if test.function is not event.scope:
             continue
+        if not any(check.exact or roles.role(check.subject) for check in test.checks):
+            continue  # a limit on something else, such as the size of a buffer
         if within(event.line, test.when_bad):
             return True
         flags |= {name for statement in test.when_bad for name in _raised(statement)}

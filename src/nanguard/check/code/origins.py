@@ -261,7 +261,8 @@ def _inside(value: Value, place: Place) -> list[tuple[Value, Place]] | None:
         inside = -len(value.items) <= place < len(value.items)
         return [(value.items[place], None)] if inside else []
     if value.items and value.op == "" and place is None:
-        return [(item, None) for item in value.items]
+        # Which of the things in a tuple is meant is not known; those in a list are alike.
+        return [(item, None) for item in value.items] if isinstance(value.node, ast.List) else []
     if isinstance(value.node, ast.Dict) and not value.op:
         held = _held(value, value.node, place) if isinstance(place, str) else None
         return held if held is not None else [(part, None) for part in value.inputs]

@@ -240,7 +240,7 @@ def is_aside(code: Code, node: ast.AST | None) -> bool:
             break
     if function is None:
         return code.text.path.endswith(".ipynb") and not looped
-    if _only_uses_weights(code) or _is_left_over(code):
+    if _is_left_over(code) or (_only_uses_weights(code) and _is_reached(code, node) is not True):
         return True
     found = code.function_of(function)
     return found is not None and code.project is not None and _is_idle(code, found)

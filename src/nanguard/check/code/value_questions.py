@@ -93,11 +93,20 @@ def is_made_here(value: Value) -> bool:
     for part in value.upstream(40):
         if part.op == "parameter":
             return False  # an optimizer moves it
+        if part.op == "tensor" and part.inputs and not _is_literal(part.inputs[0]):
+            return False  # what the program has collected
         if part.op in _MADE:
             leaves += 1
         elif not part.inputs and part.number() is None and not (part.path or part.items):
             return False
     return leaves > 0
+
+
+def _is_literal(value: Value) -> bool:
+    """Returns whether a value is a number that is written down, or a list of such."""
+    if value.items is not None:
+        return all(map(_is_literal, value.items))
+    return value.number() is not None or isinstance(value.const, bool)
 
 
 def is_bounded(value: Value) -> bool:
@@ -232,7 +241,15 @@ def is_log_scale_of_network(code: Code, value: Value) -> bool:
     if not value.has("logscale") or not is_open(value.core):
         return False
     found = origins(code, value)
-    return found.network and not any(m.hi < INF or m.op in _BOUNDING for m in found.makers)
+    return found.network and not any(map(is_kept_in_range, found.makers))
+
+
+def is_kept_in_range(maker: Value) -> bool:
+    """Returns whether an operation bounds what it makes, as a normalisation does."""
+    if maker.hi < INF or maker.op in _BOUNDING:
+        return True
+    called = maker.inputs[0].core.path if maker.op == "call" and maker.inputs else maker.path
+    return "Norm" in called
 
 
 def _is_unbounded(code: Code, maker: Value, depth: int = 2) -> bool:

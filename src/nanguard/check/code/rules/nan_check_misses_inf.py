@@ -34,6 +34,7 @@ _COUNTS = frozenset({"sum", "mean", "count_nonzero", "item", "float"})
 _SEES_INF = ("isinf", "isfinite", "isposinf")
 # Methods whose loss a framework trains on.
 _HOOKS = re.compile(r"training_step|compute_loss|train_step")
+_EVALUATED = re.compile(r"(^|_)(v|val|vali?d?|validat\w*|dev|test|eval\w*)(_|$)")
 _SAYS = re.compile(r"print|warn|error|info|log|verbose|critical|write|debug|exit")
 _TITLE = "ask for both: not isfinite(...)"
 
@@ -116,7 +117,9 @@ class NanCheckMissesInf(CodeRule):
 
     def _told(self, code: Code, test: Test, check: FiniteCheck, role: str) -> Finding:
         what = {"norm": "gradient norm"}.get(role, role)
-        trained = role != "loss" or _is_where_trained(code, test.function)
+        trained = role != "loss" or (
+            _is_where_trained(code, test.function) and not _is_of_evaluation(check.subject)
+        )
         passes = "Inf passes and reaches the weights" if trained else "Inf passes"
         ends = _raises(test)
         return self.at(
@@ -157,6 +160,11 @@ def _is_where_trained(code: Code, function: Function) -> bool:
     training = Training.of(code)
     scopes = [function, *(call.scope or code.module for call in training.callers(function))]
     return any(training.does(e, is_backward) for scope in scopes for e in scope.events)
+
+
+def _is_of_evaluation(value: Value) -> bool:
+    """Whether a loss is that of a validation, by its name or by the function that gives it."""
+    return any(_EVALUATED.search(part.name.lower()) for part in value.upstream(6))
 
 
 def _alone(test: Test, conditions: Conditions) -> Iterator[FiniteCheck]:

@@ -14,6 +14,7 @@ from nanguard.check.code.value_questions import (
     carries_gradient,
     guarded_by,
     is_bounded,
+    is_kept_in_range,
     is_log_scale_of_network,
     is_made_by_network,
     is_made_here,
@@ -144,6 +145,8 @@ class UnboundedExp(CodeRule):
 def _is_kept_small(power: Value, value: Value) -> bool:
     """Returns whether something bounds a value, or nothing is learned in it."""
     if is_bounded(value) or is_table(value) or is_made_here(value) or not carries_gradient(value):
+        return True
+    if is_kept_in_range(unscaled(value).core):
         return True
     return guarded_by(value, power.guards) or _is_scaled_from_bounded(value)
 
