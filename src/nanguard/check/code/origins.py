@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     from nanguard.check.code.code import Code
     from nanguard.check.code.scopes import Class, Function
 
-Place = int | str | None
+# Which part of a value is meant: the places and keys that lead to it, outermost first.
+Place = tuple[int | str, ...]
 _Step = tuple[Value, Place, tuple[Value, ...]]
 _MOST_VALUES = 160  # that are followed for one question
 _MOST_FILES = 12  # in which calls of one function are looked for
@@ -44,10 +45,12 @@ class Origins:
     Attributes:
         makers: The operations that make it.
         network: Whether the output of a model is among what it comes from.
+        detached: Whether it is cut off from its gradient on one of the ways.
     """
 
     makers: tuple[Value, ...]
     network: bool
+    detached: bool = False
 
     def made_by(self, *operations: str) -> bool:
         """Returns whether one of these operations makes the value."""
@@ -66,7 +69,7 @@ def origins(code: Code, value: Value) -> Origins:
     if found is None:
         search = _Search(code)
         makers = tuple(search.makers(value))
-        found = known[id(value)] = (value, Origins(makers, search.network))
+        found = known[id(value)] = (value, Origins(makers, search.network, search.detached))
     return found[1]
 
 
@@ -86,11 +89,12 @@ class _Search:
 
     code: Code
     network: bool = False
+    detached: bool = False
     seen: set[tuple[int, Place]] = field(default_factory=set)
 
     def makers(self, value: Value) -> Iterator[Value]:
         """Yields what makes a value."""
-        queue: list[_Step] = [(value, None, ())]
+        queue: list[_Step] = [(value, (), ())]
         while queue:
             value, place, within = queue.pop(0)
             key = (id(value), place)
@@ -100,6 +104,7 @@ class _Search:
                 return
             self.seen.add(key)
             self.network = self.network or (value.op in _OUTPUTS and value.has("network"))
+            self.detached = self.detached or value.op in ("detach", "data")
             if value.op == "result":
                 queue.append((value.inputs[0], place, (value, *within[:6])))
                 continue
@@ -125,7 +130,9 @@ class _Search:
         if value.op in ("join", "appended"):
             return [(part, place) for part in value.inputs]
         if value.op == "part":
-            return [(value.inputs[0], _place_of(self._home(value), value.node))]
+            return [(value.inputs[0], (*_place_of(self._home(value), value.node), *place))]
+        if value.op == "getitem" and len(value.inputs) == 1 and not _is_cut(value.inputs[0]):
+            return [(value.inputs[0], (*_place_of(self._home(value), value.node), *place))]
         if value.op in _PASSES and value.inputs:
             return [(value.inputs[0], _picked(value, place))]
         if value.op == "call" and value.inputs:
@@ -155,6 +162,7 @@ class _Search:
             name = call.name if cls.method(call.name) is not None else "forward"
             function = cls.method(name) or cls.method("__call__")
         if function is not None:
+            self.network = self.network or (cls is not None and cls.is_module())
             yield home.result_of(function)
             return
         final = last_layer(maker) if maker.op == "new" else None
@@ -257,38 +265,51 @@ def _given(code: Code, call: Value, function: Function, name: str) -> Value | No
 
 def _inside(value: Value, place: Place) -> list[tuple[Value, Place]] | None:
     """Returns what a tuple, a list or a mapping holds; None if a value is none of them."""
-    if value.items is not None and isinstance(place, int):
-        inside = -len(value.items) <= place < len(value.items)
-        return [(value.items[place], None)] if inside else []
-    if value.items and value.op == "" and place is None:
+    first = place[0] if place else None
+    if value.items is not None and isinstance(first, int):
+        inside = -len(value.items) <= first < len(value.items)
+        return [(value.items[first], place[1:])] if inside else []
+    if value.items and value.op == "" and not place:
         # Which of the things in a tuple is meant is not known; those in a list are alike.
-        return [(item, None) for item in value.items] if isinstance(value.node, ast.List) else []
+        return [(item, ()) for item in value.items] if isinstance(value.node, ast.List) else []
     if isinstance(value.node, ast.Dict) and not value.op:
-        held = _held(value, value.node, place) if isinstance(place, str) else None
-        return held if held is not None else [(part, None) for part in value.inputs]
+        if not isinstance(first, str):
+            return [(part, place) for part in value.inputs]
+        return [(held, place[1:]) for held in _held(value, value.node, first)]
     return None
+
+
+def _is_cut(value: Value) -> bool:
+    """Returns whether a tensor was cut into several, which are alike."""
+    for _ in range(6):
+        if value.op in ("chunk", "split", "unbind", "tensor_split"):
+            return True
+        if value.op not in SHAPE or not value.inputs:
+            return False
+        value = value.inputs[0]
+    return False
 
 
 def _picked(value: Value, place: Place) -> Place:
     """Returns which part is meant of what an operation hands on."""
-    if place is not None or value.op not in ("getitem", "field") or len(value.inputs) < 2:
+    if value.op not in ("getitem", "field") or len(value.inputs) < 2:
         return place
     index = value.inputs[1].const
-    return index if isinstance(index, (int, str)) and not isinstance(index, bool) else None
+    known = isinstance(index, (int, str)) and not isinstance(index, bool)
+    return (index, *place) if known else place
 
 
-def _held(value: Value, node: ast.Dict, key: str) -> list[tuple[Value, Place]]:
+def _held(value: Value, node: ast.Dict, key: str) -> Iterator[Value]:
     for name, held in zip(node.keys, value.inputs, strict=False):
         if isinstance(name, ast.Constant) and name.value == key:
-            return [(held, None)]
-    return []
+            yield held
 
 
-def _place_of(code: Code, node: ast.AST | None) -> int | None:
+def _place_of(code: Code, node: ast.AST | None) -> Place:
     """Returns which of several names of an assignment a node is."""
     parent = code.parents.get(node) if node is not None else None
     if not isinstance(parent, (ast.Tuple, ast.List)):
-        return None
+        return ()
     place = parent.elts.index(node)  # type: ignore[arg-type]
     before = any(isinstance(element, ast.Starred) for element in parent.elts[:place])
-    return None if before else place
+    return () if before else (place,)

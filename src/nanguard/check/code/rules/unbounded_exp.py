@@ -135,6 +135,7 @@ class UnboundedExp(CodeRule):
                 or is_log_scale_of_network(code, unscaled(value))
                 or _is_of_policies(code, value, what),
                 weak=_is_hardly_large(code, value, what)
+                or origins(code, unscaled(value)).detached
                 or is_of_time(value)
                 or is_beside_training(code, power)
                 or is_rounded(code, power.node)
