@@ -85,6 +85,7 @@ _ALIASES = {
 }
 # What gives a module back that computes the same.
 _WRAPPERS = frozenset({"DataParallel", "DistributedDataParallel", "FullyShardedDataParallel"})
+_REPARAMETRISES = frozenset({"weight_norm", "spectral_norm", "compile", "orthogonal"})
 # Where operations on numbers come from.
 _TORCH = ("torch.", "math.", "numpy.", "einops.", "torchvision.")
 
@@ -181,10 +182,9 @@ class Calls(Binding):
         self, node: ast.Call, path: str, inputs: tuple[Value, ...], keywords: dict[str, Value]
     ) -> Value:
         last = path.rpartition(".")[2]
-        if last == "Parameter" and path.startswith("torch.nn"):
-            return self.make("parameter", node, inputs, keywords, event=True)
-        if last == "Variable" and path.startswith("torch.") and inputs:
-            return self.make("as_tensor", node, inputs[:1], keywords, event=True)
+        wrapped = self._wrapped(node, path, inputs, keywords)
+        if wrapped is not None:
+            return wrapped
         if last[:1].isupper() and last not in ("Tensor", "FloatTensor"):
             made = self.make("new", node, inputs, keywords, event=True)
             made.path = path
@@ -209,6 +209,21 @@ class Calls(Binding):
             self.rebind(node.args[0], made)
         self._literal_tensor(made)
         return made
+
+    def _wrapped(
+        self, node: ast.Call, path: str, inputs: tuple[Value, ...], keywords: dict[str, Value]
+    ) -> Value | None:
+        """Reads what torch only wraps: a parameter, a variable of old, a module's weight."""
+        last = path.rpartition(".")[2]
+        if not path.startswith("torch."):
+            return None
+        if last == "Parameter" and path.startswith("torch.nn"):
+            return self.make("parameter", node, inputs, keywords, event=True)
+        if last in _REPARAMETRISES and inputs:
+            return inputs[0]
+        if last == "Variable" and inputs:
+            return self.make("as_tensor", node, inputs[:1], keywords, event=True)
+        return None
 
     def _literal_tensor(self, made: Value) -> None:
         if made.op in ("full", "full_like", "new_full", "tensor", "as_tensor", "new_tensor"):

@@ -89,6 +89,11 @@ class Modules:
         if module is None:
             return None
         path, used = module
+        if used == len(parts) and len(parts) > 1:
+            # A package may give a class the name of the file that holds it.
+            package = self._module(importer, up, parts[:-1])
+            if package is not None and package[1] == len(parts) - 1:
+                path, used = package
         if used == len(parts) or path == importer:
             return None
         first, *others = parts[used:]

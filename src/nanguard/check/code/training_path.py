@@ -210,7 +210,10 @@ def is_about_training(code: Code) -> bool:
 
 def is_evaluation(code: Code) -> bool:
     """Returns whether a file measures or uses a model, by its name and by what it does not do."""
-    return is_named_for_evaluation(code.text.path) and not Training.of(code).backwards
+    if not is_named_for_evaluation(code.text.path) or Training.of(code).backwards:
+        return False
+    # What holds parameters is trained, whatever its file is called.
+    return "parameter" not in code.operations
 
 
 def is_vendored(code: Code) -> bool:

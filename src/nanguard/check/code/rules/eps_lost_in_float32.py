@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 # Half the distance from 1 to the next float32 below it, and above it.
 _BELOW, _ABOVE = 2.0**-25, 2.0**-24
 _DOUBLE = re.compile(rb"float64|DoubleTensor|\.double\(\)")
+_BY_DEFAULT = re.compile(rb"set_default_(?:tensor_type|dtype)\([^)]*(?:Double|double|float64)")
 
 
 class EpsLostInFloat32(CodeRule):
@@ -60,6 +61,8 @@ class EpsLostInFloat32(CodeRule):
     def check(self, code: Code) -> Iterator[Finding]:
         """Yields what is wrong with a file."""
         if _DOUBLE.search(code.text.content.encode()):
+            return
+        if code.project is not None and code.project.some_file_has(_BY_DEFAULT):
             return
         for value in code.of("clamp", "clamp_max", "clamp_min", "minimum", "min", "sub", "add"):
             lost = next((given for given in _beside_one(value) if _is_lost(given)), None)

@@ -112,7 +112,7 @@ class UnboundedExp(CodeRule):
         sigmoids = _of_written_sigmoids(code)
         for power in code.of("exp", "expm1", "exp2"):
             value = power.inputs[0] if power.inputs else None
-            if value is None or not power.grad or _is_kept_small(power, value):
+            if value is None or not power.grad or _is_kept_small(code, power, value):
                 continue
             by_hand = id(power.node) in sigmoids
             what = _what(code, value, naive=id(power.node) in naive)
@@ -143,13 +143,13 @@ class UnboundedExp(CodeRule):
             )
 
 
-def _is_kept_small(power: Value, value: Value) -> bool:
+def _is_kept_small(code: Code, power: Value, value: Value) -> bool:
     """Returns whether something bounds a value, or nothing is learned in it."""
     if is_bounded(value) or is_table(value) or is_made_here(value) or not carries_gradient(value):
         return True
     if is_kept_in_range(unscaled(value).core):
         return True
-    return guarded_by(value, power.guards) or _is_scaled_from_bounded(value)
+    return guarded_by(value, power.guards) or _is_scaled_from_bounded(code, value)
 
 
 def _what(code: Code, value: Value, *, naive: bool) -> str:
@@ -187,7 +187,7 @@ def _is_of_logs(code: Code, value: Value) -> bool:
     return bool(made) and all(maker.op in _LOGS or is_table(maker) for maker in made)
 
 
-def _is_scaled_from_bounded(value: Value) -> bool:
+def _is_scaled_from_bounded(code: Code, value: Value) -> bool:
     """Returns whether it is a ``tanh`` or the like, moved and scaled by settings of the module."""
     queue, seen, bounded = [value], 0, False
     while queue and seen < 24:
@@ -197,13 +197,23 @@ def _is_scaled_from_bounded(value: Value) -> bool:
             bounded = True
         elif part.op in _SCALES or part.op in SHAPE:
             queue += part.inputs
+        elif is_open(part) and _is_of_bounded(code, part):
+            bounded = True
         elif part.const is None and not _is_setting(part):
             return False
     return bounded and not queue
 
 
+def _is_of_bounded(code: Code, value: Value) -> bool:
+    """Returns whether every caller hands in a ``tanh`` or the like."""
+    made = origins(code, value).makers
+    return bool(made) and all(maker.op in _BOUNDED for maker in made)
+
+
 def _is_setting(value: Value) -> bool:
-    return value.op in ("attribute", "part", "self") or bool(_BOUND.search(value.name.lower()))
+    return value.op in ("attribute", "part", "self", "parameter") or bool(
+        _BOUND.search(value.name.lower())
+    )
 
 
 def _is_of_policies(code: Code, value: Value, what: str) -> bool:

@@ -105,6 +105,12 @@ class UnguardedLog(CodeRule):
             line=11,
         ),
         Fails(
+            "import torch\n\n\ndef mdn_loss(pi, sigma, mu, y):\n"
+            "    p = torch.exp(-0.5 * ((y - mu) / sigma) ** 2) / sigma\n"
+            "    return -torch.log((pi * p).sum(1)).mean()\n",
+            line=6,
+        ),
+        Fails(
             "import torch\n\n\ndef log_prior(w, wide, narrow, pi):\n"
             "    p = pi * wide.log_prob(w).exp() + (1 - pi) * narrow.log_prob(w).exp()\n"
             "    return torch.log(p).sum()\n",
@@ -255,9 +261,9 @@ def _is_seen(value: Value, kind: str) -> bool:
         if taken.op in ("pow", "square") and taken.inputs:
             taken = taken.inputs[0].core
         return core.inputs[0].number() == 1 and taken.op in ("sigmoid", "softmax", "tanh")
-    return (
-        core.op in ("softmax", "sigmoid", "abs", "parameter") or _is_mass(core) or _is_mixture(core)
-    )
+    if core.op in ("softmax", "sigmoid", "abs", "parameter"):
+        return True
+    return _is_mass(core) or _is_mixture(core) or _is_density(core)
 
 
 def _is_trained(parameter: Value) -> bool:
@@ -273,6 +279,21 @@ def _is_mass(core: Value) -> bool:
     if core.op != "matmul" or len(core.inputs) < 2:
         return False
     return any(part.core.op == "softmax" for part in core.inputs[:2])
+
+
+def _is_density(core: Value, depth: int = 6) -> bool:
+    """Returns whether it is made of the exponential of minus a square, which underflows to 0."""
+    if depth <= 0 or core.has("padded"):
+        return False
+    if core.op in ("sum", "mean", "prod") and core.inputs:
+        return _is_density(core.inputs[0].core, depth - 1)
+    if core.op in ("mul", "div") and len(core.inputs) > 1:
+        factors = core.inputs[:2] if core.op == "mul" else core.inputs[:1]
+        return any(_is_density(factor.core, depth - 1) for factor in factors)
+    if core.op != "exp" or not core.inputs:
+        return False
+    power = core.inputs[0]
+    return power.hi <= 0 and any(part.op in ("pow", "square") for part in power.upstream(6))
 
 
 def _is_mixture(core: Value) -> bool:
@@ -340,7 +361,7 @@ def _kind(value: Value, log: Value, *, outputs_are_probabilities: bool) -> str:
     elsewhere = core.scope is not None and core.scope is not log.scope
     if core.op in ("softmax", "sigmoid"):
         return "probability" if is_module_output(core, log) else ""
-    if _is_mass(core) or _is_mixture(core):
+    if _is_mass(core) or _is_mixture(core) or _is_density(core):
         return "probability"
     if core.op == "parameter" and _is_trained(core):
         return "learned parameter"
