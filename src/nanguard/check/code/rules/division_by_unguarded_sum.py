@@ -36,6 +36,11 @@ _NEVER_EMPTY = frozenset(
 _TAKES_OUT = frozenset({"mul", "sub", "rsub", "and", "setitem", "scatter", "masked_fill", "xor"})
 
 
+# Operations whose results are tensors, and not numbers of Python.
+_OF_TENSORS = frozenset(
+    {"sum", "nansum", "mean", "count_nonzero", "bincount", "histc", "matmul", "spmm", "index_add"}
+    | {"scatter_add"}
+)
 _ORDERS = frozenset({"gt", "gte", "ge", "lt", "lte", "le"})
 # Where nodes may be their own neighbours, a degree may be at least 1.
 _LOOPS = re.compile(r"self[ _-]?loop", re.IGNORECASE)
@@ -315,9 +320,18 @@ def _fixes(code: Code, quotient: Value) -> tuple[Fix, ...]:
     title = "bound the divisor from below"
     counts = _is_number_of(quotient, quotient.inputs[1].core)
     bound = f".clamp(min={floors.COUNT if counts else floors.DIVISOR})"
-    if node is None:
+    if node is None or not _is_tensor(quotient.inputs[1]):
         return (Fix(title + f": {bound}"),)
     return (Fix(title, edits=(replaced(code, node, f"{bare(code, node)}{bound}"),)),)
+
+
+def _is_tensor(value: Value) -> bool:
+    """Returns whether a divisor is a tensor for certain, which has a clamp, and no number."""
+    if is_number(value):
+        return False
+    core = value.core
+    parts = core.inputs if core.op == "mul" else (core,)
+    return any(part.core.op in _OF_TENSORS for part in parts)
 
 
 def _is_number_of(quotient: Value, divisor: Value) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from typing import TYPE_CHECKING, ClassVar
 
@@ -148,7 +149,7 @@ class UnguardedLog(CodeRule):
             value = log.inputs[0] if log.inputs else None
             if value is None or not can_be_zero(value) or guarded_by(value, log.guards):
                 continue
-            if ends_as_number(code, log.node):
+            if ends_as_number(code, log.node) or _is_kept_as_table(code, log):
                 continue
             of_time, clipped = is_of_time(value), is_clipped(code, log.node)
             if clipped and (of_time or not carries_gradient(value)):
@@ -205,6 +206,17 @@ class UnguardedLog(CodeRule):
                     shown=inner.core.op in ("softmax", "sigmoid"),
                     weak=is_beside_training(code, log),
                 )
+
+
+def _is_kept_as_table(code: Code, log: Value) -> bool:
+    """Returns whether a log is worked out once and kept in a buffer, where it is seen at once."""
+    for outer in code.ancestors(log.node) if log.node is not None else ():
+        if isinstance(outer, ast.stmt):
+            return False
+        called = outer.func if isinstance(outer, ast.Call) else None
+        if getattr(called, "attr", getattr(called, "id", "")) == "register_buffer":
+            return True
+    return False
 
 
 def _is_chance_of_network(code: Code, value: Value) -> bool:
