@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+import warnings
 from typing import TYPE_CHECKING, ClassVar
 
 from nanguard.check.code.code_rule import CodeRule, replaced
@@ -29,11 +30,7 @@ _DATA = re.compile(
 )
 _LOADERS = ("load_file", "load_model", "safe_open", "load_state_dict")
 
-_SAVE = re.compile(r"\btorch\.save\(\s*")
-_TENSORS = r"(?:[\w.\[\]'\"]+\.state_dict\(\)|\d+|[\w.]*(?:epoch|step|iter)\w*(?:\s*\+\s*1)?)"
-_PLAIN = re.compile(
-    rf"(?:obj\s*=\s*)?(?:{_TENSORS}\s*,|\{{(?:\s*['\"]\w+['\"]\s*:\s*{_TENSORS}\s*,?)+\s*\}}\s*,)"
-)
+_COUNTERS = re.compile(r"epoch|step|iter")
 
 # From this torch on, weights_only is True unless something else is said.
 _SAFE = (2, 6)
@@ -127,11 +124,37 @@ def _saves_plain_data(code: Code) -> bool:
     contents = [code.text.content]
     if code.project is not None:
         contents = [*code.project.contents_with("torch.save(")]
-    for content in contents:
-        for call in _SAVE.finditer(content):
-            if not _PLAIN.match(content, call.end()):
-                return False
-    return True
+    return all(map(_is_plain, (saved for content in contents for saved in _saved(content))))
+
+
+def _saved(content: str) -> Iterator[ast.expr]:
+    """Yields what calls of ``torch.save`` are given."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            tree = ast.parse(content)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return
+    for node in ast.walk(tree):
+        func = node.func if isinstance(node, ast.Call) else None
+        if isinstance(func, ast.Attribute) and func.attr == "save" and _is_torch(func.value):
+            yield from node.args[:1]  # type: ignore[attr-defined]
+
+
+def _is_torch(node: ast.expr) -> bool:
+    return isinstance(node, ast.Name) and node.id == "torch"
+
+
+def _is_plain(node: ast.expr) -> bool:
+    """Whether something that is saved is a state of tensors, a counter, or a mapping of these."""
+    if isinstance(node, ast.Dict):
+        return all(map(_is_plain, node.values))
+    if isinstance(node, ast.Call):
+        return getattr(node.func, "attr", "") == "state_dict"
+    if isinstance(node, ast.BinOp):
+        return _is_plain(node.left) and _is_plain(node.right)
+    name = getattr(node, "attr", getattr(node, "id", ""))
+    return isinstance(node, ast.Constant) or _COUNTERS.search(name) is not None
 
 
 def _is_own(code: Code, call: Value) -> bool:
