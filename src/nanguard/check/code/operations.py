@@ -293,7 +293,7 @@ def of_exp(inputs: tuple[Value, ...], keywords: dict[str, Value]) -> Known:
 def of_sum(inputs: tuple[Value, ...], keywords: dict[str, Value]) -> Known:
     """``sum``."""
     value = inputs[0]
-    kinds = {"sum"} | (value.kinds & _kinds("loss", "weights", "count", "padded"))
+    kinds = {"sum"} | (value.kinds & _kinds("loss", "weights", "count", "padded", "logprob"))
     if value.has("square", "sumsq"):
         kinds.add("sumsq")
     if value.has("mask", "masked", "labels"):

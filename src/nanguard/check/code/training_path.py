@@ -39,7 +39,7 @@ _EVALUATES = re.compile(
 )
 _USES = re.compile(
     r"_?(on_(val|validation|test|predict|sanity)\w*|eval\w*|validat\w*|test\w*|sample_\w+|\w+_samples?|visuali[sz]e\w*|plot\w*|generate\w*|reverse|inverse"
-    r"|infer\w*|predict\w*|interpolat\w*|slerp|compute_metrics?"
+    r"|infer\w*|predict\w*|interpolat\w*|slerp|compute_metrics?|score(_(?!fn|model|net|func|match|loss)\w+)?"
     r"|calc(ulate)?_(metric|acc|score|psnr|ssim|iou|map|fid|stat|auc|recall|dice)\w*)"
 )
 _DRAWS = re.compile(r"_?(sample_\w+|\w+_samples?|inverse|reverse|predict\w*|infer\w*)")

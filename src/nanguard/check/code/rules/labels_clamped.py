@@ -90,6 +90,11 @@ class LabelsClamped(CodeRule):
             "    return image[..., y.clamp(0, h - 1), x.clamp(0, w - 1)]\n"
         ),
         Passes(
+            "import torch\nimport torch.nn.functional as F\n\n\ndef loss(logits, x, edges):\n"
+            "    target = torch.searchsorted(edges, x) - 1\n"
+            "    return F.cross_entropy(logits, target.clamp(0, len(edges) - 2))\n"
+        ),
+        Passes(
             "import torch.nn.functional as F\n\n\ndef loss(logits, depth, bins):\n"
             "    target = (depth * bins).long().clamp(0, bins - 1)\n"
             "    return F.cross_entropy(logits, target)\n"
@@ -110,8 +115,9 @@ class LabelsClamped(CodeRule):
 
 
 def _is_clamp(code: Code, value: Value, used: set[int]) -> bool:
-    parts = value.inputs if value.op in ("min", "minimum") else value.inputs[:1]
-    if any(_is_quantised(part) for part in parts if not _is_bound(part)):
+    smaller = value.op in ("min", "minimum")  # of labels and a bound, in any order
+    parts = [p for p in value.inputs if not _is_bound(p)] if smaller else value.inputs[:1]
+    if any(map(_is_quantised, parts)):
         return False
     labels = next((part for part in value.inputs if part.has("labels")), None)
     if labels is None:
@@ -179,6 +185,8 @@ def _is_quantised(value: Value) -> bool:
     from_labels = any(
         s.has("labels") and s.op.removeprefix("numpy.") not in _ARITHMETIC | _PASSES for s in steps
     )
+    if ops & {"bucketize", "searchsorted", "digitize"}:
+        return True  # places between edges, the outermost of which are meant to be open
     return (scaled or bool(ops & _CUTS)) and not from_labels
 
 

@@ -44,7 +44,8 @@ _WHAT = {
 _OFFSET = re.compile(r"(box_|bbox_|pred_|reg_)?(deltas?|offsets?)")
 _OTHER_MODEL = re.compile(r"^ref|_ref|teacher|reference|chosen|rejected")
 _BEFORE = re.compile(r"old|fixed|behaviou?r|prev|^b_|(^|_)mb_|batch_log|sampl")
-_DENSITY = re.compile(rb"\bNormal\(|log_?std|MultivariateNormal|normal_log_density")
+_NOW = re.compile(r"(^|_)(now|new|curr(ent)?)(_|$)")
+_DENSITY = re.compile(rb"\bNormal\(|\bBeta\(|log_?std|MultivariateNormal|normal_log_density")
 # Logarithms of probabilities, the exponential of which is at most 1.
 _LOG_CHANCE = re.compile(r"log_?p(s|i|_.*)?|log_?prob(s|_.*)?|log_?pdf|logits_?log_?softmax")
 # Numbers that are learned by themselves.
@@ -225,6 +226,7 @@ def _is_of_policies(code: Code, value: Value, what: str) -> bool:
         return False
     now, before = value.core.inputs[:2]
     old = any(_BEFORE.search(part.name.lower()) for part in before.upstream(4))
+    old = old or any(_NOW.search(part.name.lower()) for part in now.upstream(4))
     old = old or (bool(now.name) and now.name == before.name)  # of the network, and of the buffer
     if not now.has("logprob") or not old:
         return False
