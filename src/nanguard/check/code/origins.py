@@ -129,6 +129,8 @@ class _Search:
             return inside
         if value.op in ("join", "appended"):
             return [(part, place) for part in value.inputs]
+        if value.op == "setitem" and len(value.inputs) > 2:
+            return _written(value, place)
         if value.op == "part":
             return [(value.inputs[0], (*_place_of(self._home(value), value.node), *place))]
         if value.op == "getitem" and len(value.inputs) == 1 and not _is_cut(value.inputs[0]):
@@ -277,6 +279,16 @@ def _inside(value: Value, place: Place) -> list[tuple[Value, Place]] | None:
             return [(part, place) for part in value.inputs]
         return [(held, place[1:]) for held in _held(value, value.node, first)]
     return None
+
+
+def _written(value: Value, place: Place) -> list[tuple[Value, Place]] | None:
+    """Returns what a mapping holds after one key of it was written; None for a tensor."""
+    base, index, written = value.inputs[:3]
+    if not isinstance(index.const, str):
+        return None
+    if place and place[0] == index.const:
+        return [(written, place[1:])]
+    return [(base, place)]
 
 
 def _is_cut(value: Value) -> bool:

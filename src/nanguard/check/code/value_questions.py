@@ -299,9 +299,14 @@ def unscaled(value: Value) -> Value:
         if core.op == "neg" and core.inputs:
             value = core.inputs[0]
             continue
-        if core.op not in ("mul", "div") or len(core.inputs) < 2:
+        if core.op not in ("mul", "div", "add") or len(core.inputs) < 2:
             break
         first, second = core.inputs[:2]
+        if core.op == "add":
+            if not (is_eps(second) or second.number() is not None):
+                break
+            value = first
+            continue
         if second.number() is not None or second.has("size"):
             value = first
         elif core.op == "mul" and (first.number() is not None or first.has("size")):

@@ -50,6 +50,12 @@ class UninitialisedParameter(CodeRule):
     severity = Severity.ERROR
     seen_in = "https://github.com/tail-unica/hopwise/issues/271"
     examples: ClassVar = (
+        Passes(
+            "import math\nimport torch\nfrom torch import nn\n\n\nclass Waves(nn.Module):\n"
+            "    def __init__(self, n):\n        super().__init__()\n"
+            "        self.freq = nn.Parameter(torch.Tensor(n))\n        with torch.no_grad():\n"
+            "            torch.arange(1, n + 1, out=self.freq).mul_(math.pi)\n"
+        ),
         Fails(
             "import torch\nfrom torch import nn\n\n\nclass Gate(nn.Module):\n"
             "    def __init__(self, dim):\n        super().__init__()\n"
@@ -218,6 +224,9 @@ class Filled:
         func = node.func
         name = func.attr if isinstance(func, ast.Attribute) else getattr(func, "id", "")
         alone = isinstance(self.code.parents.get(node), ast.Expr)
+        for keyword in node.keywords:
+            if keyword.arg == "out":
+                self._add(keyword.value, cls)
         if _KEEPS.search(name) or not (name.endswith("_") or alone or _FILLS.search(name)):
             return
         if isinstance(func, ast.Attribute) and name.endswith("_"):
