@@ -50,6 +50,17 @@ def origins_of(folder: Path, models: str, call: str = CALL, made_by: str = "Net"
         ("self.net = nn.Sequential(*[nn.Linear(3, 3), nn.Softmax(-1)])", "softmax"),
         ("self.net = nn.Sequential(nn.Linear(3, 3), nn.Sigmoid(), nn.Dropout(0.1))", "sigmoid"),
         ("m = nn.Sequential(); m.add_module('s', nn.Sigmoid()); self.net = m", "sigmoid"),
+        (
+            "self.net = nn.Sequential()\n        for i in range(3):\n"
+            "            self.net.add_module(name='l', module=nn.Linear(3, 3))\n"
+            "            self.net.add_module(name='s', module=nn.Sigmoid())",
+            "sigmoid",
+        ),
+        (
+            "self.net = nn.Sequential()\n        self.net.append(nn.Linear(3, 3))\n"
+            "        if self.training:\n            self.net.append(nn.Tanh())",
+            "layer",
+        ),
         ("self.net = nn.Linear(3, 3)", "layer"),
     ],
 )

@@ -131,6 +131,18 @@ def test_a_class_that_is_registered_is_reached_by_whoever_imports_its_file(tmp_p
     assert severity(tmp_path, main=main) == "info"
 
 
+@pytest.mark.parametrize(
+    ("imports", "expected"), [("from vae import *", "warning"), ("from vae import Vae", "info")]
+)
+def test_a_name_looked_up_at_run_time_may_be_any_of_a_module_that_is_imported_whole(
+    tmp_path: Path, imports: str, expected: str
+):
+    main = (
+        f"import sys\nimport loop\n{imports}\n\nkind = eval(sys.argv[1])\nloop.fit(kind(), 1, 2)\n"
+    )
+    assert severity(tmp_path, main=main) == expected
+
+
 def test_a_notebook_reaches_what_it_names(tmp_path: Path):
     cells = ["import loop, vae\n", "loop.fit(vae.Vae(), 1, 2)\n"]
     book = {

@@ -176,6 +176,14 @@ def test_utf16_of_another_shell(tmp_path: Path):
     assert [series[i].step for i in range(2)] == [1, 2]
 
 
+def test_one_metric_that_is_written_in_two_ways_keeps_the_order_of_its_lines(tmp_path: Path):
+    file = tmp_path / "train.log"
+    epoch = "Epoch: [{0}][1/2] Train Loss 0.{0}1\nEpoch: [{0}][2/2] Train Loss 0.{0}2\n"
+    file.write_text("".join(epoch.format(n) + f"train_loss: 0.{n}3\n" for n in range(1, 6)))
+    (series,) = read_text(file, Scan()).series
+    assert list(series.lines) == list(range(1, 16))
+
+
 def test_the_number_a_writer_broke_off_in_is_not_read(tmp_path: Path):
     file = tmp_path / "a.log"
     file.write_text("step 1 loss 2.5\nstep 2 loss 3")

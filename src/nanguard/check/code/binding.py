@@ -139,7 +139,8 @@ class FunctionReader:
         for ancestor in cls.line_of_descent():
             assigned = ancestor.attributes.get(name)
             if assigned:
-                return assigned[0] if len(assigned) == 1 else self.either(assigned)
+                final = _in_the_end(assigned)
+                return final[0] if len(final) == 1 else self.either(final)
         method = cls.method(name)
         if method is not None:
             return Value(function=method, name=name)
@@ -169,6 +170,16 @@ class FunctionReader:
             items=items,
             cls=next((v.cls for v in values if v.cls), None),
         )
+
+
+def _in_the_end(assigned: list[Value]) -> list[Value]:
+    """Returns what an attribute may hold without the lists that were always appended to."""
+    grown = {
+        id(value.inputs[0].core)
+        for value in assigned
+        if value.op == "appended" and value.guards <= value.inputs[0].core.guards
+    }
+    return [value for value in assigned if id(value.core) not in grown] or assigned
 
 
 # What is an imported thing or a region still, under whatever name.

@@ -282,8 +282,9 @@ class Calls(Binding):
         op = _ALIASES.get(func.attr.rstrip("_"), func.attr.rstrip("_"))
         made = self.make(op, node, (receiver, *inputs), keywords, event=True)
         made.name = func.attr
-        if func.attr in _APPENDS and inputs:
-            self.rebind(func.value, self._appended(node, receiver, inputs[-1]))
+        if func.attr in _APPENDS and (inputs or "module" in keywords):
+            last = keywords.get("module") or inputs[-1]
+            self.rebind(func.value, self._appended(node, receiver, last))
         if func.attr.endswith("_") and not func.attr.startswith("_"):
             self.rebind(func.value, made)
         if op in ("half", "float", "to", "cuda", "train", "eval", "requires_grad"):
@@ -294,10 +295,10 @@ class Calls(Binding):
     def _appended(self, node: ast.Call, receiver: Value, last: Value) -> Value:
         """Returns a list, or a stack of layers, with one more thing behind the others."""
         items = (*receiver.items, last) if receiver.items is not None else None
-        path = receiver.core.path if receiver.core.op == "new" else ""
+        path = receiver.core.path if receiver.core.op in ("new", "appended") else ""
         return Value(
             op="appended", inputs=(receiver, last), node=node, items=items, path=path,
-            scope=self.scope, cls=receiver.cls,
+            scope=self.scope, cls=receiver.cls, guards=self.guards,
         )  # fmt: skip
 
     def _buffer(self, cls: Class, inputs: tuple[Value, ...], keywords: dict[str, Value]) -> None:
@@ -469,7 +470,8 @@ def last_layer(stack: Value, depth: int = 8) -> Value | None:
 def _is_callable(value: Value) -> bool:
     if value.op in ("named", "join") and value.inputs:
         return any(map(_is_callable, value.inputs))
-    return value.op == "new" or value.cls is not None or value.function is not None
+    stacked = value.op == "appended" and value.path == "torch.nn.Sequential"
+    return value.op == "new" or stacked or value.cls is not None or value.function is not None
 
 
 def _unwrapped(callee: Value) -> Value:

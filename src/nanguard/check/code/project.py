@@ -18,7 +18,12 @@ from typing import TYPE_CHECKING, Any
 
 from nanguard.check.code.code import Code
 from nanguard.check.code.imported_names import Modules, absolute, bytes_of
-from nanguard.check.code.reach import Reach, is_training_code, reach_of_training
+from nanguard.check.code.reach import (
+    Reach,
+    evaluates_name,
+    is_training_code,
+    reach_of_training,
+)
 from nanguard.check.code.training_path import is_named_for_evaluation
 from nanguard.errors import SourceError
 from nanguard.source.text import PYTHON_LIMIT, Text, decode, read_bytes
@@ -359,7 +364,7 @@ class Project:
             if is_training_code(data):
                 index.trains.add(path)
             index.by_name = index.by_name or _imports_by_name(data)
-            index.by_path = index.by_path or any(word in data for word in _BY_PATH)
+            index.by_path = index.by_path or _makes_by_path(data)
             for line in _IMPORTS.findall(b"\n" + data):
                 imported.update(line.translate(_WORDS).split())
             # A word that is called ends in its parenthesis.
@@ -401,7 +406,16 @@ class Project:
 
 def _imports_by_name(data: bytes) -> bool:
     """Returns whether a file imports or makes something by a name put together at run time."""
-    return any(word in data for word in _BY_NAME) or _MADE_BY_NAME.search(data) is not None
+    return (
+        any(word in data for word in _BY_NAME)
+        or _MADE_BY_NAME.search(data) is not None
+        or evaluates_name(data)
+    )
+
+
+def _makes_by_path(data: bytes) -> bool:
+    """Returns whether a file may make a class that no code names."""
+    return any(word in data for word in _BY_PATH) or evaluates_name(data)
 
 
 def _read(path: str, project: Project) -> Code | None:

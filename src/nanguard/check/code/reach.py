@@ -29,6 +29,9 @@ _IMPORT = re.compile(rb"(?:from|import)[ \t]")
 _REGISTERS = re.compile(rb"regist", re.IGNORECASE)
 _MAIN = re.compile(rb"if[ \t]+\(?__name__")
 _COMMENT = re.compile(rb"#[^\n]*")
+# A name that is looked up among all that a file knows: made at once, or one of a whole module's.
+_EVALUATED = re.compile(rb"(?<![\w.])eval\((?![\"'])[^()\n]+\)(\()?")
+_ALL_OF_IT = re.compile(rb"^from[ \t]+(\S+)[ \t]+import[ \t]*\*", re.MULTILINE)
 _WORD = bytes(c if c == 95 or chr(c).isalnum() else 32 for c in range(128)) + b" " * 128
 BETWEEN, MAIN = "", "__main__"  # the parts of a file that are neither function nor class
 
@@ -44,6 +47,7 @@ class _Part:
         trains: Whether it starts a backward pass, or hands a model to a trainer.
         callable: Whether it is a function, which runs only if somebody names it.
         registered: Whether a decorator puts it into a table when its file is imported.
+        evaluates: Whether it looks up something by a name that is known at run time only.
         uses: The parts that its words stand for, by number.
     """
 
@@ -53,6 +57,7 @@ class _Part:
     trains: bool
     callable: bool = False
     registered: bool = False
+    evaluates: bool = False
     uses: list[int] = field(default_factory=list)
 
 
@@ -173,12 +178,23 @@ def _parts(files: list[str]) -> Iterator[_Part]:
             words = defined.intersection(text.translate(_WORD).split())
             function = text.startswith((b"def ", b"async "))
             trains = is_training_code(text)
-            yield _Part(path, name, words, trains, function, registered=name in registered)
+            yield _Part(
+                path, name, words, trains, function, registered=name in registered,
+                evaluates=_EVALUATED.search(text) is not None,
+            )  # fmt: skip
 
 
 def is_training_code(text: bytes) -> bool:
     """Returns whether some code starts a backward pass, or hands a model to a trainer."""
     return any(word in text for word in _TRAINING) and _TRAINS.search(text) is not None
+
+
+def evaluates_name(content: bytes) -> bool:
+    """Returns whether a file makes what a text names, or finds it among all of a module."""
+    if b"eval(" not in content:
+        return False
+    found = list(_EVALUATED.finditer(content))
+    return bool(found) and (any(one[1] for one in found) or _ALL_OF_IT.search(content) is not None)
 
 
 def _pieces(content: bytes) -> Iterator[bytes]:
@@ -209,6 +225,9 @@ def _link(parts: list[_Part]) -> None:
                 known = [n for n in candidates if _is_among(parts[n].path, imported[part.path])]
                 part.uses += known or candidates
         part.words.clear()
+        if part.evaluates:
+            modules = {m.rpartition(b".")[2] for m in _ALL_OF_IT.findall(bytes_of(part.path))}
+            part.uses += [n for n, one in enumerate(parts) if _is_among(one.path, modules)]
 
 
 def _imported(path: str) -> set[bytes]:

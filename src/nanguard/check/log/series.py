@@ -464,23 +464,24 @@ class Gathering:
             self.log.notes.append(Note(note.role, note.said, whole, line))
 
     def _add_columns(self, stretch: list[LogRows], pieces: Pieces | None) -> None:
-        parts: dict[Which, list[LogRows]] = {}
+        # A metric may be written in two ways, "Train Loss" and "train_loss", in rows of two kinds.
+        parts: dict[tuple[str, str, int | None], list[tuple[Which, LogRows]]] = {}
         for rows in stretch:
             for which in rows.columns:
-                parts.setdefault(which, []).append(rows)
-        for which, having in parts.items():
+                parts.setdefault(_key(which), []).append((which, rows))
+        for having in parts.values():
+            which, rows = having[0]
             series = self._of(which)
             if series is None:
                 continue
             if len(having) == 1:
-                rows = having[0]
                 lines = _lines(rows.lines, pieces)
                 series.extend(rows.columns[which], rows.steps, rows.epochs, lines)
             else:
-                _extend_merged(series, which, having, pieces)
+                _extend_merged(series, having, pieces)
 
     def _of(self, which: Which) -> MetricSeries | None:
-        key = (which.metric.key, which.label, which.rank)
+        key = _key(which)
         series = self._series.get(key)
         if series is None and (key in self._admitted or len(self._admitted) < MOST_SERIES):
             self._admitted.add(key)
@@ -488,6 +489,10 @@ class Gathering:
             self._series[key] = series
             self.log.series.append(series)
         return series
+
+
+def _key(which: Which) -> tuple[str, str, int | None]:
+    return which.metric.key, which.label, which.rank
 
 
 def _known(parts: list[tuple[Sequence[int] | None, Sequence[float] | None]]) -> _Known | None:
@@ -517,17 +522,17 @@ def _filled(
 
 
 def _extend_merged(
-    series: MetricSeries, which: Which, having: list[LogRows], pieces: Pieces | None
+    series: MetricSeries, having: list[tuple[Which, LogRows]], pieces: Pieces | None
 ) -> None:
     """Adds rows of several kinds in the order of their lines."""
-    values = [rows.columns[which] for rows in having]
+    values = [rows.columns[which] for which, rows in having]
     places = sorted(
         (rows.lines[i] if rows.lines else 0, part, i)
-        for part, rows in enumerate(having)
+        for part, (_, rows) in enumerate(having)
         for i in range(len(values[part]))
     )
-    steps = [rows.steps for rows in having if rows.steps is not None]
-    epochs = [rows.epochs for rows in having if rows.epochs is not None]
+    steps = [rows.steps for _, rows in having if rows.steps is not None]
+    epochs = [rows.epochs for _, rows in having if rows.epochs is not None]
     series.extend(
         array("d", [values[part][i] for _, part, i in places]),
         compact([steps[part][i] for _, part, i in places]) if len(steps) == len(having) else None,

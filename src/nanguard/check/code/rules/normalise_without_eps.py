@@ -83,6 +83,11 @@ class NormaliseWithoutEps(CodeRule):
             line=6,
         ),
         Fails(
+            "import torch\n\n\ndef f(x):\n    x = x - x.min(1, keepdim=True)[0]\n"
+            "    return x / x.max(1, keepdim=True)[0]\n",
+            line=6,
+        ),
+        Fails(
             "import numpy as np\nimport torch\nfrom torch.utils.data import Dataset\n\n\n"
             "class Waves(Dataset):\n    def __getitem__(self, i):\n"
             "        x = np.load(self.files[i])\n"
@@ -172,10 +177,21 @@ def _word(divisor: Value, *, numpy: bool = False) -> str:
         inner = core.inputs[0]
         if inner.has("norm", "std"):
             return "largest norm"
+        if _starts_at_zero(inner.core):
+            return "range"
         return "peak" if inner.core.op == "abs" and len(core.inputs) < 3 else ""
     if core.op in ("mean", "sum", "median", "", "join", "add"):
         return "root mean square" if core.op == "mean" and core.has("sumsq") else ""
     return next((word for kind, word in _WORDS.items() if core.has(kind)), "")
+
+
+def _starts_at_zero(value: Value) -> bool:
+    """Returns whether the smallest of some values was taken off them: their peak is a range."""
+    if value.op != "sub" or len(value.inputs) < 2:
+        return False
+    least = value.inputs[1].core
+    least = least.inputs[0].core if least.op in ("index", "item") and least.inputs else least
+    return least.op in ("min", "amin") and bool(least.inputs) and len(least.inputs) < 3
 
 
 def _fixes(code: Code, quotient: Value) -> tuple[Fix, ...]:
