@@ -92,6 +92,16 @@ def test_parts_of_what_a_model_gives_back_are_told_apart(
         assert not origins_of(tmp_path, model("self.net = None", forward), other).made_by("sigmoid")
 
 
+@pytest.mark.parametrize("act", [None, "activation", "act_fn", "nonlinearity"])
+def test_an_activation_that_a_module_is_made_with_may_bound_its_output(
+    act: str | None, tmp_path: Path
+):
+    ends = f"self.net, self.{act} = nn.Linear(3, 3), {act}" if act else "self.net = nn.Linear(3, 3)"
+    forward = f"return self.{act}(self.net(x))" if act else "return self.net(x)"
+    made = model(ends, forward).replace("__init__(self)", f"__init__(self, {act or 'size'}=None)")
+    assert origins_of(tmp_path, made).activated == bool(act)
+
+
 def test_a_model_that_a_function_makes_is_known(tmp_path: Path):
     ends = "self.net = nn.Sequential(nn.Linear(3, 3), nn.Softplus())"
     assert origins_of(tmp_path, model(ends), made_by="make").made_by("softplus")

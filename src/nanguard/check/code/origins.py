@@ -11,6 +11,7 @@ operations that make numbers.
 from __future__ import annotations
 
 import ast
+import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -35,6 +36,7 @@ _GENERIC = frozenset(
 )
 # What hands on what it was given, or a part of it.
 _PASSES = SHAPE | {"field", "element", "each", "enumerate", "zip", "local"}
+_ACTIVATION = re.compile(r"(^|_)(act(iv(ation|e)?)?(_?fn)?|non_?lin(earity)?)\d*(_|$)")
 _OUTPUTS = frozenset({"call", "result", "local"})
 
 
@@ -55,6 +57,11 @@ class Origins:
     def made_by(self, *operations: str) -> bool:
         """Returns whether one of these operations makes the value."""
         return any(maker.op in operations for maker in self.makers)
+
+    @property
+    def activated(self) -> bool:
+        """Whether an activation makes it that is chosen where its module is made."""
+        return any(map(_is_chosen_activation, self.makers))
 
 
 def origins(code: Code, value: Value) -> Origins:
@@ -220,6 +227,13 @@ class _Search:
             other = project.outline(absolute(path))
             if other is not None:
                 yield from _calls_in(other, function, named)
+
+
+def _is_chosen_activation(maker: Value) -> bool:
+    """Returns whether a value is what an activation gives that somebody else chose."""
+    if maker.op != "call" or not maker.inputs or not _ACTIVATION.search(maker.name.lower()):
+        return False
+    return maker.inputs[0].core.op == ""
 
 
 def _calls_in(code: Code, function: Function, named: str) -> Iterator[tuple[Code, Value]]:

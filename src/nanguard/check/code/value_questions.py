@@ -233,7 +233,12 @@ def is_made_by_network(code: Code, value: Value) -> bool:
     if _is_of_network(value):
         return True
     leaves = [part for part in value.upstream(16) if is_open(part)]
-    return any(_is_unbounded(code, m) for leaf in leaves for m in origins(code, leaf).makers)
+    return any(
+        _is_unbounded(code, maker)
+        for leaf in leaves
+        if not origins(code, leaf).activated
+        for maker in origins(code, leaf).makers
+    )
 
 
 def is_log_scale_of_network(code: Code, value: Value) -> bool:
@@ -241,7 +246,7 @@ def is_log_scale_of_network(code: Code, value: Value) -> bool:
     if not value.has("logscale") or not is_open(value.core):
         return False
     found = origins(code, value)
-    return found.network and not any(map(is_kept_in_range, found.makers))
+    return found.network and not found.activated and not any(map(is_kept_in_range, found.makers))
 
 
 def is_kept_in_range(maker: Value) -> bool:

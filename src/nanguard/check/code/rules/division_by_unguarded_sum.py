@@ -82,6 +82,12 @@ class DivisionByUnguardedSum(CodeRule):
             "    n = z.shape[0]\n    return (z - z.mean(0)).square().sum() / (n - 1)\n",
             line=7,
         ),
+        Fails(
+            "import torch\n\n\ndef loss_of(losses, labels):\n    valid = labels**2 > 0\n"
+            "    losses = torch.where(valid, losses, torch.zeros_like(losses))\n"
+            "    return losses.sum() / torch.sum(valid)\n",
+            line=7,
+        ),
         Passes(
             "import torch\n\n\ndef scatter_loss(f, y, c):\n    z = f[y == c]\n"
             "    n = z.shape[0]\n    if n < 2:\n        return f.sum() * 0\n"
@@ -180,7 +186,9 @@ def _is_selective(test: Value) -> bool:
     if asked == "eq":
         return number is not None
     if number == 0.0:  # words as a rule, and no limit that somebody chose
-        return asked == "gt" and test.inputs[0].has("labels")
+        core = test.inputs[0].core
+        squared = core.inputs[0] if core.op in ("pow", "square", "abs") and core.inputs else core
+        return asked == "gt" and (core.has("labels") or squared.has("labels"))
     return asked in _ORDERS and number is not None
 
 

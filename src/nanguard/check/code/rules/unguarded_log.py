@@ -134,6 +134,14 @@ class UnguardedLog(CodeRule):
             "import torch\nimport torch.nn.functional as F\n\n\ndef nll_loss(x, y):\n"
             "    sigma = F.softplus(x) + 1e-4\n    return (sigma.log() + (y / sigma) ** 2).mean()\n"
         ),
+        Fails(
+            "import torch\n\n\nclass Net(torch.nn.Module):\n    def __init__(self):\n"
+            "        super().__init__()\n"
+            "        self.out = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.Sigmoid())\n\n"
+            "    def forward(self, x):\n        return self.loss(self.out(x), x)\n\n"
+            "    def loss(self, p, x):\n        return -(x * torch.log(1 - p - 1e-7)).sum()\n",
+            line=13,
+        ),
         Passes(
             "import torch\n\n\ndef f(p):\n    safe = torch.where(p > 0, p, torch.ones_like(p))\n"
             "    return (p * safe.log()).sum()\n"
@@ -167,7 +175,7 @@ class UnguardedLog(CodeRule):
                     log.node,
                     f"log of {_ARTICLES.get(kind, 'a')} {kind} that can be 0: -inf{gradient}",
                     fixes=(Fix("bound it from below", edits=edits),),
-                    shown=bool(made) or _is_seen(value, kind),
+                    shown=bool(made) or _is_seen(code, value, kind),
                     weak=not carries_gradient(value)
                     or of_time
                     or _is_of_sizes(value)
@@ -265,14 +273,19 @@ def _is_chance(value: Value) -> bool:
     return core.op in ("softmax", "sigmoid") or core.has("probability", "cosine")
 
 
-def _is_seen(value: Value, kind: str) -> bool:
+def _is_seen(code: Code, value: Value, kind: str) -> bool:
     """Returns whether an operation is seen that rounds to 0: not if only a name speaks for it."""
     core = _unscaled(value.core)
     if kind == "difference":
+        if core.op == "sub" and core.inputs and core.inputs[0].core.op == "sub":
+            core = core.inputs[0].core  # what is taken off as well makes it smaller still
         taken = core.inputs[1].core if len(core.inputs) > 1 else core
         if taken.op in ("pow", "square") and taken.inputs:
             taken = taken.inputs[0].core
-        return core.inputs[0].number() == 1 and taken.op in ("sigmoid", "softmax", "tanh")
+        if core.inputs[0].number() != 1:
+            return False
+        squeezed = ("sigmoid", "softmax", "tanh")
+        return taken.op in squeezed or (is_open(taken) and origins(code, taken).made_by(*squeezed))
     if core.op in ("softmax", "sigmoid", "abs", "parameter"):
         return True
     return _is_mass(core) or _is_mixture(core) or _is_density(core)
