@@ -98,6 +98,80 @@ def test_an_option_that_no_call_gives_is_a_remark(tmp_path: Path, call: str, exp
     assert severity(tmp_path, 7, "losses.py", losses=CLAMPED, train=train) == expected
 
 
+OPTIONAL = (
+    "import torch\nfrom torch import nn\n\n\nclass Bounded(nn.Module):\n"
+    "    def __init__(self, size, hard=False):\n        super().__init__()\n"
+    "        self.hard = hard\n\n    def forward(self, x):\n"
+    "        loss = nn.functional.mse_loss(x, 2 * x)\n        if {test}:\n"
+    "            loss = loss.clamp(max=1.0)\n        return loss\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("test", "call", "expected"),
+    [
+        ("self.hard", "Bounded(3)", "info"),
+        ("not self.hard", "Bounded(3)", "warning"),
+        ("self.hard", "Bounded(3, hard=True)", "warning"),
+        ("self.hard", "Bounded(3, y)", "warning"),
+        ("self.hard", "Bounded(*y)", "warning"),
+        ("self.hard", "Bounded(**y)", "warning"),
+        ("self.hard", "set_hard(Bounded(3))", "warning"),
+        ("self.hard", "Harder(Bounded(3))", "warning"),
+    ],
+)
+def test_an_option_of_a_constructor_that_no_call_gives_is_a_remark(
+    tmp_path: Path, test: str, call: str, expected: str
+):
+    train = f"from losses import Bounded\n\n\ndef train(x, y):\n    {call}(x).backward()\n"
+    if call.startswith("set_hard"):
+        train += "\n\ndef set_hard(loss):\n    loss.hard = True\n    return loss\n"
+    if call.startswith("Harder"):
+        train += "\n\nclass Harder(Bounded):\n    hard = True\n"
+    losses = OPTIONAL.format(test=test)
+    assert severity(tmp_path, 13, "losses.py", losses=losses, train=train) == expected
+
+
+def test_an_option_that_its_function_changes_may_be_anything(tmp_path: Path):
+    losses = CLAMPED.replace("    if hard", "    hard = hard or x.dim() > 2\n    if hard")
+    train = "from losses import bounded\n\n\ndef train(x):\n    bounded(x).backward()\n"
+    assert severity(tmp_path, 8, "losses.py", losses=losses, train=train) == "warning"
+
+
+@pytest.mark.parametrize(
+    ("scaled", "expected"),
+    [
+        ("return 2 * x", "info"),
+        ("x.sum().backward()\n    return x", "warning"),
+        ("x.log_()", "warning"),
+    ],
+)
+def test_what_a_function_of_another_file_makes_of_a_value_is_followed(
+    tmp_path: Path, scaled: str, expected: str
+):
+    used = VAE.replace("import torch\n", "import torch\nfrom scaling import scaled\n").replace(
+        "return torch.exp(0.5 * logvar)",
+        "std = torch.exp(0.5 * logvar)\n        return x + scaled(std).detach()",
+    )
+    main = "import loop, vae\n\nloop.fit(vae.Vae(), 1, 2)\n"
+    scaling = f"def scaled(x):\n    {scaled}\n"
+    assert severity(tmp_path, EXP + 1, main=main, vae=used, scaling=scaling) == expected
+
+
+@pytest.mark.parametrize("calls", [1, 2, 3])
+def test_a_function_that_a_loss_calls_is_differentiated_two_calls_deep(tmp_path: Path, calls: int):
+    inner = "import torch\n\n\ndef f0(net, x):\n    return torch.exp(net(x))\n"
+    for depth in range(1, calls):
+        inner += f"\n\ndef f{depth}(net, x):\n    return f{depth - 1}(net, x)\n"
+    inner += f"\n\ndef the_loss(net, x):\n    return f{calls - 1}(net, x).sum()\n"
+    main = (
+        "import torch\nfrom inner import the_loss\n\n\n"
+        "def main(x):\n    the_loss(torch.nn.Linear(3, 3), x).backward()\n\n\nmain(1)\n"
+    )
+    expected = "warning" if calls <= 2 else "info"
+    assert severity(tmp_path, 5, "inner.py", inner=inner, main=main) == expected
+
+
 @pytest.mark.parametrize(
     ("call", "expected"), [("# bounded(x)", "info"), ("bounded(x)", "warning")]
 )

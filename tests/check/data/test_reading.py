@@ -12,7 +12,7 @@ import numpy as np
 import polars as pl
 import pytest
 
-from nanguard.check.data import records, tables
+from nanguard.check.data import records, table_files, tables
 from nanguard.check.data.data_reader import open_sources, read_request
 from nanguard.check.data.dataset import DataFile, Request
 from nanguard.check.scan import Expected, Scan
@@ -57,6 +57,10 @@ def as_csv(path: Path) -> Path:
     return path / "t.csv"
 
 
+def as_csv_of_old_macs(path: Path) -> Path:
+    return write(path / "t.csv", pl.DataFrame(RECORDS).write_csv(line_terminator="\r"))
+
+
 def as_tsv(path: Path) -> Path:
     pl.DataFrame(RECORDS).write_csv(path / "t.tsv", separator="\t", line_terminator="\r\n")
     return path / "t.tsv"
@@ -97,6 +101,7 @@ def as_npz(path: Path) -> Path:
         as_crlf,
         as_json,
         as_csv,
+        as_csv_of_old_macs,
         as_tsv,
         as_quoted,
         as_parquet,
@@ -281,3 +286,17 @@ def test_what_is_no_file_beside_data_is_not_waited_for(tmp_path: Path):
     (tmp_path / "endless.json").symlink_to("/dev/zero")
     (source,) = open_sources([table], Scan())
     assert len(source.files) == 1
+
+
+def test_a_table_of_old_macs_is_read_block_by_block(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(table_files, "_HEAD_BYTES", 300)
+    monkeypatch.setattr(table_files, "MAX_CELL", 2000)
+    table = as_csv_of_old_macs(tmp_path)
+    file = read(table)
+    assert (file.ledger.records, numbers(file)) == (200, COUNTS)
+    with table.open("ab") as grown:
+        grown.write(b"x" * 5000 + b"\rno. 200,0,1.5\r")
+    ledger = read(table).ledger
+    assert (ledger.unreadable.count, ledger.records, ledger.lines) == (1, 201, 203)

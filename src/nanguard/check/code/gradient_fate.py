@@ -14,7 +14,7 @@ import re
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from nanguard.check.code.training import Training
+from nanguard.check.code.training import Training, is_backward
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -155,7 +155,16 @@ class _Uses:
             return _Tracked(call, is_distribution=True)
         if path.startswith("torch.") and path.count(".") == 1 and not _WANTS.search(path):
             return _Tracked(call)
-        return None
+        return _Tracked(call) if self._is_function_elsewhere(call) else None
+
+    def _is_function_elsewhere(self, call: ast.Call) -> bool:
+        """Returns whether a plain function of another file is called, which gives back a result."""
+        callee = Training.of(self.code).callees.get(id(self.code.values.get(call)))
+        if callee is None or callee.home is self.code or callee.cls is not None:
+            return False
+        if _WANTS.search(callee.name) or any(map(is_backward, callee.events)):
+            return False
+        return bool(callee.returns)
 
     def _handed_on(self, tracked: _Tracked, call: ast.AST) -> bool | None:
         """Returns whether a function of the file only reads what it is given; None for others."""

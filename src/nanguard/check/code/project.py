@@ -257,10 +257,12 @@ class Project:
         self.consulted |= {absolute(path) for path in named}
         return [*called, *named]
 
-    def holds(self, path: str, word: str) -> bool:
-        """Returns whether a word stands in a file of the project."""
+    def holds(self, path: str, sought: str | re.Pattern[bytes]) -> bool:
+        """Returns whether a word, or what a pattern describes, stands in a file of the project."""
         self.consulted.add(absolute(path))
-        return word.encode() in bytes_of(path)
+        if isinstance(sought, str):
+            return sought.encode() in bytes_of(path)
+        return sought.search(bytes_of(path)) is not None
 
     def some_file_has(self, pattern: re.Pattern[bytes]) -> bool:
         """Returns whether a pattern is found in some file of the project."""

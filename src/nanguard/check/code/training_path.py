@@ -21,6 +21,7 @@ from nanguard.check.code.training import Training, is_backward, is_test
 
 if TYPE_CHECKING:
     from nanguard.check.code.code import Code
+    from nanguard.check.code.project import Project
     from nanguard.check.code.scopes import Class, Function
     from nanguard.check.code.values import Value
 
@@ -94,7 +95,7 @@ def may_warn(code: Code, node: ast.AST | None, claim: Claim, *, shown: bool) -> 
     return not _is_called_in_vain(code, function)
 
 
-def _is_differentiated(code: Code, function: Function, depth: int = 1) -> bool:
+def _is_differentiated(code: Code, function: Function, depth: int = 2) -> bool:
     """Returns whether gradients pass a function: of a module or a loss, or called from one."""
     if function.cls is not None and function.cls.is_module():
         return True
@@ -131,11 +132,10 @@ def _is_never_chosen(code: Code, node: ast.AST | None) -> bool:
     for outer in code.ancestors(node) if node is not None else ():
         if isinstance(outer, (ast.FunctionDef, ast.AsyncFunctionDef)):
             return False
-        if isinstance(outer, (ast.If, ast.IfExp)) and isinstance(outer.test, ast.Name):
+        if isinstance(outer, (ast.If, ast.IfExp)) and node is not outer.test:
             body = outer.body if isinstance(outer, ast.If) else [outer.body]
             taken = any(node is inner for inner in body)
-            asked = node is outer.test
-            if not asked and _is_left_at(code, outer, outer.test.id, value=not taken):
+            if _is_left_at(code, outer, outer.test, value=not taken):
                 return True
         node = outer
     return False
@@ -168,26 +168,84 @@ def _never_runs(code: Code, node: ast.AST | None) -> bool:
     return bool(named) and not elsewhere and all(_is_never_chosen(code, name) for name in named)
 
 
-def _is_left_at(code: Code, node: ast.AST, name: str, *, value: bool) -> bool:
-    """Returns whether a parameter has a truth value by default that no call changes."""
+def _is_left_at(code: Code, node: ast.AST, test: ast.expr, *, value: bool) -> bool:
+    """Returns whether an option has a truth value by default that no call changes.
+
+    Args:
+        code: The file.
+        node: Where it is asked.
+        test: What is asked: a parameter, or an attribute that is one of the constructor's.
+        value: The truth value.
+    """
+    if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
+        test, value = test.operand, not value
     outer = next(
         (n for n in code.ancestors(node) if isinstance(n, (ast.FunctionDef, ast.Lambda))), None
     )
     if code.project is None or not isinstance(outer, ast.FunctionDef):
         return False
-    positional = [*outer.args.posonlyargs, *outer.args.args]
+    if isinstance(test, ast.Name):
+        return _keeps_default(code.project, outer, outer.name, test.id, value=value)
+    if isinstance(test, ast.Attribute) and getattr(test.value, "id", "") == "self":
+        cls = next((n for n in code.ancestors(outer) if isinstance(n, ast.ClassDef)), None)
+        made = _made_with(cls, test.attr) if cls is not None else None
+        if cls is None or made is None or _is_changed(code.project, cls.name, test.attr):
+            return False
+        return _keeps_default(code.project, made[0], cls.name, made[1], value=value)
+    return False
+
+
+def _keeps_default(
+    project: Project, function: ast.FunctionDef, called: str, name: str, *, value: bool
+) -> bool:
+    """Returns whether a parameter has a truth value by default, and no call gives it another."""
+    positional = [*function.args.posonlyargs, *function.args.args]
     names = [argument.arg for argument in positional]
-    defaults = dict(zip(reversed(names), reversed(outer.args.defaults), strict=False))
+    defaults = dict(zip(reversed(names), reversed(function.args.defaults), strict=False))
     default = defaults.get(name)
     if not isinstance(default, ast.Constant) or bool(default.value) is not value:
         return False
+    if any(getattr(n, "id", "") == name and _is_stored(n) for n in ast.walk(function)):
+        return False
     place = names.index(name) - (names[0] in ("self", "cls"))
-    calls = code.project.calls_of(outer.name)
+    calls = project.calls_of(called)
     return bool(calls) and not any(
         len(call.args) > place
         or any(isinstance(given, ast.Starred) for given in call.args)
         or any(given.arg in (name, None) for given in call.keywords)
         for call in calls or ()
+    )
+
+
+def _made_with(cls: ast.ClassDef, attribute: str) -> tuple[ast.FunctionDef, str] | None:
+    """Returns the constructor and the parameter of it that an attribute is, and stays."""
+    found = [
+        (method, node)
+        for method in cls.body
+        if isinstance(method, ast.FunctionDef)
+        for node in ast.walk(method)
+        if getattr(node, "attr", "") == attribute and _is_stored(node)
+    ]
+    if len(found) != 1 or found[0][0].name != "__init__":
+        return None
+    method, target = found[0]
+    for node in method.body:
+        if isinstance(node, ast.Assign) and node.targets == [target]:
+            return (method, node.value.id) if isinstance(node.value, ast.Name) else None
+    return None
+
+
+def _is_stored(node: ast.AST) -> bool:
+    """Returns whether a name or an attribute is written here."""
+    return isinstance(node, (ast.Name, ast.Attribute)) and isinstance(node.ctx, ast.Store)
+
+
+def _is_changed(project: Project, cls: str, attribute: str) -> bool:
+    """Returns whether heirs of a class or others may give an attribute another value."""
+    base = re.compile(rb"^[ \t]*class[ \t]+\w+[ \t]*\([^)]*\b%s\b" % cls.encode(), re.MULTILINE)
+    written = re.compile(rb"(?<!\bself)\.%s[ \t]*=(?!=)" % attribute.encode())
+    return project.some_file_has(written) or any(
+        project.holds(path, base) for path in project.users(cls)
     )
 
 

@@ -45,6 +45,7 @@ MAX_COLUMNS = 20_000
 MAX_OPENED = 8  # quotes of one block that are never closed; each costs another reading of the rest
 DELIMITERS = (",", "\t", ";", "|")
 _WHOLE_NUMBER = re.compile(r"[ \t]*[-+]?[0-9]{1,18}[ \t]*")
+_HEAD_BYTES = 1 << 20  # what a table's layout is judged by
 ROWS = 1 << 17
 MAX_MESSAGE = 1 << 30
 UNLOOKED = 32 << 20  # bytes of the file that are decoded at once where nobody looks at them
@@ -69,8 +70,11 @@ class Layout:
 def read_delimited(path: Path, watch: WatchedValues, scan: Scan) -> tuple[Ledger, ColumnRoles]:
     """Returns what a CSV or TSV file holds."""
     with path.open("rb") as file:
-        head = file.read(1 << 20)
-    if len(head) == 1 << 20:
+        head = file.read(_HEAD_BYTES)
+    returns = b"\n" not in head and b"\r" in head
+    if returns:
+        head = head.replace(b"\r", b"\n")
+    if len(head) == _HEAD_BYTES:
         head = head[: head.rfind(b"\n") + 1]
     layout = layout_of(head)
     if len(layout.names) > MAX_COLUMNS:
@@ -84,11 +88,30 @@ def read_delimited(path: Path, watch: WatchedValues, scan: Scan) -> tuple[Ledger
     reader = _DelimitedReader(layout, roles, watch)
     ledger = Ledger()
     first = True
-    for part in in_order(reader.read, _balanced(blocks_of(path), layout), path, scan):
+    blocks = _blocks_of_returns(path) if returns else blocks_of(path)
+    for part in in_order(reader.read, _balanced(blocks, layout), path, scan):
         if first:
             ledger.lines, first = layout.header, False
         ledger.merge(part)
     return ledger, roles
+
+
+def _blocks_of_returns(path: Path) -> Iterator[Block]:
+    """Yields the blocks of a file whose lines end in a carriage return, as on old Macs."""
+    with path.open("rb") as file:
+        rest, dropped = b"", False  # whether the line at hand is too long, and was reported
+        while data := file.read(_HEAD_BYTES).replace(b"\r", b"\n"):
+            if dropped:
+                _, ended, data = data.partition(b"\n")
+                dropped = not ended
+            whole, ended, rest = (rest + data).rpartition(b"\n")
+            if ended:
+                yield Block(whole + ended)
+            if len(rest) > MAX_CELL:
+                yield Block(rest[:1024], overlong=True)
+                rest, dropped = b"", True
+        if rest:
+            yield Block(rest)
 
 
 def layout_of(head: bytes) -> Layout:
