@@ -418,9 +418,7 @@ class InPlace:
         starts.paused = True
         try:
             with torch.no_grad():
-                for tensor, version, kept in start.versions:
-                    if kept is not None and tensor._version != version:
-                        tensor.copy_(kept)
+                start.undo_changes()
             starts.streams.restore(streams)
             for owner, attributes in start.objects:
                 vars(owner).update({name: copied(v) for name, v in attributes.items()})

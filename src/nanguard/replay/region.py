@@ -255,7 +255,7 @@ class Piece:
         refuse_what_waits(body, code)
         names = Names()
         names.read(body)
-        self.reads, self.stores = names.loads, names.stores
+        self.reads, self.stores = names.loads, tuple(names.stores)
         in_module = isinstance(owner, ast.Module)
         variables = {*code.co_varnames, *code.co_cellvars, *code.co_freevars}
         kept = names.stores | changing if in_module else names.stores | variables
@@ -266,28 +266,17 @@ class Piece:
         self.live = [*first, *(n for n in live if n not in first and n != "__class__")]
         self._wants_class = "__class__" in code.co_freevars
         self._body, self._kind, self._cls = body, kind, cls
-        # Takes all of the names at once: this is done in every step.
-        self._take = itemgetter(*self.live) if len(self.live) > 1 else None
+        self._every = itemgetter(*self.stores) if len(self.stores) > 1 else None
 
-    def values_in(self, local: Mapping[str, Any], module: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns the values of its live-in names, of those that are there.
-
-        Args:
-            local: The names of its frame.
-            module: The globals, among which are the names that a function declares as such.
-        """
+    def ids_in(self, local: Mapping[str, Any]) -> list[int]:
+        """Returns the identities of what the names in ``stores`` stand for; 0 for nothing."""
         try:
-            if self._take is not None:
-                return dict(zip(self.live, self._take(local), strict=True))
+            # From the second step on all of them are there.
+            if self._every is not None:
+                return list(map(id, self._every(local)))
         except KeyError:
-            pass  # one of them is not bound, or a global
-        found = {}
-        for name in self.live:
-            if name in local:
-                found[name] = local[name]
-            elif name in module:
-                found[name] = module[name]
-        return found
+            pass
+        return [id(local[name]) if name in local else 0 for name in self.stores]
 
     def call(
         self,

@@ -304,14 +304,14 @@ class Replay(Watch):
         with contextlib.suppress(AttributeError, ValueError):
             loader.num_workers = 0
 
-    def next_batch(self, own: Any, draw: Callable[[], Any]) -> Any:
+    def next_batch(self, own: Any, draw: Callable[[Any], Any]) -> Any:
         """Hands on a batch, and watches how it is made."""
         if own._num_workers:
             # They belong to the run, and so does what they make.
             self.answer(
                 ReplayOutcome(error="batches of a loader's workers cannot be had a second time")
             )
-        batch = self._watched(draw)
+        batch = self._watched(lambda: draw(own))
         self.indices = self.indices_of(own)
         if self.ordinal == self.task.target and self.task.without and not self.task.targets_only:
             batch = changes.without(batch, self.task.without)

@@ -77,7 +77,7 @@ class ReplayedStep(Replay):
     def begin_pass(self, loader: Any) -> None:
         """Leaves loaders as they are."""
 
-    def next_batch(self, own: Any, draw: Callable[[], Any]) -> Any:
+    def next_batch(self, own: Any, draw: Callable[[Any], Any]) -> Any:
         """Hands out a batch of the step once more."""
         if not self.again:
             raise RefusedError("the step takes another batch from its loader than it did")

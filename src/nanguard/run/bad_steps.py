@@ -37,6 +37,8 @@ class BadSteps:
 
     Attributes:
         ordinals: Which steps they were, as all optimizers together count.
+        doubt: The incident of a step that was good when it was replayed, and nobody knows why yet;
+            None if there is none.
     """
 
     def __init__(self, live: Live) -> None:
@@ -44,8 +46,7 @@ class BadSteps:
         self.ordinals: list[int] = []
         # Which backward pass the last one belongs to.
         self._met_in = -1
-        # An incident whose step was good when it was replayed.
-        self._doubt: Path | None = None
+        self.doubt: Path | None = None
 
     def meet(
         self,
@@ -176,7 +177,7 @@ class BadSteps:
             live.own(lambda: live.curves.look(live.ordinal, named, last=True))
             live.writer.explain(replayer)
         if replayer.differs and not (unfinished or reads):
-            self._doubt = live.writer.folder
+            self.doubt = live.writer.folder
 
     def replayer(
         self,
@@ -214,18 +215,13 @@ class BadSteps:
             longest=max(_SHORTEST_LIMIT, _MOST_STEPS * (bad.seconds or 0.0)) * load_now(),
         )
 
-    @property
-    def doubts(self) -> bool:
-        """Whether a bad step was good when it was replayed, and nobody knows why yet."""
-        return self._doubt is not None
-
     def settle_doubt(self) -> None:
         """Says that a bad step did not come again, if a good one does, bit for bit.
 
         Only then is it known that what is replayed is what ran.
         """
         live = self._live
-        folder, self._doubt = self._doubt, None
+        folder, self.doubt = self.doubt, None
         if folder is None or not live.starts.ended:
             return
         replayer = InPlace(
