@@ -313,10 +313,7 @@ class Start:
     @property
     def lost_losses(self) -> bool:
         """Whether a loss was changed in place since."""
-        for loss, version in self.losses_at:
-            if loss._version != version:
-                return True
-        return False
+        return any(loss._version != version for loss, version in self.losses_at)
 
     @property
     def inexact(self) -> bool:
@@ -354,16 +351,13 @@ class Reader:
             local: The names of a frame.
             module: The globals, among which are the names that a function declares as such.
         """
-        names, values = self._names, None
-        if self._all is not None:
-            try:
-                values = self._all(local)
-            except KeyError:  # one of them is not bound, or a global
-                pass
-        if values is None:
-            found = {
-                n: local[n] if n in local else module[n] for n in names if n in local or n in module
-            }
+        names = self._names
+        try:
+            values: Any = _NONE if self._all is None else self._all(local)
+        except KeyError:
+            values = _NONE
+        if values is _NONE:  # one of them is not bound, or a global
+            found = {n: place[n] for n in names for place in (module, local) if n in place}
             names, values = tuple(found), tuple(found.values())
         types = tuple(map(type, values))
         places = self._places.get(types)
@@ -478,6 +472,7 @@ class Given:
         return list(map(_version_of, self._tensors)) != self._versions
 
 
+_NONE = object()
 _version_of: Callable[[Tensor], int] = torch._C.TensorBase._version.__get__  # type: ignore[attr-defined]
 
 

@@ -101,14 +101,13 @@ class GoodSteps:
         live = self._live
         if live.tracked is not None and waiting:
             live.tracked.good(waiting)
-        ref: weakref.ref[Any] | None = None
+        known: weakref.ref[Any] | None = None
         lane: Any = None
         for good in waiting:
-            if good.optimizer is not ref:
-                ref = good.optimizer
-                lane = (
-                    None if ref is None or (optimizer := ref()) is None else live.lane_of(optimizer)
-                )
+            if good.optimizer is not known:
+                known = good.optimizer
+                optimizer = None if known is None else known()
+                lane = None if optimizer is None else live.lane_of(optimizer)
             self._judge(good, lane)
 
     def _judge(self, good: GoodStep, lane: Any) -> None:

@@ -326,26 +326,29 @@ class Live(Watch):
         symptom = None
         if loss is not None or gradient is not None:
             symptom = self.together.agree(loss, gradient, self.ordinal)
-        if symptom is None and self.acts_on_spikes:
+        elif self.acts_on_spikes:
             symptom = self._spike(optimizer)
-        if symptom is None:
-            if len(self.losses) > 1:
-                self.by_script.note_discarded()
-            if self.bad_steps.doubt is not None:
-                self.own(self.bad_steps.settle_doubt)
-        else:
+        if symptom is not None:
             symptom.scaled_by_hand = self._scaler is not None
-            self.bad_steps.meet(
-                symptom,
-                optimizer,
-                starts=self.starts.ended or starts_without_backward(self, optimizer),
-            )
+            starts = self.starts.ended or starts_without_backward(self, optimizer)
+            self.bad_steps.meet(symptom, optimizer, starts=starts)
             return None
-        if self.verdicts.policy.lr_factor == 1.0:
+        return self._make(optimizer, call, loss)
+
+    def _make(self, optimizer: Optimizer, call: Callable[..., Any], loss: Symptom | None) -> Any:
+        """Makes a step.
+
+        Args:
+            optimizer: Whose step it is.
+            call: Makes it.
+            loss: What is wrong with the loss on this rank, if others make the step good.
+        """
+        if len(self.losses) > 1:
+            self.by_script.note_discarded()
+        if self.bad_steps.doubt is not None:
+            self.own(self.bad_steps.settle_doubt)
+        with self.cut_rate(optimizer):
             result = call()
-        else:
-            with self.cut_rate(optimizer):
-                result = call()
         if loss is None:
             self.look_after(optimizer)
         else:
