@@ -462,9 +462,7 @@ class Starts:
 
     def _reached(self, frame: FrameType, region: Region, piece: Piece) -> None:
         """Takes a start: the first line of a region is about to run."""
-        if self.paused or not self.is_on:
-            return
-        if self._thread == threading.get_ident() or self._is_our_thread():
+        if self.is_on and not self.paused and self._is_our_thread():
             self._safely(self._take, frame, region, piece)
 
     def _called_first(self, frame: FrameType, region: Region, piece: Piece) -> None:
