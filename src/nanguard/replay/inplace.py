@@ -78,6 +78,13 @@ class Variant:
     streams: dict[str, Any]
     whole: bool
 
+    @property
+    def objects(self) -> list[tuple[Any, dict[str, Any]]]:
+        """The attributes of the script's own objects to begin with."""
+        start = self.start
+        earlier = self.whole or (self.streams is start.earlier is not start.streams)
+        return start.earlier_objects if earlier else start.objects
+
 
 class InPlace:
     """Replays one bad step, as often as there is something to try.
@@ -162,7 +169,7 @@ class InPlace:
             for _ in range(task.further):
                 before = [p._version for p in self._run.named_parameters().values()]
                 replay = MadeStep(task, self._run, start, _applied, exactly=False)
-                with self._as_before(start, variant.streams, leaves="parameters") as stack:
+                with self._as_before(variant, leaves="parameters") as stack:
                     error = self._call(replay, task, variant, stack, seconds)
                 after = [p._version for p in self._run.named_parameters().values()]
                 if replay.numbers is None or before == after:
@@ -200,7 +207,7 @@ class InPlace:
             task = Task(self._run.ordinal)
             replay = MadeStep(task, self._run, start, apply, exactly=exactly)
             variant = Variant(0, start, start.streams, whole=False)
-            with self._as_before(start, start.streams, leaves="tensors") as stack:
+            with self._as_before(variant, leaves="tensors") as stack:
                 error = self._call(replay, task, variant, stack, math.inf)
             if error is not None or not replay.answered:
                 break
@@ -223,7 +230,7 @@ class InPlace:
             outcome, losses = self._replay(plain, variant, seconds)
             if outcome.error is not None:
                 errors.append(outcome.error)
-                if outcome.error == _TOO_LONG:
+                if outcome.error == TOO_LONG:
                     break  # it waits for something that will not come
                 continue
             if not same_losses(variant.start.losses, losses, loosely=changes.is_compiled()):
@@ -315,7 +322,7 @@ class InPlace:
         replay.began_with = [*start.names.values(), *(start.whole or {}).values()]
         replay.streams = variant.streams
         versions = [(t, t._version) for t in start.names.values() if _has_version(t)]
-        with self._as_before(start, variant.streams) as stack:
+        with self._as_before(variant) as stack:
             error = self._call(replay, task, variant, stack, seconds)
             moved = any(t._version != version for t, version in versions)
         outcome = replay.outcome
@@ -352,11 +359,11 @@ class InPlace:
         except Reached:
             return None
         except TooLong:
-            return _TOO_LONG
+            return TOO_LONG
         except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever the script raises
             if self._unfinished and not isinstance(error, (NoRegionError, RefusedError)):
                 replay.left(seen)
-            return _in_words(error)
+            return in_words(error)
         if self._unfinished:
             replay.left(seen)
         else:
@@ -395,16 +402,15 @@ class InPlace:
 
     @contextlib.contextmanager
     def _as_before(
-        self, start: Start, streams: dict[str, Any], *, leaves: Leaves = "nothing"
+        self, variant: Variant, *, leaves: Leaves = "nothing"
     ) -> Iterator[contextlib.ExitStack]:
         """Makes the run what it was before the step, and afterwards what it is now.
 
         Args:
-            start: What the step began with.
-            streams: The random streams it began with.
+            variant: How the step begins.
             leaves: What stays as the step makes it: nothing, the parameters, or all tensors.
         """
-        run, starts = self._run, self._starts
+        run, starts, start = self._run, self._starts, variant.start
         # Torch imports it for every dispatch mode, and it writes while it is imported.
         with contextlib.suppress(ImportError):
             importlib.import_module("torch._dynamo")
@@ -419,8 +425,8 @@ class InPlace:
         try:
             with torch.no_grad():
                 start.undo_changes()
-            starts.streams.restore(streams)
-            for owner, attributes in start.objects:
+            starts.streams.restore(variant.streams)
+            for owner, attributes in variant.objects:
                 vars(owner).update({name: copied(v) for name, v in attributes.items()})
             _share(start)
             with contextlib.ExitStack() as outer:
@@ -466,7 +472,7 @@ class InPlace:
         return known
 
 
-_TOO_LONG = "the replay did not come to an end in its time"
+TOO_LONG = "the replay did not come to an end in its time"
 _DIFFERS = "what was replayed is not what ran: its loss is another one"
 
 
@@ -487,7 +493,12 @@ def _is_small(value: Any) -> bool:
 
 
 def _came_in(outcome: ReplayOutcome) -> bool:
-    return outcome.origin is None or outcome.origin.op in ("input", "parameter", "buffer")
+    """Returns whether the code was given what is bad, and so has not made it."""
+    origin = outcome.origin
+    if origin is None or origin.op in ("input", "parameter", "buffer"):
+        return True
+    bad = [] if origin.detail is None else [s for s in origin.detail.inputs if s.nonfinite]
+    return any("parameter" not in origin.sources.get(stats.name, ()) for stats in bad)
 
 
 @contextlib.contextmanager
@@ -562,7 +573,8 @@ class _Written:
                     changes.set_version(parameter, version)
 
 
-def _in_words(error: BaseException) -> str:
+def in_words(error: BaseException) -> str:
+    """Returns what a replay ended with."""
     return traceback.format_exception_only(type(error), error)[-1].strip()[:500]
 
 

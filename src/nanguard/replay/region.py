@@ -31,6 +31,7 @@ _FUTURES: int = reduce(
     __future__.all_feature_names,
     0,
 )
+_WAITING = (ast.Yield, ast.YieldFrom, ast.Await, ast.AsyncFor, ast.AsyncWith)
 _SIMPLE = (ast.Assign, ast.AugAssign, ast.AnnAssign, ast.Expr, ast.Assert, ast.Delete, ast.Pass)
 # Names that a compiled piece has for itself.
 AGAIN, _ONCE, _SEEN, _OUTER = "__again", "__once", "__seen", "__outer"
@@ -139,14 +140,20 @@ class Region:
         self.lines = tuple(lines)
         self._pieces: dict[tuple[int, ...], Piece] = {}
         self._at: dict[int, Piece] = {}
+        self._whole: Piece | None = None
 
     def holds(self, line: int) -> bool:
         """Returns whether a line is one of the region's."""
         return self.first <= line <= self.last
 
     def whole(self) -> Piece:
-        """Returns the whole region as a piece."""
-        return self._piece((0,))
+        """Returns the whole region as a piece, or what follows where it last waited for others."""
+        if self._whole is None:
+            body = self._body(self.source.tree)
+            step = _statement_at(body, min(self.lines)) or 0
+            waiting = [place for place in range(step) if _waits(body[place])]
+            self._whole = self._piece((waiting[-1] + 1 if waiting else 0,))
+        return self._whole
 
     def after(self, line: int) -> Piece | None:
         """Returns the piece that begins after the statement on a line; None if nothing does."""
@@ -355,6 +362,11 @@ class _Own(ast.NodeTransformer):
         return node if self._depth else ast.copy_location(ast.Pass(), node)
 
     visit_Nonlocal = visit_Global
+
+
+def _waits(statement: ast.stmt) -> bool:
+    """Returns whether a statement gives control away, and goes on later."""
+    return any(isinstance(node, _WAITING) for node in own_nodes([statement]))
 
 
 def refuse_what_waits(body: Sequence[ast.stmt], code: CodeType) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import errno
+import functools
 import gc
 import math
 import os
@@ -19,6 +20,7 @@ from torch import nn
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils._python_dispatch import _disable_current_modes
 
+from nanguard.findings import name_of
 from nanguard.guard.held import BufferPlaces, Held
 from nanguard.guard.optimizers import learning_rate, scaled_lr
 from nanguard.guard.rng import RandomStreams
@@ -45,21 +47,41 @@ if TYPE_CHECKING:
     from nanguard.replay.tracer.origin import Origin
 
 
+def schedulers_of(optimizer: Optimizer) -> list[LRScheduler]:
+    """Returns what sets the learning rates of an optimizer."""
+    # Some objects raise when they are asked for their class.
+    found = [one for one in gc.get_objects() if issubclass(type(one), LRScheduler)]
+    return [one for one in found if getattr(one, "optimizer", None) is optimizer]
+
+
 def schedule_of(optimizer: Optimizer) -> Site | None:
     """Returns where the function begins that a scheduler asks for the rate of an optimizer."""
-    for scheduler in gc.get_objects():
-        # Some objects raise when they are asked for their class.
-        if not issubclass(type(scheduler), LRScheduler):
-            continue
-        if getattr(scheduler, "optimizer", None) is optimizer:
-            for function in (*getattr(scheduler, "lr_lambdas", ()), type(scheduler).get_lr):
-                site = _begins_at(function)
-                if site is not None:
-                    return site
+    for scheduler in schedulers_of(optimizer):
+        for function in (*getattr(scheduler, "lr_lambdas", ()), type(scheduler).get_lr):
+            site = _begins_at(function)
+            if site is not None:
+                return site
+    return None
+
+
+def bad_schedule_state(optimizer: Optimizer) -> str | None:
+    """Returns which number that a scheduler goes by is not finite; None if all of them are."""
+    for scheduler in schedulers_of(optimizer):
+        for name, value in vars(scheduler).items():
+            several = isinstance(value, (list, tuple))
+            for place, number in enumerate(value if several else [value]):
+                # What it was last is what it made, and not what it goes by.
+                if isinstance(number, float) and not math.isfinite(number) and "last" not in name:
+                    index = f"[{place}]" if several else ""
+                    return f"{name}{index} of {type(scheduler).__name__} is {name_of(number)}"
     return None
 
 
 def _begins_at(function: Any) -> Site | None:
+    while isinstance(function, functools.partial):
+        function = function.func
+    if not hasattr(function, "__code__"):  # an object that can be called
+        function = vars(type(function)).get("__call__")
     code = getattr(function, "__code__", None)
     if code is None or not is_users(code.co_filename) or is_installed(code.co_filename):
         return None
@@ -363,7 +385,7 @@ class Replay(Watch):
                 self._judge(loss or gradient, optimizer, by_hand=by_hand)
         if self.answered:
             return None
-        with scaled_lr([optimizer], self.task.lr_factor), self._in_optimizer():
+        with scaled_lr([optimizer], self.task.lr_factor), self.in_optimizer():
             result = call() if closure is None else call(self._outside(closure, optimizer))
         if closure is not None and isinstance(optimizer, torch.optim.LBFGS):
             with _disable_current_modes():
@@ -384,7 +406,7 @@ class Replay(Watch):
                 self._judge(self.bad_loss(), optimizer)
         if skipped or self.answered:
             return None
-        with scaled_lr([optimizer], self.task.lr_factor), self._in_optimizer():
+        with scaled_lr([optimizer], self.task.lr_factor), self.in_optimizer():
             result = call()
         self._judge_result(optimizer)
         return result
@@ -456,6 +478,7 @@ class Replay(Watch):
             facts.lr = learning_rate([optimizer])
             if facts.lr is not None and not math.isfinite(facts.lr):
                 facts.schedule = schedule_of(optimizer)
+                facts.schedule_state = bad_schedule_state(optimizer)
             eps = optimizer.param_groups[0].get("eps")
             facts.eps = float(eps) if isinstance(eps, (int, float)) else None
             facts.made = next((m.site for m in self.made_by if m.optimizer() is optimizer), None)
@@ -472,7 +495,8 @@ class Replay(Watch):
     # Looking around.
 
     @contextlib.contextmanager
-    def _in_optimizer(self) -> Iterator[None]:
+    def in_optimizer(self) -> Iterator[None]:
+        """Takes the operations inside for those of an optimizer."""
         if self.trace is not None:
             self.trace.in_optimizer = True
         yield

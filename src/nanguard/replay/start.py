@@ -184,6 +184,7 @@ class Start:
         streams: The random streams.
         earlier: The random streams a little before, where the piece begins inside of a statement.
         objects: The attributes of the script's own objects.
+        earlier_objects: The same a little before.
         shared: The variables that functions inside of its code share with it.
         ambient: What is not said by names.
         frame: Tells the frame from others that are alive.
@@ -250,6 +251,7 @@ class Start:
         self.losses_at: list[tuple[Tensor, int]] = []
         self.earlier: dict[str, Any] | None = None
         self.objects: list[tuple[Any, dict[str, Any]]] = []
+        self.earlier_objects = self.objects
         self.drawn: list[Any] = []
         self.batches: tuple[Given, ...] = ()
 

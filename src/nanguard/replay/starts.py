@@ -560,10 +560,10 @@ class Starts:
         taken = reader.take(local, frame.f_globals)
         start = Start(region, piece, taken, frame, local, streams, ambient)
         start.earlier = self._earlier
+        if self._objects:
+            start.objects = start.earlier_objects = self._objects_now()
         if not self._long:
-            start.objects, start.batches = self._earlier_objects, tuple(self._given)
-        elif self._objects:
-            start.objects = self._objects_now()
+            start.earlier_objects, start.batches = self._earlier_objects, tuple(self._given)
         start.drawn = self._since
         return start
 

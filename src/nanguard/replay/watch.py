@@ -15,7 +15,7 @@ import torch
 from torch import nn
 from torch.amp.grad_scaler import OptState
 
-from nanguard.guard.optimizers import parameters_of, state_tensors
+from nanguard.guard.optimizers import largest_rate, parameters_of, state_tensors
 from nanguard.guard.verdicts import Symptom
 from nanguard.numerics import Gradients, all_finite, is_float, local, norm_at_hand, whole
 from nanguard.replay.task import Loaded
@@ -372,6 +372,20 @@ class Watch(ABC):
         """Returns the sum of the losses of this step."""
         values = [float(loss) for loss in self.losses if not loss.is_complex()]
         return sum(values) if values else None
+
+    def bad_rate(self, optimizer: Optimizer) -> Symptom | None:
+        """Returns what is wrong with a learning rate that an optimizer is about to apply."""
+        for group in optimizer.param_groups:
+            rate = group.get("lr")
+            if type(rate) is float and rate - rate == 0.0:
+                continue  # every step comes here, and nearly always leaves here
+            value = largest_rate([group])
+            if value is None or math.isfinite(value):
+                continue
+            if any(p.grad is not None for p in group["params"]):
+                kind = "nan" if math.isnan(value) else "inf"
+                return Symptom("learning rate", kind, self.loss_value(), self.grad_norm)
+        return None
 
     def bad_gradient(self, optimizer: Optimizer) -> Symptom | None:
         """Returns what is wrong with the gradients of an optimizer."""

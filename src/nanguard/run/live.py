@@ -28,6 +28,7 @@ from nanguard.replay.copies import LastGood
 from nanguard.replay.frames import terms_of
 from nanguard.replay.patches import Patches, comes_from_signal
 from nanguard.replay.starts import Starts
+from nanguard.replay.update import is_written_by_user
 from nanguard.replay.watch import Watch, as_number, is_good, pass_over, single_number
 from nanguard.run.attach import is_launcher
 from nanguard.run.bad_steps import BadSteps
@@ -142,6 +143,8 @@ class Live(Watch):
         self._func_steps = FuncSteps(self)
         # How many losses of this step were read and are finite, and their sum.
         self._read_losses, self._sum_of_losses = 0, 0.0
+        # Which classes of optimizers are the user's own.
+        self._users_own: dict[type, bool] = {}
         self._in_graphs: weakref.WeakSet[Optimizer] = weakref.WeakSet()
         self._graph_replays = 0
         self.step_times: deque[float] = deque(maxlen=_TIMED)
@@ -316,12 +319,21 @@ class Live(Watch):
             self.writer.stepped()
         self.starts.step_begins()
         self.by_script.unstepped = None
-        if closure is None and self._scaler is None and self._late.can_take(optimizer):
+        rate = self.bad_rate(optimizer)
+        plain = rate is None and closure is None
+        if plain and self._scaler is None and self._late.can_take(optimizer):
             return self._late.step(optimizer, call)
         if self._late.flights:
             self._late.look()
+        if rate is not None:
+            self.bad_steps.meet(rate, optimizer, update=call)
+            return None
         if closure is not None:
             return step_with_closure(self, optimizer, call, closure)
+        return self._judged(optimizer, call)
+
+    def _judged(self, optimizer: Optimizer, call: Callable[..., Any]) -> Any:
+        """Judges a step whose numbers are at hand, and makes it if all is well."""
         loss, gradient = self.verdict(optimizer)
         symptom = None
         if loss is not None or gradient is not None:
@@ -350,7 +362,7 @@ class Live(Watch):
         with self.cut_rate(optimizer):
             result = call()
         if loss is None:
-            self.look_after(optimizer)
+            self.look_after(optimizer, call)
         else:
             reason = "the gradients of all ranks together are finite, so the step was made"
             decision = Decision(Action.NOTED, reason)
@@ -365,7 +377,7 @@ class Live(Watch):
         self.by_script.unstepped = None
         self._late.look()
         here = self.bad_loss()
-        symptom = self.together.agree_on_loss(here)
+        symptom = self.together.agree_on_loss(here) or self.bad_rate(optimizer)
         if symptom is not None:
             pass_over(scaler, optimizer)
             symptom.scale = scaler.get_scale()
@@ -441,16 +453,32 @@ class Live(Watch):
         self.starts.good = self.starts.ended
         self.last_good.after_good_step()
 
-    def look_after(self, optimizer: Optimizer) -> None:
-        """Looks at what a step has made of the run, now and then; counts it."""
+    def look_after(self, optimizer: Optimizer, call: Callable[..., Any] | None = None) -> None:
+        """Looks at what a step has made of the run, now and then; counts it.
+
+        Args:
+            optimizer: Whose step it was.
+            call: Makes it again; None if that cannot be done by itself.
+        """
         due = self.ordinal < _CAREFUL or self.ordinal % _SCAN == 0
-        symptom = (self.bad_state(optimizer) if due else None) or self.bad_buffers()
+        looks = due or self._is_users_own(optimizer)
+        symptom = (self.bad_state(optimizer) if looks else None) or self.bad_buffers()
         if due and symptom is None:
             self.own(lambda: self.curves.look(self.ordinal, self.named_parameters()))
         if symptom is not None:
-            self.bad_steps.meet(symptom, optimizer)
+            self.bad_steps.meet(symptom, optimizer, update=call)
         else:
             self.good(optimizer)
+
+    def _is_users_own(self, optimizer: Optimizer) -> bool:
+        """Returns whether the user wrote the optimizer, and looking at what it does is cheap."""
+        kind = type(optimizer)
+        own = self._users_own.get(kind)
+        if own is None:
+            first = next((p for g in optimizer.param_groups for p in g["params"]), None)
+            own = first is not None and first.is_cpu and is_written_by_user(optimizer)
+            self._users_own[kind] = own
+        return own
 
     def lane_of(self, optimizer: Any) -> Any:
         """Returns the lane of an optimizer's steps, which is the optimizer itself."""
