@@ -77,6 +77,8 @@ def sentence(case: Case, code: str, summary: str, folder: str) -> str:
     if site is None:
         return summary
     said = _Sentence(case, code, summary).text()
+    if case.origin.table is not None:
+        said += f"; {case.origin.table} has held it since it was made"
     outer = users_site(site, case.origin.callers)
     inner = f"{_short_name(site.file, folder)}:{site.line} {said}"
     if outer is None:

@@ -32,6 +32,7 @@ from nanguard.replay.region import AGAIN, NoRegionError
 from nanguard.replay.replayed_step import MadeStep, Reached, ReplayedStep, same_losses
 from nanguard.replay.sandbox import Outside, TimeLimit, TooLong, signals_wait
 from nanguard.replay.start import copied
+from nanguard.replay.tables import find_table
 from nanguard.replay.task import ReplayOutcome, Task
 from nanguard.replay.tracer.sites import is_installed, is_users
 
@@ -47,6 +48,7 @@ if TYPE_CHECKING:
     from nanguard.replay.region import Piece
     from nanguard.replay.start import Start
     from nanguard.replay.starts import Starts
+    from nanguard.replay.tables import Table
     from nanguard.replay.watch import Watch
 
     Apply = Callable[[Watch, Optimizer, Callable[..., Any]], dict[str, float]]
@@ -131,6 +133,8 @@ class InPlace:
         self._reachable: dict[int, Reachable] = {}
         # The batch, if it came in bad and can be made again.
         self._drawn: Drawn | None = None
+        # The bad value that the step was given, if it was made before and can be made again.
+        self._table: Table | None = None
         # Announces each replay to other ranks, where they have to take part in it.
         self.announce: Callable[[Task, int], None] | None = None
         self.wants_history = False
@@ -336,7 +340,25 @@ class InPlace:
             self._drawn = drawn or self._drawn
             # What the script did with its data before it came to this step was not seen.
             outcome.facts.unseen = not outcome.facts.came_in
+            if outcome.facts.unseen and outcome.origin.op in ("input", "buffer"):
+                self._look_for_table(outcome, replay, variant)
         return outcome, replay.losses
+
+    def _look_for_table(
+        self, outcome: ReplayOutcome, replay: ReplayedStep, variant: Variant
+    ) -> None:
+        """Finds out what made a value bad that the step was given, if that was made before it."""
+        assert outcome.origin is not None  # noqa: S101 - the caller has looked
+        assert replay.trace is not None  # noqa: S101
+        with self._as_before(variant) as stack:
+            try:
+                stack.enter_context(TimeLimit(self._longest))
+                self._table = find_table(outcome.origin, replay.trace)
+            except TooLong:
+                return
+        if self._table is not None:
+            outcome.origin, outcome.facts.unseen = self._table.origin, False
+            outcome.facts.suspects = []
 
     def _call(
         self,
@@ -390,6 +412,8 @@ class InPlace:
             stack.enter_context(changes.swapped_code(task.source, own=start.region.code))
             if self._drawn is not None:
                 made_anew(self._drawn, names, again)
+            if self._table is not None:
+                self._table.put_changed(task.source, stack)
         if task.precision is not None:
             stack.enter_context(changes.wider(getattr(torch, task.precision), self._run))
         if task.without:
