@@ -1,8 +1,9 @@
 """Trains the tiny model, and measures what the guard around this process does in each step.
 
 To be run under ``nanguard run``. Whatever torch or Python tells the guard is timed as it comes in;
-what the guard calls for the script is taken off. The last line that it prints is JSON: the time
-of each part in microseconds a step, and of all of them, as undisturbed blocks of steps have it.
+what the guard calls for the script is taken off, and so is the timing itself: functions that do
+nothing are timed in every step, too. The last line that it prints is JSON: the time of each part in
+microseconds a step, and of all of them, as undisturbed blocks of steps have it.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import json
 import statistics
 import sys
-from collections import defaultdict
+from collections import Counter, defaultdict
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +27,9 @@ _CALLS = {"backward": 0, "step": 1, "next_batch": 1, "choose": 1}
 _WARM = 200
 # Steps whose mean counts as one: what is done now and then only is paid for by all of them.
 _BLOCK = 64
+# Functions that do nothing, one of them with a call of the script's own inside: what they take is
+# what the timing takes.
+_NOTHING, _NOTHING_OF_THEIRS = "nothing", "nothing of theirs"
 
 
 class Clock:
@@ -33,11 +37,16 @@ class Clock:
 
     def __init__(self) -> None:
         self.steps: list[dict[str, float]] = []
+        self.calls: Counter[str] = Counter()
         self._parts: dict[str, float] = defaultdict(float)
         self._theirs = 0.0
+        self._nothing = self.around(_NOTHING, lambda: None, None)
+        self._nothing_of_theirs = self.around(_NOTHING_OF_THEIRS, lambda call: call(), 0)
 
     def end_step(self) -> None:
         """Begins the next step."""
+        self._nothing()
+        self._nothing_of_theirs(lambda: None)
         self.steps.append(dict(self._parts))
         self._parts.clear()
 
@@ -54,6 +63,7 @@ class Clock:
             finally:
                 taken = perf_counter() - began
                 self._parts[name] += taken - self._theirs
+                self.calls[name] += 1
                 self._theirs = outer + taken
                 if name == "step":
                     self.end_step()
@@ -92,7 +102,12 @@ def main() -> None:
         vars(starts._lines)["_line"] = clock.around("line", starts._lines._line, None)
     tiny.main()
     steps = clock.steps[_WARM:]
-    names = sorted({name for step in steps for name in step})
+    names = sorted({name for step in steps for name in step} - {_NOTHING, _NOTHING_OF_THEIRS})
+    each = {n: clock.calls[n] / len(clock.steps) for n in names}
+    for step in steps:
+        alone, around = step.pop(_NOTHING), step.pop(_NOTHING_OF_THEIRS)
+        for name in step:
+            step[name] -= (around if name in _CALLS else alone) * each[name]
     parts = {n: 1e6 * _undisturbed([s.get(n, 0.0) for s in steps]) for n in names}
     total = 1e6 * _undisturbed([sum(step.values()) for step in steps])
     print(json.dumps({"us": round(total, 1), "parts": {n: round(v, 1) for n, v in parts.items()}}))

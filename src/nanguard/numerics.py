@@ -12,7 +12,6 @@ from functools import reduce
 from typing import TYPE_CHECKING, cast
 
 import torch
-from torch._utils import _flatten_dense_tensors
 from torch.utils._foreach_utils import _group_tensors_by_device_and_dtype
 
 if TYPE_CHECKING:
@@ -23,11 +22,13 @@ if TYPE_CHECKING:
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 # Values of a gradient that is put together with others, and how many such gradients are worth it.
 _SMALL, _FEW = 4096, 4
-_ONLY_TENSORS = {torch.Tensor}
+_PLAIN_TYPES = set(_PLAIN)
 # Below, squares of single precision are so small that they lose digits.
 _LEAST_SQUARES = 1e-30
 # As torch has it: what a script reads goes through a function of ours.
 _as_number = torch._C.TensorBase.item
+_numel = torch._C.TensorBase.numel
+_flatten = torch._C._nn.flatten_dense_tensors
 
 
 def within(value: Tensor, limit: float) -> Tensor:
@@ -66,7 +67,15 @@ def _dense(tensor: Tensor) -> Tensor:
 
 def all_finite(tensors: Iterable[Tensor]) -> bool:
     """Returns whether every value is finite. Reads from the device, so it waits for it."""
-    return not any(bool(flags.any()) for flags in _flags(tensors))
+    every = [tensor for tensor in tensors if is_float(tensor)]
+    if len(every) >= _FEW:
+        # The quickest proof there is, for many small tensors on a CPU. A norm that is not finite
+        # proves nothing: squares may overflow.
+        with torch.no_grad():
+            norm = norm_at_hand(every)
+        if norm is not None and math.isfinite(norm):
+            return True
+    return not any(bool(flags.any()) for flags in _flags(every))
 
 
 def non_finite(tensors: Iterable[Tensor], device: torch.device) -> Tensor:
@@ -118,17 +127,19 @@ def norm_at_hand(gradients: list[Tensor]) -> float | None:
 
     Small ones are put together first: to look at one costs more than to copy it.
     """
-    if not gradients[0].is_cpu or set(map(type, gradients)) != _ONLY_TENSORS:
+    if not gradients[0].is_cpu or not set(map(type, gradients)) <= _PLAIN_TYPES:
         return None
-    small = [grad for grad in gradients if grad.numel() <= _SMALL]
+    small = gradients
+    if max(map(_numel, gradients)) > _SMALL:
+        small = [grad for grad in gradients if grad.numel() <= _SMALL]
     if len(small) < _FEW:
         return None
     try:
-        flat = _flatten_dense_tensors(small)
+        flat = _flatten(small)
     except RuntimeError:  # sparse ones, or on several devices
         return None
     norm = _norm_of(flat)
-    if norm is None or len(small) == len(gradients):
+    if norm is None or small is gradients:
         return norm
     large = [grad for grad in gradients if grad.numel() > _SMALL]
     if any(grad.dtype is not flat.dtype or grad.layout is not torch.strided for grad in large):
@@ -139,9 +150,10 @@ def norm_at_hand(gradients: list[Tensor]) -> float | None:
 
 def _norm_of(flat: Tensor) -> float | None:
     """Returns the norm of a vector, quickly where its squares neither overflow nor vanish."""
-    if flat.is_complex():
+    size = flat.element_size()
+    if size == 1 or flat.is_complex():  # float8 types have almost no arithmetic
         return None
-    if flat.element_size() >= 4:
+    if size >= 4:
         squares = _as_number(flat.dot(flat))
         if _LEAST_SQUARES < squares < math.inf:
             return math.sqrt(squares)

@@ -32,7 +32,7 @@ _ACT_RECORDS = 4.0
 # A young record means little: it counts double when it is the largest of this many deviations.
 _YOUNG = 32
 # Accepted values between two looks at the window: its numbers change slowly.
-_RELEARN = 8
+_RELEARN = 16
 # A size of spike that came back so often is a kind of batch this run has, not an accident.
 _RECURS = 3
 # Blocks in a row that have to rise before a loss is said to drift; cycles rise for fewer.
@@ -80,6 +80,10 @@ class SpikeWindow:
         self._deviations = _Latest(4 * size)
         # Deviations beyond the limits, warned about or rejected.
         self._outside: deque[float] = deque(maxlen=4 * _RECURS)
+        # How many values came in, and the largest of the latest that nobody was warned about: each
+        # with its number, and only those that no later one exceeds.
+        self._count = 0
+        self._largest: deque[tuple[int, float]] = deque()
         self._start: float | None = None
         self._center, self._spread = 0.0, 1.0
         # The limits in spreads above the center, and as they apply to values.
@@ -99,6 +103,7 @@ class SpikeWindow:
             deviation = (inner - self._center) / self._spread
             if deviation <= self._reach.warn:
                 self._deviations.add(deviation)
+                self._add_usual(inner)
             else:
                 self._outside.append(deviation)
             self._unlearned += 1
@@ -109,7 +114,16 @@ class SpikeWindow:
             self._learn_level()
             for v in self._values:
                 self._deviations.add((v - self._center) / self._spread)
+                self._add_usual(v)
             self._learn()
+
+    def _add_usual(self, inner: float) -> None:
+        largest, self._count = self._largest, self._count + 1
+        while largest and largest[-1][1] <= inner:
+            largest.pop()
+        largest.append((self._count, inner))
+        if largest[0][0] <= self._count - self.size:
+            largest.popleft()
 
     def reject(self, value: float) -> None:
         """Remembers the size of a spike that was acted on; the window itself stays as it is."""
@@ -133,6 +147,8 @@ class SpikeWindow:
             "level": [self._center, self._spread],
             "reach": [self._reach.warn, self._reach.act],
             "unlearned": self._unlearned,
+            "count": self._count,
+            "largest": [list(one) for one in self._largest],
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -144,6 +160,8 @@ class SpikeWindow:
         self._center, self._spread = state["level"]
         self._reach = Limits(*state["reach"])
         self._unlearned = state["unlearned"]
+        self._count = state.get("count", 0)  # snapshots of earlier versions have none
+        self._largest = deque((number, inner) for number, inner in state.get("largest", []))
         self._set_limits()
 
     def _learn(self) -> None:
@@ -165,7 +183,10 @@ class SpikeWindow:
         if len(self._outside) >= _RECURS:
             recurring = 1.25 * sorted(self._outside)[-_RECURS]
             warn, act = max(warn, recurring), max(act, recurring)
-        self._limits = Limits(self._outer(warn), self._outer(act))
+        # What is no larger than a value that was usual lately is not unusual, however little the
+        # others spread by now.
+        seen = (self._largest[0][1] - self._center) / self._spread if self._largest else 0.0
+        self._limits = Limits(self._outer(max(warn, seen)), self._outer(max(act, seen)))
 
     def _learn_level(self) -> None:
         center = median_of(self._values.ordered)

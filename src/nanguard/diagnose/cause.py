@@ -35,6 +35,9 @@ STATISTICS = (
     "batch_norm_stats",
 )  # fmt: skip
 DIVISIONS = ("div", "reciprocal", "true_divide", "floor_divide", "addcdiv", "rsqrt")
+_LOGARITHMS = {
+    "log", "log2", "log10", "log1p", "_log_softmax", "log_softmax", "log_sigmoid_forward",
+}  # fmt: skip
 _PROBABILITIES = {"sigmoid", "_softmax", "softmax", "_safe_softmax"}
 # Operations within which a probability is still one: 1 - p, p[rows, y].
 _NEAR = 6
@@ -169,6 +172,13 @@ class Case:
     def saturates(self, name: str) -> bool:
         """Returns whether an input is a probability that a model put out, so that it may be 0."""
         return bool(self.ancestor_ops(name, _NEAR) & _PROBABILITIES)
+
+    @property
+    def is_zero_log_zero(self) -> bool:
+        """Whether a probability of 0 was multiplied with its own logarithm, which is -inf."""
+        infinite = [s for s in self.inputs if s.neg_infs]
+        logs = any(self.ancestor_ops(s.name, 2) & _LOGARITHMS for s in infinite)
+        return self.op == "mul" and logs and any(s.zeros for s in self.inputs)
 
     def in_float32(self) -> Trial:
         """Tries the step without 16-bit types."""

@@ -77,6 +77,8 @@ def sentence(case: Case, code: str, summary: str, folder: str) -> str:
     if site is None:
         return summary
     said = _Sentence(case, code, summary).text()
+    if case.origin.table is not None:
+        said += f"; {case.origin.table} has held it since it was made"
     outer = users_site(site, case.origin.callers)
     inner = f"{_short_name(site.file, folder)}:{site.line} {said}"
     if outer is None:
@@ -155,7 +157,15 @@ class _Sentence:
         if code == "optimizer-misuse" and (case.facts.lr is None or math.isfinite(case.facts.lr)):
             return None if case.phase != "optimizer" else self._called()
         if code == "optimizer-misuse":
-            return f"makes the learning rate {name_of(case.facts.lr or math.nan)}"
+            rate, state = name_of(case.facts.lr or math.nan), case.facts.schedule_state
+            if state is not None:
+                return f"steps with a learning rate of {rate}: {state}"
+            made = case.facts.schedule or case.origin.site != case.facts.step_site
+            return (
+                f"makes the learning rate {rate}"
+                if made
+                else f"steps with a learning rate of {rate}"
+            )
         if code in ("label-out-of-range", "unknown") and case.origin.intended:
             return self._called()
         return None

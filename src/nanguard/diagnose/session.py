@@ -117,12 +117,14 @@ def _falls_behind(found: Incident, before: Incident) -> bool:
 def _wants_second_run(found: Incident, replayer: Replayer) -> bool:
     """Returns whether going through the steps from the first line would show more."""
     origin = found.origin or {}
+    proven = found.cause is not None and found.cause.get("confidence", 0.0) >= _PROVEN
+    if origin.get("table"):
+        return not proven  # what made it was seen already
     if origin.get("phase") == "init" or origin.get("op") in _HANDED_ON:
         return True
     code = "" if found.cause is None else found.cause.get("code")
     if code == "bad-initialization":
         return True  # what made the model has run long ago
-    proven = found.cause is not None and found.cause.get("confidence", 0.0) >= _PROVEN
     return not proven and (replayer.wants_history or code == "unknown")
 
 
@@ -236,7 +238,7 @@ class Explanation:
         """Returns an origin with its numbers; on a device, a replay of its own reads them."""
         if origin.detail is not None or origin.op in (*_HANDED_ON, "aten.empty"):
             return origin
-        if outcome.facts.came_in:
+        if outcome.facts.came_in or origin.table is not None:
             return origin  # no operation of the step's
         closer = self._lab.trace(look_at=origin.index)
         if closer is None or closer.origin is None or closer.origin.detail is None:
@@ -267,7 +269,7 @@ class Explanation:
     def _find_samples(self, case: Case) -> None:
         """Finds the sample at fault by halving, where the bad value is a single number."""
         detail, size = case.origin.detail, case.facts.batch_size
-        if case.facts.samples or detail is None or not size:
+        if case.facts.samples or detail is None or not size or case.origin.table is not None:
             return
         # A statistic over the batch does not tell which of its samples has made it bad.
         if detail.output.count != 1 and case.op not in STATISTICS:
@@ -293,7 +295,7 @@ class Explanation:
     def _describe(self, incident: Incident, case: Case) -> None:
         origin, facts = case.origin, case.facts
         incident.origin = {
-            "phase": origin.phase,
+            "phase": "init" if origin.table is not None else origin.phase,
             "op": origin.op,
             "kernel": origin.kernel,
             "module": origin.module,
@@ -302,6 +304,8 @@ class Explanation:
         outer = None if origin.site is None else users_site(origin.site, origin.callers)
         if outer is not None:
             incident.origin["called_from"] = _place(outer)
+        if origin.table is not None:
+            incident.origin["table"] = origin.table
         incident.samples = facts.samples
         incident.path = facts.path
         if facts.indices:

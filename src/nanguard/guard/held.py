@@ -130,6 +130,8 @@ class Held:
         looks = self._marks % _NOW_AND_THEN == 0 and self._seen_size != self._places.size()
         if looks or self._places.news or self._seen_size < 0:
             self._look()
+        if not self._slots:
+            return
         try:
             live = [container[key] for container, key in self._slots]
         except (KeyError, IndexError):  # one was removed, unnoticed so far

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import math
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -94,11 +95,15 @@ def learning_rate(optimizers: Sequence[Optimizer]) -> float | None:
 
 
 def largest_rate(groups: Sequence[dict[str, Any]]) -> float | None:
-    """Returns the largest learning rate among parameter groups; one on a device is not read."""
+    """Returns the largest learning rate among parameter groups; one on a device is not read.
+
+    One that is not finite comes first.
+    """
     rates = [group.get("lr") for group in groups]
     if len(rates) == 1 and type(rates[0]) is float:
         return rates[0]
-    return max((float(r) for r in rates if r is not None and not _on_device(r)), default=None)
+    known = [float(rate) for rate in rates if rate is not None and not _on_device(rate)]
+    return next((rate for rate in known if not math.isfinite(rate)), max(known, default=None))
 
 
 def _on_device(rate: object) -> bool:

@@ -136,7 +136,7 @@ class Policy:
             self._cuts += 1
             self._bad_steps.clear()
             if not trouble.rate_matters:
-                why = "the learning rate stays, as it has no part in the cause"
+                why = "a lower learning rate would not help"
                 return Decision(Action.SKIP, f"{reason}; {why}")
             self.lr_factor = lowered
             return Decision(Action.CUT_LR, f"{reason}; learning rate now x {lowered:g}")

@@ -35,14 +35,25 @@ class RandomStreams:
 
     def capture(self) -> dict[str, Any]:
         """Returns the state of every stream."""
-        numpy = sys.modules.get("numpy")
+        # Every step of a run comes here, so what has not moved is not even asked.
+        python, numpy, module = self._python, self._numpy, sys.modules.get("numpy")
+        if python.words is None or python.words.raw != python.seen or python.has_reserve():
+            python.take()
+        if module is not None:
+            moved = numpy.words is None or numpy.words.raw != numpy.seen
+            if moved or module.random.get_bit_generator() is not numpy.generator:
+                numpy.take(module)
         return {
-            "torch": torch.default_generator.get_state(),
+            "torch": _torch_stream.get_state(),
             # All there is to a stream on a device, and read many times faster than its state.
-            "cuda": [(stream.initial_seed(), stream.get_offset()) for stream in self._on_devices],
-            "python": self._python.capture(),
-            "numpy": None if numpy is None else self._numpy.capture(numpy),
-            "own": [_state_of(generator) for generator in self.generators],
+            "cuda": [(stream.initial_seed(), stream.get_offset()) for stream in self._on_devices]
+            if self._on_devices
+            else [],
+            "python": python.state,
+            "numpy": None if module is None else numpy.state,
+            "own": [_state_of(generator) for generator in self.generators]
+            if self.generators
+            else [],
         }
 
     def restore(self, state: dict[str, Any]) -> None:
@@ -77,55 +88,65 @@ class _PythonStream:
 
     Taking it makes 625 numbers, which takes longer than to look at the memory they come from.
     Where that lies is not promised by anyone, so it is tried out first.
+
+    Attributes:
+        words: The words to look at; None if it is not known where they are.
+        seen: What they were when the state was taken.
+        state: What ``random.getstate()`` returned then.
     """
 
     def __init__(self) -> None:
-        self._known: tuple[bytes, Any, Any] | None = None
-        self._words: Any = None
+        self.words: Any = None
+        self.seen = b""
+        self.state: Any = None
         if sys.implementation.name == "cpython":
             address = id(random._inst) + object.__basicsize__
             words = random.getstate()[1]
             if ctypes.string_at(address, 625 * 4) == struct.pack("=625I", words[-1], *words[:-1]):
-                self._words = _words_at(address)
+                self.words = _words_at(address)
 
-    def capture(self) -> Any:
-        """Returns what ``random.getstate()`` returns."""
-        if self._words is None:
-            return random.getstate()
-        at, reserve = self._words.raw, random._inst.gauss_next  # type: ignore[attr-defined]
-        known = self._known
-        if known is None or known[0] != at or known[1] != reserve:
-            self._known = known = (at, reserve, random.getstate())
-        return known[2]
+    def has_reserve(self) -> bool:
+        """Returns whether a normal number is, or was, in reserve: it leaves no trace when used."""
+        return random._inst.gauss_next is not None or self.state[2] is not None  # type: ignore[attr-defined]
+
+    def take(self) -> None:
+        """Takes the state as it is now."""
+        self.state = random.getstate()
+        if self.words is not None:
+            self.seen = self.words.raw
 
 
 class _NumpyStream:
     """NumPy's global stream, whose state is taken anew only if it has moved.
 
     Taking it costs more than everything else here together, and few loops draw from it.
+
+    Attributes:
+        generator: The stream that the state was taken of.
+        words: The words to look at; None if it is not known where they are, or if a normal number
+            is in reserve, which leaves no trace there when it is used.
+        seen: What they were when the state was taken.
+        state: The state.
     """
 
     def __init__(self) -> None:
-        self._known: tuple[bytes, dict[str, Any]] | None = None
-        self._generator: Any = None
-        self._words: Any = None
+        self.generator: Any = None
+        self.words: Any = None
+        self.seen = b""
+        self.state: dict[str, Any] | None = None
 
-    def capture(self, numpy: Any) -> dict[str, Any]:
-        """Returns the state."""
-        generator = numpy.random.get_bit_generator()
-        if generator is not self._generator:
-            self._generator, self._known, self._words = generator, None, None
-            if type(generator).__name__ == "MT19937":
-                # The position comes behind the words.
-                self._words = _words_at(generator.ctypes.state_address + 621 * 4)
-        if self._words is None:
-            state: dict[str, Any] = numpy.random.get_state(legacy=False)
-            return state
-        at, known = self._words.raw, self._known
-        # A normal number in reserve can be used up without a trace in the generator itself.
-        if known is None or known[0] != at or known[1]["has_gauss"]:
-            self._known = known = (at, numpy.random.get_state(legacy=False))
-        return known[1]
+    def take(self, numpy: Any) -> None:
+        """Takes the state as it is now."""
+        self.generator = numpy.random.get_bit_generator()
+        self.state = state = numpy.random.get_state(legacy=False)
+        self.words = None
+        if type(self.generator).__name__ == "MT19937" and not state["has_gauss"]:
+            # The position comes behind the words.
+            self.words = _words_at(self.generator.ctypes.state_address + 621 * 4)
+            self.seen = self.words.raw
+
+
+_torch_stream = torch.default_generator
 
 
 def same(left: dict[str, Any], right: dict[str, Any]) -> bool:

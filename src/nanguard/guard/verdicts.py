@@ -33,7 +33,8 @@ class Symptom:
     """What is wrong with a step.
 
     Attributes:
-        where: ``loss``, ``gradient``, ``parameter``, ``optimizer state`` or ``buffer``.
+        where: ``loss``, ``gradient``, ``learning rate``, ``parameter``, ``optimizer state`` or
+            ``buffer``.
         kind: ``nan``, ``inf`` or ``spike``.
         loss: The loss, if there was one.
         grad_norm: The norm of the gradients, if it was looked at.
@@ -123,6 +124,8 @@ class Symptom:
             loss = "" if self.loss is None else f" while the loss is {name_of(self.loss)}"
             named = f" (of {', '.join(self.names[:3])})" if self.names else ""
             return f"the gradient is not finite{named}{loss}"
+        if self.where == "learning rate":
+            return f"the learning rate is {self.kind}"
         named = ", ".join(self.names[:3])
         return f"{self.where} {named} is not finite after the step"
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 _EVERY = 100
 # Bytes that are copied without being asked for, and the part of the time that it may take.
 _SMALL = 16 << 20
-_SHARE = 0.005
+_SHARE = 0.002
 
 
 def bytes_in(tensors: Iterable[Tensor]) -> int:

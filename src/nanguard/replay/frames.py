@@ -133,9 +133,10 @@ class Lines:
     ) -> None:
         self.fresh = True
         self._reached, self._called, self._returned = reached, called, returned
-        self._watched: dict[tuple[CodeType, int], tuple[Region, Piece]] = {}
-        self._calls: dict[tuple[CodeType, int], tuple[Region, Piece]] = {}
-        self._headers: set[tuple[CodeType, int]] = set()
+        # By the line and the identity of its code, which takes long to compare.
+        self._watched: dict[tuple[int, int], tuple[Region, Piece]] = {}
+        self._calls: dict[tuple[int, int], tuple[Region, Piece]] = {}
+        self._headers: set[tuple[int, int]] = set()
         self._tool: int | None = None
 
     def watch(self, region: Region, piece: Piece) -> None:
@@ -149,9 +150,9 @@ class Lines:
             monitoring.register_callback(self._tool, monitoring.events.LINE, self._line)
             monitoring.register_callback(self._tool, monitoring.events.PY_START, self._begins)
             monitoring.register_callback(self._tool, monitoring.events.PY_RETURN, self._returns)
-        self._watched[(region.code, piece.first)] = (region, piece)
+        self._watched[(id(region.code), piece.first)] = (region, piece)
         if region.header is not None:
-            self._headers.add((region.code, region.header))
+            self._headers.add((id(region.code), region.header))
         events = monitoring.events
         heard = events.LINE | events.PY_START | events.PY_RETURN
         monitoring.set_local_events(self._tool, region.code, heard)
@@ -160,15 +161,15 @@ class Lines:
 
     def watch_call(self, region: Region, piece: Piece) -> None:
         """Waits for the first call of a model in a region, too."""
-        if (region.code, piece.first) not in self._watched:
-            self._calls[(region.code, piece.first)] = (region, piece)
+        if (id(region.code), piece.first) not in self._watched:
+            self._calls[(id(region.code), piece.first)] = (region, piece)
 
     def close(self) -> None:
         """Stops waiting."""
         if self._tool is not None:
             monitoring = sys.monitoring  # type: ignore[attr-defined]
-            for code, _ in self._watched:
-                monitoring.set_local_events(self._tool, code, 0)
+            for region, _ in self._watched.values():
+                monitoring.set_local_events(self._tool, region.code, 0)
             monitoring.free_tool_id(self._tool)
             self._tool = None
         self._watched.clear()
@@ -180,7 +181,7 @@ class Lines:
         self._returned(sys._getframe(1))
 
     def _line(self, code: CodeType, line: int) -> Any:
-        key = (code, line)
+        key = (id(code), line)
         found = self._watched.get(key)
         if key in self._headers:
             self.fresh = True

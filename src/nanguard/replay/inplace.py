@@ -32,6 +32,7 @@ from nanguard.replay.region import AGAIN, NoRegionError
 from nanguard.replay.replayed_step import MadeStep, Reached, ReplayedStep, same_losses
 from nanguard.replay.sandbox import Outside, TimeLimit, TooLong, signals_wait
 from nanguard.replay.start import copied
+from nanguard.replay.tables import find_table
 from nanguard.replay.task import ReplayOutcome, Task
 from nanguard.replay.tracer.sites import is_installed, is_users
 
@@ -47,6 +48,7 @@ if TYPE_CHECKING:
     from nanguard.replay.region import Piece
     from nanguard.replay.start import Start
     from nanguard.replay.starts import Starts
+    from nanguard.replay.tables import Table
     from nanguard.replay.watch import Watch
 
     Apply = Callable[[Watch, Optimizer, Callable[..., Any]], dict[str, float]]
@@ -77,6 +79,13 @@ class Variant:
     start: Start
     streams: dict[str, Any]
     whole: bool
+
+    @property
+    def objects(self) -> list[tuple[Any, dict[str, Any]]]:
+        """The attributes of the script's own objects to begin with."""
+        start = self.start
+        earlier = self.whole or (self.streams is start.earlier is not start.streams)
+        return start.earlier_objects if earlier else start.objects
 
 
 class InPlace:
@@ -124,6 +133,8 @@ class InPlace:
         self._reachable: dict[int, Reachable] = {}
         # The batch, if it came in bad and can be made again.
         self._drawn: Drawn | None = None
+        # The bad value that the step was given, if it was made before and can be made again.
+        self._table: Table | None = None
         # Announces each replay to other ranks, where they have to take part in it.
         self.announce: Callable[[Task, int], None] | None = None
         self.wants_history = False
@@ -162,7 +173,7 @@ class InPlace:
             for _ in range(task.further):
                 before = [p._version for p in self._run.named_parameters().values()]
                 replay = MadeStep(task, self._run, start, _applied, exactly=False)
-                with self._as_before(start, variant.streams, leaves="parameters") as stack:
+                with self._as_before(variant, leaves="parameters") as stack:
                     error = self._call(replay, task, variant, stack, seconds)
                 after = [p._version for p in self._run.named_parameters().values()]
                 if replay.numbers is None or before == after:
@@ -200,7 +211,7 @@ class InPlace:
             task = Task(self._run.ordinal)
             replay = MadeStep(task, self._run, start, apply, exactly=exactly)
             variant = Variant(0, start, start.streams, whole=False)
-            with self._as_before(start, start.streams, leaves="tensors") as stack:
+            with self._as_before(variant, leaves="tensors") as stack:
                 error = self._call(replay, task, variant, stack, math.inf)
             if error is not None or not replay.answered:
                 break
@@ -223,7 +234,7 @@ class InPlace:
             outcome, losses = self._replay(plain, variant, seconds)
             if outcome.error is not None:
                 errors.append(outcome.error)
-                if outcome.error == _TOO_LONG:
+                if outcome.error == TOO_LONG:
                     break  # it waits for something that will not come
                 continue
             if not same_losses(variant.start.losses, losses, loosely=changes.is_compiled()):
@@ -315,7 +326,7 @@ class InPlace:
         replay.began_with = [*start.names.values(), *(start.whole or {}).values()]
         replay.streams = variant.streams
         versions = [(t, t._version) for t in start.names.values() if _has_version(t)]
-        with self._as_before(start, variant.streams) as stack:
+        with self._as_before(variant) as stack:
             error = self._call(replay, task, variant, stack, seconds)
             moved = any(t._version != version for t, version in versions)
         outcome = replay.outcome
@@ -329,7 +340,25 @@ class InPlace:
             self._drawn = drawn or self._drawn
             # What the script did with its data before it came to this step was not seen.
             outcome.facts.unseen = not outcome.facts.came_in
+            if outcome.facts.unseen and outcome.origin.op in ("input", "buffer"):
+                self._look_for_table(outcome, replay, variant)
         return outcome, replay.losses
+
+    def _look_for_table(
+        self, outcome: ReplayOutcome, replay: ReplayedStep, variant: Variant
+    ) -> None:
+        """Finds out what made a value bad that the step was given, if that was made before it."""
+        assert outcome.origin is not None  # noqa: S101 - the caller has looked
+        assert replay.trace is not None  # noqa: S101
+        with self._as_before(variant) as stack:
+            try:
+                stack.enter_context(TimeLimit(self._longest))
+                self._table = find_table(outcome.origin, replay.trace)
+            except TooLong:
+                return
+        if self._table is not None:
+            outcome.origin, outcome.facts.unseen = self._table.origin, False
+            outcome.facts.suspects = []
 
     def _call(
         self,
@@ -352,11 +381,11 @@ class InPlace:
         except Reached:
             return None
         except TooLong:
-            return _TOO_LONG
+            return TOO_LONG
         except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever the script raises
             if self._unfinished and not isinstance(error, (NoRegionError, RefusedError)):
                 replay.left(seen)
-            return _in_words(error)
+            return in_words(error)
         if self._unfinished:
             replay.left(seen)
         else:
@@ -383,6 +412,8 @@ class InPlace:
             stack.enter_context(changes.swapped_code(task.source, own=start.region.code))
             if self._drawn is not None:
                 made_anew(self._drawn, names, again)
+            if self._table is not None:
+                self._table.put_changed(task.source, stack)
         if task.precision is not None:
             stack.enter_context(changes.wider(getattr(torch, task.precision), self._run))
         if task.without:
@@ -395,16 +426,15 @@ class InPlace:
 
     @contextlib.contextmanager
     def _as_before(
-        self, start: Start, streams: dict[str, Any], *, leaves: Leaves = "nothing"
+        self, variant: Variant, *, leaves: Leaves = "nothing"
     ) -> Iterator[contextlib.ExitStack]:
         """Makes the run what it was before the step, and afterwards what it is now.
 
         Args:
-            start: What the step began with.
-            streams: The random streams it began with.
+            variant: How the step begins.
             leaves: What stays as the step makes it: nothing, the parameters, or all tensors.
         """
-        run, starts = self._run, self._starts
+        run, starts, start = self._run, self._starts, variant.start
         # Torch imports it for every dispatch mode, and it writes while it is imported.
         with contextlib.suppress(ImportError):
             importlib.import_module("torch._dynamo")
@@ -418,11 +448,9 @@ class InPlace:
         starts.paused = True
         try:
             with torch.no_grad():
-                for tensor, version, kept in start.versions:
-                    if kept is not None and tensor._version != version:
-                        tensor.copy_(kept)
-            starts.streams.restore(streams)
-            for owner, attributes in start.objects:
+                start.undo_changes()
+            starts.streams.restore(variant.streams)
+            for owner, attributes in variant.objects:
                 vars(owner).update({name: copied(v) for name, v in attributes.items()})
             _share(start)
             with contextlib.ExitStack() as outer:
@@ -468,7 +496,7 @@ class InPlace:
         return known
 
 
-_TOO_LONG = "the replay did not come to an end in its time"
+TOO_LONG = "the replay did not come to an end in its time"
 _DIFFERS = "what was replayed is not what ran: its loss is another one"
 
 
@@ -489,7 +517,12 @@ def _is_small(value: Any) -> bool:
 
 
 def _came_in(outcome: ReplayOutcome) -> bool:
-    return outcome.origin is None or outcome.origin.op in ("input", "parameter", "buffer")
+    """Returns whether the code was given what is bad, and so has not made it."""
+    origin = outcome.origin
+    if origin is None or origin.op in ("input", "parameter", "buffer"):
+        return True
+    bad = [] if origin.detail is None else [s for s in origin.detail.inputs if s.nonfinite]
+    return any("parameter" not in origin.sources.get(stats.name, ()) for stats in bad)
 
 
 @contextlib.contextmanager
@@ -564,7 +597,8 @@ class _Written:
                     changes.set_version(parameter, version)
 
 
-def _in_words(error: BaseException) -> str:
+def in_words(error: BaseException) -> str:
+    """Returns what a replay ended with."""
     return traceback.format_exception_only(type(error), error)[-1].strip()[:500]
 
 

@@ -78,7 +78,7 @@ class Watcher(Protocol):
     def begin_pass(self, loader: Any) -> None:
         """Hears that the script is about to go over a loader."""
 
-    def next_batch(self, own: Any, draw: Callable[[], Any]) -> Any:
+    def next_batch(self, own: Any, draw: Callable[[Any], Any]) -> Any:
         """Returns the next batch that the script is given.
 
         Args:
@@ -86,7 +86,7 @@ class Watcher(Protocol):
             draw: Takes a batch from it.
         """
 
-    def choose(self, own: Any, draw: Callable[[], Any]) -> Any:
+    def choose(self, own: Any, draw: Callable[[Any], Any]) -> Any:
         """Returns which samples of a data set an iterator takes for a batch.
 
         Args:
@@ -273,8 +273,9 @@ class Patches:
             if not isinstance(tensors, (torch.Tensor, list, tuple)):
                 tensors = tuple(tensors) if isinstance(tensors, Iterable) else (tensors,)
             if torch._C._current_autograd_node() is not None:
-                # A part of another backward, maybe in a thread of torch's own.
-                return self.now.backward(lambda: original(tensors, *args, **kwargs), tensors)
+                # A part of another backward, as reentrant checkpointing makes them, maybe in a
+                # thread of torch's own.
+                return original(tensors, *args, **kwargs)
             return self._in_turn("backward", lambda: original(tensors, *args, **kwargs), tensors)
 
         self._replace(torch.autograd, "backward", backward)
@@ -467,11 +468,11 @@ class Patches:
 
         @functools.wraps(step)
         def draw(own: Any) -> Any:
-            return self.now.next_batch(own, lambda: step(own))
+            return self.now.next_batch(own, step)
 
         @functools.wraps(choose)
         def chosen(own: Any) -> Any:
-            return self.now.choose(own, lambda: choose(own))  # type: ignore[no-untyped-call]
+            return self.now.choose(own, choose)
 
         self._replace(DataLoader, "__iter__", begin)
         self._replace(_BaseDataLoaderIter, "__next__", draw)

@@ -31,6 +31,7 @@ _FUTURES: int = reduce(
     __future__.all_feature_names,
     0,
 )
+_WAITING = (ast.Yield, ast.YieldFrom, ast.Await, ast.AsyncFor, ast.AsyncWith)
 _SIMPLE = (ast.Assign, ast.AugAssign, ast.AnnAssign, ast.Expr, ast.Assert, ast.Delete, ast.Pass)
 # Names that a compiled piece has for itself.
 AGAIN, _ONCE, _SEEN, _OUTER = "__again", "__once", "__seen", "__outer"
@@ -139,14 +140,20 @@ class Region:
         self.lines = tuple(lines)
         self._pieces: dict[tuple[int, ...], Piece] = {}
         self._at: dict[int, Piece] = {}
+        self._whole: Piece | None = None
 
     def holds(self, line: int) -> bool:
         """Returns whether a line is one of the region's."""
         return self.first <= line <= self.last
 
     def whole(self) -> Piece:
-        """Returns the whole region as a piece."""
-        return self._piece((0,))
+        """Returns the whole region as a piece, or what follows where it last waited for others."""
+        if self._whole is None:
+            body = self._body(self.source.tree)
+            step = _statement_at(body, min(self.lines)) or 0
+            waiting = [place for place in range(step) if _waits(body[place])]
+            self._whole = self._piece((waiting[-1] + 1 if waiting else 0,))
+        return self._whole
 
     def after(self, line: int) -> Piece | None:
         """Returns the piece that begins after the statement on a line; None if nothing does."""
@@ -255,7 +262,7 @@ class Piece:
         refuse_what_waits(body, code)
         names = Names()
         names.read(body)
-        self.reads, self.stores = names.loads, names.stores
+        self.reads, self.stores = names.loads, tuple(names.stores)
         in_module = isinstance(owner, ast.Module)
         variables = {*code.co_varnames, *code.co_cellvars, *code.co_freevars}
         kept = names.stores | changing if in_module else names.stores | variables
@@ -266,28 +273,17 @@ class Piece:
         self.live = [*first, *(n for n in live if n not in first and n != "__class__")]
         self._wants_class = "__class__" in code.co_freevars
         self._body, self._kind, self._cls = body, kind, cls
-        # Takes all of the names at once: this is done in every step.
-        self._take = itemgetter(*self.live) if len(self.live) > 1 else None
+        self._every = itemgetter(*self.stores) if len(self.stores) > 1 else None
 
-    def values_in(self, local: Mapping[str, Any], module: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns the values of its live-in names, of those that are there.
-
-        Args:
-            local: The names of its frame.
-            module: The globals, among which are the names that a function declares as such.
-        """
+    def ids_in(self, local: Mapping[str, Any]) -> list[int]:
+        """Returns the identities of what the names in ``stores`` stand for; 0 for nothing."""
         try:
-            if self._take is not None:
-                return dict(zip(self.live, self._take(local), strict=True))
+            # From the second step on all of them are there.
+            if self._every is not None:
+                return list(map(id, self._every(local)))
         except KeyError:
-            pass  # one of them is not bound, or a global
-        found = {}
-        for name in self.live:
-            if name in local:
-                found[name] = local[name]
-            elif name in module:
-                found[name] = module[name]
-        return found
+            pass
+        return [id(local[name]) if name in local else 0 for name in self.stores]
 
     def call(
         self,
@@ -366,6 +362,11 @@ class _Own(ast.NodeTransformer):
         return node if self._depth else ast.copy_location(ast.Pass(), node)
 
     visit_Nonlocal = visit_Global
+
+
+def _waits(statement: ast.stmt) -> bool:
+    """Returns whether a statement gives control away, and goes on later."""
+    return any(isinstance(node, _WAITING) for node in own_nodes([statement]))
 
 
 def refuse_what_waits(body: Sequence[ast.stmt], code: CodeType) -> None:

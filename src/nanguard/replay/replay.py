@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import errno
+import functools
 import gc
 import math
 import os
@@ -19,11 +20,13 @@ from torch import nn
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils._python_dispatch import _disable_current_modes
 
+from nanguard.findings import name_of
 from nanguard.guard.held import BufferPlaces, Held
 from nanguard.guard.optimizers import learning_rate, scaled_lr
 from nanguard.guard.rng import RandomStreams
 from nanguard.incident import NO_BATCH
 from nanguard.replay import changes
+from nanguard.replay.tables import entered_at
 from nanguard.replay.task import Facts, Growth, ReplayOutcome
 from nanguard.replay.tracer.modules import tensors_in
 from nanguard.replay.tracer.origin import bad_rows, origin_of, path_of, producers, suspects
@@ -45,21 +48,41 @@ if TYPE_CHECKING:
     from nanguard.replay.tracer.origin import Origin
 
 
+def schedulers_of(optimizer: Optimizer) -> list[LRScheduler]:
+    """Returns what sets the learning rates of an optimizer."""
+    # Some objects raise when they are asked for their class.
+    found = [one for one in gc.get_objects() if issubclass(type(one), LRScheduler)]
+    return [one for one in found if getattr(one, "optimizer", None) is optimizer]
+
+
 def schedule_of(optimizer: Optimizer) -> Site | None:
     """Returns where the function begins that a scheduler asks for the rate of an optimizer."""
-    for scheduler in gc.get_objects():
-        # Some objects raise when they are asked for their class.
-        if not issubclass(type(scheduler), LRScheduler):
-            continue
-        if getattr(scheduler, "optimizer", None) is optimizer:
-            for function in (*getattr(scheduler, "lr_lambdas", ()), type(scheduler).get_lr):
-                site = _begins_at(function)
-                if site is not None:
-                    return site
+    for scheduler in schedulers_of(optimizer):
+        for function in (*getattr(scheduler, "lr_lambdas", ()), type(scheduler).get_lr):
+            site = _begins_at(function)
+            if site is not None:
+                return site
+    return None
+
+
+def bad_schedule_state(optimizer: Optimizer) -> str | None:
+    """Returns which number that a scheduler goes by is not finite; None if all of them are."""
+    for scheduler in schedulers_of(optimizer):
+        for name, value in vars(scheduler).items():
+            several = isinstance(value, (list, tuple))
+            for place, number in enumerate(value if several else [value]):
+                # What it was last is what it made, and not what it goes by.
+                if isinstance(number, float) and not math.isfinite(number) and "last" not in name:
+                    index = f"[{place}]" if several else ""
+                    return f"{name}{index} of {type(scheduler).__name__} is {name_of(number)}"
     return None
 
 
 def _begins_at(function: Any) -> Site | None:
+    while isinstance(function, functools.partial):
+        function = function.func
+    if not hasattr(function, "__code__"):  # an object that can be called
+        function = vars(type(function)).get("__call__")
     code = getattr(function, "__code__", None)
     if code is None or not is_users(code.co_filename) or is_installed(code.co_filename):
         return None
@@ -98,7 +121,11 @@ def read_trace(replay: Replay, outcome: ReplayOutcome) -> None:
         return
     sink = {"loss": "loss", "gradient": "gradient"}.get(symptom.where, "parameter")
     first = next((r for r in trace.bad if r.index == replay.task.look_at), made[0])
-    outcome.origin = origin_of(first, trace, sink=sink)
+    outcome.origin = origin = origin_of(first, trace, sink=sink)
+    if origin.op == "input":
+        entered, used = entered_at(origin, trace), origin.site
+        if entered and used and (entered.file, entered.function) != (used.file, used.function):
+            origin.site = entered
     facts.path = path_of(first, sinks, trace)
     facts.suspects = [(record.index, record.op) for record in suspects(trace, first)][:_SUSPECTS]
     _choose_batch(replay, trace, first)
@@ -304,14 +331,14 @@ class Replay(Watch):
         with contextlib.suppress(AttributeError, ValueError):
             loader.num_workers = 0
 
-    def next_batch(self, own: Any, draw: Callable[[], Any]) -> Any:
+    def next_batch(self, own: Any, draw: Callable[[Any], Any]) -> Any:
         """Hands on a batch, and watches how it is made."""
         if own._num_workers:
             # They belong to the run, and so does what they make.
             self.answer(
                 ReplayOutcome(error="batches of a loader's workers cannot be had a second time")
             )
-        batch = self._watched(draw)
+        batch = self._watched(lambda: draw(own))
         self.indices = self.indices_of(own)
         if self.ordinal == self.task.target and self.task.without and not self.task.targets_only:
             batch = changes.without(batch, self.task.without)
@@ -363,7 +390,7 @@ class Replay(Watch):
                 self._judge(loss or gradient, optimizer, by_hand=by_hand)
         if self.answered:
             return None
-        with scaled_lr([optimizer], self.task.lr_factor), self._in_optimizer():
+        with scaled_lr([optimizer], self.task.lr_factor), self.in_optimizer():
             result = call() if closure is None else call(self._outside(closure, optimizer))
         if closure is not None and isinstance(optimizer, torch.optim.LBFGS):
             with _disable_current_modes():
@@ -384,7 +411,7 @@ class Replay(Watch):
                 self._judge(self.bad_loss(), optimizer)
         if skipped or self.answered:
             return None
-        with scaled_lr([optimizer], self.task.lr_factor), self._in_optimizer():
+        with scaled_lr([optimizer], self.task.lr_factor), self.in_optimizer():
             result = call()
         self._judge_result(optimizer)
         return result
@@ -456,6 +483,7 @@ class Replay(Watch):
             facts.lr = learning_rate([optimizer])
             if facts.lr is not None and not math.isfinite(facts.lr):
                 facts.schedule = schedule_of(optimizer)
+                facts.schedule_state = bad_schedule_state(optimizer)
             eps = optimizer.param_groups[0].get("eps")
             facts.eps = float(eps) if isinstance(eps, (int, float)) else None
             facts.made = next((m.site for m in self.made_by if m.optimizer() is optimizer), None)
@@ -472,7 +500,8 @@ class Replay(Watch):
     # Looking around.
 
     @contextlib.contextmanager
-    def _in_optimizer(self) -> Iterator[None]:
+    def in_optimizer(self) -> Iterator[None]:
+        """Takes the operations inside for those of an optimizer."""
         if self.trace is not None:
             self.trace.in_optimizer = True
         yield

@@ -77,7 +77,7 @@ class ReplayedStep(Replay):
     def begin_pass(self, loader: Any) -> None:
         """Leaves loaders as they are."""
 
-    def next_batch(self, own: Any, draw: Callable[[], Any]) -> Any:
+    def next_batch(self, own: Any, draw: Callable[[Any], Any]) -> Any:
         """Hands out a batch of the step once more."""
         if not self.again:
             raise RefusedError("the step takes another batch from its loader than it did")
@@ -180,6 +180,22 @@ class ReplayedStep(Replay):
                 self.answer(self._outcome(optimizer))
             # Where nothing goes back from a loss, the gradients tell whether it is the same step.
             self.losses = self.losses or gradients_of(optimizer)
+        self._leave()
+
+    def judge_update(self, optimizer: Optimizer, *, must_be: list[Tensor]) -> None:
+        """Judges what an optimizer has made of good gradients, and ends the replay.
+
+        Args:
+            optimizer: The optimizer.
+            must_be: The parameters of which one has to be bad; nothing for any.
+        """
+        with _disable_current_modes():
+            self.facts.step_site = here()
+            symptom = self.bad_state(optimizer)
+            if not must_be or not all_finite(must_be):
+                self._judge(symptom, optimizer)
+            if not self.answered:
+                self.answer(self._outcome(optimizer))
         self._leave()
 
     def judged_scaler_step(self, scaler: Any, optimizer: Any, call: Callable[[], Any]) -> Any:

@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import dataclasses
 import random
 import sys
 from collections import UserDict
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cached_property
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import nn
-from torch._C import _len_torch_function_stack
+from torch._C import _is_any_autocast_enabled, _len_torch_function_stack
 from torch.overrides import _get_current_function_mode_stack
 
 from nanguard.replay.tracer.sites import is_users
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from types import FrameType
 
     from torch import Tensor
@@ -72,7 +75,7 @@ def _autocast_now() -> tuple[tuple[str, bool, Any], ...]:
     )
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Ambient:
     """What is not said by names, but changes what code computes.
 
@@ -95,17 +98,19 @@ class Ambient:
     @classmethod
     def now(cls) -> Ambient:
         """Returns how it is here."""
-        autocast = _NO_AUTOCAST
-        if torch.is_autocast_enabled("cuda") or torch.is_autocast_enabled("cpu"):
-            autocast = _autocast_now()
-        return cls(
+        flags = (
             torch.is_grad_enabled(),
             torch.is_inference_mode_enabled(),
-            autocast,
             torch.is_autocast_cache_enabled(),
             torch.get_default_dtype(),
-            tuple(_get_current_function_mode_stack()) if _len_torch_function_stack() else (),
         )
+        if _is_any_autocast_enabled() or _len_torch_function_stack():
+            modes = tuple(_get_current_function_mode_stack())
+            return cls(flags[0], flags[1], _autocast_now(), flags[2], flags[3], modes)
+        known = _PLAIN.get(flags)  # it is the same in almost every step
+        if known is None:
+            known = _PLAIN[flags] = cls(flags[0], flags[1], _NO_AUTOCAST, flags[2], flags[3], ())
+        return known
 
     @contextlib.contextmanager
     def entered(self, *, autocast: bool = True) -> Iterator[None]:
@@ -114,8 +119,7 @@ class Ambient:
         Args:
             autocast: Whether that goes for autocast, too.
         """
-        before = Ambient.now()
-        before.autocast = _autocast_now()
+        before = dataclasses.replace(Ambient.now(), autocast=_autocast_now())
         with contextlib.ExitStack() as stack:
             stack.callback(before._set_types)
             if autocast:
@@ -141,6 +145,10 @@ class Ambient:
             torch.set_default_dtype(self.dtype)
 
 
+# What it was like without autocast and modes, by its flags.
+_PLAIN: dict[tuple[bool, bool, bool, torch.dtype], Ambient] = {}
+
+
 @dataclass(slots=True)
 class ModelCall:
     """A call of a model, until the region of its step is known.
@@ -162,25 +170,23 @@ class ModelCall:
     frames: Stack
 
 
-@dataclass(slots=True, eq=False)
 class Start:
     """What a step began with.
+
+    What most steps never ask for is worked out when somebody does: every step pays for what is
+    done here, and next to none of them is replayed.
 
     Attributes:
         region: Its region.
         piece: The part of the region that follows.
-        names: The live-in names.
-        whole: Those of the whole region, as far as they are known where only a part of it was
-            seen to begin.
         module: The globals of its module.
         cls: What ``super()`` means there.
         streams: The random streams.
         earlier: The random streams a little before, where the piece begins inside of a statement.
         objects: The attributes of the script's own objects.
+        earlier_objects: The same a little before.
         shared: The variables that functions inside of its code share with it.
-        before: The names that it will write, as far as they are there, by their identity.
         ambient: What is not said by names.
-        versions: The tensors among the names, as (tensor, version, copy or None).
         frame: Tells the frame from others that are alive.
         drawn: The batches that loaders had handed out for the step by then.
         given: The batches that loaders have handed out since.
@@ -198,32 +204,100 @@ class Start:
             None if nobody needs it.
     """
 
-    region: Region
-    piece: Piece
-    names: dict[str, Any]
-    whole: dict[str, Any] | None
-    module: dict[str, Any]
-    cls: Any
-    streams: dict[str, Any]
-    earlier: dict[str, Any] | None
-    objects: list[tuple[Any, dict[str, Any]]]
-    shared: dict[str, Any]
-    before: dict[str, int]
-    ambient: Ambient
-    versions: list[tuple[Tensor, int, Tensor | None]]
-    frame: int
-    drawn: list[Any]
-    given: list[Any] = field(default_factory=list)
-    losses: list[Tensor] = field(default_factory=list)
-    losses_at: list[tuple[Tensor, int]] = field(default_factory=list)
-    stepped: bool = False
+    stepped = False
     site: Any = None
-    only_asked: bool = False
-    reported: bool = False
-    func_calls: int = 0
-    bad: bool = False
+    only_asked = False
+    reported = False
+    func_calls = 0
+    bad = False
     held: FrameType | None = None
     later: Start | None = None
+
+    def __init__(
+        self,
+        region: Region,
+        piece: Piece,
+        taken: Taken,
+        frame: FrameType,
+        local: Mapping[str, Any],
+        streams: dict[str, Any],
+        ambient: Ambient,
+    ) -> None:
+        """Notes what cannot be noted later.
+
+        Args:
+            region: Its region.
+            piece: The part of the region that follows.
+            taken: The values of its live-in names.
+            frame: Its frame.
+            local: The names of the frame.
+            streams: The random streams.
+            ambient: What is not said by names.
+        """
+        self.region = region
+        self.piece = piece
+        self._taken = taken
+        self.frame = id(frame)
+        self.module = frame.f_globals
+        self.cls = local.get("__class__")
+        shared = frame.f_code.co_cellvars
+        self.shared = {n: copied(local[n]) for n in shared if n in local} if shared else {}
+        self._ids = piece.ids_in(local)
+        self.streams = streams
+        self.ambient = ambient
+        self._copies = taken.copied_data() if region.moves else None
+        self.given: list[Any] = []
+        self.losses: list[Tensor] = []
+        self.losses_at: list[tuple[Tensor, int]] = []
+        self.earlier: dict[str, Any] | None = None
+        self.objects: list[tuple[Any, dict[str, Any]]] = []
+        self.earlier_objects = self.objects
+        self.drawn: list[Any] = []
+        self.batches: tuple[Given, ...] = ()
+
+    @cached_property
+    def names(self) -> dict[str, Any]:
+        """The live-in names of the piece."""
+        names = self._taken.some(self.piece.live)
+        if self.batches and self.piece is self.region.whole() and self.region.kind == "function":
+            names.update(self._as_given(names))
+        return names
+
+    @cached_property
+    def before(self) -> dict[str, int]:
+        """The names that it will write, with the identity of what they stood for; 0 for nothing."""
+        return dict(zip(self.piece.stores, self._ids, strict=True))
+
+    @cached_property
+    def whole(self) -> dict[str, Any] | None:
+        """Those of the whole region, as far as they are known where only a part was seen to begin.
+
+        None where all of it was seen.
+        """
+        every = self.region.whole()
+        if not self._taken.is_of_whole or self.piece is every:
+            return None
+        names = self._taken.some(every.live)
+        return {**names, **self._as_given(names)}
+
+    def _as_given(self, names: dict[str, Any]) -> dict[str, Any]:
+        """Returns the batch as the loader has given it: the body may have changed it."""
+        if not self.batches:
+            return {}
+        # A loader may be a batch ahead of the loop, as Accelerate's is.
+        among = (batch for batch in reversed(self.batches) if batch.is_among(names))
+        batch = next(among, self.batches[-1]).batch
+        kind = kind_of(batch)
+        if kind == "mapping":
+            # A step takes things out of it, as the Trainer's does with the labels.
+            fits = [n for n, v in names.items() if is_part(v, batch)]
+            return {name: copied(batch) for name in fits}
+        if kind != "sequence":
+            return {}
+        for target in self.region.unpacked:
+            if len(target) == len(batch) and names.keys() >= set(target):
+                return dict(zip(target, batch, strict=True))
+        return {}
 
     def add_losses(self, losses: list[Tensor]) -> None:
         """Notes the losses of a backward pass, which are detached.
@@ -246,9 +320,124 @@ class Start:
     @property
     def inexact(self) -> bool:
         """Whether a tensor was changed in place since, and nobody has a copy."""
-        return any(
-            kept is None and tensor._version != version for tensor, version, kept in self.versions
+        return self._copies is None and self._taken.has_moved
+
+    def undo_changes(self) -> None:
+        """Makes the tensors that it was given what they were, where there are copies of them."""
+        for tensor, version, kept in self._copies or ():
+            if tensor._version != version:
+                tensor.copy_(kept)
+
+
+class Reader:
+    """Takes the values of some names out of a frame; every step does that."""
+
+    def __init__(self, live: Sequence[str], whole: Sequence[str] | None) -> None:
+        """Prepares.
+
+        Args:
+            live: The names.
+            whole: Names of more of the code, if these are wanted, too; None if not.
+        """
+        self._names = tuple(dict.fromkeys((*live, *(whole or ()))))
+        self._is_of_whole = whole is not None
+        self._all = itemgetter(*self._names) if len(self._names) > 1 else None
+        # The places of tensors and of containers among values of certain types: they are the same
+        # in every step.
+        self._places: dict[tuple[type, ...], tuple[list[int], list[int]]] = {}
+
+    def take(self, local: Mapping[str, Any], module: Mapping[str, Any]) -> Taken:
+        """Returns the values of the names, of those that are there.
+
+        Args:
+            local: The names of a frame.
+            module: The globals, among which are the names that a function declares as such.
+        """
+        names = self._names
+        try:
+            values: Any = _NONE if self._all is None else self._all(local)
+        except KeyError:
+            values = _NONE
+        if values is _NONE:  # one of them is not bound, or a global
+            found = {n: place[n] for n in names for place in (module, local) if n in place}
+            names, values = tuple(found), tuple(found.values())
+        types = tuple(map(type, values))
+        places = self._places.get(types)
+        if places is None:
+            places = self._find_places(types)
+        tensors = [values[place] for place in places[0]]
+        if places[1]:
+            values = list(values)
+            for place in places[1]:
+                tensors += tensors_right_in(values[place])
+                values[place] = copied(values[place])
+        return Taken(names, values, tensors, is_of_whole=self._is_of_whole)
+
+    def _find_places(self, types: tuple[type, ...]) -> tuple[list[int], list[int]]:
+        kinds = list(enumerate(map(_KIND.__getitem__, types)))
+        places = (
+            [place for place, kind in kinds if kind == "tensor"],
+            [place for place, kind in kinds if kind in ("mapping", "sequence")],
         )
+        if len(self._places) < _MOST_KINDS:
+            self._places[types] = places
+        return places
+
+
+class Taken:
+    """Values of names as they were at one moment, and how often each tensor had been written to.
+
+    Attributes:
+        is_of_whole: Whether the names of a whole region are among them.
+    """
+
+    __slots__ = ("_names", "_tensors", "_values", "_versions", "is_of_whole")
+
+    def __init__(
+        self,
+        names: tuple[str, ...],
+        values: Sequence[Any],
+        tensors: list[Tensor],
+        *,
+        is_of_whole: bool,
+    ) -> None:
+        self._names = names
+        self._values = values
+        self.is_of_whole = is_of_whole
+        if len(tensors) > _COMPARED:
+            del tensors[_COMPARED:]
+        try:
+            self._versions = list(map(_version_of, tensors))
+        except RuntimeError:  # those of inference mode have none
+            tensors = [tensor for tensor in tensors if not tensor.is_inference()]
+            self._versions = list(map(_version_of, tensors))
+        self._tensors = tensors
+
+    def some(self, names: Sequence[str]) -> dict[str, Any]:
+        """Returns the values of some of the names."""
+        every = dict(zip(self._names, self._values, strict=True))
+        return {name: every[name] for name in names if name in every}
+
+    @property
+    def has_moved(self) -> bool:
+        """Whether a tensor that holds data was written to since."""
+        if list(map(_version_of, self._tensors)) == self._versions:
+            return False
+        return any(
+            tensor._version != version and not tensor.requires_grad
+            for tensor, version in zip(self._tensors, self._versions, strict=True)
+        )
+
+    def copied_data(self) -> list[tuple[Tensor, int, Tensor]] | None:
+        """Returns copies of the tensors that hold data; None if they are too large."""
+        data = [
+            (tensor, version)
+            for tensor, version in zip(self._tensors, self._versions, strict=True)
+            if not tensor.requires_grad
+        ]
+        if sum(tensor.numel() * tensor.element_size() for tensor, _ in data) > _SMALL:
+            return None
+        return [(tensor, version, tensor.detach().clone()) for tensor, version in data]
 
 
 class Given:
@@ -258,25 +447,20 @@ class Given:
         batch: The batch, or a copy of it.
     """
 
-    __slots__ = ("_ids", "_versions", "batch")
+    __slots__ = ("_tensors", "_versions", "batch")
 
     def __init__(self, batch: Any, *, copies: bool) -> None:
         kind = kind_of(batch)
-        items: Any = ()
-        if kind == "mapping" or kind == "sequence":
-            parts = batch.values() if kind == "mapping" else batch
-            items = parts if len(batch) <= _COMPARED else ()
-        self._versions = [(t, t._version) for t in items if _is_data(t)]
-        self._ids = {id(t) for t, _ in self._versions}
+        tensors = tensors_right_in(batch) if kind in ("mapping", "sequence") else []
+        self._tensors = [t for t in tensors if not t.requires_grad and not t.is_inference()]
+        self._versions = list(map(_version_of, self._tensors))
         self.batch = copied(batch)
-        if copies and kind == "sequence":
-            size = sum(t.numel() * t.element_size() for t, _ in self._versions)
-            if size <= _SMALL:
-                self.batch = [t.clone() if _is_data(t) else t for t in items]
+        if copies and kind == "sequence" and bytes_of(batch) <= _SMALL:
+            self.batch = [t.clone() if _is_data(t) else t for t in batch]
 
     def is_among(self, names: dict[str, Any]) -> bool:
         """Returns whether one of its tensors is among some values, or in one of them."""
-        own = self._ids
+        own = set(map(id, self._tensors))
         for value in names.values():
             if id(value) in own:
                 return True
@@ -285,9 +469,21 @@ class Given:
         return False
 
     @property
-    def moved(self) -> bool:
+    def has_moved(self) -> bool:
         """Whether it was changed in place since."""
-        return any(tensor._version != version for tensor, version in self._versions)
+        return list(map(_version_of, self._tensors)) != self._versions
+
+
+_NONE = object()
+_version_of: Callable[[Tensor], int] = torch._C.TensorBase._version.__get__  # type: ignore[attr-defined]
+
+
+def tensors_right_in(container: Any) -> list[Tensor]:
+    """Returns the tensors that a container holds itself; none of one that holds many things."""
+    if len(container) > _COMPARED:
+        return []
+    parts = container.values() if kind_of(container) == "mapping" else container
+    return [part for part in parts if _KIND[type(part)] == "tensor"]
 
 
 def bytes_of(batch: Any) -> int:
@@ -319,55 +515,6 @@ def copied(value: Any) -> Any:
     if _KIND[kind] == "mapping" and UserDict in kind.__mro__:
         return copy.copy(value)
     return value
-
-
-def keep_containers(names: dict[str, Any]) -> list[Any]:
-    """Puts copies in the place of the containers among some values; returns all tensors in them.
-
-    Args:
-        names: The values, by their names.
-    """
-    types = tuple(map(type, names.values()))
-    places = _PLACES.get(types)
-    if places is None:
-        kinds = list(enumerate(map(_KIND.__getitem__, types)))
-        places = (
-            [place for place, kind in kinds if kind == "tensor"],
-            [place for place, kind in kinds if kind in ("mapping", "sequence")],
-        )
-        if len(_PLACES) < _MOST_KINDS:
-            _PLACES[types] = places
-    values = list(names.values())
-    found = [values[place] for place in places[0]]
-    if places[1]:
-        keys = list(names)
-        for place in places[1]:
-            value = values[place]
-            if len(value) <= _COMPARED:
-                inner = value.values() if _KIND[types[place]] == "mapping" else value
-                found += [v for v in inner if kind_of(v) == "tensor"]
-            names[keys[place]] = copied(value)
-    return found
-
-
-# The places of tensors and of containers among values of certain types: they are the same in
-# every step.
-_PLACES: dict[tuple[type, ...], tuple[list[int], list[int]]] = {}
-
-
-def versions_of(tensors: list[Any], *, copies: bool) -> list[tuple[Tensor, int, Any]]:
-    """Returns tensors that hold data with their versions and, if wanted, copies."""
-    room = _SMALL if copies else 0
-    versions: list[tuple[Tensor, int, Any]] = []
-    for tensor in tensors[:_COMPARED]:
-        if tensor.requires_grad or tensor.is_inference():
-            continue
-        kept = None
-        if room and (size := tensor.numel() * tensor.element_size()) <= room:
-            kept = tensor.detach().clone()
-            room -= size
-        versions.append((tensor, tensor._version, kept))
-    return versions
 
 
 def devices_in_use() -> list[torch.device]:

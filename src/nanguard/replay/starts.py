@@ -27,17 +27,14 @@ from nanguard.replay.start import (
     Ambient,
     Given,
     ModelCall,
+    Reader,
     Start,
     bytes_of,
     copied,
     devices_in_use,
     generators_in,
-    is_part,
     is_plain_object,
-    keep_containers,
-    kind_of,
     script_values,
-    versions_of,
 )
 from nanguard.replay.tracer.sites import is_installed, is_users
 
@@ -50,6 +47,8 @@ if TYPE_CHECKING:
     from nanguard.replay.frames import Stack
     from nanguard.replay.region import Piece
 
+    # A place in code: its identity, and the instruction.
+    Site = tuple[int, int]
 
 # Passes of a step that are kept beside those with a bad loss.
 _KEPT = 3
@@ -103,8 +102,11 @@ class Starts:
         self.paused = False
         self._long = long
         self._thread: int | None = None
-        self._regions: dict[Any, tuple[Region, Piece]] = {}
-        self._codes: dict[CodeType, Region] = {}
+        # By the identity of code, which takes long to compare: the regions of the places that call
+        # backward, each with the code that makes its key a safe one, and those of all code.
+        self._regions: dict[Site, tuple[Region, CodeType]] = {}
+        self._codes: dict[int, Region] = {}
+        self._readers: dict[Piece, Reader] = {}
         self._calls: list[ModelCall] = []
         self._last_event: Stack = []
         # The loop that makes the steps of a script without a model, if its frame is known.
@@ -176,19 +178,18 @@ class Starts:
             self._earlier, self._taken_by_batch = self.streams.capture(), True
 
     def _forget_batches(self, most: int) -> None:
-        while len(self.batches) > max(_LEAST_BATCHES, most):
+        spare = len(self.batches) - max(_LEAST_BATCHES, most)
+        for _ in range(spare):
             self.batches.popleft()
 
     def before_backward(self, losses: list[Tensor]) -> None:
         """Ends the start that is going on with a backward pass."""
-        if not self.is_on or self.paused:
-            return
-        if not self._is_our_thread():
+        if not self.is_on or self.paused or not self._is_our_thread():
             return
         frame = outside(sys._getframe(1))
         if frame is None:
             return
-        site = (frame.f_code, frame.f_lasti)
+        site = (id(frame.f_code), frame.f_lasti)
         start = self.current
         if site not in self._regions or start is None:
             self._discover(site, frame)
@@ -196,17 +197,20 @@ class Starts:
             # The region began anew, and nobody noticed.
             self._look_for_calls()
             self.current = None
-        if self.current is not None:
+        if self.current is None:
+            self._in_a_row = 0
+        else:
+            self._in_a_row += 1
             self._end(self.current, site, losses)
-        self._in_a_row = 0 if self.current is None else self._in_a_row + 1
-        self._last_event = stack_of(frame) if self._hook is not None else []
         self._heard_all = self._hook is not None
+        if self._hook is not None or self._last_event:
+            self._last_event = stack_of(frame) if self._hook is not None else []
         self._calls.clear()
 
     def _is_our_thread(self) -> bool:
         """Returns whether this is the thread that trains; another one may come after it."""
         here = threading.get_ident()
-        if self._thread in (None, here):
+        if self._thread == here or self._thread is None:
             return True
         if any(thread.ident == self._thread for thread in threading.enumerate()):
             return False
@@ -221,21 +225,23 @@ class Starts:
         """
         return start.stepped is False and self._lines is not None and not self._lines.fresh
 
-    def _end(self, start: Start, site: Any, losses: list[Tensor]) -> None:
-        if start not in self.ended:
-            self.ended.append(start)
-        if len(self.ended) > _KEPT:
+    def _end(self, start: Start, site: Site, losses: list[Tensor]) -> None:
+        ended = self.ended
+        if start not in ended:
+            ended.append(start)
+        if len(ended) > _KEPT:
             # The first one began with the weights that all of the step begins with.
-            good = [kept for kept in self.ended[1:-1] if not kept.bad]
+            good = [kept for kept in ended[1:-1] if not kept.bad]
             for spare in good[: max(len(good) - _KEPT + 1, 0)]:
-                self.ended.remove(spare)  # of many passes for one step, the last ones are kept
+                ended.remove(spare)  # of many passes for one step, the last ones are kept
         start.site, start.only_asked, start.held = site, False, None
         start.add_losses(losses)
         if start.later is not None:
             start.later.site, start.later.losses = site, start.losses
-        for tensor, version, kept in start.versions:
-            if kept is None and tensor._version != version:
-                start.region.moves = True
+        if start.inexact:
+            start.region.moves = True
+        if start.batches and not self._moves:
+            self._moves = any(batch.has_moved for batch in start.batches)
 
     def after_backward(self) -> None:
         """Notes that the random streams have gone on."""
@@ -253,14 +259,16 @@ class Starts:
         """Forgets the step that is over; returns what it began with."""
         ended, self.ended = self.ended, []
         for start in ended:
-            if start.losses_at and start.lost_losses:
+            if start.lost_losses:
                 start.region.changes_losses = True
-        self.current, self._since = None, []
-        self._drawn_in.append(self._drawn_since)
-        self._drawn_since = 0
-        self._forget_batches(sum(self._drawn_in))
-        self._calls.clear()
+        self.current = None
+        if self._since:
+            self._since = []
+            self._drawn_in.append(self._drawn_since)
+            self._drawn_since = 0
+            self._forget_batches(sum(self._drawn_in))
         if self._hook is not None:
+            self._calls.clear()
             frame = outside(sys._getframe(1))
             self._last_event = [] if frame is None else stack_of(frame)
             if not self._compiled and self._in_a_row > _SETTLED * max(len(self._regions), 1):
@@ -333,7 +341,7 @@ class Starts:
             stack,
         )
 
-    def _discover(self, site: Any, frame: FrameType) -> None:
+    def _discover(self, site: Site, frame: FrameType) -> None:
         """Finds the region of a backward pass, if a model was seen to be called for it."""
         if not self._calls:
             self._look_for_calls()
@@ -353,7 +361,7 @@ class Starts:
             regions = [self._region(owner, call.lines[id(owner)], line) for call in calls]
             place = max(range(len(calls)), key=lambda n: (regions[n].first, -n))
             call = calls[place]
-            self._add(site, owner, regions[place], call)
+            self._add((site, frame.f_code), owner, regions[place], call)
             piece = regions[place].at(call.lines[id(owner)])
         except NoRegionError as error:
             self.why_not = str(error)
@@ -376,7 +384,7 @@ class Starts:
         return None, 0, []
 
     def _region(self, owner: FrameType, call: int, backward: int) -> Region:
-        known = self._codes.get(owner.f_code)
+        known = self._codes.get(id(owner.f_code))
         if known is not None and known.lines == (call, backward):
             return known
         return Region(owner.f_code, owner.f_globals, (call, backward))
@@ -400,7 +408,7 @@ class Starts:
             return None
         line = (frame.f_lineno or 0) if line is None else line
         try:
-            region = self._codes.get(frame.f_code)
+            region = self._codes.get(id(frame.f_code))
             if region is None or not region.holds(line):
                 region = Region(frame.f_code, frame.f_globals, (line,))
             piece = region.at(line) if statement else region.whole()
@@ -413,7 +421,10 @@ class Starts:
         let_go(frame, local)
         return start
 
-    def _add(self, site: Any, owner: FrameType, region: Region, call: ModelCall) -> None:
+    def _add(
+        self, at: tuple[Site, CodeType], owner: FrameType, region: Region, call: ModelCall
+    ) -> None:
+        site, code = at
         line = call.lines[id(owner)]
         before = next((line for f, line in self._last_event if f is owner), None)
         piece = region.whole()
@@ -421,8 +432,8 @@ class Starts:
             # Another backward, or an optimizer, comes first in this region.
             piece = region.after(before) or piece
         self._thread = threading.get_ident()
-        self._regions[site] = (region, piece)
-        self._codes[owner.f_code] = region
+        self._regions[site] = (region, code)
+        self._codes[id(owner.f_code)] = region
         self._know_streams(owner)
         if self._lines is not None:
             self._lines.watch(region, piece)
@@ -451,9 +462,7 @@ class Starts:
 
     def _reached(self, frame: FrameType, region: Region, piece: Piece) -> None:
         """Takes a start: the first line of a region is about to run."""
-        if self.paused or not self.is_on:
-            return
-        if self._thread == threading.get_ident() or self._is_our_thread():
+        if self.is_on and not self.paused and self._is_our_thread():
             self._safely(self._take, frame, region, piece)
 
     def _called_first(self, frame: FrameType, region: Region, piece: Piece) -> None:
@@ -471,11 +480,12 @@ class Starts:
 
     def _begins_with_call(self, frame: FrameType | None) -> None:
         """Takes a start if this is the first call of a model in a region."""
-        while frame is not None and frame.f_code not in self._codes:
+        codes = self._codes
+        while frame is not None and id(frame.f_code) not in codes:
             frame = frame.f_back
         if frame is None:
             return
-        region, line = self._codes[frame.f_code], frame.f_lineno or 0
+        region, line = codes[id(frame.f_code)], frame.f_lineno or 0
         if not region.holds(line):
             return
         start = self.current
@@ -543,57 +553,19 @@ class Starts:
         streams: dict[str, Any],
         ambient: Ambient,
     ) -> Start:
-        names = piece.values_in(local, frame.f_globals)
-        tensors = keep_containers(names)
-        whole, every = None, region.whole()
-        if not self._long and piece is not every:
-            whole = every.values_in(local, {})
-            keep_containers(whole)
-            whole.update(self._as_given(region, whole))
-        elif not self._long and region.kind == "function":
-            names.update(self._as_given(region, names))
-        shared = frame.f_code.co_cellvars
-        return Start(
-            region,
-            piece,
-            names,
-            whole,
-            frame.f_globals,
-            local.get("__class__"),
-            streams,
-            self._earlier,
-            (self._objects and self._objects_now()) if self._long else self._earlier_objects,
-            {n: copied(local[n]) for n in shared if n in local} if shared else {},
-            {name: id(local[name]) for name in piece.stores if name in local},
-            ambient,
-            versions_of(tensors, copies=region.moves),
-            id(frame),
-            list(self._since),
-        )
-
-    def _as_given(self, region: Region, names: dict[str, Any]) -> dict[str, Any]:
-        """Returns the batch as the loader has given it: the body may have changed it."""
-        if not self._given:
-            return {}
-        given = self._given[-1]
-        for earlier in reversed(self._given):
-            # A loader may be a batch ahead of the loop, as Accelerate's is.
-            if earlier.is_among(names):
-                given = earlier
-                break
-        self._moves = self._moves or given.moved
-        batch = given.batch
-        kind = kind_of(batch)
-        if kind == "mapping":
-            # A step takes things out of it, as the Trainer's does with the labels.
-            fits = [n for n, v in names.items() if is_part(v, batch)]
-            return {name: copied(batch) for name in fits}
-        if kind != "sequence":
-            return {}
-        for target in region.unpacked:
-            if len(target) == len(batch) and names.keys() >= set(target):
-                return dict(zip(target, batch, strict=True))
-        return {}
+        reader = self._readers.get(piece)
+        if reader is None:
+            whole = None if self._long else region.whole().live
+            reader = self._readers[piece] = Reader(piece.live, whole)
+        taken = reader.take(local, frame.f_globals)
+        start = Start(region, piece, taken, frame, local, streams, ambient)
+        start.earlier = self._earlier
+        if self._objects:
+            start.objects = start.earlier_objects = self._objects_now()
+        if not self._long:
+            start.earlier_objects, start.batches = self._earlier_objects, tuple(self._given)
+        start.drawn = self._since
+        return start
 
     def _forget_stacks(self) -> None:
         self._calls.clear()

@@ -111,6 +111,7 @@ class Facts:
         autocast: The type autocast computes in, where it was on.
         half_parameters: Whether parameters are of a 16-bit type.
         schedule: Where the function begins that made the learning rate bad, if it is known.
+        schedule_state: The number that the schedule goes by and that is bad, if there is one.
         growth: How parameters changed since the start of the replay.
         losses: The losses of the steps before.
         loaded_bad: State that was bad when a module took it over, by its name.
@@ -141,6 +142,7 @@ class Facts:
     autocast: str | None = None
     half_parameters: bool = False
     schedule: Site | None = None
+    schedule_state: str | None = None
     growth: Growth | None = None
     losses: list[float] = field(default_factory=list)
     loaded_bad: dict[str, Loaded] = field(default_factory=dict)

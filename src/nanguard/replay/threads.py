@@ -42,13 +42,13 @@ class Nobody:
         """Runs the step of a GradScaler."""
         return call()
 
-    def next_batch(self, own: Any, draw: Callable[[], Any]) -> Any:
+    def next_batch(self, own: Any, draw: Callable[[Any], Any]) -> Any:
         """Returns the next batch."""
-        return draw()
+        return draw(own)
 
-    def choose(self, own: Any, draw: Callable[[], Any]) -> Any:
+    def choose(self, own: Any, draw: Callable[[Any], Any]) -> Any:
         """Returns which samples are taken for a batch."""
-        return draw()
+        return draw(own)
 
     def read(self, tensor: Any, value: Any) -> None:
         """Hears of a number that the script has read."""
@@ -97,6 +97,8 @@ class Turns:
         self._begun: dict[int, int] = {}
         self._steps = 0
         self._last: int | None = None
+        # The thread that has trained so far; None if none has, 0 if several have.
+        self._sole: int | None = None
 
     def is_alone(self) -> bool:
         """Returns whether this thread is one that nobody watches."""
@@ -118,9 +120,21 @@ class Turns:
             step: Whether it is a step.
         """
         here = threading.get_ident()
-        if self._tell is None or self._inside.get("now") == here or self.is_alone():
+        if self._tell is None or self._inside.get("now") == here:
+            return False
+        if self.left_any_alone and self.is_alone():
             return False
         inside = self._inside.setdefault("now", here)
+        if inside == here == self._sole:
+            # Every step of every run comes here, and hardly any run has a second thread.
+            if step:
+                self._begun.pop(here, None)
+                self._steps += 1
+            else:
+                self._begun.setdefault(here, self._steps)
+            return True
+        if self._sole != here:
+            self._sole, self._last = (here if self._sole is None else 0), self._sole or self._last
         if inside != here:
             other = _alive(inside)
             if other is not None:

@@ -8,14 +8,14 @@ import weakref
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 from torch.amp.grad_scaler import OptState
 
-from nanguard.guard.optimizers import parameters_of, state_tensors
+from nanguard.guard.optimizers import largest_rate, parameters_of, state_tensors
 from nanguard.guard.verdicts import Symptom
 from nanguard.numerics import Gradients, all_finite, is_float, local, norm_at_hand, whole
 from nanguard.replay.task import Loaded
@@ -56,18 +56,26 @@ class Made:
     site: Site | None
 
 
+@dataclass(slots=True)
+class StepCount:
+    """How many steps an optimizer has tried."""
+
+    optimizer: weakref.ref[Any]
+    tried: int
+
+
 class Watch(ABC):
     """Counts steps, collects losses and judges.
 
     Attributes:
         ordinal: How many steps all optimizers together have tried.
-        counts: How many each of them has.
         made: The optimizers of the script.
     """
 
     def __init__(self) -> None:
         self.ordinal = 0
-        self.counts: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+        # How many steps each optimizer has tried, by its identity.
+        self._counts: dict[int, StepCount] = {}
         self.made_by: list[Made] = []
         self.losses: list[Tensor] = []
         # What backward is going back from.
@@ -137,10 +145,10 @@ class Watch(ABC):
 
     def backward(self, call: Callable[[], Any], tensors: Any) -> Any:
         """Notes the loss, and runs backward."""
-        if torch._C._current_autograd_node() is not None:
-            return call()  # a part of another backward, as reentrant checkpointing makes them
-        given = [tensors] if isinstance(tensors, torch.Tensor) else tensors
-        self.roots = [root for root in given if isinstance(root, torch.Tensor)]
+        if isinstance(tensors, torch.Tensor):
+            self.roots = [tensors]
+        else:
+            self.roots = [root for root in tensors if isinstance(root, torch.Tensor)]
         known = self._unscaled
         self._unscaled = None
         if known is not None and known.numel() == 1:
@@ -212,30 +220,29 @@ class Watch(ABC):
     def begin_pass(self, loader: Any) -> None:  # noqa: B027 - the live run has nothing to do
         """Hears that the script is about to go over a loader."""
 
-    def next_batch(self, own: Any, draw: Callable[[], Any]) -> Any:
+    def next_batch(self, own: Any, draw: Callable[[Any], Any]) -> Any:
         """Hands on a batch of a loader."""
-        return draw()
+        return draw(own)
 
-    def choose(self, own: Any, draw: Callable[[], Any]) -> Any:
+    def choose(self, own: Any, draw: Callable[[Any], Any]) -> Any:
         """Returns which samples a loader takes for its next batch, without those left out."""
-        indices = draw()
+        indices = draw(own)
         if self.left_out is not None:
             kept = self.left_out(own._dataset, indices)
             while kept is None:
-                kept = self.left_out(own._dataset, draw())
+                kept = self.left_out(own._dataset, draw(own))
             indices = kept
-        self.chose(own, indices)
+        ahead = self.chosen.get(own)
+        if ahead is None:
+            ahead = self.chosen[own] = deque(maxlen=_AHEAD)
+        ahead.append(indices)
         return indices
-
-    def chose(self, own: Any, indices: Any) -> None:
-        """Notes which samples a loader takes for a batch that it will hand out."""
-        plain = isinstance(indices, list) and set(map(type, indices)) <= {int}
-        self.chosen.setdefault(own, deque(maxlen=_AHEAD)).append(indices if plain else [])
 
     def indices_of(self, own: Any) -> list[int]:
         """Returns which samples are in the batch that a loader has just handed out."""
         ahead = self.chosen.get(own)
-        return ahead.popleft() if ahead else []
+        indices = ahead.popleft() if ahead else []
+        return indices if type(indices) is list and set(map(type, indices)) <= {int} else []
 
     # What the live run and the replay do differently.
 
@@ -263,7 +270,29 @@ class Watch(ABC):
 
     def number_of(self, optimizer: Any) -> int:
         """Returns how many steps an optimizer has tried before."""
-        return self.counts.get(_inner(optimizer), 0)
+        return self._count_of(optimizer).tried
+
+    def _count_of(self, optimizer: Any) -> StepCount:
+        count = self._counts.get(id(optimizer))
+        if count is None or count.optimizer() is not optimizer:
+            inner = _inner(optimizer)
+            if inner is not optimizer:
+                return self._count_of(inner)
+            count = self._counts[id(optimizer)] = StepCount(weakref.ref(optimizer), 0)
+        return count
+
+    def set_count(self, optimizer: Any, tried: int) -> None:
+        """Says how many steps an optimizer has tried."""
+        self._count_of(optimizer).tried = tried
+
+    def most_steps(self, *, default: int) -> int:
+        """Returns how many steps the optimizer has tried that has tried most of them.
+
+        Args:
+            default: What to return if none has tried any.
+        """
+        alive = (c.tried for c in self._counts.values() if c.optimizer() is not None)
+        return max(alive, default=default)
 
     def optimizers(self) -> list[Optimizer]:
         """Returns the optimizers that are alive."""
@@ -343,6 +372,20 @@ class Watch(ABC):
         """Returns the sum of the losses of this step."""
         values = [float(loss) for loss in self.losses if not loss.is_complex()]
         return sum(values) if values else None
+
+    def bad_rate(self, optimizer: Optimizer) -> Symptom | None:
+        """Returns what is wrong with a learning rate that an optimizer is about to apply."""
+        for group in optimizer.param_groups:
+            rate = group.get("lr")
+            if type(rate) is float and rate - rate == 0.0:
+                continue  # every step comes here, and nearly always leaves here
+            value = largest_rate([group])
+            if value is None or math.isfinite(value):
+                continue
+            if any(p.grad is not None for p in group["params"]):
+                kind = "nan" if math.isnan(value) else "inf"
+                return Symptom("learning rate", kind, self.loss_value(), self.grad_norm)
+        return None
 
     def bad_gradient(self, optimizer: Optimizer) -> Symptom | None:
         """Returns what is wrong with the gradients of an optimizer."""
@@ -429,16 +472,15 @@ class Watch(ABC):
 
     def replayable(self) -> dict[str, Any]:
         """Returns what a replay needs to go on counting."""
-        keep = ("ordinal", "counts", "made_by", "backwards", "_baseline", "_models")
+        keep = ("ordinal", "backwards", "_baseline", "_models")
         kept = {name: vars(self)[name] for name in keep}
-        kept["counts"] = weakref.WeakKeyDictionary(self.counts)
+        kept["_counts"] = {key: replace(count) for key, count in self._counts.items()}
         kept["made_by"] = list(self.made_by)
         return kept
 
     def add_step(self, optimizer: Any) -> None:
         """Counts a step of an optimizer."""
-        inner = _inner(optimizer)
-        self.counts[inner] = self.counts.get(inner, 0) + 1
+        self._count_of(optimizer).tried += 1
 
     def end_step(self, optimizer: Any) -> None:
         """Counts a step that is over."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import statistics
+import sys
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -13,11 +14,13 @@ from nanguard.guard.policy import Action, Trouble
 from nanguard.guard.verdicts import Reading
 from nanguard.numerics import all_finite
 from nanguard.replay.inplace import InPlace
+from nanguard.replay.tracer.sites import users_frame
+from nanguard.replay.update import UpdateInPlace
 from nanguard.run.incident_writer import BadStepFacts
 from nanguard.run.known_faults import items_drawn
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
     from nanguard.guard.policy import Decision
@@ -37,6 +40,8 @@ class BadSteps:
 
     Attributes:
         ordinals: Which steps they were, as all optimizers together count.
+        doubt: The incident of a step that was good when it was replayed, and nobody knows why yet;
+            None if there is none.
     """
 
     def __init__(self, live: Live) -> None:
@@ -44,8 +49,7 @@ class BadSteps:
         self.ordinals: list[int] = []
         # Which backward pass the last one belongs to.
         self._met_in = -1
-        # An incident whose step was good when it was replayed.
-        self._doubt: Path | None = None
+        self.doubt: Path | None = None
 
     def meet(
         self,
@@ -55,6 +59,7 @@ class BadSteps:
         step: int | None = None,
         ordinal: int | None = None,
         starts: list[Start] | None = None,
+        update: Callable[..., Any] | None = None,
     ) -> None:
         """Deals with a bad step.
 
@@ -64,6 +69,7 @@ class BadSteps:
             step: Its number; None for the step that is being made.
             ordinal: The same, as all optimizers together count.
             starts: What it began with; None for the step that is being made.
+            update: Makes the update, where the optimizer may be at fault; None if it is not.
         """
         live = self._live
         if symptom is None:
@@ -88,20 +94,56 @@ class BadSteps:
         bad.drawn = drawn
         bad.seconds = statistics.median(live.step_times) if live.step_times else None
         bad.why = _why_not(symptom, poisoned=poisoned)
+        replayer = None
+        if update is not None and bad.why is not None:
+            replayer = self._update_replayer(bad, optimizer, update, made=poisoned)
+            bad.why = bad.why if replayer is None else None
+        if replayer is None:
+            self._clear_gradients(optimizer)  # whose memory its replays may need
         starts = starts if bad.why is None else []
+        self._report(bad, starts, replayer)
         self._clear_gradients(optimizer)
-        self._report(bad, starts)
         if live.tracked is not None:
             live.tracked.bad(optimizer, step, symptom, decision)
         self._act(decision)
 
-    def _report(self, bad: BadStepFacts, starts: list[Start]) -> None:
+    def _update_replayer(
+        self, bad: BadStepFacts, optimizer: Any, update: Callable[..., Any], *, made: bool
+    ) -> InPlace | None:
+        """Returns what replays the update of a step whose gradients are good; None if nothing can.
+
+        Args:
+            bad: The step.
+            optimizer: Whose update it is.
+            update: Makes it.
+            made: Whether it was made, so that what was before it is gone.
+        """
+        live = self._live
+        start = live.starts.after_the_fact(users_frame(sys._getframe(1)), statement=True)
+        if start is None or live.together.active or (made and not live.last_good.is_there):
+            return None
+        return UpdateInPlace(
+            live,
+            live.patches,
+            live.starts,
+            start,
+            optimizer=optimizer,
+            call=update,
+            before=live.last_good if made else None,
+            step=bad.step,
+            ordinal=bad.ordinal,
+            longest=_longest(bad),
+        )
+
+    def _report(
+        self, bad: BadStepFacts, starts: list[Start], replayer: InPlace | None = None
+    ) -> None:
         """Writes and explains an incident; Ctrl-C ends the explanation, and the step stays bad."""
         live = self._live
         try:
             if live.together.mine:
                 written = live.writer.report(bad)
-                self.explain(bad, starts if written else [])
+                self.explain(bad, starts if written else [], replayer=replayer)
             elif live.together.in_lockstep and live.options.trace:
                 live.together.follow(self.replayer(bad, starts), bad.ordinal)
         except KeyboardInterrupt:
@@ -143,7 +185,7 @@ class BadSteps:
 
     @staticmethod
     def _clear_gradients(optimizer: Any) -> None:
-        """Frees the gradients of a bad step, whose memory its replays may need."""
+        """Frees the gradients of a bad step."""
         if optimizer is not None:
             with contextlib.suppress(AttributeError):
                 optimizer.zero_grad(set_to_none=True)
@@ -163,20 +205,22 @@ class BadSteps:
         *,
         unfinished: bool = False,
         reads: bool = False,
+        replayer: InPlace | None = None,
     ) -> None:
         """Replays a step, if that is wanted and can be done."""
-        live = self._live
-        replayer = self.replayer(bad, starts, unfinished=unfinished, reads=reads)
+        live, known = self._live, bool(starts) or replayer is not None
+        if replayer is None:
+            replayer = self.replayer(bad, starts, unfinished=unfinished, reads=reads)
         with contextlib.ExitStack() as stack:
             if live.together.in_lockstep and live.options.trace:
                 stack.enter_context(live.together.lead(replayer, bad.ordinal))
-            if not live.writer.may_explain or not starts:
+            if not live.writer.may_explain or not known:
                 return
             named = live.named_parameters()
             live.own(lambda: live.curves.look(live.ordinal, named, last=True))
             live.writer.explain(replayer)
         if replayer.differs and not (unfinished or reads):
-            self._doubt = live.writer.folder
+            self.doubt = live.writer.folder
 
     def replayer(
         self,
@@ -211,13 +255,8 @@ class BadSteps:
             together=together,
             unfinished=unfinished,
             reads=reads,
-            longest=max(_SHORTEST_LIMIT, _MOST_STEPS * (bad.seconds or 0.0)) * load_now(),
+            longest=_longest(bad),
         )
-
-    @property
-    def doubts(self) -> bool:
-        """Whether a bad step was good when it was replayed, and nobody knows why yet."""
-        return self._doubt is not None
 
     def settle_doubt(self) -> None:
         """Says that a bad step did not come again, if a good one does, bit for bit.
@@ -225,7 +264,7 @@ class BadSteps:
         Only then is it known that what is replayed is what ran.
         """
         live = self._live
-        folder, self._doubt = self._doubt, None
+        folder, self.doubt = self.doubt, None
         if folder is None or not live.starts.ended:
             return
         replayer = InPlace(
@@ -263,10 +302,17 @@ class BadSteps:
             self.explain(bad, live.starts.ended if starts is None else starts)
 
 
+def _longest(bad: BadStepFacts) -> float:
+    """Returns how many seconds one replay may take."""
+    return max(_SHORTEST_LIMIT, _MOST_STEPS * (bad.seconds or 0.0)) * load_now()
+
+
 def _why_not(symptom: Symptom, *, poisoned: bool) -> str | None:
     """Returns why a bad step cannot be replayed; None if it can."""
     if symptom.kind == "spike":
         return "a spike is a finite number: there is no bad value to look for"
+    if symptom.where == "learning rate" and not poisoned:
+        return "loss and gradients are good: there is no bad value to look for"
     if poisoned or symptom.where not in ("loss", "gradient"):
         return "the run itself is bad by now: the state before the step is gone"
     return None

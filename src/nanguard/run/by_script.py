@@ -47,6 +47,8 @@ class ByScript:
         count: How many steps there were that it did not make.
         unstepped: Gradients whose norm was computed, and no step made with them so far.
         known_at: The step after which a bad number was last reported.
+        found: The last step that was left before its backward pass, and its bad number; None if
+            that was reported.
     """
 
     def __init__(self, live: Live) -> None:
@@ -54,8 +56,7 @@ class ByScript:
         self.count = 0
         self.unstepped: tuple[list[Start], Tensor] | None = None
         self.known_at = -1
-        # The last step that was left before its backward pass, and its bad number.
-        self._found: tuple[Start, float] | None = None
+        self.found: tuple[Start, float] | None = None
         # Whether the script is about to end itself, and whether it has read a bad number that a
         # graph leads to.
         self._ends = False
@@ -78,7 +79,7 @@ class ByScript:
             def exit_(*args: Any) -> Any:
                 if os.getpid() == process:
                     self._live.own(lambda: self._left_in(sys._getframe(3)))
-                    if at_once and self._found is not None:
+                    if at_once and self.found is not None:
                         self._live.own(self._live.close)
                 return leave(*args)
 
@@ -108,10 +109,10 @@ class ByScript:
         for value in (*made.values(), *others):
             graph = isinstance(value, torch.Tensor) and value.requires_grad and value.numel() == 1
             if graph and not is_good(value.detach()):
-                self._found = (start, float(value.detach()))
+                self.found = (start, float(value.detach()))
                 return True
             if self._has_read and isinstance(value, float) and not math.isfinite(value):
-                self._found = (start, value)
+                self.found = (start, value)
                 return True
         self._has_read = False
         return False
@@ -123,11 +124,11 @@ class ByScript:
         """
         live = self._live
         trains, last = live.made_by or live.backwards, live.starts.current
-        if self._found is not None and self._found[0] is last:
+        if self.found is not None and self.found[0] is last:
             self._ends = True  # its function has returned, and nothing came after it
         # Where no step is seen to begin, the last one may be one that was dealt with.
         known = last is None and self.known_at >= live.ordinal
-        if not live.is_aside and trains and not known and self._found is None:
+        if not live.is_aside and trains and not known and self.found is None:
             self._ends = True
             self._note_left(live.starts.unfinished())
 
@@ -136,16 +137,11 @@ class ByScript:
         for start in self._live.starts.ended:
             bad = next((x for x in start.losses if not is_good(x)), None)
             if bad is not None and not start.reported:
-                self._found = (start, float(bad))
-
-    @property
-    def has_news(self) -> bool:
-        """Whether there may be something to report."""
-        return self._found is not None or self.unstepped is not None
+                self.found = (start, float(bad))
 
     def meet(self) -> None:
         """Reports a step that the script has left before its backward pass, as it was bad."""
-        if self._found is not None:
+        if self.found is not None:
             ends = "the script ended itself" if self._ends else "the script skipped it by itself"
             self._report_left(ends)
         unstepped, self.unstepped = self.unstepped, None
@@ -177,7 +173,7 @@ class ByScript:
             frames.insert(0, (trace.tb_frame, trace.tb_lineno))
             trace = trace.tb_next
         self._note_left(frames)
-        if self._found is not None:
+        if self.found is not None:
             self._report_left("the script ended itself")
 
     def _left_in(self, frame: FrameType | None) -> None:
@@ -219,8 +215,8 @@ class ByScript:
         return start
 
     def _report_left(self, how: str) -> None:
-        assert self._found is not None  # noqa: S101 - whoever calls this has looked
-        (start, value), self._found = self._found, None
+        assert self.found is not None  # noqa: S101 - whoever calls this has looked
+        (start, value), self.found = self.found, None
         if start.only_asked:
             start.losses, start.losses_at = [], []  # what gradients were asked of is not the loss
         symptom = Symptom("loss", "nan" if math.isnan(value) else "inf", value)

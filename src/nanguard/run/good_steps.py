@@ -9,15 +9,12 @@ from __future__ import annotations
 import math
 import time
 import weakref
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from nanguard.guard.optimizers import largest_rate
 from nanguard.guard.verdicts import Reading
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from nanguard.run.live import Live
 
 # Steps that wait to be looked at, and how many seconds they may wait: whoever follows the record
@@ -26,21 +23,34 @@ _MOST_WAITING = 64
 _SOON = 0.5
 
 
-@dataclass(slots=True)
-class GoodStep:
+class Numbers(NamedTuple):
+    """What is known of the numbers of a step.
+
+    Attributes:
+        loss: The sum of its losses.
+        grad_norm: The norm of its gradients.
+        scale: The scale of its loss.
+    """
+
+    loss: float | None
+    grad_norm: float | None
+    scale: float | None = None
+
+
+class GoodStep(NamedTuple):
     """A step that was made.
 
     Attributes:
         optimizer: Whose step it is; None in a script that has none.
         step: Its number.
-        numbers: What is known of its loss, gradient norm and loss scale.
+        numbers: What is known of its numbers.
         rate: The learning rate it was made with; None if that is not known.
         time: When it was made, in seconds since 1970.
     """
 
     optimizer: weakref.ref[Any] | None
     step: int
-    numbers: Mapping[str, float | None]
+    numbers: Numbers
     rate: float | None
     time: float
 
@@ -58,7 +68,7 @@ class GoodSteps:
         self,
         optimizer: Any,
         step: int,
-        numbers: Mapping[str, float | None],
+        numbers: Numbers,
         rates: list[dict[str, Any]] | None = None,
     ) -> None:
         """Takes in a step.
@@ -66,26 +76,24 @@ class GoodSteps:
         Args:
             optimizer: Whose step it is; None in a script that has none.
             step: Its number.
-            numbers: What is known of its loss, gradient norm and loss scale.
+            numbers: What is known of its numbers.
             rates: The parameter groups it was made with; None for those of the optimizer now.
         """
-        live, rate, known = self._live, None, None
+        live, waiting, rate, known = self._live, self._waiting, None, None
         factor = live.verdicts.policy.lr_factor
         if optimizer is not None:
             known = weakref.ref(optimizer)
             rate = largest_rate(optimizer.param_groups if rates is None else rates)
-        if rate is not None:
-            rate *= factor
-        now = time.perf_counter()
-        if not self._waiting and self._has_looked:
+            if rate is not None:
+                rate *= factor
+        now = time.time()
+        if not waiting and self._has_looked:
             self._due = now + _SOON
-        self._waiting.append(GoodStep(known, step, numbers, rate, time.time()))
-        if len(self._waiting) >= _MOST_WAITING or now >= self._due or self._is_awaited(factor):
+        waiting.append(GoodStep(known, step, numbers, rate, now))
+        # The next step may depend on this one having been looked at.
+        awaited = factor != 1.0 or live.acts_on_spikes
+        if awaited or len(waiting) >= _MOST_WAITING or now >= self._due:
             self.look()
-
-    def _is_awaited(self, factor: float) -> bool:
-        """Returns whether the next step depends on this one having been looked at."""
-        return factor != 1.0 or self._live.options.spikes == "act"
 
     def look(self) -> None:
         """Looks at the steps that wait."""
@@ -93,28 +101,32 @@ class GoodSteps:
         live = self._live
         if live.tracked is not None and waiting:
             live.tracked.good(waiting)
+        known: weakref.ref[Any] | None = None
+        lane: Any = None
         for good in waiting:
-            self._judge(good)
+            if good.optimizer is not known:
+                known = good.optimizer
+                optimizer = None if known is None else known()
+                lane = None if optimizer is None else live.lane_of(optimizer)
+            self._judge(good, lane)
 
-    def _judge(self, good: GoodStep) -> None:
+    def _judge(self, good: GoodStep, lane: Any) -> None:
         live, reading = self._live, reading_of(good.numbers)
-        optimizer = None if good.optimizer is None else good.optimizer()
         if reading is None or not math.isfinite(reading.loss):
             live.verdicts.policy.good()
             return
         live.recent_losses.append(reading.loss)
-        if optimizer is None:
+        if lane is None:
             live.verdicts.policy.good()
             return
-        lane = live.lane_of(optimizer)
         limits = live.verdicts.limits(lane, ahead=0)
         for finding in live.verdicts.passed(lane, reading, limits, good.step):
             live.writer.say(f"step {good.step}: {finding.message} ({finding.name})")
 
 
-def reading_of(numbers: Mapping[str, float | None]) -> Reading | None:
+def reading_of(numbers: Numbers) -> Reading | None:
     """Returns the numbers of a good step as a judge takes them; None if there is no loss."""
-    loss, norm, scale = numbers.get("loss"), numbers.get("grad_norm"), numbers.get("scale")
+    loss, norm, scale = numbers
     if loss is None:
         return None
     # Gradients that are scaled are left to the scaler, whether they overflow or not.

@@ -125,7 +125,7 @@ class Recording:
             call()
             return
         one = self._several.as_one(optimizers)
-        replay.counts[one] = replay.ordinal
+        replay.set_count(one, replay.ordinal)
         scaler = self._parts.scaling.scaler
         if scaler is None:
             replay.step(one, call, None)
@@ -313,11 +313,11 @@ class Followed(Watch):
         """Notes the number of the step that begins."""
         self.ordinal = step
         for optimizer in self._parts.optimizers:
-            self.counts[optimizer] = step
+            self.set_count(optimizer, step)
 
-    def next_batch(self, own: Any, draw: Callable[[], Any]) -> Any:
+    def next_batch(self, own: Any, draw: Callable[[Any], Any]) -> Any:
         """Hands on a batch."""
-        batch = draw()
+        batch = draw(own)
         self.starts.drew(own, batch, self.indices_of(own))
         return batch
 

@@ -25,6 +25,7 @@ from nanguard.guard.optimizers import (
 from nanguard.guard.verdicts import Reading, Symptom
 from nanguard.numerics import Gradients, non_finite
 from nanguard.replay.inplace import InPlace
+from nanguard.run.good_steps import Numbers
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -68,12 +69,16 @@ class LateStep:
 
 
 class Late:
-    """Keeps the device from applying bad steps, without making the host wait."""
+    """Keeps the device from applying bad steps, without making the host wait.
+
+    Attributes:
+        flights: The steps that the host has not seen yet.
+    """
 
     def __init__(self, live: Live) -> None:
         self._live = live
         self._gate: Gate | None = None
-        self._flights: InFlight[LateStep, dict[str, float]] = InFlight(
+        self.flights: InFlight[LateStep, dict[str, float]] = InFlight(
             lambda flight: flight.ticket.read(),
             lambda numbers: not (numbers["latch"] or numbers.get("poisoned")),
             self._count,
@@ -104,11 +109,6 @@ class Late:
         fused = any(group.get("fused") for group in optimizer.param_groups)
         return _LAG if first is not None and first.is_cuda and fused else 0
 
-    @property
-    def ahead(self) -> int:
-        """How many steps the host has not seen yet."""
-        return len(self._flights)
-
     def step(self, optimizer: Optimizer, call: Callable[..., Any]) -> Any:
         """Makes a step that is a no-op on the device if it, or one before it, is bad."""
         live, gate = self._live, self._gate
@@ -125,7 +125,7 @@ class Late:
         starts = list(live.starts.ended)
         number = live.number_of(optimizer)
         rates = hyperparameters([optimizer])
-        self._flights.append(
+        self.flights.append(
             LateStep(gate.post(names), optimizer, number, live.ordinal, starts, rates, limits)
         )
         self._resolve(_LAG)
@@ -140,7 +140,7 @@ class Late:
             norm = Gradients(parameters_of([optimizer])).norm(out=gate["grad_norm"])
         gate.write_step(self._loss(gate, watch), norm)
         verdicts, lane = self._live.verdicts, self._live.lane_of(optimizer)
-        limits = verdicts.limits(lane, self.ahead)
+        limits = verdicts.limits(lane, len(self.flights))
         verdicts.close_gate(gate, lane, limits)
         return limits
 
@@ -167,22 +167,23 @@ class Late:
             return
 
     def _resolve(self, keep: int) -> None:
-        bad = self._flights.settle(keep=keep)
+        bad = self.flights.settle(keep=keep)
         if bad is not None:
-            self._flights.popleft()
+            self.flights.popleft()
             self._meet(*bad)
 
     def _count(self, flight: LateStep, numbers: dict[str, float]) -> None:
         """Counts a good step."""
         live = self._live
-        live.good_steps.add(flight.optimizer, flight.step, numbers, flight.rates)
+        known = Numbers(numbers["loss"], numbers["grad_norm"])
+        live.good_steps.add(flight.optimizer, flight.step, known, flight.rates)
         live.last_good.after_good_step()
 
     def _meet(self, flight: LateStep, numbers: dict[str, float]) -> None:
         gate, live = self._gate, self._live
         assert gate is not None  # noqa: S101
-        behind = list(self._flights)
-        self._flights.clear()
+        behind = list(self.flights)
+        self.flights.clear()
         gate.open()
         # The device has ignored it, so that it was computed with the weights there are now.
         live.starts.good = behind[0].starts if behind else []
@@ -215,7 +216,7 @@ class Late:
             if numbers is None:
                 lost += 1
             elif numbers["latch"]:
-                self._flights.extendleft(reversed(behind[place + 1 :]))
+                self.flights.extendleft(reversed(behind[place + 1 :]))
                 self._meet(flight, numbers)
                 return
             else:

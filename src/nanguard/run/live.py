@@ -28,11 +28,12 @@ from nanguard.replay.copies import LastGood
 from nanguard.replay.frames import terms_of
 from nanguard.replay.patches import Patches, comes_from_signal
 from nanguard.replay.starts import Starts
+from nanguard.replay.update import is_written_by_user
 from nanguard.replay.watch import Watch, as_number, is_good, pass_over, single_number
 from nanguard.run.attach import is_launcher
 from nanguard.run.bad_steps import BadSteps
 from nanguard.run.by_script import ByScript
-from nanguard.run.good_steps import GoodSteps, reading_of
+from nanguard.run.good_steps import GoodSteps, Numbers, reading_of
 from nanguard.run.heartbeat import Heartbeat
 from nanguard.run.incident_writer import IncidentWriter
 from nanguard.run.late import Late
@@ -115,11 +116,13 @@ class Live(Watch):
         last_good: The last good state, if there is a copy of it.
         step_times: The seconds that each of the last steps took.
         is_aside: Whether nothing is guarded any more.
+        acts_on_spikes: Whether a step that is only unusual is held back, too.
     """
 
     def __init__(self, options: Options) -> None:
         super().__init__()
         self.options = options
+        self.acts_on_spikes = options.spikes == "act"
         settings = Settings(
             on_bad=options.on_bad,  # type: ignore[arg-type]
             max_bad=options.max_bad,
@@ -138,8 +141,10 @@ class Live(Watch):
         self.tracked: Tracked | None = None
         self.by_script = ByScript(self)
         self._func_steps = FuncSteps(self)
-        # The losses of this step that were read so far; None if one of them is not finite.
-        self._values: list[float] | None = []
+        # How many losses of this step were read and are finite, and their sum.
+        self._read_losses, self._sum_of_losses = 0, 0.0
+        # Which classes of optimizers are the user's own.
+        self._users_own: dict[type, bool] = {}
         self._in_graphs: weakref.WeakSet[Optimizer] = weakref.WeakSet()
         self._graph_replays = 0
         self.step_times: deque[float] = deque(maxlen=_TIMED)
@@ -241,9 +246,9 @@ class Live(Watch):
 
     # The step.
 
-    def next_batch(self, own: Any, draw: Callable[[], Any]) -> Any:
+    def next_batch(self, own: Any, draw: Callable[[Any], Any]) -> Any:
         """Hands on a batch."""
-        batch = draw()
+        batch = draw(own)
         if not self.is_aside:
             self.starts.drew(own, batch, self.indices_of(own))
         return batch
@@ -267,41 +272,40 @@ class Live(Watch):
 
     def _are_good(self, losses: list[Tensor]) -> bool:
         """Reads the losses of a pass, once; returns whether all of them are finite."""
-        read: list[float] = []
         for loss in losses:
             if type(loss) is not torch.Tensor or loss.is_complex() or loss.is_meta:
-                self._values = None
                 return all(map(is_good, losses))
-            read.append(as_number(loss))
-        good = all(map(math.isfinite, read))
-        self._values = [*self._values, *read] if good and self._values is not None else None
-        return good
-
-    @property
-    def _are_known(self) -> bool:
-        return self._values is not None and len(self._values) == len(self.losses)
+            value = as_number(loss)
+            if not math.isfinite(value):
+                return False
+            self._read_losses += 1
+            self._sum_of_losses += value
+        return True
 
     def bad_loss(self) -> Symptom | None:
         """Returns what is wrong with the losses of this step."""
-        return None if self._are_known else super().bad_loss()
+        return None if self._read_losses == len(self.losses) else super().bad_loss()
 
     def loss_value(self) -> float | None:
         """Returns the sum of the losses of this step."""
-        return sum(self._values) if self._values and self._are_known else super().loss_value()
+        if self._read_losses == len(self.losses) > 0:
+            return self._sum_of_losses
+        return super().loss_value()
 
     def forget_step(self) -> None:
         """Forgets what belonged to the step that is over."""
         super().forget_step()
-        self._values = []
+        self._read_losses, self._sum_of_losses = 0, 0.0
 
     def after_backward(self) -> None:
         """Counts a step where there is no optimizer that would."""
         if self.is_aside:
             return
         self.starts.after_backward()
-        if self.by_script.has_news:
+        by_script = self.by_script
+        if by_script.found is not None or by_script.unstepped is not None:
             # The graph of this step is gone by now, so that nobody minds a replay.
-            self.own(self.by_script.meet)
+            self.own(by_script.meet)
         if not self.made_by:
             self.own(lambda: step_by_hand(self))
 
@@ -315,30 +319,50 @@ class Live(Watch):
             self.writer.stepped()
         self.starts.step_begins()
         self.by_script.unstepped = None
-        if closure is None and self._scaler is None and self._late.can_take(optimizer):
+        rate = self.bad_rate(optimizer)
+        plain = rate is None and closure is None
+        if plain and self._scaler is None and self._late.can_take(optimizer):
             return self._late.step(optimizer, call)
-        self._late.look()
+        if self._late.flights:
+            self._late.look()
+        if rate is not None:
+            self.bad_steps.meet(rate, optimizer, update=call)
+            return None
         if closure is not None:
             return step_with_closure(self, optimizer, call, closure)
+        return self._judged(optimizer, call)
+
+    def _judged(self, optimizer: Optimizer, call: Callable[..., Any]) -> Any:
+        """Judges a step whose numbers are at hand, and makes it if all is well."""
         loss, gradient = self.verdict(optimizer)
-        symptom = self.together.agree(loss, gradient, self.ordinal) or self._spike(optimizer)
-        if symptom is None:
-            if len(self.losses) > 1:
-                self.by_script.note_discarded()
-            if self.bad_steps.doubts:
-                self.own(self.bad_steps.settle_doubt)
-        else:
+        symptom = None
+        if loss is not None or gradient is not None:
+            symptom = self.together.agree(loss, gradient, self.ordinal)
+        elif self.acts_on_spikes:
+            symptom = self._spike(optimizer)
+        if symptom is not None:
             symptom.scaled_by_hand = self._scaler is not None
-            self.bad_steps.meet(
-                symptom,
-                optimizer,
-                starts=self.starts.ended or starts_without_backward(self, optimizer),
-            )
+            starts = self.starts.ended or starts_without_backward(self, optimizer)
+            self.bad_steps.meet(symptom, optimizer, starts=starts)
             return None
+        return self._make(optimizer, call, loss)
+
+    def _make(self, optimizer: Optimizer, call: Callable[..., Any], loss: Symptom | None) -> Any:
+        """Makes a step.
+
+        Args:
+            optimizer: Whose step it is.
+            call: Makes it.
+            loss: What is wrong with the loss on this rank, if others make the step good.
+        """
+        if len(self.losses) > 1:
+            self.by_script.note_discarded()
+        if self.bad_steps.doubt is not None:
+            self.own(self.bad_steps.settle_doubt)
         with self.cut_rate(optimizer):
             result = call()
         if loss is None:
-            self.look_after(optimizer)
+            self.look_after(optimizer, call)
         else:
             reason = "the gradients of all ranks together are finite, so the step was made"
             decision = Decision(Action.NOTED, reason)
@@ -353,7 +377,7 @@ class Live(Watch):
         self.by_script.unstepped = None
         self._late.look()
         here = self.bad_loss()
-        symptom = self.together.agree_on_loss(here)
+        symptom = self.together.agree_on_loss(here) or self.bad_rate(optimizer)
         if symptom is not None:
             pass_over(scaler, optimizer)
             symptom.scale = scaler.get_scale()
@@ -395,7 +419,7 @@ class Live(Watch):
     @property
     def tried(self) -> int:
         """How many steps are over: those of the optimizer that has made most of them."""
-        return max(self.counts.values(), default=self.ordinal)
+        return self.most_steps(default=self.ordinal)
 
     def heard_of_bad(self) -> None:
         """Notes a bad step that the script's own guard has met."""
@@ -429,16 +453,32 @@ class Live(Watch):
         self.starts.good = self.starts.ended
         self.last_good.after_good_step()
 
-    def look_after(self, optimizer: Optimizer) -> None:
-        """Looks at what a step has made of the run, now and then; counts it."""
+    def look_after(self, optimizer: Optimizer, call: Callable[..., Any] | None = None) -> None:
+        """Looks at what a step has made of the run, now and then; counts it.
+
+        Args:
+            optimizer: Whose step it was.
+            call: Makes it again; None if that cannot be done by itself.
+        """
         due = self.ordinal < _CAREFUL or self.ordinal % _SCAN == 0
-        symptom = (self.bad_state(optimizer) if due else None) or self.bad_buffers()
+        looks = due or self._is_users_own(optimizer)
+        symptom = (self.bad_state(optimizer) if looks else None) or self.bad_buffers()
         if due and symptom is None:
             self.own(lambda: self.curves.look(self.ordinal, self.named_parameters()))
         if symptom is not None:
-            self.bad_steps.meet(symptom, optimizer)
+            self.bad_steps.meet(symptom, optimizer, update=call)
         else:
             self.good(optimizer)
+
+    def _is_users_own(self, optimizer: Optimizer) -> bool:
+        """Returns whether the user wrote the optimizer, and looking at what it does is cheap."""
+        kind = type(optimizer)
+        own = self._users_own.get(kind)
+        if own is None:
+            first = next((p for g in optimizer.param_groups for p in g["params"]), None)
+            own = first is not None and first.is_cpu and is_written_by_user(optimizer)
+            self._users_own[kind] = own
+        return own
 
     def lane_of(self, optimizer: Any) -> Any:
         """Returns the lane of an optimizer's steps, which is the optimizer itself."""
@@ -447,29 +487,28 @@ class Live(Watch):
             self.verdicts.add_lane(optimizer, lag=lag, adversarial=len(self.optimizers()) > 1)
         return optimizer
 
-    def _numbers_at_hand(self) -> dict[str, float | None]:
+    def _numbers_at_hand(self) -> Numbers:
         """Returns the numbers of this step; a device is waited for only if somebody asks for all.
 
         Trackers do: somebody has asked for them.
         """
-        numbers: dict[str, float | None] = {"grad_norm": self.grad_norm}
+        norm = self.grad_norm
         asks = self.tracked is not None and self.tracked.asks_for_all
-        if asks and self.grad_norm is None and self.clipped_norm is not None:
-            numbers["grad_norm"] = float(whole(self.clipped_norm))
-        if self.losses and (asks or self.losses[0].is_cpu):
-            numbers["loss"] = self.loss_value()
-            if self._scaler is not None:
-                numbers["scale"] = float(self._scaler.get_scale())
-        return numbers
+        if asks and norm is None and self.clipped_norm is not None:
+            norm = float(whole(self.clipped_norm))
+        if not self.losses or not (asks or self.losses[0].is_cpu):
+            return Numbers(None, norm)
+        scale = None if self._scaler is None else float(self._scaler.get_scale())
+        return Numbers(self.loss_value(), norm, scale)
 
     def _spike(self, optimizer: Optimizer) -> Symptom | None:
         """Returns what is unusual about a step, if that is enough not to make it."""
-        if self.options.spikes != "act" or self.together.active or self.grad_norm is None:
+        if self.together.active or self.grad_norm is None:
             return None
         reading = reading_of(self._numbers_at_hand())
         if reading is None:
             return None
-        limits = self.verdicts.limits(self.lane_of(optimizer), self._late.ahead)
+        limits = self.verdicts.limits(self.lane_of(optimizer), len(self._late.flights))
         return self.verdicts.spike(optimizer, reading, limits)
 
     # Steps in a CUDA graph, which the device makes without telling anyone.

@@ -30,24 +30,25 @@ class Tracked:
     begins nothing. The record holds what is known without asking a device; trackers, which
     somebody has asked for, get every number.
 
-    Args:
-        live: The guard of the script.
-        run_dir: The folder of the run; None for none.
+    Attributes:
+        asks_for_all: Whether all numbers of a step are wanted, also those that a device has to be
+            asked.
     """
 
     def __init__(self, live: Live, run_dir: str | None) -> None:
+        """Prepares.
+
+        Args:
+            live: The guard of the script.
+            run_dir: The folder of the run; None for none.
+        """
         self._live = live
         self._run_dir = run_dir
         self._trackers: Trackers | None = None
         self._record: RunRecord | None = None
-        self._tracks = bool(os.environ.get(TRACK))
-        self._wanted = self._tracks or run_dir is not None
+        self.asks_for_all = bool(os.environ.get(TRACK))
+        self._wanted = self.asks_for_all or run_dir is not None
         self._begun = False
-
-    @property
-    def asks_for_all(self) -> bool:
-        """Whether all numbers of a step are wanted, also those that a device has to be asked."""
-        return self._tracks
 
     def good(self, steps: Sequence[GoodStep]) -> None:
         """Writes steps that were made."""
@@ -104,8 +105,7 @@ class Tracked:
             line["optimizer"] = self._live.place_of(good.optimizer())
         if good.rate is not None:
             line["lr"] = good.rate
-        for name in ("loss", "grad_norm", "scale"):
-            line[name] = good.numbers.get(name)
+        line |= good.numbers._asdict()
         line["action"] = "step"
         return line
 
@@ -125,7 +125,7 @@ class Tracked:
         if not self._wanted:
             return
         self._record = None if self._run_dir is None else self._open(Path(self._run_dir))
-        if self._tracks:
+        if self.asks_for_all:
             self._trackers = self._begin_tracking()
         self._wanted = bool(self._sinks())
 

@@ -353,9 +353,9 @@ def _add_history(record: bytes, number: int, loose: dict[tuple[object, ...], Log
                 name, text = _item(item)
                 values[name] = loads(text)
             elif kind == 2 and isinstance(item, bytes):
-                step = next(
-                    (signed(n) for f, n in fields_of(item) if f == 1 and isinstance(n, int)), 0
-                )
+                # All of its fields are read: one that is damaged may stand behind the step.
+                steps = [signed(n) for f, n in fields_of(item) if f == 1 and isinstance(n, int)]
+                step = steps[-1] if steps else 0
         line = line_of(values)
         if line.step is None and step is not None:
             line.step = LoggedValue(_STEP, step, 0, 0)

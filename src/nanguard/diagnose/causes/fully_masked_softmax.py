@@ -43,7 +43,7 @@ class FullyMaskedSoftmax(Cause):
             )
         if case.op in ("sub", "rsub") and len(masked) > 1:
             return Suspicion(0.85, "-inf minus its own maximum -inf, in a masked row", evidence)
-        if case.op == "mul" and masked and not case.is_half:
+        if case.op == "mul" and masked and not case.is_half and not case.is_zero_log_zero:
             return Suspicion(0.45, "0 * -inf: a mask was multiplied and not filled in", evidence)
         return None
 

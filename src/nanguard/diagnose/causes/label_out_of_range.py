@@ -28,6 +28,9 @@ if TYPE_CHECKING:
 _CHOOSES = ("nll_loss_forward", "nll_loss2d_forward", "nll_loss_nd", "gather", "index", "take")
 _LIMITED = (*LOGS, *ROOTS, *ARCS)
 _ZERO = ("log", "log2", "log10", "xlogy")
+# What takes back tanh, a sigmoid and the normal distribution; names of methods that score a value.
+_UNSQUASHED = ("atanh", "logit", "erfinv")
+_SCORING = ("log_prob", "logprob", "log_likelihood", "nll", "loss")
 # A root of something this little below zero is a matter of rounding.
 _ROUNDING = 1e-3
 
@@ -58,7 +61,8 @@ class LabelOutOfRange(Cause):
                 "CTC finds no way to align a target with its input: the target is too long, "
                 "where repeated symbols need a blank between them",
             )
-        if case.origin.intended and (case.op in _CHOOSES or case.origin.module == "loss"):
+        in_loss = case.op in _CHOOSES or case.origin.module == "loss" or _smoothed(case)
+        if case.origin.intended and in_loss:
             if case.op == "logsumexp":
                 return None
             if _smoothed(case):
@@ -70,7 +74,7 @@ class LabelOutOfRange(Cause):
             return Suspicion(
                 0.9, "the target is a class whose logit was masked with -inf, so its loss is inf"
             )
-        if case.op not in _LIMITED or case.origin.module != "loss":
+        if case.op not in _LIMITED or not (case.origin.module == "loss" or _scores(case)):
             return None
         return self._from_targets(case)
 
@@ -153,6 +157,15 @@ def _smoothed(case: Case) -> bool:
     return any("_log_softmax" in case.ancestor_ops(stats.name, 3) for stats in case.inputs)
 
 
+def _scores(case: Case) -> bool:
+    """Returns whether a model says how likely a value is, outside of its forward pass.
+
+    What undoes the squashing of an output has no other use.
+    """
+    function = "" if case.origin.site is None else case.origin.site.function or ""
+    return case.op in _UNSQUASHED or any(word in function for word in _SCORING)
+
+
 def _is_distribution(case: Case) -> bool:
     """Returns whether a distribution is asked how likely a value is."""
     return case.origin.site is not None and "log_prob" in case.origin.site.code
@@ -160,15 +173,22 @@ def _is_distribution(case: Case) -> bool:
 
 def _without_smoothing(case: Case) -> list[Repair]:
     """Turns label smoothing off where the file asks for it."""
+    in_step = False
 
-    def make(file: SourceFile, _site: Site) -> str | None:
-        for node in ast.walk(file.tree):
-            if isinstance(node, ast.Call) and any(
-                keyword.arg == "label_smoothing" for keyword in node.keywords
-            ):
-                return set_keyword(file, node, "label_smoothing", "0.0")
+    def make(file: SourceFile, site: Site) -> str | None:
+        nonlocal in_step
+        smoothed = [
+            node
+            for node in ast.walk(file.tree)
+            if isinstance(node, ast.Call) and any(k.arg == "label_smoothing" for k in node.keywords)
+        ]
+        here = [n for n in smoothed if n.lineno <= site.line <= (n.end_lineno or n.lineno)]
+        in_step = bool(here)
+        for node in here or smoothed:
+            return set_keyword(file, node, "label_smoothing", "0.0")
         return None
 
     summary = "smooth over the classes that are not masked only, or not at all: label_smoothing=0.0"
-    # The loss was mostly made before the step, so that this cannot be tried in it.
-    return [replace(repair, source=None) for repair in edit(case.origin.site, summary, make)]
+    made = edit(case.origin.site, summary, make)
+    # A loss that was made before the step cannot be changed in it.
+    return made if in_step else [replace(repair, source=None) for repair in made]

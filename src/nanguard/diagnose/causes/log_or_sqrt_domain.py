@@ -8,6 +8,7 @@ from nanguard.diagnose.cause import ARCS, LOGS, ROOTS, Cause, Suspicion
 from nanguard.diagnose.repairs import (
     Repair,
     bounded_operand,
+    finite_masks,
     silencing,
     wider_integers,
     without_samples,
@@ -42,6 +43,15 @@ class LogOrSqrtDomain(Cause):
         """Returns whether the argument is outside of the domain."""
         if case.phase not in ("forward", "data"):
             return None
+        if case.is_zero_log_zero:
+            return Suspicion(
+                0.78,
+                "0 * log 0: what is masked with -inf has the probability 0 and the logarithm -inf",
+                [
+                    {"what": f"input {stats.name} of {case.origin.op}", **stats.to_json()}
+                    for stats in case.inputs
+                ],
+            )
         if case.op not in (*LOGS, *ROOTS, *ARCS) or case.divisor() is not None:
             return None
         stats = self._argument(case)
@@ -69,6 +79,8 @@ class LogOrSqrtDomain(Cause):
 
     def repairs(self, case: Case) -> list[Repair]:
         """Takes the form that cannot leave the domain, or bounds the argument."""
+        if case.is_zero_log_zero:
+            return finite_masks(case) + without_samples(case, "leave out what is masked")
         half = case.is_half
         small = floors.probability(half=half) if case.op in LOGS else floors.square(half=half)
         bound = f".clamp(min={small})"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import math
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -41,6 +40,8 @@ class OptimizerMisuse(Cause):
         if rate is not None and not math.isfinite(rate):
             site = case.origin.site
             where = "" if site is None else f", made so by {Path(site.file).name}:{site.line}"
+            if case.facts.schedule_state is not None:
+                where = f": {case.facts.schedule_state}"
             return Suspicion(0.97, f"the learning rate is {name_of(rate)}{where}")
         if case.symptom.scaled_by_hand:
             return Suspicion(
@@ -79,6 +80,8 @@ class OptimizerMisuse(Cause):
                 "let the scaler make the step, and adapt its scale",
                 lambda file, site: _by_the_scaler(file, site, facts.scaler_name),
             )
+        if facts.schedule_state is not None:
+            return [Repair(f"give the schedule good numbers again: {facts.schedule_state}")]
         if facts.lr is not None and not math.isfinite(facts.lr):
             return _bounded_progress(case) or [
                 Repair(f"repair the schedule: it makes the learning rate {name_of(facts.lr)}")
@@ -111,9 +114,7 @@ def _bounded_progress(case: Case) -> list[Repair]:
             return None
         return file.replaced([(found[0], f"max({file.text_of(found[0])}, 0.0)")])
 
-    made = edit(case.origin.site, "keep what is left of the run at 0 or above", make)
-    # The schedule was asked before the step, so that this cannot be tried in it.
-    return [replace(repair, source=None) for repair in made]
+    return edit(case.origin.site, "keep what is left of the run at 0 or above", make)
 
 
 def _by_the_scaler(file: SourceFile, site: Site, known: str | None) -> str | None:

@@ -77,6 +77,7 @@ class Origin:
         hand_written: Whether it was made by a backward that the user wrote.
         wrapped: Where whole numbers went over the end of their type that it was made of, with what
             that gave.
+        table: What the script calls the value, if it was made before the step and kept since.
     """
 
     index: int
@@ -98,6 +99,7 @@ class Origin:
     loaded_from: str | None = None
     hand_written: bool = False
     wrapped: Ancestor | None = None
+    table: str | None = None
 
 
 def producers(sinks: Iterable[Record]) -> list[Record]:
