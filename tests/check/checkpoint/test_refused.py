@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import struct
+import zipfile
 from typing import TYPE_CHECKING
 
 import pytest
 import torch
+from torch import nn
 
 from nanguard.check.checkpoint.checkpoint import read_part
 from nanguard.check.scan import Scan
@@ -31,6 +33,7 @@ ARCHIVES: dict[str, Callable[[bytes], bytes]] = {
     "files promised": lambda data: changed(data, data.rfind(END) + 24, struct.pack("<QQ", 99, 99)),
     "parts": lambda data: changed(data, data.rfind(END) + 16, b"\1"),
     "encrypted": lambda data: changed(data, data.find(ENTRY) + 8, b"\1"),
+    "strongly encrypted": lambda data: changed(data, data.rfind(ENTRY) + 8, b"\x40"),
     "size": lambda data: changed(data, data.find(ENTRY) + 24, b"\x7f\x7f"),
     "byte order": lambda data: data.replace(b"little", b"lidtle"),
 }
@@ -46,6 +49,87 @@ def test_archives_that_torch_refuses_are_damaged(tmp_path: Path, case: str):
     assert read_part(path, Scan()).damage
     with pytest.raises((RuntimeError, ValueError)):
         torch.load(path, weights_only=True)
+
+
+def repacked(path: Path, name: str, content: Callable[[bytes], bytes]) -> None:
+    """Writes an archive anew with other content in one of its files."""
+    with zipfile.ZipFile(path) as archive:
+        files = {one.filename: archive.read(one) for one in archive.infolist()}
+    with zipfile.ZipFile(path, "w") as archive:
+        for file, data in files.items():
+            archive.writestr(zipfile.ZipInfo(file), content(data) if file.endswith(name) else data)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        ("/version", b"0", "version of its format is 0, and torch reads 1 to 10"),
+        ("/version", b"11", "version of its format is 11"),
+        ("/version", b"9" * 40, "version of its format is 9999"),
+        ("/version", b"x", "version of its format is no number"),
+        ("/version", b"10\n", ""),
+        ("/.storage_alignment", b"6 4", "alignment of its storages is no number"),
+        ("/.storage_alignment", b"9" * 40, ""),
+        ("/.format_version", b"x", ""),
+    ],
+)
+def test_numbers_in_an_archive_are_those_that_torch_reads(
+    tmp_path: Path, name: str, content: bytes, said: str
+):
+    path = tmp_path / "model.pt"
+    torch.save(STATE, path)
+    repacked(path, name, lambda _: content)
+    assert said in "".join(read_part(path, Scan()).damage)
+    if said:
+        with pytest.raises((RuntimeError, ValueError, IndexError)):
+            torch.load(path, weights_only=True)
+    else:
+        assert not read_part(path, Scan()).damage
+        torch.load(path, weights_only=True)
+
+
+def test_a_storage_that_no_tensor_uses_is_read_all_the_same(tmp_path: Path):
+    path = tmp_path / "model.pt"
+    torch.save([torch.ones(4), torch.ones(3)], path)
+    # The second tensor stays on the stack below what the pickle ends with.
+    repacked(path, "/data.pkl", lambda data: data[:-1] + b"]q\xff.")
+    assert not read_part(path, Scan()).damage
+    torch.load(path, weights_only=True)
+    repacked(path, "/data/1", lambda data: data + bytes(8))
+    assert "data/1 has 20 bytes of 12" in read_part(path, Scan()).damage[0]
+    with pytest.raises(RuntimeError, match="record size"):
+        torch.load(path, weights_only=True)
+
+
+@pytest.mark.parametrize("archived", [True, False])
+@pytest.mark.parametrize("parameter", [True, False])
+@pytest.mark.parametrize("dtype", [torch.int64, torch.bool, torch.float16, torch.complex64])
+def test_whole_numbers_that_want_a_gradient_are_damaged(
+    tmp_path: Path, dtype: torch.dtype, parameter: bool, archived: bool
+):
+    path = tmp_path / "model.pt"
+    value = torch.ones(3, dtype=dtype)
+    held = nn.Parameter(value, requires_grad=False) if parameter else value
+    torch.save({"flag": held}, path, _use_new_zipfile_serialization=archived)
+    assert not read_part(path, Scan()).damage
+    whole = not dtype.is_floating_point and not dtype.is_complex
+    if archived:
+        repacked(path, "/data.pkl", wanting_gradient)
+    else:
+        path.write_bytes(wanting_gradient(path.read_bytes()))
+    if whole:
+        assert "flag: it wants a gradient" in read_part(path, Scan()).damage[0]
+        with pytest.raises(RuntimeError, match="can require gradients"):
+            torch.load(path, weights_only=True)
+    else:
+        assert not read_part(path, Scan()).damage
+        assert torch.load(path, weights_only=True)["flag"].requires_grad
+
+
+def wanting_gradient(pickled: bytes) -> bytes:
+    """Returns a pickle whose last False, which stands before the hooks, is True."""
+    at = pickled.rindex(b"\x89")
+    return pickled[:at] + b"\x88" + pickled[at + 1 :]
 
 
 def test_the_older_format_with_another_number_is_damaged(tmp_path: Path):

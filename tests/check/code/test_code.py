@@ -58,6 +58,9 @@ def test_operations_have_one_spelling(expression, operation):
         ("max(len(x), 1)", 1, math.inf),
         ("torch.empty(3).uniform_(0.25, 0.5)", 0.25, 0.5),
         ("torch.full((2,), 4.0)", 4, 4),
+        ("x.clamp(min=2.0) ** 3", 8, math.inf),
+        ("x.clamp(min=2.0) ** 1e4", 2, math.inf),  # too large for a float
+        ("x.clamp(min=2.0) ** 9001", 2, math.inf),
     ],
 )
 def test_bounds(expression, lo, hi):

@@ -156,7 +156,9 @@ MAX_DIRECTORY = 1 << 25
 _TAIL = 22 + 65535
 _END, _END64, _LOCATOR, _ENTRY, _LOCAL = b"PK\5\6", b"PK\6\6", b"PK\6\7", b"PK\1\2", b"PK\3\4"
 _FULL32 = 0xFFFFFFFF
-_ENCRYPTED, _PATCHED, _MASKED, _FOLDER = 1, 1 << 5, 1 << 13, 1 << 4
+_ENCRYPTED, _PATCHED, _STRONGLY_ENCRYPTED, _MASKED = 1, 1 << 5, 1 << 6, 1 << 13
+_ODD = _ENCRYPTED | _PATCHED | _STRONGLY_ENCRYPTED | _MASKED
+_FOLDER = 1 << 4
 _METHODS = (0, 8)  # as it is, and deflated
 
 
@@ -280,7 +282,7 @@ def _entries(data: bytes) -> Iterator[tuple[str, Entry]]:
             raise DamagedError("the name of a file in the archive is not UTF-8") from error
         extra = data[begin + name_size : begin + name_size + extra_size]
         entry = Entry(*_wide(header, size, packed, extra), method)
-        odd = flags & (_ENCRYPTED | _PATCHED | _MASKED) or disk not in (0, 1)
+        odd = flags & _ODD or disk not in (0, 1)
         odd = odd or (attributes & _FOLDER and entry.size)
         if odd or (not method and entry.size != entry.packed) or (entry.size and not entry.packed):
             raise DamagedError(f"{name[:100]} is described in a way that makes no sense")

@@ -29,6 +29,9 @@ _TENSORS = {
     "_rebuild_tensor_v3": (7, 8),
     "_rebuild_qtensor": (7,),
 }
+# Which of the arguments says whether it wants a gradient.
+_GRADIENT = {"_rebuild_tensor_v2": 4, "_rebuild_tensor_v3": 4, "_rebuild_qtensor": 5}
+_PARAMETERS = ("torch._utils._rebuild_parameter", "torch._utils._rebuild_parameter_with_state")
 _ARRAYS = frozenset(
     f"{package}.{name}"
     for package in ("numpy.core", "numpy._core")
@@ -108,7 +111,27 @@ def rebuild(call: Call, sources: Sources) -> Rebuilt | Call | None:
             return Call(args[0], args[2])
     if call.full in _ARRAYS:
         return _array(call, sources)
+    if call.full in _PARAMETERS:
+        _require_floats(call, sources)
     return None
+
+
+def _require_floats(call: Call, sources: Sources) -> None:
+    """Raises DamagedError if a parameter that is trained has whole numbers."""
+    args = call.args if isinstance(call.args, tuple) else ()
+    if len(args) < 2 or args[1] is not True or not isinstance(args[0], Call):
+        return
+    module, _, name = args[0].full.rpartition(".")
+    held = (
+        _tensor(args[0], name, sources) if module == "torch._utils" and name in _TENSORS else None
+    )
+    if held is not None and held.storage is not None:
+        _refuse_gradient(held.dtype)
+
+
+def _refuse_gradient(dtype: Dtype) -> None:
+    if not dtype.floats and not dtype.name.startswith("float"):
+        raise DamagedError(f"it wants a gradient, and its type is {dtype.name}: torch refuses that")
 
 
 def storage_type(made: object) -> Dtype | None:
@@ -133,6 +156,8 @@ def _tensor(call: Call, name: str, sources: Sources) -> Rebuilt | None:
         return Rebuilt(DTYPES["uint8"], shape, None, StorageRegion(0, 0))
     storage, dtype = held
     dtype = given or dtype
+    if name in _GRADIENT and args[_GRADIENT[name]] is True:
+        _refuse_gradient(dtype)
     region = region_of(start, shape, strides, storage.nbytes * 8 // dtype.bits)
     if name != "_rebuild_qtensor" or len(args) < 5:
         return Rebuilt(dtype, shape, storage, region)

@@ -26,7 +26,7 @@ from nanguard.check.checkpoint.tensor_tree import TensorTree, storage_type, walk
 from nanguard.check.checkpoint.tensors import DTYPES, STORAGES, Storage
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
     from nanguard.check.checkpoint.tensors import Dtype
 
@@ -266,7 +266,7 @@ class _Archived(_Outside):
 
     def storage(self, key: object, nbytes: int) -> Storage:
         """Returns the file of a storage."""
-        name = f"{self.prefix}{str(key)[:200]}"
+        name = self._name(key)
         if name not in self.known:
             entry = self.entries.get(name)
             if entry is None:
@@ -276,6 +276,13 @@ class _Archived(_Outside):
         if found.nbytes != nbytes:
             raise DamagedError(f"{name} has {found.nbytes:,} bytes of {nbytes:,}")
         return found
+
+    def has_read(self, key: object) -> bool:
+        """Returns whether the file of a storage was looked for already, and is there."""
+        return self._name(key) in self.known
+
+    def _name(self, key: object) -> str:
+        return f"{self.prefix}{str(key)[:200]}"
 
     def _file(self, entry: Entry) -> Storage:
         begin = data_offset(self.archive, entry)
@@ -315,6 +322,7 @@ def _archive(blob: Blob, nesting: _Nesting) -> TorchFile:
     pickled = read_pickle(pickle)
     _require_storages(pickled, _ARCHIVED_STORAGE)
     found = TorchFile(_walked(pickled, sources), pickled.names, script)
+    found.tree.damage += _unused_storages(pickled, sources)
     constants = entries.get(f"{root}constants.pkl")
     if script and constants is not None:
         pickle = _part(blob, constants)
@@ -336,22 +344,45 @@ def _require_storages(pickled: Pickled, parts: int) -> None:
             raise DamagedError(f"a reference to a storage has {len(key)} parts, not {parts}")
 
 
+def _unused_storages(pickled: Pickled, sources: _Archived) -> Iterator[str]:
+    """Yields what is wrong with storages that no tensor uses, which torch reads all the same."""
+    for one in pickled.outside:
+        key = one.key if isinstance(one.key, tuple) else ()
+        if len(key) < _ARCHIVED_STORAGE or sources.has_read(key[2]):
+            continue
+        dtype, count = storage_type(key[1]), key[4]
+        if dtype is not None and isinstance(count, int) and count >= 0:
+            try:
+                sources.storage(key[2], dtype.nbytes(count))
+            except DamagedError as error:
+                yield str(error)
+
+
 _LONGEST_NUMBER = 1 << 12  # bytes
+_FIRST_FORMAT, _LAST_FORMAT = 1, 10  # the versions of the archive that torch reads
 
 
 def _refuse_words(blob: Blob, entries: dict[str, Entry], root: str) -> None:
     """Refuses what torch fails on before it comes to the tensors.
 
     Raises:
-        DamagedError: The version or the alignment of storages is no number, or the mark of the
-            writer no text.
+        DamagedError: The version is none that torch reads, the alignment of storages is no number,
+            or the mark of the writer no text.
     """
     for name in ("version", ".data/version"):
-        version = entries.get(f"{root}{name}")
-        if version is not None and not _is_number(_part(blob, version)):
+        entry = entries.get(f"{root}{name}")
+        if entry is None:
+            continue
+        version = _number_in(_part(blob, entry))
+        if version is None:
             raise DamagedError("the version of its format is no number")
+        if not _FIRST_FORMAT <= version <= _LAST_FORMAT:
+            raise DamagedError(
+                f"the version of its format is {str(version)[:40]}, "
+                f"and torch reads {_FIRST_FORMAT} to {_LAST_FORMAT}"
+            )
     alignment = entries.get(f"{root}.storage_alignment")
-    if alignment is not None and not _is_number(_part(blob, alignment)):
+    if alignment is not None and _number_in(_part(blob, alignment)) is None:
         raise DamagedError("the alignment of its storages is no number")
     mark = entries.get(f"{root}.data/serialization_id")
     if mark is not None:
@@ -361,10 +392,12 @@ def _refuse_words(blob: Blob, entries: dict[str, Entry], root: str) -> None:
             raise DamagedError("its serialization_id is no text") from error
 
 
-def _is_number(part: Blob) -> bool:
-    """Returns whether a file of an archive holds a whole number and nothing else but space."""
+def _number_in(part: Blob) -> int | None:
+    """Returns the whole number of a file that holds nothing else but space; None for others."""
     data = read(part, 0, _LONGEST_NUMBER + 1)
-    return len(data) <= _LONGEST_NUMBER and data.strip().isdigit()
+    if len(data) > _LONGEST_NUMBER or not data.strip().isdigit():
+        return None
+    return int(data)
 
 
 def _walked(pickled: Pickled, sources: _Outside) -> TensorTree:

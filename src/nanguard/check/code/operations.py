@@ -186,16 +186,24 @@ def of_pow(inputs: tuple[Value, ...], keywords: dict[str, Value]) -> Known:
     if exponent is None:
         return (0.0, INF, padded) if base.lo >= 0 else (-INF, INF, padded)
     if exponent > 0 and exponent % 2 == 0:
-        lo = base.lo**exponent if base.lo > 0 and base.lo < 1e100 else 0.0
+        lo = _power(base.lo, exponent) if base.lo > 0 else 0.0
         kinds = {"square"} | (base.kinds & _kinds("loss"))
         if base.has("norm"):
             kinds |= {"sumsq"}
         return lo, INF, frozenset(kinds)
     if base.lo >= 0:
         if exponent > 0:
-            return base.lo**exponent if base.lo < 1e100 else base.lo, INF, padded
+            return _power(base.lo, exponent), INF, padded
         return (0.0 if base.hi == INF else SMALL), INF, padded
     return -INF, INF, padded
+
+
+def _power(base: float, exponent: float) -> float:
+    """Returns a positive power; the base, which is less, where that is too large for a float."""
+    try:
+        return math.pow(base, exponent)
+    except OverflowError:
+        return base
 
 
 def of_square(inputs: tuple[Value, ...], keywords: dict[str, Value]) -> Known:
