@@ -32,6 +32,11 @@ NAMES = [
     "unsafe-checkpoint-load",
     "unclipped-recurrent-training",
     "anomaly-mode-left-on",
+    "ctc-without-zero-infinity",
+    "fp16-loss-not-scaled",
+    "eps-lost-in-float32",
+    "division-by-probability",
+    "nan-hidden-from-log",
 ]
 FILES = Path(__file__).with_name("training_code.txt").read_text(encoding="utf-8")
 CASES = [block.partition("\n") for block in re.split(r"^#### ?", FILES, flags=re.MULTILINE)[1:]]

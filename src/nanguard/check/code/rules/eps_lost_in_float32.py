@@ -82,11 +82,17 @@ def _beside_one(value: Value) -> Iterator[Value]:
     """Yields the numbers that an operation on a tensor is given."""
     if value.op in ("sub", "add"):
         numbers = [part for part in value.inputs[:2] if part.number() is not None]
-        if len(numbers) == 1:
+        others = [part for part in value.inputs[:2] if part.number() is None]
+        if len(numbers) == 1 and not any(map(_is_double, others)):
             yield numbers[0]
         return
     yield from value.inputs[1:3]
     yield from (value.keywords[key] for key in ("min", "max") if key in value.keywords)
+
+
+def _is_double(value: Value) -> bool:
+    """Returns whether a value is a number of Python: taken out of a tensor, a size, from math."""
+    return value.op in ("item", "len") or value.has("size") or value.op.startswith("math.")
 
 
 def _is_lost(value: Value) -> bool:

@@ -1,0 +1,104 @@
+"""Rules that ask the other files of a project, and limits that are those of float32."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+
+from nanguard.check.code.code import Code
+from nanguard.check.rule import rules_for
+from nanguard.source.text import Text
+from tests.check.code.test_project import found, project
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+AUTOCAST = (
+    "import torch\n\n\ndef train(model, loader, opt):\n    for x in loader:\n"
+    "        with torch.cuda.amp.autocast():\n            loss = model(x).mean()\n"
+    "        loss.backward()\n        opt.step()\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("other", "speaks"),
+    [
+        ("def note(x):\n    return x\n", True),
+        ("from torch.cuda.amp import GradScaler\n\nscaler = GradScaler()\n", False),
+        ("from accelerate import Accelerator\n\nfast = Accelerator()\n", False),
+        ("import deepspeed\n", False),
+    ],
+)
+def test_a_loss_may_be_scaled_in_another_file(other: str, speaks: bool, tmp_path: Path):
+    made = project(tmp_path, train=AUTOCAST, other=other)
+    told = found(made, tmp_path / "train.py")
+    assert (("fp16-loss-not-scaled", 8, "warning") in told) == speaks
+    assert speaks or not [one for one in told if one[0] == "fp16-loss-not-scaled"]
+
+
+CLAMPED = (
+    "import torch\n\n\ndef bce_loss(p, y):\n    p = p.clamp(1e-8, 1 - 1e-8)\n"
+    "    return -(y * p.log() + (1 - y) * (1 - p).log()).mean()\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("main", "speaks"),
+    [
+        ("torch.set_default_dtype(torch.float32)\n", True),
+        ("torch.set_default_dtype(torch.float64)\n", False),
+        ("torch.set_default_tensor_type(torch.DoubleTensor)\n", False),
+    ],
+)
+def test_an_eps_is_kept_where_a_project_computes_in_double(main: str, speaks: bool, tmp_path: Path):
+    made = project(tmp_path, losses=CLAMPED, main="import torch\nimport losses\n\n" + main)
+    told = [name for name, *_ in found(made, tmp_path / "losses.py")]
+    assert ("eps-lost-in-float32" in told) == speaks
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+@pytest.mark.parametrize(
+    "eps", [1e-6, 1.2e-7, 6.1e-8, 5.9e-8, 5e-8, 3.1e-8, 2.9e-8, 1e-8, 1e-12, 1e-17, 1e-30]
+)
+def test_an_eps_is_lost_exactly_where_float32_has_no_number_for_it(eps: float, sign: int):
+    bound = f"1 {'+' if sign > 0 else '-'} {eps!r}"
+    code = Code.parse(
+        Text("a.py", f"import torch\n\n\ndef f(x):\n    return x.clamp(max={bound})\n")
+    )
+    (rule,) = (rule for rule in rules_for("code") if rule.name == "eps-lost-in-float32")
+    lost = bool(np.float32(1 + sign * eps) == np.float32(1))
+    assert bool([*rule.check(code)]) == lost
+
+
+NET = (
+    "import torch\nfrom torch import nn\n\n\nclass Net(nn.Module):\n    def __init__(self):\n"
+    "        super().__init__()\n        self.out = nn.Sequential(nn.Linear(3, 3), {last})\n\n"
+    "    def forward(self, x):\n        return self.out(x)\n"
+)
+WEIGHTED = "import torch\n\n\ndef weighted_loss(p, r):\n    return (r / p).mean()\n"
+TRAIN = (
+    "from losses import weighted_loss\nfrom nets import Net\n\n\n"
+    "def train(loader, opt):\n    net = Net()\n    for x, r in loader:\n"
+    "        weighted_loss({given}, r).backward()\n        opt.step()\n\n\n"
+    "if __name__ == '__main__':\n    train([], None)\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("last", "given", "speaks"),
+    [
+        ("nn.Softmax(-1)", "net(x)", True),
+        ("nn.Sigmoid()", "net(x)", True),
+        ("nn.Linear(3, 3)", "net(x)", False),
+        ("nn.Sigmoid()", "net(x) + 1e-6", False),
+        ("nn.Sigmoid()", "net(x).clamp(min=1e-6)", False),
+    ],
+)
+def test_a_probability_that_another_file_makes_is_one(
+    last: str, given: str, speaks: bool, tmp_path: Path
+):
+    files = {"losses": WEIGHTED, "nets": NET.format(last=last), "train": TRAIN.format(given=given)}
+    told = found(project(tmp_path, **files), tmp_path / "losses.py")
+    assert (("division-by-probability", 5, "warning") in told) == speaks
