@@ -46,6 +46,8 @@ def test_operations_have_one_spelling(expression, operation):
     [
         ("x.sigmoid()", 0, 1),
         ("1 - x.sigmoid()", 0, 1),
+        ("x.clamp(-2, 0).sigmoid()", 1 / (1 + math.exp(2)), 0.5),
+        ("x.clamp(-90, 20).sigmoid()", 0, 1),
         ("x.clamp(-2, 3) * 2", -4, 6),
         ("x.clamp(min=1e-3)", 1e-3, math.inf),
         ("x.abs() + 1e-6", 1e-6, math.inf),

@@ -158,6 +158,45 @@ def test_what_a_function_of_another_file_makes_of_a_value_is_followed(
     assert severity(tmp_path, EXP + 1, main=main, vae=used, scaling=scaling) == expected
 
 
+@pytest.mark.parametrize(
+    ("asked", "expected"),
+    [
+        ("if reverse", "info"),
+        ("if not self.training", "info"),
+        ("if not reverse", "warning"),
+        ("if self.training", "warning"),
+        ("if reverse and x is not None", "info"),
+        ("if reverse or x is not None", "warning"),
+    ],
+)
+def test_a_branch_that_nobody_trains_is_a_remark(tmp_path: Path, asked: str, expected: str):
+    used = VAE.replace(
+        "        return torch.exp(0.5 * logvar)\n",
+        f"        {asked}:\n            return torch.exp(0.5 * logvar)\n        return logvar\n",
+    ).replace("forward(self, x)", "forward(self, x, reverse)")
+    main = "import loop, vae\n\nloop.fit(vae.Vae(), flags.x, flags.reverse)\n"
+    assert severity(tmp_path, EXP + 1, main=main, vae=used) == expected
+
+
+@pytest.mark.parametrize(
+    ("made", "expected"), [("Vae()", "info"), ("Vae(True)", "warning"), ("Vae(wide=y)", "warning")]
+)
+def test_a_function_that_is_called_only_behind_an_option_that_is_off_is_a_remark(
+    tmp_path: Path, made: str, expected: str
+):
+    used = (
+        VAE.replace("return torch.exp(0.5 * logvar)", "return widened(logvar)")
+        .replace("class Vae", "from wide import widened\n\n\nclass Vae")
+        .replace("def __init__(self)", "def __init__(self, wide=False)")
+        .replace("        self.to_", "        self.wide = wide\n        self.to_")
+        .replace("        return widened", "        if self.wide:\n            return widened")
+        + "        return x\n"
+    )
+    wide = "import torch\n\n\ndef widened(logvar):\n    return torch.exp(0.5 * logvar)\n"
+    main = f"import loop, vae\n\ny = 1\nloop.fit(vae.{made}, 1, 2)\n"
+    assert severity(tmp_path, 5, "wide.py", main=main, vae=used, wide=wide) == expected
+
+
 @pytest.mark.parametrize("calls", [1, 2, 3])
 def test_a_function_that_a_loss_calls_is_differentiated_two_calls_deep(tmp_path: Path, calls: int):
     inner = "import torch\n\n\ndef f0(net, x):\n    return torch.exp(net(x))\n"

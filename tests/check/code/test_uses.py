@@ -160,3 +160,14 @@ def trap(uses: str) -> list[str]:
     body += "\n" + "".join(f"    {line}\n" for line in method.split("\n")) if method else ""
     seen = check_python(Text("a.py", TRAP.format(uses=body)), Selection()).seen
     return [s.finding.severity.value for s in seen if s.finding.name == "where-gradient-trap"]
+
+
+@pytest.mark.parametrize(("asked", "severity"), [("reverse", "info"), ("wide", "warning")])
+def test_a_branch_that_nobody_trains_wants_no_gradient(asked: str, severity: str):
+    score = "        score = torch.where(p > 0, torch.log(p), torch.full_like(p, -1e9))\n"
+    text = TRAP.format(uses="        return score\n").replace(
+        score, f"        score = p\n        if self.{asked}:\n    {score}"
+    )
+    seen = check_python(Text("a.py", text), Selection()).seen
+    found = [s.finding for s in seen if s.finding.name == "where-gradient-trap"]
+    assert [one.severity.value for one in found] == [severity]

@@ -387,6 +387,18 @@ def of_tanh(inputs: tuple[Value, ...], keywords: dict[str, Value]) -> Known:
     return -1.0, 1.0, inputs[0].kinds & _kinds("network")
 
 
+# Between these a sigmoid in float32 is neither 0 nor 1.
+_SIGMOID_BEGINS, _SIGMOID_ENDS = -80.0, 16.0
+
+
+def of_sigmoid(inputs: tuple[Value, ...], keywords: dict[str, Value]) -> Known:
+    """``sigmoid``, whose ends are not reached where its input is bounded."""
+    value = inputs[0]
+    lo = 1 / (1 + math.exp(-value.lo)) if _SIGMOID_BEGINS < value.lo < INF else 0.0
+    hi = 1 / (1 + math.exp(-value.hi)) if _SIGMOID_BEGINS < value.hi < _SIGMOID_ENDS else 1.0
+    return lo, hi, _kinds("sigmoid", "probability")
+
+
 def of_log(inputs: tuple[Value, ...], keywords: dict[str, Value]) -> Known:
     """``log``."""
     value = inputs[0]
@@ -481,7 +493,7 @@ _EFFECTS: dict[str, Callable[..., Known]] = {
     "log1p": of_log1p,
     "softmax": fixed(0.0, 1.0, "softmax", "probability"),
     "gumbel_softmax": fixed(0.0, 1.0, "softmax", "probability"),
-    "sigmoid": fixed(0.0, 1.0, "sigmoid", "probability"),
+    "sigmoid": of_sigmoid,
     "expit": fixed(0.0, 1.0, "sigmoid"),
     "hardsigmoid": fixed(0.0, 1.0),
     "log_softmax": fixed(-INF, 0.0, "logprob"),

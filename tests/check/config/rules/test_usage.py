@@ -45,6 +45,7 @@ ADAM = 'opt = torch.optim.Adam(model.parameters(), lr=cfg["lr"])\n'
             "error",
         ),
         (LOADS + 'lr = cfg.get("lr")\nstep = lr * 0.1\n', "error"),
+        (LOADS + 'lr = cfg.get("lr")\nlr = parsed(lr)\nstep = lr * 0.1\n', "info"),
         (LOADS + 'if cfg["lr"] > 1:\n    raise ValueError\n', "error"),
         (LOADS + 'print(cfg["lr"])\nname = "lr" + cfg["lr"]\n', "info"),
         (LOADS + 'for group in groups:\n    group["lr"] = group["lr"] * 0.1\n', "info"),
