@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import ast
+import re
 from typing import TYPE_CHECKING, ClassVar
 
 from nanguard.check.code.code_rule import CodeRule, bare, operand, replaced
 from nanguard.check.code.origins import origins
+from nanguard.check.code.scopes import FunctionNode
 from nanguard.check.code.training_path import is_beside_training
 from nanguard.check.code.value_questions import (
     can_be_zero,
@@ -26,6 +29,13 @@ if TYPE_CHECKING:
     from nanguard.check.code.values import Value
 
 _CHANCES = ("softmax", "sigmoid")
+# Words in the names of sizes and settings, whose callers need not be asked what they hand in.
+_SETTING = re.compile(
+    r"(^|_)(size|shape|height|width|[hw]|dim|num|n|count|len|length|idx|index|stride|patch|cap"
+    r"|softcap|temperature|temp|tau|scale|scaling|factor|eps|rate|freq|steps?|name|channels?"
+    r"|heads?|layers?|epochs?|std|sigma|norm)s?\d*(_|$)"
+)
+_NUMBERS = frozenset({"int", "float", "str", "bool"})
 
 
 class DivisionByProbability(CodeRule):
@@ -109,7 +119,33 @@ def _is_chance(code: Code, value: Value) -> bool:
         value = core.inputs[1]
     if value.core.op in _CHANCES:
         return True
-    return is_open(value.core) and origins(code, value).made_by(*_CHANCES)
+    if not is_open(value.core) or _is_setting(value):
+        return False
+    return origins(code, value).made_by(*_CHANCES)
+
+
+def _is_setting(value: Value) -> bool:
+    """Returns whether a name, an annotation or a default says that it is a size or a number."""
+    if any(_SETTING.search(name.lower()) for name in {value.name, value.core.name}):
+        return True
+    scope = value.core.scope
+    if value.core.op or scope is None or not isinstance(scope.node, FunctionNode):
+        return False
+    given = scope.node.args
+    arguments = [*given.posonlyargs, *given.args]
+    defaults = dict(zip(reversed(arguments), reversed(given.defaults), strict=False))
+    defaults |= {a: d for a, d in zip(given.kwonlyargs, given.kw_defaults, strict=True) if d}
+    for argument in (*arguments, *given.kwonlyargs):
+        if argument.arg == value.core.name:
+            default = defaults.get(argument)
+            number = isinstance(default, ast.Constant) and default.value is not None
+            return number or _is_of_numbers(argument.annotation)
+    return False
+
+
+def _is_of_numbers(annotation: ast.expr | None) -> bool:
+    names = {getattr(n, "id", "") for n in ast.walk(annotation)} if annotation is not None else ()
+    return not _NUMBERS.isdisjoint(names)
 
 
 def _fixes(code: Code, quotient: Value) -> tuple[Fix, ...]:
