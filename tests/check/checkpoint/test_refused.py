@@ -68,6 +68,7 @@ def repacked(path: Path, name: str, content: Callable[[bytes], bytes]) -> None:
         ("/version", b"9" * 40, "version of its format is 9999"),
         ("/version", b"x", "version of its format is no number"),
         ("/version", b"10\n", ""),
+        ("/byteorder", b"little\r", "the order of its bytes is"),
         ("/.storage_alignment", b"6 4", "alignment of its storages is no number"),
         ("/.storage_alignment", b"9" * 40, ""),
         ("/.format_version", b"x", ""),

@@ -314,7 +314,7 @@ def _archive(blob: Blob, nesting: _Nesting) -> TorchFile:
     sources = _Archived(blob, pickle, entries, f"{root}data/", nesting)
     order = entries.get(f"{root}byteorder")
     if order is not None:
-        written = read(_part(blob, order), 0, 16).strip()
+        written = read(_part(blob, order), 0, 16)
         if written not in (b"little", b"big"):
             raise DamagedError(f"the order of its bytes is {written!r}")
         sources.swapped = written == b"big"
