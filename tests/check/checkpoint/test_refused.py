@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 import struct
 import zipfile
 from typing import TYPE_CHECKING
@@ -99,6 +100,42 @@ def test_a_storage_that_no_tensor_uses_is_read_all_the_same(tmp_path: Path):
     repacked(path, "/data/1", lambda data: data + bytes(8))
     assert "data/1 has 20 bytes of 12" in read_part(path, Scan()).damage[0]
     with pytest.raises(RuntimeError, match="record size"):
+        torch.load(path, weights_only=True)
+
+
+def test_an_operation_of_a_later_protocol_is_damage(tmp_path: Path):
+    path = tmp_path / "model.pt"
+    torch.save({**STATE, "rng": b"12"}, path, pickle_protocol=4)
+    assert not read_part(path, Scan()).damage
+    torch.save(STATE, path)
+    repacked(path, "/data.pkl", lambda data: data[:-1] + b"\x94.")
+    assert "makes no sense" in read_part(path, Scan()).damage[0]
+    with pytest.raises(pickle.UnpicklingError, match="Unsupported operand 148"):
+        torch.load(path, weights_only=True)
+
+
+def test_an_archive_that_bytes_were_put_into_is_damaged(tmp_path: Path):
+    path = tmp_path / "model.pt"
+    torch.save(STATE, path)
+    repacked(path, "/version", lambda data: data)
+    assert not read_part(path, Scan()).damage
+    data = path.read_bytes()
+    at = data.find(ENTRY)
+    path.write_bytes(data[:at] + b"xx" + data[at:])
+    said = f"directory of the archive is at byte {at + 2:,} and should be at {at:,}"
+    assert said in read_part(path, Scan()).damage[0]
+    with pytest.raises(RuntimeError, match="invalid header"):
+        torch.load(path, weights_only=True)
+
+
+def test_a_part_of_a_storage_has_a_key_a_begin_and_a_size(tmp_path: Path):
+    path = tmp_path / "model.pt"
+    torch.save(STATE, path, _use_new_zipfile_serialization=False)
+    data = path.read_bytes()
+    assert data.count(b"Nt") == 1  # the storage is no part of another
+    path.write_bytes(data.replace(b"Nt", b"K\5t"))
+    assert "does not say which part" in read_part(path, Scan()).damage[0]
+    with pytest.raises(TypeError, match="cannot unpack"):
         torch.load(path, weights_only=True)
 
 

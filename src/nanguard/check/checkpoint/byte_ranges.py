@@ -186,7 +186,7 @@ def read_directory(blob: Blob) -> dict[str, Entry]:
         DamagedError: There is no directory, which is written last, or it makes no sense.
         TooLargeError: It is longer than a checkpoint has any need for.
     """
-    start, size, shift, count = _directory(blob)
+    start, size, count = _directory(blob)
     if size > MAX_DIRECTORY:
         raise TooLargeError(f"the directory of the archive has {size:,} bytes")
     data = read(blob, start, size)
@@ -200,10 +200,7 @@ def read_directory(blob: Blob) -> dict[str, Entry]:
         raise DamagedError(
             f"the directory of the archive has {len(found):,} files and promises {count:,}"
         )
-    return {
-        name: Entry(entry.header + shift, entry.size, entry.packed, entry.method)
-        for name, entry in found
-    }
+    return dict(found)
 
 
 def data_offset(blob: Blob, entry: Entry) -> int:
@@ -226,8 +223,8 @@ def data_offset(blob: Blob, entry: Entry) -> int:
     return offset
 
 
-def _directory(blob: Blob) -> tuple[int, int, int, int]:
-    """Returns where the directory begins, its size, how wrong its offsets are, and its length."""
+def _directory(blob: Blob) -> tuple[int, int, int]:
+    """Returns where the directory begins, its size, and how many files it promises."""
     at = max(0, blob.size - _TAIL)
     tail = read(blob, at, _TAIL)
     found = tail.rfind(_END)
@@ -253,8 +250,11 @@ def _directory(blob: Blob) -> tuple[int, int, int, int]:
         raise DamagedError("the directory says that the archive is in several parts")
     if size > end:
         raise DamagedError("the directory of the archive is longer than the archive")
-    # Bytes in front of an archive move everything in it.
-    return end - size, size, end - size - start, count
+    if end - size != start:
+        raise DamagedError(
+            f"the directory of the archive is at byte {end - size:,} and should be at {start:,}"
+        )
+    return start, size, count
 
 
 def _count(record: bytes, at: int) -> int:

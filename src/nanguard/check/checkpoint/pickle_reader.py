@@ -162,6 +162,7 @@ class PickleReader:
         self.memo: dict[int, object] = {}
         self.names: dict[str, Global] = {}
         self.outside: list[Persistent] = []
+        self.opcodes = OPCODES
         self.text = 0
         self.made = 0
 
@@ -182,7 +183,7 @@ class PickleReader:
             code = self.take(1)
             if code == b".":
                 return Pickled(self.stack.pop(), self.at, self.names, self.outside)
-            OPCODES[code](self)
+            self.opcodes[code](self)
         raise TooLargeError(f"the pickle has more than {MAX_STEPS:,} parts")
 
     def take(self, size: int) -> bytes:
@@ -407,8 +408,6 @@ def _call(r: PickleReader, function: object, args: object) -> None:
 _COLLECTIONS = frozenset(
     ("torch.Size", "collections.OrderedDict", "builtins.set", "builtins.frozenset", "builtins.list")
 )
-
-
 _TENSOR = "torch._utils._rebuild_tensor_v2"
 
 
@@ -516,12 +515,22 @@ def _buffer(r: PickleReader) -> None:
     raise DamagedError(f"the pickle refers to memory outside of the file at byte {r.at}")
 
 
+# The opcodes that came with a protocol; no writer uses them in a pickle of an earlier one.
+_SINCE = {3: b"BC", 4: b"\x8c\x8d\x8e\x8f\x90\x91\x92\x93\x94\x95", 5: b"\x96\x97\x98"}
+
+
+def _protocol(r: PickleReader) -> None:
+    said = r.unsigned(1)
+    later = b"".join(codes for since, codes in _SINCE.items() if since > said)
+    r.opcodes = {code: what for code, what in OPCODES.items() if code not in later}
+
+
 def _constant(value: object) -> Callable[[PickleReader], None]:
     return lambda r: r.push(value)
 
 
 OPCODES: dict[bytes, Callable[[PickleReader], None]] = {
-    b"\x80": lambda r: _skip(r, 1),
+    b"\x80": _protocol,
     b"\x95": lambda r: _skip(r, 8),
     b"(": _mark,
     b"0": _pop,

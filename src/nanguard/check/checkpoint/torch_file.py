@@ -342,6 +342,9 @@ def _require_storages(pickled: Pickled, parts: int) -> None:
         key = one.key if isinstance(one.key, tuple) else ()
         if key[:1] in (("storage",), (b"storage",)) and len(key) != parts:
             raise DamagedError(f"a reference to a storage has {len(key)} parts, not {parts}")
+        view = key[5] if len(key) == _LINED_STORAGE else None
+        if view is not None and not (isinstance(view, tuple) and len(view) == 3):
+            raise DamagedError("a reference to a part of a storage does not say which part")
 
 
 def _unused_storages(pickled: Pickled, sources: _Archived) -> Iterator[str]:
