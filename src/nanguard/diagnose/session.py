@@ -125,7 +125,9 @@ def _wants_second_run(found: Incident, replayer: Replayer) -> bool:
     code = "" if found.cause is None else found.cause.get("code")
     if code == "bad-initialization":
         return True  # what made the model has run long ago
-    return not proven and (replayer.wants_history or code == "unknown")
+    # An update alone does not show what a repair of a schedule would do.
+    update = origin.get("phase") == "optimizer"
+    return not proven and (replayer.wants_history or update or code == "unknown")
 
 
 def _budget(message: dict[str, Any]) -> Budget:

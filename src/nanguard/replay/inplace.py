@@ -27,14 +27,14 @@ from nanguard.guard.optimizers import hyperparameters, set_hyperparameters, stat
 from nanguard.replay import changes
 from nanguard.replay.copies import StateCopy, bytes_in
 from nanguard.replay.data import data_origin, made_anew
+from nanguard.replay.made_before import find_table
 from nanguard.replay.python_state import Reachable, RefusedError, is_used_up, spare
 from nanguard.replay.region import AGAIN, NoRegionError
 from nanguard.replay.replayed_step import MadeStep, Reached, ReplayedStep, same_losses
 from nanguard.replay.sandbox import Outside, TimeLimit, TooLong, signals_wait
 from nanguard.replay.start import copied
-from nanguard.replay.tables import find_table
 from nanguard.replay.task import ReplayOutcome, Task
-from nanguard.replay.tracer.sites import is_installed, is_users
+from nanguard.replay.tracer.sites import is_part_of_script
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -44,11 +44,11 @@ if TYPE_CHECKING:
     from torch.optim import Optimizer
 
     from nanguard.replay.data import Drawn
+    from nanguard.replay.made_before import Table
     from nanguard.replay.patches import Patches
     from nanguard.replay.region import Piece
     from nanguard.replay.start import Start
     from nanguard.replay.starts import Starts
-    from nanguard.replay.tables import Table
     from nanguard.replay.watch import Watch
 
     Apply = Callable[[Watch, Optimizer, Callable[..., Any]], dict[str, float]]
@@ -481,9 +481,7 @@ class InPlace:
             modules = [
                 vars(module)
                 for module in list(sys.modules.values())
-                if isinstance(file := getattr(module, "__file__", None), str)
-                and is_users(file)
-                and not is_installed(file)
+                if is_part_of_script(module)
             ]
             known = self._reachable[id(start)] = Reachable(
                 [

@@ -18,7 +18,7 @@ from torch import nn
 from torch._C import _is_any_autocast_enabled, _len_torch_function_stack
 from torch.overrides import _get_current_function_mode_stack
 
-from nanguard.replay.tracer.sites import is_users
+from nanguard.replay.tracer.sites import is_part_of_script
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -536,7 +536,7 @@ def _is_generator(value: object) -> bool:
 def script_values(frame: FrameType) -> list[Any]:
     """Returns what the names of a frame, of its ``self`` and of the script's modules stand for."""
     places: list[Mapping[str, Any]] = [frame.f_locals]
-    places += [vars(m) for m in list(sys.modules.values()) if is_users_module(m)]
+    places += [vars(m) for m in list(sys.modules.values()) if is_part_of_script(m)]
     owner = frame.f_locals.get("self")
     if hasattr(owner, "__dict__"):
         places.append(vars(owner))
@@ -552,10 +552,5 @@ def generators_in(values: list[Any]) -> list[Any]:
 def is_plain_object(value: object) -> bool:
     """Returns whether a value is an object of a class of the script's own, and no model."""
     own = type(getattr(value, "__dict__", None)) is dict and not isinstance(value, nn.Module)
-    return own and is_users_module(sys.modules.get(type(value).__module__))
+    return own and is_part_of_script(sys.modules.get(type(value).__module__))
 
-
-def is_users_module(module: Any) -> bool:
-    """Returns whether a module is a part of the script."""
-    file = getattr(module, "__file__", None)
-    return isinstance(file, str) and is_users(file) and "site-packages" not in file

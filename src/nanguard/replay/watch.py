@@ -318,10 +318,15 @@ class Watch(ABC):
         return self._models
 
     def named_parameters(self) -> dict[str, Tensor]:
-        """Returns the parameters of the models, and those that only an optimizer knows."""
+        """Returns the parameters of the models, and those that only an optimizer knows.
+
+        Those that hold no values yet are left out: some libraries call models without any first.
+        """
         named: dict[str, Tensor] = {}
         for index, model in enumerate(self.models()):
             for name, parameter in model.named_parameters():
+                if parameter.is_meta:
+                    continue
                 clash = name in named and named[name] is not parameter
                 named[f"{index}.{name}" if clash else name] = parameter
         known = {id(p) for p in named.values()}
@@ -337,7 +342,7 @@ class Watch(ABC):
             name: buffer
             for model in self.models()
             for name, buffer in model.named_buffers()
-            if is_float(buffer)
+            if is_float(buffer) and not buffer.is_meta
         }
 
     def bad_loss(self) -> Symptom | None:

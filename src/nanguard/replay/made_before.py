@@ -21,10 +21,10 @@ from nanguard.numerics import all_finite, is_float
 from nanguard.replay import changes
 from nanguard.replay.live_names import own_nodes
 from nanguard.replay.region import NoRegionError, source_of
-from nanguard.replay.start import is_plain_object, is_users_module, script_values
+from nanguard.replay.start import is_plain_object, script_values
 from nanguard.replay.tracer.modules import all_modules
 from nanguard.replay.tracer.origin import origin_of, producers
-from nanguard.replay.tracer.sites import Site, is_installed, is_users
+from nanguard.replay.tracer.sites import Site, is_installed, is_part_of_script, is_users
 from nanguard.replay.tracer.trace import Trace
 
 if TYPE_CHECKING:
@@ -93,16 +93,21 @@ def find_table(origin: Origin, trace: Trace) -> Table | None:
 
 
 def entered_at(origin: Origin, trace: Trace) -> Site | None:
-    """Returns where the script's loop takes in a bad value; None if no assignment there does.
+    """Returns where the script's loop takes in a bad value, which a function elsewhere first uses.
 
-    That says more than the place where a model first computes with it.
+    That says more than the place where a model first computes with it. None if no assignment takes
+    it in, or if what first uses the value is called by that assignment, and so is part of it.
     """
-    is_meant = _is_what_came_in(origin, trace)
+    if origin.site is None:
+        return None
+    used, is_meant = (origin.site.file, origin.site.function), _is_what_came_in(origin, trace)
+    within = {(caller.file, caller.function, caller.line) for caller in origin.callers}
     for frame in _users_frames():
         for name, value in list(frame.f_locals.items()):
             site = _Assigned(name, frame).site() if is_meant(value) else None
             if site is not None:
-                return site
+                here = (site.file, site.function)
+                return None if here == used or (*here, site.line) in within else site
     return None
 
 
@@ -127,7 +132,7 @@ def _users_frames() -> Iterator[FrameType]:
 def _holders(origin: Origin, trace: Trace) -> Iterator[tuple[str, Tensor, Maker]]:
     """Yields what a value is called, the value, and what makes it again."""
     is_meant = _is_what_came_in(origin, trace)
-    objects: dict[int, Any] = {id(m): m for m in all_modules() if _is_users(m)}
+    objects: dict[int, Any] = {id(m): m for m in all_modules() if is_part_of_script(_home(m))}
     for frame in _users_frames():
         named = {n: v for n, v in list(frame.f_locals.items()) if is_meant(v)}
         for word, tensor in named.items():
@@ -142,8 +147,8 @@ def _holders(origin: Origin, trace: Trace) -> Iterator[tuple[str, Tensor, Maker]
                 yield f"{type(owner).__name__}.{word}", value, _Constructed(owner, word)
 
 
-def _is_users(module: nn.Module) -> bool:
-    return is_users_module(sys.modules.get(type(module).__module__))
+def _home(model: nn.Module) -> Any:
+    return sys.modules.get(type(model).__module__)
 
 
 class _Constructed:
