@@ -479,9 +479,7 @@ class InPlace:
         known = self._reachable.get(id(start))
         if known is None:
             modules = [
-                vars(module)
-                for module in list(sys.modules.values())
-                if is_part_of_script(module)
+                vars(module) for module in list(sys.modules.values()) if is_part_of_script(module)
             ]
             known = self._reachable[id(start)] = Reachable(
                 [

@@ -553,4 +553,3 @@ def is_plain_object(value: object) -> bool:
     """Returns whether a value is an object of a class of the script's own, and no model."""
     own = type(getattr(value, "__dict__", None)) is dict and not isinstance(value, nn.Module)
     return own and is_part_of_script(sys.modules.get(type(value).__module__))
-

@@ -64,6 +64,52 @@ class StepCount:
     tried: int
 
 
+class Round:
+    """The optimizers that step one after the other, after the same backward pass.
+
+    What one of them applies belongs to the same step as what the others do: if the gradients of one
+    are bad, none of them may move.
+
+    Attributes:
+        partners: Those that stepped after an optimizer the last time it was the first of a round.
+    """
+
+    def __init__(self) -> None:
+        self.partners: weakref.WeakKeyDictionary[Optimizer, list[weakref.ref[Optimizer]]]
+        self.partners = weakref.WeakKeyDictionary()
+        self._members: list[weakref.ref[Optimizer]] = []
+        self._backwards = -1
+        self._held_back = -1
+
+    def enter(self, optimizer: Optimizer, backwards: int) -> bool:
+        """Notes that an optimizer steps; returns whether the step was held back already.
+
+        Args:
+            optimizer: The optimizer.
+            backwards: How many backward passes there were so far.
+        """
+        if backwards == self._backwards:
+            self._members.append(weakref.ref(optimizer))
+            return backwards == self._held_back
+        if self._members:
+            first = self._members[0]()
+            if first is not None and (len(self._members) > 1 or first in self.partners):
+                self.partners[first] = self._members[1:]
+        self._members, self._backwards = [weakref.ref(optimizer)], backwards
+        return False
+
+    def hold_back(self) -> None:
+        """Notes that the step that is being made is held back."""
+        self._held_back = self._backwards
+
+    def others(self, optimizer: Optimizer) -> list[Optimizer]:
+        """Returns the optimizers that are likely to step after this one, the first of its round."""
+        known = self.partners.get(optimizer) if self.partners else None
+        if not known or len(self._members) > 1:
+            return []
+        return [o for partner in known if (o := partner()) is not None and o is not optimizer]
+
+
 class Watch(ABC):
     """Counts steps, collects losses and judges.
 
@@ -111,6 +157,7 @@ class Watch(ABC):
         self.left_out: Callable[[Any, Any], Any] | None = None
         self._models: list[nn.Module] | None = None
         self._buffers: dict[str, Tensor] | None = None
+        self.round = Round()
 
     # What the patches tell.
 
@@ -356,6 +403,11 @@ class Watch(ABC):
     def verdict(self, optimizer: Optimizer) -> tuple[Symptom | None, Symptom | None]:
         """Returns what is wrong with the losses and with the gradients of a step."""
         loss, gradient = self.bad_loss(), self.bad_gradient(optimizer)
+        own = self.grad_norm
+        for other in self.round.others(optimizer):
+            gradient = gradient or self.bad_gradient(other)
+        if gradient is None:
+            self.grad_norm = own
         if loss is not None and gradient is None and is_good(self.losses[-1]):
             # The script has thrown the bad one away by itself, and gone on to another batch.
             loss = None
@@ -477,7 +529,7 @@ class Watch(ABC):
 
     def replayable(self) -> dict[str, Any]:
         """Returns what a replay needs to go on counting."""
-        keep = ("ordinal", "backwards", "_baseline", "_models")
+        keep = ("ordinal", "backwards", "_baseline", "_models", "round")
         kept = {name: vars(self)[name] for name in keep}
         kept["_counts"] = {key: replace(count) for key, count in self._counts.items()}
         kept["made_by"] = list(self.made_by)

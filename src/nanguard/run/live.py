@@ -322,6 +322,9 @@ class Live(Watch):
             self.writer.stepped()
         self.starts.step_begins()
         self.by_script.unstepped = None
+        if self.round.enter(optimizer, self.backwards):
+            self.bad_steps.hold_along(optimizer)
+            return None
         rate = self.bad_rate(optimizer)
         plain = rate is None and closure is None
         if plain and self._scaler is None and self._late.can_take(optimizer):
@@ -380,6 +383,10 @@ class Live(Watch):
             return call()
         self.starts.step_begins()
         self.by_script.unstepped = None
+        if self.round.enter(optimizer, self.backwards):
+            pass_over(scaler, optimizer)
+            self.bad_steps.hold_along(optimizer)
+            return None
         self._late.look()
         here = self.bad_loss()
         symptom = self.together.agree_on_loss(here) or self.bad_rate(optimizer)
