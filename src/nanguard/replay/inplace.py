@@ -340,7 +340,8 @@ class InPlace:
             self._drawn = drawn or self._drawn
             # What the script did with its data before it came to this step was not seen.
             outcome.facts.unseen = not outcome.facts.came_in
-            if outcome.facts.unseen and outcome.origin.op in ("input", "buffer"):
+            given = outcome.facts.unseen and outcome.origin.op in ("input", "buffer")
+            if given or outcome.origin.intended:
                 self._look_for_table(outcome, replay, variant)
         return outcome, replay.losses
 

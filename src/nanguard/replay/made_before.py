@@ -81,12 +81,14 @@ def find_table(origin: Origin, trace: Trace) -> Table | None:
     """Returns the table that a bad value came from, if it can be made again as it is.
 
     Args:
-        origin: Where the bad value was first seen in the step, which was given it.
+        origin: Where the bad value was first seen in the step, which was given it; or where an
+            infinity came in that may have been meant, and made the loss infinite.
         trace: The trace of the step.
     """
-    for name, tensor, make in _holders(origin, trace):
+    given = _given(origin, trace)
+    for name, tensor, make in _holders(given, trace):
         found = _traced(tensor, make, origin.step)
-        if found is not None:
+        if found is not None and not found.intended:  # a mask is meant to be infinite
             found.table = name
             return Table(tensor, name, make, found)
     return None
@@ -100,7 +102,8 @@ def entered_at(origin: Origin, trace: Trace) -> Site | None:
     """
     if origin.site is None:
         return None
-    used, is_meant = (origin.site.file, origin.site.function), _is_what_came_in(origin, trace)
+    used = (origin.site.file, origin.site.function)
+    is_meant = _is_what_came_in({origin.index}, trace)
     within = {(caller.file, caller.function, caller.line) for caller in origin.callers}
     for frame in _users_frames():
         for name, value in list(frame.f_locals.items()):
@@ -111,12 +114,29 @@ def entered_at(origin: Origin, trace: Trace) -> Site | None:
     return None
 
 
-def _is_what_came_in(origin: Origin, trace: Trace) -> Callable[[object], bool]:
+def _given(origin: Origin, trace: Trace) -> set[int]:
+    """Returns which operations took in the bad values that a step was given."""
+    if not origin.intended:
+        return {origin.index}
+    todo = [record for record in trace.bad if record.index == origin.index]
+    seen: set[int] = set()
+    given: set[int] = set()
+    while todo:
+        record = todo.pop()
+        if id(record) not in seen:
+            seen.add(id(record))
+            todo += record.bad_writers
+            if record.is_source:
+                given.add(record.index)
+    return given
+
+
+def _is_what_came_in(given: set[int], trace: Trace) -> Callable[[object], bool]:
     def is_meant(value: object) -> bool:
         if not isinstance(value, torch.Tensor) or not is_float(value) or value.is_meta:
             return False
         writer = trace.writer(value)
-        return writer is not None and writer.index == origin.index and not all_finite([value])
+        return writer is not None and writer.index in given and not all_finite([value])
 
     return is_meant
 
@@ -129,9 +149,9 @@ def _users_frames() -> Iterator[FrameType]:
         frame = frame.f_back
 
 
-def _holders(origin: Origin, trace: Trace) -> Iterator[tuple[str, Tensor, Maker]]:
+def _holders(given: set[int], trace: Trace) -> Iterator[tuple[str, Tensor, Maker]]:
     """Yields what a value is called, the value, and what makes it again."""
-    is_meant = _is_what_came_in(origin, trace)
+    is_meant = _is_what_came_in(given, trace)
     objects: dict[int, Any] = {id(m): m for m in all_modules() if is_part_of_script(_home(m))}
     for frame in _users_frames():
         named = {n: v for n, v in list(frame.f_locals.items()) if is_meant(v)}
