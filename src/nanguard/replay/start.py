@@ -19,7 +19,6 @@ from torch import nn
 from torch._C import _is_any_autocast_enabled, _len_torch_function_stack
 from torch.overrides import _get_current_function_mode_stack
 
-from nanguard.replay.tracer.modules import all_modules
 from nanguard.replay.tracer.sites import is_part_of_script
 
 if TYPE_CHECKING:
@@ -178,7 +177,8 @@ class Counters:
     Which ones these are is looked for after 1, 2, 4, 8, ... steps: most models have none.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, models: Callable[[], list[nn.Module]]) -> None:
+        self._models = models
         self._steps = 0
         self._seen: weakref.WeakKeyDictionary[nn.Module, dict[str, float]]
         self._seen = weakref.WeakKeyDictionary()
@@ -192,7 +192,7 @@ class Counters:
             self._look()
 
     def _look(self) -> None:
-        for module in all_modules():
+        for module in (module for model in self._models() for module in model.modules()):
             if type(module).__module__.startswith("torch."):
                 continue
             numbers = {n: v for n, v in vars(module).items() if type(v) in (int, float)}

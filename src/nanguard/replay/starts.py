@@ -80,13 +80,18 @@ class Starts:
     """
 
     def __init__(
-        self, on_left: Callable[[Start, Any], None] | None = None, *, long: bool = _LONG
+        self,
+        on_left: Callable[[Start, Any], None] | None = None,
+        *,
+        models: Callable[[], list[nn.Module]] = list,
+        long: bool = _LONG,
     ) -> None:
         """Prepares; nothing is followed before ``begin``.
 
         Args:
             on_left: Called with a step that was left before its backward pass, and the names that
                 its code had then.
+            models: Returns the models that are trained.
             long: Whether to wait for the first lines of regions.
         """
         self._on_left = on_left
@@ -119,7 +124,7 @@ class Starts:
         self._lines = Lines(*hears) if long else None
         self._earlier: dict[str, Any] | None = None
         self._objects: list[Any] = []
-        self._counters = Counters()
+        self._counters = Counters(models)
         self._earlier_objects: list[tuple[Any, dict[str, Any]]] = []
         # Whether calls were looked for ever since the last backward, and how many backward passes
         # in a row had a start.

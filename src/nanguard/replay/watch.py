@@ -93,6 +93,9 @@ class Round:
             return backwards == self._held_back
         if self._members:
             first = self._members[0]()
+            if first is optimizer and len(self._members) == 1 and not self.partners:
+                self._backwards = backwards  # nearly every script has one optimizer
+                return False
             if first is not None and (len(self._members) > 1 or first in self.partners):
                 self.partners[first] = self._members[1:]
         self._members, self._backwards = [weakref.ref(optimizer)], backwards

@@ -154,7 +154,7 @@ class Live(Watch):
         self.writer = IncidentWriter(options)
         self.held: Held | None = None
         self.patches = Patches(self, self._left_alone)
-        self.starts = Starts(on_left=self._script_left)
+        self.starts = Starts(on_left=self._script_left, models=self.models)
         if self.writer.quarantine is not None:
             self.left_out = self.writer.quarantine.without_bad
 
