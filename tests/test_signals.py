@@ -264,3 +264,15 @@ def test_a_scale_that_keeps_falling_is_told_once():
 
 def test_a_scale_below_one_is_told_at_once():
     assert falls([2.0**-i for i in range(5)]) == [1]
+
+
+def test_what_was_usual_lately_is_not_unusual_once_the_others_lie_closer():
+    rng = random.Random(3)
+    watched = window(size=128)
+    for _ in range(100):
+        watched.accept(2.0 + rng.random() * 4)
+    for step in range(110):  # the loss falls, and now and then a hard batch comes
+        value = 5.4 if step == 20 else 0.003 * (1 + rng.random())
+        assert step < 60 or value <= watched.limits().warn
+        watched.accept(value)
+    assert 2.8 <= watched.limits().warn < 50.0

@@ -90,7 +90,7 @@ def _flags(tensors: Iterable[Tensor]) -> list[Tensor]:
     groups: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
     for tensor in tensors:
         values = _dense(local(tensor))
-        if is_float(values) and values.numel():
+        if is_float(values) and values.numel() and not values.is_meta:
             if values.is_complex():
                 values = torch.view_as_real(values)
             if values.element_size() == 1:  # float8 types have almost no arithmetic

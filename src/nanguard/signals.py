@@ -32,7 +32,7 @@ _ACT_RECORDS = 4.0
 # A young record means little: it counts double when it is the largest of this many deviations.
 _YOUNG = 32
 # Accepted values between two looks at the window: its numbers change slowly.
-_RELEARN = 16
+_RELEARN = 8
 # A size of spike that came back so often is a kind of batch this run has, not an accident.
 _RECURS = 3
 # Blocks in a row that have to rise before a loss is said to drift; cycles rise for fewer.

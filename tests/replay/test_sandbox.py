@@ -50,6 +50,9 @@ def test_files_seem_to_be_written_and_are_not(tmp_path):
     assert [p.name for p in tmp_path.iterdir()] == ["log.txt"]
 
 
+ELSEWHERE: queue.Queue[int] = queue.Queue()
+
+
 def connect(_path):
     with socket.socket() as made:
         made.connect(("127.0.0.1", 9))
@@ -69,7 +72,7 @@ def connect(_path):
         lambda _path: os.posix_spawn("/bin/true", ["true"], {}),
         lambda _path: os.kill(os.getpid(), 0),
         connect,
-        lambda _path: queue.Queue().get(block=False),
+        lambda _path: ELSEWHERE.get(block=False),
     ],
 )
 def test_everything_else_is_refused(tmp_path, act):
@@ -79,6 +82,18 @@ def test_everything_else_is_refused(tmp_path, act):
         act(path)
     assert path.read_text() == "kept"
     assert [p.name for p in tmp_path.iterdir()] == ["kept"]
+
+
+def test_a_queue_of_its_own_works_in_a_replay():
+    with Outside():
+        items = queue.LifoQueue()
+        items.put(1)
+        items.put(2)
+        assert [items.get(), items.get(), items.empty()] == [2, 1, True]
+        with pytest.raises(queue.Empty):
+            items.get()
+        ELSEWHERE.put(3)
+    assert ELSEWHERE.empty()
 
 
 def test_other_threads_go_on(tmp_path):

@@ -107,10 +107,16 @@ def _goes_further(found: Incident, before: Incident) -> bool:
 
 
 def _falls_behind(found: Incident, before: Incident) -> bool:
-    """Returns whether a bad input was found again only where the model computes with it."""
+    """Returns whether less is said of the same fault than before.
+
+    A bad input was found only where the model computes with it, or a value that was made before
+    the step without the name that it has there.
+    """
     known, origin = before.origin or {}, found.origin or {}
     if found.cause is None or before.cause is None or found.cause["code"] != before.cause["code"]:
         return False
+    if known.get("table") and found.cause["confidence"] <= before.cause["confidence"]:
+        return True  # it says which value it is, too
     return known.get("op") == "input" and origin.get("phase") == "forward"
 
 
@@ -125,7 +131,9 @@ def _wants_second_run(found: Incident, replayer: Replayer) -> bool:
     code = "" if found.cause is None else found.cause.get("code")
     if code == "bad-initialization":
         return True  # what made the model has run long ago
-    return not proven and (replayer.wants_history or code == "unknown")
+    # An update alone does not show what a repair of a schedule would do.
+    update = origin.get("phase") == "optimizer"
+    return not proven and (replayer.wants_history or update or code == "unknown")
 
 
 def _budget(message: dict[str, Any]) -> Budget:

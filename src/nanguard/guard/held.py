@@ -1,7 +1,8 @@
 """Tensors that a step changes in place, and how they were before it.
 
-BatchNorm statistics, an EMA's averages, a GradScaler's scale: none of them is covered by an
-optimizer that skips its step, and BatchNorm does not even bump a version counter when it writes.
+BatchNorm statistics, statistics that a module keeps in plain attributes, an EMA's averages, a
+GradScaler's scale: none of them is covered by an optimizer that skips its step, and BatchNorm does
+not even bump a version counter when it writes.
 So they are copied before the step and put back after a bad one, on the device, without the host
 having to know the verdict.
 """
@@ -34,6 +35,8 @@ Shape = tuple[list[Slot], list[Any], list[dict[str, Any]]]
 # What is registered is heard of at once. Whether places came or went in another way is looked at
 # now and then.
 _NOW_AND_THEN = 16
+# Elements of a plain attribute that may be a statistic; what is larger is kept for another reason.
+_LARGEST_STATISTIC = 4096
 # Elements that are looked at together when tensors are put back by a device-side verdict.
 _CHUNK = 1 << 22
 
@@ -61,11 +64,26 @@ class BufferPlaces:
         modules = [module for module in found if not isinstance(module, torch.jit.ScriptModule)]
         self.homes = [module._buffers for module in modules]
         self._counted = [*self.homes, *(module._modules for module in modules)]
-        return [(module._buffers, name) for module in modules for name in module._buffers]
+        slots = [(module._buffers, name) for module in modules for name in module._buffers]
+        for module in modules:
+            if not type(module).__module__.startswith("torch."):
+                kept = vars(module)
+                slots += [(kept, name) for name, value in kept.items() if _is_statistic(value)]
+        return slots
 
     def size(self) -> int:
         """Returns a number that changes when buffers or modules are added; cheap."""
         return sum(map(len, self._counted))
+
+
+def _is_statistic(value: object) -> bool:
+    """Returns whether an attribute may be what a module remembers from step to step."""
+    return (
+        isinstance(value, torch.Tensor)
+        and value.grad_fn is None
+        and not value.requires_grad
+        and value.numel() <= _LARGEST_STATISTIC
+    )
 
 
 def _listen(places: weakref.ref[BufferPlaces]) -> list[RemovableHandle]:
@@ -128,6 +146,8 @@ class Held:
         """Copies the tensors as they are now."""
         self._marks += 1
         looks = self._marks % _NOW_AND_THEN == 0 and self._seen_size != self._places.size()
+        # Attributes come unnoticed, mostly in the first steps: looked for after 1, 2, 4, 8, ...
+        looks = looks or self._marks & (self._marks - 1) == 0
         if looks or self._places.news or self._seen_size < 0:
             self._look()
         if not self._slots:
@@ -138,6 +158,9 @@ class Held:
             self._look()
             live = [container[key] for container, key in self._slots]
         if len(live) != len(self._planned) or not all(map(is_, live, self._planned)):
+            if any(one is not None and not _is_kept(one) for one in live):
+                self._look()
+                live = [container[key] for container, key in self._slots]
             self._plan(live)
         if self._groups:
             with torch.no_grad():
@@ -260,6 +283,11 @@ class _Group:
             count += copy.numel()
         if live:
             yield copies, live
+
+
+def _is_kept(value: object) -> bool:
+    """Returns whether what is in a place is no part of a graph, which nobody may keep alive."""
+    return isinstance(value, torch.Tensor) and value.grad_fn is None
 
 
 def _overlaps(tensor: Tensor) -> bool:

@@ -27,6 +27,9 @@ if TYPE_CHECKING:
     from nanguard.guard.policy import Decision, Trouble
     from nanguard.settings import Settings
 
+# How many times the largest of the last gradient norms a norm has to be to have jumped.
+_JUMP, _JUMP_OVER = 2.0, 3
+
 
 @dataclass
 class Symptom:
@@ -217,6 +220,8 @@ class Judge:
         }
         self._drift = None if adversarial else DriftWatch(block=max(16, settings.spike_window // 2))
         self._scale = ScaleWatch()
+        # The gradient norms of the last steps: what rises from one step to the next has not jumped.
+        self._norms: deque[float] = deque(maxlen=_JUMP_OVER)
         self._known: deque[StepLimits] = deque([StepLimits()] * (lag + 1), maxlen=lag + 1)
 
     def limits(self, ahead: int) -> StepLimits:
@@ -239,8 +244,10 @@ class Judge:
         if not reading.loss <= limits.loss.warn:
             found.append(_spike("loss", reading, limits.loss.warn, step))
         if not reading.overflow:
-            if not reading.grad_norm <= limits.grad_norm.warn:
+            before = max(self._norms, default=0.0)
+            if not reading.grad_norm <= max(limits.grad_norm.warn, _JUMP * before):
                 found.append(_spike("gradient", reading, limits.grad_norm.warn, step))
+            self._norms.append(reading.grad_norm)
             self._windows["loss"].accept(reading.loss)
             self._windows["grad_norm"].accept(reading.grad_norm)
         drift = self._drift.accept(reading.loss) if self._drift else None
@@ -276,6 +283,7 @@ class Judge:
             "windows": {name: window.state_dict() for name, window in self._windows.items()},
             "drift": self._drift.state_dict() if self._drift else None,
             "scale": self._scale.state_dict(),
+            "norms": list(self._norms),
             "known": [
                 [known.loss.warn, known.loss.act, known.grad_norm.warn, known.grad_norm.act]
                 for known in self._known
@@ -289,6 +297,7 @@ class Judge:
         if self._drift is not None and state["drift"] is not None:
             self._drift.load_state_dict(state["drift"])
         self._scale.load_state_dict(state["scale"])
+        self._norms.extend(state.get("norms", []))  # snapshots of earlier versions have none
         known = [StepLimits(Limits(a, b), Limits(c, d)) for a, b, c, d in state["known"]]
         self._known = deque(known[-self._lag - 1 :], maxlen=self._lag + 1)
         while len(self._known) <= self._lag:

@@ -29,7 +29,7 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.overrides import TorchFunctionMode
 
 from nanguard.replay.tracer.modules import keywords, tensors_in
-from nanguard.replay.tracer.sites import users_frame
+from nanguard.replay.tracer.sites import file_of, users_frame
 from nanguard.replay.tracer.tensor_values import memory_of
 
 if TYPE_CHECKING:
@@ -488,7 +488,7 @@ def run_main(sources: dict[str, str]) -> None:
     """Runs the user's program from its first line, with changed sources."""
     sys.meta_path.insert(0, _Changed(sources))
     for name, module in list(sys.modules.items()):
-        changed = getattr(module, "__file__", None) in sources
+        changed = file_of(module) in sources
         if name != "__main__" and (changed or _half_loaded(name, module)):
             del sys.modules[name]
     main: Any = sys.modules["__main__"]

@@ -101,6 +101,11 @@ class LastGood:
         """Whether there is a state to go back to."""
         return self._copy is not None
 
+    def before_first_step(self) -> None:
+        """Takes a copy of what has never moved: some optimizers divide by zero at once."""
+        if self._is_small():
+            self.take()
+
     def after_good_step(self) -> None:
         """Takes a copy now and then."""
         if self._wanted:

@@ -27,14 +27,14 @@ from nanguard.guard.optimizers import hyperparameters, set_hyperparameters, stat
 from nanguard.replay import changes
 from nanguard.replay.copies import StateCopy, bytes_in
 from nanguard.replay.data import data_origin, made_anew
+from nanguard.replay.made_before import find_table
 from nanguard.replay.python_state import Reachable, RefusedError, is_used_up, spare
 from nanguard.replay.region import AGAIN, NoRegionError
 from nanguard.replay.replayed_step import MadeStep, Reached, ReplayedStep, same_losses
 from nanguard.replay.sandbox import Outside, TimeLimit, TooLong, signals_wait
 from nanguard.replay.start import copied
-from nanguard.replay.tables import find_table
 from nanguard.replay.task import ReplayOutcome, Task
-from nanguard.replay.tracer.sites import is_installed, is_users
+from nanguard.replay.tracer.sites import is_part_of_script
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -44,11 +44,11 @@ if TYPE_CHECKING:
     from torch.optim import Optimizer
 
     from nanguard.replay.data import Drawn
+    from nanguard.replay.made_before import Table
     from nanguard.replay.patches import Patches
     from nanguard.replay.region import Piece
     from nanguard.replay.start import Start
     from nanguard.replay.starts import Starts
-    from nanguard.replay.tables import Table
     from nanguard.replay.watch import Watch
 
     Apply = Callable[[Watch, Optimizer, Callable[..., Any]], dict[str, float]]
@@ -340,7 +340,8 @@ class InPlace:
             self._drawn = drawn or self._drawn
             # What the script did with its data before it came to this step was not seen.
             outcome.facts.unseen = not outcome.facts.came_in
-            if outcome.facts.unseen and outcome.origin.op in ("input", "buffer"):
+            given = outcome.facts.unseen and outcome.origin.op in ("input", "buffer")
+            if given or outcome.origin.intended:
                 self._look_for_table(outcome, replay, variant)
         return outcome, replay.losses
 
@@ -479,11 +480,7 @@ class InPlace:
         known = self._reachable.get(id(start))
         if known is None:
             modules = [
-                vars(module)
-                for module in list(sys.modules.values())
-                if isinstance(file := getattr(module, "__file__", None), str)
-                and is_users(file)
-                and not is_installed(file)
+                vars(module) for module in list(sys.modules.values()) if is_part_of_script(module)
             ]
             known = self._reachable[id(start)] = Reachable(
                 [

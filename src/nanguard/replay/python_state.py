@@ -34,7 +34,7 @@ from torch.utils.data import DataLoader, Dataset
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from nanguard.replay.changes import set_version
-from nanguard.replay.tracer.sites import is_installed, is_users
+from nanguard.replay.tracer.sites import is_part_of_script
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -248,8 +248,7 @@ class Reachable:
         return (before,)
 
     def _remember_class(self, cls: type) -> Iterable[Any]:
-        file = getattr(sys.modules.get(cls.__module__), "__file__", None)
-        if not isinstance(file, str) or not is_users(file) or is_installed(file):
+        if not is_part_of_script(sys.modules.get(cls.__module__)):
             return ()
         before = {k: v for k, v in vars(cls).items() if type(v) in (int, float, bool, str, list)}
 

@@ -26,7 +26,7 @@ from nanguard.guard.optimizers import learning_rate, scaled_lr
 from nanguard.guard.rng import RandomStreams
 from nanguard.incident import NO_BATCH
 from nanguard.replay import changes
-from nanguard.replay.tables import entered_at
+from nanguard.replay.made_before import entered_at
 from nanguard.replay.task import Facts, Growth, ReplayOutcome
 from nanguard.replay.tracer.modules import tensors_in
 from nanguard.replay.tracer.origin import bad_rows, origin_of, path_of, producers, suspects
@@ -123,9 +123,7 @@ def read_trace(replay: Replay, outcome: ReplayOutcome) -> None:
     first = next((r for r in trace.bad if r.index == replay.task.look_at), made[0])
     outcome.origin = origin = origin_of(first, trace, sink=sink)
     if origin.op == "input":
-        entered, used = entered_at(origin, trace), origin.site
-        if entered and used and (entered.file, entered.function) != (used.file, used.function):
-            origin.site = entered
+        origin.site = entered_at(origin, trace) or origin.site
     facts.path = path_of(first, sinks, trace)
     facts.suspects = [(record.index, record.op) for record in suspects(trace, first)][:_SUSPECTS]
     _choose_batch(replay, trace, first)

@@ -27,6 +27,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import weakref
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -302,12 +303,33 @@ class Outside:
         self._replace(socket.socket, "connect", _refuse("connect to another machine"))
         if not _everywhere:
             self._replace(os, "_exit", sys.exit)  # the run is in the same process
-            self._replace(
-                queue.Queue, "get", _refuse("take what another thread has put in a queue")
-            )
-        self._replace(queue.Queue, "put", _put_or_drop if _everywhere else _ignored)
+            self._replace_queues()
+        else:
+            self._replace(queue.Queue, "put", _put_or_drop)
         if "torch" in sys.modules:
             self._replace_torch()
+
+    def _replace_queues(self) -> None:
+        """Leaves the queues of other threads alone; those that a replay makes are its own."""
+        begin, put, get = queue.Queue.__init__, queue.Queue.put, queue.Queue.get
+        own: weakref.WeakSet[queue.Queue[Any]] = weakref.WeakSet()
+        refuse = _refuse("take what another thread has put in a queue")
+
+        def begun(made: queue.Queue[Any], *args: Any, **kwargs: Any) -> None:
+            begin(made, *args, **kwargs)
+            own.add(made)
+
+        def put_into(one: queue.Queue[Any], *args: Any, **kwargs: Any) -> None:
+            if one in own:
+                put(one, *args, **kwargs)
+
+        def get_from(one: queue.Queue[Any], *_args: Any, **_kwargs: Any) -> Any:
+            # Nobody else puts anything into its own ones, so there is nothing to wait for.
+            return get(one, block=False) if one in own else refuse()
+
+        self._replace(queue.Queue, "__init__", begun)
+        self._replace(queue.Queue, "put", put_into)
+        self._replace(queue.Queue, "get", get_from)
 
     def _replace_torch(self) -> None:
         import torch

@@ -7,6 +7,7 @@ import copy
 import dataclasses
 import random
 import sys
+import weakref
 from collections import UserDict
 from dataclasses import dataclass
 from functools import cached_property
@@ -18,7 +19,7 @@ from torch import nn
 from torch._C import _is_any_autocast_enabled, _len_torch_function_stack
 from torch.overrides import _get_current_function_mode_stack
 
-from nanguard.replay.tracer.sites import is_users
+from nanguard.replay.tracer.sites import is_part_of_script
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -170,6 +171,48 @@ class ModelCall:
     frames: Stack
 
 
+class Counters:
+    """Numbers that models keep in plain attributes, and change while they are called.
+
+    Which ones these are is looked for after 1, 2, 4, 8, ... steps: most models have none.
+    """
+
+    def __init__(self, models: Callable[[], list[nn.Module]]) -> None:
+        self._models = models
+        self._steps = 0
+        self._seen: weakref.WeakKeyDictionary[nn.Module, dict[str, float]]
+        self._seen = weakref.WeakKeyDictionary()
+        self._changing: weakref.WeakKeyDictionary[nn.Module, list[str]]
+        self._changing = weakref.WeakKeyDictionary()
+
+    def step_ended(self) -> None:
+        """Looks for them, now and then."""
+        self._steps += 1
+        if self._steps & (self._steps - 1) == 0:
+            self._look()
+
+    def _look(self) -> None:
+        for module in (module for model in self._models() for module in model.modules()):
+            if type(module).__module__.startswith("torch."):
+                continue
+            numbers = {n: v for n, v in vars(module).items() if type(v) in (int, float)}
+            before = self._seen.get(module, numbers)
+            moved = [name for name, value in numbers.items() if before.get(name) != value]
+            if moved:
+                self._changing[module] = sorted({*moved, *self._changing.get(module, ())})
+            if numbers:
+                self._seen[module] = numbers
+
+    def now(self) -> list[tuple[Any, dict[str, Any]]]:
+        """Returns the models that count, with the numbers as they are."""
+        if not self._changing:
+            return []
+        return [
+            (module, {name: vars(module)[name] for name in names if name in vars(module)})
+            for module, names in self._changing.items()
+        ]
+
+
 class Start:
     """What a step began with.
 
@@ -183,7 +226,7 @@ class Start:
         cls: What ``super()`` means there.
         streams: The random streams.
         earlier: The random streams a little before, where the piece begins inside of a statement.
-        objects: The attributes of the script's own objects.
+        objects: The attributes of the script's own objects, and what its models count.
         earlier_objects: The same a little before.
         shared: The variables that functions inside of its code share with it.
         ambient: What is not said by names.
@@ -536,7 +579,7 @@ def _is_generator(value: object) -> bool:
 def script_values(frame: FrameType) -> list[Any]:
     """Returns what the names of a frame, of its ``self`` and of the script's modules stand for."""
     places: list[Mapping[str, Any]] = [frame.f_locals]
-    places += [vars(m) for m in list(sys.modules.values()) if is_users_module(m)]
+    places += [vars(m) for m in list(sys.modules.values()) if is_part_of_script(m)]
     owner = frame.f_locals.get("self")
     if hasattr(owner, "__dict__"):
         places.append(vars(owner))
@@ -552,10 +595,4 @@ def generators_in(values: list[Any]) -> list[Any]:
 def is_plain_object(value: object) -> bool:
     """Returns whether a value is an object of a class of the script's own, and no model."""
     own = type(getattr(value, "__dict__", None)) is dict and not isinstance(value, nn.Module)
-    return own and is_users_module(sys.modules.get(type(value).__module__))
-
-
-def is_users_module(module: Any) -> bool:
-    """Returns whether a module is a part of the script."""
-    file = getattr(module, "__file__", None)
-    return isinstance(file, str) and is_users(file) and "site-packages" not in file
+    return own and is_part_of_script(sys.modules.get(type(value).__module__))

@@ -25,6 +25,7 @@ from nanguard.replay.patches import comes_from_signal, is_capturing
 from nanguard.replay.region import NoRegionError, Region
 from nanguard.replay.start import (
     Ambient,
+    Counters,
     Given,
     ModelCall,
     Reader,
@@ -79,13 +80,18 @@ class Starts:
     """
 
     def __init__(
-        self, on_left: Callable[[Start, Any], None] | None = None, *, long: bool = _LONG
+        self,
+        on_left: Callable[[Start, Any], None] | None = None,
+        *,
+        models: Callable[[], list[nn.Module]] = list,
+        long: bool = _LONG,
     ) -> None:
         """Prepares; nothing is followed before ``begin``.
 
         Args:
             on_left: Called with a step that was left before its backward pass, and the names that
                 its code had then.
+            models: Returns the models that are trained.
             long: Whether to wait for the first lines of regions.
         """
         self._on_left = on_left
@@ -118,6 +124,7 @@ class Starts:
         self._lines = Lines(*hears) if long else None
         self._earlier: dict[str, Any] | None = None
         self._objects: list[Any] = []
+        self._counters = Counters(models)
         self._earlier_objects: list[tuple[Any, dict[str, Any]]] = []
         # Whether calls were looked for ever since the last backward, and how many backward passes
         # in a row had a start.
@@ -281,6 +288,7 @@ class Starts:
             caller = outside(sys._getframe(1))
             if caller is not None:
                 self._know_streams(caller)
+        self._counters.step_ended()
         if not self._long or not self._regions:
             # Where the step before had a batch, the next one has one, too.
             self._earlier = None if self._taken_by_batch else self.streams.capture()
@@ -453,10 +461,11 @@ class Starts:
 
     def _objects_now(self) -> list[tuple[Any, dict[str, Any]]]:
         """Returns the attributes of the script's own objects: counters, and what they count."""
-        return [
+        own = [
             (owner, {name: copied(value) for name, value in vars(owner).items()})
             for owner in self._objects
         ]
+        return own + self._counters.now()
 
     # Taking starts.
 
@@ -560,8 +569,7 @@ class Starts:
         taken = reader.take(local, frame.f_globals)
         start = Start(region, piece, taken, frame, local, streams, ambient)
         start.earlier = self._earlier
-        if self._objects:
-            start.objects = start.earlier_objects = self._objects_now()
+        start.objects = start.earlier_objects = self._objects_now()
         if not self._long:
             start.earlier_objects, start.batches = self._earlier_objects, tuple(self._given)
         start.drawn = self._since

@@ -8,14 +8,16 @@ old, and so the parameters that turn bad have to be the ones that did.
 
 from __future__ import annotations
 
+import ast
 import inspect
+import linecache
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
-from nanguard.guard.optimizers import parameters_of
+from nanguard.guard.optimizers import hyperparameters, parameters_of, set_hyperparameters
 from nanguard.numerics import all_finite
 from nanguard.replay import changes
 from nanguard.replay.copies import StateCopy
@@ -28,7 +30,7 @@ from nanguard.replay.tracer.sites import is_installed, is_users
 
 if TYPE_CHECKING:
     import contextlib
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from torch import Tensor
     from torch.optim import Optimizer
@@ -125,8 +127,11 @@ class UpdateInPlace(InPlace):
         try:
             stack.enter_context(TimeLimit(seconds))
             if task.source:
-                stack.enter_context(changes.swapped_code(task.source))
-                _ask_schedules(self._optimizer)
+                before = hyperparameters([self._optimizer])
+                stack.callback(set_hyperparameters, [self._optimizer], before)
+                if not self._set_settings(task.source):
+                    stack.enter_context(changes.swapped_code(task.source))
+                    _ask_schedules(self._optimizer)
             stack.enter_context(replay.watching())
             with replay.in_optimizer():
                 self._make()
@@ -138,6 +143,41 @@ class UpdateInPlace(InPlace):
         except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever the optimizer raises
             return in_words(error)
         return None
+
+    def _set_settings(self, source: Mapping[str, str]) -> bool:
+        """Gives the optimizer the settings that changed code would have made it with, if any."""
+        site = next((m.site for m in self._run.made_by if m.optimizer() is self._optimizer), None)
+        if site is None or site.file not in source:
+            return False
+        before = _settings_on("".join(linecache.getlines(site.file)), site.line)
+        changed = False
+        for place, value in _settings_on(source[site.file], site.line).items():
+            name = place[1]
+            if before.get(place) == value or name not in self._optimizer.defaults:
+                continue
+            try:
+                setting = ast.literal_eval(value)
+            except ValueError:  # more than a number: it would have to be computed
+                continue
+            changed = True
+            for group in self._optimizer.param_groups:
+                group[name] = setting
+        return changed
+
+
+def _settings_on(text: str, line: int) -> dict[tuple[int, str], str]:
+    """Returns the texts of the keyword arguments of the calls on a line, by call and name."""
+    calls = [
+        node
+        for node in ast.walk(ast.parse(text))
+        if isinstance(node, ast.Call) and node.lineno <= line <= (node.end_lineno or 0)
+    ]
+    return {
+        (index, keyword.arg): ast.unparse(keyword.value)
+        for index, call in enumerate(calls)
+        for keyword in call.keywords
+        if keyword.arg is not None
+    }
 
 
 def _ask_schedules(optimizer: Optimizer) -> None:

@@ -64,6 +64,55 @@ class StepCount:
     tried: int
 
 
+class Round:
+    """The optimizers that step one after the other, after the same backward pass.
+
+    What one of them applies belongs to the same step as what the others do: if the gradients of one
+    are bad, none of them may move.
+
+    Attributes:
+        partners: Those that stepped after an optimizer the last time it was the first of a round.
+    """
+
+    def __init__(self) -> None:
+        self.partners: weakref.WeakKeyDictionary[Optimizer, list[weakref.ref[Optimizer]]]
+        self.partners = weakref.WeakKeyDictionary()
+        self._members: list[weakref.ref[Optimizer]] = []
+        self._backwards = -1
+        self._held_back = -1
+
+    def enter(self, optimizer: Optimizer, backwards: int) -> bool:
+        """Notes that an optimizer steps; returns whether the step was held back already.
+
+        Args:
+            optimizer: The optimizer.
+            backwards: How many backward passes there were so far.
+        """
+        if backwards == self._backwards:
+            self._members.append(weakref.ref(optimizer))
+            return backwards == self._held_back
+        if self._members:
+            first = self._members[0]()
+            if first is optimizer and len(self._members) == 1 and not self.partners:
+                self._backwards = backwards  # nearly every script has one optimizer
+                return False
+            if first is not None and (len(self._members) > 1 or first in self.partners):
+                self.partners[first] = self._members[1:]
+        self._members, self._backwards = [weakref.ref(optimizer)], backwards
+        return False
+
+    def hold_back(self) -> None:
+        """Notes that the step that is being made is held back."""
+        self._held_back = self._backwards
+
+    def others(self, optimizer: Optimizer) -> list[Optimizer]:
+        """Returns the optimizers that are likely to step after this one, the first of its round."""
+        known = self.partners.get(optimizer) if self.partners else None
+        if not known or len(self._members) > 1:
+            return []
+        return [o for partner in known if (o := partner()) is not None and o is not optimizer]
+
+
 class Watch(ABC):
     """Counts steps, collects losses and judges.
 
@@ -111,6 +160,7 @@ class Watch(ABC):
         self.left_out: Callable[[Any, Any], Any] | None = None
         self._models: list[nn.Module] | None = None
         self._buffers: dict[str, Tensor] | None = None
+        self.round = Round()
 
     # What the patches tell.
 
@@ -318,10 +368,15 @@ class Watch(ABC):
         return self._models
 
     def named_parameters(self) -> dict[str, Tensor]:
-        """Returns the parameters of the models, and those that only an optimizer knows."""
+        """Returns the parameters of the models, and those that only an optimizer knows.
+
+        Those that hold no values yet are left out: some libraries call models without any first.
+        """
         named: dict[str, Tensor] = {}
         for index, model in enumerate(self.models()):
             for name, parameter in model.named_parameters():
+                if parameter.is_meta:
+                    continue
                 clash = name in named and named[name] is not parameter
                 named[f"{index}.{name}" if clash else name] = parameter
         known = {id(p) for p in named.values()}
@@ -337,7 +392,7 @@ class Watch(ABC):
             name: buffer
             for model in self.models()
             for name, buffer in model.named_buffers()
-            if is_float(buffer)
+            if is_float(buffer) and not buffer.is_meta
         }
 
     def bad_loss(self) -> Symptom | None:
@@ -351,6 +406,11 @@ class Watch(ABC):
     def verdict(self, optimizer: Optimizer) -> tuple[Symptom | None, Symptom | None]:
         """Returns what is wrong with the losses and with the gradients of a step."""
         loss, gradient = self.bad_loss(), self.bad_gradient(optimizer)
+        own = self.grad_norm
+        for other in self.round.others(optimizer):
+            gradient = gradient or self.bad_gradient(other)
+        if gradient is None:
+            self.grad_norm = own
         if loss is not None and gradient is None and is_good(self.losses[-1]):
             # The script has thrown the bad one away by itself, and gone on to another batch.
             loss = None
@@ -472,7 +532,7 @@ class Watch(ABC):
 
     def replayable(self) -> dict[str, Any]:
         """Returns what a replay needs to go on counting."""
-        keep = ("ordinal", "backwards", "_baseline", "_models")
+        keep = ("ordinal", "backwards", "_baseline", "_models", "round")
         kept = {name: vars(self)[name] for name in keep}
         kept["_counts"] = {key: replace(count) for key, count in self._counts.items()}
         kept["made_by"] = list(self.made_by)

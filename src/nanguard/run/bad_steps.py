@@ -40,6 +40,7 @@ class BadSteps:
 
     Attributes:
         ordinals: Which steps they were, as all optimizers together count.
+        along: Those of other optimizers that were held back along with them.
         doubt: The incident of a step that was good when it was replayed, and nobody knows why yet;
             None if there is none.
     """
@@ -47,9 +48,19 @@ class BadSteps:
     def __init__(self, live: Live) -> None:
         self._live = live
         self.ordinals: list[int] = []
+        self.along: list[int] = []
         # Which backward pass the last one belongs to.
         self._met_in = -1
         self.doubt: Path | None = None
+
+    def all_held_back(self) -> tuple[int, ...]:
+        """Returns every step that no optimizer has made, as all optimizers together count."""
+        return tuple(sorted({*self.ordinals, *self.along}))
+
+    def hold_along(self, optimizer: Any) -> None:
+        """Holds back an optimizer whose step belongs to one that was held back already."""
+        self.along.append(self._live.ordinal)
+        self._clear_gradients(optimizer)
 
     def meet(
         self,
@@ -74,6 +85,7 @@ class BadSteps:
         live = self._live
         if symptom is None:
             return
+        current = step is None
         if step is None:
             step = live.ordinal if optimizer is None else live.number_of(optimizer)
         ordinal = live.ordinal if ordinal is None else ordinal
@@ -84,13 +96,15 @@ class BadSteps:
             self._clear_gradients(optimizer)
             return
         self._met_in = live.backwards
+        if current and symptom.where in ("loss", "gradient"):
+            live.round.hold_back()
         live.good_steps.look()
         self._note_bad(step, optimizer)
         if live.held is not None:
             live.held.restore(live.held.shape)
         drawn = items_drawn(live.starts)
         poisoned, decision = self._decide(optimizer, step, symptom, drawn)
-        bad = BadStepFacts(symptom, step, ordinal, decision, tuple(self.ordinals))
+        bad = BadStepFacts(symptom, step, ordinal, decision, self.all_held_back())
         bad.drawn = drawn
         bad.seconds = statistics.median(live.step_times) if live.step_times else None
         bad.why = _why_not(symptom, poisoned=poisoned)
@@ -295,7 +309,7 @@ class BadSteps:
         """
         live = self._live
         step = live.ordinal if optimizer is None else live.number_of(optimizer)
-        bad = BadStepFacts(symptom, step, live.ordinal, decision, tuple(self.ordinals))
+        bad = BadStepFacts(symptom, step, live.ordinal, decision, self.all_held_back())
         bad.why = _why_not(symptom, poisoned=False)
         self.ordinals.append(live.ordinal)
         if live.writer.report(bad) and not live.together.in_lockstep:

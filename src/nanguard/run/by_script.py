@@ -231,7 +231,7 @@ class ByScript:
         self.count += 1
         reason = f"{how}; {self.count} of {self.count + live.ordinal} steps so far"
         decision = Decision(Action.SKIP, reason)
-        bad = BadStepFacts(symptom, step, live.ordinal, decision, tuple(live.bad_steps.ordinals))
+        bad = BadStepFacts(symptom, step, live.ordinal, decision, live.bad_steps.all_held_back())
         bad.known, bad.drawn = {"by_script": True}, items_drawn(live.starts)
         for start in starts:
             start.reported = True

@@ -294,7 +294,7 @@ class Followed(Watch):
         super().__init__()
         self._parts = parts
         self.patches = Patches(self)
-        self.starts = Starts()
+        self.starts = Starts(models=self.models)
         # Where the script made its optimizers is not known: the guard came later.
         self.made_by = [Made(weakref.ref(optimizer), None) for optimizer in parts.optimizers]
         self._models = parts.models

@@ -54,6 +54,7 @@ class LateStep:
         optimizer: Whose step it is.
         step: The step as this optimizer counts.
         ordinal: The step as all optimizers together count.
+        backwards: How many backward passes there were before it.
         starts: What its passes began with.
         rates: The hyperparameters it was made with.
         limits: What its numbers were held to.
@@ -63,6 +64,7 @@ class LateStep:
     optimizer: Optimizer
     step: int
     ordinal: int
+    backwards: int
     starts: list[Start]
     rates: list[dict[str, Any]]
     limits: StepLimits
@@ -126,7 +128,16 @@ class Late:
         number = live.number_of(optimizer)
         rates = hyperparameters([optimizer])
         self.flights.append(
-            LateStep(gate.post(names), optimizer, number, live.ordinal, starts, rates, limits)
+            LateStep(
+                gate.post(names),
+                optimizer,
+                number,
+                live.ordinal,
+                live.backwards,
+                starts,
+                rates,
+                limits,
+            )
         )
         self._resolve(_LAG)
         return result
@@ -138,6 +149,9 @@ class Late:
         norm = watch.clipped_norm
         if norm is None:
             norm = Gradients(parameters_of([optimizer])).norm(out=gate["grad_norm"])
+            others = watch.round.others(optimizer)
+            if others:  # if their gradients are bad, so is the step of this one
+                norm = torch.add(norm, Gradients(parameters_of(others)).norm(), alpha=0)
         gate.write_step(self._loss(gate, watch), norm)
         verdicts, lane = self._live.verdicts, self._live.lane_of(optimizer)
         limits = verdicts.limits(lane, len(self.flights))
@@ -194,7 +208,11 @@ class Late:
             ordinal=flight.ordinal,
             starts=flight.starts,
         )
-        self._make_again(behind)
+        if flight.backwards == live.backwards:
+            live.round.hold_back()
+        along = [other for other in behind if other.backwards == flight.backwards]
+        live.bad_steps.along += [other.ordinal for other in along]
+        self._make_again(behind[len(along) :])
 
     def _make_again(self, behind: list[LateStep]) -> None:
         """Makes the steps that the device has ignored since a bad one, as they would have been."""

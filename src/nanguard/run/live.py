@@ -66,6 +66,8 @@ current: Live | None = None
 # The first steps, after each of which parameters are looked at, and steps between two looks later.
 _CAREFUL = 16
 _SCAN = 64
+# Instead of how many losses were read and are finite, once one of the step is not.
+_NOT_ALL = -(1 << 62)
 # Steps whose time is remembered.
 _TIMED = 32
 
@@ -143,8 +145,8 @@ class Live(Watch):
         self._func_steps = FuncSteps(self)
         # How many losses of this step were read and are finite, and their sum.
         self._read_losses, self._sum_of_losses = 0, 0.0
-        # Which classes of optimizers are the user's own.
-        self._users_own: dict[type, bool] = {}
+        # Which optimizers are looked at after each of their steps.
+        self._doubtful: weakref.WeakKeyDictionary[Optimizer, bool] = weakref.WeakKeyDictionary()
         self._in_graphs: weakref.WeakSet[Optimizer] = weakref.WeakSet()
         self._graph_replays = 0
         self.step_times: deque[float] = deque(maxlen=_TIMED)
@@ -152,7 +154,7 @@ class Live(Watch):
         self.writer = IncidentWriter(options)
         self.held: Held | None = None
         self.patches = Patches(self, self._left_alone)
-        self.starts = Starts(on_left=self._script_left)
+        self.starts = Starts(on_left=self._script_left, models=self.models)
         if self.writer.quarantine is not None:
             self.left_out = self.writer.quarantine.without_bad
 
@@ -277,6 +279,7 @@ class Live(Watch):
                 return all(map(is_good, losses))
             value = as_number(loss)
             if not math.isfinite(value):
+                self._read_losses = _NOT_ALL
                 return False
             self._read_losses += 1
             self._sum_of_losses += value
@@ -319,6 +322,9 @@ class Live(Watch):
             self.writer.stepped()
         self.starts.step_begins()
         self.by_script.unstepped = None
+        if self.round.enter(optimizer, self.backwards):
+            self.bad_steps.hold_along(optimizer)
+            return None
         rate = self.bad_rate(optimizer)
         plain = rate is None and closure is None
         if plain and self._scaler is None and self._late.can_take(optimizer):
@@ -359,6 +365,8 @@ class Live(Watch):
             self.by_script.note_discarded()
         if self.bad_steps.doubt is not None:
             self.own(self.bad_steps.settle_doubt)
+        if self.ordinal < _CAREFUL and self.number_of(optimizer) == 0:
+            self.own(self.last_good.before_first_step)
         with self.cut_rate(optimizer):
             result = call()
         if loss is None:
@@ -375,6 +383,10 @@ class Live(Watch):
             return call()
         self.starts.step_begins()
         self.by_script.unstepped = None
+        if self.round.enter(optimizer, self.backwards):
+            pass_over(scaler, optimizer)
+            self.bad_steps.hold_along(optimizer)
+            return None
         self._late.look()
         here = self.bad_loss()
         symptom = self.together.agree_on_loss(here) or self.bad_rate(optimizer)
@@ -461,7 +473,7 @@ class Live(Watch):
             call: Makes it again; None if that cannot be done by itself.
         """
         due = self.ordinal < _CAREFUL or self.ordinal % _SCAN == 0
-        looks = due or self._is_users_own(optimizer)
+        looks = due or self._may_go_wrong(optimizer)
         symptom = (self.bad_state(optimizer) if looks else None) or self.bad_buffers()
         if due and symptom is None:
             self.own(lambda: self.curves.look(self.ordinal, self.named_parameters()))
@@ -470,15 +482,18 @@ class Live(Watch):
         else:
             self.good(optimizer)
 
-    def _is_users_own(self, optimizer: Optimizer) -> bool:
-        """Returns whether the user wrote the optimizer, and looking at what it does is cheap."""
-        kind = type(optimizer)
-        own = self._users_own.get(kind)
-        if own is None:
+    def _may_go_wrong(self, optimizer: Optimizer) -> bool:
+        """Returns whether good gradients may become a bad update, and looking at it is cheap.
+
+        The optimizer is the user's own, or nothing keeps it from dividing by zero.
+        """
+        known = self._doubtful.get(optimizer)
+        if known is None:
             first = next((p for g in optimizer.param_groups for p in g["params"]), None)
-            own = first is not None and first.is_cpu and is_written_by_user(optimizer)
-            self._users_own[kind] = own
-        return own
+            bare = any(group.get("eps") == 0 for group in optimizer.param_groups)
+            known = first is not None and first.is_cpu and (bare or is_written_by_user(optimizer))
+            self._doubtful[optimizer] = known
+        return known
 
     def lane_of(self, optimizer: Any) -> Any:
         """Returns the lane of an optimizer's steps, which is the optimizer itself."""

@@ -94,11 +94,6 @@ class _BadStepError(Exception):
 
 def step_by_hand(live: Live) -> None:
     """Judges the gradients of a script that has no optimizer; nothing holds back what it does."""
-    if live.ordinal == 0:
-        live.writer.say(
-            "no torch optimizer was made: the update is the script's own, so the gradients of "
-            "a bad step are set to 0 instead of holding it back"
-        )
     symptom = live.bad_loss() or live.bad_manual_gradient()
     if symptom is None:
         live.track_step()
@@ -210,6 +205,11 @@ class FuncSteps:
 
 def _meet_by_hand(live: Live, symptom: Symptom, gradients: list[Tensor]) -> None:
     """Deals with a bad step that cannot be held back: a gradient of 0 moves nothing."""
+    if not live.bad_steps.ordinals:
+        live.writer.say(
+            "no torch optimizer was made: the update is the script's own, so the gradients of "
+            "a bad step are set to 0 instead of holding it back"
+        )
     for gradient in gradients:
         gradient.detach().zero_()
     live.bad_steps.meet(symptom, None)

@@ -61,8 +61,7 @@ class LabelOutOfRange(Cause):
                 "CTC finds no way to align a target with its input: the target is too long, "
                 "where repeated symbols need a blank between them",
             )
-        in_loss = case.op in _CHOOSES or case.origin.module == "loss" or _smoothed(case)
-        if case.origin.intended and in_loss:
+        if case.origin.intended and (_chose(case) or _smoothed(case)):
             if case.op == "logsumexp":
                 return None
             if _smoothed(case):
@@ -148,6 +147,14 @@ class LabelOutOfRange(Cause):
         if case.origin.intended:
             found += finite_masks(case)
         return found
+
+
+def _chose(case: Case) -> bool:
+    """Returns whether the target chose the bad value among others, as a cross-entropy does."""
+    if case.op in _CHOOSES:
+        return True
+    passed = (step["op"].rpartition(".")[2] for step in case.facts.path)
+    return case.origin.module == "loss" and any(op in _CHOOSES for op in passed)
 
 
 def _smoothed(case: Case) -> bool:

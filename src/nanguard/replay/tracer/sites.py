@@ -114,6 +114,21 @@ def is_installed(filename: str) -> bool:
     return _lies_in(filename, _SITE)
 
 
+def file_of(module: Any) -> str | None:
+    """Returns the file of a module; does not wake one that is only imported once it is asked."""
+    try:
+        file = object.__getattribute__(module, "__dict__").get("__file__")
+    except AttributeError:  # anything may stand among the modules
+        return None
+    return file if isinstance(file, str) else None
+
+
+def is_part_of_script(module: Any) -> bool:
+    """Returns whether a module is the user's own, and not installed."""
+    file = file_of(module)
+    return file is not None and is_users(file) and not is_installed(file)
+
+
 def users_frame(frame: FrameType | None) -> FrameType | None:
     """Returns the nearest frame that belongs to the user's code."""
     while frame is not None and not is_users(frame.f_code.co_filename):

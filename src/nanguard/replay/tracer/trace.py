@@ -457,6 +457,7 @@ class Trace(TorchDispatchMode):
             return source
         if values.is_late(held):
             source.place = record.place
+            source.callers = callers_of(sys._getframe(1)) if kind == "input" else ()
             measured = None if self._measured is None else self._measured.get(key)
             if measured is None:
                 unread.append((source, held))
@@ -472,7 +473,7 @@ class Trace(TorchDispatchMode):
         if source.bad:
             if name is None:
                 source.op = "input"  # data may be asked for its gradient, too
-            source.place = record.place
+            source.place, source.callers = record.place, callers_of(sys._getframe(1))
             look_closely(source, held)
         return source
 

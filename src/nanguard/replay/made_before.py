@@ -21,10 +21,10 @@ from nanguard.numerics import all_finite, is_float
 from nanguard.replay import changes
 from nanguard.replay.live_names import own_nodes
 from nanguard.replay.region import NoRegionError, source_of
-from nanguard.replay.start import is_plain_object, is_users_module, script_values
+from nanguard.replay.start import is_plain_object, script_values
 from nanguard.replay.tracer.modules import all_modules
 from nanguard.replay.tracer.origin import origin_of, producers
-from nanguard.replay.tracer.sites import Site, is_installed, is_users
+from nanguard.replay.tracer.sites import Site, is_installed, is_part_of_script, is_users
 from nanguard.replay.tracer.trace import Trace
 
 if TYPE_CHECKING:
@@ -81,37 +81,62 @@ def find_table(origin: Origin, trace: Trace) -> Table | None:
     """Returns the table that a bad value came from, if it can be made again as it is.
 
     Args:
-        origin: Where the bad value was first seen in the step, which was given it.
+        origin: Where the bad value was first seen in the step, which was given it; or where an
+            infinity came in that may have been meant, and made the loss infinite.
         trace: The trace of the step.
     """
-    for name, tensor, make in _holders(origin, trace):
+    given = _given(origin, trace)
+    for name, tensor, make in _holders(given, trace):
         found = _traced(tensor, make, origin.step)
-        if found is not None:
+        if found is not None and not found.intended:  # a mask is meant to be infinite
             found.table = name
             return Table(tensor, name, make, found)
     return None
 
 
 def entered_at(origin: Origin, trace: Trace) -> Site | None:
-    """Returns where the script's loop takes in a bad value; None if no assignment there does.
+    """Returns where the script's loop takes in a bad value, which a function elsewhere first uses.
 
-    That says more than the place where a model first computes with it.
+    That says more than the place where a model first computes with it. None if no assignment takes
+    it in, or if what first uses the value is called by that assignment, and so is part of it.
     """
-    is_meant = _is_what_came_in(origin, trace)
+    if origin.site is None:
+        return None
+    used = (origin.site.file, origin.site.function)
+    is_meant = _is_what_came_in({origin.index}, trace)
+    within = {(caller.file, caller.function, caller.line) for caller in origin.callers}
     for frame in _users_frames():
         for name, value in list(frame.f_locals.items()):
             site = _Assigned(name, frame).site() if is_meant(value) else None
             if site is not None:
-                return site
+                here = (site.file, site.function)
+                return None if here == used or (*here, site.line) in within else site
     return None
 
 
-def _is_what_came_in(origin: Origin, trace: Trace) -> Callable[[object], bool]:
+def _given(origin: Origin, trace: Trace) -> set[int]:
+    """Returns which operations took in the bad values that a step was given."""
+    if not origin.intended:
+        return {origin.index}
+    todo = [record for record in trace.bad if record.index == origin.index]
+    seen: set[int] = set()
+    given: set[int] = set()
+    while todo:
+        record = todo.pop()
+        if id(record) not in seen:
+            seen.add(id(record))
+            todo += record.bad_writers
+            if record.is_source:
+                given.add(record.index)
+    return given
+
+
+def _is_what_came_in(given: set[int], trace: Trace) -> Callable[[object], bool]:
     def is_meant(value: object) -> bool:
         if not isinstance(value, torch.Tensor) or not is_float(value) or value.is_meta:
             return False
         writer = trace.writer(value)
-        return writer is not None and writer.index == origin.index and not all_finite([value])
+        return writer is not None and writer.index in given and not all_finite([value])
 
     return is_meant
 
@@ -124,10 +149,10 @@ def _users_frames() -> Iterator[FrameType]:
         frame = frame.f_back
 
 
-def _holders(origin: Origin, trace: Trace) -> Iterator[tuple[str, Tensor, Maker]]:
+def _holders(given: set[int], trace: Trace) -> Iterator[tuple[str, Tensor, Maker]]:
     """Yields what a value is called, the value, and what makes it again."""
-    is_meant = _is_what_came_in(origin, trace)
-    objects: dict[int, Any] = {id(m): m for m in all_modules() if _is_users(m)}
+    is_meant = _is_what_came_in(given, trace)
+    objects: dict[int, Any] = {id(m): m for m in all_modules() if is_part_of_script(_home(m))}
     for frame in _users_frames():
         named = {n: v for n, v in list(frame.f_locals.items()) if is_meant(v)}
         for word, tensor in named.items():
@@ -142,8 +167,8 @@ def _holders(origin: Origin, trace: Trace) -> Iterator[tuple[str, Tensor, Maker]
                 yield f"{type(owner).__name__}.{word}", value, _Constructed(owner, word)
 
 
-def _is_users(module: nn.Module) -> bool:
-    return is_users_module(sys.modules.get(type(module).__module__))
+def _home(model: nn.Module) -> Any:
+    return sys.modules.get(type(model).__module__)
 
 
 class _Constructed:
