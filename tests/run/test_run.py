@@ -295,17 +295,20 @@ def test_script_with_a_guard_of_its_own(tmp_path):
     assert (found["origin"]["op"], found["origin"]["line"]) == ("aten.mul", 9)
 
 
-def test_loop_without_optimizer_says_so(tmp_path):
+@pytest.mark.parametrize("bad", [False, True])
+def test_loop_without_optimizer_says_so_once_a_step_is_bad(tmp_path, bad):
     path = tmp_path / "train.py"
     path.write_text(
         "import torch\nw = torch.nn.Linear(2, 1)\n"
-        "for step in range(4):\n    loss = w(torch.ones(1, 2)).sum() ** 2\n    w.zero_grad()\n"
-        "    loss.backward()\n    with torch.no_grad():\n"
+        "for step in range(4):\n    loss = w(torch.ones(1, 2)).sum() ** 2\n"
+        f"    loss = loss * 0 / float(step < 2) if {bad} else loss\n"
+        "    w.zero_grad()\n    loss.backward()\n    with torch.no_grad():\n"
         "        for p in w.parameters():\n            p -= 0.01 * p.grad\n"
     )
     done = run(tmp_path, sys.executable, path)
     assert done.returncode == 0
-    assert done.stderr.count("no torch optimizer was made") == 1
+    assert done.stderr.count("no torch optimizer was made") == bad
+    assert bool(done.stderr) == bad
 
 
 def test_two_ranks_one_poisoned(tmp_path):

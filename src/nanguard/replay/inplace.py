@@ -341,7 +341,8 @@ class InPlace:
             # What the script did with its data before it came to this step was not seen.
             outcome.facts.unseen = not outcome.facts.came_in
             given = outcome.facts.unseen and outcome.origin.op in ("input", "buffer")
-            if given or outcome.origin.intended:
+            # What an evaluation was given is looked for further out.
+            if not self._reads and (given or outcome.origin.intended):
                 self._look_for_table(outcome, replay, variant)
         return outcome, replay.losses
 
