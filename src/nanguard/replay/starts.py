@@ -126,6 +126,8 @@ class Starts:
         self._objects: list[Any] = []
         self._counters = Counters(models)
         self._earlier_objects: list[tuple[Any, dict[str, Any]]] = []
+        # The random streams at the end of the last step, where starts are taken at first lines.
+        self._step_end: dict[str, Any] | None = None
         # Whether calls were looked for ever since the last backward, and how many backward passes
         # in a row had a start.
         self._heard_all = False
@@ -294,6 +296,8 @@ class Starts:
             self._earlier = None if self._taken_by_batch else self.streams.capture()
             self._taken_by_batch = False
             self._earlier_objects = self._objects_now()
+        else:
+            self._step_end = self.streams.capture()
         self.after_backward()
         return ended
 
@@ -425,7 +429,10 @@ class Starts:
             return None
         self._know_streams(frame)
         local, now = frame.f_locals, self.streams.capture()
-        start = self._new(frame, local, region, piece, self._earlier or now, Ambient.now())
+        # What draws random numbers after a step, as an evaluation does, began at its end.
+        streams = self._earlier or self._step_end or now
+        start = self._new(frame, local, region, piece, streams, Ambient.now())
+        start.earlier = self._earlier or (now if self._step_end is not None else None)
         let_go(frame, local)
         return start
 
