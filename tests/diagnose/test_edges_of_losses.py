@@ -71,16 +71,24 @@ for step in range(12):
 """
 
 
+HOOKED = """
+model.weight.register_hook(lambda grad: grad / grad.norm())
+for step in range(12):
+    loss = model(torch.randn(8, 6) * float(step != 7)).square().mean()
+"""
+
+
 @pytest.mark.parametrize(
     ("body", "code", "causes"),
     [
         (ENTROPY, "loss = (p * p.log())", {"log-or-sqrt-domain"}),
         (ACTION, "before = torch.atanh(action)", {"label-out-of-range"}),
         (SMOOTHED, "return F.cross_entropy", {"label-out-of-range"}),
+        (HOOKED, "model.weight.register_hook", {"division-by-zero"}),
         # No target has chosen anything here.
         (ADDED, "", {"unknown", "bad-input-data"}),
     ],
-    ids=["entropy", "action", "smoothed", "added"],
+    ids=["entropy", "action", "smoothed", "hooked", "added"],
 )
 def test_edge(tmp_path, body, code, causes):
     incident = found_in(tmp_path, BEGIN + body.rstrip() + END, 7)

@@ -144,6 +144,12 @@ class Case:
         stats = self.input(name)
         return stats if stats is not None and stats.zeros else None
 
+    @property
+    def in_hook(self) -> bool:
+        """Whether it is code that the script hangs on a gradient: it takes no derivative."""
+        site = self.origin.site
+        return self.origin.hand_written and site is not None and site.function != "backward"
+
     def by_number_zero(self) -> bool:
         """Returns whether a tensor is divided by a plain number that is 0."""
         detail = self.origin.detail

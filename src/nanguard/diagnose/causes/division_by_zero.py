@@ -62,7 +62,8 @@ class DivisionByZero(Cause):
         if case.op in _NORMALISE and not any(stats.nonfinite for stats in case.inputs):
             return Suspicion(0.75, f"{case.op} divides by the norm of a weight, which is 0")
         divisor = case.divisor()
-        if divisor is None or case.phase in ("backward", "init"):
+        derived = case.phase == "backward" and not case.in_hook
+        if divisor is None or derived or case.phase == "init":
             return None
         strength = 0.6 if case.phase == "optimizer" else 0.8
         return Suspicion(

@@ -43,6 +43,8 @@ class GradientSingularity(Cause):
             return None
         if case.origin.hand_written and case.op in EXPONENTIALS:
             return None
+        if case.in_hook and case.divisor() is not None:
+            return None  # a division like any other
         bare = [abs(v) for s in case.inputs for v in (s.low, s.high) if not math.isnan(v)]
         if max(bare, default=0.0) > _HUGE:
             return Suspicion(0.3, f"the derivative of {case.op} is not finite")
