@@ -167,6 +167,10 @@ def test_what_a_function_of_another_file_makes_of_a_value_is_followed(
         ("if self.training", "warning"),
         ("if reverse and x is not None", "info"),
         ("if reverse or x is not None", "warning"),
+        ("if reverse == 'inverse'", "info"),
+        ("if reverse != 'direct'", "info"),
+        ("if reverse == 'direct'", "warning"),
+        ("if reverse == 'small'", "warning"),
     ],
 )
 def test_a_branch_that_nobody_trains_is_a_remark(tmp_path: Path, asked: str, expected: str):

@@ -69,6 +69,9 @@ _USE = re.compile(
     r"|evaluate|is_eval|do_eval|evaluation|is_test|test|testing|validation|is_inference|do_sample"
 )
 _TRAINING = re.compile(r"(is_)?train(ing)?|is_train|do_train|training_mode|train_mode")
+# The same as words that a mode or direction is compared with.
+_USE_WORD = re.compile(r"inverse|reverse|backward|sample|generate|infer(ence)?|eval|test|predict")
+_TRAINING_WORD = re.compile(r"direct|forward|train(ing)?")
 
 
 def may_warn(code: Code, node: ast.AST | None, claim: Claim, *, shown: bool) -> bool:
@@ -464,6 +467,15 @@ def _is_asked_to_use(test: ast.expr, *, holds: bool) -> bool:
     if isinstance(test, ast.BoolOp):
         every = isinstance(test.op, ast.And)
         return every is holds and any(_is_asked_to_use(part, holds=holds) for part in test.values)
+    if isinstance(test, ast.Compare) and len(test.ops) == 1:
+        word = test.comparators[0]
+        if not isinstance(word, ast.Constant) or not isinstance(word.value, str):
+            return False
+        same = isinstance(test.ops[0], ast.Eq)
+        if not same and not isinstance(test.ops[0], ast.NotEq):
+            return False
+        known = _USE_WORD if same is holds else _TRAINING_WORD
+        return known.fullmatch(word.value.lower()) is not None
     name = getattr(test, "attr", getattr(test, "id", "")).lower()
     flag = _USE if holds else _TRAINING
     return bool(name) and flag.fullmatch(name) is not None

@@ -87,6 +87,20 @@ class UninitialisedParameter(CodeRule):
         Passes(
             "import torch\nfrom torch import nn\n\nw = nn.Parameter(torch.Tensor([1.0, 2.0]))\n"
         ),
+        Passes(
+            "import torch\nfrom torch import nn\n\n\ndef widen(model, channels):\n"
+            "    for module in model.modules():\n        if isinstance(module, nn.Conv2d):\n"
+            "            size = (module.out_channels, channels, *module.kernel_size)\n"
+            "            module.weight = nn.parameter.Parameter(torch.Tensor(*size))\n"
+            "            module.reset_parameters()\n"
+        ),
+        Fails(
+            "import torch\nfrom torch import nn\n\n\ndef widen(model, channels):\n"
+            "    for module in model.modules():\n        if isinstance(module, nn.Conv2d):\n"
+            "            module.weight = nn.Parameter(torch.empty(8, channels, 3, 3))\n"
+            "            module.requires_grad_(True)\n",
+            line=8,
+        ),
     )
 
     def check(self, code: Code) -> Iterator[Finding]:
@@ -100,12 +114,34 @@ class UninitialisedParameter(CodeRule):
             cls = value.scope.cls if value.scope is not None else None
             if value.node is None or not names or (cls is not None and cls.inherits_elsewhere()):
                 continue
-            if any(filled.has(name, cls) for name in names):
+            if any(filled.has(name, cls) for name in names) or _fills_itself(code, value):
                 continue
             message = f"the parameter {names[0]!r} is made of memory that is never written to"
             fix = Fix("give it first values", edits=_edits(code, value))
             weak = cls is not None and _is_filled_elsewhere(code, cls)
             yield self.at(code, value.node, message, fixes=(fix,), weak=weak)
+
+
+def _fills_itself(code: Code, value: Value) -> bool:
+    """Returns whether it is given to an object that is then told to fill its parameters."""
+    assigned = code.parents.get(value.node) if value.node is not None else None
+    targets = assigned.targets if isinstance(assigned, ast.Assign) else []
+    holders = {
+        target.value.id
+        for target in targets
+        if isinstance(target, ast.Attribute) and isinstance(target.value, ast.Name)
+    } - {"self"}
+    scope: ast.AST | None = assigned
+    while scope is not None and not isinstance(scope, (ast.FunctionDef, ast.Module)):
+        scope = code.parents.get(scope)
+    return bool(holders and scope) and any(
+        isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Attribute)
+        and isinstance(node.func.value, ast.Name)
+        and node.func.value.id in holders
+        and _FILLS.search(node.func.attr) is not None
+        for node in ast.walk(scope or ast.Pass())
+    )
 
 
 def _is_filled_elsewhere(code: Code, cls: Class) -> bool:
