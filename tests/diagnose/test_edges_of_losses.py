@@ -123,3 +123,23 @@ def test_number_that_only_an_evaluation_reads(tmp_path):
     incident = found_in(tmp_path, BEGIN + EVALUATED)
     assert incident["origin"]["code"].startswith("perplexity = torch.exp")
     assert incident["cause"]["code"] == "exp-overflow"
+
+
+SPARSE = """
+import torch
+from torch import nn
+torch.manual_seed(0)
+table = nn.Embedding(50, 4, sparse=True)
+optimizer = torch.optim.SparseAdam(table.parameters(), lr=0.01)
+for step in range(12):
+    found = table(torch.randint(0, 50, (8,))) * float(step != 7)
+    loss = found.square().sum(1).sqrt().mean()
+"""
+
+
+def test_sparse_gradient_is_traced(tmp_path):
+    incident = found_in(tmp_path, SPARSE.rstrip() + END, 7)
+    assert incident["origin"]["code"].startswith("loss = found.square()")
+    assert incident["cause"]["code"] == "gradient-singularity"
+    assert incident["replay"]["method"] == "in-place"
+    assert incident["fixes"][0]["verified"]

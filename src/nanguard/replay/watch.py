@@ -482,10 +482,12 @@ class Watch(ABC):
             first = next(p for p in parameters if id(p) in bad)
             return Symptom("parameter", _kind(first), self.loss_value(), names=names)
         state = [tensor for tensor in state_tensors([optimizer]) if not tensor.is_meta]
-        if not all_finite(state) and any(_has_nan(tensor) for tensor in state):
-            return Symptom(
-                "optimizer state", "nan", self.loss_value(), names=[type(optimizer).__name__]
-            )
+        if not all_finite(state):
+            nan = any(_has_nan(tensor) for tensor in state)
+            # A single number may be infinite on purpose, such as the best loss so far.
+            if nan or not all_finite(_moments(optimizer)):
+                kind, name = "nan" if nan else "inf", type(optimizer).__name__
+                return Symptom("optimizer state", kind, self.loss_value(), names=[name])
         return None
 
     def bad_buffers(self) -> Symptom | None:
@@ -556,6 +558,19 @@ class Watch(ABC):
         self.grad_norm = None
         self._unscaled = None
         self._scaler = None
+
+
+def _moments(optimizer: Optimizer) -> list[Tensor]:
+    """Returns the tensors of an optimizer's state that have a number for each of a parameter's."""
+    return [
+        value
+        for parameter, state in optimizer.state.items()
+        for value in (state.values() if isinstance(state, dict) else ())
+        if isinstance(value, torch.Tensor)
+        and value.shape == getattr(parameter, "shape", None)
+        and value.shape
+        and not value.is_meta
+    ]
 
 
 def pass_over(scaler: Any, optimizer: Any) -> None:

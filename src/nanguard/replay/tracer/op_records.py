@@ -96,21 +96,21 @@ def stats_of(tensor: Tensor, name: str, fault: Tensor | None = None) -> Stats:
         fault: Where the result is bad; used if the shapes agree.
     """
     stats = Stats(name, tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."))
-    values = tensor.detach()
-    if values.is_complex():
-        values = torch.view_as_real(values)
-    if values.numel() == 0 or values.layout is not torch.strided:
+    held = values.stored(tensor.detach())
+    if held.is_complex():
+        held = torch.view_as_real(held)
+    if held.numel() == 0:
         return stats
     # float64 holds every value of the other types, and arithmetic on it is always there.
-    values = values.to("cpu", torch.float64)
+    held = held.to("cpu", torch.float64)
     if is_float(tensor):
-        finite = values.isfinite()
-        stats.nans = int((values != values).sum())
-        stats.infs = int((values == math.inf).sum())
-        stats.neg_infs = int((values == -math.inf).sum())
-        good = values[finite]
+        finite = held.isfinite()
+        stats.nans = int((held != held).sum())
+        stats.infs = int((held == math.inf).sum())
+        stats.neg_infs = int((held == -math.inf).sum())
+        good = held[finite]
     else:
-        good = values.reshape(-1)
+        good = held.reshape(-1)
     if good.numel():
         low, high = good.aminmax()
         stats.low, stats.high = float(low), float(high)
@@ -118,7 +118,7 @@ def stats_of(tensor: Tensor, name: str, fault: Tensor | None = None) -> Stats:
         stats.negatives = int((good < 0).sum())
         stats.whole = bool((good == good.round()).all())
     if fault is not None:
-        stats.at_fault = _values_at(values, fault)
+        stats.at_fault = _values_at(held, fault)
     return stats
 
 
@@ -152,8 +152,8 @@ class Detail:
 
 def where_bad(tensor: Tensor) -> tuple[Tensor, list[list[int]]]:
     """Returns which elements are not finite: as a mask, and as places along each dimension."""
-    values = torch.view_as_real(tensor).sum(-1) if tensor.is_complex() else tensor
-    mask = ~torch.isfinite(values.detach())
+    held = values.stored(tensor.detach())
+    mask = ~torch.isfinite(torch.view_as_real(held).sum(-1) if held.is_complex() else held)
     rows = []
     for dim, length in enumerate(mask.shape):
         along = mask.movedim(dim, 0).reshape(length, -1).any(1) if mask.numel() else mask[:0]

@@ -93,15 +93,19 @@ def _plain(tensor: Tensor) -> Tensor:
     values = local(tensor)
     if values.requires_grad:
         values = values.detach()
-    if values.layout is not torch.strided:
-        values = (
-            values.coalesce().values() if values.layout is torch.sparse_coo else values.values()
-        )
+    values = stored(values)
     if values.is_complex():
         values = torch.view_as_real(values)
     if values.element_size() == 1:
         values = values.float()
     return values if values.numel() else values.new_zeros(1)
+
+
+def stored(tensor: Tensor) -> Tensor:
+    """Returns the values that a sparse tensor stores; other tensors as they are."""
+    if tensor.layout is torch.strided:
+        return tensor
+    return tensor.coalesce().values() if tensor.layout is torch.sparse_coo else tensor.values()
 
 
 def extremes_of(tensor: Tensor) -> tuple[float, float]:
@@ -179,7 +183,8 @@ def as_high(value: float) -> float:
 
 def kinds_in(tensor: Tensor) -> frozenset[str]:
     """Returns which of ``nan``, ``inf`` and ``-inf`` a tensor holds."""
-    values = torch.view_as_real(tensor) if tensor.is_complex() else tensor
+    values = stored(tensor)
+    values = torch.view_as_real(values) if values.is_complex() else values
     found = {"nan": values != values, "inf": values == math.inf, "-inf": values == -math.inf}
     return frozenset(name for name, mask in found.items() if bool(mask.any()))
 
