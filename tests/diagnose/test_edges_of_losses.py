@@ -143,3 +143,16 @@ def test_sparse_gradient_is_traced(tmp_path):
     assert incident["cause"]["code"] == "gradient-singularity"
     assert incident["replay"]["method"] == "in-place"
     assert incident["fixes"][0]["verified"]
+
+
+def test_memory_that_was_never_filled_is_named_wherever_it_is_used(tmp_path):
+    body = """
+torch.use_deterministic_algorithms(True)  # so that it holds NaN
+for step in range(12):
+    x = torch.randn(8, 6)
+    shift = torch.empty(6) * 0.1 if step == 7 else 0.0
+    loss = model(x + shift).square().mean()
+"""
+    incident = found_in(tmp_path, BEGIN + body.rstrip() + END, 7)
+    assert incident["origin"]["code"].startswith("shift = torch.empty(6)")
+    assert incident["cause"]["code"] == "bad-initialization"

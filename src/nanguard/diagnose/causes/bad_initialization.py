@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from nanguard.diagnose.cause import ARCS, LOGS, ROOTS, Cause, Suspicion
 from nanguard.diagnose.repairs import Repair, edit
 from nanguard.errors import NanguardError
+from nanguard.replay.tracer.op_kinds import UNFILLED
 from nanguard.source.edits import called_name
 
 if TYPE_CHECKING:
@@ -48,17 +49,9 @@ class BadInitialization(Cause):
 
     def suspect(self, case: Case) -> Suspicion | None:
         """Returns whether a parameter's first value is at fault."""
-        if case.origin.loaded_from is not None:
-            return Suspicion(0.89, _loaded(case.origin.loaded_from, case.origin.parameter))
-        if case.loaded is not None:
-            name = case.origin.parameter
-            return Suspicion(0.85, f"{name} was not finite in the state that was loaded")
-        if case.phase == "init":
-            name = case.origin.parameter or "a parameter"
-            if case.origin.op in ("parameter", "buffer"):
-                # Who made it so is another question, which a second run may answer.
-                return Suspicion(0.7, f"{name} was not finite when the step began")
-            return Suspicion(0.95, f"{name} holds memory that was never filled")
+        bad = _bad_from_the_start(case)
+        if bad is not None:
+            return bad
         scalars = case.origin.detail.scalars.values() if case.origin.detail else ()
         if any(isinstance(value, float) and not math.isfinite(value) for value in scalars):
             return None  # a number that the script wrote there is bad by itself
@@ -130,6 +123,23 @@ class BadInitialization(Cause):
             return None
 
         return edit(case.origin.site, "begin with a value for which the layer is defined", make)
+
+
+def _bad_from_the_start(case: Case) -> Suspicion | None:
+    """Returns what to say of values that were loaded bad, or that nobody has written."""
+    name = case.origin.parameter
+    if case.origin.loaded_from is not None:
+        return Suspicion(0.89, _loaded(case.origin.loaded_from, name))
+    if case.loaded is not None:
+        return Suspicion(0.85, f"{name} was not finite in the state that was loaded")
+    if case.phase == "init":
+        if case.origin.op in ("parameter", "buffer"):
+            # Who made it so is another question, which a second run may answer.
+            return Suspicion(0.7, f"{name or 'a parameter'} was not finite when the step began")
+        return Suspicion(0.95, f"{name or 'a parameter'} holds memory that was never filled")
+    if case.origin.kernel in UNFILLED:  # what is copied to a device as a parameter, for example
+        return Suspicion(0.85, "memory that was never filled is computed with")
+    return None
 
 
 def _loaded(file: str, parameter: str | None) -> str:
