@@ -84,6 +84,12 @@ def test_statistics_in_plain_attributes_go_back_with_the_step(tmp_path):
     assert done.stdout.split()[-1] == "88.0"  # of 96 samples, 8 are as if they had never come
 
 
+def test_what_the_script_sets_before_a_bad_step_stays(tmp_path):
+    done = run(tmp_path, "kept.py", "chosen", options=("--no-trace",))
+    assert "1 of them bad" in done.stderr
+    assert done.stdout.splitlines()[-1] == "by 2.0 88.0"
+
+
 @pytest.mark.parametrize(
     ("way", "mark"),
     [

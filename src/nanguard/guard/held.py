@@ -174,19 +174,27 @@ class Held:
         Args:
             shape: Which tensors were where then. What was made or replaced since, goes.
         """
-        for group in self._groups:
-            # Through .data: to autograd, which may need them for a graph, nothing has changed.
-            torch._foreach_copy_([tensor.data for tensor in group.live], group.copies)
         slots, planned, homes = shape
         known = {(id(container), key) for container, key in slots}
         at_home = set(map(id, homes))
+        # A script may set attributes between two steps, so that good ones stay as they are.
+        kept = at_home.union(*(group.spoilt_homes() for group in self._groups))
+        for group in self._groups:
+            pairs = zip(group.slots, group.live, group.copies, strict=True)
+            back = [
+                (live, copy) for (home, _), live, copy in pairs if id(home) in kept or not homes
+            ]
+            if back:
+                # Through .data: to autograd, which may need them for a graph, nothing has changed.
+                torch._foreach_copy_([live.data for live, _ in back], [copy for _, copy in back])
         for container, key in self._places.find():
             made = id(container) in at_home and (id(container), key) not in known
             # A module that was added since is the loop's own doing, and a good buffer does no harm.
             if made and container[key] is not None and not all_finite([container[key]]):
                 del container[key]
         for (container, key), tensor in zip(slots, planned, strict=True):
-            container[key] = tensor
+            if id(container) in kept or not homes:
+                container[key] = tensor
 
     @torch.no_grad()
     def restore_if(self, latch: Tensor) -> None:
@@ -195,8 +203,9 @@ class Held:
             if group.gated_by(latch):
                 bad = latch.to(group.flat.device, non_blocking=True) > 0
                 for copies, live in (*group.chunks(), *group.replaced()):
+                    chosen = _choose(bad, copies, live, spoilt=group.of_attributes)
                     # Through .data, as autograd would take a new version for a change.
-                    torch._foreach_copy_([t.data for t in live], _choose(bad, copies, live))
+                    torch._foreach_copy_([t.data for t in live], chosen)
 
     def loose(self, latch: Tensor) -> list[tuple[Tensor, Tensor]]:
         """Returns copies of the tensors that a latch on its device cannot put back."""
@@ -225,20 +234,30 @@ class Held:
 
     def _plan(self, live: list[Any]) -> None:
         self._planned = live
-        groups: dict[tuple[torch.device, torch.dtype], list[int]] = {}
+        at_home = set(map(id, self._places.homes))
+        groups: dict[tuple[torch.device, torch.dtype, bool], list[int]] = {}
         for index, tensor in enumerate(live):
             if tensor is not None and tensor.layout == torch.strided and not _overlaps(tensor):
-                groups.setdefault((tensor.device, tensor.dtype), []).append(index)
+                attribute = bool(at_home) and id(self._slots[index][0]) not in at_home
+                groups.setdefault((tensor.device, tensor.dtype, attribute), []).append(index)
         self._groups = [
-            _Group(indices, [self._slots[i] for i in indices], [live[i] for i in indices])
-            for indices in groups.values()
+            _Group(
+                indices,
+                [self._slots[i] for i in indices],
+                [live[i] for i in indices],
+                of_attributes=attribute,
+            )
+            for (_, _, attribute), indices in groups.items()
         ]
 
 
 class _Group:
-    """Tensors of one device and dtype, copied into one flat tensor."""
+    """Tensors of one device and dtype, all buffers or all attributes, copied into a flat tensor."""
 
-    def __init__(self, indices: list[int], slots: list[Slot], live: list[Tensor]) -> None:
+    def __init__(
+        self, indices: list[int], slots: list[Slot], live: list[Tensor], *, of_attributes: bool
+    ) -> None:
+        self.of_attributes = of_attributes
         self.indices = indices
         self.slots = slots
         self.live = live
@@ -247,6 +266,20 @@ class _Group:
             self.flat = torch.empty(sum(sizes), dtype=live[0].dtype, device=live[0].device)
         parts = self.flat.split(sizes)
         self.copies = [part.view(tensor.shape) for part, tensor in zip(parts, live, strict=True)]
+
+    def spoilt_homes(self) -> set[int]:
+        """Returns, by identity, the places of modules in which an attribute has gone bad."""
+        if not self.of_attributes:
+            return set()
+        found = [(home, home.get(key), copy) for (home, key), copy in self._pairs()]
+        return {
+            id(home)
+            for home, now, copy in found
+            if isinstance(now, torch.Tensor) and not all_finite([now]) and all_finite([copy])
+        }
+
+    def _pairs(self) -> Iterator[tuple[Slot, Tensor]]:
+        return zip(self.slots, self.copies, strict=True)
 
     def gated_by(self, latch: Tensor) -> bool:
         return self.flat.device.type == latch.device.type
@@ -270,7 +303,7 @@ class _Group:
         copies: list[Tensor] = []
         live: list[Tensor] = []
         count = 0
-        for (container, key), copy in zip(self.slots, self.copies, strict=True):
+        for (container, key), copy in self._pairs():
             # A step may remove a buffer, too.
             tensor: Any = container.get(key) if isinstance(container, dict) else container[key]
             if not _alike(tensor, copy):
@@ -304,9 +337,18 @@ def _alike(tensor: object, copy: Tensor) -> bool:
     )
 
 
-def _choose(bad: Tensor, copies: list[Tensor], live: list[Tensor]) -> list[Tensor]:
-    """Returns, for each tensor, its copy if bad and the tensor as it is otherwise."""
+def _choose(bad: Tensor, copies: list[Tensor], live: list[Tensor], *, spoilt: bool) -> list[Tensor]:
+    """Returns, for each tensor, its copy if bad and the tensor as it is otherwise.
+
+    Args:
+        bad: Whether the step is.
+        copies: The tensors as they were.
+        live: The tensors as they are.
+        spoilt: Whether only what is not finite is taken from the copies.
+    """
     old = torch.cat([copy.reshape(-1) for copy in copies])
     new = torch.cat([tensor.reshape(-1) for tensor in live])
+    if spoilt:
+        bad = bad & ~torch.isfinite(new)
     parts = torch.where(bad, old, new).split([tensor.numel() for tensor in live])
     return [part.view(tensor.shape) for part, tensor in zip(parts, live, strict=True)]

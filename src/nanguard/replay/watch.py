@@ -181,7 +181,7 @@ class Watch(ABC):
             return
         for name, tensor in floats:
             # Some types have no arithmetic: theirs cannot be looked at, and the others can.
-            with contextlib.suppress(RuntimeError, NotImplementedError):
+            with contextlib.suppress(RuntimeError):
                 if not all_finite([tensor]):
                     kind = str(tensor.dtype).removeprefix("torch.")
                     infinite = bool(torch.isinf(tensor).any())
@@ -684,7 +684,7 @@ class Curves:
             if not plain or parameter.device.type != "cpu" or not parameter.is_floating_point():
                 continue
             # Some types know no smallest element: theirs has no curve.
-            with contextlib.suppress(RuntimeError, NotImplementedError):
+            with contextlib.suppress(RuntimeError):
                 low, high = (float(end) for end in parameter.detach().aminmax())
                 value = low if abs(low) > abs(high) else high
                 if math.isfinite(value):

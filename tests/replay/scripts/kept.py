@@ -72,6 +72,33 @@ def attributes():
     print("mean", model.mean.tolist(), model.seen.item())
 
 
+class Cooled(Centred):
+    """Has a number that the script sets, too, and a mask."""
+
+    def __init__(self):
+        super().__init__()
+        self.mask = torch.full((4,), -torch.inf)
+        self.inner = nn.Linear(4, 1)
+        self.cool = nn.Identity()
+        self.cool.by = torch.ones(())
+
+    def forward(self, x):
+        return super().forward(x) / self.cool.by
+
+
+def chosen():
+    """The script sets a number for all steps to come, right before the one that is bad."""
+    model = Cooled()
+
+    def x(step):
+        if step == 7:
+            model.cool.by = torch.full((), 2.0)
+        return torch.randn(8, 4) if step != 7 else torch.full((8, 4), torch.nan)
+
+    train(model, 12, x=x)
+    print("by", model.cool.by.item(), model.seen.item())
+
+
 class Asleep(types.ModuleType):
     """A module that is imported once somebody asks for something in it, and then fails."""
 

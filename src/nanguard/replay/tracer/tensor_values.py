@@ -43,7 +43,7 @@ def memory_of(tensor: Tensor) -> int:
         tensor = local(tensor)
     try:
         return tensor.untyped_storage().data_ptr() or id(tensor)
-    except (NotImplementedError, RuntimeError):  # some kinds of tensors have no memory of their own
+    except RuntimeError:  # some kinds of tensors have no memory of their own
         return id(tensor)
 
 
@@ -51,7 +51,7 @@ def is_part(tensor: Tensor) -> bool:
     """Returns whether a tensor is only a part of the memory it lies in."""
     try:
         return tensor.numel() * tensor.element_size() < tensor.untyped_storage().nbytes()
-    except (NotImplementedError, RuntimeError):  # without memory of its own it is a part of none
+    except RuntimeError:  # without memory of its own it is a part of none
         return False
 
 
@@ -59,7 +59,7 @@ def part_of(tensor: Tensor) -> tuple[int, int]:
     """Returns which part of its memory a tensor is: where it begins, and how many values it has."""
     try:
         return int(tensor.storage_offset()), tensor.numel()
-    except (NotImplementedError, RuntimeError):  # no memory of its own: known by identity
+    except RuntimeError:  # no memory of its own: known by identity
         return 0, 0
 
 

@@ -273,7 +273,7 @@ class Trace(TorchDispatchMode):
             if results:
                 try:
                     self._note(record, op, results, inputs, args, kwargs)
-                except (RuntimeError, NotImplementedError):  # a kind without arithmetic: counted
+                except RuntimeError:  # a kind without arithmetic: counted
                     self.unmeasured += 1
         return out
 
@@ -467,7 +467,7 @@ class Trace(TorchDispatchMode):
             return source
         try:
             source.low, source.high = values.extremes_of(held)
-        except (RuntimeError, NotImplementedError):  # a kind without arithmetic: counted
+        except RuntimeError:  # a kind without arithmetic: counted
             self.unmeasured += 1
             return source
         if source.bad:
@@ -503,7 +503,7 @@ class Trace(TorchDispatchMode):
                 numbers = [values.late_extremes_of([tensor]) for tensor in held]
             else:
                 numbers = [[number] for number in values.largest_of(held)]
-        except (RuntimeError, NotImplementedError):  # a kind without arithmetic: counted
+        except RuntimeError:  # a kind without arithmetic: counted
             self.unmeasured += 1
             return
         for (source, _), late in zip(unread, numbers, strict=True):
@@ -585,6 +585,6 @@ class Trace(TorchDispatchMode):
                     found[key] = held
         found = {key: held for key, held in found.items() if not values.is_hollow(held)}
         # What cannot be looked at together is looked at one by one, as operations read it.
-        with contextlib.suppress(RuntimeError, NotImplementedError):
+        with contextlib.suppress(RuntimeError):
             numbers = values.largest_of(list(found.values()))
             self._measured = dict(zip(found, numbers, strict=True))
