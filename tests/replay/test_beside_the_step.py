@@ -40,6 +40,12 @@ def test_optimizers_that_step_together_are_held_back_together(tmp_path):
     assert texts[0] == texts[1]
 
 
+def test_steps_after_a_bad_one_are_made_where_nobody_calls_backward(tmp_path):
+    done = run(tmp_path, "updates.py", "asked", options=("--no-trace",))
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == [f"{step} moved {step != 7}" for step in range(12)]
+
+
 def test_learning_rate_that_is_not_a_number_never_reaches_the_weights(tmp_path):
     done = run(tmp_path, "updates.py", "schedule", options=("--no-trace",))
     incident = found_in(tmp_path)[0]

@@ -61,3 +61,14 @@ def test_optimizers_of_one_backward_pass_are_partners_and_are_held_back_together
     assert not steps.enter(one, 5)
     assert not steps.enter(one, 6)  # alone, as it is from now on
     assert steps.others(one) == []
+
+
+def test_a_script_without_backward_has_a_round_whenever_an_optimizer_steps_again():
+    one, other = (torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=0.1) for _ in range(2))
+    steps = Round()
+    assert not steps.enter(one, 0)
+    steps.hold_back()
+    assert steps.enter(other, 0)
+    assert not steps.enter(one, 0)
+    assert not steps.enter(other, 0)
+    assert len(steps._members) == 2

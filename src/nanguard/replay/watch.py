@@ -72,14 +72,16 @@ class Round:
 
     Attributes:
         partners: Those that stepped after an optimizer the last time it was the first of a round.
+        number: How many rounds there were.
     """
 
     def __init__(self) -> None:
         self.partners: weakref.WeakKeyDictionary[Optimizer, list[weakref.ref[Optimizer]]]
         self.partners = weakref.WeakKeyDictionary()
+        self.number = 0
         self._members: list[weakref.ref[Optimizer]] = []
         self._backwards = -1
-        self._held_back = -1
+        self._is_held_back = False
 
     def enter(self, optimizer: Optimizer, backwards: int) -> bool:
         """Notes that an optimizer steps; returns whether the step was held back already.
@@ -88,9 +90,12 @@ class Round:
             optimizer: The optimizer.
             backwards: How many backward passes there were so far.
         """
-        if backwards == self._backwards:
+        # Some scripts never call backward: whoever steps a second time begins another round.
+        if backwards == self._backwards and all(one() is not optimizer for one in self._members):
             self._members.append(weakref.ref(optimizer))
-            return backwards == self._held_back
+            return self._is_held_back
+        self._is_held_back = False
+        self.number += 1
         if self._members:
             first = self._members[0]()
             if first is optimizer and len(self._members) == 1 and not self.partners:
@@ -103,7 +108,7 @@ class Round:
 
     def hold_back(self) -> None:
         """Notes that the step that is being made is held back."""
-        self._held_back = self._backwards
+        self._is_held_back = True
 
     def others(self, optimizer: Optimizer) -> list[Optimizer]:
         """Returns the optimizers that are likely to step after this one, the first of its round."""

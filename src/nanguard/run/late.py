@@ -54,7 +54,7 @@ class LateStep:
         optimizer: Whose step it is.
         step: The step as this optimizer counts.
         ordinal: The step as all optimizers together count.
-        backwards: How many backward passes there were before it.
+        round: Which round of optimizers it belongs to.
         starts: What its passes began with.
         rates: The hyperparameters it was made with.
         limits: What its numbers were held to.
@@ -64,7 +64,7 @@ class LateStep:
     optimizer: Optimizer
     step: int
     ordinal: int
-    backwards: int
+    round: int
     starts: list[Start]
     rates: list[dict[str, Any]]
     limits: StepLimits
@@ -133,7 +133,7 @@ class Late:
                 optimizer,
                 number,
                 live.ordinal,
-                live.backwards,
+                live.round.number,
                 starts,
                 rates,
                 limits,
@@ -208,9 +208,9 @@ class Late:
             ordinal=flight.ordinal,
             starts=flight.starts,
         )
-        if flight.backwards == live.backwards:
+        if flight.round == live.round.number:
             live.round.hold_back()
-        along = [other for other in behind if other.backwards == flight.backwards]
+        along = [other for other in behind if other.round == flight.round]
         live.bad_steps.along += [other.ordinal for other in along]
         self._make_again(behind[len(along) :])
 

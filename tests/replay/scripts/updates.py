@@ -107,5 +107,26 @@ def behind():
     train(model, optimizers, 12, batch=batch)
 
 
+def asked():
+    """Gradients that are asked for and handed to the optimizers: nobody calls backward."""
+    model = Pooled()
+    parameters = list(model.parameters())
+    optimizers = [
+        torch.optim.SGD(model.outer.parameters(), lr=0.1),
+        torch.optim.SGD(model.inner.parameters(), lr=0.01),
+    ]
+    for step in range(12):
+        x = torch.full((8, 4), -10.0) if step == 7 else torch.randn(8, 4)
+        loss = (model(x) - 1.0).square().mean()
+        for p, gradient in zip(parameters, torch.autograd.grad(loss, parameters), strict=True):
+            p.grad = gradient
+        before = model.inner.bias.sum().item()
+        for optimizer in optimizers:
+            optimizer.step()
+        print(step, "moved", model.inner.bias.sum().item() != before)
+
+
 torch.manual_seed(0)
-{"schedule": schedule, "own": own, "bare": bare, "both": both, "behind": behind}[sys.argv[1]]()
+{"asked": asked, "schedule": schedule, "own": own, "bare": bare, "both": both, "behind": behind}[
+    sys.argv[1]
+]()
