@@ -73,7 +73,8 @@ def test_what_follows_hostile_text_is_judged_in_time(tmp_path: Path, name: str):
     usual.write_bytes(b"".join(b"step %d loss 2.5 lr 0.001\n" % n for n in range(SIZE // 24)))
     sessions: list[Session] = []
     cost = cpu_seconds(lambda: sessions.append(follow(path)))
-    assert cost < 40 * cpu_seconds(lambda: follow(usual))
+    # Some take twenty times as long as a usual log; what searches a line again and again, thousands.
+    assert cost < 300 * cpu_seconds(lambda: follow(usual))
     (state,) = [run.state for run in sessions[0].runs]
     assert "not finite" in state.bad_loss()
     (log,) = state.logs.values()
@@ -93,7 +94,7 @@ def test_terms_are_searched_for_once_in_a_line():
     usual, hostile = Terms(), Terms()
     text = first + b'"step":1,' * 20_000 + b"\n" + first
     cost = cpu_seconds(lambda: hostile.feed(text))
-    assert cost < 40 * cpu_seconds(lambda: usual.feed(first * 5000))
+    assert cost < 300 * cpu_seconds(lambda: usual.feed(first * 5000))
     assert [len(terms.series["a"]) for terms in (usual, hostile)] == [5000, 2]
 
 

