@@ -440,23 +440,30 @@ def as_a_user(kind: str, data: bytes) -> tuple[str, str]:
     with tempfile.TemporaryDirectory(prefix="nanguard-fuzz-", dir=_quick_disk()) as scratch:
         path = Path(scratch, KINDS[kind].file)
         path.write_bytes(data)
-        words = {
-            "incident": ["explain", path.parent],
-            "run": ["report", path.parent, "-o", "r.html"],
-        }
-        command = words.get(kind, ["check", "--format", "json", "--no-cache", path])
-        try:
-            done = subprocess.run(  # noqa: S603 - our own command
-                [sys.executable, "-m", "nanguard", *map(str, command)],
-                cwd=scratch,
-                env={**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)},
-                capture_output=True,
-                timeout=_HANGS,
-                check=False,
-                preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_CPU, (int(SECONDS), 30)),
-            )
-        except subprocess.TimeoutExpired:
-            return "slow", f"it took more than {_HANGS:.0f} s"
+        report = ["report", str(path.parent), "-o", "r.html"]
+        commands = {"incident": [["explain", str(path.parent)], report], "run": [report]}
+        usual = ["check", "--format", "json", "--no-cache", str(path)]
+        for command in commands.get(kind, [usual]):
+            what, why = _fails(command, scratch)
+            if what:
+                return what, why
+    return "", ""
+
+
+def _fails(command: list[str], scratch: str) -> tuple[str, str]:
+    """Runs a command of ours; returns what goes wrong with it, and why."""
+    try:
+        done = subprocess.run(  # noqa: S603 - our own command
+            [sys.executable, "-m", "nanguard", *command],
+            cwd=scratch,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)},
+            capture_output=True,
+            timeout=_HANGS,
+            check=False,
+            preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_CPU, (int(SECONDS), 30)),
+        )
+    except subprocess.TimeoutExpired:
+        return "slow", f"it took more than {_HANGS:.0f} s"
     said = (done.stdout + done.stderr).decode("utf-8", "replace")
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     if used.ru_maxrss << 10 > MEMORY + (1 << 29):

@@ -73,7 +73,7 @@ def test_what_follows_hostile_text_is_judged_in_time(tmp_path: Path, name: str):
     usual.write_bytes(b"".join(b"step %d loss 2.5 lr 0.001\n" % n for n in range(SIZE // 24)))
     sessions: list[Session] = []
     cost = cpu_seconds(lambda: sessions.append(follow(path)))
-    # Some take twenty times as long as a usual log; what searches a line again and again, thousands.
+    # Some take 20 times as long as a usual log; what searches a line again and again, thousands.
     assert cost < 300 * cpu_seconds(lambda: follow(usual))
     (state,) = [run.state for run in sessions[0].runs]
     assert "not finite" in state.bad_loss()

@@ -168,7 +168,28 @@ def test_code_in_any_pickle_of_the_older_format(tmp_path: Path):
 
 
 def test_code_in_the_oldest_protocol(tmp_path: Path):
-    assert part_of(tmp_path / "m.pt", b"cos\nsystem\n(S'ls'\ntR.").needs == ["os.system"]
+    part = part_of(tmp_path / "m.pt", b"cos\nsystem\n(S'ls'\ntR.")
+    assert part.needs == ["os.system", "the pickle instruction STRING"]
+
+
+def test_instructions_that_torch_does_not_follow_are_named(tmp_path: Path):
+    path = tmp_path / "m.pt"
+    torch.save({"w": torch.zeros(3)}, path, _use_new_zipfile_serialization=False)
+    data = path.read_bytes()
+    at = data.index(b"\x80\x02}") + 2
+    dropped = part_of(path, data[:at] + b"N0" + data[at:])
+    assert dropped.needs == ["the pickle instruction POP"]
+    with pytest.raises(pickle.UnpicklingError):
+        torch.load(path, weights_only=True)
+    assert not part_of(path, data).needs
+
+
+def test_bytes_behind_an_archive_are_damage(tmp_path: Path):
+    path = tmp_path / "m.pt"
+    torch.save({"w": torch.zeros(3)}, path)
+    data = path.read_bytes()
+    assert not part_of(path, data).damage
+    assert "5,000 bytes lie behind the end" in part_of(path, data + bytes(5000)).damage[0]
 
 
 def test_nothing_is_imported_or_run(tmp_path: Path):

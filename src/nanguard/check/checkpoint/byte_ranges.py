@@ -234,6 +234,9 @@ def _directory(blob: Blob) -> tuple[int, int, int]:
     size, start, note = struct.unpack_from("<IIH", tail, found + 12)
     if found + 22 + note > len(tail):
         raise DamagedError("the archive is cut off within the note at its end")
+    if found + 22 + note < len(tail):
+        more = len(tail) - found - 22 - note
+        raise DamagedError(f"{more:,} bytes lie behind the end of the archive")
     end = at + found
     locator = read(blob, end - 20, 20) if end >= 20 else b""
     if locator.startswith(_LOCATOR):

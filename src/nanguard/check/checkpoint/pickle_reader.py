@@ -127,12 +127,14 @@ class Pickled:
         end: The offset behind it.
         names: Every class and function that loading would look up, in order.
         outside: Every reference to something outside the pickle.
+        beyond: The first instruction that torch does not follow with ``weights_only=True``.
     """
 
     value: object
     end: int
     names: dict[str, Global] = field(default_factory=dict)
     outside: list[Persistent] = field(default_factory=list)
+    beyond: bytes | None = None
 
 
 def read_pickle(blob: Blob, start: int = 0) -> Pickled:
@@ -163,6 +165,7 @@ class PickleReader:
         self.names: dict[str, Global] = {}
         self.outside: list[Persistent] = []
         self.opcodes = OPCODES
+        self.beyond: bytes | None = None
         self.text = 0
         self.made = 0
 
@@ -182,7 +185,9 @@ class PickleReader:
         for _ in range(MAX_STEPS):
             code = self.take(1)
             if code == b".":
-                return Pickled(self.stack.pop(), self.at, self.names, self.outside)
+                return Pickled(self.stack.pop(), self.at, self.names, self.outside, self.beyond)
+            if code not in _OF_TORCH and self.beyond is None:
+                self.beyond = code
             self.opcodes[code](self)
         raise TooLargeError(f"the pickle has more than {MAX_STEPS:,} parts")
 
@@ -307,16 +312,6 @@ def _skip(r: PickleReader, size: int) -> None:
     r.take(size)
 
 
-def _pop_marked(r: PickleReader) -> None:
-    _note_tuple_in_itself(r)
-    r.marked()
-
-
-def _note_tuple_in_itself(r: PickleReader) -> None:
-    """Notes the one thing for which values are dropped, and which torch refuses as it is code."""
-    r.look_up("builtins", "tuple")
-
-
 def _mark(r: PickleReader) -> None:
     r.count()
     r.marks.append(r.stack)
@@ -324,7 +319,6 @@ def _mark(r: PickleReader) -> None:
 
 
 def _pop(r: PickleReader) -> None:
-    _note_tuple_in_itself(r)
     if r.stack:
         r.stack.pop()
     else:
@@ -529,12 +523,16 @@ def _constant(value: object) -> Callable[[PickleReader], None]:
     return lambda r: r.push(value)
 
 
-OPCODES: dict[bytes, Callable[[PickleReader], None]] = {
+# What torch follows with ``weights_only=True``: what it writes itself, in protocol 2.
+_OF_TORCH = frozenset(
+    bytes([code]) for code in b"\x80(N\x88\x89JKM\x8aGUX]})\x8ft\x85\x86\x87aesucR\x81bqrhjQ"
+)
+OPCODES: dict[bytes, Callable[[PickleReader], object]] = {
     b"\x80": _protocol,
     b"\x95": lambda r: _skip(r, 8),
     b"(": _mark,
     b"0": _pop,
-    b"1": _pop_marked,
+    b"1": PickleReader.marked,
     b"N": _constant(None),
     b"\x88": _constant(value=True),
     b"\x89": _constant(value=False),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickletools
 import re
 import struct
 from dataclasses import dataclass, field
@@ -98,7 +99,7 @@ _PLAIN = re.compile(
     r"numpy\.(?:_?core\.multiarray\.(?:_reconstruct|scalar)|_?core\.numeric\._frombuffer|ndarray"
     r"|dtype|dtypes\.\w+|random\.\w+\.\w+)|_codecs\.encode|builtins\.(?:bytes|tuple|list|dict)"
     r"|argparse\.Namespace|types\.SimpleNamespace|pathlib\.\w+|datetime\.\w+|easydict\.EasyDict"
-    r"|yacs\.config\.CfgNode"
+    r"|yacs\.config\.CfgNode|the pickle instruction \w+"
 )
 
 # Files of the settings of a run, which hold objects of the library that wrote them and which no
@@ -209,7 +210,24 @@ def _read(blob: Blob, nesting: _Nesting) -> TorchFile:
     if first.end < blob.size and Path(blob.path).suffix in _OF_TORCH:
         more = blob.size - first.end
         raise DamagedError(f"it is a pickle with {more:,} bytes behind it, which torch cannot load")
+    if Path(blob.path).suffix in _OF_TORCH:
+        _note_instruction(first)
     return TorchFile(_walked(first, _Outside(blob, nesting)), first.names)
+
+
+def _pickle_of_torch(blob: Blob, at: int = 0) -> Pickled:
+    """Reads a pickle of torch's own format."""
+    return _note_instruction(read_pickle(blob, at))
+
+
+def _note_instruction(pickled: Pickled) -> Pickled:
+    """Notes, beside the names that a pickle asks for, what else torch refuses by default in it."""
+    if pickled.beyond is not None:
+        code = pickled.beyond.decode("latin-1")
+        (name,) = (opcode.name for opcode in pickletools.opcodes if opcode.code == code)
+        said = f"the pickle instruction {name}"
+        pickled.names.setdefault(said, Global("", said))
+    return pickled
 
 
 class _Outside:
@@ -319,7 +337,7 @@ def _archive(blob: Blob, nesting: _Nesting) -> TorchFile:
             raise DamagedError(f"the order of its bytes is {written!r}")
         sources.swapped = written == b"big"
     _refuse_words(blob, entries, root)
-    pickled = read_pickle(pickle)
+    pickled = _pickle_of_torch(pickle)
     _require_storages(pickled, _ARCHIVED_STORAGE)
     found = TorchFile(_walked(pickled, sources), pickled.names, script)
     found.tree.damage += _unused_storages(pickled, sources)
@@ -450,11 +468,11 @@ def _legacy_parts(blob: Blob, at: int) -> tuple[Pickled, dict[str, Storage]]:
     names: dict[str, Global] = {}
     try:
         for version in (VERSION, None):  # that of the format; then facts about the machine
-            about = read_pickle(blob, at)
+            about = _pickle_of_torch(blob, at)
             names, at = {**names, **about.names}, about.end
             if version is not None and about.value != version:
                 raise DamagedError(f"the version of its format is {str(about.value)[:40]}")
-        pickled = read_pickle(blob, at)
+        pickled = _pickle_of_torch(blob, at)
         names = pickled.names = {**names, **pickled.names}
         return pickled, _lined_up(blob, pickled)
     except UnreadableError as error:
@@ -464,7 +482,7 @@ def _legacy_parts(blob: Blob, at: int) -> tuple[Pickled, dict[str, Storage]]:
 
 def _lined_up(blob: Blob, pickled: Pickled) -> dict[str, Storage]:
     """Returns the storages behind a pickle of the older format."""
-    listed = read_pickle(blob, pickled.end)
+    listed = _pickle_of_torch(blob, pickled.end)
     pickled.names = {**pickled.names, **listed.names}
     if not isinstance(listed.value, list):
         raise DamagedError("the list of storages makes no sense")

@@ -388,11 +388,11 @@ def _moved(run: Run, turn: float) -> str:
 
 def _why(run: Run) -> str:
     parts: list[str] = []
-    seen: set[tuple[str, object, object]] = set()
+    seen: set[tuple[str, str, int | None]] = set()
     for incident in run.incidents:
         cause, origin = branch(incident, "cause"), branch(incident, "origin")
         code = text(cause, "code")
-        key = (code, origin.get("file"), whole(origin, "line"))
+        key = (code, text(origin, "file"), whole(origin, "line"))
         if code in ("", "unknown") or key in seen or len(seen) >= _MOST_CAUSES:
             continue
         seen.add(key)
