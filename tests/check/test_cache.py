@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from nanguard.check.cache import Cache
+from nanguard.check.code_check import Cache
 from nanguard.check.outcome import FileOutcome, NotChecked, Seen
 from nanguard.check.selection import Selection
 from nanguard.findings import Finding, Fix, Severity

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from nanguard.check import kinds
-from nanguard.check.kinds import FileKind, by_name, kind_of, scanned_as
+from nanguard.check import paths
+from nanguard.check.paths import FileKind, by_name, kind_of, scanned_as
 
 
 @pytest.mark.parametrize(
@@ -100,8 +100,8 @@ def test_who_reads_a_file(name: str, head: bytes, kind: FileKind | None):
 )
 def test_who_is_asked_first(monkeypatch, name: str, head: bytes, first: str):
     asked = []
-    real = kinds.reader
-    monkeypatch.setattr(kinds, "reader", lambda who: asked.append(who) or real(who))
+    real = paths.reader
+    monkeypatch.setattr(paths, "reader", lambda who: asked.append(who) or real(who))
     scanned_as(name, head)
     assert asked[0] == first
     if first == "checkpoint":

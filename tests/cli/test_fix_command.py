@@ -10,7 +10,7 @@ import pytest
 
 from nanguard.cli.explaining import fix_incident, patched
 from nanguard.errors import UsageError
-from nanguard.run.trust import sign
+from nanguard.run.run_record import sign
 from nanguard.source.edits import SourceFile, addressed
 
 if TYPE_CHECKING:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 PROGRAM = (
     "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
-    "import nanguard.cli.checkpoint_watching as w; w.EVERY = 0.1\n"
+    "import nanguard.cli.checking as w; w.EVERY = 0.1\n"
     "from nanguard.cli import main; main()"
 )
 

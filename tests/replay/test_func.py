@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch.func import grad, grad_and_value, vmap
 
+from nanguard.replay.frames import Nobody
 from nanguard.replay.patches import FuncGradients, Patches
-from nanguard.replay.threads import Nobody
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

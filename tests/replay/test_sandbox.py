@@ -24,7 +24,7 @@ from nanguard.replay import landlock
 from nanguard.replay.sandbox import Outside, OutsideError
 from nanguard.run.command import _explain_the_rest
 from nanguard.run.control import Options
-from nanguard.run.trust import sign
+from nanguard.run.run_record import sign
 
 early_open = io.open
 

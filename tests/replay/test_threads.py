@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from nanguard.replay.threads import Turns
+from nanguard.replay.frames import Turns
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

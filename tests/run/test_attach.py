@@ -13,8 +13,8 @@ import torch
 import nanguard
 from nanguard.run import again, command
 from nanguard.run.attach import _Finder, attach
+from nanguard.run.children import find_unguarded, python_path, why_not_guarded
 from nanguard.run.control import VARIABLE, Options, from_environment, processes
-from nanguard.run.unguarded import find_unguarded, python_path, why_not_guarded
 
 SOURCE = Path(nanguard.__file__).parents[1]
 ROOT = SOURCE.parent

@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from nanguard.run.command import run_command
-from nanguard.run.recovering.ending import RunEnding, read_ending
+from nanguard.run.recovering.ladder import RunEnding, read_ending
 
 pytestmark = pytest.mark.slow
 

@@ -16,11 +16,17 @@ from nanguard.errors import UsageError
 from nanguard.run.children import adopt_orphans, descendants, end_descendants, wait_for
 from nanguard.run.heartbeat import Heartbeat, Steps, read_steps
 from nanguard.run.recovering import lineage
-from nanguard.run.recovering.audit import Audited, Auditor, CheckpointVerdict, Judged
-from nanguard.run.recovering.ending import Ending, RunEnding, read_ending
-from nanguard.run.recovering.ladder import End, Ladder, Means, Restart
-from nanguard.run.recovering.places import Places
-from nanguard.run.recovering.positions import Positions
+from nanguard.run.recovering.audit import Audited, Auditor, CheckpointVerdict, Judged, Places
+from nanguard.run.recovering.ladder import (
+    End,
+    Ending,
+    Ladder,
+    Means,
+    Restart,
+    RunEnding,
+    read_ending,
+)
+from nanguard.run.recovering.lineage import Positions
 from nanguard.run.recovering.restart_options import (
     Changes,
     ConfigFile,

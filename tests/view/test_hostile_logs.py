@@ -15,10 +15,10 @@ from nanguard.view.runs import run_follower
 from nanguard.view.runs.run_finder import find_runs
 from nanguard.view.runs.run_follower import LiveRun
 from nanguard.view.runs.run_reader import Terms
-from nanguard.view.server import digest as digests
 from nanguard.view.server import index as indexes
-from nanguard.view.server.digest import Digest
+from nanguard.view.server import overview as digests
 from nanguard.view.server.index import Index
+from nanguard.view.server.overview import Digest
 from nanguard.view.terminal import tail, watch_session
 from nanguard.view.terminal.watch_session import Session, Wanted
 from tests.cost import cpu_seconds

@@ -13,8 +13,8 @@ import pytest
 from nanguard.cli import main
 from nanguard.view.report.verdict import judge
 from nanguard.view.runs import open_runs
-from nanguard.view.server.digest import Digest
 from nanguard.view.server.index import Folder
+from nanguard.view.server.overview import Digest
 from tests.labelled import labelled
 
 if TYPE_CHECKING:

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from nanguard.advice.checklist_points import PointTrace, PointVerdict, ProjectFacts, all_points
 from nanguard.check.code_check import TooSlowError, cpu_limit
-from nanguard.check.kinds import FileKind
 from nanguard.check.outcome import NotChecked
+from nanguard.check.paths import FileKind
 from nanguard.check.rule import KINDS
 from nanguard.errors import SourceError
 from nanguard.source.text import NOTEBOOK_LIMIT, PYTHON_LIMIT, Text, decode, read_bytes

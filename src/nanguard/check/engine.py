@@ -12,11 +12,15 @@ from typing import TYPE_CHECKING
 from nanguard.check.code_check import TooSlowError, check_bytes, check_files, cpu_limit
 from nanguard.check.config.key_usage import Usage, is_launcher, project_of
 from nanguard.check.config_check import NO_TRAINING, Configs
-from nanguard.check.kinds import (
+from nanguard.check.outcome import NotChecked, Omission, Outcome, failure
+from nanguard.check.paths import (
     KIND_BYTES,
     SCAN_HEAD,
     SCANNED,
+    STDIN,
     FileKind,
+    FoundFiles,
+    Search,
     by_name,
     kind_of,
     may_be_scanned,
@@ -24,8 +28,6 @@ from nanguard.check.kinds import (
     may_point,
     scanned_as,
 )
-from nanguard.check.outcome import NotChecked, Omission, Outcome, failure
-from nanguard.check.paths import STDIN, FoundFiles, Search
 from nanguard.check.remote_files import Elsewhere
 from nanguard.check.rule import broken
 from nanguard.check.scan import Scan, in_threads

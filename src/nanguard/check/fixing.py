@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 from nanguard.check.code_check import check_python
 from nanguard.check.config_fixes import Announced
 from nanguard.check.engine import STDIN_NAME
-from nanguard.check.kinds import FileKind
 from nanguard.check.outcome import ConfigChange, FileOutcome, FileRepair, NotChecked
+from nanguard.check.paths import FileKind
 from nanguard.errors import SourceError
 from nanguard.source.edits import apply, together, whole_diff
 from nanguard.source.text import (

@@ -16,8 +16,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nanguard.check.kinds import SCAN_HEAD, FileKind, by_name
-from nanguard.check.paths import Missed, is_skipped
+from nanguard.check.paths import SCAN_HEAD, FileKind, Missed, by_name, is_skipped
 from nanguard.errors import SourceError
 
 if TYPE_CHECKING:

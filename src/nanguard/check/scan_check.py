@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from nanguard.check.kinds import SCANNED, FileKind, reader
 from nanguard.check.outcome import (
     FileOutcome,
     NotChecked,
@@ -19,12 +18,13 @@ from nanguard.check.outcome import (
     in_order,
     judge,
 )
+from nanguard.check.paths import SCANNED, FileKind, reader
 from nanguard.errors import MissingDependencyError, SourceError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
-    from nanguard.check.kinds import Source
+    from nanguard.check.paths import Source
     from nanguard.check.rule import Reads, Rule
     from nanguard.check.scan import Scan
     from nanguard.check.selection import Selection

@@ -1,4 +1,7 @@
-"""``nanguard check``: from the command line to the report, its progress and the exit code."""
+"""``nanguard check``: from the command line to the report, its progress and the exit code.
+
+With ``--watch``, each checkpoint of a running job is checked once it is written.
+"""
 
 from __future__ import annotations
 
@@ -7,22 +10,30 @@ import shutil
 import sys
 import time
 from contextlib import nullcontext, redirect_stdout
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from nanguard.check.checkpoint.checkpoint_reader import CheckpointWatcher
 from nanguard.check.code_check import processors
 from nanguard.check.engine import Check, Plan
+from nanguard.check.outcome import Outcome
 from nanguard.check.project_settings import ProjectSettings, expected_also, find_project
 from nanguard.check.rule import KINDS
 from nanguard.check.scan import Scan
+from nanguard.check.scan_check import Bench
 from nanguard.check.selection import UNUSED_IGNORE, Selection
 from nanguard.cli.entry import drop_output, write_output
 from nanguard.errors import UsageError
 from nanguard.findings import Severity
+from nanguard.view.report.findings_formats import brief
+from nanguard.view.report.words import literal
 
 if TYPE_CHECKING:
-    from nanguard.check.outcome import Outcome
+    from collections.abc import Iterator
+
+    from nanguard.check.checkpoint.checkpoint import Checkpoint
+    from nanguard.check.outcome import Seen
     from nanguard.check.selection import Baseline
     from nanguard.cli.commands.before import CheckOptions
 
@@ -59,19 +70,19 @@ def print_report(asked: CheckOptions, report: str) -> None:
 def rendered(asked: CheckOptions, outcome: Outcome) -> str:
     """Returns an outcome in the format of the options."""
     if asked.form == "json":
-        from nanguard.view.report.findings_export import as_json
+        from nanguard.view.report.findings_formats import as_json
 
         return as_json(outcome)
     if asked.form == "sarif":
         from nanguard.cli.rulepages import sentences
-        from nanguard.view.report.findings_export import as_sarif
+        from nanguard.view.report.findings_formats import as_sarif
 
         return as_sarif(outcome, sentences({seen.finding.code for seen in outcome.seen}))
     if asked.form == "github":
-        from nanguard.view.report.findings_export import as_github
+        from nanguard.view.report.findings_formats import as_github
 
         return as_github(outcome)
-    from nanguard.view.report.findings_text import Page, brief, statistics
+    from nanguard.view.report.findings_formats import Page, brief, statistics
 
     if asked.statistics:
         return statistics(outcome)
@@ -240,7 +251,7 @@ def _refused(asked: CheckOptions, check: Check) -> int:
 
 
 def _watched(asked: CheckOptions) -> int:
-    from nanguard.cli.checkpoint_watching import CheckpointAudit, refuse_what_cannot_be_watched
+    from nanguard.cli.checking import CheckpointAudit, refuse_what_cannot_be_watched
 
     refuse_what_cannot_be_watched(asked)
     project = find_project(_start(asked.paths))
@@ -345,3 +356,109 @@ def _nothing_there(paths: tuple[str, ...], outcome: Outcome) -> UsageError:
         where="nanguard check",
         do="Give files, folders, patterns in quotes, or - for standard input.",
     )
+
+
+EVERY = 2.0  # seconds; a checkpoint is read once it has not changed from one look to the next
+LAST_GOOD = "last-good-checkpoint"
+
+
+def refuse_what_cannot_be_watched(asked: CheckOptions) -> None:
+    """Stops where options are given that watching cannot follow.
+
+    Raises:
+        UsageError: There are such options.
+    """
+    where = "nanguard check --watch"
+    if asked.form not in ("text", "json"):
+        raise UsageError(
+            f"there is no format {asked.form!r} for a report that grows.",
+            where=where,
+            do="Give --format text, or json for one object a line.",
+        )
+    if asked.fix or asked.diff or asked.checklist or asked.write_baseline or asked.output:
+        raise UsageError(
+            "watching repairs nothing, and writes to standard output only.",
+            where=where,
+            do="Leave out --fix, --diff, --checklist, --write-baseline and --output.",
+        )
+    far = [path for path in asked.paths if "://" in path or path == "-"]
+    if far:
+        raise UsageError(
+            f"{far[0]} cannot be watched.", where=where, do="Give a folder of this machine."
+        )
+
+
+@dataclass(slots=True)
+class CheckpointAudit:
+    """The audit of checkpoints as they come.
+
+    Attributes:
+        plan: What is checked, and how.
+        form: Output format: text or json.
+        quiet: Whether to be silent about good ones.
+        found: Everything that was found.
+    """
+
+    plan: Plan
+    form: str = "text"
+    quiet: bool = False
+    found: Outcome = field(default_factory=Outcome)
+    _last_good: str = ""
+
+    def run(self, paths: tuple[str, ...]) -> Outcome:
+        """Looks again and again, until Ctrl-C; returns what was found in the end."""
+        watchers = [CheckpointWatcher(Path(path), self.plan.scan) for path in paths]
+        if self.form == "text" and not self.quiet:
+            self._say(
+                f"watching {', '.join(literal(path, 1000) for path in paths)}; Ctrl-C ends it"
+            )
+        try:
+            while True:
+                for watcher in watchers:
+                    for checkpoint in watcher.look():
+                        self._report(checkpoint)
+                time.sleep(EVERY)
+        except KeyboardInterrupt:
+            return self.found
+
+    def _report(self, checkpoint: Checkpoint) -> None:
+        outcome = self._judged(checkpoint)
+        outcome.seen += self._news_of_the_run(checkpoint, outcome)
+        self.found.seen += outcome.seen
+        if self.form == "json":
+            from nanguard.view.report.findings_formats import as_line
+
+            self._say(as_line(outcome))
+            return
+        bad = any(one.finding.name != LAST_GOOD for one in outcome.seen)
+        if not (self.quiet and not bad):
+            verdict = "BAD" if bad else "not checked" if outcome.not_checked else "good"
+            self._say(f"{time.strftime('%H:%M:%S')}  {literal(checkpoint.path, 1000)}: {verdict}")
+        lines = [f"  {line}" for line in brief(outcome).splitlines()]
+        lines += [f"  {literal(e.path, 1000)}: {literal(e.reason)}" for e in outcome.not_checked]
+        if lines:
+            self._say("\n".join(lines))
+
+    def _judged(self, checkpoint: Checkpoint) -> Outcome:
+        selection = self.plan.selection
+        bench = Bench("checkpoint", selection.rules("checkpoint"), selection, self.plan.scan)
+        outcome = Outcome()
+        for file in bench.judged(checkpoint):
+            outcome.add(file)
+        return outcome
+
+    def _news_of_the_run(self, checkpoint: Checkpoint, latest: Outcome) -> Iterator[Seen]:
+        """Yields which checkpoint is the last good one, if that is news."""
+        others = [] if checkpoint.run is None else checkpoint.run.checkpoints
+        seen = [
+            one for other in others if other is not checkpoint for one in self._judged(other).seen
+        ]
+        for one in [*latest.seen, *seen]:
+            if one.finding.name == LAST_GOOD and one.finding.message != self._last_good:
+                self._last_good = one.finding.message
+                if one not in latest.seen:
+                    yield one
+
+    def _say(self, text: str) -> None:
+        sys.stdout.write(f"{text}\n")
+        sys.stdout.flush()

@@ -36,7 +36,7 @@ from nanguard.cli.incident_names import (
     short,
 )
 from nanguard.errors import IncidentError, UsageError
-from nanguard.run.trust import is_ours
+from nanguard.run.run_record import is_ours
 from nanguard.source.text import write_atomically
 from nanguard.view.report import words
 from nanguard.view.report.incident_page import cause_page, incident_page

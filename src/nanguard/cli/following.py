@@ -13,8 +13,7 @@ from nanguard.cli.incident_names import newest_run
 from nanguard.errors import UsageError
 from nanguard.view.report.words import literal
 from nanguard.view.terminal.view import View
-from nanguard.view.terminal.watch_session import Session, Wanted
-from nanguard.view.terminal.watching import Watching
+from nanguard.view.terminal.watch_session import Session, Wanted, Watching
 
 if TYPE_CHECKING:
     from nanguard.cli.commands.during import WatchOptions

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from nanguard.diagnose.plain_numbers import made_at
+from nanguard.diagnose.cause import made_at
 from nanguard.replay.tracer.sites import is_installed
 from nanguard.source import floors
 from nanguard.source.edits import (

@@ -13,10 +13,18 @@ import math
 import os
 from typing import TYPE_CHECKING
 
-from nanguard.diagnose.cause import ARCS, EXPONENTIALS, LARGEST, LOGS, ROOTS, SOFTMAX, STATISTICS
+from nanguard.diagnose.cause import (
+    ARCS,
+    EXPONENTIALS,
+    LARGEST,
+    LOGS,
+    ROOTS,
+    SOFTMAX,
+    STATISTICS,
+    assigned,
+)
 from nanguard.diagnose.causes.exploding_optimization import SLOWER, multiplied
 from nanguard.diagnose.lab import Usual
-from nanguard.diagnose.plain_numbers import assigned
 from nanguard.diagnose.repairs import number_made_at
 from nanguard.findings import name_of
 from nanguard.replay.tracer.sites import is_installed

@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from nanguard import incident as incidents
 from nanguard.diagnose import lab
-from nanguard.diagnose.cause import STATISTICS, Case, all_causes
+from nanguard.diagnose.cause import STATISTICS, Case, all_causes, last_return, sets_rate_at
 from nanguard.diagnose.lab import Lab, Usual
-from nanguard.diagnose.plain_numbers import last_return, sets_rate_at
 from nanguard.diagnose.repairs import inside_a_library
 from nanguard.diagnose.sentence import sentence, users_site
 from nanguard.findings import name_of

@@ -21,7 +21,7 @@ from nanguard.guard.batches import Kept
 from nanguard.guard.guard import Guard
 from nanguard.guard.models import check_loss
 from nanguard.guard.optimizers import scaled_lr
-from nanguard.guard.recorder import is_replaying
+from nanguard.guard.parts import is_replaying
 from nanguard.numerics import all_finite
 from nanguard.settings import Settings
 

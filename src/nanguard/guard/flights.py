@@ -16,8 +16,8 @@ from nanguard.guard import events
 from nanguard.guard.gate import InFlight
 from nanguard.guard.models import trained
 from nanguard.guard.optimizers import state_tensors
+from nanguard.guard.parts import BadStep
 from nanguard.guard.policy import Action, Trouble
-from nanguard.guard.recorder import BadStep
 from nanguard.guard.verdicts import Reading, StepLimits, Symptom
 from nanguard.numerics import all_finite
 
@@ -27,8 +27,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from nanguard.findings import Finding
-    from nanguard.guard.batches import Kept
-    from nanguard.guard.feed import Drawn, Feed
+    from nanguard.guard.batches import Drawn, Feed, Kept
     from nanguard.guard.gate import Gate, Ticket
     from nanguard.guard.parts import Parts
     from nanguard.guard.policy import Decision

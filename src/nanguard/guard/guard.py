@@ -12,15 +12,13 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from nanguard.errors import UsageError
 from nanguard.guard import events
-from nanguard.guard.feed import LOOKS, Feed
+from nanguard.guard.batches import LOOKS, Feed
 from nanguard.guard.flights import Flights
 from nanguard.guard.models import check_loss
-from nanguard.guard.parts import assemble, recovery_for
-from nanguard.guard.place import Place
+from nanguard.guard.parts import assemble, is_replaying, recovery_for
 from nanguard.guard.policy import Action
-from nanguard.guard.recorder import is_replaying
 from nanguard.guard.stepping import Stepper
-from nanguard.guard.wayback import WayBack
+from nanguard.guard.wayback import Place, WayBack
 from nanguard.numerics import all_finite
 from nanguard.settings import Settings
 
@@ -31,7 +29,7 @@ if TYPE_CHECKING:
     from torch import Tensor
     from torch.optim import Optimizer
 
-    from nanguard.guard.feed import Drawn
+    from nanguard.guard.batches import Drawn
     from nanguard.guard.flights import Flight
     from nanguard.guard.journal import Event, Summary
     from nanguard.guard.models import Models, Optimizers

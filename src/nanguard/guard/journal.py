@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from nanguard.guard.verdicts import Reading
     from nanguard.trackers import Trackers
 
+
 # Events kept in memory; all of them are in events.jsonl.
 _KEPT = 200
 

@@ -1,15 +1,16 @@
-"""Puts a guard together from what the user gives it."""
+"""Puts a guard together from what the user gives it, down to who writes its incidents."""
 
 from __future__ import annotations
 
+import importlib
+import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from nanguard.errors import UsageError
 from nanguard.guard import events
 from nanguard.guard.batches import Keeper
-from nanguard.guard.ema import Average
 from nanguard.guard.gate import Gate
 from nanguard.guard.journal import Journal
 from nanguard.guard.models import (
@@ -21,11 +22,10 @@ from nanguard.guard.models import (
     refuse_plateau,
     trained,
 )
+from nanguard.guard.optimizers import LossScaling
 from nanguard.guard.ranks import Ranks
-from nanguard.guard.recorder import recorder_for
 from nanguard.guard.rng import RandomStreams
-from nanguard.guard.scaling import LossScaling
-from nanguard.guard.unchanged import Unchanged
+from nanguard.guard.unchanged import Average, Unchanged
 from nanguard.guard.verdicts import Verdicts
 from nanguard.record import TRACKERS
 from nanguard.snapshots.manager import GUARD, Recovery
@@ -48,8 +48,9 @@ if TYPE_CHECKING:
 
     from nanguard.guard.journal import Event
     from nanguard.guard.models import Models, Optimizers
-    from nanguard.guard.recorder import Recorder
+    from nanguard.guard.policy import Decision, Trouble
     from nanguard.guard.rng import Stream
+    from nanguard.guard.verdicts import Symptom
     from nanguard.settings import Settings
     from nanguard.snapshots.training_state import Part
 
@@ -197,3 +198,103 @@ def _as_list(given: Any) -> list[Any]:
     if given is None:
         return []
     return list(given) if isinstance(given, (list, tuple)) else [given]
+
+
+# Explaining a step needs the tracer and replays. Both lie above the
+# guard and use it, so that the guard can only know them by name.
+_RECORDER = "nanguard.run.guarded"
+# Set for every process below `nanguard run`, which has a folder for incidents of its own.
+_LAUNCHED = "NANGUARD_RUN"
+
+
+@dataclass(frozen=True, slots=True)
+class BadStep:
+    """A bad step, as the guard reports it.
+
+    Attributes:
+        step: Its number.
+        symptom: What was seen of it.
+        decision: What the guard does about it.
+        alone: Whether this rank knows that the fault is its own.
+        batches: Its batches with their indices.
+    """
+
+    step: int
+    symptom: Symptom
+    decision: Decision
+    alone: bool
+    batches: list[tuple[int, Any]]
+
+
+class Recorder(Protocol):
+    """Writes incidents, and explains them by replaying steps.
+
+    A replay runs in this process, from what the step began with, or in a second run of the whole
+    command, with the guard in it.
+
+    Attributes:
+        replaying: Whether the guard's loop is being replayed: then the guard has no say.
+    """
+
+    replaying: bool
+
+    def between(self, step: int) -> None:
+        """Called when a step is about to begin."""
+
+    def launched(self, step: int) -> None:
+        """Called when a step was handed to the device, or held back."""
+
+    def verdict(self, step: int) -> bool | None:
+        """Returns whether a step is held back, in a second run; None in the run itself."""
+
+    def apply(self, optimizers: Sequence[Optimizer], call: Callable[[], None]) -> None:
+        """Makes a good step."""
+
+    def held_back(self, optimizers: Sequence[Optimizer]) -> None:
+        """Called when a bad step is over."""
+
+    def with_known(self, trouble: Trouble) -> Trouble:
+        """Returns what the ladder has to know, with what the run has met before."""
+
+    def bad(self, bad: BadStep) -> None:
+        """Writes the incident of a bad step."""
+
+    def culprit(self) -> str:
+        """Returns what went wrong most often, in a sentence; empty if nothing was explained."""
+
+    def judge_again(self, optimizers: Sequence[Optimizer]) -> None:
+        """Ends a replay where the guard would have made its step."""
+
+    def close(self) -> None:
+        """Ends it."""
+
+
+def is_replaying(recorder: Recorder | None) -> bool:
+    """Returns whether what a guard sees right now is only a replay."""
+    return recorder is not None and recorder.replaying
+
+
+def recorder_for(
+    incidents: str | Path | None, parts: Parts, *, quarantine: bool = False
+) -> Recorder | None:
+    """Returns who writes the incidents of a run; None if nobody wants any.
+
+    Args:
+        incidents: The folder for incidents.
+        parts: The run.
+        quarantine: Whether samples that were found bad are left out of the loaders.
+    """
+    if incidents is None and _LAUNCHED not in os.environ:
+        if quarantine:
+            raise UsageError(
+                "quarantine needs incidents: only a step that was replayed shows which sample is "
+                "at fault.",
+                where="Guard(quarantine=True)",
+                do='Have them written: Guard(..., run_dir="runs/night", incidents=True, '
+                "quarantine=True).",
+            )
+        return None
+    made: Recorder | None = importlib.import_module(_RECORDER).recorder(
+        incidents, parts, quarantine=quarantine
+    )
+    return made

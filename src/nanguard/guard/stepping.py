@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from torch.optim import Optimizer
 
     from nanguard.guard.flights import Flight, Flights
+    from nanguard.guard.optimizers import LossScaling
     from nanguard.guard.parts import Parts
-    from nanguard.guard.scaling import LossScaling
     from nanguard.numerics import Gradients
 
 

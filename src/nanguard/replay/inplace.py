@@ -26,8 +26,7 @@ from nanguard.guard.held import BufferPlaces, Held
 from nanguard.guard.optimizers import hyperparameters, set_hyperparameters, state_tensors
 from nanguard.replay import changes
 from nanguard.replay.copies import StateCopy, bytes_in
-from nanguard.replay.data import data_origin, made_anew
-from nanguard.replay.made_before import find_table
+from nanguard.replay.made_before import data_origin, find_table, made_anew
 from nanguard.replay.python_state import Reachable, RefusedError, is_used_up, spare
 from nanguard.replay.region import AGAIN, NoRegionError
 from nanguard.replay.replayed_step import MadeStep, Reached, ReplayedStep, same_losses
@@ -43,8 +42,7 @@ if TYPE_CHECKING:
     from torch import Tensor
     from torch.optim import Optimizer
 
-    from nanguard.replay.data import Drawn
-    from nanguard.replay.made_before import Table
+    from nanguard.replay.made_before import Drawn, Table
     from nanguard.replay.patches import Patches
     from nanguard.replay.region import Piece
     from nanguard.replay.start import Start

@@ -27,7 +27,7 @@ from torch.utils._pytree import (
 from torch.utils.data import DataLoader
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
-from nanguard.replay.threads import Nobody, Turns
+from nanguard.replay.frames import Nobody, Turns
 from nanguard.replay.tracer.sites import is_ours
 
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ from nanguard.replay import landlock
 from nanguard.replay.task import ReplayProgress
 from nanguard.run.command import environment
 from nanguard.run.control import Options
-from nanguard.run.trust import is_ours
+from nanguard.run.run_record import is_ours
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -30,8 +30,8 @@ from nanguard.run import live
 from nanguard.run.control import Options, from_environment
 from nanguard.run.incident_writer import BadStepFacts, IncidentWriter
 from nanguard.run.known_faults import items_drawn
+from nanguard.run.run_record import sign
 from nanguard.run.together import Together
-from nanguard.run.trust import sign
 from nanguard.run_folder import make_private
 from nanguard.view.report.words import in_a_line
 
@@ -41,9 +41,8 @@ if TYPE_CHECKING:
     from torch import Tensor
     from torch.optim import Optimizer
 
-    from nanguard.guard.parts import Parts
+    from nanguard.guard.parts import BadStep, Parts
     from nanguard.guard.policy import Trouble
-    from nanguard.guard.recorder import BadStep
     from nanguard.replay.replay import Replay
     from nanguard.replay.start import Start
 

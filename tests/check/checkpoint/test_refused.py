@@ -14,8 +14,7 @@ from torch import nn
 
 from nanguard.check.checkpoint.checkpoint import read_part
 from nanguard.check.scan import Scan
-from nanguard.run.recovering.audit import Auditor, CheckpointVerdict
-from nanguard.run.recovering.places import Places
+from nanguard.run.recovering.audit import Auditor, CheckpointVerdict, Places
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from nanguard.check.code import imported_names
+from nanguard.check.code import scopes
 from nanguard.check.code.project import Project
 from nanguard.check.code.scopes import Class, Function
 from nanguard.check.code.values import Value
@@ -248,8 +248,8 @@ def test_a_package_of_stars_is_asked_once_for_each_name(tmp_path: Path, monkeypa
         },
     )
     read: list[str] = []
-    real = imported_names.bytes_of
-    monkeypatch.setattr(imported_names, "bytes_of", lambda path: read.append(path) or real(path))
+    real = scopes.bytes_of
+    monkeypatch.setattr(scopes, "bytes_of", lambda path: read.append(path) or real(path))
     main = str(tmp_path / "main.py")
     for name in (*(f"a_{name}" for name in names), "missing", "missing"):
         assert isinstance(made.find(main, 0, ("pkg", name)), Function) == (name != "missing")

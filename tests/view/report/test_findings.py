@@ -8,8 +8,7 @@ from dataclasses import replace
 
 from nanguard.check.outcome import NotChecked, Outcome, Seen
 from nanguard.findings import Finding, Fix, Severity
-from nanguard.view.report.findings_export import as_github, as_json, as_sarif
-from nanguard.view.report.findings_text import Page, brief
+from nanguard.view.report.findings_formats import Page, as_github, as_json, as_sarif, brief
 
 
 def outcome(**changes: object) -> Outcome:

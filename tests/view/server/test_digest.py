@@ -7,8 +7,7 @@ from array import array
 
 import pytest
 
-from nanguard.view.server.digest import MOST_BUCKETS, Spark
-from nanguard.view.server.overview import picture
+from nanguard.view.server.overview import MOST_BUCKETS, Spark, picture
 
 
 @pytest.mark.parametrize("piece", [1, 7, 1000, 100_000])

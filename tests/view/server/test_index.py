@@ -14,15 +14,15 @@ import pytest
 
 from nanguard.view.runs import open_run
 from nanguard.view.runs import run_follower as followed
-from nanguard.view.server import digest as digests
-from nanguard.view.server.digest import Digest
+from nanguard.view.server import overview as digests
 from nanguard.view.server.index import Folder, Index
+from nanguard.view.server.overview import Digest
 from tests.nobody import as_nobody, open_folder
 from tests.view.runs.runs import write_incident, write_record
 
 if TYPE_CHECKING:
     from nanguard.view.runs import FoundRun
-    from nanguard.view.server.digest import RunSummary
+    from nanguard.view.server.overview import RunSummary
 
 
 LOGS = Path(__file__).parents[2] / "logs"

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 
 from nanguard.view.terminal.plot import PlotTrace, Scale, brief, draw
 from nanguard.view.terminal.view import View
-from nanguard.view.terminal.watch_session import Session, Wanted
-from nanguard.view.terminal.watching import Watching
+from nanguard.view.terminal.watch_session import Session, Wanted, Watching
 
 if TYPE_CHECKING:
     from pathlib import Path

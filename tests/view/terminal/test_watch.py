@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 LOGS = Path(__file__).parents[2] / "logs"
 PROGRAM = (
-    "import nanguard.view.terminal.watching as w; w.EVERY = 0.1\n"
+    "import nanguard.view.terminal.watch_session as w; w.EVERY = 0.1\n"
     "import nanguard.view.terminal.watch_session as s; s._SEARCH = 0.2\n"
     "import nanguard.view.terminal.watch_session as r; r._QUIET = 0.5\n"
     "from nanguard.cli import main; main()"

@@ -31,7 +31,7 @@ from nanguard.check.checkpoint.run_checkpoints import (
     units_of,
 )
 from nanguard.check.checkpoint.torch_file import beyond_weights_only
-from nanguard.check.kinds import INDEX
+from nanguard.check.paths import INDEX
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

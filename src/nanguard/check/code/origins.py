@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from nanguard.check.code.calls import LAYERS, last_layer
-from nanguard.check.code.imported_names import absolute
+from nanguard.check.code.scopes import absolute
 from nanguard.check.code.values import SHAPE, Value
 
 if TYPE_CHECKING:

@@ -17,13 +17,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nanguard.check.code.code import Code
-from nanguard.check.code.imported_names import Modules, absolute, bytes_of
 from nanguard.check.code.reach import (
     Reach,
     evaluates_name,
     is_training_code,
     reach_of_training,
 )
+from nanguard.check.code.scopes import Modules, absolute, bytes_of
 from nanguard.check.code.training_path import is_named_for_evaluation
 from nanguard.errors import SourceError
 from nanguard.source.text import PYTHON_LIMIT, Text, decode, read_bytes

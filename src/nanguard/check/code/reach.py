@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise, takewhile
 from typing import TYPE_CHECKING
 
-from nanguard.check.code.imported_names import bytes_of
+from nanguard.check.code.scopes import bytes_of
 from nanguard.check.paths import in_tests
 
 if TYPE_CHECKING:

@@ -9,8 +9,7 @@ from pathlib import Path, PurePath
 from typing import TYPE_CHECKING
 
 from nanguard.check.config.keys import normal
-from nanguard.check.config.typed_fields import TypedFields
-from nanguard.check.config.value_uses import ValueUses
+from nanguard.check.config.value_uses import TypedFields, ValueUses
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence

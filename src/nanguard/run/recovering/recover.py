@@ -16,17 +16,15 @@ from nanguard.run.children import adopt_orphans, end_descendants
 from nanguard.run.command import must_be_there, run_command
 from nanguard.run.heartbeat import now_as_files_have_it
 from nanguard.run.recovering import lineage
-from nanguard.run.recovering.audit import Audited, Auditor, CheckpointVerdict, counted
-from nanguard.run.recovering.ending import RunEnding, read_ending
-from nanguard.run.recovering.ladder import End, Ladder, Restart
-from nanguard.run.recovering.places import Places
-from nanguard.run.recovering.positions import Positions
+from nanguard.run.recovering.audit import Audited, Auditor, CheckpointVerdict, Places, counted
+from nanguard.run.recovering.ladder import End, Ladder, Restart, RunEnding, read_ending
+from nanguard.run.recovering.lineage import Positions
 from nanguard.run.recovering.restart_options import Changes, Teller
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from nanguard.run.recovering.ending import Ending
+    from nanguard.run.recovering.ladder import Ending
     from nanguard.run.recovering.restart_options import RestartOptions
 
 INTERRUPTED = 130

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from nanguard.check.log.log_reader import LOG_HEAD_BYTES
 from nanguard.view.runs.run_finder import DEEPEST, MOST_FILES, PASSED, runs_in
-from nanguard.view.server.digest import Digest, RunSummary, changed_at
+from nanguard.view.server.overview import Digest, RunSummary, changed_at
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

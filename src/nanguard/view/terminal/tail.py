@@ -14,9 +14,15 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from nanguard.check.log.grammar import DECODING, LONGEST_LINE, loads, marked, unmarked
-from nanguard.check.log.log_reader import LOG_HEAD_BYTES, Form, form_of, open_sources
+from nanguard.check.log.log_reader import (
+    LOG_HEAD_BYTES,
+    Form,
+    columns_of,
+    form_of,
+    gather_rows,
+    open_sources,
+)
 from nanguard.check.log.series import Gathering, Log
-from nanguard.check.log.table_logs import columns_of, gather_rows
 from nanguard.check.log.text_log import Stretch, TextReader, without_colours
 from nanguard.check.scan import Scan
 from nanguard.check.workers import Workers
