@@ -14,7 +14,7 @@ import torch
 
 from nanguard.errors import UsageError
 from nanguard.run.children import adopt_orphans, descendants, end_descendants, wait_for
-from nanguard.run.heartbeat import Heartbeat, Steps, read_steps
+from nanguard.run.control import Heartbeat, Steps, read_steps
 from nanguard.run.recovering import lineage
 from nanguard.run.recovering.audit import Audited, Auditor, CheckpointVerdict, Judged, Places
 from nanguard.run.recovering.ladder import (

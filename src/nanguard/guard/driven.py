@@ -19,9 +19,8 @@ from nanguard.errors import UsageError
 from nanguard.guard import events
 from nanguard.guard.batches import Kept
 from nanguard.guard.guard import Guard
-from nanguard.guard.models import check_loss
 from nanguard.guard.optimizers import scaled_lr
-from nanguard.guard.parts import is_replaying
+from nanguard.guard.parts import check_loss, is_replaying
 from nanguard.numerics import all_finite
 from nanguard.settings import Settings
 
@@ -33,7 +32,7 @@ if TYPE_CHECKING:
     from torch.optim import Optimizer
 
     from nanguard.guard.flights import Flight
-    from nanguard.guard.models import Models, Optimizers
+    from nanguard.guard.parts import Models, Optimizers
 
 
 class Driven:

@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING, Any
 from nanguard.errors import NonFiniteError
 from nanguard.guard import events
 from nanguard.guard.gate import InFlight
-from nanguard.guard.models import trained
 from nanguard.guard.optimizers import state_tensors
-from nanguard.guard.parts import BadStep
+from nanguard.guard.parts import BadStep, trained
 from nanguard.guard.policy import Action, Trouble
 from nanguard.guard.verdicts import Reading, StepLimits, Symptom
 from nanguard.numerics import all_finite

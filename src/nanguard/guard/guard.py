@@ -14,8 +14,7 @@ from nanguard.errors import UsageError
 from nanguard.guard import events
 from nanguard.guard.batches import LOOKS, Feed
 from nanguard.guard.flights import Flights
-from nanguard.guard.models import check_loss
-from nanguard.guard.parts import assemble, is_replaying, recovery_for
+from nanguard.guard.parts import assemble, check_loss, is_replaying, recovery_for
 from nanguard.guard.policy import Action
 from nanguard.guard.stepping import Stepper
 from nanguard.guard.wayback import Place, WayBack
@@ -32,8 +31,7 @@ if TYPE_CHECKING:
     from nanguard.guard.batches import Drawn
     from nanguard.guard.flights import Flight
     from nanguard.guard.journal import Event, Summary
-    from nanguard.guard.models import Models, Optimizers
-    from nanguard.guard.parts import Parts
+    from nanguard.guard.parts import Models, Optimizers, Parts
     from nanguard.guard.rng import Stream
 
 # Backward passes without a single step after which somebody has forgotten it.

@@ -11,7 +11,6 @@ import torch
 
 from nanguard import numerics
 from nanguard.errors import UsageError
-from nanguard.guard.models import moves, trained
 from nanguard.guard.optimizers import (
     Gated,
     can_be_gated,
@@ -20,6 +19,7 @@ from nanguard.guard.optimizers import (
     scaled_lr,
     state_tensors,
 )
+from nanguard.guard.parts import moves, trained
 from nanguard.numerics import all_finite, local
 
 if TYPE_CHECKING:

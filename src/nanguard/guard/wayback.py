@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from nanguard.errors import SnapshotError, UsageError
 from nanguard.guard import events
-from nanguard.guard.models import trained
 from nanguard.guard.optimizers import hyperparameters, set_hyperparameters
+from nanguard.guard.parts import trained
 from nanguard.snapshots.disk import from_portable, portable
 from nanguard.snapshots.manager import GUARD
 

@@ -33,8 +33,8 @@ from nanguard.replay.watch import Watch, as_number, is_good, pass_over, single_n
 from nanguard.run.attach import is_launcher
 from nanguard.run.bad_steps import BadSteps
 from nanguard.run.by_script import ByScript
+from nanguard.run.control import Heartbeat
 from nanguard.run.good_steps import GoodSteps, Numbers, Tracked, reading_of
-from nanguard.run.heartbeat import Heartbeat
 from nanguard.run.incident_writer import IncidentWriter
 from nanguard.run.late import Late
 from nanguard.run.second_run import become_replay

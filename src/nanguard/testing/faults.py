@@ -19,8 +19,8 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from nanguard.errors import UsageError
 from nanguard.guard.guard import Guard
-from nanguard.guard.models import named
 from nanguard.guard.optimizers import parameters_of
+from nanguard.guard.parts import named
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator

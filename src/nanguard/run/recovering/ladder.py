@@ -15,8 +15,18 @@ from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nanguard.run.control import BAD, ENDED, INTERRUPTED, RAISED, RATE, STEPS, STOPPED
-from nanguard.run.heartbeat import Steps, read_bad, read_steps
+from nanguard.run.control import (
+    BAD,
+    ENDED,
+    INTERRUPTED,
+    RAISED,
+    RATE,
+    STEPS,
+    STOPPED,
+    Steps,
+    read_bad,
+    read_steps,
+)
 from nanguard.run.recovering.audit import counted
 
 if TYPE_CHECKING:

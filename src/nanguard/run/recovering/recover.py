@@ -14,7 +14,7 @@ from nanguard import incident
 from nanguard.errors import IncidentError, NanguardError, SourceError
 from nanguard.run.children import adopt_orphans, end_descendants
 from nanguard.run.command import must_be_there, run_command
-from nanguard.run.heartbeat import now_as_files_have_it
+from nanguard.run.control import now_as_files_have_it
 from nanguard.run.recovering import lineage
 from nanguard.run.recovering.audit import Audited, Auditor, CheckpointVerdict, Places, counted
 from nanguard.run.recovering.ladder import End, Ladder, Restart, RunEnding, read_ending
