@@ -6,7 +6,6 @@ import subprocess
 from typing import TYPE_CHECKING
 
 import pytest
-from nanguard.view.report.findings_text import Page
 
 from nanguard.check import family_parsers
 from nanguard.check.config_fixes import Announced
@@ -15,6 +14,7 @@ from nanguard.check.fixing import Fixing
 from nanguard.check.selection import Selection
 from nanguard.errors import SourceError
 from nanguard.findings import Edit, Fix
+from nanguard.view.report.findings_formats import Page
 
 if TYPE_CHECKING:
     from pathlib import Path
