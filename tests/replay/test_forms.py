@@ -109,6 +109,19 @@ def test_data_that_can_be_had_only_once(tmp_path, way):
     assert printed[0] == printed[1]
 
 
+@pytest.mark.parametrize("way", ["in_head", "taken_apart", "by_next", "added_up", "left"])
+def test_loss_that_a_generator_hands_on(tmp_path, way):
+    printed = []
+    for name, options in (("traced", ()), ("other", ("--no-trace",))):
+        (tmp_path / name).mkdir()
+        printed.append(run(tmp_path / name, "handed.py", way, options=options).stdout)
+    (incident,) = found_in(tmp_path / "traced")
+    assert (incident["step"], incident["replay"]["method"]) == (7, "in-place")
+    assert (incident["origin"]["line"], incident["cause"]["code"]) == POOLED[1:]
+    assert any(fix["verified"] for fix in incident["fixes"])
+    assert printed[0] == printed[1] != ""
+
+
 @pytest.mark.parametrize("way", ["raise", "leave", "helper", "attribute", "gradient", "class"])
 def test_script_without_a_model_that_ends_itself(tmp_path, way):
     run(tmp_path, "bare.py", way)

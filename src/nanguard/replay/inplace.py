@@ -15,6 +15,7 @@ import sys
 import traceback
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import partial
 from types import CodeType, FunctionType
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -26,6 +27,7 @@ from nanguard.guard.held import BufferPlaces, Held
 from nanguard.guard.optimizers import hyperparameters, set_hyperparameters, state_tensors
 from nanguard.replay import changes
 from nanguard.replay.copies import StateCopy, bytes_in
+from nanguard.replay.handed_on import noted
 from nanguard.replay.made_before import data_origin, find_table, made_anew
 from nanguard.replay.python_state import Reachable, RefusedError, is_used_up, spare
 from nanguard.replay.region import AGAIN, NoRegionError
@@ -372,12 +374,16 @@ class InPlace:
         stack.enter_context(self._patches.followed_by(replay))
         start = variant.start
         seen: dict[str, Any] = {}
+        resume: Callable[[Any], None] = partial(noted, seen)
         try:
             piece, names = self._prepared(replay, task, variant, stack)
             stack.enter_context(start.ambient.entered(autocast=task.precision is None))
             stack.enter_context(TimeLimit(seconds))
             stack.enter_context(replay.watching())
-            piece.call(start.module, names, start.cls, seen.update)
+            spared = partial(spare, given=bool(replay.again))
+            if start.taking is not None:
+                resume = start.taking.resumed(spared, seen.update)
+            piece.call(start.module, names, start.cls, seen.update, resume)
         except Reached:
             return None
         except TooLong:
@@ -484,6 +490,7 @@ class InPlace:
             known = self._reachable[id(start)] = Reachable(
                 [
                     *start.names.values(),
+                    *(start.taking.names.values() if start.taking else ()),
                     *(owner for owner, _ in start.objects),
                     *self._run.optimizers(),
                 ],

@@ -23,6 +23,8 @@ from nanguard.replay.live_names import Names, names_in, own_nodes, unpacked_name
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from nanguard.replay.handed_on import Receiver
+
     Owner = ast.Module | ast.FunctionDef | ast.AsyncFunctionDef
     Path = list[tuple[str, int | None]]
 
@@ -34,7 +36,7 @@ _FUTURES: int = reduce(
 _WAITING = (ast.Yield, ast.YieldFrom, ast.Await, ast.AsyncFor, ast.AsyncWith)
 _SIMPLE = (ast.Assign, ast.AugAssign, ast.AnnAssign, ast.Expr, ast.Assert, ast.Delete, ast.Pass)
 # Names that a compiled piece has for itself.
-AGAIN, _ONCE, _SEEN, _OUTER = "__again", "__once", "__seen", "__outer"
+AGAIN, _ONCE, _SEEN, _OUTER, _RESUME = "__again", "__once", "__seen", "__outer", "__resume"
 
 
 class NoRegionError(Exception):
@@ -105,19 +107,29 @@ class Region:
         moves: Whether it changes tensors in place that it was given.
         changes_losses: Whether it changes its losses in place after their backward pass.
         unpacked: The names that the loop takes its items apart into, for each tuple of them.
+        receiver: Who the step goes on with; None if it goes on in this code.
     """
 
-    def __init__(self, code: CodeType, module: dict[str, Any], lines: Sequence[int]) -> None:
+    def __init__(
+        self,
+        code: CodeType,
+        module: dict[str, Any],
+        lines: Sequence[int],
+        receiver: Receiver | None = None,
+    ) -> None:
         """Finds the region around some lines.
 
         Args:
             code: The code of the innermost frame that holds all of the step.
             module: Its globals.
             lines: The lines that the region has to hold: those of forward and backward.
+            receiver: Where the code is a generator, and the step goes on with the value that it
+                hands on: who gets it. Then the lines are those of forward and of the ``yield``.
         """
         self.code = code
+        self.receiver = receiver
         self.source = source_of(code, module)
-        owner = _owner(self.source.tree, code)
+        owner = owner_of(self.source.tree, code)
         loop = _innermost_loop(owner, lines)
         if loop is None and isinstance(owner, ast.Module):
             raise NoRegionError("the step is not in a loop or a function, but in the whole file")
@@ -130,7 +142,7 @@ class Region:
         self._skipped = len(holder.body) - len(body)
         if not body:
             raise NoRegionError(f"{code.co_name} has no body")
-        self.first, self.last = body[0].lineno, max(s.end_lineno or s.lineno for s in body)
+        self.first, self.last = line_range(body)
         self._path = _path_to(self.source.tree, holder)
         self._owner_path = _path_to(self.source.tree, owner)
         self._targets = loop.target if isinstance(loop, (ast.For, ast.AsyncFor)) else None
@@ -228,7 +240,8 @@ class Region:
         cls = next((n.name for n in reversed(chain[:-1]) if isinstance(n, ast.ClassDef)), None)
         targets = [] if self._targets is None else names_in(self._targets)
         changing = self._changing | set(targets)
-        return Piece(self.code, self.kind, place, body, owner, cls, changing)
+        hands_on = self.receiver is not None
+        return Piece(self.code, self.kind, place, body, owner, cls, changing, hands_on=hands_on)
 
 
 class Piece:
@@ -253,13 +266,14 @@ class Piece:
         owner: Owner,
         cls: str | None,
         changing: set[str],
+        *,
+        hands_on: bool,
     ) -> None:
         self.code = code
         self.place = place
-        self.first = body[0].lineno
-        self.last = max(statement.end_lineno or statement.lineno for statement in body)
+        self.first, self.last = line_range(body)
         self.begins_once = type(body[0]) in _SIMPLE and body[0].lineno == body[0].end_lineno
-        refuse_what_waits(body, code)
+        refuse_what_waits(body, code, hands_on=hands_on)
         names = Names()
         names.read(body)
         self.reads, self.stores = names.loads, tuple(names.stores)
@@ -291,6 +305,7 @@ class Piece:
         names: dict[str, Any],
         cls: Any,
         seen: Callable[[dict[str, Any]], None],
+        resume: Callable[[Any], None] | None = None,
     ) -> Any:
         """Runs the piece.
 
@@ -299,11 +314,12 @@ class Piece:
             names: The values of its live-in names; those that are missing are not bound.
             cls: The class that ``super()`` means there; None where there is none.
             seen: Called with all local names when it ends, however it ends.
+            resume: Called with what a generator hands on; None where the code is none.
         """
         missing = [name for name in self.live if name not in names]
         function = self._compiled(module, cls, missing)
         values = {name: names.get(name) for name in self.live}
-        return function(**values, **{_SEEN: seen})
+        return function(**values, **{_SEEN: seen, _RESUME: resume})
 
     def _compiled(
         self, module: dict[str, Any], cls: Any, missing: Sequence[str]
@@ -314,7 +330,7 @@ class Piece:
         tell = ast.Expr(_call(_SEEN, [_call("locals", [])]))
         watched = ast.Try(body=body, handlers=[], orelse=[], finalbody=[tell])
         unbound = [ast.Delete([ast.Name(name, ast.Del())]) for name in missing]
-        again = _function(AGAIN, [*self.live, _SEEN], [*unbound, watched])
+        again = _function(AGAIN, [*self.live, _SEEN, _RESUME], [*unbound, watched])
         extra = ["__class__"] if self._wants_class else []
         outer = _function(_OUTER, extra, [again, ast.Return(ast.Name(AGAIN, ast.Load()))])
         tree = ast.fix_missing_locations(ast.Module([outer], []))
@@ -355,7 +371,13 @@ class _Own(ast.NodeTransformer):
         finally:
             self._depth -= 1
 
-    visit_AsyncFunctionDef = visit_ClassDef = visit_FunctionDef
+    visit_AsyncFunctionDef = visit_ClassDef = visit_Lambda = visit_FunctionDef
+
+    def visit_Yield(self, node: ast.Yield) -> ast.AST:
+        if self._depth:
+            return self.generic_visit(node)
+        value = ast.Constant(None) if node.value is None else self.visit(node.value)
+        return ast.copy_location(_call(_RESUME, [value]), node)
 
     def visit_Global(self, node: ast.Global | ast.Nonlocal) -> ast.AST:
         # What they name are variables of the replay, and thrown away with it.
@@ -369,16 +391,32 @@ def _waits(statement: ast.stmt) -> bool:
     return any(isinstance(node, _WAITING) for node in own_nodes([statement]))
 
 
-def refuse_what_waits(body: Sequence[ast.stmt], code: CodeType) -> None:
-    """Refuses code that gives control away in its middle, and so cannot simply be called."""
+def refuse_what_waits(body: Sequence[ast.stmt], code: CodeType, *, hands_on: bool = False) -> None:
+    """Refuses code that gives control away in its middle, and so cannot simply be called.
+
+    Args:
+        body: The code.
+        code: What it is a part of.
+        hands_on: Whether it is known who gets what it yields.
+    """
     for node in own_nodes(body):
-        if isinstance(node, (ast.Yield, ast.YieldFrom)):
+        if isinstance(node, ast.YieldFrom) or (isinstance(node, ast.Yield) and not hands_on):
             raise NoRegionError(f"{code.co_name} is a generator that yields within the step")
         if isinstance(node, (ast.Await, ast.AsyncFor, ast.AsyncWith)):
             raise NoRegionError(f"{code.co_name} is a coroutine that waits within the step")
 
 
-def _owner(tree: ast.Module, code: CodeType) -> Owner:
+def line_range(body: Sequence[ast.stmt]) -> tuple[int, int]:
+    """Returns the first and the last line of some statements."""
+    return body[0].lineno, max(s.end_lineno or s.lineno for s in body)
+
+
+def owner_of(tree: ast.Module, code: CodeType) -> Owner:
+    """Returns the function, or the module, in a syntax tree that a code object was compiled from.
+
+    Raises:
+        NoRegionError: It has no body of statements.
+    """
     if code.co_name == "<module>":
         return tree
     for node in ast.walk(tree):
@@ -395,8 +433,8 @@ def _innermost_loop(
     found: ast.For | ast.AsyncFor | ast.While | None = None
     for node in own_nodes(owner.body):
         if isinstance(node, (ast.For, ast.AsyncFor, ast.While)):
-            last = max(s.end_lineno or s.lineno for s in node.body)
-            if all(node.body[0].lineno <= line <= last for line in lines):
+            first, last = line_range(node.body)
+            if all(first <= line <= last for line in lines):
                 found = node  # outer loops come first
     return found
 

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from nanguard.replay.frames import Stack
+    from nanguard.replay.handed_on import Taking
     from nanguard.replay.region import Piece, Region
 
 # Bytes of a batch that is prepared in place, and so has to be copied before.
@@ -245,6 +246,7 @@ class Start:
             tell how the step ended. None for an evaluation.
         later: The same from the first call of a model on, where no loader hands out the data;
             None if nobody needs it.
+        taking: What the code knew that a generator has handed its value on to.
     """
 
     stepped = False
@@ -255,6 +257,7 @@ class Start:
     bad = False
     held: FrameType | None = None
     later: Start | None = None
+    taking: Taking | None = None
 
     def __init__(
         self,
@@ -456,9 +459,13 @@ class Taken:
             self._versions = list(map(_version_of, tensors))
         self._tensors = tensors
 
+    def every(self) -> dict[str, Any]:
+        """Returns the values of all names that were there."""
+        return dict(zip(self._names, self._values, strict=True))
+
     def some(self, names: Sequence[str]) -> dict[str, Any]:
         """Returns the values of some of the names."""
-        every = dict(zip(self._names, self._values, strict=True))
+        every = self.every()
         return {name: every[name] for name in names if name in every}
 
     @property

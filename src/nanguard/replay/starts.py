@@ -21,6 +21,7 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 
 from nanguard.guard.rng import RandomStreams
 from nanguard.replay.frames import Lines, hear_calls, is_nested, let_go, names_of, outside, stack_of
+from nanguard.replay.handed_on import generator_below, receiver_of
 from nanguard.replay.patches import comes_from_signal, is_capturing
 from nanguard.replay.region import NoRegionError, Region
 from nanguard.replay.start import (
@@ -40,12 +41,13 @@ from nanguard.replay.start import (
 from nanguard.replay.tracer.sites import is_installed, is_users
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
     from types import CodeType, FrameType
 
     from torch import Tensor
 
     from nanguard.replay.frames import Stack
+    from nanguard.replay.handed_on import Taking
     from nanguard.replay.region import Piece
 
     # A place in code: its identity, and the instruction.
@@ -81,7 +83,7 @@ class Starts:
 
     def __init__(
         self,
-        on_left: Callable[[Start, Any], None] | None = None,
+        on_left: Callable[[Start, Any, Sequence[Any]], None] | None = None,
         *,
         models: Callable[[], list[nn.Module]] = list,
         long: bool = _LONG,
@@ -89,8 +91,8 @@ class Starts:
         """Prepares; nothing is followed before ``begin``.
 
         Args:
-            on_left: Called with a step that was left before its backward pass, and the names that
-                its code had then.
+            on_left: Called with a step that was left before its backward pass, the names that its
+                code had then, and what a generator has handed on in it.
             models: Returns the models that are trained.
             long: Whether to wait for the first lines of regions.
         """
@@ -211,10 +213,18 @@ class Starts:
         else:
             self._in_a_row += 1
             self._end(self.current, site, losses)
+            receiver = self.current.region.receiver
+            if receiver is not None:
+                self._taken(self.current, receiver.take(frame))
         self._heard_all = self._hook is not None
         if self._hook is not None or self._last_event:
             self._last_event = stack_of(frame) if self._hook is not None else []
         self._calls.clear()
+
+    def _taken(self, start: Start, taking: Taking | None) -> None:
+        start.taking = taking
+        if start.later is not None:
+            start.later.taking = taking
 
     def _is_our_thread(self) -> bool:
         """Returns whether this is the thread that trains; another one may come after it."""
@@ -370,16 +380,16 @@ class Starts:
         try:
             # The innermost loop holds the call that belongs to this backward; of others, such as
             # those that collect data, it knows nothing.
-            regions = [self._region(owner, call.lines[id(owner)], line) for call in calls]
-            place = max(range(len(calls)), key=lambda n: (regions[n].first, -n))
-            call = calls[place]
-            self._add((site, frame.f_code), owner, regions[place], call)
-            piece = regions[place].at(call.lines[id(owner)])
+            found = [self._region(owner, call, line) for call in calls]
+            place = max(range(len(calls)), key=lambda n: (found[n][1].first, -n))
+            call, (owner, region) = calls[place], found[place]
+            self._add((site, frame.f_code), owner, region, call)
+            piece = region.at(call.lines[id(owner)])
         except NoRegionError as error:
             self.why_not = str(error)
             return
         local = call.names.get(id(owner), {})
-        self.current = self._new(owner, local, regions[place], piece, call.streams, call.ambient)
+        self.current = self._new(owner, local, region, piece, call.streams, call.ambient)
 
     def _common(self, frame: FrameType) -> tuple[FrameType | None, int, list[ModelCall]]:
         """Returns the innermost frame that holds calls of models and this backward.
@@ -395,11 +405,19 @@ class Starts:
                 return f, line, trained or calls
         return None, 0, []
 
-    def _region(self, owner: FrameType, call: int, backward: int) -> Region:
+    def _region(self, owner: FrameType, call: ModelCall, backward: int) -> tuple[FrameType, Region]:
+        """Returns the region of a step, and the frame whose code it is a part of."""
+        lines, receiver = (call.lines[id(owner)], backward), None
+        below = generator_below(call.frames, owner)
+        if below is not None:
+            receiver = receiver_of(owner, *lines)
+        if below is not None and receiver is not None:
+            owner = below[0]
+            lines = (below[1], owner.f_lineno or 0)
         known = self._codes.get(id(owner.f_code))
-        if known is not None and known.lines == (call, backward):
-            return known
-        return Region(owner.f_code, owner.f_globals, (call, backward))
+        if known is not None and known.lines == lines:
+            return owner, known
+        return owner, Region(owner.f_code, owner.f_globals, lines, receiver)
 
     def after_the_fact(
         self, frame: FrameType | None, *, line: int | None = None, statement: bool = False
@@ -534,7 +552,8 @@ class Starts:
         same = left is not None and left.region is region and left.frame == id(frame)
         trains = left is not None and left.site is None and left.ambient.grad
         if left is not None and same and trains and self._on_left is not None:
-            self._on_left(left, local)
+            receiver = region.receiver
+            self._on_left(left, local, () if receiver is None else receiver.given_in(frame))
         now = self.streams.capture()
         start = self.current = self._new(frame, local, region, piece, now, Ambient.now())
         start.held = frame if start.ambient.grad else None
@@ -547,7 +566,7 @@ class Starts:
             return
         start.held = None
         if self._on_left is not None and not self.paused:
-            self._safely(self._on_left, start, frame.f_locals)
+            self._safely(self._on_left, start, frame.f_locals, ())
 
     def unfinished(self) -> Stack:
         """Returns the frames that a step was left in before its backward pass, innermost first.

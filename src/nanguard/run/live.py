@@ -589,9 +589,9 @@ class Live(Watch):
         """Hears of a bad number that the script has read."""
         self.by_script.read(tensor, value, in_optimizer=bool(self._depth))
 
-    def _script_left(self, start: Start, names: Any) -> None:
+    def _script_left(self, start: Start, names: Any, others: Sequence[Any]) -> None:
         """Undoes what a step has done to the buffers that the script has left as it was bad."""
-        if self.by_script.left(start, names) and self.held is not None:
+        if self.by_script.left(start, names, others) and self.held is not None:
             self.held.restore(self.held.shape)
 
     def look(self) -> None:
