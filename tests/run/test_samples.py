@@ -40,7 +40,7 @@ for (x,) in ahead(DataLoader(TensorDataset(data), batch_size=8)):
 """
 
 
-# The forward pass is in a generator, so that only a second run can show it, with all its batches.
+# The forward pass is in a generator, over each of the batches of a step.
 ADDED_UP = """
 import torch
 from torch import nn
