@@ -42,7 +42,7 @@ def generator_below(frames: Stack, owner: FrameType) -> tuple[FrameType, int] | 
     return None
 
 
-class Receiver:
+class HandedTo:
     """The code that a generator hands its values on to, from where it has got one.
 
     Attributes:
@@ -116,7 +116,7 @@ class Taking:
 
     __slots__ = ("_cls", "_module", "_taken", "receiver")
 
-    def __init__(self, receiver: Receiver, taken: Taken, module: dict[str, Any], cls: Any) -> None:
+    def __init__(self, receiver: HandedTo, taken: Taken, module: dict[str, Any], cls: Any) -> None:
         self.receiver = receiver
         self._taken, self._module, self._cls = taken, module, cls
 
@@ -143,7 +143,7 @@ class Taking:
         return resume
 
 
-def receiver_of(frame: FrameType, call: int, backward: int) -> Receiver | None:
+def handed_to(frame: FrameType, call: int, backward: int) -> HandedTo | None:
     """Returns the code that takes a value from a generator; None where it does more than that.
 
     Args:
@@ -156,11 +156,11 @@ def receiver_of(frame: FrameType, call: int, backward: int) -> Receiver | None:
     for node in own_nodes(owner.body):
         if isinstance(node, ast.For) and _is_header(node, call, backward):
             piece = Region(code, module, (node.body[0].lineno, backward)).whole()
-            return Receiver(code, node.target, piece)
+            return HandedTo(code, node.target, piece)
         taken = _taken_by_next(node, call)
         rest = None if taken is None else Region(code, module, (call, backward)).after(call)
         if taken is not None and rest is not None:
-            return Receiver(code, taken, rest)
+            return HandedTo(code, taken, rest)
     return None
 
 

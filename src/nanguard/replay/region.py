@@ -23,7 +23,7 @@ from nanguard.replay.live_names import Names, names_in, own_nodes, unpacked_name
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from nanguard.replay.handed_on import Receiver
+    from nanguard.replay.handed_on import HandedTo
 
     Owner = ast.Module | ast.FunctionDef | ast.AsyncFunctionDef
     Path = list[tuple[str, int | None]]
@@ -115,7 +115,7 @@ class Region:
         code: CodeType,
         module: dict[str, Any],
         lines: Sequence[int],
-        receiver: Receiver | None = None,
+        receiver: HandedTo | None = None,
     ) -> None:
         """Finds the region around some lines.
 

@@ -21,7 +21,7 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 
 from nanguard.guard.rng import RandomStreams
 from nanguard.replay.frames import Lines, hear_calls, is_nested, let_go, names_of, outside, stack_of
-from nanguard.replay.handed_on import generator_below, receiver_of
+from nanguard.replay.handed_on import generator_below, handed_to
 from nanguard.replay.patches import comes_from_signal, is_capturing
 from nanguard.replay.region import NoRegionError, Region
 from nanguard.replay.start import (
@@ -410,7 +410,7 @@ class Starts:
         lines, receiver = (call.lines[id(owner)], backward), None
         below = generator_below(call.frames, owner)
         if below is not None:
-            receiver = receiver_of(owner, *lines)
+            receiver = handed_to(owner, *lines)
         if below is not None and receiver is not None:
             owner = below[0]
             lines = (below[1], owner.f_lineno or 0)
