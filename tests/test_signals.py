@@ -276,3 +276,26 @@ def test_what_was_usual_lately_is_not_unusual_once_the_others_lie_closer():
         assert step < 60 or value <= watched.limits().warn
         watched.accept(value)
     assert 2.8 <= watched.limits().warn < 50.0
+
+
+def test_unusual_values_that_lie_close_together_are_one_event():
+    rng = random.Random(5)
+    values = [
+        (4.0 + 4.0 * rng.random() if i % 400 >= 390 else 1.0) + 0.05 * rng.gauss(0, 1)
+        for i in range(4000)
+    ]
+    warned, _ = watch(values, act=1e9)
+    assert [step // 400 for step in warned[:3]] == [0, 1, 2]
+    assert len(warned) <= 4
+
+
+def test_what_grows_within_an_event_is_news_again():
+    values = [1.0 + 0.01 * (i % 5) for i in range(300)] + [2.0 * 1.5**i for i in range(8)]
+    warned, _ = watch(values, act=1e9)
+    assert warned[0] == 300
+    assert 2 <= len(warned[1:]) <= 4
+
+
+def test_the_same_jump_is_news_again_after_a_while():
+    values = [5.0 if i in (300, 340) else 1.0 + 0.01 * (i % 5) for i in range(400)]
+    assert watch(values, act=1e9)[0] == [300, 340]

@@ -35,6 +35,11 @@ _YOUNG = 32
 _RELEARN = 8
 # A size of spike that came back so often is a kind of batch this run has, not an accident.
 _RECURS = 3
+# Unusual values with no more than this many usual ones between them are one event: it is news once,
+# and again when it gets that many times larger (its logarithm, where that is what is watched).
+_EVENT = 16
+_NEWS = 2.0
+_NEWS_OF_LOGS = 1.25
 # Blocks in a row that have to rise before a loss is said to drift; cycles rise for fewer.
 _RISING = 4
 
@@ -78,8 +83,12 @@ class SpikeWindow:
         self._values = _Latest(size)
         # Deviations in spreads: their tail outlives a trend, so it may be longer than the window.
         self._deviations = _Latest(4 * size)
-        # Deviations beyond the limits, warned about or rejected.
+        # Deviations beyond the limits, warned about or rejected; of each event what was news last,
+        # and how many values came in since.
         self._outside: deque[float] = deque(maxlen=4 * _RECURS)
+        self._events: deque[float] = deque(maxlen=4 * _RECURS)
+        self._since_event = _EVENT + 1
+        self._news = _NEWS_OF_LOGS if positive else _NEWS
         # How many values came in, and the largest of the latest that nobody was warned about: each
         # with its number, and only those that no later one exceeds.
         self._count = 0
@@ -102,10 +111,13 @@ class SpikeWindow:
         if self._start is not None:
             deviation = (inner - self._center) / self._spread
             if deviation <= self._reach.warn:
+                self._since_event += 1
                 self._deviations.add(deviation)
                 self._add_usual(inner)
             else:
                 self._outside.append(deviation)
+                self._add_to_event(deviation)
+                self._set_limits()
             self._unlearned += 1
             if self._unlearned == _RELEARN:
                 self._learn()
@@ -116,6 +128,13 @@ class SpikeWindow:
                 self._deviations.add((v - self._center) / self._spread)
                 self._add_usual(v)
             self._learn()
+
+    def _add_to_event(self, deviation: float) -> None:
+        if self._since_event > _EVENT:
+            self._events.append(deviation)
+        elif deviation > self._news * self._events[-1]:
+            self._events[-1] = deviation
+        self._since_event = 0
 
     def _add_usual(self, inner: float) -> None:
         largest, self._count = self._largest, self._count + 1
@@ -143,6 +162,8 @@ class SpikeWindow:
             "values": list(self._values),
             "deviations": list(self._deviations),
             "outside": list(self._outside),
+            "events": list(self._events),
+            "since_event": self._since_event,
             "start": self._start,
             "level": [self._center, self._spread],
             "reach": [self._reach.warn, self._reach.act],
@@ -156,6 +177,9 @@ class SpikeWindow:
         self._values = _Latest(self.size, state["values"])
         self._deviations = _Latest(4 * self.size, state["deviations"])
         self._outside = deque(state["outside"], maxlen=4 * _RECURS)
+        # Snapshots of earlier versions have neither of these two.
+        self._events = deque(state.get("events", []), maxlen=4 * _RECURS)
+        self._since_event = state.get("since_event", _EVENT + 1)
         self._start = state["start"]
         self._center, self._spread = state["level"]
         self._reach = Limits(*state["reach"])
@@ -181,8 +205,11 @@ class SpikeWindow:
     def _set_limits(self) -> None:
         warn, act = self._reach.warn, self._reach.act
         if len(self._outside) >= _RECURS:
-            recurring = 1.25 * sorted(self._outside)[-_RECURS]
-            warn, act = max(warn, recurring), max(act, recurring)
+            act = max(act, 1.25 * sorted(self._outside)[-_RECURS])
+        if len(self._events) >= _RECURS:
+            warn = max(warn, self._news * sorted(self._events)[-_RECURS])
+        if self._events and self._since_event <= _EVENT:
+            warn = max(warn, self._news * self._events[-1])
         # What is no larger than a value that was usual lately is not unusual, however little the
         # others spread by now.
         seen = (self._largest[0][1] - self._center) / self._spread if self._largest else 0.0
