@@ -1,4 +1,4 @@
-"""The drawing of the packages shows the imports there are."""
+"""The drawing of the packages shows the imports there are; files are few, and none is too long."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
+# More files cannot be held in the head, and a longer one holds more than one idea.
+MOST_FILES, MOST_LINES = 350, 600
 
 
 @pytest.fixture
@@ -39,3 +41,12 @@ def test_the_drawing_has_every_package_and_only_imports_that_run(drawn, tmp_path
         "def later():\n    import nanguard.check.engine\n"
     )
     assert drawn.imports_in(module) == {"nanguard.record", "nanguard.check.engine"}
+
+
+def test_files_are_few_and_none_is_too_long():
+    lines = {
+        path.relative_to(ROOT).as_posix(): path.read_text(encoding="utf-8").count("\n")
+        for path in (ROOT / "src" / "nanguard").rglob("*.py")
+    }
+    assert len(lines) <= MOST_FILES
+    assert {path: count for path, count in lines.items() if count > MOST_LINES} == {}

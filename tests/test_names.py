@@ -11,7 +11,7 @@ ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src" / "nanguard"
 # The same idea in two places: a rule before the run and a cause after it, a callback for each
 # framework.
-SAME_IDEA = {"label_out_of_range", "LabelOutOfRange", "NanguardCallback"}
+SAME_IDEA = {"LabelOutOfRange", "NanguardCallback"}
 # Means two things that are not told apart yet; none may be added.
 TO_DO = {"Flight"}
 MOST_WORDS = 25

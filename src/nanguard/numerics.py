@@ -78,6 +78,26 @@ def all_finite(tensors: Iterable[Tensor]) -> bool:
     return not any(bool(flags.any()) for flags in _flags(every))
 
 
+def holds_nan(tensor: Tensor) -> bool:
+    """Returns whether a tensor holds NaN; no for one that is sparse."""
+    values = local(tensor.detach())
+    return values.layout is torch.strided and bool((values != values).any())
+
+
+def holds_plus_inf(tensor: Tensor) -> bool:
+    """Returns whether a tensor holds +Inf, as after an overflow; masks are filled with -Inf."""
+    values = local(tensor.detach())
+    return values.layout is torch.strided and bool((values == math.inf).any())
+
+
+def kind_in(tensor: Tensor) -> str:
+    """Returns what is wrong with a tensor that is not finite."""
+    values = local(tensor.detach())
+    if values.layout is not torch.strided:
+        values = values.coalesce().values()
+    return "nan" if bool((values != values).any()) else "inf"
+
+
 def non_finite(tensors: Iterable[Tensor], device: torch.device) -> Tensor:
     """Returns a 0-dim bool on a device: whether any value is non-finite. Does not wait."""
     flags = [group.to(device, non_blocking=True) for group in _flags(tensors)]

@@ -15,6 +15,7 @@ import nanguard
 
 PACKAGE = Path(nanguard.__file__).parent
 
+FUTURE = "from __future__ import annotations\n"
 RULE = '''"""Finds dropout that drops everything."""
 
 from __future__ import annotations
@@ -142,8 +143,11 @@ def found(copy: Path, path: Path) -> list[str]:
     return [finding["name"] for finding in report["findings"]]
 
 
-def test_a_rule_is_one_file(copy: Path):
-    (copy / "check" / "code" / "rules" / "drops_everything.py").write_text(RULE)
+@pytest.mark.parametrize("module", ["drops_everything.py", "std_of_few.py"])
+def test_a_rule_is_one_file_or_a_class_in_the_module_of_its_idea(copy: Path, module: str):
+    file = copy / "check" / "code" / "rules" / module
+    before = file.read_text() if file.exists() else ""
+    file.write_text(before + (RULE.replace(FUTURE, "") if before else RULE))
     python(
         copy,
         "-c",

@@ -8,12 +8,11 @@ import runpy
 import pytest
 import torch
 
-from nanguard.diagnose.cause import Case
+from nanguard.diagnose.cause import Case, drift_behind
 from nanguard.diagnose.causes.exploding_optimization import ExplodingOptimization
 from nanguard.diagnose.lab import Budget, Lab, limits_for
 from nanguard.diagnose.repairs import bounded_divisor, clipped_gradients, inside_a_library
 from nanguard.diagnose.sentence import item_in_words, sentence, users_site
-from nanguard.diagnose.session import drift_behind
 from nanguard.replay.task import Facts, ReplayOutcome, Task
 from nanguard.replay.tracer import sites
 from nanguard.replay.tracer.origin import origin_of, producers

@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch import nn
 
-from nanguard.replay.watch import Round, Watch
+from nanguard.guard.optimizers import Round
+from nanguard.replay.watch import Watch
 
 
 class Quiet(Watch):

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from nanguard.findings import name_of
 from nanguard.replay.tracer.sites import Site, is_installed, is_users
 from nanguard.source.edits import SourceFile, called_name, span_of
 
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from nanguard.diagnose.lab import Lab, Trial
     from nanguard.diagnose.repairs import Repair
     from nanguard.guard.verdicts import Symptom
-    from nanguard.replay.task import Facts, Loaded, ReplayOutcome
+    from nanguard.replay.task import Curve, Facts, Loaded, ReplayOutcome
     from nanguard.replay.tracer.op_records import Stats
     from nanguard.replay.tracer.origin import Ancestor, Origin
 
@@ -435,3 +436,65 @@ def sets_rate_at(file: SourceFile) -> Site | None:
 def _is_rate(target: ast.expr) -> bool:
     key = target.slice if isinstance(target, ast.Subscript) else None
     return isinstance(key, ast.Constant) and key.value == "lr"
+
+
+# Operations between a parameter and the origin: what is farther away has no direct part in it.
+_NEAR_PARAMETER = 6
+# A curve of fewer points shows no drift.
+_LEAST_POINTS = 6
+# Drift is a move of at least this size, and of this many times what the quantity was at first.
+_LEAST_MOVE, _TIMES = 2.0, 2.0
+# It began where this share of the move was behind it for good.
+_BEGUN = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class Drift:
+    """A parameter that moved far away from what it was.
+
+    Attributes:
+        name: Its name.
+        began: The step from which on it moved away.
+        curve: Its element farthest from zero, step by step.
+    """
+
+    name: str
+    began: int
+    curve: Curve
+
+    def in_words(self) -> str:
+        """Returns what moved, how far and since when."""
+        first, last = name_of(self.curve[0][1]), name_of(self.curve[-1][1])
+        return f"{self.name} has drifted from {first} to {last} since step {self.began}"
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns the drift as an incident holds it."""
+        return {"tensor": self.name, "first_step": self.began, "curve": self.curve}
+
+
+def drift_behind(case: Case) -> Drift | None:
+    """Returns the parameter near the origin that has drifted farthest; None if none has."""
+    near = {
+        ancestor.name
+        for stats in case.inputs
+        for ancestor in case.ancestors(stats.name, _NEAR_PARAMETER)
+        if ancestor.op == "parameter" and ancestor.name
+    }
+    found = [_drift(name, case.facts.curves[name]) for name in near & set(case.facts.curves)]
+    drifts = [drift for drift in found if drift is not None]
+    return max(drifts, key=lambda drift: abs(drift.curve[-1][1]), default=None)
+
+
+def _drift(name: str, curve: Curve) -> Drift | None:
+    """Returns a curve as a drift, if it moved far, and not all at once at its end."""
+    if len(curve) < _LEAST_POINTS:
+        return None
+    first, last = curve[0][1], curve[-1][1]
+    move = last - first
+    if abs(move) < max(_LEAST_MOVE, _TIMES * abs(first)):
+        return None
+    began = len(curve) - 1
+    while began > 0 and (curve[began - 1][1] - first) / move > _BEGUN:
+        began -= 1
+    # What jumps at its end is an explosion, and no drift.
+    return Drift(name, curve[began][0], curve) if began < len(curve) - 3 else None

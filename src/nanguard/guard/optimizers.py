@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import inspect
 import math
+import weakref
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.amp.grad_scaler import OptState
 from torch.optim import SGD, Adagrad, Adam, AdamW, Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+from nanguard.findings import name_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from torch import Tensor
     from torch.amp import GradScaler
-    from torch.optim import Optimizer
 
     from nanguard.guard.held import Slot
 
@@ -93,6 +98,28 @@ def _tensors(value: Any) -> Iterator[Tensor]:
             yield from _tensors(inner)
 
 
+def moments_of(optimizer: Optimizer) -> list[Tensor]:
+    """Returns the tensors of an optimizer's state that have a number for each of a parameter's."""
+    return [
+        value
+        for parameter, state in optimizer.state.items()
+        for value in (state.values() if isinstance(state, dict) else ())
+        if isinstance(value, torch.Tensor)
+        and value.shape == getattr(parameter, "shape", None)
+        and value.shape
+        and not value.is_meta
+    ]
+
+
+def innermost(optimizer: Any) -> Any:
+    """Returns the optimizer inside of a wrapper (Accelerate's, for example)."""
+    try:
+        inner = optimizer.__dict__.get("optimizer")
+    except AttributeError:
+        return optimizer
+    return inner if isinstance(inner, Optimizer) else optimizer
+
+
 def learning_rate(optimizers: Sequence[Optimizer]) -> float | None:
     """Returns the largest learning rate of some optimizers; one on a device is not read."""
     return largest_rate([group for optimizer in optimizers for group in optimizer.param_groups])
@@ -112,6 +139,26 @@ def largest_rate(groups: Sequence[dict[str, Any]]) -> float | None:
 
 def _on_device(rate: object) -> bool:
     return isinstance(rate, torch.Tensor) and rate.device.type != "cpu"
+
+
+def schedulers_of(optimizer: Optimizer) -> list[LRScheduler]:
+    """Returns what sets the learning rates of an optimizer."""
+    # Some objects raise when they are asked for their class.
+    found = [one for one in gc.get_objects() if issubclass(type(one), LRScheduler)]
+    return [one for one in found if getattr(one, "optimizer", None) is optimizer]
+
+
+def bad_schedule_state(optimizer: Optimizer) -> str | None:
+    """Returns which number that a scheduler goes by is not finite; None if all of them are."""
+    for scheduler in schedulers_of(optimizer):
+        for name, value in vars(scheduler).items():
+            several = isinstance(value, (list, tuple))
+            for place, number in enumerate(value if several else [value]):
+                # What it was last is what it made, and not what it goes by.
+                if isinstance(number, float) and not math.isfinite(number) and "last" not in name:
+                    index = f"[{place}]" if several else ""
+                    return f"{name}{index} of {type(scheduler).__name__} is {name_of(number)}"
+    return None
 
 
 class Gated:
@@ -179,6 +226,60 @@ def set_hyperparameters(optimizers: Iterable[Optimizer], saved: list[dict[str, A
                 group[key].copy_(value)
             else:
                 group[key] = value
+
+
+class Round:
+    """The optimizers that step one after the other, after the same backward pass.
+
+    What one of them applies belongs to the same step as what the others do: if the gradients of one
+    are bad, none of them may move.
+
+    Attributes:
+        partners: Those that stepped after an optimizer the last time it was the first of a round.
+        number: How many rounds there were.
+    """
+
+    def __init__(self) -> None:
+        self.partners: weakref.WeakKeyDictionary[Optimizer, list[weakref.ref[Optimizer]]]
+        self.partners = weakref.WeakKeyDictionary()
+        self.number = 0
+        self._members: list[weakref.ref[Optimizer]] = []
+        self._backwards = -1
+        self._is_held_back = False
+
+    def enter(self, optimizer: Optimizer, backwards: int) -> bool:
+        """Notes that an optimizer steps; returns whether the step was held back already.
+
+        Args:
+            optimizer: The optimizer.
+            backwards: How many backward passes there were so far.
+        """
+        # Some scripts never call backward: whoever steps a second time begins another round.
+        if backwards == self._backwards and all(one() is not optimizer for one in self._members):
+            self._members.append(weakref.ref(optimizer))
+            return self._is_held_back
+        self._is_held_back = False
+        self.number += 1
+        if self._members:
+            first = self._members[0]()
+            if first is optimizer and len(self._members) == 1 and not self.partners:
+                self._backwards = backwards  # nearly every script has one optimizer
+                return False
+            if first is not None and (len(self._members) > 1 or first in self.partners):
+                self.partners[first] = self._members[1:]
+        self._members, self._backwards = [weakref.ref(optimizer)], backwards
+        return False
+
+    def hold_back(self) -> None:
+        """Notes that the step that is being made is held back."""
+        self._is_held_back = True
+
+    def others(self, optimizer: Optimizer) -> list[Optimizer]:
+        """Returns the optimizers that are likely to step after this one, the first of its round."""
+        known = self.partners.get(optimizer) if self.partners else None
+        if not known or len(self._members) > 1:
+            return []
+        return [o for partner in known if (o := partner()) is not None and o is not optimizer]
 
 
 class LossScaling:
@@ -295,3 +396,11 @@ class LossScaling:
         """Returns what unscaling found out, by device; empty before it was done."""
         assert self._scaler is not None  # noqa: S101 - callers have checked
         return self._scaler._found_inf_per_device(optimizer)
+
+
+def pass_over(scaler: Any, optimizer: Any) -> None:
+    """Makes a GradScaler believe that a step was made, so that it goes on as it would have."""
+    state = scaler._per_optimizer_states[id(optimizer)]
+    if state["stage"] is OptState.READY:
+        scaler.unscale_(optimizer)
+    state["stage"] = OptState.STEPPED

@@ -149,6 +149,22 @@ class _NumpyStream:
 _torch_stream = torch.default_generator
 
 
+def devices_in_use() -> list[torch.device]:
+    """Returns the device that this process computes on, if it has begun to."""
+    if not torch.cuda.is_initialized():
+        return []
+    return [torch.device("cuda", torch.cuda.current_device())]
+
+
+def is_generator(value: object) -> bool:
+    """Returns whether random numbers are drawn from a value."""
+    kind = type(value)
+    if kind is torch.Generator or kind is random.Random:
+        return True
+    known = kind.__name__ in ("Generator", "RandomState")
+    return known and kind.__module__.startswith("numpy.random")
+
+
 def same(left: dict[str, Any], right: dict[str, Any]) -> bool:
     """Returns whether nothing was drawn between two captures of the CPU-side streams."""
     return (

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
     from nanguard.replay.watch import Watch
 
+# Bytes of parameters that are copied before a replay. Steps of larger models rarely write to them.
+MOST_COPIED = 256 << 20
 # Good steps between two copies, if they are wanted.
 _EVERY = 100
 # Bytes that are copied without being asked for, and the part of the time that it may take.
@@ -80,6 +82,32 @@ def _copies(state: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
         name: (value, _copy(value) if isinstance(value, torch.Tensor) else copy.deepcopy(value))
         for name, value in state.items()
     }
+
+
+def why_not_copied(parameters: Iterable[Tensor]) -> str | None:
+    """Returns why a replay might write to parameters that nobody has a copy of."""
+    found = list(parameters)
+    hooked = any(getattr(p, "_post_accumulate_grad_hooks", None) for p in found)
+    if hooked and bytes_in(found) > MOST_COPIED:
+        return "gradients have hooks that may write to the parameters, of which there is no copy"
+    return None
+
+
+class Written:
+    """Parameters as they are, in case a step writes to them by itself."""
+
+    def __init__(self, parameters: Iterable[Tensor]) -> None:
+        found = [p for p in parameters if type(p) in (torch.Tensor, torch.nn.Parameter)]
+        copies = bytes_in(found) <= MOST_COPIED
+        self._before = [(p, p._version, p.detach().clone() if copies else None) for p in found]
+
+    def put_back(self) -> None:
+        """Undoes what was written."""
+        with torch.no_grad():
+            for parameter, version, before in self._before:
+                if parameter._version != version and before is not None:
+                    parameter.copy_(before)
+                    set_version(parameter, version)
 
 
 class LastGood:

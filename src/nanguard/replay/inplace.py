@@ -26,7 +26,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from nanguard.guard.held import BufferPlaces, Held
 from nanguard.guard.optimizers import hyperparameters, set_hyperparameters, state_tensors
 from nanguard.replay import changes
-from nanguard.replay.copies import StateCopy, bytes_in
+from nanguard.replay.copies import MOST_COPIED, StateCopy, Written, bytes_in, why_not_copied
 from nanguard.replay.handed_on import noted
 from nanguard.replay.made_before import data_origin, find_table, made_anew
 from nanguard.replay.python_state import Reachable, RefusedError, is_used_up, spare
@@ -38,7 +38,7 @@ from nanguard.replay.task import ReplayOutcome, Task
 from nanguard.replay.tracer.sites import is_part_of_script
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterator
     from types import FrameType
 
     from torch import Tensor
@@ -54,8 +54,6 @@ if TYPE_CHECKING:
     Apply = Callable[[Watch, Optimizer, Callable[..., Any]], dict[str, float]]
     Leaves = Literal["nothing", "parameters", "tensors"]
 
-# Bytes of parameters that are copied before a replay. Steps of larger models rarely write to them.
-_PARAMETERS = 256 << 20
 # Bytes of a tensor that a replay is given a copy of.
 _COPIED = 64 << 20
 # How many ways there are to begin from one start.
@@ -164,7 +162,7 @@ class InPlace:
         """
         start, optimizers = variant.start, self._run.optimizers()
         moved = [*self._run.named_parameters().values(), *state_tensors(optimizers)]
-        if self._together or not start.stepped or bytes_in(moved) > _PARAMETERS:
+        if self._together or not start.stepped or bytes_in(moved) > MOST_COPIED:
             return ReplayOutcome(error="the steps after it cannot be made here")
         held = Held(BufferPlaces(self._run.models()))
         held.mark()
@@ -316,7 +314,7 @@ class InPlace:
         self, task: Task, variant: Variant, seconds: float
     ) -> tuple[ReplayOutcome, list[Tensor]]:
         start = variant.start
-        why_not = _refusal(self._run.named_parameters().values())
+        why_not = why_not_copied(self._run.named_parameters().values())
         if why_not is not None:
             return ReplayOutcome(error=why_not), []
         if self.announce is not None:
@@ -447,7 +445,7 @@ class InPlace:
         reachable = self._reach(start)
         held = Held(BufferPlaces(run.models()))
         held.mark()
-        written = _Written([] if leaves != "nothing" else run.named_parameters().values())
+        written = Written([] if leaves != "nothing" else run.named_parameters().values())
         gradients = [] if leaves == "tensors" else self._set_aside_gradients()
         rates = hyperparameters(run.optimizers())
         now = starts.streams.capture()
@@ -572,32 +570,6 @@ def _applied(_replay: Watch, _optimizer: Optimizer, call: Callable[..., Any]) ->
     with torch.enable_grad():
         call()
     return {}
-
-
-def _refusal(parameters: Iterable[Tensor]) -> str | None:
-    """Returns why a replay might write to parameters that nobody has a copy of."""
-    found = list(parameters)
-    hooked = any(getattr(p, "_post_accumulate_grad_hooks", None) for p in found)
-    if hooked and bytes_in(found) > _PARAMETERS:
-        return "gradients have hooks that may write to the parameters, of which there is no copy"
-    return None
-
-
-class _Written:
-    """Parameters as they are, in case a step writes to them by itself."""
-
-    def __init__(self, parameters: Iterable[Tensor]) -> None:
-        found = [p for p in parameters if type(p) in (torch.Tensor, torch.nn.Parameter)]
-        copies = bytes_in(found) <= _PARAMETERS
-        self._before = [(p, p._version, p.detach().clone() if copies else None) for p in found]
-
-    def put_back(self) -> None:
-        """Undoes what was written."""
-        with torch.no_grad():
-            for parameter, version, before in self._before:
-                if parameter._version != version and before is not None:
-                    parameter.copy_(before)
-                    changes.set_version(parameter, version)
 
 
 def in_words(error: BaseException) -> str:

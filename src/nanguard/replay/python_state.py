@@ -16,6 +16,7 @@ import functools
 import io
 import sys
 import threading
+import weakref
 from collections import OrderedDict, deque
 from concurrent.futures import Future
 from types import (
@@ -30,10 +31,12 @@ from types import (
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import nn
 from torch.utils.data import DataLoader, Dataset
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from nanguard.replay.changes import set_version
+from nanguard.replay.start import copied, is_plain_object
 from nanguard.replay.tracer.sites import is_part_of_script
 
 if TYPE_CHECKING:
@@ -46,6 +49,8 @@ if TYPE_CHECKING:
 # through in a moment, and whatever a step changes is near.
 _OBJECTS = 20_000
 _DEPTH = 12
+# Objects of the script whose attributes every step remembers.
+_OWN_OBJECTS = 8
 # Items of a container that are looked at one by one: a longer one holds data, not state.
 _ITEMS = 1000
 # Bytes of tensors that are copied, in case a replay writes to them.
@@ -282,6 +287,59 @@ class Reachable:
         if size <= self._room:
             self._room -= size
             self._tensors.append((tensor, tensor._version, tensor.detach().clone()))
+
+
+class ScriptObjects:
+    """What the script's own objects hold, and numbers that models keep in plain attributes.
+
+    Which numbers models change while they are called is looked for after 1, 2, 4, 8, ... steps:
+    most models have none.
+    """
+
+    def __init__(self, models: Callable[[], list[nn.Module]]) -> None:
+        self._models = models
+        self._objects: list[Any] = []
+        self._steps = 0
+        self._seen: weakref.WeakKeyDictionary[nn.Module, dict[str, float]]
+        self._seen = weakref.WeakKeyDictionary()
+        self._changing: weakref.WeakKeyDictionary[nn.Module, list[str]]
+        self._changing = weakref.WeakKeyDictionary()
+
+    def know(self, values: list[Any]) -> None:
+        """Learns which of some values are objects of the script's own."""
+        objects = {id(v): v for v in (*self._objects, *filter(is_plain_object, values))}
+        self._objects = list(objects.values())[:_OWN_OBJECTS]
+
+    def step_ended(self) -> None:
+        """Looks for numbers that models change, now and then."""
+        self._steps += 1
+        if self._steps & (self._steps - 1) == 0:
+            self._look()
+
+    def _look(self) -> None:
+        for module in (module for model in self._models() for module in model.modules()):
+            if type(module).__module__.startswith("torch."):
+                continue
+            numbers = {n: v for n, v in vars(module).items() if type(v) in (int, float)}
+            before = self._seen.get(module, numbers)
+            moved = [name for name, value in numbers.items() if before.get(name) != value]
+            if moved:
+                self._changing[module] = sorted({*moved, *self._changing.get(module, ())})
+            if numbers:
+                self._seen[module] = numbers
+
+    def now(self) -> list[tuple[Any, dict[str, Any]]]:
+        """Returns the attributes of these objects, and the numbers that models have changed."""
+        own = [
+            (owner, {name: copied(value) for name, value in vars(owner).items()})
+            for owner in self._objects
+        ]
+        if not self._changing:
+            return own
+        return own + [
+            (module, {name: vars(module)[name] for name in names if name in vars(module)})
+            for module, names in self._changing.items()
+        ]
 
 
 class _Items:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import atexit
 import contextlib
 import errno
-import functools
-import gc
 import math
 import os
 import sys
@@ -17,12 +15,16 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
-from torch.optim.lr_scheduler import LRScheduler
 from torch.utils._python_dispatch import _disable_current_modes
 
-from nanguard.findings import name_of
 from nanguard.guard.held import BufferPlaces, Held
-from nanguard.guard.optimizers import learning_rate, scaled_lr
+from nanguard.guard.optimizers import (
+    bad_schedule_state,
+    learning_rate,
+    pass_over,
+    scaled_lr,
+    schedulers_of,
+)
 from nanguard.guard.rng import RandomStreams
 from nanguard.incident import NO_BATCH
 from nanguard.replay import changes
@@ -30,10 +32,10 @@ from nanguard.replay.made_before import entered_at
 from nanguard.replay.task import Facts, Growth, ReplayOutcome
 from nanguard.replay.tracer.modules import tensors_in
 from nanguard.replay.tracer.origin import bad_rows, origin_of, path_of, producers, suspects
-from nanguard.replay.tracer.sites import Site, here, is_installed, is_users, users_frame
+from nanguard.replay.tracer.sites import here, site_of_function, users_frame
 from nanguard.replay.tracer.tensor_values import memory_of
 from nanguard.replay.tracer.trace import Trace
-from nanguard.replay.watch import Watch, pass_over
+from nanguard.replay.watch import Watch
 from nanguard.trackers import be_silent
 
 if TYPE_CHECKING:
@@ -46,47 +48,17 @@ if TYPE_CHECKING:
     from nanguard.replay.task import Task
     from nanguard.replay.tracer.op_records import Record
     from nanguard.replay.tracer.origin import Origin
-
-
-def schedulers_of(optimizer: Optimizer) -> list[LRScheduler]:
-    """Returns what sets the learning rates of an optimizer."""
-    # Some objects raise when they are asked for their class.
-    found = [one for one in gc.get_objects() if issubclass(type(one), LRScheduler)]
-    return [one for one in found if getattr(one, "optimizer", None) is optimizer]
+    from nanguard.replay.tracer.sites import Site
 
 
 def schedule_of(optimizer: Optimizer) -> Site | None:
     """Returns where the function begins that a scheduler asks for the rate of an optimizer."""
     for scheduler in schedulers_of(optimizer):
         for function in (*getattr(scheduler, "lr_lambdas", ()), type(scheduler).get_lr):
-            site = _begins_at(function)
+            site = site_of_function(function)
             if site is not None:
                 return site
     return None
-
-
-def bad_schedule_state(optimizer: Optimizer) -> str | None:
-    """Returns which number that a scheduler goes by is not finite; None if all of them are."""
-    for scheduler in schedulers_of(optimizer):
-        for name, value in vars(scheduler).items():
-            several = isinstance(value, (list, tuple))
-            for place, number in enumerate(value if several else [value]):
-                # What it was last is what it made, and not what it goes by.
-                if isinstance(number, float) and not math.isfinite(number) and "last" not in name:
-                    index = f"[{place}]" if several else ""
-                    return f"{name}{index} of {type(scheduler).__name__} is {name_of(number)}"
-    return None
-
-
-def _begins_at(function: Any) -> Site | None:
-    while isinstance(function, functools.partial):
-        function = function.func
-    if not hasattr(function, "__code__"):  # an object that can be called
-        function = vars(type(function)).get("__call__")
-    code = getattr(function, "__code__", None)
-    if code is None or not is_users(code.co_filename) or is_installed(code.co_filename):
-        return None
-    return Site(code.co_filename, code.co_firstlineno, code.co_name)
 
 
 # Nobody else's: in a replay, torch.save writes somewhere else.

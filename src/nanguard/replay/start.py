@@ -5,9 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import dataclasses
-import random
 import sys
-import weakref
 from collections import UserDict
 from dataclasses import dataclass
 from functools import cached_property
@@ -19,7 +17,9 @@ from torch import nn
 from torch._C import _is_any_autocast_enabled, _len_torch_function_stack
 from torch.overrides import _get_current_function_mode_stack
 
-from nanguard.replay.tracer.sites import is_part_of_script
+from nanguard.guard.rng import is_generator
+from nanguard.replay.frames import names_of, stack_of
+from nanguard.replay.tracer.sites import is_part_of_script, is_users
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -171,47 +171,19 @@ class ModelCall:
     ambient: Ambient
     frames: Stack
 
+    @classmethod
+    def now(cls, module: nn.Module, frame: FrameType, streams: dict[str, Any]) -> ModelCall:
+        """Returns a call that is being made.
 
-class Counters:
-    """Numbers that models keep in plain attributes, and change while they are called.
-
-    Which ones these are is looked for after 1, 2, 4, 8, ... steps: most models have none.
-    """
-
-    def __init__(self, models: Callable[[], list[nn.Module]]) -> None:
-        self._models = models
-        self._steps = 0
-        self._seen: weakref.WeakKeyDictionary[nn.Module, dict[str, float]]
-        self._seen = weakref.WeakKeyDictionary()
-        self._changing: weakref.WeakKeyDictionary[nn.Module, list[str]]
-        self._changing = weakref.WeakKeyDictionary()
-
-    def step_ended(self) -> None:
-        """Looks for them, now and then."""
-        self._steps += 1
-        if self._steps & (self._steps - 1) == 0:
-            self._look()
-
-    def _look(self) -> None:
-        for module in (module for model in self._models() for module in model.modules()):
-            if type(module).__module__.startswith("torch."):
-                continue
-            numbers = {n: v for n, v in vars(module).items() if type(v) in (int, float)}
-            before = self._seen.get(module, numbers)
-            moved = [name for name, value in numbers.items() if before.get(name) != value]
-            if moved:
-                self._changing[module] = sorted({*moved, *self._changing.get(module, ())})
-            if numbers:
-                self._seen[module] = numbers
-
-    def now(self) -> list[tuple[Any, dict[str, Any]]]:
-        """Returns the models that count, with the numbers as they are."""
-        if not self._changing:
-            return []
-        return [
-            (module, {name: vars(module)[name] for name in names if name in vars(module)})
-            for module, names in self._changing.items()
-        ]
+        Args:
+            module: The model.
+            frame: Where it is called.
+            streams: The random streams.
+        """
+        stack = stack_of(frame)
+        lines = {id(f): line for f, line in stack}
+        names = {id(f): names_of(f) for f, _ in stack if is_users(f.f_code.co_filename)}
+        return cls(module, lines, names, streams, Ambient.now(), stack)
 
 
 class Start:
@@ -567,22 +539,6 @@ def copied(value: Any) -> Any:
     return value
 
 
-def devices_in_use() -> list[torch.device]:
-    """Returns the device that this process computes on, if it has begun to."""
-    if not torch.cuda.is_initialized():
-        return []
-    return [torch.device("cuda", torch.cuda.current_device())]
-
-
-def _is_generator(value: object) -> bool:
-    """Returns whether random numbers are drawn from a value."""
-    kind = type(value)
-    if kind is torch.Generator or kind is random.Random:
-        return True
-    known = kind.__name__ in ("Generator", "RandomState")
-    return known and kind.__module__.startswith("numpy.random")
-
-
 def script_values(frame: FrameType) -> list[Any]:
     """Returns what the names of a frame, of its ``self`` and of the script's modules stand for."""
     places: list[Mapping[str, Any]] = [frame.f_locals]
@@ -596,7 +552,7 @@ def script_values(frame: FrameType) -> list[Any]:
 def generators_in(values: list[Any]) -> list[Any]:
     """Returns the random generators among values, and in the script's own objects among them."""
     inner = [part for value in values if is_plain_object(value) for part in vars(value).values()]
-    return [value for value in (*values, *inner) if _is_generator(value)]
+    return [value for value in (*values, *inner) if is_generator(value)]
 
 
 def is_plain_object(value: object) -> bool:

@@ -19,26 +19,23 @@ import torch
 from torch import nn
 from torch.nn.modules.module import register_module_forward_pre_hook
 
-from nanguard.guard.rng import RandomStreams
-from nanguard.replay.frames import Lines, hear_calls, is_nested, let_go, names_of, outside, stack_of
+from nanguard.guard.rng import RandomStreams, devices_in_use
+from nanguard.replay.frames import Lines, hear_calls, is_nested, let_go, outside, stack_of
 from nanguard.replay.handed_on import generator_below, handed_to
 from nanguard.replay.patches import comes_from_signal, is_capturing
+from nanguard.replay.python_state import ScriptObjects
 from nanguard.replay.region import NoRegionError, Region
 from nanguard.replay.start import (
     Ambient,
-    Counters,
     Given,
     ModelCall,
     Reader,
     Start,
     bytes_of,
-    copied,
-    devices_in_use,
     generators_in,
-    is_plain_object,
     script_values,
 )
-from nanguard.replay.tracer.sites import is_installed, is_users
+from nanguard.replay.tracer.sites import is_installed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -65,8 +62,6 @@ _AHEAD = 3
 # Batches that are remembered: a few, as loaders look ahead and a device tells late, and all of a
 # step that adds up the gradients of several, as long as these do not take too many bytes.
 _LEAST_BATCHES, _MOST_BATCHES, _BATCH_BYTES = 3, 64, 256 << 20
-# Objects of the script whose attributes are remembered.
-_OBJECTS = 8
 _LONG = hasattr(sys, "monitoring")
 
 
@@ -125,8 +120,7 @@ class Starts:
         hears = (self._reached, self._called_first, self._returned)
         self._lines = Lines(*hears) if long else None
         self._earlier: dict[str, Any] | None = None
-        self._objects: list[Any] = []
-        self._counters = Counters(models)
+        self._objects = ScriptObjects(models)
         self._earlier_objects: list[tuple[Any, dict[str, Any]]] = []
         # The random streams at the end of the last step, where starts are taken at first lines.
         self._step_end: dict[str, Any] | None = None
@@ -300,12 +294,12 @@ class Starts:
             caller = outside(sys._getframe(1))
             if caller is not None:
                 self._know_streams(caller)
-        self._counters.step_ended()
+        self._objects.step_ended()
         if not self._long or not self._regions:
             # Where the step before had a batch, the next one has one, too.
             self._earlier = None if self._taken_by_batch else self.streams.capture()
             self._taken_by_batch = False
-            self._earlier_objects = self._objects_now()
+            self._earlier_objects = self._objects.now()
         else:
             self._step_end = self.streams.capture()
         self.after_backward()
@@ -348,20 +342,9 @@ class Starts:
         few = _CALLS if torch.is_grad_enabled() else _UNRECORDED
         kept = sum(call.ambient.grad is torch.is_grad_enabled() for call in self._calls)
         if kept < few and next(module.parameters(), None) is not None:
-            self._calls.append(self._call(module, frame))
-
-    def _call(self, module: nn.Module, frame: FrameType) -> ModelCall:
-        if torch.cuda.is_initialized() and not self.streams.devices:
-            self.streams = RandomStreams(devices_in_use(), self.streams.generators)
-        stack = stack_of(frame)
-        return ModelCall(
-            module,
-            {id(f): line for f, line in stack},
-            {id(f): names_of(f) for f, _ in stack if is_users(f.f_code.co_filename)},
-            self.streams.capture(),
-            Ambient.now(),
-            stack,
-        )
+            if torch.cuda.is_initialized() and not self.streams.devices:
+                self.streams = RandomStreams(devices_in_use(), self.streams.generators)
+            self._calls.append(ModelCall.now(module, frame, self.streams.capture()))
 
     def _discover(self, site: Site, frame: FrameType) -> None:
         """Finds the region of a backward pass, if a model was seen to be called for it."""
@@ -481,16 +464,7 @@ class Starts:
         values = script_values(frame)
         own = {id(g): g for g in (*self.streams.generators, *generators_in(values))}
         self.streams = RandomStreams(devices_in_use(), list(own.values()))
-        objects = {id(v): v for v in (*self._objects, *filter(is_plain_object, values))}
-        self._objects = list(objects.values())[:_OBJECTS]
-
-    def _objects_now(self) -> list[tuple[Any, dict[str, Any]]]:
-        """Returns the attributes of the script's own objects: counters, and what they count."""
-        own = [
-            (owner, {name: copied(value) for name, value in vars(owner).items()})
-            for owner in self._objects
-        ]
-        return own + self._counters.now()
+        self._objects.know(values)
 
     # Taking starts.
 
@@ -595,7 +569,7 @@ class Starts:
         taken = reader.take(local, frame.f_globals)
         start = Start(region, piece, taken, frame, local, streams, ambient)
         start.earlier = self._earlier
-        start.objects = start.earlier_objects = self._objects_now()
+        start.objects = start.earlier_objects = self._objects.now()
         if not self._long:
             start.earlier_objects, start.batches = self._earlier_objects, tuple(self._given)
         start.drawn = self._since

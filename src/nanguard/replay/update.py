@@ -17,12 +17,16 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
-from nanguard.guard.optimizers import hyperparameters, parameters_of, set_hyperparameters
+from nanguard.guard.optimizers import (
+    hyperparameters,
+    parameters_of,
+    schedulers_of,
+    set_hyperparameters,
+)
 from nanguard.numerics import all_finite
 from nanguard.replay import changes
 from nanguard.replay.copies import StateCopy
 from nanguard.replay.inplace import TOO_LONG, InPlace, Variant, in_words
-from nanguard.replay.replay import schedulers_of
 from nanguard.replay.replayed_step import Reached
 from nanguard.replay.sandbox import TimeLimit, TooLong
 from nanguard.replay.task import ReplayOutcome
@@ -201,6 +205,16 @@ def is_written_by_user(optimizer: Any) -> bool:
     """Returns whether the step of an optimizer is code of the user's, and not of a library."""
     code = getattr(inspect.unwrap(type(optimizer).step), "__code__", None)
     return code is not None and is_users(code.co_filename) and not is_installed(code.co_filename)
+
+
+def may_go_wrong(optimizer: Optimizer) -> bool:
+    """Returns whether good gradients may become a bad update, and looking at it is cheap.
+
+    The optimizer is the user's own, or nothing keeps it from dividing by zero.
+    """
+    first = next((p for g in optimizer.param_groups for p in g["params"]), None)
+    bare = any(group.get("eps") == 0 for group in optimizer.param_groups)
+    return first is not None and first.is_cpu and (bare or is_written_by_user(optimizer))
 
 
 def _bad_ones(optimizer: Optimizer) -> list[Tensor]:

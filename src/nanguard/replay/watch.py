@@ -13,11 +13,26 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
-from torch.amp.grad_scaler import OptState
 
-from nanguard.guard.optimizers import largest_rate, parameters_of, state_tensors
-from nanguard.guard.verdicts import Symptom
-from nanguard.numerics import Gradients, all_finite, is_float, local, norm_at_hand, whole
+from nanguard.guard.optimizers import (
+    Round,
+    innermost,
+    largest_rate,
+    moments_of,
+    parameters_of,
+    state_tensors,
+)
+from nanguard.guard.verdicts import Symptom, kind_of
+from nanguard.numerics import (
+    Gradients,
+    all_finite,
+    holds_nan,
+    holds_plus_inf,
+    is_float,
+    kind_in,
+    norm_at_hand,
+    whole,
+)
 from nanguard.replay.task import Loaded
 from nanguard.replay.tracer.modules import all_modules
 from nanguard.replay.tracer.sites import here
@@ -62,60 +77,6 @@ class StepCount:
 
     optimizer: weakref.ref[Any]
     tried: int
-
-
-class Round:
-    """The optimizers that step one after the other, after the same backward pass.
-
-    What one of them applies belongs to the same step as what the others do: if the gradients of one
-    are bad, none of them may move.
-
-    Attributes:
-        partners: Those that stepped after an optimizer the last time it was the first of a round.
-        number: How many rounds there were.
-    """
-
-    def __init__(self) -> None:
-        self.partners: weakref.WeakKeyDictionary[Optimizer, list[weakref.ref[Optimizer]]]
-        self.partners = weakref.WeakKeyDictionary()
-        self.number = 0
-        self._members: list[weakref.ref[Optimizer]] = []
-        self._backwards = -1
-        self._is_held_back = False
-
-    def enter(self, optimizer: Optimizer, backwards: int) -> bool:
-        """Notes that an optimizer steps; returns whether the step was held back already.
-
-        Args:
-            optimizer: The optimizer.
-            backwards: How many backward passes there were so far.
-        """
-        # Some scripts never call backward: whoever steps a second time begins another round.
-        if backwards == self._backwards and all(one() is not optimizer for one in self._members):
-            self._members.append(weakref.ref(optimizer))
-            return self._is_held_back
-        self._is_held_back = False
-        self.number += 1
-        if self._members:
-            first = self._members[0]()
-            if first is optimizer and len(self._members) == 1 and not self.partners:
-                self._backwards = backwards  # nearly every script has one optimizer
-                return False
-            if first is not None and (len(self._members) > 1 or first in self.partners):
-                self.partners[first] = self._members[1:]
-        self._members, self._backwards = [weakref.ref(optimizer)], backwards
-        return False
-
-    def hold_back(self) -> None:
-        """Notes that the step that is being made is held back."""
-        self._is_held_back = True
-
-    def others(self, optimizer: Optimizer) -> list[Optimizer]:
-        """Returns the optimizers that are likely to step after this one, the first of its round."""
-        known = self.partners.get(optimizer) if self.partners else None
-        if not known or len(self._members) > 1:
-            return []
-        return [o for partner in known if (o := partner()) is not None and o is not optimizer]
 
 
 class Watch(ABC):
@@ -330,7 +291,7 @@ class Watch(ABC):
     def _count_of(self, optimizer: Any) -> StepCount:
         count = self._counts.get(id(optimizer))
         if count is None or count.optimizer() is not optimizer:
-            inner = _inner(optimizer)
+            inner = innermost(optimizer)
             if inner is not optimizer:
                 return self._count_of(inner)
             count = self._counts[id(optimizer)] = StepCount(weakref.ref(optimizer), 0)
@@ -355,7 +316,7 @@ class Watch(ABC):
 
     def place_of(self, optimizer: Any) -> int:
         """Returns which of the script's optimizers one is; 0 for the first."""
-        known, inner = self.optimizers(), _inner(optimizer)
+        known, inner = self.optimizers(), innermost(optimizer)
         return next((place for place, other in enumerate(known) if other is inner), 0)
 
     def models(self) -> list[nn.Module]:
@@ -405,7 +366,7 @@ class Watch(ABC):
         for loss in self.losses:
             if not is_good(loss):
                 value = math.nan if loss.is_complex() else float(loss)
-                return Symptom("loss", _kind(loss), value, terms=self.terms)
+                return Symptom("loss", kind_in(loss), value, terms=self.terms)
         return None
 
     def verdict(self, optimizer: Optimizer) -> tuple[Symptom | None, Symptom | None]:
@@ -448,8 +409,7 @@ class Watch(ABC):
             if value is None or math.isfinite(value):
                 continue
             if any(p.grad is not None for p in group["params"]):
-                kind = "nan" if math.isnan(value) else "inf"
-                return Symptom("learning rate", kind, self.loss_value(), self.grad_norm)
+                return Symptom("learning rate", kind_of(value), self.loss_value(), self.grad_norm)
         return None
 
     def bad_gradient(self, optimizer: Optimizer) -> Symptom | None:
@@ -475,7 +435,7 @@ class Watch(ABC):
             if id(p) in grads and not all_finite([p.grad])  # type: ignore[list-item]
         ]
         first = next(g for g in grads.values() if not all_finite([g]))
-        return Symptom("gradient", _kind(first), self.loss_value(), norm, self.terms, names)
+        return Symptom("gradient", kind_in(first), self.loss_value(), norm, self.terms, names)
 
     def bad_state(self, optimizer: Optimizer) -> Symptom | None:
         """Returns what a step has made of parameters, optimizer state and buffers."""
@@ -485,12 +445,12 @@ class Watch(ABC):
             bad = {id(p) for p in parameters if not all_finite([p])}
             names = [name for name, p in self.named_parameters().items() if id(p) in bad]
             first = next(p for p in parameters if id(p) in bad)
-            return Symptom("parameter", _kind(first), self.loss_value(), names=names)
+            return Symptom("parameter", kind_in(first), self.loss_value(), names=names)
         state = [tensor for tensor in state_tensors([optimizer]) if not tensor.is_meta]
         if not all_finite(state):
-            nan = any(_has_nan(tensor) for tensor in state)
+            nan = any(holds_nan(tensor) for tensor in state)
             # A single number may be infinite on purpose, such as the best loss so far.
-            if nan or not all_finite(_moments(optimizer)):
+            if nan or not all_finite(moments_of(optimizer)):
                 kind, name = "nan" if nan else "inf", type(optimizer).__name__
                 return Symptom("optimizer state", kind, self.loss_value(), names=[name])
         return None
@@ -511,11 +471,11 @@ class Watch(ABC):
             name
             for name, buffer in self._buffers.items()
             if (self._baseline[name][1] and _is_spoilt(buffer))
-            or (self._baseline[name][2] and _has_overflowed(buffer))
+            or (self._baseline[name][2] and holds_plus_inf(buffer))
         ]
         if not names:
             return None
-        kind = "nan" if any(_has_nan(self._buffers[name]) for name in names) else "inf"
+        kind = "nan" if any(holds_nan(self._buffers[name]) for name in names) else "inf"
         return Symptom("buffer", kind, self.loss_value(), names=names)
 
     def bad_manual_gradient(self) -> Symptom | None:
@@ -524,7 +484,7 @@ class Watch(ABC):
         names = [name for name, p in named.items() if not all_finite([p.grad])]  # type: ignore[list-item]
         if not names:
             return None
-        kind = _kind(named[names[0]].grad)  # type: ignore[arg-type]
+        kind = kind_in(named[names[0]].grad)  # type: ignore[arg-type]
         return Symptom("gradient", kind, self.loss_value(), math.nan, self.terms, names)
 
     def end_manual_step(self) -> None:
@@ -565,27 +525,6 @@ class Watch(ABC):
         self._scaler = None
 
 
-def _moments(optimizer: Optimizer) -> list[Tensor]:
-    """Returns the tensors of an optimizer's state that have a number for each of a parameter's."""
-    return [
-        value
-        for parameter, state in optimizer.state.items()
-        for value in (state.values() if isinstance(state, dict) else ())
-        if isinstance(value, torch.Tensor)
-        and value.shape == getattr(parameter, "shape", None)
-        and value.shape
-        and not value.is_meta
-    ]
-
-
-def pass_over(scaler: Any, optimizer: Any) -> None:
-    """Makes a GradScaler believe that a step was made, so that it goes on as it would have."""
-    state = scaler._per_optimizer_states[id(optimizer)]
-    if state["stage"] is OptState.READY:
-        scaler.unscale_(optimizer)
-    state["stage"] = OptState.STEPPED
-
-
 def is_good(loss: Tensor) -> bool:
     """Returns whether a loss is finite; quick where it is a single number at hand."""
     if loss.is_meta:
@@ -595,30 +534,11 @@ def is_good(loss: Tensor) -> bool:
     return all_finite([loss])
 
 
-def leaves_of(roots: list[Tensor]) -> list[Tensor]:
-    """Returns the tensors that a backward pass has left gradients in."""
-    todo: list[Any] = [root.grad_fn for root in roots if root.grad_fn is not None]
-    seen, found = set(todo), []
-    while todo:
-        node = todo.pop()
-        leaf = getattr(node, "variable", None)
-        if isinstance(leaf, torch.Tensor):
-            found.append(leaf)
-        for other, _ in node.next_functions:
-            if other is not None and other not in seen:
-                seen.add(other)
-                todo.append(other)
-    return found
-
-
 def single_number(outputs: Any) -> Tensor | None:
     """Returns the loss that gradients are computed of, if it is one number."""
     roots = [outputs] if isinstance(outputs, torch.Tensor) else list(outputs)
-    return roots[0].detach() if len(roots) == 1 and _is_number(roots[0]) else None
-
-
-def _is_number(root: Any) -> bool:
-    return isinstance(root, torch.Tensor) and root.numel() == 1
+    single = len(roots) == 1 and isinstance(roots[0], torch.Tensor) and roots[0].numel() == 1
+    return roots[0].detach() if single else None
 
 
 def _is_spoilt(buffer: Tensor) -> bool:
@@ -628,34 +548,7 @@ def _is_spoilt(buffer: Tensor) -> bool:
     it is an overflow. A NaN never is.
     """
     half = buffer.dtype in (torch.float16, torch.bfloat16)
-    return _has_nan(buffer) or (half and not all_finite([buffer]))
-
-
-def _has_overflowed(buffer: Tensor) -> bool:
-    """Returns whether a buffer that was finite at first holds +Inf; masks are filled with -Inf."""
-    values = local(buffer.detach())
-    return values.layout is torch.strided and bool((values == math.inf).any())
-
-
-def _has_nan(tensor: Tensor) -> bool:
-    values = local(tensor.detach())
-    return values.layout is torch.strided and bool((values != values).any())
-
-
-def _inner(optimizer: Any) -> Any:
-    """Returns the optimizer inside of a wrapper (Accelerate's, for example)."""
-    try:
-        inner = optimizer.__dict__.get("optimizer")
-    except AttributeError:
-        return optimizer
-    return inner if isinstance(inner, torch.optim.Optimizer) else optimizer
-
-
-def _kind(tensor: Tensor) -> str:
-    values = local(tensor.detach())
-    if values.layout is not torch.strided:
-        values = values.coalesce().values()
-    return "nan" if bool((values != values).any()) else "inf"
+    return holds_nan(buffer) or (half and not all_finite([buffer]))
 
 
 # Elements of a tensor, and tensors, that are looked at: scales, temperatures and biases are small.

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from nanguard.errors import NanguardError, RecordError
 from nanguard.guard.optimizers import largest_rate, learning_rate
 from nanguard.guard.verdicts import Reading
+from nanguard.numerics import whole
 from nanguard.record import RunRecord
 from nanguard.trackers import TRACK, trackers_for
 from nanguard.trackers.tracker import incident_line
@@ -105,6 +106,21 @@ class GoodSteps:
         awaited = factor != 1.0 or live.acts_on_spikes
         if awaited or len(waiting) >= _MOST_WAITING or now >= self._due:
             self.look()
+
+    def numbers_at_hand(self) -> Numbers:
+        """Returns the numbers of this step; a device is waited for only if somebody asks for all.
+
+        Trackers do: somebody has asked for them.
+        """
+        live = self._live
+        norm = live.grad_norm
+        asks = live.tracked is not None and live.tracked.asks_for_all
+        if asks and norm is None and live.clipped_norm is not None:
+            norm = float(whole(live.clipped_norm))
+        if not live.losses or not (asks or live.losses[0].is_cpu):
+            return Numbers(None, norm)
+        scale = None if live._scaler is None else float(live._scaler.get_scale())
+        return Numbers(live.loss_value(), norm, scale)
 
     def look(self) -> None:
         """Looks at the steps that wait."""

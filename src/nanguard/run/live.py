@@ -20,27 +20,28 @@ import torch
 from torch.optim import Optimizer
 
 from nanguard.guard.held import BufferPlaces, Held
-from nanguard.guard.optimizers import learning_rate, scaled_lr
+from nanguard.guard.optimizers import learning_rate, pass_over, scaled_lr
 from nanguard.guard.policy import Action, Decision
 from nanguard.guard.verdicts import Verdicts
-from nanguard.numerics import all_finite, whole
+from nanguard.numerics import all_finite
 from nanguard.replay.copies import LastGood
 from nanguard.replay.frames import terms_of
 from nanguard.replay.patches import Patches, comes_from_signal
 from nanguard.replay.starts import Starts
-from nanguard.replay.update import is_written_by_user
-from nanguard.replay.watch import Watch, as_number, is_good, pass_over, single_number
+from nanguard.replay.update import may_go_wrong
+from nanguard.replay.watch import Watch, as_number, is_good, single_number
 from nanguard.run.attach import is_launcher
 from nanguard.run.bad_steps import BadSteps
 from nanguard.run.by_script import ByScript
 from nanguard.run.control import Heartbeat
-from nanguard.run.good_steps import GoodSteps, Numbers, Tracked, reading_of
+from nanguard.run.good_steps import GoodSteps, Tracked, reading_of
 from nanguard.run.incident_writer import IncidentWriter
 from nanguard.run.late import Late
 from nanguard.run.second_run import become_replay
 from nanguard.run.together import Together
 from nanguard.run.unusual_steps import (
     FuncSteps,
+    GraphSteps,
     grad_by_hand,
     starts_without_backward,
     step_by_hand,
@@ -142,12 +143,11 @@ class Live(Watch):
         self.tracked: Tracked | None = None
         self.by_script = ByScript(self)
         self._func_steps = FuncSteps(self)
+        self._graph_steps = GraphSteps(self, _SCAN)
         # How many losses of this step were read and are finite, and their sum.
         self._read_losses, self._sum_of_losses = 0, 0.0
         # Which optimizers are looked at after each of their steps.
         self._doubtful: weakref.WeakKeyDictionary[Optimizer, bool] = weakref.WeakKeyDictionary()
-        self._in_graphs: weakref.WeakSet[Optimizer] = weakref.WeakSet()
-        self._graph_replays = 0
         self.step_times: deque[float] = deque(maxlen=_TIMED)
         self._began_step = time.perf_counter()
         self.writer = IncidentWriter(options)
@@ -456,11 +456,11 @@ class Live(Watch):
 
     def track_step(self) -> None:
         """Counts a good step that no optimizer makes."""
-        self.good_steps.add(None, self.ordinal, self._numbers_at_hand())
+        self.good_steps.add(None, self.ordinal, self.good_steps.numbers_at_hand())
 
     def good(self, optimizer: Any) -> None:
         """Counts the step that is being made, which is good."""
-        self.good_steps.add(optimizer, self.number_of(optimizer), self._numbers_at_hand())
+        self.good_steps.add(optimizer, self.number_of(optimizer), self.good_steps.numbers_at_hand())
         self.starts.good = self.starts.ended
         self.last_good.after_good_step()
 
@@ -472,7 +472,7 @@ class Live(Watch):
             call: Makes it again; None if that cannot be done by itself.
         """
         due = self.ordinal < _CAREFUL or self.ordinal % _SCAN == 0
-        looks = due or self._may_go_wrong(optimizer)
+        looks = due or self._is_doubtful(optimizer)
         symptom = (self.bad_state(optimizer) if looks else None) or self.bad_buffers()
         if due and symptom is None:
             self.own(lambda: self.curves.look(self.ordinal, self.named_parameters()))
@@ -481,17 +481,10 @@ class Live(Watch):
         else:
             self.good(optimizer)
 
-    def _may_go_wrong(self, optimizer: Optimizer) -> bool:
-        """Returns whether good gradients may become a bad update, and looking at it is cheap.
-
-        The optimizer is the user's own, or nothing keeps it from dividing by zero.
-        """
+    def _is_doubtful(self, optimizer: Optimizer) -> bool:
         known = self._doubtful.get(optimizer)
         if known is None:
-            first = next((p for g in optimizer.param_groups for p in g["params"]), None)
-            bare = any(group.get("eps") == 0 for group in optimizer.param_groups)
-            known = first is not None and first.is_cpu and (bare or is_written_by_user(optimizer))
-            self._doubtful[optimizer] = known
+            known = self._doubtful[optimizer] = may_go_wrong(optimizer)
         return known
 
     def lane_of(self, optimizer: Any) -> Any:
@@ -501,60 +494,27 @@ class Live(Watch):
             self.verdicts.add_lane(optimizer, lag=lag, adversarial=len(self.optimizers()) > 1)
         return optimizer
 
-    def _numbers_at_hand(self) -> Numbers:
-        """Returns the numbers of this step; a device is waited for only if somebody asks for all.
-
-        Trackers do: somebody has asked for them.
-        """
-        norm = self.grad_norm
-        asks = self.tracked is not None and self.tracked.asks_for_all
-        if asks and norm is None and self.clipped_norm is not None:
-            norm = float(whole(self.clipped_norm))
-        if not self.losses or not (asks or self.losses[0].is_cpu):
-            return Numbers(None, norm)
-        scale = None if self._scaler is None else float(self._scaler.get_scale())
-        return Numbers(self.loss_value(), norm, scale)
-
     def _spike(self, optimizer: Optimizer) -> Symptom | None:
         """Returns what is unusual about a step, if that is enough not to make it."""
         if self.together.active or self.grad_norm is None:
             return None
-        reading = reading_of(self._numbers_at_hand())
+        reading = reading_of(self.good_steps.numbers_at_hand())
         if reading is None:
             return None
         limits = self.verdicts.limits(self.lane_of(optimizer), len(self._late.flights))
         return self.verdicts.spike(optimizer, reading, limits)
 
-    # Steps in a CUDA graph, which the device makes without telling anyone.
+    # What a script deals with by itself.
 
     def captured(self, optimizer: Optimizer) -> None:
         """Says what can be done for steps that a CUDA graph takes up."""
-        if self.is_aside:
-            return
-        if not self._in_graphs:
-            self.writer.stepped()
-            self.writer.say(
-                "the script makes steps in a CUDA graph (torch.cuda.graph), which nobody can hold "
-                f"back: the parameters are looked at every {_SCAN} replays, and at the end"
-            )
-        self._in_graphs.add(optimizer)
+        if not self.is_aside:
+            self._graph_steps.captured(optimizer)
 
     def replayed_graph(self) -> None:
         """Looks at what graphs have made of the parameters, now and then."""
-        if not self._in_graphs or self.is_aside:
-            return
-        self._graph_replays += 1
-        if self._graph_replays % _SCAN == 0:
-            self.own(self._look_at_graphs)
-
-    def _look_at_graphs(self) -> None:
-        for optimizer in list(self._in_graphs):
-            symptom = self.bad_state(optimizer)
-            if symptom is not None:
-                self._in_graphs.discard(optimizer)  # once is enough: they stay bad
-                self.bad_steps.meet(symptom, optimizer, step=self._graph_replays)
-
-    # What a script deals with by itself.
+        if not self.is_aside:
+            self._graph_steps.replayed()
 
     def clipped(self, parameters: list[Tensor], norm: Any) -> None:
         """Notes the norm of gradients; a script that sees it may leave out the step."""
@@ -604,7 +564,7 @@ class Live(Watch):
         if os.getpid() != self._pid:
             return
         self._late.close()
-        self.own(self._look_at_graphs)
+        self.own(self._graph_steps.look)
         self.own(self.by_script.note_unfinished)
         self.own(self.by_script.meet)
         self.own(self.by_script.meet_unused_gradient)

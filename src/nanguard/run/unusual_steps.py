@@ -1,8 +1,9 @@
-"""Steps of optimizers that evaluate the loss themselves, and steps that a script makes by hand."""
+"""Unusual steps: of LBFGS and its like, by hand, with ``torch.func``, and in CUDA graphs."""
 
 from __future__ import annotations
 
 import sys
+import weakref
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -14,7 +15,6 @@ from nanguard.guard.verdicts import Symptom
 from nanguard.numerics import all_finite
 from nanguard.replay.copies import LastGood
 from nanguard.replay.tracer.sites import users_frame
-from nanguard.replay.watch import leaves_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -98,7 +98,7 @@ def step_by_hand(live: Live) -> None:
     if symptom is None:
         live.track_step()
     else:
-        leaves = [leaf.grad for leaf in leaves_of(live.roots) if leaf.grad is not None]
+        leaves = [leaf.grad for leaf in _leaves_of(live.roots) if leaf.grad is not None]
         _meet_by_hand(live, symptom, leaves)
     live.end_manual_step()
 
@@ -201,6 +201,65 @@ class FuncSteps:
                 return True
             frame = users_frame(frame.f_back)
         return False
+
+
+class GraphSteps:
+    """Steps in a CUDA graph, which the device makes without telling anyone."""
+
+    def __init__(self, live: Live, every: int) -> None:
+        """Prepares.
+
+        Args:
+            live: The guard.
+            every: Replays of a graph between two looks at the parameters.
+        """
+        self._live = live
+        self._every = every
+        self._replays = 0
+        self._optimizers: weakref.WeakSet[Optimizer] = weakref.WeakSet()
+
+    def captured(self, optimizer: Optimizer) -> None:
+        """Says what can be done for steps that a graph takes up."""
+        writer = self._live.writer
+        if not self._optimizers:
+            writer.stepped()
+            writer.say(
+                "the script makes steps in a CUDA graph (torch.cuda.graph), which nobody can hold "
+                f"back: the parameters are looked at every {self._every} replays, and at the end"
+            )
+        self._optimizers.add(optimizer)
+
+    def replayed(self) -> None:
+        """Looks at what graphs have made of the parameters, now and then."""
+        if not self._optimizers:
+            return
+        self._replays += 1
+        if self._replays % self._every == 0:
+            self._live.own(self.look)
+
+    def look(self) -> None:
+        """Looks at what graphs have made of the parameters."""
+        for optimizer in list(self._optimizers):
+            symptom = self._live.bad_state(optimizer)
+            if symptom is not None:
+                self._optimizers.discard(optimizer)  # once is enough: they stay bad
+                self._live.bad_steps.meet(symptom, optimizer, step=self._replays)
+
+
+def _leaves_of(roots: list[Tensor]) -> list[Tensor]:
+    """Returns the tensors that a backward pass has left gradients in."""
+    todo: list[Any] = [root.grad_fn for root in roots if root.grad_fn is not None]
+    seen, found = set(todo), []
+    while todo:
+        node = todo.pop()
+        leaf = getattr(node, "variable", None)
+        if isinstance(leaf, torch.Tensor):
+            found.append(leaf)
+        for other, _ in node.next_functions:
+            if other is not None and other not in seen:
+                seen.add(other)
+                todo.append(other)
+    return found
 
 
 def _meet_by_hand(live: Live, symptom: Symptom, gradients: list[Tensor]) -> None:

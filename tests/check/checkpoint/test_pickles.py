@@ -23,7 +23,7 @@ from nanguard.check.checkpoint.pickle_reader import (
     Span,
     read_pickle,
 )
-from nanguard.check.checkpoint.rules.truncated_checkpoint import TruncatedCheckpoint
+from nanguard.check.checkpoint.rules.checkpoint_files import TruncatedCheckpoint
 from nanguard.check.checkpoint.torch_file import read_torch
 from nanguard.check.scan import Scan
 from tests.cost import cpu_seconds

@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING, Any
 from nanguard.check.log.grammar import LoggedValue, line_of, loads
 from nanguard.check.log.quantities import METRIC_ROLES, Metric, Quantity, metric_of
 from nanguard.check.log.series import Gathering, LogRows, Which
-from nanguard.check.log.text_log import add_loose, read_exactly
+from nanguard.check.log.text_log import add_loose
 from nanguard.errors import SourceError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
+    from typing import BinaryIO
 
     from nanguard.check.log.series import Log
     from nanguard.check.scan import Scan
@@ -153,7 +154,7 @@ def _event_records(path: Path) -> Iterator[bytes | None]:
     with path.open("rb") as file:
         left = os.fstat(file.fileno()).st_size
         while left > 0:
-            header = read_exactly(file, 12)
+            header = _read_exactly(file, 12)
             if header is None:
                 yield None
                 return
@@ -167,7 +168,7 @@ def _event_records(path: Path) -> Iterator[bytes | None]:
             if length > _LARGEST_EVENT:
                 file.seek(length + 4, os.SEEK_CUR)
                 continue
-            data = read_exactly(file, length + 4)
+            data = _read_exactly(file, length + 4)
             if data is None:
                 yield None
                 return
@@ -411,3 +412,9 @@ def _whole(block: bytes, parts: list[bytes]) -> Iterator[bytes]:
             parts.clear()
         elif kind not in (_FIRST, _MIDDLE):
             raise ValueError(f"block of type {kind}")
+
+
+def _read_exactly(file: BinaryIO, count: int) -> bytes | None:
+    """Returns a number of bytes; None if the file ends before."""
+    data = file.read(count)
+    return data if len(data) == count else None

@@ -40,7 +40,6 @@ from nanguard.check.log.series import BadLine, Gathering, LogRows, Pieces, Which
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
     from pathlib import Path
-    from typing import BinaryIO
 
     from nanguard.check.log.series import Log, Note
     from nanguard.check.scan import Scan
@@ -166,12 +165,6 @@ def decoder_of(head: bytes) -> codecs.IncrementalDecoder:
     else:
         encoding = "utf-8-sig" if head.startswith(codecs.BOM_UTF8) else "utf-8"
     return codecs.getincrementaldecoder(encoding)(DECODING)
-
-
-def read_exactly(file: BinaryIO, count: int) -> bytes | None:
-    """Returns a number of bytes; None if the file ends before."""
-    data = file.read(count)
-    return data if len(data) == count else None
 
 
 # Smaller files are done before the engine for large ones is loaded.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import linecache
 import os
@@ -169,6 +170,18 @@ def site_of(place: Place) -> Site:
     """Returns a place in words."""
     code, instruction, line = place
     return Site(code.co_filename, line, code.co_name, _span(code, instruction))
+
+
+def site_of_function(function: Any) -> Site | None:
+    """Returns where a function of the user's own begins; None for others."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    if not hasattr(function, "__code__"):  # an object that can be called
+        function = vars(type(function)).get("__call__")
+    code = getattr(function, "__code__", None)
+    if code is None or not is_users(code.co_filename) or is_installed(code.co_filename):
+        return None
+    return Site(code.co_filename, code.co_firstlineno, code.co_name)
 
 
 def here() -> Site | None:

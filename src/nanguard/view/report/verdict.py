@@ -13,8 +13,7 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from nanguard.check.log.quantities import Quantity
-from nanguard.check.log.rules.grad_norm_spike import norm_spikes
-from nanguard.check.log.rules.loss_spike import loss_spikes
+from nanguard.check.log.rules.spikes import loss_spikes, norm_spikes
 from nanguard.check.outcome import in_order
 from nanguard.check.outcome import judge as judge_source
 from nanguard.check.selection import Selection

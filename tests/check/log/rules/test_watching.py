@@ -11,7 +11,7 @@ import pytest
 from nanguard.check.log import log_rule
 from nanguard.check.log.log_rule import drift_of, runs_of, same_row, spikes_of
 from nanguard.check.log.quantities import metric_of
-from nanguard.check.log.rules.falling_loss_scale import scale_of
+from nanguard.check.log.rules.scaled_gradients import scale_of
 from nanguard.check.log.series import Log, MetricSeries
 from nanguard.check.rule import rules_for
 from nanguard.signals import DriftWatch, ScaleWatch

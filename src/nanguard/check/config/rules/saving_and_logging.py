@@ -1,4 +1,4 @@
-"""CFG016: a run that saves too rarely to be rescued."""
+"""What a run writes down: checkpoints to go back to, and a log that shows NaN."""
 
 from __future__ import annotations
 
@@ -119,3 +119,44 @@ def _length(setting: Setting, stage: TrainingStage) -> str:
 
 def _plan() -> tuple[str, ...]:
     return ("Keep the last three, and one that is known to be finite.",)
+
+
+class NanFilterHidesLoss(ConfigRule):
+    """A filter that keeps non-finite losses out of the log.
+
+    Why it breaks a run: ``logging_nan_inf_filter`` replaces a NaN or Inf by the average of the loss
+    so far in the log, and only there: the step itself is taken. The curve looks healthy while the
+    weights are NaN.
+
+    Switch it off, so that the log shows what happened.
+    """
+
+    code = "CFG017"
+    name = "nan-filter-hides-loss"
+    severity = Severity.INFO
+    seen_in = "https://github.com/huggingface/trl/issues/6702"
+    examples = (
+        Passes(
+            "learning_rate: 1.0e-5\noutput_dir: o\nsave_steps: 9\nlogging_nan_inf_filter: false\n",
+            "a.yaml",
+        ),
+        Fails(
+            "learning_rate: 1.0e-5\noutput_dir: o\nsave_steps: 9\nlogging_nan_inf_filter: true\n",
+            line=4,
+            file="a.yaml",
+            fixed="learning_rate: 1.0e-5\noutput_dir: o\nsave_steps: 9\n"
+            "logging_nan_inf_filter: false\n",
+        ),
+    )
+
+    def judge(self, stage: TrainingStage) -> Iterator[Finding]:
+        """Yields one finding where the filter is switched on."""
+        setting = stage.get("nan_filter")
+        if setting is not None and setting.truth is True:
+            yield self.at(
+                setting,
+                f"{setting.key} = {setting.written} shows the average in place of a NaN loss, "
+                f"while "
+                "the update is made",
+                change("log what was computed", set_to(setting, value=False)),
+            )

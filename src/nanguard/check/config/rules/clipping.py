@@ -1,14 +1,14 @@
-"""CFG006: training that needs clipping, without it."""
+"""What a configuration says about clipping gradients: nothing, too little, or two things."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from nanguard.check.config.config_rule import ConfigRule, change
+from nanguard.check.config.config_rule import NO_CLIP_FROM, ConfigRule, change, clip_after
 from nanguard.check.config.node import add_after, set_to
 from nanguard.check.config.run_config import kind_of
 from nanguard.check.rule import Fails, Passes
-from nanguard.findings import Severity
+from nanguard.findings import Severity, name_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -144,3 +144,112 @@ def _fix(edits: tuple[Edit, ...], *, keys: bool = False) -> Fix:
         "If spikes still reach the loss, go on with 0.5, then 0.3.",
         keys=keys,
     )
+
+
+class ClipNormTooLarge(ConfigRule):
+    """A clipping norm of a thousand or more, or infinity, as "no clipping".
+
+    Why it breaks a run: a healthy gradient norm is around 1, one that ruins the weights around 100.
+    At 10 000 nothing is ever clipped, while the log says that clipping is on.
+
+    Use 1.0; 0.5 or 0.3 if spikes remain. To measure the norm without clipping, measure it apart.
+    """
+
+    code = "CFG007"
+    name = "clip-norm-too-large"
+    severity = Severity.WARNING
+    by_habit = True
+    seen_in = "https://github.com/keras-team/keras/issues/5127"
+    examples = (
+        Passes(
+            "lr: 20.0\nmodel: {type: lstm}\nepochs: 9\noptimizer: sgd\ngrad_clip: 100\n", "a.yaml"
+        ),
+        Fails(
+            "lr: 1.0e-4\nepochs: 9\nmax_grad_norm: 1.0e+6  # off\n",
+            line=3,
+            file="a.yaml",
+            fixed="lr: 1.0e-4\nepochs: 9\nmax_grad_norm: 1.0  # off\n",
+        ),
+        Fails("lr: 1.0e-4\nepochs: 9\nclip_grad_norm: .inf\n", 3, "a.yaml"),
+    )
+
+    def judge(self, stage: TrainingStage) -> Iterator[Finding]:
+        """Yields one finding for each norm that clips nothing."""
+        for setting in stage.all("clip_norm", "clip_value"):
+            value = setting.number
+            most = 10 * NO_CLIP_FROM if "reinforcement" in stage.traits else NO_CLIP_FROM
+            if value is None or value < most:
+                continue
+            target = clip_after(stage)
+            yield self.at(
+                setting,
+                f"{setting.key} is {setting.written}: no gradient is ever clipped at that norm",
+                change(
+                    f"clip at {target:g}",
+                    set_to(setting, target),
+                    "Watch the gradient norm for 1 000 steps; clip at 0.5, then 0.3 if spikes "
+                    "remain.",
+                ),
+            )
+
+
+class ConflictingClipping(ConfigRule):
+    """Two different clipping norms for the same gradients, in one file or between files.
+
+    Why it breaks a run: one of them is not applied, or both are, one after the other. Whoever
+    lowers the one that does not count sees no change, and looks for the cause elsewhere.
+
+    Set it in one place. With DeepSpeed that is ``gradient_clipping`` in its JSON, best as
+    ``"auto"``, so that it follows the trainer's own.
+    """
+
+    code = "CFG008"
+    name = "conflicting-clipping"
+    severity = Severity.WARNING
+    seen_in = "https://github.com/axolotl-ai-cloud/axolotl/issues/1381"
+    examples = (
+        Passes(
+            "generator: {lr: 1.0e-4, grad_clip: 1.0}\ndiscriminator: {lr: 4.0e-4, grad_clip: 0.1}\n"
+            "epochs: 9\n",
+            "gan.yaml",
+        ),
+        Passes(
+            "optimizer: {lr: 1.0e-4, grad_clip: 1.0}\ntrain: {epochs: 9, max_grad_norm: 1}\n",
+            "b.yaml",
+        ),
+        Fails(
+            "optimizer: {lr: 1.0e-4, grad_clip: 5.0}\ntrain: {epochs: 9, max_grad_norm: 0.5}\n",
+            line=1,
+            file="a.yaml",
+            fixed="optimizer: {lr: 1.0e-4, grad_clip: 0.5}\n"
+            "train: {epochs: 9, max_grad_norm: 0.5}\n",
+        ),
+    )
+
+    def judge(self, stage: TrainingStage) -> Iterator[Finding]:
+        """Yields one finding where two settings give two norms."""
+        found = [s for s in stage.all("clip_norm") if _counts(s, stage)]
+        if len({s.number for s in found}) < 2:
+            return
+        kept = clip_after(stage)
+        wrong = [s for s in found if s.number != kept]
+        place = next((s for s in wrong if s.path not in stage.partial), found[0])
+        edits = tuple(e for s in wrong if s.path == place.path for e in set_to(s, kept))
+        if not edits:  # the wrong one is in the other file: this one follows it
+            other = next(s.number for s in found if s.path != place.path)
+            edits = set_to(place, other)
+        said = ", ".join(
+            f"{s.key} = {s.written} ({s.path.rsplit('/', 1)[-1]}:{s.line})" for s in found
+        )
+        yield self.at(
+            place,
+            f"gradients are to be clipped at two norms: {said}; only one of them counts",
+            change(f"clip at {name_of(kept)} everywhere, the smaller of the two", edits),
+        )
+
+
+def _counts(setting: Setting, stage: TrainingStage) -> bool:
+    """Returns whether a norm takes part: numbers do, and 0 for "off" only against another file."""
+    if setting.number is None or setting.number < 0:
+        return False
+    return setting.number > 0 or len({s.path for s in stage.all("clip_norm")}) > 1
