@@ -26,6 +26,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from nanguard.guard.held import BufferPlaces, Held
 from nanguard.guard.optimizers import hyperparameters, set_hyperparameters, state_tensors
 from nanguard.replay import changes
+from nanguard.replay.carried import likely_turns, was_bad_before, without_graph
 from nanguard.replay.copies import MOST_COPIED, StateCopy, Written, bytes_in, why_not_copied
 from nanguard.replay.handed_on import noted
 from nanguard.replay.made_before import data_origin, find_table, made_anew
@@ -128,6 +129,8 @@ class InPlace:
         self._step, self._ordinal = step, ordinal
         self._together, self._unfinished, self._reads = together, unfinished, reads
         self._chosen: Variant | None = None
+        # Replays the turn before the last one that made what is bad, if it was one of those.
+        self._turn: InPlace | None = None
         self._reachable: dict[int, Reachable] = {}
         # The batch, if it came in bad and can be made again.
         self._drawn: Drawn | None = None
@@ -145,6 +148,8 @@ class InPlace:
             return ReplayOutcome(error="only a second run can go through the steps before this one")
         if self._together and task.precision is not None:
             return ReplayOutcome(error="a model that lies on several ranks is not made wider")
+        if self._turn is not None:
+            return self._turn.run(task, seconds)
         task = replace(task, target=self._run.ordinal, skipped=())
         seconds = min(seconds, self._longest)
         if self._chosen is None:
@@ -227,6 +232,7 @@ class InPlace:
     def _settle(self, task: Task, seconds: float) -> ReplayOutcome:
         """Finds the start from which the unchanged replay is exact; returns that replay."""
         errors: list[str] = []
+        given: tuple[Variant, ReplayOutcome] | None = None
         plain = replace(task, trace=True)
         for variant in self._variants():
             outcome, losses = self._replay(plain, variant, seconds)
@@ -244,11 +250,39 @@ class InPlace:
                 continue
             if self._reads and _came_in(outcome):
                 continue  # the number was made further out
+            if was_bad_before(variant.start):
+                given = given or (variant, outcome)
+                continue
             self._chosen = variant
+            return outcome
+        outcome_of_turn = self._settle_on_turn(task, seconds)
+        if outcome_of_turn is not None:
+            return outcome_of_turn
+        if given is not None:
+            self._chosen, outcome = given
             return outcome
         self.differs = bool(errors) and all(error == _DIFFERS for error in errors)
         reason = errors[-1] if errors else "nobody has seen what the step began with"
         return ReplayOutcome(error=reason, differs=self.differs)
+
+    def _settle_on_turn(self, task: Task, seconds: float) -> ReplayOutcome | None:
+        """Finds the turn of the loop, of those before the last one, that made what is bad."""
+        for start in likely_turns(self._candidates):
+            turn = InPlace(
+                self._run,
+                self._patches,
+                self._starts,
+                [start],
+                step=self._step,
+                ordinal=self._ordinal,
+                unfinished=True,
+                longest=self._longest,
+            )
+            outcome = turn.run(task, seconds)
+            if outcome is not None and outcome.symptom is not None and not _came_in(outcome):
+                self._turn = turn
+                return outcome
+        return None
 
     def comes_from_a_model(self) -> bool:
         """Returns whether a bad number comes again, and was computed with or by a model."""
@@ -404,6 +438,8 @@ class InPlace:
         again = replay.again = [*(start.drawn if variant.whole else ()), *start.given]
         given = (start.whole or {}) if variant.whole else start.names
         names = {name: spare(value, given=bool(again)) for name, value in given.items()}
+        if start.turns or start.made:
+            names = {name: without_graph(value) for name, value in names.items()}
         if variant.whole:
             # The region may change in place what it is given, and is replayed more than once.
             small = {n: v for n, v in names.items() if _is_small(v)}

@@ -9,6 +9,18 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
 _SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)
+# Methods that change a list or a mapping in place.
+_FILLING = {
+    "append",
+    "clear",
+    "extend",
+    "insert",
+    "pop",
+    "popitem",
+    "remove",
+    "setdefault",
+    "update",
+}
 
 
 class Names:
@@ -18,6 +30,7 @@ class Names:
         live: Those, in the order in which they are read.
         loads: Every name that is read.
         stores: Every name that is written.
+        fills: Every name of a container that is changed in place.
         declared: What nested functions declare as ``nonlocal``.
     """
 
@@ -25,6 +38,7 @@ class Names:
         self.live: list[str] = []
         self.loads: set[str] = set()
         self.stores: set[str] = set()
+        self.fills: set[str] = set()
         self.declared: list[str] = []
         self._sure: set[str] = set()
 
@@ -65,6 +79,13 @@ class Names:
     def _visit_AnnAssign(self, node: ast.AnnAssign) -> None:
         if node.value is not None:
             self.read([node.value, node.target])
+
+    def _visit_Call(self, node: ast.Call) -> None:
+        method = node.func
+        if isinstance(method, ast.Attribute) and method.attr in _FILLING:
+            self.fills.update(names_in(method.value) if _is_load(method.value) else [])
+        for child in ast.iter_child_nodes(node):
+            self._visit(child)
 
     def _visit_AugAssign(self, node: ast.AugAssign) -> None:
         if isinstance(node.target, ast.Name):

@@ -279,7 +279,7 @@ class Piece:
         self.reads, self.stores = names.loads, tuple(names.stores)
         in_module = isinstance(owner, ast.Module)
         variables = {*code.co_varnames, *code.co_cellvars, *code.co_freevars}
-        kept = names.stores | changing if in_module else names.stores | variables
+        kept = names.stores | (names.fills | changing if in_module else variables)
         live = [n for n in names.live if n in kept]
         live += [n for n in names.declared if n not in live]
         # Zero-argument super() takes the first argument of the function it stands in.

@@ -12,6 +12,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from nanguard.guard.optimizers import gradients_of
 from nanguard.guard.verdicts import Symptom
 from nanguard.numerics import all_finite
+from nanguard.replay.carried import numbers_in
 from nanguard.replay.python_state import RefusedError
 from nanguard.replay.replay import Replay
 from nanguard.replay.tracer.sites import here
@@ -222,10 +223,19 @@ class ReplayedStep(Replay):
         Args:
             seen: The names that the step's code had when it ended.
         """
+        found = numbers_in(seen, self._start.objects)
+        made = [number for place, number in found.items() if place in self._start.made]
         with _disable_current_modes():
             if not self.losses:
-                self.losses = scalars_in(seen)
+                self.losses = [n.detach() for n in made] if self._start.made else scalars_in(seen)
             self._judge(self.bad_loss(), self._optimizer())
+        if made and not self.answered:
+            # A turn of several: the backward pass that comes after the last one goes through it.
+            losses, self.losses = self.losses, []
+            with contextlib.suppress(Reached):
+                torch.autograd.backward(made)
+            self.losses = losses
+        with _disable_current_modes():
             if not self.answered:
                 self.answer(self._outcome(self._optimizer()))
 

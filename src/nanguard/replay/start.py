@@ -10,6 +10,7 @@ from collections import UserDict
 from dataclasses import dataclass
 from functools import cached_property
 from operator import itemgetter
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -219,6 +220,8 @@ class Start:
         later: The same from the first call of a model on, where no loader hands out the data;
             None if nobody needs it.
         taking: What the code knew that a generator has handed its value on to.
+        turns: The turns of the loop before it whose graph it was given.
+        made: The numbers that it has made, by where they are, if it is such a turn itself.
     """
 
     stepped = False
@@ -230,6 +233,8 @@ class Start:
     held: FrameType | None = None
     later: Start | None = None
     taking: Taking | None = None
+    turns: tuple[Start, ...] = ()
+    made: Mapping[str, Tensor] = MappingProxyType({})
 
     def __init__(
         self,

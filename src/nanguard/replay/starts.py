@@ -20,6 +20,7 @@ from torch import nn
 from torch.nn.modules.module import register_module_forward_pre_hook
 
 from nanguard.guard.rng import RandomStreams, devices_in_use
+from nanguard.replay.carried import CarriedTurns, numbers_in
 from nanguard.replay.frames import Lines, hear_calls, is_nested, let_go, outside, stack_of
 from nanguard.replay.handed_on import generator_below, handed_to
 from nanguard.replay.patches import comes_from_signal, is_capturing
@@ -78,7 +79,7 @@ class Starts:
 
     def __init__(
         self,
-        on_left: Callable[[Start, Any, Sequence[Any]], None] | None = None,
+        on_left: Callable[[Start, Any, Sequence[Any], bool], None] | None = None,
         *,
         models: Callable[[], list[nn.Module]] = list,
         long: bool = _LONG,
@@ -87,7 +88,8 @@ class Starts:
 
         Args:
             on_left: Called with a step that was left before its backward pass, the names that its
-                code had then, and what a generator has handed on in it.
+                code had then, what a generator has handed on in it, and whether the next turn of
+                its loop goes on with its graph.
             models: Returns the models that are trained.
             long: Whether to wait for the first lines of regions.
         """
@@ -119,6 +121,7 @@ class Starts:
         self._compiled = False
         hears = (self._reached, self._called_first, self._returned)
         self._lines = Lines(*hears) if long else None
+        self._turns = CarriedTurns()
         self._earlier: dict[str, Any] | None = None
         self._objects = ScriptObjects(models)
         self._earlier_objects: list[tuple[Any, dict[str, Any]]] = []
@@ -249,8 +252,10 @@ class Starts:
                 ended.remove(spare)  # of many passes for one step, the last ones are kept
         start.site, start.only_asked, start.held = site, False, None
         start.add_losses(losses)
+        self._turns.end(start)
         if start.later is not None:
             start.later.site, start.later.losses = site, start.losses
+            start.later.turns = start.turns
         if start.inexact:
             start.region.moves = True
         if start.batches and not self._moves:
@@ -521,17 +526,24 @@ class Starts:
         return same
 
     def _take(self, frame: FrameType, region: Region, piece: Piece) -> None:
-        local = frame.f_locals
-        left = self.current
-        same = left is not None and left.region is region and left.frame == id(frame)
-        trains = left is not None and left.site is None and left.ambient.grad
-        if left is not None and same and trains and self._on_left is not None:
-            receiver = region.receiver
-            self._on_left(left, local, () if receiver is None else receiver.given_in(frame))
+        local, left = frame.f_locals, self.current
         now = self.streams.capture()
         start = self.current = self._new(frame, local, region, piece, now, Ambient.now())
         start.held = frame if start.ambient.grad else None
+        if left is not None and left.region is region and left.site is None and left.ambient.grad:
+            self._left(left, frame, local)
         let_go(frame, local)
+
+    def _left(self, turn: Start, frame: FrameType, local: Mapping[str, Any]) -> None:
+        """Looks at a turn that was left before a backward pass, as the next one begins."""
+        assert self.current is not None  # noqa: S101 - it is the next one
+        if turn.frame != id(frame) and turn.region.kind == "loop":
+            return
+        carried = self._turns.left(turn, local, self.current)
+        if turn.frame == id(frame) and self._on_left is not None:
+            receiver = turn.region.receiver
+            given = () if receiver is None else receiver.given_in(frame)
+            self._on_left(turn, local, given, carried)
 
     def _returned(self, frame: FrameType) -> None:
         """Looks at a step whose function has returned before a backward pass."""
@@ -540,7 +552,8 @@ class Starts:
             return
         start.held = None
         if self._on_left is not None and not self.paused:
-            self._safely(self._on_left, start, frame.f_locals, ())
+            kept = bool(numbers_in({}, self._objects.now()))
+            self._safely(self._on_left, start, frame.f_locals, (), kept)
 
     def unfinished(self) -> Stack:
         """Returns the frames that a step was left in before its backward pass, innermost first.

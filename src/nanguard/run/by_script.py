@@ -49,6 +49,8 @@ class ByScript:
         known_at: The step after which a bad number was last reported.
         found: The last step that was left before its backward pass, and its bad number; None if
             that was reported.
+        carried: The first such step since the last backward pass whose number the script may still
+            go back from, in a later turn of its loop.
     """
 
     def __init__(self, live: Live) -> None:
@@ -57,6 +59,7 @@ class ByScript:
         self.unstepped: tuple[list[Start], Tensor] | None = None
         self.known_at = -1
         self.found: tuple[Start, float] | None = None
+        self.carried: tuple[Start, float] | None = None
         # Whether the script is about to end itself, and whether it has read a bad number that a
         # graph leads to.
         self._ends = False
@@ -95,27 +98,46 @@ class ByScript:
 
     # Steps that are not made.
 
-    def left(self, start: Start, names: Any, others: Sequence[Any] = ()) -> bool:
-        """Notes a step that was left, if a number that it has made is bad; returns whether it is.
+    def left(
+        self, start: Start, names: Any, others: Sequence[Any] = (), *, carried: bool = False
+    ) -> bool:
+        """Notes a step that was left, if a number that it has made is bad.
 
         Args:
             start: What it began with.
             names: The names of its code, as they were when it was left.
             others: What else may be a number of the step.
+            carried: Whether its graph goes on in the next turn.
+
+        Returns:
+            Whether a number is bad that the script has thrown away.
         """
+        bad = self._bad_number(start, names, others)
+        if carried:
+            self.carried = self.carried or bad
+            return False
+        self.note_thrown_away()
+        self.found = self.found or bad
+        return self.found is not None
+
+    def note_thrown_away(self) -> None:
+        """Notes that the script never went back from a bad number that it had carried on."""
+        self.found, self.carried = self.found or self.carried, None
+
+    def _bad_number(
+        self, start: Start, names: Any, others: Sequence[Any]
+    ) -> tuple[Start, float] | None:
         made = {n: names[n] for n in start.piece.stores if n in names}
         # A number that was there before says nothing about this step.
         made = {n: value for n, value in made.items() if start.before.get(n) != id(value)}
         for value in (*made.values(), *others):
             graph = isinstance(value, torch.Tensor) and value.requires_grad and value.numel() == 1
             if graph and not is_good(value.detach()):
-                self.found = (start, float(value.detach()))
-                return True
+                return start, float(value.detach())
             if self._has_read and isinstance(value, float) and not math.isfinite(value):
-                self.found = (start, value)
-                return True
+                return start, value
         self._has_read = False
-        return False
+        return None
 
     def note_unfinished(self) -> None:
         """Notes, at the end of the script, the last step if it was left before its backward pass.

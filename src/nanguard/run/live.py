@@ -262,9 +262,12 @@ class Live(Watch):
             self.writer.stepped()
         self.own(self.starts.before_backward, losses)
         if not losses or not losses[0].is_cpu:
+            self.by_script.carried = None
             return
         if self._are_good(losses):
+            self.by_script.note_thrown_away()
             return
+        self.by_script.carried = None
         if self.starts.current is not None:
             self.starts.current.bad = True
         # Terms are a nicety: what cannot be read as a number is left out.
@@ -549,9 +552,15 @@ class Live(Watch):
         """Hears of a bad number that the script has read."""
         self.by_script.read(tensor, value, in_optimizer=bool(self._depth))
 
-    def _script_left(self, start: Start, names: Any, others: Sequence[Any]) -> None:
+    def _script_left(
+        self,
+        start: Start,
+        names: Any,
+        others: Sequence[Any],
+        carried: bool,  # noqa: FBT001
+    ) -> None:
         """Undoes what a step has done to the buffers that the script has left as it was bad."""
-        if self.by_script.left(start, names, others) and self.held is not None:
+        if self.by_script.left(start, names, others, carried=carried) and self.held is not None:
             self.held.restore(self.held.shape)
 
     def look(self) -> None:
