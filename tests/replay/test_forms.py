@@ -122,6 +122,26 @@ def test_loss_that_a_generator_hands_on(tmp_path, way):
     assert printed[0] == printed[1] != ""
 
 
+@pytest.mark.parametrize(
+    "way", ["summed", "listed", "through_time", "in_object", "gradient", "thrown_away"]
+)
+def test_loss_that_is_added_up_over_turns(tmp_path, way):
+    printed = []
+    for name, options in (("traced", ()), ("other", ("--no-trace",))):
+        (tmp_path / name).mkdir()
+        printed.append(run(tmp_path / name, "carried.py", way, options=options).stdout)
+    (incident,) = found_in(tmp_path / "traced")
+    assert (incident["step"], incident["replay"]["method"]) == (2, "in-place")
+    if way == "gradient":
+        assert incident["origin"]["line"] == line_of("carried.py", "FAULT IN BACKWARD")
+        assert incident["cause"]["code"] == "gradient-singularity"
+    else:
+        assert (incident["origin"]["line"], incident["cause"]["code"]) == POOLED[1:]
+    assert bool(incident.get("by_script")) is (way == "thrown_away")
+    assert any(fix["verified"] for fix in incident["fixes"])
+    assert printed[0] == printed[1] != ""
+
+
 @pytest.mark.parametrize("way", ["raise", "leave", "helper", "attribute", "gradient", "class"])
 def test_script_without_a_model_that_ends_itself(tmp_path, way):
     run(tmp_path, "bare.py", way)
