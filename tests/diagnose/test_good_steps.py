@@ -37,6 +37,10 @@ def test_a_repair_that_changes_good_steps_says_so_and_comes_second():
     assert ordered == [better, worse]
 
 
-@pytest.mark.parametrize("value", [math.inf, math.nan])
-def test_a_repair_that_makes_a_good_step_bad_is_not_verified(value):
+@pytest.mark.parametrize("value", [math.inf, math.nan, 0.9, -0.1])
+def test_a_repair_that_makes_another_step_of_a_good_one_is_not_verified(value):
     assert not fix_of(repair(value), USUAL, "/run")["verified"]
+
+
+def test_a_small_loss_is_compared_with_the_usual_one():
+    assert fix_of(repair(1e-3, without=1e-5), USUAL, "/run")["verified"]

@@ -7,6 +7,7 @@ import pytest
 from nanguard.diagnose.cause import Case
 from nanguard.diagnose.rewrites import (
     binary_cross_entropy,
+    log_determinant,
     log_softmax,
     logs_without_probabilities,
     shifted_exp,
@@ -88,6 +89,22 @@ def changed(repairs, folder, body, line):
 )
 def test_log_of_a_softmax(tmp_path, body, new):
     assert changed(log_softmax, tmp_path, body, len(body) + 1) == new
+
+
+@pytest.mark.parametrize(
+    ("body", "new"),
+    [
+        (["return torch.log(torch.linalg.det(z))"], "return torch.linalg.slogdet(z)[1]"),
+        (["return 0.5 * z.det().log()"], "return 0.5 * z.slogdet()[1]"),
+        (["d = torch.det(z @ z.T).abs()", "return d.log()"], "return torch.slogdet(z @ z.T)[1]"),
+        (["return torch.log(abs(z))"], None),
+        (["d = torch.det(z)", "z = z + 1", "return d.log()"], None),
+        (["return self.det(z).log()"], None),
+        (["return (z.det() + y).log()"], None),
+    ],
+)
+def test_log_of_a_determinant(tmp_path, body, new):
+    assert changed(log_determinant, tmp_path, body, len(body) + 1) == new
 
 
 ENTROPY = "torch.nn.functional.binary_cross_entropy"

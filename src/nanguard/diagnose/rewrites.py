@@ -23,8 +23,9 @@ _NEGLIGIBLE = 1e-3
 
 
 def logs_without_probabilities(case: Case) -> list[Repair]:
-    """Stays with logarithms where a probability, which may become 0, was computed on the way."""
-    return binary_cross_entropy(case) or log_sigmoid(case) or log_softmax(case)
+    """Stays with logarithms where a number that may become 0 was computed on the way."""
+    every = (binary_cross_entropy, log_sigmoid, log_softmax, log_determinant)
+    return next((found for repairs in every if (found := repairs(case))), [])
 
 
 def binary_cross_entropy(case: Case) -> list[Repair]:
@@ -205,6 +206,38 @@ def _log_of(file: SourceFile, node: ast.expr, line: int) -> str | None:
         softmax = None if chosen is None else _log_of(file, chosen, line)
     text, start = file.text_of(node), file.text_of(base)
     return softmax + text[len(start) :] if softmax and text.startswith(start) else None
+
+
+def log_determinant(case: Case) -> list[Repair]:
+    """Takes ``slogdet`` instead of the logarithm of a determinant, which soon leaves its type."""
+
+    def make(file: SourceFile, site: Site) -> str | None:
+        call = file.node_at(site, lambda node: called_name(node) == "log")
+        inner = argument(call) if isinstance(call, ast.Call) else None
+        if call is None or inner is None:
+            return None
+        name = _determinant(file, inner, call.lineno)
+        return None if name is None else file.replaced([(call, f"{name}[1]")])
+
+    summary = "use slogdet instead of the log of a determinant, which is too small or too large"
+    return _exact(edit(case.origin.site, summary, make))
+
+
+def _determinant(file: SourceFile, node: ast.expr, line: int) -> str | None:
+    """Returns the determinant that an expression stands for, or its size, as a ``slogdet``."""
+    if isinstance(node, ast.Name):
+        value = _value_of(file, node.id, line) if line else None
+        return None if value is None else _determinant(file, value, 0)
+    if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
+        return None
+    name, inner = called_name(node), argument(node)
+    if name in ("abs", "absolute"):
+        return None if inner is None else _determinant(file, inner, line)
+    owner = node.func.value
+    if name != "det" or (isinstance(owner, ast.Name) and owner.id == "self"):
+        return None  # a function or a method of the user's
+    called = file.text_of(node.func)
+    return called.removesuffix("det") + "slogdet" + file.text_of(node)[len(called) :]
 
 
 def _exact(repairs: list[Repair]) -> list[Repair]:

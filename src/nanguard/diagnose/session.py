@@ -48,6 +48,8 @@ _TRIED_REPAIRS = 4
 _FURTHER = 2
 # What rounding may change in a loss: an eps that is added, or another order of operations.
 _ROUNDING = 1e-2
+# From here on a change is no repair: the run goes on with something else to learn.
+_UPSETTING = 0.25
 _SMALLEST_SCALAR_BATCH = 2
 # What a report calls proven begins at 0.9: a cause that nothing showed stays below.
 _UNPROVEN = 0.89
@@ -452,7 +454,19 @@ def _helped(repair: Repair, usual: Usual) -> bool:
     """Returns whether a repair was tried, and made the step, and those after it, good ones."""
     if not usual.allows(repair.trial, exact=repair.exact) or _fades(repair, usual):
         return False
-    return repair.on_good is None or math.isfinite(repair.on_good[1])
+    return not _upsets_good(repair, usual)
+
+
+def _upsets_good(repair: Repair, usual: Usual) -> bool:
+    """Returns whether a repair makes other steps of good ones: the run would learn something else.
+
+    A small loss is compared with the usual one, of which it is a part.
+    """
+    if repair.on_good is None:
+        return False
+    plain, changed = repair.on_good
+    size = max(abs(plain), usual.loss if math.isfinite(usual.loss) else 0.0)
+    return not abs(changed - plain) <= _UPSETTING * size
 
 
 def _changes_good(repair: Repair) -> bool:

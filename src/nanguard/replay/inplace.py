@@ -387,10 +387,18 @@ class InPlace:
         with self._as_before(variant) as stack:
             try:
                 stack.enter_context(TimeLimit(self._longest))
-                self._table = find_table(outcome.origin, replay.trace)
+                since = [variant.streams, variant.start.step_end]
+                self._table = find_table(
+                    outcome.origin,
+                    replay.trace,
+                    self._starts.streams,
+                    [moment for moment in since if moment],
+                    self._starts.table,
+                )
             except TooLong:
                 return
         if self._table is not None:
+            self._starts.table = self._table
             outcome.origin, outcome.facts.unseen = self._table.origin, False
             outcome.facts.suspects = []
 

@@ -1,10 +1,10 @@
 """Values that were made before the step and kept since: made once more, to see what made them bad.
 
 A table of weights, a noise schedule, statistics of the data: computed once, bad from then on, and
-used hours later. The operations are long over, but the code that made the value is there: the
-constructor of the object that holds it, or the assignment to the name that stands for it. What is
-made again has to be what is there, bit for bit. The items of a batch that came in bad are made once
-more in the same way.
+used hours later; or what a rollout has collected since the last step. The operations are over, but
+the code that made the value is there: the constructor of the object that holds it, or the
+assignment to the name that stands for it. What is made again has to be what is there, bit for bit.
+The items of a batch that came in bad are made once more in the same way.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from nanguard.replay.tracer.trace import Trace
 
 if TYPE_CHECKING:
     import contextlib
-    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from types import FrameType
 
     from torch import Tensor
@@ -91,21 +91,48 @@ class Table:
         self.tensor.data.copy_(fresh.detach())
 
 
-def find_table(origin: Origin, trace: Trace) -> Table | None:
+def find_table(
+    origin: Origin,
+    trace: Trace,
+    streams: RandomStreams,
+    moments: Sequence[dict[str, Any]],
+    known: Table | None,
+) -> Table | None:
     """Returns the table that a bad value came from, if it can be made again as it is.
 
     Args:
         origin: Where the bad value was first seen in the step, which was given it; or where an
             infinity came in that may have been meant, and made the loss infinite.
         trace: The trace of the step.
+        streams: Puts back the random streams.
+        moments: The random streams that it may have been made with.
+        known: The table that was found last: several steps may be made with it.
     """
     given = _given(origin, trace)
     for name, tensor, make in _holders(given, trace):
-        found = _traced(tensor, make, origin.step)
-        if found is not None and not found.intended:  # a mask is meant to be infinite
-            found.table = name
-            return Table(tensor, name, make, found)
+        if known is not None and known.tensor is tensor:
+            return known
+        for moment in moments:
+            make_then = _made_at(make, streams, moment)
+            found = _traced(tensor, make_then, origin.step)
+            if found is not None and not found.intended:  # a mask is meant to be infinite
+                found.table = name
+                return Table(tensor, name, make_then, found)
     return None
+
+
+def _made_at(make: Maker, streams: RandomStreams, moment: dict[str, Any]) -> Maker:
+    """Returns what makes a value with the random streams of some moment."""
+
+    def make_then(texts: Mapping[str, str]) -> Tensor | None:
+        now = streams.capture()
+        streams.restore(moment)
+        try:
+            return make(texts)
+        finally:
+            streams.restore(now)
+
+    return make_then
 
 
 def entered_at(origin: Origin, trace: Trace) -> Site | None:

@@ -200,6 +200,7 @@ class Start:
         cls: What ``super()`` means there.
         streams: The random streams.
         earlier: The random streams a little before, where the piece begins inside of a statement.
+        step_end: The random streams at the end of the last step, if they are known.
         objects: The attributes of the script's own objects, and what its models count.
         earlier_objects: The same a little before.
         shared: The variables that functions inside of its code share with it.
@@ -273,6 +274,7 @@ class Start:
         self.losses: list[Tensor] = []
         self.losses_at: list[tuple[Tensor, int]] = []
         self.earlier: dict[str, Any] | None = None
+        self.step_end: dict[str, Any] | None = None
         self.objects: list[tuple[Any, dict[str, Any]]] = []
         self.earlier_objects = self.objects
         self.drawn: list[Any] = []

@@ -46,6 +46,7 @@ if TYPE_CHECKING:
 
     from nanguard.replay.frames import Stack
     from nanguard.replay.handed_on import Taking
+    from nanguard.replay.made_before import Table
     from nanguard.replay.region import Piece
 
     # A place in code: its identity, and the instruction.
@@ -75,6 +76,7 @@ class Starts:
         good: The starts of a good step, which shows what a repair does to such steps.
         why_not: Why there is no start, where there is none.
         streams: Takes and puts back the random streams.
+        table: What made the bad value that a step was given last, where that is known.
     """
 
     def __init__(
@@ -100,6 +102,7 @@ class Starts:
         self.good: list[Start] = []
         self.why_not: str | None = None
         self.streams = RandomStreams([])
+        self.table: Table | None = None
         self.batches: deque[tuple[Any, Any, list[int]]] = deque(maxlen=_MOST_BATCHES)
         # How many batches were handed out in the last two steps, and since then.
         self._drawn_in: deque[int] = deque(maxlen=2)
@@ -582,6 +585,7 @@ class Starts:
         taken = reader.take(local, frame.f_globals)
         start = Start(region, piece, taken, frame, local, streams, ambient)
         start.earlier = self._earlier
+        start.step_end = self._step_end if self._long else self._earlier
         start.objects = start.earlier_objects = self._objects.now()
         if not self._long:
             start.earlier_objects, start.batches = self._earlier_objects, tuple(self._given)
