@@ -136,3 +136,54 @@ def test_a_file_of_a_package_finds_its_neighbours_by_their_full_names(
         files["setup"] = "from setuptools import setup\nsetup()\n"
     made = project(tmp_path, **files)
     assert ("unguarded-log", 5, "warning") in found(made, tmp_path / "pkg/losses.py")
+
+
+TRAINER = (
+    "import torch\nfrom torch import nn\n\n\nclass Trainer:\n    def __init__(self, net, opt):\n"
+    "        self.net, self.opt = net, opt\n        self.loss = nn.BCELoss(reduction='none')\n\n"
+    "    def fit(self, loader):\n        for x, y in loader:\n"
+    "            score, keep = self.net(x)\n            loss = self.loss(score, y)\n"
+    "            (loss * keep).sum().backward()\n            self.opt.step()\n"
+)
+START = (
+    "from models import Net\nfrom trainer import Trainer\n\n\ndef start(net, opt):\n"
+    "    return Trainer(net, opt)\n\n\nnet = Net()\nstart(net, None).fit([])\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("forward", "expected"),
+    [
+        ("return torch.sigmoid(self.net(x)), x[:, 0] > 0", True),
+        ("keep = x > 0; return torch.sigmoid(self.net(x)) * keep.float(), keep", True),
+        ("return torch.relu(self.net(x)), x[:, 0] > 0", False),
+    ],
+)
+def test_a_model_that_a_constructor_is_given_is_followed(
+    tmp_path: Path, forward: str, expected: bool
+):
+    made = project(
+        tmp_path,
+        models=model("self.net = nn.Linear(3, 3)", forward),
+        trainer=TRAINER,
+        start=START,
+    )
+    told = ("bce-after-sigmoid", 13, "warning") in found(made, tmp_path / "trainer.py")
+    assert told is expected
+
+
+def test_learned_numbers_that_a_module_gives_back_are_no_output(tmp_path: Path):
+    head = (
+        "import torch\nfrom torch import nn\n\n\nclass Shift(nn.Module):\n"
+        "    def __init__(self, n):\n        super().__init__()\n"
+        "        self.shift = nn.Parameter(torch.zeros(n))\n\n"
+        "    def forward(self, x):\n        return x + self.shift\n\n\n"
+        "class Head(nn.Module):\n    def __init__(self):\n        super().__init__()\n"
+        "        self.mean = nn.Linear(4, 4)\n        self.logstd = Shift(4)\n\n"
+        "    def forward(self, x):\n        mean = self.mean(x)\n"
+        "        logstd = self.logstd({given})\n        return mean, logstd.exp()\n"
+    )
+    use = "import model\n\nmodel.Head()(0)[1].sum().backward()\n"
+    for given, severity in (("torch.zeros(4)", "info"), ("self.mean(x)", "warning")):
+        made = project(tmp_path, model=head.replace("{given}", given), use=use)
+        assert ("unbounded-exp", 23, severity) in found(made, tmp_path / "model.py")

@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
 # What gives a cosine that is exactly 1, or more.
 _REACH_ONE = frozenset({"svd", "clamp", "cosine_similarity"})
+# Products of squares, as of a layer with noisy weights: 0 where all that came in is 0.
+_PRODUCTS = frozenset({"matmul", "linear", "einsum", "conv1d", "conv2d", "conv3d"})
 
 
 class SqrtAtZero(CodeRule):
@@ -75,6 +77,12 @@ class SqrtAtZero(CodeRule):
             "    g = torch.autograd.grad(d_out.sum(), x, create_graph=True)[0]\n"
             "    return (g.pow(2).sum(1).sqrt() - 1).pow(2).mean()\n",
             line=6,
+        ),
+        Fails(
+            "import torch\n\n\ndef noisy_linear(x, mu, sigma):\n"
+            "    std = torch.sqrt(torch.mm(x.pow(2), sigma.pow(2)))\n"
+            "    return torch.mm(x, mu) + std * torch.randn_like(std)\n",
+            line=5,
         ),
         Passes(
             "import torch\n\n\ndef margin_loss(cosine):\n"
@@ -150,7 +158,7 @@ def is_root(power: Value) -> bool:
 
 def _is_seen(value: Value) -> bool:
     """Returns whether it is seen to be 0: the sine of a cosine of 1, a distance to itself."""
-    if _is_of_gradients(value):
+    if _is_of_gradients(value) or value.core.op in _PRODUCTS:
         return True
     if _is_one_minus_square(value):
         return any(part.has("cosine") or part.op in _REACH_ONE for part in value.upstream(16))
@@ -171,7 +179,7 @@ def _is_of_gradients(value: Value) -> bool:
 def _is_hardly_zero(value: Value) -> bool:
     """Returns whether everything there is would have to be equal, or two sides at once."""
     core = value.core
-    if _is_of_gradients(value):
+    if _is_of_gradients(value) or core.op in _PRODUCTS:
         return False
     near = value.upstream(8)
     if value.has("sumsq") and not any(part.op in ("sub", "rsub") for part in near):
