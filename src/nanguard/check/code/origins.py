@@ -146,7 +146,7 @@ class _Search:
             return [(value.inputs[0], (*_place_of(self._home(value), value.node), *place))]
         if value.op in _PASSES and value.inputs:
             return [(value.inputs[0], _picked(value, place))]
-        if value.op == "call" and value.inputs:
+        if value.op == "call" and value.inputs and not _is_chosen_activation(value):
             return [(result, place) for result in self._called(value)] or None
         if value.op == "" and value.scope is not None:
             given = self.arguments(value.scope, value, within)

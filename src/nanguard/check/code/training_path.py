@@ -96,7 +96,7 @@ def may_warn(code: Code, node: ast.AST | None, claim: Claim, *, shown: bool) -> 
     function = Training.of(code).owner(node) if node is not None else code.module
     if not _is_differentiated(code, function) or is_only_read(code, node):
         return False
-    return not _is_called_in_vain(code, function)
+    return not (_is_called_in_vain(code, function) or _is_called_to_use_only(code, function))
 
 
 def _is_differentiated(code: Code, function: Function, depth: int = 2) -> bool:
@@ -151,6 +151,14 @@ def _is_called_in_vain(code: Code, function: Function) -> bool:
         return False
     calls = [*calls_of(code, function)]
     return bool(calls) and all(_never_runs(home, call.node) for home, call in calls)
+
+
+def _is_called_to_use_only(code: Code, function: Function) -> bool:
+    """Returns whether every call of a module lies in a branch that only uses the model."""
+    if function.cls is None or not function.cls.is_module() or function.name != "forward":
+        return False
+    calls = [*calls_of(code, function)]
+    return bool(calls) and all(is_branch_of_use(home, call.node) for home, call in calls)
 
 
 def _never_runs(code: Code, node: ast.AST | None) -> bool:

@@ -84,6 +84,19 @@ class SqrtAtZero(CodeRule):
             "    return torch.mm(x, mu) + std * torch.randn_like(std)\n",
             line=5,
         ),
+        Fails(
+            "import torch\n\n\ndef batch_hard_loss(x):\n    dots = x @ x.t()\n"
+            "    norms = dots.diag().unsqueeze(1)\n"
+            "    far = (norms + norms.t() - 2 * dots).clamp(min=0).sqrt()\n"
+            "    return far.max(1)[0].mean()\n",
+            line=7,
+        ),
+        Passes(
+            "import torch\n\n\ndef batch_hard_loss(x):\n    dots = x @ x.t()\n"
+            "    norms = dots.diag().unsqueeze(1)\n"
+            "    far = (norms + norms.t() - 2 * dots).clamp(min=1e-12).sqrt()\n"
+            "    return far.max(1)[0].mean()\n"
+        ),
         Passes(
             "import torch\n\n\ndef margin_loss(cosine):\n"
             "    return torch.sqrt((1.0 - cosine**2).clamp(1e-9, 1.0))\n"
@@ -158,7 +171,7 @@ def is_root(power: Value) -> bool:
 
 def _is_seen(value: Value) -> bool:
     """Returns whether it is seen to be 0: the sine of a cosine of 1, a distance to itself."""
-    if _is_of_gradients(value) or value.core.op in _PRODUCTS:
+    if _is_of_gradients(value) or value.core.op in _PRODUCTS or _is_among_rows(value):
         return True
     if _is_one_minus_square(value):
         return any(part.has("cosine") or part.op in _REACH_ONE for part in value.upstream(16))
@@ -169,6 +182,30 @@ def _is_seen(value: Value) -> bool:
         and part.inputs[0].core.op == ""
         for part in value.upstream(12)
     )
+
+
+def _is_among_rows(value: Value) -> bool:
+    """Returns whether it is the distances of rows from each other, each row from itself as well.
+
+    Written as ``a**2 + b**2 - 2 * a @ a.t()``: the diagonal is 0.
+    """
+    core = _unclamped(value)
+    if core.op != "sub" or len(core.inputs) < 2:
+        return False
+    return any(
+        part.op == "matmul"
+        and len(part.inputs) > 1
+        and part.inputs[0].core is part.inputs[1].core
+        and carries_gradient(part)
+        for part in core.inputs[1].upstream(6)
+    )
+
+
+def _unclamped(value: Value) -> Value:
+    core = value.core
+    while core.op in ("clamp", "clamp_min", "relu", "abs") and core.inputs:
+        core = core.inputs[0].core
+    return core
 
 
 def _is_of_gradients(value: Value) -> bool:
@@ -189,7 +226,7 @@ def _is_hardly_zero(value: Value) -> bool:
 
 
 def _is_measure(root: Value, value: Value, *, trains: bool) -> bool:
-    if value.has("sumsq", "var") or _is_one_minus_square(value):
+    if value.has("sumsq", "var") or _is_one_minus_square(value) or _is_among_rows(value):
         return True
     if value.has("distance") and value.core.op in ("sub", "clamp", "clamp_min", "relu", "add"):
         return True
@@ -198,9 +235,7 @@ def _is_measure(root: Value, value: Value, *, trains: bool) -> bool:
 
 def _is_one_minus_square(value: Value) -> bool:
     """Returns whether it is the square of a sine, got from a cosine that may be exactly 1."""
-    core = value.core
-    while core.op in ("clamp", "clamp_min", "relu", "abs") and core.inputs:
-        core = core.inputs[0].core
+    core = _unclamped(value)
     if core.op != "sub" or core.inputs[0].number() != 1:
         return False
     square = core.inputs[1].core

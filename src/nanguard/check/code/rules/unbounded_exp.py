@@ -51,6 +51,7 @@ _LOG_CHANCE = re.compile(r"log_?p(s|i|_.*)?|log_?prob(s|_.*)?|log_?pdf|logits_?l
 # Numbers that are learned by themselves.
 _LEARNED = frozenset({"parameter", "tensor", "full"})
 _FILLED = frozenset({"zeros", "zeros_like", "ones", "ones_like", "full", "new_zeros"})
+_TRUST_REGION = re.compile(r"line_?search|conjugate_grad|fisher_vector|(^|_)fvp")
 _LOGS = frozenset({"log", "log_softmax", "logsigmoid", "logsumexp", "math.log", "numpy.log"})
 _BOUNDED = frozenset({"tanh", "sigmoid", "softsign", "hardtanh", "hardsigmoid", "erf", "atan"})
 _BOUND = re.compile(r"bound|min|max|low|high|limit|range|scale")
@@ -248,11 +249,19 @@ def _is_hardly_large(code: Code, value: Value, what: str) -> bool:
     # Scales that are learned by themselves, moved by a temperature or picked by a class.
     if value.has("logscale") and any(part.op == "parameter" for part in value.upstream(24)):
         return not any(part.has("network") for part in value.upstream(24))
+    if what == "log-ratio" and _bounds_its_steps(code):
+        return True
     if what != "log-ratio" or _is_of_policies(code, value, what):
         return False
     summed = any(part.op in ("sum", "cumsum") for part in value.upstream(16))
     other = any(_OTHER_MODEL.search(part.name.lower()) for part in value.upstream(16))
     return not summed and not other
+
+
+def _bounds_its_steps(code: Code) -> bool:
+    """Returns whether a file keeps each step of a policy within a divergence, and undoes others."""
+    names = {function.name.lower() for function in code.functions}
+    return any(_TRUST_REGION.search(name) for name in names)
 
 
 def _is_learned_elsewhere(code: Code, value: Value) -> bool:
@@ -287,6 +296,8 @@ def _summed_and_logged(code: Code) -> set[int]:
         total = log.inputs[0].core if log.inputs else None
         if log.op == "log1p" and total is not None and total.op == "exp":
             found.add(id(total.node))  # a softplus that is written out
+        if total is not None and total.op == "add" and total.inputs[0].number() is not None:
+            total = total.inputs[1].core  # 1 + the sum: the exponential of 0 is in it
         if total is not None and total.op in ("sum", "cumsum", "mean") and total.inputs:
             found |= {id(part.node) for part in total.inputs[0].upstream(6) if part.op == "exp"}
     return found
