@@ -234,8 +234,11 @@ def test_the_ratio_of_policies_within_a_trust_region_is_a_remark(
     text = (
         "import torch\nfrom torch.distributions import Normal\n\n\n"
         f"def {search}(p):\n    return p\n\n\n"
-        "def update(policy, x, a, old_log_prob, gain):\n    log_prob = Normal(policy(x), 1.0).log_prob(a)\n"
-        "    loss = (torch.exp(log_prob - old_log_prob) * gain).mean()\n    loss.backward()\n"
+        "def update(policy, obs, act, old_log_prob, gain):\n"
+        "    log_prob = Normal(policy(obs), 1.0).log_prob(act)\n"
+        "    ratio = torch.exp(log_prob - old_log_prob)\n"
+        "    loss = (ratio * gain).mean()\n    loss.backward()\n\n\n"
+        "update(None, 0, 0, 0, 0)\n"
     )
     made = project(tmp_path, agent=text)
     assert ("unbounded-exp", 11, severity) in found(made, tmp_path / "agent.py")

@@ -197,3 +197,22 @@ def test_losses_in_a_file_of_metrics_are_trained_on(tmp_path: Path):
     for called, severity in (("gaussian_loss", "warning"), ("mean", "info")):
         made = project(tmp_path, metrics=metrics, use=use.format(called))
         assert ("unguarded-log", 7, severity) in found(made, tmp_path / "metrics.py")
+
+
+@pytest.mark.parametrize(
+    ("used", "severity"),
+    [
+        ("masked_mae(x, y).backward()\nshown = masked_mae(x, y).item()", "warning"),
+        ("x.backward()\nshown = masked_mae(x, y).item()", "info"),
+        ("loss = masked_mae\nloss(x, y).backward()\nshown = masked_mae(x, y).item()", "warning"),
+    ],
+)
+def test_a_measure_in_which_nan_is_replaced_is_a_remark(tmp_path: Path, used: str, severity: str):
+    text = (
+        "import torch\n\n\ndef masked_mae(pred, real):\n    loss = (pred - real).abs()\n"
+        "    loss = torch.where(torch.isnan(loss), torch.zeros_like(loss), loss)\n"
+        "    return loss.mean()\n"
+    )
+    use = f"import util\n\nx, y = 0, 1\n{used.replace('masked_mae', 'util.masked_mae')}\n"
+    made = project(tmp_path, util=text, use=use)
+    assert ("nan-loss-replaced", 6, severity) in found(made, tmp_path / "util.py")

@@ -21,8 +21,8 @@ from nanguard.check.paths import in_tests
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-_TRAINS = re.compile(rb"\.backward\(|[Tt]rainer\w*\(|\.fit\(")
-_TRAINING = (b".backward(", b".fit(", b"rainer")
+_TRAINS = re.compile(rb"\.backward\(|[Tt]rainer\w*\(|\.fit\(|def training_step\(")
+_TRAINING = (b".backward(", b".fit(", b"rainer", b"def training_step(")
 _TOP = re.compile(rb"^(?=[^\s#)\]}'\"])", re.MULTILINE)
 _DEFINITION = re.compile(rb"(?:async[ \t]+)?(?:def|class)[ \t]+(\w+)")
 _IMPORT = re.compile(rb"(?:from|import)[ \t]")

@@ -6,12 +6,14 @@ import re
 from typing import TYPE_CHECKING, ClassVar
 
 from nanguard.check.code.code_rule import CodeRule
+from nanguard.check.code.origins import origins
 from nanguard.check.code.rules.division_by_unguarded_sum import is_selective
 from nanguard.check.code.training_path import is_beside_training
 from nanguard.check.code.value_questions import (
     guarded_by,
     is_number,
     is_only_shown,
+    is_open,
     is_repaired_at_once,
 )
 from nanguard.check.rule import Fails, Passes
@@ -27,6 +29,13 @@ _LOSSES = (
     "mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss", "cross_entropy", "nll_loss",
     "binary_cross_entropy", "binary_cross_entropy_with_logits",
 )  # fmt: skip
+# What is worked out for each element, so that there are as many as there were before.
+_EACH = frozenset(
+    {"named", "float", "pow", "square", "abs", "squeeze", "add", "sub", "mul", "div", "log", "exp",
+     "neg", "sqrt"}
+)  # fmt: skip
+_NOTHING_MEASURED = 1e-2  # up to here a limit tells a measured value from none
+_MAP = re.compile(r"depth|disp|gt|truth|flow")
 _PADDING = re.compile(r"att(n|ention)?(_|$)|pad|mask|len(gth)?s?(_|$)|seq")
 _FIX = Fix(
     "sum instead, and divide by the number of elements, bounded from below: "
@@ -83,6 +92,18 @@ class MeanOfEmptySelection(CodeRule):
             "    words = att.view(-1) == 1\n"
             "    return F.cross_entropy(logits[words], tags.view(-1)[words])\n"
         ),
+        Fails(
+            "import torch\n\n\ndef scale_loss(depth, truth):\n    keep = truth > 0.1\n"
+            "    d = torch.log(depth[keep]) - torch.log(truth[keep])\n"
+            "    return (d**2).mean()\n",
+            line=7,
+        ),
+        Passes(
+            "import torch\nimport torch.nn.functional as F\n\n\n"
+            "def pose_loss(pred, truth, labels):\n    pred = pred[labels == 1]\n"
+            "    truth = truth[labels == 1]\n    if len(truth) > 0:\n"
+            "        return (pred - truth).abs().mean()\n    return pred.sum() * 0\n"
+        ),
         Passes("import torch\n\n\ndef first_loss(losses):\n    return losses[:4].mean()\n"),
     )
 
@@ -90,11 +111,13 @@ class MeanOfEmptySelection(CodeRule):
         """Yields what is wrong with a file."""
         told: set[int] = set()
         for mean in code.of("mean", *_LOSSES):
-            index = _selection(mean)
+            index = _selection(mean.inputs[0]) if mean.inputs else None
             if index is None or not mean.grad or mean.line in told:
                 continue
-            tests = [part for part in index.upstream(6) if is_selective(part)]
-            if not tests or any(map(_is_about_padding, tests)) or guarded_by(index, mean.guards):
+            tests = [part for part in _asked(code, index) if is_selective(part)]
+            if not tests or any(_is_about_padding(test) or _is_of_map(test) for test in tests):
+                continue
+            if guarded_by(index, mean.guards) or _is_counted(mean):
                 continue
             if _is_summed(mean) or is_repaired_at_once(code, mean.node):
                 continue
@@ -116,12 +139,34 @@ def _is_about_padding(test: Value) -> bool:
     return any(_PADDING.search(part.name.lower()) for part in test.upstream(8))
 
 
-def _selection(mean: Value) -> Value | None:
-    """Returns what picks the elements a mean is taken over; None if all of them are."""
-    value = mean.inputs[0] if mean.inputs else None
-    while value is not None and value.op in ("named", "float", "pow", "square", "abs", "squeeze"):
-        value = value.inputs[0] if value.inputs else None
-    if value is None or value.op not in ("getitem", "masked_select") or len(value.inputs) < 2:
+def _is_of_map(test: Value) -> bool:
+    """Returns whether it asks where a map was measured at all: no map is empty as a rule."""
+    number = test.inputs[-1].number() if test.inputs else None
+    if number is None or not 0 <= number <= _NOTHING_MEASURED:
+        return False
+    return number > 0 or _MAP.search(test.inputs[0].core.name.lower()) is not None
+
+
+def _is_counted(mean: Value) -> bool:
+    """Returns whether a condition has looked at something that was picked by the same index."""
+    names = {part.name for part in mean.upstream(24) if part.name and part.op != "self"}
+    return not names.isdisjoint(mean.guards)
+
+
+def _asked(code: Code, index: Value) -> Iterator[Value]:
+    """Yields what an index is made from, here or where its function is called."""
+    for part in index.upstream(6):
+        yield part
+        if is_open(part):
+            yield from origins(code, part).makers
+
+
+def _selection(value: Value, depth: int = 6) -> Value | None:
+    """Returns what picks the elements of a value; None if all of them are there."""
+    if value.op in _EACH and depth > 0:
+        parts = (_selection(part, depth - 1) for part in value.inputs[:2])
+        return next((part for part in parts if part is not None), None)
+    if value.op not in ("getitem", "masked_select") or len(value.inputs) < 2:
         return None
     index = value.inputs[1]
     if index.items is not None:
