@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import time
 from dataclasses import dataclass, field, replace
@@ -9,7 +10,13 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from nanguard.check.code_check import TooSlowError, check_bytes, check_files, cpu_limit
+from nanguard.check.code_check import (
+    TooSlowError,
+    check_bytes,
+    check_files,
+    cpu_limit,
+    program_state,
+)
 from nanguard.check.config.key_usage import Usage, is_launcher, project_of, repository_of
 from nanguard.check.config_check import NO_TRAINING, Configs
 from nanguard.check.outcome import NotChecked, Omission, Outcome, failure
@@ -47,7 +54,7 @@ from nanguard.source.text import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
-    from nanguard.check.code.project import Project
+    from nanguard.check.code.project import KeptIndex, Project
 
 STDIN_NAME = "<stdin>"
 _MOST_AROUND = 20_000  # files of a project that are listed around what was named
@@ -164,7 +171,17 @@ class Check:
             around = _code_below(root or self._folder_around(paths), self.plan.exclude)
             known = {os.path.abspath(path) for path in paths}  # noqa: PTH100 - a Path is slow
             others = (_as_named(path) for path in around if path not in known)
-            yield files, Project([*paths, *others])
+            every = [*paths, *others]
+            yield files, Project(every, self._kept(root or paths[0]))
+
+    def _kept(self, of: str) -> KeptIndex | None:
+        """Returns where what is counted in a project is kept, for who stands where we stand."""
+        if self.plan.cache is None:
+            return None
+        from nanguard.check.code.project import KeptIndex
+
+        name = hashlib.blake2b(f"{Path.cwd()}|{of}".encode("utf-8", "replace"), digest_size=8)
+        return KeptIndex(self.plan.cache / f"project-{name.hexdigest()}.json", program_state())
 
     def _folder_around(self, paths: list[str]) -> str | None:
         """Returns the folder of the project that files outside a repository belong to."""

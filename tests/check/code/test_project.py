@@ -319,3 +319,33 @@ def test_two_repositories_in_a_folder_are_judged_each_by_itself(tmp_path: Path):
         (str(tmp_path / "one" / "models" / "coder.py"), "warning"),
         (str(tmp_path / "two" / "models" / "coder.py"), "info"),
     ]
+
+
+def test_what_is_counted_in_a_project_is_kept_until_it_changes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    (tmp_path / ".git").mkdir()
+    (tmp_path / "models").mkdir()
+    (tmp_path / "models" / "coder.py").write_text(MODEL)
+    (tmp_path / "train.py").write_text(USE)
+    for number in range(50):
+        (tmp_path / f"part{number}.py").write_text(f"def part{number}(x):\n    return x\n")
+    monkeypatch.chdir(tmp_path)
+    counted: list[int] = []
+    make = Project._make_index
+    monkeypatch.setattr(Project, "_make_index", lambda self: counted.append(1) or make(self))
+
+    def severity() -> str:
+        seen = Check(Plan(jobs=1, cache=tmp_path / ".kept")).run(["models/coder.py"]).seen
+        return next(s.finding.severity.value for s in seen if s.finding.name == "unbounded-exp")
+
+    assert (severity(), severity(), len(counted)) == ("warning", "warning", 1)
+    (tmp_path / "models" / "coder.py").write_text(MODEL.replace("0.5 *", "0.25 *"))
+    assert (severity(), len(counted)) == ("warning", 1)  # it names what it named before
+    (tmp_path / "train.py").write_text("x = 1\n")
+    assert (severity(), len(counted)) == ("info", 2)
+    (tmp_path / "again.py").write_text(USE)
+    assert (severity(), len(counted)) == ("warning", 3)
+    (kept,) = (tmp_path / ".kept").glob("project-*.json")
+    kept.write_text("{")
+    assert (severity(), len(counted)) == ("warning", 4)

@@ -184,6 +184,26 @@ def _parts(files: list[str]) -> Iterator[_Part]:
             )  # fmt: skip
 
 
+def outline_of(content: bytes, defined: set[bytes]) -> list[object]:
+    """Returns what the reach of a project takes from a file: its parts, and what each names.
+
+    Args:
+        content: What the file holds.
+        defined: Everything that the project defines.
+    """
+    found: list[object] = []
+    for piece in _pieces(_COMMENT.sub(b"", content)):
+        if _IMPORT.match(piece) or piece.startswith((b"@", b"__all__")):
+            found.append(piece)
+            continue
+        match = _DEFINITION.match(piece)
+        begins = piece[: match.end()] if match else _MAIN.match(piece) is not None
+        words = sorted(defined.intersection(piece.translate(_WORD).split()))
+        evaluates = _EVALUATED.search(piece) is not None
+        found.append((begins, words, is_training_code(piece), evaluates))
+    return found
+
+
 def is_training_code(text: bytes) -> bool:
     """Returns whether some code starts a backward pass, or hands a model to a trainer."""
     return any(word in text for word in _TRAINING) and _TRAINS.search(text) is not None
