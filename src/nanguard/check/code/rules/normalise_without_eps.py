@@ -140,8 +140,10 @@ def _is_of_rewards(divisor: Value) -> bool:
 
 def _is_of_zeros(divisor: Value) -> bool:
     """Returns whether what is measured is seen to be 0 as a whole for some rows."""
-    measured = [part for given in divisor.inputs[:1] for part in given.upstream(6)]
-    return any(part.core.op == "relu" for part in measured)
+    measured = divisor.inputs[0].core if divisor.inputs else None
+    while measured is not None and measured.op in ("mul", "sum", "mean", "pow", "abs"):
+        measured = measured.inputs[0].core if measured.inputs else None
+    return measured is not None and measured.op == "relu"
 
 
 def _is_of_activations(quotient: Value, divisor: Value) -> bool:

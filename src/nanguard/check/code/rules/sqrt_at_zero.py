@@ -91,6 +91,11 @@ class SqrtAtZero(CodeRule):
             "    return far.max(1)[0].mean()\n",
             line=7,
         ),
+        Fails(
+            "import torch\n\n\ndef order_loss(x, y):\n"
+            "    return (y - x).clamp(min=0).pow(2).sum(-1).sqrt().mean()\n",
+            line=5,
+        ),
         Passes(
             "import torch\n\n\ndef batch_hard_loss(x):\n    dots = x @ x.t()\n"
             "    norms = dots.diag().unsqueeze(1)\n"
@@ -173,6 +178,8 @@ def _is_seen(value: Value) -> bool:
     """Returns whether it is seen to be 0: the sine of a cosine of 1, a distance to itself."""
     if _is_of_gradients(value) or value.core.op in _PRODUCTS or _is_among_rows(value):
         return True
+    if _is_of_excess(value):
+        return True
     if _is_one_minus_square(value):
         return any(part.has("cosine") or part.op in _REACH_ONE for part in value.upstream(16))
     return any(
@@ -182,6 +189,18 @@ def _is_seen(value: Value) -> bool:
         and part.inputs[0].core.op == ""
         for part in value.upstream(12)
     )
+
+
+def _is_of_excess(value: Value) -> bool:
+    """Returns whether only what exceeds a bound is squared and added up: often nothing does."""
+    core = value.core
+    if core.op not in ("sum", "mean") or not core.inputs:
+        return False
+    square = core.inputs[0].core
+    if square.op not in ("pow", "square") or not square.inputs:
+        return False
+    excess = square.inputs[0].core
+    return excess.op in ("relu", "clamp", "clamp_min") and excess.lo == 0
 
 
 def _is_among_rows(value: Value) -> bool:
@@ -216,7 +235,7 @@ def _is_of_gradients(value: Value) -> bool:
 def _is_hardly_zero(value: Value) -> bool:
     """Returns whether everything there is would have to be equal, or two sides at once."""
     core = value.core
-    if _is_of_gradients(value) or core.op in _PRODUCTS:
+    if _is_of_gradients(value) or core.op in _PRODUCTS or _is_of_excess(value):
         return False
     near = value.upstream(8)
     if value.has("sumsq") and not any(part.op in ("sub", "rsub") for part in near):

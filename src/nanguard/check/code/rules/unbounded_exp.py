@@ -51,7 +51,7 @@ _LOG_CHANCE = re.compile(r"log_?p(s|i|_.*)?|log_?prob(s|_.*)?|log_?pdf|logits_?l
 # Numbers that are learned by themselves.
 _LEARNED = frozenset({"parameter", "tensor", "full"})
 _FILLED = frozenset({"zeros", "zeros_like", "ones", "ones_like", "full", "new_zeros"})
-_TRUST_REGION = re.compile(r"line_?search|conjugate_grad|fisher_vector|(^|_)fvp")
+_TRUST_REGION = re.compile(r"\b(line_?search|conjugate_grad\w*|fisher_vector\w*|trpo_step)\(")
 _LOGS = frozenset({"log", "log_softmax", "logsigmoid", "logsumexp", "math.log", "numpy.log"})
 _BOUNDED = frozenset({"tanh", "sigmoid", "softsign", "hardtanh", "hardsigmoid", "erf", "atan"})
 _BOUND = re.compile(r"bound|min|max|low|high|limit|range|scale")
@@ -260,8 +260,7 @@ def _is_hardly_large(code: Code, value: Value, what: str) -> bool:
 
 def _bounds_its_steps(code: Code) -> bool:
     """Returns whether a file keeps each step of a policy within a divergence, and undoes others."""
-    names = {function.name.lower() for function in code.functions}
-    return any(_TRUST_REGION.search(name) for name in names)
+    return _TRUST_REGION.search(code.text.content.lower()) is not None
 
 
 def _is_learned_elsewhere(code: Code, value: Value) -> bool:
