@@ -71,7 +71,7 @@ class Cache:
 
     def __init__(self, folder: Path, selection: Selection) -> None:
         self._file = folder / "check.json"
-        self._made_by = f"{_program()}|{selection!r}"
+        self._made_by = f"{program_state()}|{selection!r}"
         self._old = self._load()
         self._new: dict[str, Any] = {}
         self._digests: dict[str, str] = {}
@@ -148,7 +148,7 @@ def _short(about: bytes) -> bytes:
     return hashlib.blake2b(about, digest_size=32).digest()
 
 
-def _program() -> str:
+def program_state() -> str:
     """Returns what tells one state of the checking code from another."""
     package = Path(__file__).parents[1]
     parts = [__version__, sys.version]

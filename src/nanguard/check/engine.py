@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import time
 from dataclasses import dataclass, field, replace
@@ -9,8 +10,14 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from nanguard.check.code_check import TooSlowError, check_bytes, check_files, cpu_limit
-from nanguard.check.config.key_usage import Usage, is_launcher, project_of
+from nanguard.check.code_check import (
+    TooSlowError,
+    check_bytes,
+    check_files,
+    cpu_limit,
+    program_state,
+)
+from nanguard.check.config.key_usage import Usage, is_launcher, project_of, repository_of
 from nanguard.check.config_check import NO_TRAINING, Configs
 from nanguard.check.outcome import NotChecked, Omission, Outcome, failure
 from nanguard.check.paths import (
@@ -45,12 +52,13 @@ from nanguard.source.text import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
-    from nanguard.check.code.project import Project
+    from nanguard.check.code.project import KeptIndex, Project
 
 STDIN_NAME = "<stdin>"
-_MOST_AROUND = 5_000  # files of a project that are listed around one that was named
+_MOST_AROUND = 20_000  # files of a project that are listed around what was named
+_CODE = (".py", ".ipynb")  # a notebook may be the only one that calls what other files define
 _KIND_CPU_SECONDS = 15.0  # of processor time that one file may cost before anybody reads it
 _NOTHING = "there is nothing in it that can be checked"
 
@@ -92,7 +100,7 @@ class Check:
         scans: Data, checkpoints and logs.
         existing: How many of the named paths there are.
         named: The files and folders that were named, one by one or by a pattern.
-        project: The code that files are judged with.
+        projects: The code that each file is judged with.
         scripts: Scripts that may start a training.
     """
 
@@ -103,7 +111,7 @@ class Check:
     scans: Scans = field(default_factory=Scans)
     existing: int = 0
     named: set[str] = field(default_factory=set)
-    project: Project | None = None
+    projects: dict[str, Project] = field(default_factory=dict)
     scripts: list[str] = field(default_factory=list)
     _others: dict[str, int] = field(default_factory=dict)
     _elsewhere: Elsewhere = field(default_factory=Elsewhere)
@@ -115,9 +123,10 @@ class Check:
             here = self._elsewhere.here(paths)
             self.named = {_plain(path) for path in (*paths, *here)}
             self._find(here)
-            self.project = self._project()
-            for file in check_files(self.code, self.plan, self.project):
-                self.outcome.add(file)
+            for files, project in self._projects():
+                self.projects.update((path, project) for path, _ in files)
+                for file in check_files(files, self.plan, project):
+                    self.outcome.add(file)
             self.configs.usage = self._usage()
             for file in self.configs.check(self.plan.selection):
                 self.outcome.add(file)
@@ -146,19 +155,42 @@ class Check:
         named = [path for path, kind in self.code if kind is FileKind.PYTHON]
         return Usage(lambda: named or self._code_around(), tuple(self.scripts))
 
-    def _project(self) -> Project | None:
-        """Returns the code that files are judged with: what was named, and what lies around."""
-        if not self.code:
-            return None
+    def _projects(self) -> Iterator[tuple[list[tuple[str, FileKind]], Project]]:
+        """Yields the files of each repository with the code that they are judged with.
+
+        That is the code of the repository, whatever part of it was named: a finding is the same
+        whether its file, its folder or the whole is checked.
+        """
         from nanguard.check.code.project import Project
 
-        # A notebook may be the only one that calls what the other files define.
-        files = [path for path, _ in self.code]
-        if all(_plain(path) in self.named for path, _ in self.code):
-            around = _code_below(self._root([path for path, _ in self.code]), self.plan.exclude)
-            known = {Path(path).absolute() for path in files}
-            files += [path for path in around if Path(path).absolute() not in known]
-        return Project(files)
+        repositories: dict[str | None, list[tuple[str, FileKind]]] = {}
+        for file in self.code:
+            repositories.setdefault(repository_of(file[0]), []).append(file)
+        for root, files in repositories.items():
+            paths = [path for path, _ in files]
+            around = _code_below(root or self._folder_around(paths), self.plan.exclude)
+            known = {os.path.abspath(path) for path in paths}  # noqa: PTH100 - a Path is slow
+            others = (_as_named(path) for path in around if path not in known)
+            every = [*paths, *others]
+            yield files, Project(every, self._kept(root or paths[0]))
+
+    def _kept(self, of: str) -> KeptIndex | None:
+        """Returns where what is counted in a project is kept, for who stands where we stand."""
+        if self.plan.cache is None:
+            return None
+        from nanguard.check.code.project import KeptIndex
+
+        name = hashlib.blake2b(f"{Path.cwd()}|{of}".encode("utf-8", "replace"), digest_size=8)
+        return KeptIndex(self.plan.cache / f"project-{name.hexdigest()}.json", program_state())
+
+    def _folder_around(self, paths: list[str]) -> str | None:
+        """Returns the folder of the project that files outside a repository belong to."""
+        marked = self._root(paths)
+        if marked is not None or any(_plain(path) not in self.named for path in paths):
+            return marked  # what lies in a folder that was named belongs together
+        here, folder = Path.cwd(), Path(paths[0]).absolute().parent
+        below = here in (folder, *folder.parents) and here not in (Path.home(), Path(here.anchor))
+        return str(here if below else folder)
 
     def _code_around(self) -> list[str]:
         """Returns the code of the project that the configurations belong to."""
@@ -325,7 +357,13 @@ def _code_below(root: str | None, exclude: tuple[str, ...]) -> list[str]:
     if root is None:
         return []
     found = (entry.path for entry in Search(exclude, root).files([root]))
-    return [path for path in islice(found, _MOST_AROUND) if path.endswith(".py")]
+    return [path for path in islice(found, _MOST_AROUND) if path.endswith(_CODE)]
+
+
+def _as_named(path: str) -> str:
+    """Returns a path as somebody would name it who stands in the current folder."""
+    here = os.path.join(Path.cwd(), "")  # noqa: PTH118 - with a separator at its end
+    return path.removeprefix(here)
 
 
 def _plain(path: str) -> str:

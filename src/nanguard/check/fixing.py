@@ -284,12 +284,14 @@ class Fixing:
         outcome.repairs.append(FileRepair(path, path, tuple(work.changes), diff, self.write))
         if self.write:
             text = Text(path, repaired)
-            self._now(check_python(text, self.check.plan.selection, self.check.project))
+            self._now(
+                check_python(text, self.check.plan.selection, self.check.projects.get(text.path))
+            )
 
     def _look_at(self, path: str) -> Callable[[str], list[Finding]]:
         def look(content: str) -> list[Finding]:
             text = Text(path, content)
-            file = check_python(text, self.check.plan.selection, self.check.project)
+            file = check_python(text, self.check.plan.selection, self.check.projects.get(text.path))
             return self._unknown(file.seen)
 
         return look

@@ -14,7 +14,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nanguard.check.checkpoint.checkpoint_reader import CheckpointWatcher
 from nanguard.check.code_check import processors
 from nanguard.check.engine import Check, Plan
 from nanguard.check.outcome import Outcome
@@ -407,6 +406,8 @@ class CheckpointAudit:
 
     def run(self, paths: tuple[str, ...]) -> Outcome:
         """Looks again and again, until Ctrl-C; returns what was found in the end."""
+        from nanguard.check.checkpoint.checkpoint_reader import CheckpointWatcher
+
         watchers = [CheckpointWatcher(Path(path), self.plan.scan) for path in paths]
         if self.form == "text" and not self.quiet:
             self._say(

@@ -136,3 +136,109 @@ def test_a_file_of_a_package_finds_its_neighbours_by_their_full_names(
         files["setup"] = "from setuptools import setup\nsetup()\n"
     made = project(tmp_path, **files)
     assert ("unguarded-log", 5, "warning") in found(made, tmp_path / "pkg/losses.py")
+
+
+TRAINER = (
+    "import torch\nfrom torch import nn\n\n\nclass Trainer:\n    def __init__(self, net, opt):\n"
+    "        self.net, self.opt = net, opt\n        self.loss = nn.BCELoss(reduction='none')\n\n"
+    "    def fit(self, loader):\n        for x, y in loader:\n"
+    "            score, keep = self.net(x)\n            loss = self.loss(score, y)\n"
+    "            (loss * keep).sum().backward()\n            self.opt.step()\n"
+)
+START = (
+    "from models import Net\nfrom trainer import Trainer\n\n\ndef start(net, opt):\n"
+    "    return Trainer(net, opt)\n\n\nnet = Net()\nstart(net, None).fit([])\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("forward", "expected"),
+    [
+        ("return torch.sigmoid(self.net(x)), x[:, 0] > 0", True),
+        ("keep = x > 0; return torch.sigmoid(self.net(x)) * keep.float(), keep", True),
+        ("return torch.relu(self.net(x)), x[:, 0] > 0", False),
+    ],
+)
+def test_a_model_that_a_constructor_is_given_is_followed(
+    tmp_path: Path, forward: str, expected: bool
+):
+    made = project(
+        tmp_path,
+        models=model("self.net = nn.Linear(3, 3)", forward),
+        trainer=TRAINER,
+        start=START,
+    )
+    told = ("bce-after-sigmoid", 13, "warning") in found(made, tmp_path / "trainer.py")
+    assert told is expected
+
+
+def test_learned_numbers_that_a_module_gives_back_are_no_output(tmp_path: Path):
+    head = (
+        "import torch\nfrom torch import nn\n\n\nclass Shift(nn.Module):\n"
+        "    def __init__(self, n):\n        super().__init__()\n"
+        "        self.shift = nn.Parameter(torch.zeros(n))\n\n"
+        "    def forward(self, x):\n        return x + self.shift\n\n\n"
+        "class Head(nn.Module):\n    def __init__(self):\n        super().__init__()\n"
+        "        self.mean = nn.Linear(4, 4)\n        self.logstd = Shift(4)\n\n"
+        "    def forward(self, x):\n        mean = self.mean(x)\n"
+        "        logstd = self.logstd({given})\n        return mean, logstd.exp()\n"
+    )
+    use = "import model\n\nmodel.Head()(0)[1].sum().backward()\n"
+    for given, severity in (("torch.zeros(4)", "info"), ("self.mean(x)", "warning")):
+        made = project(tmp_path, model=head.replace("{given}", given), use=use)
+        assert ("unbounded-exp", 23, severity) in found(made, tmp_path / "model.py")
+
+
+def test_an_activation_that_a_constructor_is_given_bounds_a_layer(tmp_path: Path):
+    layer = (
+        "import torch\nfrom torch import nn\n\n\nclass Layer(nn.Module):\n"
+        "    def __init__(self, activation=None):\n        super().__init__()\n"
+        "        self.activation = activation\n        self.linear = nn.Linear(4, 4)\n\n"
+        "    def forward(self, x):\n        x = self.linear(x)\n"
+        "        return x if self.activation is None else self.activation(x)\n\n\n"
+        "class Coder(nn.Module):\n    def __init__(self):\n        super().__init__()\n"
+        "        self.mu = Layer()\n        self.logvar = Layer(nn.Hardtanh(-6.0, 2.0))\n\n"
+        "    def forward(self, x):\n"
+        "        return self.mu(x) + self.noise(self.logvar(x))\n\n"
+        "    def noise(self, logvar):\n        return torch.exp(logvar)\n"
+    )
+    use = "import layer\n\nlayer.Coder()(0).sum().backward()\n"
+    made = project(tmp_path, layer=layer, use=use)
+    assert ("unbounded-exp", 26, "warning") not in found(made, tmp_path / "layer.py")
+
+
+@pytest.mark.parametrize(("asked", "severity"), [("self.training", "info"), ("x", "warning")])
+def test_a_module_that_only_an_evaluation_calls_is_a_remark(
+    tmp_path: Path, asked: str, severity: str
+):
+    decode = (
+        "import torch\nfrom torch import nn\n\n\nclass Decode(nn.Module):\n"
+        "    def forward(self, logvar):\n        return torch.exp(logvar)\n"
+    )
+    net = (
+        "from torch import nn\nfrom decode import Decode\n\n\nclass Net(nn.Module):\n"
+        "    def __init__(self):\n        super().__init__()\n"
+        "        self.head, self.decode = nn.Linear(4, 4), Decode()\n\n"
+        "    def forward(self, x):\n        out = self.head(x)\n"
+        f"        if {asked}:\n            return out.sum()\n        else:\n"
+        "            return self.decode(out)\n\n\nNet()(0).backward()\n"
+    )
+    made = project(tmp_path, decode=decode, net=net)
+    assert ("unbounded-exp", 7, severity) in found(made, tmp_path / "decode.py")
+
+
+@pytest.mark.parametrize(("search", "severity"), [("line_search", "info"), ("clip", "warning")])
+def test_the_ratio_of_policies_within_a_trust_region_is_a_remark(
+    tmp_path: Path, search: str, severity: str
+):
+    text = (
+        "import torch\nfrom torch.distributions import Normal\n\n\n"
+        f"def {search}(p):\n    return p\n\n\n"
+        "def update(policy, obs, act, old_log_prob, gain):\n"
+        "    log_prob = Normal(policy(obs), 1.0).log_prob(act)\n"
+        "    ratio = torch.exp(log_prob - old_log_prob)\n"
+        "    loss = (ratio * gain).mean()\n    loss.backward()\n\n\n"
+        "update(None, 0, 0, 0, 0)\n"
+    )
+    made = project(tmp_path, agent=text)
+    assert ("unbounded-exp", 11, severity) in found(made, tmp_path / "agent.py")

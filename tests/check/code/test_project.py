@@ -267,3 +267,85 @@ def test_a_circle_hides_nothing(tmp_path: Path):
     main = str(tmp_path / "main.py")
     for module in ("first", "second", "first"):
         assert isinstance(made.find(main, 0, (module, "EPS")), Value), module
+
+
+MODEL = (
+    "import torch\nfrom torch import nn\n\n\nclass Coder(nn.Module):\n    def __init__(self):\n"
+    "        super().__init__()\n        self.out = nn.Linear(4, 8)\n\n"
+    "    def forward(self, x):\n        mu, logvar = self.out(x).chunk(2, -1)\n"
+    "        return mu + torch.exp(0.5 * logvar) * torch.randn_like(mu)\n"
+)
+USE = (
+    "from models.coder import Coder\n\n\ndef main(loader, opt):\n    model = Coder()\n"
+    "    for x in loader:\n        loss = (model(x) - x).pow(2).mean()\n"
+    "        loss.backward()\n        opt.step()\n\n\nmain([], None)\n"
+)
+
+
+@pytest.mark.parametrize("marked", ["folder", "repository", "setup.py"])
+def test_a_finding_is_as_severe_for_the_file_alone_as_for_the_project(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, marked: str
+):
+    (tmp_path / "models").mkdir()
+    (tmp_path / "models" / "coder.py").write_text(MODEL)
+    (tmp_path / "train.py").write_text(USE)
+    if marked == "repository":
+        (tmp_path / ".git").mkdir()
+    elif marked == "setup.py":
+        (tmp_path / "setup.py").write_text("")
+    monkeypatch.chdir(tmp_path)
+
+    def severities(path: str) -> list[tuple[str, str]]:
+        seen = Check(Plan(jobs=1)).run([path]).seen
+        return [(s.finding.name, s.finding.severity.value) for s in seen if s.finding.line == 12]
+
+    expected = [("unbounded-exp", "warning")]
+    assert severities(".") == severities("models/coder.py") == expected
+    if marked != "folder":  # otherwise a folder that is named is all there is
+        assert severities("models") == expected
+        monkeypatch.chdir(tmp_path / "models")
+        assert severities("coder.py") == expected
+
+
+def test_two_repositories_in_a_folder_are_judged_each_by_itself(tmp_path: Path):
+    for name, content in (("one", USE), ("two", "x = 1\n")):
+        (tmp_path / name / ".git").mkdir(parents=True)
+        (tmp_path / name / "models").mkdir()
+        (tmp_path / name / "models" / "coder.py").write_text(MODEL)
+        (tmp_path / name / "train.py").write_text(content)
+    seen = Check(Plan(jobs=1)).run([str(tmp_path)]).seen
+    found = [(s.finding.path, s.finding.severity.value) for s in seen if s.finding.line == 12]
+    assert found == [
+        (str(tmp_path / "one" / "models" / "coder.py"), "warning"),
+        (str(tmp_path / "two" / "models" / "coder.py"), "info"),
+    ]
+
+
+def test_what_is_counted_in_a_project_is_kept_until_it_changes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    (tmp_path / ".git").mkdir()
+    (tmp_path / "models").mkdir()
+    (tmp_path / "models" / "coder.py").write_text(MODEL)
+    (tmp_path / "train.py").write_text(USE)
+    for number in range(50):
+        (tmp_path / f"part{number}.py").write_text(f"def part{number}(x):\n    return x\n")
+    monkeypatch.chdir(tmp_path)
+    counted: list[int] = []
+    make = Project._make_index
+    monkeypatch.setattr(Project, "_make_index", lambda self: counted.append(1) or make(self))
+
+    def severity() -> str:
+        seen = Check(Plan(jobs=1, cache=tmp_path / ".kept")).run(["models/coder.py"]).seen
+        return next(s.finding.severity.value for s in seen if s.finding.name == "unbounded-exp")
+
+    assert (severity(), severity(), len(counted)) == ("warning", "warning", 1)
+    (tmp_path / "models" / "coder.py").write_text(MODEL.replace("0.5 *", "0.25 *"))
+    assert (severity(), len(counted)) == ("warning", 1)  # it names what it named before
+    (tmp_path / "train.py").write_text("x = 1\n")
+    assert (severity(), len(counted)) == ("info", 2)
+    (tmp_path / "again.py").write_text(USE)
+    assert (severity(), len(counted)) == ("warning", 3)
+    (kept,) = (tmp_path / ".kept").glob("project-*.json")
+    kept.write_text("{")
+    assert (severity(), len(counted)) == ("warning", 4)

@@ -274,3 +274,12 @@ def test_a_notebook_reaches_what_it_names(tmp_path: Path):
     outcome = Check(Plan(Selection(), jobs=1)).run([str(tmp_path)])
     (found,) = (one.finding for one in outcome.seen if one.finding.name == "unbounded-exp")
     assert found.severity.value == "warning"
+
+
+def test_what_a_framework_trains_is_reached_though_it_is_made_by_a_path(tmp_path: Path):
+    (tmp_path / "model.py").write_text(
+        "class Vae:\n    def training_step(self, x):\n        return self.loss(x)\n"
+    )
+    (tmp_path / "run.py").write_text("import hydra\n\nhydra.utils.instantiate('model.Vae')\n")
+    made = Project([str(file) for file in sorted(tmp_path.glob("*.py"))])
+    assert made.reaches(str(tmp_path / "model.py"), "Vae") is True

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import pytest
 
 from nanguard.check.code_check import check_python
 from nanguard.check.selection import Selection
 from nanguard.source.text import Text
+from tests.check.code.test_project import found, project
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 # What a training step works out, and the code that trains on what the step gives back.
 CHANCE = "    acc = torch.softmax(x, -1).log().mean()\n"
@@ -171,3 +177,42 @@ def test_a_branch_that_nobody_trains_wants_no_gradient(asked: str, severity: str
     seen = check_python(Text("a.py", text), Selection()).seen
     found = [s.finding for s in seen if s.finding.name == "where-gradient-trap"]
     assert [one.severity.value for one in found] == [severity]
+
+
+@pytest.mark.parametrize(("after", "severity"), [(".item()", "info"), (" * 2", "warning")])
+def test_a_name_that_is_set_again_ends_a_value(after: str, severity: str):
+    body = (
+        "    for part in y:\n        chance = torch.softmax(part, -1).log()\n"
+        f"        chance = chance.mean(){after}\n        x = x + chance\n    return x.mean()\n"
+    )
+    assert severities(body) == [severity]
+
+
+def test_losses_in_a_file_of_metrics_are_trained_on(tmp_path: Path):
+    metrics = (
+        "import torch\nimport torch.nn.functional as F\n\n\ndef gaussian_loss(x, y):\n"
+        "    sigma = F.softplus(x)\n    return (torch.log(sigma) + (y / sigma) ** 2).mean()\n"
+    )
+    use = "import metrics\n\n\nmetrics.{}(0, 1).backward()\n"
+    for called, severity in (("gaussian_loss", "warning"), ("mean", "info")):
+        made = project(tmp_path, metrics=metrics, use=use.format(called))
+        assert ("unguarded-log", 7, severity) in found(made, tmp_path / "metrics.py")
+
+
+@pytest.mark.parametrize(
+    ("used", "severity"),
+    [
+        ("masked_mae(x, y).backward()\nshown = masked_mae(x, y).item()", "warning"),
+        ("x.backward()\nshown = masked_mae(x, y).item()", "info"),
+        ("loss = masked_mae\nloss(x, y).backward()\nshown = masked_mae(x, y).item()", "warning"),
+    ],
+)
+def test_a_measure_in_which_nan_is_replaced_is_a_remark(tmp_path: Path, used: str, severity: str):
+    text = (
+        "import torch\n\n\ndef masked_mae(pred, real):\n    loss = (pred - real).abs()\n"
+        "    loss = torch.where(torch.isnan(loss), torch.zeros_like(loss), loss)\n"
+        "    return loss.mean()\n"
+    )
+    use = f"import util\n\nx, y = 0, 1\n{used.replace('masked_mae', 'util.masked_mae')}\n"
+    made = project(tmp_path, util=text, use=use)
+    assert ("nan-loss-replaced", 6, severity) in found(made, tmp_path / "util.py")

@@ -10,6 +10,7 @@ gradient.
 from __future__ import annotations
 
 import ast
+import math
 import re
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
@@ -207,16 +208,37 @@ class _Uses:
     def _reads(self, statement: ast.stmt, name: str) -> Iterator[ast.Name]:
         """Yields where a name is read after a statement has set it, in the same function."""
         scope: ast.AST = self.code.tree
-        looped = False
+        begins = math.inf  # where the outermost loop around it begins
         for outer in self.code.ancestors(statement):
             if isinstance(outer, (ast.FunctionDef, ast.AsyncFunctionDef)):
                 scope = outer
                 break
-            looped = looped or isinstance(outer, (ast.For, ast.While))
+            if isinstance(outer, (ast.For, ast.While)):
+                begins = outer.lineno
         last = statement.end_lineno or statement.lineno
+        ends = self._set_again(statement, name)
         for node in _loads(scope, name):
-            if looped or node.lineno > last:
+            again = ends == math.inf and begins <= node.lineno
+            if last < node.lineno <= ends or again:
                 yield node
+
+    def _set_again(self, statement: ast.stmt, name: str) -> float:
+        """Returns the last line of the statement that gives a name something else for certain."""
+        block: ast.AST = statement
+        for outer in self.code.ancestors(statement):
+            for body in (getattr(outer, part, ()) for part in ("body", "orelse", "finalbody")):
+                if not isinstance(body, list) or block not in body:
+                    continue
+                for later in body[body.index(block) + 1 :]:
+                    if isinstance(later, ast.Assign) and any(
+                        isinstance(target, ast.Name) and target.id == name
+                        for target in later.targets
+                    ):
+                        return later.end_lineno or later.lineno
+            if isinstance(outer, (ast.For, ast.While, ast.FunctionDef, ast.AsyncFunctionDef)):
+                break
+            block = outer
+        return math.inf
 
     def _returned(self, tracked: _Tracked, statement: ast.Return) -> bool:
         """Returns whether every call of the function ends without a gradient."""

@@ -440,6 +440,8 @@ def of_matmul(inputs: tuple[Value, ...], keywords: dict[str, Value]) -> Known:
     tensors = [value for value in inputs if value.const is None]
     if len(tensors) > 1 and all(value.has("unit") for value in tensors):
         return -1.0, 1.0, _kinds("cosine")
+    if len(tensors) > 1 and all(value.has("square", "sumsq") for value in tensors[:2]):
+        return 0.0, INF, _kinds("sumsq")
     return -INF, INF, NO_KINDS
 
 
@@ -453,6 +455,9 @@ _EFFECTS: dict[str, Callable[..., Known]] = {
     "matmul": of_matmul,
     "einsum": of_matmul,
     "linear": of_matmul,
+    "conv1d": of_matmul,
+    "conv2d": of_matmul,
+    "conv3d": of_matmul,
     "abs": of_abs,
     "square": of_square,
     "clamp": of_clamp,

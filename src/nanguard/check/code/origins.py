@@ -34,6 +34,8 @@ _MOST_FILES = 12  # in which calls of one function are looked for
 _GENERIC = frozenset(
     {"forward", "__call__", "__init__", "step", "update", "train", "run", "get", "main", "loss"}
 )
+# Methods that are called by the name of an object's class, or of what holds it.
+_BY_CLASS = frozenset({"forward", "__call__", "__init__"})
 # What hands on what it was given, or a part of it.
 _PASSES = SHAPE | {"field", "element", "each", "enumerate", "zip", "local"}
 _ACTIVATION = re.compile(r"(^|_)(act(iv(ation|e)?)?(_?fn)?|non_?lin(earity)?)\d*(_|$)")
@@ -144,7 +146,7 @@ class _Search:
             return [(value.inputs[0], (*_place_of(self._home(value), value.node), *place))]
         if value.op in _PASSES and value.inputs:
             return [(value.inputs[0], _picked(value, place))]
-        if value.op == "call" and value.inputs:
+        if value.op == "call" and value.inputs and not _is_chosen_activation(value):
             return [(result, place) for result in self._called(value)] or None
         if value.op == "" and value.scope is not None:
             given = self.arguments(value.scope, value, within)
@@ -213,11 +215,12 @@ class _Search:
         for call, callee in home.calls:
             if callee is function:
                 yield home, call
+        yield from _made_in(home, function)
         project = self.code.project
         if project is None:
             return
         owner = function.cls.name if function.cls is not None else ""
-        named = owner if function.name in ("forward", "__call__") and owner else function.name
+        named = owner if function.name in _BY_CLASS and owner else function.name
         if len(project.callers(named)) > _MOST_FILES:
             return
         files = project.users(named)[:_MOST_FILES]
@@ -242,11 +245,22 @@ def _calls_in(code: Code, function: Function, named: str) -> Iterator[tuple[Code
     for call, callee in code.calls:
         if _is_same(callee, function):
             yield code, call
+    yield from _made_in(code, function)
     if function.name in _GENERIC or function.cls is None:
         return
     for call in code.operations.get(function.name, ()):
         if isinstance(call.node, ast.Call) and call.inputs and call.inputs[0].cls is None:
             yield code, call
+
+
+def _made_in(code: Code, function: Function) -> Iterator[tuple[Code, Value]]:
+    """Yields where a file makes objects, if the function is the constructor of their class."""
+    if function.name != "__init__":
+        return
+    for made in code.operations.get("new", ()):
+        constructor = made.cls.method("__init__") if made.cls is not None else None
+        if constructor is not None and _is_same(constructor, function):
+            yield code, made
 
 
 def _is_same(one: Function, other: Function) -> bool:

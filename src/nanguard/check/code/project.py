@@ -8,6 +8,9 @@ at most twice in a process, once for itself and once for the others, however man
 from __future__ import annotations
 
 import ast
+import hashlib
+import json
+import os
 import re
 import warnings
 from collections import Counter
@@ -21,12 +24,20 @@ from nanguard.check.code.reach import (
     Reach,
     evaluates_name,
     is_training_code,
+    outline_of,
     reach_of_training,
 )
 from nanguard.check.code.scopes import Modules, absolute, bytes_of
 from nanguard.check.code.training_path import is_named_for_evaluation
 from nanguard.errors import SourceError
-from nanguard.source.text import PYTHON_LIMIT, Text, decode, read_bytes
+from nanguard.source.text import (
+    PYTHON_LIMIT,
+    Text,
+    decode,
+    own_folder,
+    read_bytes,
+    write_atomically,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -125,18 +136,146 @@ class _Index:
     by_path: bool = False
 
 
+@dataclass(slots=True)
+class _Counted:
+    """What is counted in all files of a project."""
+
+    index: _Index
+    reach: Reach
+    settings: dict[str, set[float]]
+
+
+_KEPT_SCHEMA = "nanguard.project/1"
+_MOST_CHANGED = 16  # files that are compared one by one before everything is counted again
+_KEPT_FROM = 40  # files; below, counting them costs less than keeping the numbers
+_KEPT_BYTES = 32 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class KeptIndex:
+    """A file in which is kept what was counted in all files of a project.
+
+    A file that was written since then changes nothing as long as it defines, calls and names the
+    same things of the project, and imports the same modules.
+
+    Attributes:
+        file: Where it is kept.
+        made_by: What tells one state of the program from another.
+    """
+
+    file: Path
+    made_by: str
+
+    def load(self, paths: list[str]) -> _Counted | None:
+        """Returns what was counted; None if it is not there, or of other files."""
+        if len(paths) < _KEPT_FROM:
+            return None
+        try:
+            if self.file.stat().st_size > _KEPT_BYTES:
+                return None
+            told = json.loads(self.file.read_bytes())
+            if [told["schema"], told["made_by"]] != [_KEPT_SCHEMA, self.made_by]:
+                return None
+            return self._counted(told, paths)
+        except (OSError, ValueError, KeyError, TypeError, RecursionError):
+            return None
+
+    def save(self, paths: list[str], counted: _Counted) -> None:
+        """Writes what was counted."""
+        if len(paths) < _KEPT_FROM:
+            return
+        index, reach = counted.index, counted.reach
+        defined = {word.encode() for word in index.words}
+        told = {
+            "schema": _KEPT_SCHEMA,
+            "made_by": self.made_by,
+            "files": {path: [*_stamp(path), _facts(path, defined)] for path in sorted(paths)},
+            "callers": index.callers,
+            "users": index.users,
+            "words": index.words,
+            "trains": sorted(index.trains),
+            "imported": sorted(index.imported),
+            "by_name": index.by_name,
+            "by_path": index.by_path,
+            "reached": sorted(reach.reached),
+            "unused": sorted(reach.unused),
+            "settings": {name: sorted(found) for name, found in counted.settings.items()},
+        }
+        try:
+            own_folder(self.file.parent)
+            write_atomically(self.file, json.dumps(told, separators=(",", ":")).encode())
+        except (OSError, ValueError):  # a folder that cannot be written to is no reason to fail
+            return
+
+    def _counted(self, told: dict[str, Any], paths: list[str]) -> _Counted | None:
+        files = told["files"]
+        if len(files) != len(paths) or any(path not in files for path in paths):
+            return None
+        changed = [path for path in paths if [*_stamp(path)] != files[path][:2]]
+        if len(changed) > _MOST_CHANGED:
+            return None
+        index = _Index(
+            told["callers"],
+            told["users"],
+            told["words"],
+            set(told["trains"]),
+            set(told["imported"]),
+            bool(told["by_name"]),
+            bool(told["by_path"]),
+        )
+        if changed:
+            defined = {word.encode() for word in index.words}
+            if any(_facts(path, defined) != files[path][2] for path in changed):
+                return None
+        reach = Reach(
+            frozenset((path, name) for path, name in told["reached"]),
+            frozenset((path, name) for path, name in told["unused"]),
+        )
+        settings = {name: set(map(float, found)) for name, found in told["settings"].items()}
+        return _Counted(index, reach, settings)
+
+
+def _stamp(path: str) -> tuple[int, int]:
+    """Returns what changes when a file is written."""
+    try:
+        about = os.stat(path)  # noqa: PTH116 - a Path for each is slow
+    except OSError:
+        return (0, 0)
+    return (about.st_mtime_ns, about.st_size)
+
+
+def _facts(path: str, defined: set[bytes]) -> str:
+    """Returns a digest of all that is counted in a file, given what the project defines."""
+    data = bytes_of(path)
+    words = Counter(data.translate(_WORDS).replace(b"(", b"( ").split())
+    told = (
+        _DEFINED.findall(b"\n" + data),
+        sorted((w, n) for w, n in words.items() if w.removesuffix(b"(") in defined),
+        is_training_code(data),
+        _imports_by_name(data),
+        _makes_by_path(data),
+        [line.translate(_WORDS).split() for line in _IMPORTS.findall(b"\n" + data)],
+        _settings_in(data),
+        outline_of(data, defined),
+    )
+    return hashlib.blake2b(repr(told).encode(), digest_size=16).hexdigest()
+
+
 class Project:
     """The files that belong together, by what they are called.
 
     Args:
         paths: The Python files, as the user would name them.
+        kept: Where what is counted in all of them is kept; None for nowhere.
 
     Attributes:
+        kept: Where what is counted in all of them is kept.
         paths: The files, by their absolute paths.
         consulted: The files that were looked into since it was emptied, but for the one at hand.
     """
 
-    def __init__(self, paths: Iterable[str]) -> None:
+    def __init__(self, paths: Iterable[str], kept: KeptIndex | None = None) -> None:
+        self.kept = kept
         self.paths: dict[str, str] = {absolute(path): path for path in paths}
         self.consulted: set[str] = set()
         self._modules = Modules(self.paths)
@@ -350,11 +489,35 @@ class Project:
 
     def prepare(self) -> None:
         """Reads what every process would read for itself."""
-        _ = self._index, self._settings, self._reach
+        _ = self._counted
 
     @cached_property
+    def _counted(self) -> _Counted:
+        """What is counted in all files, from the last check where nothing of it has changed."""
+        paths = list(self.paths.values())
+        found = self.kept.load(paths) if self.kept is not None else None
+        if found is None:
+            index = self._make_index()
+            reach = reach_of_training(paths, is_named_for_evaluation)
+            found = _Counted(index, reach, self._make_settings())
+            if self.kept is not None:
+                self.kept.save(paths, found)
+        return found
+
+    @property
     def _index(self) -> _Index:
-        """Where what the project defines is called, and how often it is named."""
+        return self._counted.index
+
+    @property
+    def _reach(self) -> Reach:
+        return self._counted.reach
+
+    @property
+    def _settings(self) -> dict[str, set[float]]:
+        return self._counted.settings
+
+    def _make_index(self) -> _Index:
+        """Returns where what the project defines is called, and how often it is named."""
         definitions = {
             path: Counter(_DEFINED.findall(b"\n" + bytes_of(path))) for path in self.paths.values()
         }
@@ -384,26 +547,24 @@ class Project:
         index.imported = {word.decode(errors="replace") for word in imported}
         return index
 
-    @cached_property
-    def _reach(self) -> Reach:
-        """What the training of the project reaches."""
-        return reach_of_training(self.paths.values(), is_named_for_evaluation)
-
-    @cached_property
-    def _settings(self) -> dict[str, set[float]]:
-        """The defaults of options and of fields of settings, by name."""
+    def _make_settings(self) -> dict[str, set[float]]:
+        """Returns the defaults of options and of fields of settings, by name."""
         found: dict[str, set[float]] = {}
         for path in self.paths.values():
-            data = bytes_of(path)
-            if b"add_argument" not in data and b"@dataclass" not in data:
-                continue
-            content = data[:_LONGEST_SETTINGS].decode(errors="replace")
-            pairs = _OPTION.findall(content)
-            if "@dataclass" in content:
-                pairs += _FIELD.findall(content)
-            for name, number in pairs:
+            for name, number in _settings_in(bytes_of(path)):
                 found.setdefault(name.replace("-", "_"), set()).add(_number(number))
         return found
+
+
+def _settings_in(data: bytes) -> list[tuple[str, str]]:
+    """Returns the options and the fields of settings in a file, with their numbers."""
+    if b"add_argument" not in data and b"@dataclass" not in data:
+        return []
+    content = data[:_LONGEST_SETTINGS].decode(errors="replace")
+    pairs: list[tuple[str, str]] = _OPTION.findall(content)
+    if "@dataclass" in content:
+        pairs += _FIELD.findall(content)
+    return pairs
 
 
 def _imports_by_name(data: bytes) -> bool:

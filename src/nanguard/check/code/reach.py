@@ -21,8 +21,8 @@ from nanguard.check.paths import in_tests
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-_TRAINS = re.compile(rb"\.backward\(|[Tt]rainer\w*\(|\.fit\(")
-_TRAINING = (b".backward(", b".fit(", b"rainer")
+_TRAINS = re.compile(rb"\.backward\(|[Tt]rainer\w*\(|\.fit\(|def training_step\(")
+_TRAINING = (b".backward(", b".fit(", b"rainer", b"def training_step(")
 _TOP = re.compile(rb"^(?=[^\s#)\]}'\"])", re.MULTILINE)
 _DEFINITION = re.compile(rb"(?:async[ \t]+)?(?:def|class)[ \t]+(\w+)")
 _IMPORT = re.compile(rb"(?:from|import)[ \t]")
@@ -182,6 +182,26 @@ def _parts(files: list[str]) -> Iterator[_Part]:
                 path, name, words, trains, function, registered=name in registered,
                 evaluates=_EVALUATED.search(text) is not None,
             )  # fmt: skip
+
+
+def outline_of(content: bytes, defined: set[bytes]) -> list[object]:
+    """Returns what the reach of a project takes from a file: its parts, and what each names.
+
+    Args:
+        content: What the file holds.
+        defined: Everything that the project defines.
+    """
+    found: list[object] = []
+    for piece in _pieces(_COMMENT.sub(b"", content)):
+        if _IMPORT.match(piece) or piece.startswith((b"@", b"__all__")):
+            found.append(piece)
+            continue
+        match = _DEFINITION.match(piece)
+        begins = piece[: match.end()] if match else _MAIN.match(piece) is not None
+        words = sorted(defined.intersection(piece.translate(_WORD).split()))
+        evaluates = _EVALUATED.search(piece) is not None
+        found.append((begins, words, is_training_code(piece), evaluates))
+    return found
 
 
 def is_training_code(text: bytes) -> bool:

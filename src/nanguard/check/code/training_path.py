@@ -38,6 +38,7 @@ _EVALUATES = re.compile(
     r"|predict(or|ing)?|sampl(e|es|ing)|generate|export\w*|analy\w+|compare?|comparison|verif\w+"
     r"|preprocess\w*|prepare|compute|convert\w*)($|_)"
 )
+_METRICS = re.compile(r"(^|[/_])metrics?\.py$")
 _USES = re.compile(
     r"_?(on_(val|validation|test|predict|sanity)\w*|eval\w*|validat\w*|test\w*|sample_\w+|\w+_samples?|visuali[sz]e\w*|plot\w*|generate\w*|reverse|inverse"
     r"|infer\w*|predict\w*|interpolat\w*|slerp|compute_metrics?|score(_(?!fn|model|net|func|match|loss)\w+)?"
@@ -95,7 +96,7 @@ def may_warn(code: Code, node: ast.AST | None, claim: Claim, *, shown: bool) -> 
     function = Training.of(code).owner(node) if node is not None else code.module
     if not _is_differentiated(code, function) or is_only_read(code, node):
         return False
-    return not _is_called_in_vain(code, function)
+    return not (_is_called_in_vain(code, function) or _is_called_to_use_only(code, function))
 
 
 def _is_differentiated(code: Code, function: Function, depth: int = 2) -> bool:
@@ -150,6 +151,14 @@ def _is_called_in_vain(code: Code, function: Function) -> bool:
         return False
     calls = [*calls_of(code, function)]
     return bool(calls) and all(_never_runs(home, call.node) for home, call in calls)
+
+
+def _is_called_to_use_only(code: Code, function: Function) -> bool:
+    """Returns whether every call of a module lies in a branch that only uses the model."""
+    if function.cls is None or not function.cls.is_module() or function.name != "forward":
+        return False
+    calls = [*calls_of(code, function)]
+    return bool(calls) and all(is_branch_of_use(home, call.node) for home, call in calls)
 
 
 def _never_runs(code: Code, node: ast.AST | None) -> bool:
@@ -273,8 +282,19 @@ def is_evaluation(code: Code) -> bool:
     """Returns whether a file measures or uses a model, by its name and by what it does not do."""
     if not is_named_for_evaluation(code.text.path) or Training.of(code).backwards:
         return False
+    # Losses stand among measures in many a file of metrics.
+    if _holds_losses(code):
+        return False
     # What holds parameters is trained, whatever its file is called.
     return "parameter" not in code.operations
+
+
+def _holds_losses(code: Code) -> bool:
+    """Returns whether a file of metrics defines losses that the training of its project reaches."""
+    if code.project is None or not _METRICS.search(code.text.path.lower()):
+        return False
+    losses = [f.name for f in code.functions if f.cls is None and "loss" in f.name.lower()]
+    return any(code.project.reaches(code.text.path, name) for name in losses)
 
 
 def is_vendored(code: Code) -> bool:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING
 
@@ -114,7 +115,7 @@ _SAME_AS = re.compile(
 _LARGEST_CODE = 1 << 20
 _MOST_FILES = 5_000
 _FOLDERS_ABOVE = 5  # folders above a configuration in which its project may begin
-_MARKS = (".git", "pyproject.toml", "setup.py", "requirements.txt")
+_MARKS = ("pyproject.toml", "setup.py", "requirements.txt")
 
 
 _CODE_WORD = re.compile(r"\b[A-Za-z_]\w*\b(?!\s*\()")
@@ -266,11 +267,30 @@ class Usage:
 
 def project_of(path: str) -> str | None:
     """Returns the folder of the project that a file belongs to; None if nothing marks one."""
-    folder = Path(path).absolute().parent
-    for place in (folder, *folder.parents)[:_FOLDERS_ABOVE]:
-        if any((place / mark).exists() for mark in _MARKS):
-            return str(place)
-    return None
+    folder = os.path.dirname(os.path.abspath(path))  # noqa: PTH100, PTH120 - a Path is slow
+    return _repository_above(folder) or _marked_above(folder)
+
+
+def repository_of(path: str) -> str | None:
+    """Returns the repository that a file belongs to; None if it lies in none."""
+    return _repository_above(os.path.dirname(os.path.abspath(path)))  # noqa: PTH100, PTH120
+
+
+@lru_cache(maxsize=4096)
+def _repository_above(folder: str) -> str | None:
+    if os.path.exists(os.path.join(folder, ".git")):  # noqa: PTH110, PTH118
+        return folder
+    above = os.path.dirname(folder)  # noqa: PTH120
+    return _repository_above(above) if above != folder else None
+
+
+@lru_cache(maxsize=4096)
+def _marked_above(folder: str) -> str | None:
+    """Returns the outermost folder that a file of a project's own marks."""
+    place = Path(folder)
+    folders = [p for p in (place, *place.parents)[:_FOLDERS_ABOVE] if p != Path.home()]
+    marked = (p for p in reversed(folders) if any((p / mark).exists() for mark in _MARKS))
+    return next(map(str, marked), None)
 
 
 def _content(path: str) -> str:

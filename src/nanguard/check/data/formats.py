@@ -74,6 +74,11 @@ def _read_here(path: Path, watch: WatchedValues, scan: Scan) -> DataFile:
         head = file.read(1 << 16)
     kind = format_of(path, head)
     out = DataFile(str(path), kind or "unknown")
+    if head.startswith(LFS_POINTER):
+        # Nothing is wrong with it: it has not been fetched here.
+        what = "it is a pointer of Git LFS, not the data itself"
+        out.error = SourceError(what, where=str(path), do="git lfs pull brings the data.")
+        return out
     out.broken = _stand_in(head)
     if not head or out.broken:
         return out
@@ -117,8 +122,6 @@ def _read(path: Path, watch: WatchedValues, scan: Scan, out: DataFile) -> None:
 
 def _stand_in(head: bytes) -> str | None:
     """Returns what a file is that was to be data and is something in its place."""
-    if head.startswith(LFS_POINTER):
-        return "it is a pointer of Git LFS, not the data itself; git lfs pull brings that"
     if head.startswith((b"\xff\xfe", b"\xfe\xff")):
         return "it is UTF-16, which no reader of data expects; save it as UTF-8"
     return None

@@ -600,7 +600,7 @@ def a_test_file_without_labels(folder: Path) -> None:
     table(folder / "e.csv", {"a": list(normal(20)), "b": list(normal(20, 1))})
 
 
-@case(("unreadable-record", None))
+@case()
 def a_pointer_instead_of_the_data(folder: Path) -> None:
     text = "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 12345\n"
     (folder / "train.parquet").write_text(text)

@@ -97,10 +97,17 @@ def _is_sigmoid(code: Code, value: Value, *, ends_in_sigmoid: bool) -> bool:
     if value.has("sigmoid"):
         return True
     found = origins(code, value)
-    if found.made_by("sigmoid"):
+    if any(_ends_in_sigmoid(code, maker) for maker in found.makers):
         return True
     known = found.made_by("layer", *LAYERS.values())
     return ends_in_sigmoid and not known and _may_be_an_output(value)
+
+
+def _ends_in_sigmoid(code: Code, maker: Value) -> bool:
+    """Returns whether an operation is a sigmoid, or masks what one has made."""
+    if maker.op == "mul":
+        return any(origins(code, factor).made_by("sigmoid") for factor in maker.inputs[:2])
+    return maker.op == "sigmoid"
 
 
 def _some_module_ends_in_sigmoid(code: Code) -> bool:

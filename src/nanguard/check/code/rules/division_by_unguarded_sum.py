@@ -45,6 +45,10 @@ _ORDERS = frozenset({"gt", "gte", "ge", "lt", "lte", "le"})
 # Where nodes may be their own neighbours, a degree may be at least 1.
 _LOOPS = re.compile(r"self[ _-]?loop", re.IGNORECASE)
 _IGNORED = frozenset({-100.0, 255.0})
+# Masks of what may be absent from a whole batch, and not of padding, which no row consists of.
+_MAY_BE_ABSENT = re.compile(
+    r"(^|_)(valid|active|visib(le|ility)|alive|fg|foreground|positives?|objects?|inliers?)(_|$)"
+)
 
 
 class DivisionByUnguardedSum(CodeRule):
@@ -55,7 +59,9 @@ class DivisionByUnguardedSum(CodeRule):
     the step.
 
     It is a warning where a comparison in a loss is seen that can leave nothing in (`y == c`,
-    `iou > 0.5`, `y != -100`), and for the degree of a node; elsewhere it is a remark.
+    `iou > 0.5`, `y != -100`), for the degree of a node, for attention weights that are masked after
+    their softmax, and for masks of what a batch may have none of (`valid`, `active`, `visible`);
+    elsewhere it is a remark.
 
     Bound the divisor: `mask.sum().clamp(min=1)`.
     """
@@ -125,6 +131,17 @@ class DivisionByUnguardedSum(CodeRule):
             line=8,
         ),
         Passes("import torch\n\n\ndef f(total, loader):\n    return total / len(loader)\n"),
+        Fails(
+            "import torch\n\n\ndef attend(scores, mask):\n    weight = torch.softmax(scores, 1)\n"
+            "    weight = weight * mask.float()\n"
+            "    return weight / weight.sum(1, keepdim=True)\n",
+            line=7,
+        ),
+        Passes(
+            "import torch\n\n\ndef attend(scores, mask):\n    weight = torch.softmax(scores, 1)\n"
+            "    weight = weight * mask.float()\n"
+            "    return weight / (weight.sum(1, keepdim=True) + 1e-8)\n"
+        ),
     )
 
     def check(self, code: Code) -> Iterator[Finding]:
@@ -139,7 +156,8 @@ class DivisionByUnguardedSum(CodeRule):
                 continue
             if not can_be_zero(divisor):
                 continue
-            if guarded_by(divisor, quotient.guards) or _is_never_empty(divisor):
+            masked = _is_masked_softmax(quotient)
+            if not masked and (guarded_by(divisor, quotient.guards) or _is_never_empty(divisor)):
                 continue
             if _is_written_to_what_was_counted(code, quotient, divisor):
                 continue
@@ -157,7 +175,8 @@ class DivisionByUnguardedSum(CodeRule):
                 shown=share
                 or _may_pick_nothing(divisor)
                 or _is_size_of_picked(divisor)
-                or _is_degree(divisor.core),
+                or _is_degree(divisor.core)
+                or _is_of_what_may_be_absent(quotient),
                 weak=is_beside_training(code, quotient)
                 or is_only_shown(code, quotient)
                 or is_number(divisor)  # Python's own division raises
@@ -170,10 +189,10 @@ def _may_pick_nothing(divisor: Value) -> bool:
     parts = [*divisor.upstream(12)]
     if any("pad" in part.name.lower() for part in parts):
         return False  # no row is all padding
-    return any(_is_selective(part) for part in parts)
+    return any(is_selective(part) for part in parts)
 
 
-def _is_selective(test: Value) -> bool:
+def is_selective(test: Value) -> bool:
     """Returns whether a comparison asks for a class, a limit, or against an ignored label."""
     if test.op not in ("compare", *_ORDERS, "eq", "ne") or len(test.inputs) != 2:
         return False
@@ -197,9 +216,33 @@ def _is_share_of_itself(code: Code, quotient: Value) -> bool:
     over, under = (part.core for part in quotient.inputs[:2])
     if under.op != "sum" or not under.inputs or under.inputs[0].core is not over:
         return False
-    if over.op == "relu":
+    if over.op == "relu" or _is_masked_softmax(quotient):
         return True
     return over.lo < 0 and over.op == "call" and is_made_by_network(code, quotient.inputs[0])
+
+
+def _is_masked_softmax(quotient: Value) -> bool:
+    """Returns whether attention weights are masked after their softmax and divided by their sum.
+
+    What the mask leaves may have underflowed to 0 beside what it took out.
+    """
+    over, under = (part.core for part in quotient.inputs[:2])
+    if under.op != "sum" or not under.inputs or under.inputs[0].core is not over:
+        return False
+    if over.op != "mul" or len(over.inputs) < 2:
+        return False
+    weights = [factor for factor in over.inputs[:2] if factor.core.op == "softmax"]
+    others = [factor for factor in over.inputs[:2] if factor.core.op != "softmax"]
+    return bool(weights) and all(factor.has("mask") for factor in others)
+
+
+def _is_of_what_may_be_absent(quotient: Value) -> bool:
+    """Returns whether a masked mean is over things that a batch may have none of, by their name."""
+    under = quotient.inputs[1].core
+    if under.op != "sum" or not under.inputs or not _is_weighted_mean(quotient):
+        return False
+    names = (part.name.lower() for part in under.inputs[0].upstream(3))
+    return any(_MAY_BE_ABSENT.search(name) for name in names)
 
 
 def _is_degree(core: Value) -> bool:
@@ -241,7 +284,7 @@ def _is_size_of_picked(value: Value) -> bool:
             break
     index = picked.inputs[1] if picked.op == "getitem" and len(picked.inputs) > 1 else None
     first = index.items[0] if index is not None and index.items else index
-    return first is not None and any(_is_selective(part) for part in first.upstream(4))
+    return first is not None and any(is_selective(part) for part in first.upstream(4))
 
 
 def _is_number_picked(value: Value) -> bool:

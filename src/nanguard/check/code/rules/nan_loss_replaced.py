@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import ast
+import re
 from typing import TYPE_CHECKING, ClassVar
 
 from nanguard.check.code.code_rule import CodeRule
 from nanguard.check.code.nan_checks import Conditions, asks, chooses
+from nanguard.check.code.origins import calls_of
 from nanguard.check.code.training import Training, ValueRoles, is_backward, label
-from nanguard.check.code.value_questions import is_number
+from nanguard.check.code.value_questions import ends_as_number, is_number
 from nanguard.check.rule import Fails, Passes
 from nanguard.findings import Finding, Fix, Severity
 
@@ -17,6 +19,7 @@ if TYPE_CHECKING:
 
     from nanguard.check.code.code import Code
     from nanguard.check.code.nan_checks import Test
+    from nanguard.check.code.scopes import Function
     from nanguard.check.code.values import Value
 
 _FIX = Fix(
@@ -98,7 +101,29 @@ class NanLossReplaced(CodeRule):
                 continue
             told.add(statement)
             message = "a loss that is not finite is replaced and trained on: the fault stays hidden"
-            yield self.at(code, node, message, fixes=(_FIX,))
+            function = Training.of(code).owner(node)
+            yield self.at(code, node, message, fixes=(_FIX,), weak=_only_measures(code, function))
+
+
+def _only_measures(code: Code, function: Function, depth: int = 3) -> bool:
+    """Returns whether every call of a function turns what it gives back into a number."""
+    project = code.project
+    if not function.name or project is None or depth <= 0:
+        return False
+    handed_on = re.compile(rb"\b%s\b(?!\()" % function.name.encode())
+    if any(project.holds(path, handed_on) for path in project.users(function.name)):
+        return False  # as a loss that is called by another name
+    calls = [*calls_of(code, function)]
+    return bool(calls) and all(
+        ends_as_number(home, call.node) or _is_given_on(home, call, depth) for home, call in calls
+    )
+
+
+def _is_given_on(code: Code, call: Value, depth: int) -> bool:
+    """Returns whether a call stands in what a function gives back that only measures."""
+    if not isinstance(code.statement_of(call.node) if call.node else None, ast.Return):
+        return False
+    return call.scope is not None and _only_measures(code, call.scope, depth - 1)
 
 
 def _replaces(roles: ValueRoles, value: Value) -> bool:

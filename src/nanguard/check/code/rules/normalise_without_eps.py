@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from nanguard.check.code.values import Value
 
 _REWARDS = re.compile(
-    r"(b_|mb_|batch_|discounted_?)?(adv(antages?)?|returns?|rewards?|gaes?|discounts?)(_\w+)?"
+    r"(b_|mb_|batch_|discounted_?)?(adv(antages?)?|returns?|rewards?|gaes?|discounts?|costs?)(_\w+)?"
 )
 _WORDS = {
     "minmax": "range",
@@ -46,7 +46,8 @@ class NormaliseWithoutEps(CodeRule):
     range of exactly 0, and 0 / 0 is NaN.
 
     It is a warning where that is seen to happen: returns or advantages, which are all equal when no
-    reward was earned, and what a ReLU has set to 0. Elsewhere it is a remark.
+    reward was earned, what a ReLU has set to 0, and the spread by which a module scales what it is
+    given. Elsewhere it is a remark.
 
     Use `F.normalize(x, dim=-1)`, `layer_norm`, or bound the divisor:
     `x / x.norm(dim=-1, keepdim=True).clamp(min=1e-6)`.
@@ -125,22 +126,35 @@ class NormaliseWithoutEps(CodeRule):
                 quotient.node,
                 f"division by a {word} that can be 0: 0 / 0 is NaN",
                 fixes=_fixes(code, quotient),
-                shown=_is_of_zeros(divisor.core),
+                shown=_is_of_zeros(divisor.core) or _is_of_activations(quotient, divisor.core),
                 claim="code" if _is_of_rewards(divisor.core) else None,
             )
 
 
 def _is_of_rewards(divisor: Value) -> bool:
     """Returns whether it is the spread of what an agent has earned: 0 where all is the same."""
-    if divisor.op != "std" or not divisor.inputs:
+    if not divisor.inputs or not (divisor.op == "std" or _starts_at_zero(divisor.inputs[0].core)):
         return False
     return _REWARDS.fullmatch(divisor.inputs[0].name.lower()) is not None
 
 
 def _is_of_zeros(divisor: Value) -> bool:
     """Returns whether what is measured is seen to be 0 as a whole for some rows."""
-    measured = [part for given in divisor.inputs[:1] for part in given.upstream(6)]
-    return any(part.core.op == "relu" for part in measured)
+    measured = divisor.inputs[0].core if divisor.inputs else None
+    while measured is not None and measured.op in ("mul", "sum", "mean", "pow", "abs"):
+        measured = measured.inputs[0].core if measured.inputs else None
+    return measured is not None and measured.op == "relu"
+
+
+def _is_of_activations(quotient: Value, divisor: Value) -> bool:
+    """Returns whether a module divides what it is given by its spread along some dimensions."""
+    scope = quotient.scope
+    if divisor.op != "std" or scope is None or scope.cls is None or not scope.cls.is_module():
+        return False
+    if scope.name != "forward" or (len(divisor.inputs) < 2 and "dim" not in divisor.keywords):
+        return False
+    measured = divisor.inputs[0].core if divisor.inputs else None
+    return measured is not None and any(measured is given for given in scope.parameters.values())
 
 
 def _divisor(quotient: Value) -> Value | None:

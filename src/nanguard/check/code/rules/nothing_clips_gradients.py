@@ -26,6 +26,9 @@ _FIX = Fix(
 )
 
 
+_SCALER = re.compile(r"scal[ae]r")
+
+
 class NothingClipsGradients(CodeRule):
     """A GradScaler in a project in which no file clips gradients; said once, at the step.
 
@@ -75,7 +78,7 @@ class NothingClipsGradients(CodeRule):
         project = code.project
         if project is not None and not project.is_first(code.text.path, "GradScaler(", _CLIPS):
             return
-        step = next((s for s in training.steps if "scaler" in s.inputs[0].name.lower()), None)
+        step = next((s for s in training.steps if _SCALER.search(s.inputs[0].name.lower())), None)
         if step is not None:
             message = "trained with a GradScaler, and no file of the project clips gradients"
             yield self.at(code, step.node, message, fixes=(_FIX,))

@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
 # What gives a cosine that is exactly 1, or more.
 _REACH_ONE = frozenset({"svd", "clamp", "cosine_similarity"})
+# Products of squares, as of a layer with noisy weights: 0 where all that came in is 0.
+_PRODUCTS = frozenset({"matmul", "linear", "einsum", "conv1d", "conv2d", "conv3d"})
 
 
 class SqrtAtZero(CodeRule):
@@ -75,6 +77,30 @@ class SqrtAtZero(CodeRule):
             "    g = torch.autograd.grad(d_out.sum(), x, create_graph=True)[0]\n"
             "    return (g.pow(2).sum(1).sqrt() - 1).pow(2).mean()\n",
             line=6,
+        ),
+        Fails(
+            "import torch\n\n\ndef noisy_linear(x, mu, sigma):\n"
+            "    std = torch.sqrt(torch.mm(x.pow(2), sigma.pow(2)))\n"
+            "    return torch.mm(x, mu) + std * torch.randn_like(std)\n",
+            line=5,
+        ),
+        Fails(
+            "import torch\n\n\ndef batch_hard_loss(x):\n    dots = x @ x.t()\n"
+            "    norms = dots.diag().unsqueeze(1)\n"
+            "    far = (norms + norms.t() - 2 * dots).clamp(min=0).sqrt()\n"
+            "    return far.max(1)[0].mean()\n",
+            line=7,
+        ),
+        Fails(
+            "import torch\n\n\ndef order_loss(x, y):\n"
+            "    return (y - x).clamp(min=0).pow(2).sum(-1).sqrt().mean()\n",
+            line=5,
+        ),
+        Passes(
+            "import torch\n\n\ndef batch_hard_loss(x):\n    dots = x @ x.t()\n"
+            "    norms = dots.diag().unsqueeze(1)\n"
+            "    far = (norms + norms.t() - 2 * dots).clamp(min=1e-12).sqrt()\n"
+            "    return far.max(1)[0].mean()\n"
         ),
         Passes(
             "import torch\n\n\ndef margin_loss(cosine):\n"
@@ -150,7 +176,9 @@ def is_root(power: Value) -> bool:
 
 def _is_seen(value: Value) -> bool:
     """Returns whether it is seen to be 0: the sine of a cosine of 1, a distance to itself."""
-    if _is_of_gradients(value):
+    if _is_of_gradients(value) or value.core.op in _PRODUCTS or _is_among_rows(value):
+        return True
+    if _is_of_excess(value):
         return True
     if _is_one_minus_square(value):
         return any(part.has("cosine") or part.op in _REACH_ONE for part in value.upstream(16))
@@ -163,6 +191,42 @@ def _is_seen(value: Value) -> bool:
     )
 
 
+def _is_of_excess(value: Value) -> bool:
+    """Returns whether only what exceeds a bound is squared and added up: often nothing does."""
+    core = value.core
+    if core.op not in ("sum", "mean") or not core.inputs:
+        return False
+    square = core.inputs[0].core
+    if square.op not in ("pow", "square") or not square.inputs:
+        return False
+    excess = square.inputs[0].core
+    return excess.op in ("relu", "clamp", "clamp_min") and excess.lo == 0
+
+
+def _is_among_rows(value: Value) -> bool:
+    """Returns whether it is the distances of rows from each other, each row from itself as well.
+
+    Written as ``a**2 + b**2 - 2 * a @ a.t()``: the diagonal is 0.
+    """
+    core = _unclamped(value)
+    if core.op != "sub" or len(core.inputs) < 2:
+        return False
+    return any(
+        part.op == "matmul"
+        and len(part.inputs) > 1
+        and part.inputs[0].core is part.inputs[1].core
+        and carries_gradient(part)
+        for part in core.inputs[1].upstream(6)
+    )
+
+
+def _unclamped(value: Value) -> Value:
+    core = value.core
+    while core.op in ("clamp", "clamp_min", "relu", "abs") and core.inputs:
+        core = core.inputs[0].core
+    return core
+
+
 def _is_of_gradients(value: Value) -> bool:
     """Returns whether it is the length of a gradient in a penalty, 0 where a critic is flat."""
     return any(part.path == "torch.autograd.grad" for part in value.upstream(40))
@@ -171,7 +235,7 @@ def _is_of_gradients(value: Value) -> bool:
 def _is_hardly_zero(value: Value) -> bool:
     """Returns whether everything there is would have to be equal, or two sides at once."""
     core = value.core
-    if _is_of_gradients(value):
+    if _is_of_gradients(value) or core.op in _PRODUCTS or _is_of_excess(value):
         return False
     near = value.upstream(8)
     if value.has("sumsq") and not any(part.op in ("sub", "rsub") for part in near):
@@ -181,7 +245,7 @@ def _is_hardly_zero(value: Value) -> bool:
 
 
 def _is_measure(root: Value, value: Value, *, trains: bool) -> bool:
-    if value.has("sumsq", "var") or _is_one_minus_square(value):
+    if value.has("sumsq", "var") or _is_one_minus_square(value) or _is_among_rows(value):
         return True
     if value.has("distance") and value.core.op in ("sub", "clamp", "clamp_min", "relu", "add"):
         return True
@@ -190,9 +254,7 @@ def _is_measure(root: Value, value: Value, *, trains: bool) -> bool:
 
 def _is_one_minus_square(value: Value) -> bool:
     """Returns whether it is the square of a sine, got from a cosine that may be exactly 1."""
-    core = value.core
-    while core.op in ("clamp", "clamp_min", "relu", "abs") and core.inputs:
-        core = core.inputs[0].core
+    core = _unclamped(value)
     if core.op != "sub" or core.inputs[0].number() != 1:
         return False
     square = core.inputs[1].core

@@ -50,6 +50,8 @@ _DENSITY = re.compile(rb"\bNormal\(|\bBeta\(|log_?std|MultivariateNormal|normal_
 _LOG_CHANCE = re.compile(r"log_?p(s|i|_.*)?|log_?prob(s|_.*)?|log_?pdf|logits_?log_?softmax")
 # Numbers that are learned by themselves.
 _LEARNED = frozenset({"parameter", "tensor", "full"})
+_FILLED = frozenset({"zeros", "zeros_like", "ones", "ones_like", "full", "new_zeros"})
+_TRUST_REGION = re.compile(r"\b(line_?search|conjugate_grad\w*|fisher_vector\w*|trpo_step)\(")
 _LOGS = frozenset({"log", "log_softmax", "logsigmoid", "logsumexp", "math.log", "numpy.log"})
 _BOUNDED = frozenset({"tanh", "sigmoid", "softsign", "hardtanh", "hardsigmoid", "erf", "atan"})
 _BOUND = re.compile(r"bound|min|max|low|high|limit|range|scale")
@@ -239,17 +241,51 @@ def _is_hardly_large(code: Code, value: Value, what: str) -> bool:
     """Returns whether it is one learned number, or a ratio for what was drawn by a policy."""
     if any(part.op in _LEARNED for part in value.upstream(5)):
         return True
+    if _is_learned_elsewhere(code, value):
+        return True
     held = value.core.node if value.core.op == "attribute" else None
     if isinstance(held, ast.Attribute) and isinstance(held.value, ast.Attribute):
         return True  # what a module or a schedule keeps, and no network has made for this batch
     # Scales that are learned by themselves, moved by a temperature or picked by a class.
     if value.has("logscale") and any(part.op == "parameter" for part in value.upstream(24)):
         return not any(part.has("network") for part in value.upstream(24))
+    if what == "log-ratio" and _bounds_its_steps(code):
+        return True
     if what != "log-ratio" or _is_of_policies(code, value, what):
         return False
     summed = any(part.op in ("sum", "cumsum") for part in value.upstream(16))
     other = any(_OTHER_MODEL.search(part.name.lower()) for part in value.upstream(16))
     return not summed and not other
+
+
+def _bounds_its_steps(code: Code) -> bool:
+    """Returns whether a file keeps each step of a policy within a divergence, and undoes others."""
+    return _TRUST_REGION.search(code.text.content.lower()) is not None
+
+
+def _is_learned_elsewhere(code: Code, value: Value) -> bool:
+    """Returns whether a module gives back numbers that are learned by themselves, and no more."""
+    makers = origins(code, unscaled(value)).makers
+    return bool(makers) and all(_is_only_learned(code, maker) for maker in makers)
+
+
+def _is_only_learned(code: Code, maker: Value) -> bool:
+    """Returns whether parameters go into a value, and nothing that comes from elsewhere."""
+    queue, learned = [maker], False
+    for _ in range(30):
+        if not queue:
+            break
+        part = queue.pop()
+        if part.op == "parameter":
+            learned = True
+        elif part.has("network") or part.op in ("matmul", "linear"):
+            return False
+        elif is_open(part):
+            if not all(made.op in _FILLED for made in origins(code, part).makers):
+                return False
+        elif part.op not in _FILLED:
+            queue += part.inputs
+    return learned and not queue
 
 
 def _summed_and_logged(code: Code) -> set[int]:
@@ -259,6 +295,8 @@ def _summed_and_logged(code: Code) -> set[int]:
         total = log.inputs[0].core if log.inputs else None
         if log.op == "log1p" and total is not None and total.op == "exp":
             found.add(id(total.node))  # a softplus that is written out
+        if total is not None and total.op == "add" and total.inputs[0].number() is not None:
+            total = total.inputs[1].core  # 1 + the sum: the exponential of 0 is in it
         if total is not None and total.op in ("sum", "cumsum", "mean") and total.inputs:
             found |= {id(part.node) for part in total.inputs[0].upstream(6) if part.op == "exp"}
     return found

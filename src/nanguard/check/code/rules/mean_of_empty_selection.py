@@ -1,0 +1,183 @@
+"""A mean over what a comparison has picked, which may be nothing."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, ClassVar
+
+from nanguard.check.code.code_rule import CodeRule
+from nanguard.check.code.origins import origins
+from nanguard.check.code.rules.division_by_unguarded_sum import is_selective
+from nanguard.check.code.training_path import is_beside_training
+from nanguard.check.code.value_questions import (
+    guarded_by,
+    is_number,
+    is_only_shown,
+    is_open,
+    is_repaired_at_once,
+)
+from nanguard.check.rule import Fails, Passes
+from nanguard.findings import Finding, Fix, Severity
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from nanguard.check.code.code import Code
+    from nanguard.check.code.values import Value
+
+_LOSSES = (
+    "mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss", "cross_entropy", "nll_loss",
+    "binary_cross_entropy", "binary_cross_entropy_with_logits",
+)  # fmt: skip
+# What is worked out for each element, so that there are as many as there were before.
+_EACH = frozenset(
+    {"named", "float", "pow", "square", "abs", "squeeze", "add", "sub", "mul", "div", "log", "exp",
+     "neg", "sqrt"}
+)  # fmt: skip
+_NOTHING_MEASURED = 1e-2  # up to here a limit tells a measured value from none
+_MAP = re.compile(r"depth|disp|gt|truth|flow")
+_PADDING = re.compile(r"att(n|ention)?(_|$)|pad|mask|len(gth)?s?(_|$)|seq")
+_FIX = Fix(
+    "sum instead, and divide by the number of elements, bounded from below: "
+    "`x[keep].sum() / keep.sum().clamp(min=1)`; or skip the term where nothing is picked"
+)
+
+
+class MeanOfEmptySelection(CodeRule):
+    """The mean, or a loss that takes the mean, of the elements that a comparison picks.
+
+    *Why it breaks a run*: the batch in which no box matches, no pixel is labelled or no token is of
+    the class comes sooner or later. The mean of nothing is NaN, and so is every weight after the
+    step.
+
+    Divide the sum by a count that is bounded from below, or leave the term out where nothing is
+    picked: `if keep.any():`.
+    """
+
+    code = "SRC043"
+    name = "mean-of-empty-selection"
+    severity = Severity.WARNING
+    claim = "value"
+    seen_in = "https://github.com/zhang-tao-whu/e2ec/issues/7"
+    examples: ClassVar = (
+        Fails(
+            "import torch\n\n\ndef class_loss(losses, y):\n    return losses[y == 1].mean()\n",
+            line=5,
+        ),
+        Fails(
+            "import torch\nimport torch.nn.functional as F\n\n\n"
+            "def box_loss(boxes, wanted, labels):\n    pos = labels > 0\n"
+            "    return F.smooth_l1_loss(boxes[pos], wanted[pos])\n",
+            line=7,
+        ),
+        Fails(
+            "import torch\n\n\ndef far_loss(d):\n"
+            "    return torch.masked_select(d, d > 0.5).mean()\n",
+            line=5,
+        ),
+        Passes(
+            "import torch\nimport torch.nn.functional as F\n\n\n"
+            "def box_loss(boxes, wanted, labels):\n    pos = labels > 0\n"
+            "    if not pos.any():\n        return boxes.sum() * 0\n"
+            "    return F.smooth_l1_loss(boxes[pos], wanted[pos])\n"
+        ),
+        Passes(
+            "import torch\nimport torch.nn.functional as F\n\n\n"
+            "def box_loss(boxes, wanted, labels):\n    pos = labels > 0\n"
+            '    total = F.smooth_l1_loss(boxes[pos], wanted[pos], reduction="sum")\n'
+            "    return total / pos.sum().clamp(min=1)\n"
+        ),
+        Passes(
+            "import torch.nn.functional as F\n\n\ndef tag_loss(logits, tags, att):\n"
+            "    words = att.view(-1) == 1\n"
+            "    return F.cross_entropy(logits[words], tags.view(-1)[words])\n"
+        ),
+        Fails(
+            "import torch\n\n\ndef scale_loss(depth, truth):\n    keep = truth > 0.1\n"
+            "    d = torch.log(depth[keep]) - torch.log(truth[keep])\n"
+            "    return (d**2).mean()\n",
+            line=7,
+        ),
+        Passes(
+            "import torch\nimport torch.nn.functional as F\n\n\n"
+            "def pose_loss(pred, truth, labels):\n    pred = pred[labels == 1]\n"
+            "    truth = truth[labels == 1]\n    if len(truth) > 0:\n"
+            "        return (pred - truth).abs().mean()\n    return pred.sum() * 0\n"
+        ),
+        Passes("import torch\n\n\ndef first_loss(losses):\n    return losses[:4].mean()\n"),
+    )
+
+    def check(self, code: Code) -> Iterator[Finding]:
+        """Yields what is wrong with a file."""
+        told: set[int] = set()
+        for mean in code.of("mean", *_LOSSES):
+            index = _selection(mean.inputs[0]) if mean.inputs else None
+            if index is None or not mean.grad or mean.line in told:
+                continue
+            tests = [part for part in _asked(code, index) if is_selective(part)]
+            if not tests or any(_is_about_padding(test) or _is_of_map(test) for test in tests):
+                continue
+            if guarded_by(index, mean.guards) or _is_counted(mean):
+                continue
+            if _is_summed(mean) or is_repaired_at_once(code, mean.node):
+                continue
+            told.add(mean.line)
+            yield self.at(
+                code,
+                mean.node,
+                "mean over what a comparison picks: NaN where it picks nothing",
+                fixes=(_FIX,),
+                shown=True,
+                weak=is_beside_training(code, mean)
+                or is_only_shown(code, mean)
+                or is_number(mean.inputs[0]),
+            )
+
+
+def _is_about_padding(test: Value) -> bool:
+    """Returns whether it asks which words are no padding: no row is all padding."""
+    return any(_PADDING.search(part.name.lower()) for part in test.upstream(8))
+
+
+def _is_of_map(test: Value) -> bool:
+    """Returns whether it asks where a map was measured at all: no map is empty as a rule."""
+    number = test.inputs[-1].number() if test.inputs else None
+    if number is None or not 0 <= number <= _NOTHING_MEASURED:
+        return False
+    return number > 0 or _MAP.search(test.inputs[0].core.name.lower()) is not None
+
+
+def _is_counted(mean: Value) -> bool:
+    """Returns whether a condition has looked at something that was picked by the same index."""
+    names = {part.name for part in mean.upstream(24) if part.name and part.op != "self"}
+    return not names.isdisjoint(mean.guards)
+
+
+def _asked(code: Code, index: Value) -> Iterator[Value]:
+    """Yields what an index is made from, here or where its function is called."""
+    for part in index.upstream(6):
+        yield part
+        if is_open(part):
+            yield from origins(code, part).makers
+
+
+def _selection(value: Value, depth: int = 6) -> Value | None:
+    """Returns what picks the elements of a value; None if all of them are there."""
+    if value.op in _EACH and depth > 0:
+        parts = (_selection(part, depth - 1) for part in value.inputs[:2])
+        return next((part for part in parts if part is not None), None)
+    if value.op not in ("getitem", "masked_select") or len(value.inputs) < 2:
+        return None
+    index = value.inputs[1]
+    if index.items is not None:
+        return index.items[0] if len(index.items) == 1 else None
+    return index if index.has("mask", "bool") else None
+
+
+def _is_summed(loss: Value) -> bool:
+    """Returns whether a loss is told to add up, or to give each element its own."""
+    if loss.op == "mean":
+        # of each column, over the rows that were picked: as empty as a mean of all
+        return False
+    told = loss.keywords.get("reduction") or loss.keywords.get("size_average")
+    return told is not None and told.const not in ("mean", True)
