@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nanguard.findings import name_of
+from nanguard.replay.live_names import own_nodes
 from nanguard.replay.tracer.sites import Site, is_installed, is_users
 from nanguard.source.edits import SourceFile, called_name, span_of
 
@@ -382,7 +383,32 @@ def _returned(file: SourceFile, call: ast.Call) -> Site | None:
         found = None if other is None else last_return(other, name)
         if found is not None:
             return found
+    maker = assigned(file.scope_of(call.lineno), name, call.lineno)
+    maker = maker if maker is not None else assigned(file.tree, name, call.lineno)
+    return _called_later(file, maker) if isinstance(maker, ast.Call) else None
+
+
+def _called_later(file: SourceFile, maker: ast.Call) -> Site | None:
+    """Returns where the function returns that a call has made, or the object that can be called."""
+    name = called_name(maker)
+    for path in (file.path, *_imported(file, name)):
+        other = SourceFile.open(path)
+        for node in () if other is None else ast.walk(other.tree):
+            if isinstance(node, ast.ClassDef) and node.name == name:
+                calls = [n for n in node.body if isinstance(n, _Function) and n.name == "__call__"]
+            elif isinstance(node, _Function) and node.name == name:
+                handed = {r.value.id for r in _returns_of(node) if isinstance(r.value, ast.Name)}
+                inner = [n for n in ast.walk(node) if isinstance(n, _Function)]
+                calls = [n for n in inner if n.name in handed]
+            else:
+                continue
+            if len(calls) == 1 and other is not None:
+                return last_return(other, calls[0].name, calls[0].lineno)
     return None
+
+
+def _returns_of(function: ast.FunctionDef | ast.AsyncFunctionDef) -> list[ast.Return]:
+    return [node for node in own_nodes(function.body) if isinstance(node, ast.Return)]
 
 
 def last_return(file: SourceFile, name: str, line: int | None = None) -> Site | None:
@@ -424,13 +450,17 @@ def _imported(file: SourceFile, name: str) -> list[str]:
 
 
 def sets_rate_at(file: SourceFile) -> Site | None:
-    """Returns the line on which a file sets a learning rate by hand."""
-    lines = [
-        node.lineno
+    """Returns the line that makes the learning rate that a file sets by hand."""
+    sets = [
+        node
         for node in ast.walk(file.tree)
         if isinstance(node, ast.Assign) and any(_is_rate(target) for target in node.targets)
     ]
-    return Site(file.path, max(lines), "") if lines else None
+    if not sets:
+        return None
+    last = max(sets, key=lambda node: node.lineno)
+    site = Site(file.path, last.lineno, "")
+    return made_at(last.value, site, []) or site
 
 
 def _is_rate(target: ast.expr) -> bool:

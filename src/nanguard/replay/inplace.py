@@ -20,7 +20,6 @@ from types import CodeType, FunctionType
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
-from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.utils._python_dispatch import _disable_current_modes
 
 from nanguard.guard.held import BufferPlaces, Held
@@ -31,8 +30,8 @@ from nanguard.replay.copies import MOST_COPIED, StateCopy, Written, bytes_in, wh
 from nanguard.replay.handed_on import noted
 from nanguard.replay.made_before import data_origin, find_table, made_anew
 from nanguard.replay.python_state import Reachable, RefusedError, is_used_up, spare
-from nanguard.replay.region import AGAIN, NoRegionError
-from nanguard.replay.replayed_step import MadeStep, Reached, ReplayedStep, same_losses
+from nanguard.replay.region import NoRegionError
+from nanguard.replay.replayed_step import MadeStep, Reached, ReplayedStep, compared, same_losses
 from nanguard.replay.sandbox import Outside, TimeLimit, TooLong, signals_wait
 from nanguard.replay.start import copied
 from nanguard.replay.task import ReplayOutcome, Task
@@ -40,7 +39,6 @@ from nanguard.replay.tracer.sites import is_part_of_script
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from types import FrameType
 
     from torch import Tensor
     from torch.optim import Optimizer
@@ -469,7 +467,7 @@ class InPlace:
             only = task.targets_only
             stack.enter_context(changes.replaced_samples(task.without, targets_only=only))
         elif variant.whole and not (task.source or task.precision):
-            stack.enter_context(_compared(start))
+            stack.enter_context(compared(start))
         return piece, names
 
     @contextlib.contextmanager
@@ -568,45 +566,6 @@ def _came_in(outcome: ReplayOutcome) -> bool:
         return True
     bad = [] if origin.detail is None else [s for s in origin.detail.inputs if s.nonfinite]
     return any("parameter" not in origin.sources.get(stats.name, ()) for stats in bad)
-
-
-@contextlib.contextmanager
-def _compared(start: Start) -> Iterator[None]:
-    """Stops a replay that comes to the model with other values than the run did.
-
-    A whole region is begun with names of which some may be later ones.
-    """
-    done = False
-
-    def before(_module: Any, _args: Any) -> None:
-        nonlocal done
-        frame: FrameType | None = sys._getframe(1)
-        while frame is not None and frame.f_code.co_name != AGAIN:
-            frame = frame.f_back
-        if done or frame is None or not start.piece.first <= (frame.f_lineno or 0):
-            return
-        done = True
-        with _disable_current_modes():
-            for name, value in start.names.items():
-                if name in frame.f_locals and not _alike(value, frame.f_locals[name]):
-                    raise NoRegionError(f"{name} is another one than it was when the step was made")
-
-    hook = register_module_forward_pre_hook(before)
-    try:
-        yield
-    finally:
-        hook.remove()
-
-
-def _alike(value: Any, other: Any) -> bool:
-    """Returns whether two values are the same, as far as they can be compared quickly."""
-    if isinstance(value, torch.Tensor) and isinstance(other, torch.Tensor):
-        if value.shape != other.shape or value.dtype != other.dtype:
-            return False
-        return value is other or torch.equal(torch.nan_to_num(value), torch.nan_to_num(other))
-    if type(value) in (int, float, str, bool):
-        return bool(value == other or value != value)
-    return True
 
 
 def _applied(_replay: Watch, _optimizer: Optimizer, call: Callable[..., Any]) -> dict[str, float]:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import math
+import sys
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.utils._python_dispatch import _disable_current_modes
 
 from nanguard.guard.optimizers import gradients_of
@@ -14,12 +16,14 @@ from nanguard.guard.verdicts import Symptom
 from nanguard.numerics import all_finite
 from nanguard.replay.carried import numbers_in
 from nanguard.replay.python_state import RefusedError
+from nanguard.replay.region import AGAIN, NoRegionError
 from nanguard.replay.replay import Replay
 from nanguard.replay.tracer.sites import here
 from nanguard.replay.watch import single_number
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from types import FrameType
 
     from torch import Tensor
     from torch.optim import Optimizer
@@ -325,3 +329,42 @@ def same_losses(left: list[Tensor], right: list[Tensor], *, loosely: bool = Fals
         and torch.equal(torch.isfinite(a), torch.isfinite(b))
         for a, b in pairs
     )
+
+
+@contextlib.contextmanager
+def compared(start: Start) -> Iterator[None]:
+    """Stops a replay that comes to the model with other values than the run did.
+
+    A whole region is begun with names of which some may be later ones.
+    """
+    done = False
+
+    def before(_module: Any, _args: Any) -> None:
+        nonlocal done
+        frame: FrameType | None = sys._getframe(1)
+        while frame is not None and frame.f_code.co_name != AGAIN:
+            frame = frame.f_back
+        if done or frame is None or not start.piece.first <= (frame.f_lineno or 0):
+            return
+        done = True
+        with _disable_current_modes():
+            for name, value in start.names.items():
+                if name in frame.f_locals and not _alike(value, frame.f_locals[name]):
+                    raise NoRegionError(f"{name} is another one than it was when the step was made")
+
+    hook = register_module_forward_pre_hook(before)
+    try:
+        yield
+    finally:
+        hook.remove()
+
+
+def _alike(value: Any, other: Any) -> bool:
+    """Returns whether two values are the same, as far as they can be compared quickly."""
+    if isinstance(value, torch.Tensor) and isinstance(other, torch.Tensor):
+        if value.shape != other.shape or value.dtype != other.dtype:
+            return False
+        return value is other or torch.equal(torch.nan_to_num(value), torch.nan_to_num(other))
+    if type(value) in (int, float, str, bool):
+        return bool(value == other or value != value)
+    return True

@@ -566,3 +566,10 @@ def is_plain_object(value: object) -> bool:
     """Returns whether a value is an object of a class of the script's own, and no model."""
     own = type(getattr(value, "__dict__", None)) is dict and not isinstance(value, nn.Module)
     return own and is_part_of_script(sys.modules.get(type(value).__module__))
+
+
+def loop_of(start: Start | None, frame: FrameType) -> Stack:
+    """Returns a frame if its code is the loop that a step is made in: it lasts beyond the step."""
+    if start is None or start.region.kind != "loop" or start.region.code is not frame.f_code:
+        return []
+    return [(frame, frame.f_lineno or 0)]

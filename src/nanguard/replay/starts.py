@@ -34,6 +34,7 @@ from nanguard.replay.start import (
     Start,
     bytes_of,
     generators_in,
+    loop_of,
     script_values,
 )
 from nanguard.replay.tracer.sites import is_installed
@@ -361,7 +362,7 @@ class Starts:
             second = self.current is not None and self.current.site is not None
             if not (second and self._heard_all):  # else it is a second loss of the same forward
                 self.current = self.after_the_fact(frame) if self._heard_all else None
-                self._loop = _loop_of(self.current, frame)
+                self._loop = loop_of(self.current, frame)
             return
         owner, line, calls = self._common(frame)
         self.current = None
@@ -595,10 +596,3 @@ class Starts:
     def _forget_stacks(self) -> None:
         self._calls.clear()
         self._last_event, self._loop = [], []
-
-
-def _loop_of(start: Start | None, frame: FrameType) -> Stack:
-    """Returns a frame if its code is the loop that a step is made in: it lasts beyond the step."""
-    if start is None or start.region.kind != "loop" or start.region.code is not frame.f_code:
-        return []
-    return [(frame, frame.f_lineno or 0)]
