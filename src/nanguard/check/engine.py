@@ -54,7 +54,8 @@ from nanguard.source.text import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
-    from nanguard.check.code.project import KeptIndex, Project
+    from nanguard.check.code.project import Project
+    from nanguard.check.code.project_index import KeptIndex
 
 STDIN_NAME = "<stdin>"
 _MOST_AROUND = 20_000  # files of a project that are listed around what was named
@@ -178,7 +179,7 @@ class Check:
         """Returns where what is counted in a project is kept, for who stands where we stand."""
         if self.plan.cache is None:
             return None
-        from nanguard.check.code.project import KeptIndex
+        from nanguard.check.code.project_index import KeptIndex
 
         name = hashlib.blake2b(f"{Path.cwd()}|{of}".encode("utf-8", "replace"), digest_size=8)
         return KeptIndex(self.plan.cache / f"project-{name.hexdigest()}.json", program_state())

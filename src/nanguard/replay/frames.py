@@ -436,3 +436,13 @@ class Turns:
 def _alive(ident: int) -> threading.Thread | None:
     """Returns the thread of a number, if it is there."""
     return next((thread for thread in threading.enumerate() if thread.ident == ident), None)
+
+
+def called_from(module: str) -> bool:
+    """Returns whether a module is among the callers, by its name."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if frame.f_globals.get("__name__") == module:
+            return True
+        frame = frame.f_back
+    return False

@@ -25,7 +25,7 @@ from nanguard.guard.policy import Action, Decision
 from nanguard.guard.verdicts import Verdicts
 from nanguard.numerics import all_finite
 from nanguard.replay.copies import LastGood
-from nanguard.replay.frames import terms_of
+from nanguard.replay.frames import called_from, terms_of
 from nanguard.replay.patches import Patches, comes_from_signal
 from nanguard.replay.starts import Starts
 from nanguard.replay.update import may_go_wrong
@@ -51,7 +51,6 @@ from nanguard.settings import Settings
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
-    from types import FrameType
 
     from torch import Tensor
 
@@ -316,7 +315,7 @@ class Live(Watch):
 
     def judged_step(self, optimizer: Optimizer, call: Callable[..., Any], closure: Any) -> Any:
         """Makes a step only if loss and gradients are finite."""
-        if "nanguard.guard.guard" in sys.modules and _called_by_a_guard():
+        if "nanguard.guard.guard" in sys.modules and called_from("nanguard.guard.guard"):
             self.stand_aside()
         if self.is_aside:
             return call()
@@ -593,13 +592,3 @@ class Live(Watch):
             return all_finite([p for p in self.named_parameters().values() if p.requires_grad])
         except RuntimeError:  # of a device that has failed
             return True
-
-
-def _called_by_a_guard() -> bool:
-    """Returns whether a step is made by a Guard that the script has made itself."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
-        if frame.f_globals.get("__name__") == "nanguard.guard.guard":
-            return True
-        frame = frame.f_back
-    return False

@@ -543,21 +543,6 @@ _EFFECTS: dict[str, Callable[..., Known]] = {
     "dim": fixed(1.0, INF, "size"),
     "get_world_size": fixed(1.0, INF, "size"),
     "count_nonzero": fixed(0.0, INF, "masksum", "count"),
-    "compare": fixed(0.0, 1.0, "mask", "bool"),
-    "not": fixed(0.0, 1.0, "mask", "bool"),
-    "invert": fixed(0.0, 1.0, "mask", "bool"),
-    "and": fixed(0.0, 1.0, "mask", "bool"),
-    "or": fixed(0.0, 1.0, "mask", "bool"),
-    "isnan": fixed(0.0, 1.0, "mask", "bool"),
-    "isinf": fixed(0.0, 1.0, "mask", "bool"),
-    "isfinite": fixed(0.0, 1.0, "mask", "bool"),
-    "ne": fixed(0.0, 1.0, "mask", "bool"),
-    "eq": fixed(0.0, 1.0, "mask", "bool"),
-    "gt": fixed(0.0, 1.0, "mask", "bool"),
-    "lt": fixed(0.0, 1.0, "mask", "bool"),
-    "ge": fixed(0.0, 1.0, "mask", "bool"),
-    "le": fixed(0.0, 1.0, "mask", "bool"),
-    "bool": fixed(0.0, 1.0, "mask", "bool"),
     "one_hot": fixed(0.0, 1.0, "mask"),
     "any": fixed(0.0, 1.0, "bool"),
     "all": fixed(0.0, 1.0, "bool"),
@@ -587,6 +572,8 @@ for _loss in [
 ]:
     _EFFECTS[_loss] = fixed(-INF, INF, "loss")
 _EFFECTS["mse_loss"] = of_mse_loss
+_COMPARISONS = "compare not invert and or isnan isinf isfinite ne eq gt lt ge le bool"
+_EFFECTS.update(dict.fromkeys(_COMPARISONS.split(), fixed(0.0, 1.0, "mask", "bool")))
 
 
 def known(op: str, inputs: tuple[Value, ...], keywords: dict[str, Value]) -> Known:
