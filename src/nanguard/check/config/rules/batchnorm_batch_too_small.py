@@ -27,6 +27,8 @@ _BATCH_NORMS = (
     "batch_norm_1d",
 )
 
+_MOST_PROCESSES = 1e6  # a number of them may be infinite in a file
+
 
 class BatchnormBatchTooSmall(ConfigRule):
     """Batch normalisation with one sample on each device.
@@ -74,7 +76,7 @@ class BatchnormBatchTooSmall(ConfigRule):
         shared = stage.get("global_batch_size")
         wanted = 8
         if batch is None and shared is not None:
-            batch, wanted = shared, int(8 * processes)
+            batch, wanted = shared, int(8 * max(1.0, min(processes, _MOST_PROCESSES)))
             each = (shared.number or 0.0) / max(processes, 1.0)
         else:
             each = (batch.number or 0.0) if batch is not None else 0.0

@@ -120,8 +120,8 @@ def _set(stage: TrainingStage, setting: Setting) -> Fix:
     total = stage.number("max_steps") or 0.0
     if setting.name == "warmup_epochs":
         epochs = stage.number("max_epochs") or 100.0
-        value: float = max(1, min(5, round(epochs / 20)))
-        return change(f"warm up over {value} epochs", set_to(setting, int(value)), *_plan())
+        value = round(max(1.0, min(5.0, epochs / 20)))
+        return change(f"warm up over {value} epochs", set_to(setting, value), *_plan())
     if setting.name == "warmup_ratio":
         return change("warm up over 3 % of the run", set_to(setting, 0.03), *_plan())
     steps = int(max(min(total / 100, 2000), min(100, total / 10))) if total > 0 else 500

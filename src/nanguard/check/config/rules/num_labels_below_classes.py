@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import re
 from typing import TYPE_CHECKING
 
 from nanguard.check.config.config_rule import ConfigRule, change
@@ -15,6 +17,8 @@ if TYPE_CHECKING:
 
     from nanguard.check.config.run_config import RunConfig, Setting, TrainingStage
     from nanguard.findings import Finding
+
+_CLASS = re.compile(r"[0-9]{1,9}")  # the number of a class, as a key
 
 
 class NumLabelsBelowClasses(ConfigRule):
@@ -65,7 +69,9 @@ class NumLabelsBelowClasses(ConfigRule):
         if counts:
             largest = max(counts, key=lambda s: s.number or 0.0)
             said = f"{largest.key} = {largest.written}"
-            yield from self._compare(head, int(largest.number or 0), said)
+            number = largest.number or 0.0
+            if math.isfinite(number):
+                yield from self._compare(head, int(number), said)
 
     def _named(self, stage: TrainingStage, source: RunConfig) -> Iterator[Finding]:
         head = _head(stage)
@@ -76,7 +82,11 @@ class NumLabelsBelowClasses(ConfigRule):
         mapped = [
             leaf for leaf in source.leaves if leaf.sections[-1:] in (("names",), ("id2label",))
         ]
-        if head is not None and len(mapped) > 1 and all(leaf.key.isdigit() for leaf in mapped):
+        if (
+            head is not None
+            and len(mapped) > 1
+            and all(_CLASS.fullmatch(leaf.key) for leaf in mapped)
+        ):
             top = 1 + max(int(leaf.key) for leaf in mapped)
             yield from self._compare(
                 head, top, f"{'.'.join(mapped[0].path[:-1])} names {top} classes"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from typing import TYPE_CHECKING
 
@@ -115,7 +116,7 @@ def _counted(stage: TrainingStage, epochs: float | None) -> float | None:
 
 
 def _shorter(setting: Setting, total: float, unit: str) -> Fix:
-    value = max(1, int(total / 20)) if total > 1 else 0
+    value = max(1, int(total / 20)) if 1 < total < math.inf else 0
     return change(
         f"warm up over {value} of the {name_of(total)} {unit}",
         set_to(setting, value),
