@@ -103,7 +103,7 @@ class Tally:
         by_command: How many inputs the command has checked.
         memory: The most that a process has held, in bytes, with every library that it loaded.
         unconfirmed: Inputs that something went wrong with, but not when a user has them checked:
-            the kind, the number and what it was.
+            the kind, the number, what it was, and what was said about it.
         slowest_command: The processor time of the command that took longest, in seconds.
         stopped: What ended the campaign: ``count`` or ``seconds``.
     """
@@ -119,7 +119,7 @@ class Tally:
     by_worker: int = 0
     by_command: int = 0
     memory: int = 0
-    unconfirmed: list[tuple[str, int, str]] = field(default_factory=list)
+    unconfirmed: list[tuple[str, int, str, str]] = field(default_factory=list)
     slowest_command: float = 0.0
     stopped: str = "count"
 
@@ -197,6 +197,15 @@ def verdict_of(outcome: Outcome, code: int) -> Verdict:
     return Verdict("clean" if outcome.checked and not missed else "not checked", "", code)
 
 
+def _reader_of(kind: str, verdict: Verdict) -> str:
+    """Returns the kind whose reader is asked.
+
+    JSON in which nobody knows data is taken for a configuration, and those may have comments and
+    commas behind the last value; nothing is said about it but that it holds no settings.
+    """
+    return "json-config" if (kind, verdict.says) == ("json-data", "not checked") else kind
+
+
 def _shown(kind: str, path: Path) -> Verdict:
     """Shows an incident, or the folder of a run, as ``explain`` and ``report`` do."""
     from rich.console import Console
@@ -250,7 +259,7 @@ class Campaign:
         self._begin = begin
         self._processes = processes
         self._tell = tell
-        self._asked: list[tuple[UserCheck, int, str]] = []
+        self._asked: list[tuple[UserCheck, int, str, str]] = []
         self._often: Counter[tuple[str, str]] = Counter()
         self.tally = Tally(
             verdicts={kind: Counter() for kind in kinds}, codes={kind: Counter() for kind in kinds}
@@ -314,7 +323,7 @@ class Campaign:
             self.fail(kind, number, says, about["why"])
         elif (number + BY_COMMAND // 2) % BY_COMMAND == self._kinds.index(kind):
             tally.by_command += 1
-            self._ask(kind, number, "", about["code"])
+            self._ask(kind, number, "", "", about["code"])
 
     def fail(self, kind: str, number: int, what: str, why: str) -> None:
         """Notes a failure; what the format's own reader does not say is for the command to confirm.
@@ -330,15 +339,15 @@ class Campaign:
             data = self.made(kind, number)
             self.tally.failures.append(Failure(kind, number, what, why, data))
         else:
-            self._ask(kind, number, what, None)
+            self._ask(kind, number, what, why, None)
 
-    def _ask(self, kind: str, number: int, what: str, code: int | None) -> None:
-        self._asked.append((UserCheck(kind, self.made(kind, number), code), number, what))
+    def _ask(self, kind: str, number: int, what: str, why: str, code: int | None) -> None:
+        self._asked.append((UserCheck(kind, self.made(kind, number), code), number, what, why))
 
     def _look_at_commands(self) -> None:
         """Takes in what commands say that have ended; as many as processes are under way."""
         for entry in self._asked[: self._processes]:
-            check, number, suspected = entry
+            check, number, suspected, why = entry
             if not check.ended():
                 continue
             self._asked.remove(entry)
@@ -347,7 +356,7 @@ class Campaign:
                 failure = Failure(check.kind, number, check.what, check.why, check.data)
                 self.tally.failures.append(failure)
             elif suspected:
-                self.tally.unconfirmed.append((check.kind, number, suspected))
+                self.tally.unconfirmed.append((check.kind, number, suspected, why))
 
 
 class _Lane:
@@ -482,7 +491,7 @@ class _Lane:
             if not verdict.vouches:
                 return verdict.says, verdict.code, False, ""
             _SAYS.pack_into(self._shared, 0, number, _READING, 0)
-            why = refusal(kind, path)
+            why = refusal(_reader_of(kind, verdict), path)
         except BaseException as error:  # noqa: BLE001 - this is what is looked for
             return "traceback", -1, False, f"{type(error).__name__}: {error}"[:300]
         says = verdict.says if why is None else "clean-but-refused"
@@ -621,7 +630,7 @@ def placed(kind: str, folder: Path) -> Path:
         kind: What the input is.
         folder: The folder.
     """
-    folder.mkdir()
+    folder.mkdir(exist_ok=True)
     for path in beside(kind):
         (folder / path.name).write_bytes(path.read_bytes())
     return folder / KINDS[kind].file
@@ -717,7 +726,7 @@ def verdict_in(kind: str, data: bytes) -> str:
             return "traceback"
         if verdict.failed:
             return "traceback"
-        if verdict.vouches and refusal(kind, path) is not None:
+        if verdict.vouches and refusal(_reader_of(kind, verdict), path) is not None:
             return "clean-but-refused"
         return verdict.says
 

@@ -121,7 +121,7 @@ def test_what_a_user_does_not_see_is_counted_by_itself(monkeypatch: pytest.Monke
     tally = Campaign(["yaml"]).run(count=2)
     assert (tally.failures, tally.unconfirmed) == (
         [],
-        [("yaml", 0, "traceback"), ("yaml", 1, "traceback")],
+        [("yaml", at, "traceback", "it failed") for at in range(2)],
     )
 
 
