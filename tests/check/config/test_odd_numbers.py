@@ -11,7 +11,7 @@ from nanguard.check.engine import Check, Plan
 if TYPE_CHECKING:
     from pathlib import Path
 
-ODD = ("-.inf", ".inf", ".nan", "1.0e+308", "-1.0e+308", "9" * 30, "-1", "0", "5.0e-324")
+ODD = ("-.inf", ".inf", ".nan", "1.0e+308", "-1.0e+308", "9" * 30, "9" * 400, "-1", "0", "5.0e-324")
 KEYS = [
     "batch_size",
     "betas",
