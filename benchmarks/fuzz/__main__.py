@@ -3,18 +3,27 @@
 python -m benchmarks.fuzz --seconds 600 --processes 2      # what make fuzz does
 python -m benchmarks.fuzz --count 100000 --seed 3 torch safetensors
 python -m benchmarks.fuzz --again torch 4711               # one input by its number
+python -m benchmarks.fuzz --processes 16 --count 1000000 --seconds 520 --output f.json
 python -m benchmarks.fuzz --sum a.json b.json --output c.json  # several campaigns as one
+
+A campaign that is stopped by time says how far it came. Campaigns are only added up if their code
+was the same and no input is counted twice.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import hashlib
 import json
 import os
+import platform
 import resource
+import subprocess
 import sys
 import time
+from collections import Counter
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -28,10 +37,22 @@ from benchmarks.fuzz.campaign import (
     minimised,
     verdict_in,
 )
-from benchmarks.fuzz.inputs import KINDS, input_of
+from benchmarks.fuzz.inputs import KINDS, ROOT, TESTS, input_of
 
 # Failures that are made smaller; a defect that is met a thousand times is one.
 _MOST_MINIMISED = 20
+# What the readers come from: they refuse other files in other versions.
+_LIBRARIES = ("torch", "numpy", "polars", "safetensors", "pyyaml", "tensorboard", "wandb")
+# Figures whose sums mean something.
+_ADDED = (
+    "seconds",
+    "cpu_seconds",
+    "inputs",
+    "distinct",
+    "read_by_a_worker_with_limits",
+    "checked_by_the_command",
+    "compared_with_their_own_reader",
+)
 
 
 def main() -> int:
@@ -64,13 +85,21 @@ def main() -> int:
         seed=asked.seed,
         begin=asked.begin,
         processes=asked.processes,
-        tell=lambda tally: _write(asked.output, tally, began),
+        tell=lambda tally: _write(asked.output, {**known, **_figures(tally, began)}),
     )
+    known: dict[str, Any] = {
+        **_machine(),
+        "command": " ".join(["python", "-m", "benchmarks.fuzz", *sys.argv[1:]]),
+        "seed": asked.seed,
+        "begin": asked.begin,
+        "processes": asked.processes,
+    }
     began = time.monotonic()
     tally = campaign.run(count=asked.count, seconds=seconds)
+    # Before failures are made small, which may take longer than a machine is lent for.
+    _write(asked.output, {**known, **_figures(tally, began)})
+    print(json.dumps({**known, **_figures(tally, began)}, indent=1), flush=True)
     _save(tally.failures, asked.failures)
-    _write(asked.output, tally, began)
-    print(json.dumps(_figures(tally, began), indent=1))
     return 1 if tally.failures else 0
 
 
@@ -103,33 +132,55 @@ def _corpus(folder: Path) -> int:
 def _sum(files: list[Path], output: Path | None) -> int:
     """Adds up the figures of several campaigns; prints them, and writes them if asked to."""
     each = [json.loads(path.read_text(encoding="utf-8")) for path in files]
-    told: dict[str, Any] = {"commands": [one["command"] for one in each], "kinds": {}}
-    for name, value in each[0].items():
-        if name == "kinds":
-            for kind in dict.fromkeys(kind for one in each for kind in one[name]):
-                told["kinds"][kind] = _added([one["kinds"].get(kind, {}) for one in each])
-        elif name == "failures":
-            told[name] = _added([one[name] for one in each])
-        elif name == "failed":
-            told[name] = [failed for one in each for failed in one[name]]
-        elif name == "largest_process_mb":
-            told[name] = max(one[name] for one in each)
-        elif name in ("python", "cores"):
-            told[name] = value
-        elif isinstance(value, int):
-            told[name] = sum(one[name] for one in each)
-    text = json.dumps(told, indent=1) + "\n"
-    print(text, end="")
-    if output is not None:
-        output.write_text(text, encoding="utf-8")
-    return int(any(told["failures"].values()))
+    wrong = _why_not_one(each)
+    if wrong:
+        print(f"these figures do not add up: {wrong}", file=sys.stderr)
+        return 2
+    same = {name: value for name, value in each[0].items() if all(o[name] == value for o in each)}
+    about = ("command", "seed", "begin", "seconds", "inputs", "stopped", "machine", "libraries")
+    known = {name: same[name] for name in ("code", "commit", "python", "libraries") if name in same}
+    campaigns = [{name: one[name] for name in about} for one in each]
+    kinds = dict.fromkeys(kind for one in each for kind in one["kinds"])
+    total = _added([{name: one[name] for name in _ADDED} for one in each])
+    for name in ("largest_process_mb", "slowest_command_s"):
+        total[name] = max(one[name] for one in each)
+    total["exit_codes"] = _added([one["exit_codes"] for one in each])
+    total["failures"] = _added([one["failures"] for one in each])
+    total["kinds"] = {kind: _added([one["kinds"].get(kind, {}) for one in each]) for kind in kinds}
+    for name in ("unconfirmed", "failed"):
+        total[name] = [entry for one in each for entry in one[name]]
+    _write(output, {"campaigns": campaigns, **known, **total})
+    print(json.dumps({"campaigns": campaigns, **known, **total}, indent=1))
+    return int(any(total["failures"].values()))
+
+
+def _why_not_one(each: list[dict[str, Any]]) -> str:
+    """Returns why campaigns are not to be added up; empty if they are."""
+    states = {one["code"] for one in each}
+    if len(states) > 1:
+        return f"they are of {len(states)} states of the code"
+    seen: dict[tuple[int, str], list[range]] = {}
+    for one in each:
+        for kind, about in one["kinds"].items():
+            numbers = range(one["begin"], one["begin"] + about["inputs"])
+            others = seen.setdefault((one["seed"], kind), [])
+            if any(numbers.start < o.stop and o.start < numbers.stop for o in others):
+                return f"inputs of seed {one['seed']} from {numbers.start} on are in two of them"
+            others.append(numbers)
+    return ""
 
 
 def _added(each: list[dict[str, Any]]) -> dict[str, Any]:
-    """Returns sums by name, and the largest of what is the slowest."""
+    """Returns sums by name, and the largest of what is the slowest; counts of counts as well."""
     names = dict.fromkeys(name for one in each for name in one)
-    found = {name: [one[name] for one in each if name in one] for name in names}
-    return {name: max(v) if name == "slowest_s" else sum(v) for name, v in found.items()}
+    out: dict[str, Any] = {}
+    for name in names:
+        found = [one[name] for one in each if name in one]
+        if isinstance(found[0], dict):
+            out[name] = _added(found)
+        else:
+            out[name] = max(found) if name == "slowest_s" else round(sum(found), 2)
+    return out
 
 
 def _save(failures: list[Failure], folder: Path) -> None:
@@ -147,24 +198,31 @@ def _figures(tally: Tally, began: float) -> dict[str, Any]:
     wrong = dict.fromkeys(WRONG, 0)
     for failure in tally.failures:
         wrong[failure.what] += 1
+    seconds = time.monotonic() - began
+    inputs = tally.inputs.total()
     return {
-        "command": " ".join(["python", "-m", "benchmarks.fuzz", *sys.argv[1:]]),
-        "python": sys.version.split()[0],
-        "cores": os.cpu_count(),
-        "seconds": round(time.monotonic() - began),
+        "seconds": round(seconds),
         "cpu_seconds": _cpu_seconds(),
-        "inputs": tally.inputs.total(),
+        "stopped": tally.stopped,
+        "inputs": inputs,
+        "inputs_per_second": round(inputs / max(seconds, 1e-9)),
         "distinct": len(set(tally.digests)),
         "read_by_a_worker_with_limits": tally.by_worker,
         "checked_by_the_command": tally.by_command,
         "largest_process_mb": tally.memory >> 20,
+        "slowest_command_s": round(tally.slowest_command, 2),
         "compared_with_their_own_reader": tally.compared.total(),
+        "exit_codes": _counts(sum(tally.codes.values(), Counter())),
         "failures": wrong,
+        "unconfirmed": [list(entry) for entry in tally.unconfirmed[:100]],
         "kinds": {
             kind: {
                 "inputs": tally.inputs[kind],
                 "slowest_s": round(tally.slowest.get(kind, 0.0), 2),
+                "cpu_s": round(tally.spent.get(kind, 0.0), 2),
                 **dict(sorted(verdicts.items())),
+                "compared": tally.compared[kind],
+                "exit_codes": _counts(tally.codes[kind]),
             }
             for kind, verdicts in tally.verdicts.items()
         },
@@ -175,15 +233,67 @@ def _figures(tally: Tally, began: float) -> dict[str, Any]:
     }
 
 
+def _counts(codes: Counter[int]) -> dict[str, int]:
+    return {str(code): codes[code] for code in sorted(codes)}
+
+
+def _machine() -> dict[str, Any]:
+    """Returns what runs where: the state of the code, Python, its libraries, the machine."""
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return {
+        "code": _state(),
+        "commit": _commit(),
+        "python": platform.python_version(),
+        "libraries": _versions(),
+        "cores": os.cpu_count(),
+        "machine": f"{platform.system()} {platform.machine()}, {memory >> 30} GiB",
+    }
+
+
+def _versions() -> dict[str, str]:
+    out = {}
+    for name in _LIBRARIES:
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            out[name] = metadata.version(name)
+    return out
+
+
+def _state() -> str:
+    """Returns a digest of the program, of the fuzzer and of its seeds."""
+    digest = hashlib.sha256()
+    seeds = {path for kind in KINDS.values() for each in kind.seeds for path in TESTS.glob(each)}
+    code = [path for top in ("src", "benchmarks/fuzz") for path in (ROOT / top).rglob("*")]
+    for path in sorted({*seeds, *code}):
+        if path.is_file() and path.suffix != ".pyc":
+            digest.update(f"{path.relative_to(ROOT).as_posix()}\0".encode())
+            digest.update(hashlib.sha256(path.read_bytes()).digest())
+    return digest.hexdigest()[:16]
+
+
+def _commit() -> str:
+    """Returns the commit, and if anything was changed since; empty where there is no git."""
+    try:
+        said = subprocess.run(
+            ["git", "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"],  # noqa: S607
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+    except OSError:
+        return ""
+    return said.stdout.strip()
+
+
 def _cpu_seconds() -> int:
     """Returns the processor time of this process and of those that have ended."""
     both = map(resource.getrusage, (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
     return round(sum(used.ru_utime + used.ru_stime for used in both))
 
 
-def _write(path: Path | None, tally: Tally, began: float) -> None:
+def _write(path: Path | None, figures: dict[str, Any]) -> None:
     if path is not None:
-        path.write_text(json.dumps(_figures(tally, began), indent=1) + "\n", encoding="utf-8")
+        path.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

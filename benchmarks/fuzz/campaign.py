@@ -2,17 +2,23 @@
 
 The processes check thousands of inputs each and read files themselves, which is quick. Every 16th
 input is read by a worker as ``nanguard check`` has them, with its limits, and every 1,000th of a
-kind by the command itself. What ends a process, or makes nanguard fail, is checked again by the
-command; only what goes wrong then counts.
+kind by the command itself, whose exit code has to be the one that was worked out. What ends a
+process, or makes nanguard fail, is checked again by the command; only what goes wrong then counts.
+
+The format's own reader is asked about every file for which the exit code is 0 and no finding says
+that something in it cannot be read. What exits with 1 or 2 is not called clean, whatever the reader
+would say.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import json
 import mmap
 import os
+import re
 import resource
 import signal
 import struct
@@ -26,8 +32,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.fuzz.inputs import KINDS, input_of, seeds
-from benchmarks.fuzz.readers import refusal
+from benchmarks.fuzz.inputs import KINDS, beside, input_of, seeds
+from benchmarks.fuzz.readers import READERS, refusal
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -36,7 +42,7 @@ if TYPE_CHECKING:
     from nanguard.check.scan import Spread
 
 # What may go wrong with an input.
-WRONG = ("traceback", "died", "slow", "large", "clean-but-refused")
+WRONG = ("traceback", "died", "slow", "large", "clean-but-refused", "exit-code")
 # What one input may cost.
 SECONDS = 20.0
 MEMORY = 1 << 30
@@ -47,6 +53,17 @@ _SAYS = struct.Struct("<qqq")
 _CHECKING, _READING, _DONE = 0, 1, 2
 # Of how many inputs one is read by a worker that may die, and one is checked by the command.
 BY_WORKER, BY_COMMAND = 16, 1_000
+# Findings that say what cannot be read, and leave the exit code at 0: single lines of a file whose
+# other lines were judged; Python objects in a checkpoint, which torch loads if it is allowed to.
+_NAMES_WHAT_IS_REFUSED = frozenset(("DAT009", "LOG010", "CKP006"))
+# Failures of one sort in one kind after which the command is no longer asked about more of them.
+_MOST_ASKED = 50
+_TELL = 60.0  # seconds between two times that the figures are written
+# What stands in the output of a command that failed, as Python, the check or the program says it.
+_FAILED = re.compile(
+    r"Traceback \(most recent call last\)|nanguard failed on|nanguard: it failed"
+    r"|rule [a-z-]+ failed on"
+)
 _TRIES = 300  # checks that making a failing input smaller may take
 
 
@@ -57,7 +74,7 @@ class Failure:
     Attributes:
         kind: What it is.
         number: Its number; -1 for an input that has none.
-        what: ``traceback``, ``died``, ``slow``, ``large`` or ``clean-but-refused``.
+        what: One of ``WRONG``.
         why: What was said about it.
         data: The input.
     """
@@ -76,24 +93,35 @@ class Tally:
     Attributes:
         inputs: How many inputs were checked, by kind.
         verdicts: How often ``clean``, ``findings`` and ``not checked`` came out, by kind.
-        compared: How many clean files the format's own reader was asked about, by kind.
+        codes: How often each exit code came out, by kind.
+        compared: How many files the format's own reader was asked about, by kind.
         slowest: The processor time of the input that took longest, in seconds, by kind.
+        spent: The processor time of all inputs, in seconds, by kind.
         failures: What went wrong.
         digests: One number for each input; those that are alike have the same.
         by_worker: How many inputs of data, checkpoints and logs a worker has read.
         by_command: How many inputs the command has checked.
         memory: The most that a process has held, in bytes, with every library that it loaded.
+        unconfirmed: Inputs that something went wrong with, but not when a user has them checked:
+            the kind, the number, what it was, and what was said about it.
+        slowest_command: The processor time of the command that took longest, in seconds.
+        stopped: What ended the campaign: ``count`` or ``seconds``.
     """
 
     inputs: Counter[str] = field(default_factory=Counter)
     verdicts: dict[str, Counter[str]] = field(default_factory=dict)
+    codes: dict[str, Counter[int]] = field(default_factory=dict)
     compared: Counter[str] = field(default_factory=Counter)
     slowest: dict[str, float] = field(default_factory=dict)
+    spent: dict[str, float] = field(default_factory=dict)
     failures: list[Failure] = field(default_factory=list)
     digests: array[int] = field(default_factory=lambda: array("Q"))
     by_worker: int = 0
     by_command: int = 0
     memory: int = 0
+    unconfirmed: list[tuple[str, int, str, str]] = field(default_factory=list)
+    slowest_command: float = 0.0
+    stopped: str = "count"
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,10 +131,19 @@ class Verdict:
     Attributes:
         says: ``clean``, ``findings`` or ``not checked``.
         failed: What nanguard says about a file that it failed on; empty if it did not.
+        code: The exit code.
+        named: Whether a finding says what its reader may refuse in it.
     """
 
     says: str
     failed: str = ""
+    code: int = 0
+    named: bool = False
+
+    @property
+    def vouches(self) -> bool:
+        """Returns whether a user may take the file for one that its reader reads."""
+        return self.code == 0 and not self.named
 
 
 def _here(
@@ -129,23 +166,44 @@ def check(kind: str, path: Path, spread: Spread = _here) -> Verdict:
         return _shown(kind, path)
     from nanguard.check.engine import Check, Plan
     from nanguard.check.scan import Scan
-    from nanguard.cli.checking import rendered
+    from nanguard.cli.checking import UNABLE, exit_code, rendered
     from nanguard.cli.commands.before import CheckOptions
 
-    outcome = Check(Plan(jobs=1, scan=Scan(threads=1, spread=spread))).run([str(path)])
+    made = Check(Plan(jobs=1, scan=Scan(threads=1, spread=spread)))
+    outcome = made.run([str(path)])
     for form in ("text", "json", "github"):
         rendered(CheckOptions((str(path),), form=form), outcome)
-    return verdict_of(outcome)
+    code = UNABLE if made.refused() else exit_code(outcome, _fail_on(path.parent))
+    return verdict_of(outcome, code)
 
 
-def verdict_of(outcome: Outcome) -> Verdict:
+@functools.cache
+def _fail_on(folder: Path) -> str:
+    """Returns from which severity on a check in a folder exits with 1."""
+    from nanguard.check.project_settings import find_project
+
+    return find_project(str(folder)).fail_on
+
+
+def verdict_of(outcome: Outcome, code: int) -> Verdict:
     """Returns what a user would take from a check of one file."""
-    failed = [one.reason for one in outcome.not_checked if "nanguard failed on" in one.reason]
+    missed = outcome.not_checked
+    failed = [one.reason for one in missed if one.rule or "nanguard failed on" in one.reason]
     if failed:
-        return Verdict("not checked", failed[0])
+        return Verdict("not checked", failed[0], code)
+    named = any(one.finding.code in _NAMES_WHAT_IS_REFUSED for one in outcome.seen)
     if outcome.seen:
-        return Verdict("findings")
-    return Verdict("clean" if outcome.checked and not outcome.not_checked else "not checked")
+        return Verdict("findings", "", code, named)
+    return Verdict("clean" if outcome.checked and not missed else "not checked", "", code)
+
+
+def _reader_of(kind: str, verdict: Verdict) -> str:
+    """Returns the kind whose reader is asked.
+
+    JSON in which nobody knows data is taken for a configuration, and those may have comments and
+    commas behind the last value; nothing is said about it but that it holds no settings.
+    """
+    return "json-config" if (kind, verdict.says) == ("json-data", "not checked") else kind
 
 
 def _shown(kind: str, path: Path) -> Verdict:
@@ -172,7 +230,7 @@ def _shown(kind: str, path: Path) -> Verdict:
             judge(run)
         page(runs, None).encode("utf-8", "backslashreplace")
     except NanguardError:
-        return Verdict("not checked")
+        return Verdict("not checked", code=2)
     return Verdict("clean")
 
 
@@ -201,7 +259,11 @@ class Campaign:
         self._begin = begin
         self._processes = processes
         self._tell = tell
-        self.tally = Tally(verdicts={kind: Counter() for kind in kinds})
+        self._asked: list[tuple[UserCheck, int, str, str]] = []
+        self._often: Counter[tuple[str, str]] = Counter()
+        self.tally = Tally(
+            verdicts={kind: Counter() for kind in kinds}, codes={kind: Counter() for kind in kinds}
+        )
 
     def run(self, *, count: int | None = None, seconds: float | None = None) -> Tally:
         """Checks so many inputs of all kinds together, or for so many seconds.
@@ -222,16 +284,23 @@ class Campaign:
             while any(not lane.ended for lane in lanes):
                 for lane in lanes:
                     lane.look()
-                time.sleep(0.05)
-                if time.monotonic() - told > 60:
+                self._look_at_commands()
+                time.sleep(0.02)
+                if time.monotonic() - told > _TELL:
                     told = time.monotonic()
                     self._tell(self.tally)
+            while self._asked:
+                self._look_at_commands()
+                time.sleep(0.02)
+        if count is None or self.tally.inputs.total() < count:
+            self.tally.stopped = "seconds"
         return self.tally
 
     def named(self, number: int) -> tuple[str, int]:
         """Returns the kind of the input of a turn, and its number."""
         turn, at = divmod(number, len(self._kinds))
-        return self._kinds[at], self._begin + turn
+        # Each turn begins with another kind: every process gets its share of the slow ones.
+        return self._kinds[(at + turn) % len(self._kinds)], self._begin + turn
 
     def made(self, kind: str, number: int) -> bytes:
         """Returns an input."""
@@ -245,29 +314,49 @@ class Campaign:
         tally.verdicts[kind][says] += 1
         tally.compared[kind] += about["compared"]
         tally.by_worker += about["by_worker"]
+        tally.codes[kind][about["code"]] += 1
         tally.slowest[kind] = max(tally.slowest.get(kind, 0.0), about["seconds"])
+        tally.spent[kind] = tally.spent.get(kind, 0.0) + about["seconds"]
         tally.memory = max(tally.memory, about["memory"])
         tally.digests.append(about["digest"])
         if says in ("traceback", "clean-but-refused"):
             self.fail(kind, number, says, about["why"])
         elif (number + BY_COMMAND // 2) % BY_COMMAND == self._kinds.index(kind):
             tally.by_command += 1
-            self.fail(kind, number, "", "")
+            self._ask(kind, number, "", "", about["code"])
 
     def fail(self, kind: str, number: int, what: str, why: str) -> None:
-        """Notes a failure, if it is one to a user, too.
+        """Notes a failure; what the format's own reader does not say is for the command to confirm.
 
         Args:
             kind: What the input is.
             number: Its number.
-            what: What went wrong; empty if nothing did so far.
+            what: What went wrong.
             why: What was said about it.
         """
-        data = self.made(kind, number)
-        if what != "clean-but-refused":
-            what, why = as_a_user(kind, data)
-        if what:
+        self._often[kind, what] += 1
+        if what == "clean-but-refused" or self._often[kind, what] > _MOST_ASKED:
+            data = self.made(kind, number)
             self.tally.failures.append(Failure(kind, number, what, why, data))
+        else:
+            self._ask(kind, number, what, why, None)
+
+    def _ask(self, kind: str, number: int, what: str, why: str, code: int | None) -> None:
+        self._asked.append((UserCheck(kind, self.made(kind, number), code), number, what, why))
+
+    def _look_at_commands(self) -> None:
+        """Takes in what commands say that have ended; as many as processes are under way."""
+        for entry in self._asked[: self._processes]:
+            check, number, suspected, why = entry
+            if not check.ended():
+                continue
+            self._asked.remove(entry)
+            self.tally.slowest_command = max(self.tally.slowest_command, check.seconds)
+            if check.what:
+                failure = Failure(check.kind, number, check.what, check.why, check.data)
+                self.tally.failures.append(failure)
+            elif suspected:
+                self.tally.unconfirmed.append((check.kind, number, suspected, why))
 
 
 class _Lane:
@@ -291,6 +380,7 @@ class _Lane:
         self._since = time.monotonic()
         self._last = -1
         self._rest = b""
+        self._files: dict[str, Path] = {}
         self.ended = False
         self._start()
 
@@ -370,12 +460,13 @@ class _Lane:
                 by_worker = at % BY_WORKER == 0
                 spent = _allow(SECONDS)
                 spread = workers.spread if by_worker else _here
-                says, compared, why = self._one(kind, data, number, spread)
+                says, code, compared, why = self._one(kind, data, number, spread)
                 used = resource.getrusage(resource.RUSAGE_SELF)
                 about = {
                     "kind": kind,
                     "number": at,
                     "says": says,
+                    "code": code,
                     "compared": compared,
                     "by_worker": by_worker and KINDS[kind].scanned,
                     "seconds": used.ru_utime + used.ru_stime - spent,
@@ -385,23 +476,26 @@ class _Lane:
                 }
                 os.write(pipe, json.dumps(about).encode() + b"\n")
 
-    def _one(self, kind: str, data: bytes, number: int, spread: Spread) -> tuple[str, bool, str]:
-        """Returns what came of an input, whether it was compared, and why it failed."""
-        folder = self._folder / kind  # of its own: no input may find what is of another kind
-        path = folder / KINDS[kind].file
-        folder.mkdir(exist_ok=True)
+    def _one(
+        self, kind: str, data: bytes, number: int, spread: Spread
+    ) -> tuple[str, int, bool, str]:
+        """Returns what came of an input, the exit code, if it was compared, and why it failed."""
+        path = self._files.get(kind)
+        if path is None:  # of its own: no input may find what is of another kind
+            path = self._files[kind] = placed(kind, self._folder / kind)
         path.write_bytes(data)
         try:
             verdict = check(kind, path, spread)
             if verdict.failed:
-                return "traceback", False, verdict.failed
-            if verdict.says != "clean":
-                return verdict.says, False, ""
+                return "traceback", verdict.code, False, verdict.failed
+            if not verdict.vouches:
+                return verdict.says, verdict.code, False, ""
             _SAYS.pack_into(self._shared, 0, number, _READING, 0)
-            why = refusal(kind, path)
+            why = refusal(_reader_of(kind, verdict), path)
         except BaseException as error:  # noqa: BLE001 - this is what is looked for
-            return "traceback", False, f"{type(error).__name__}: {error}"[:300]
-        return ("clean", True, "") if why is None else ("clean-but-refused", True, why)
+            return "traceback", -1, False, f"{type(error).__name__}: {error}"[:300]
+        says = verdict.says if why is None else "clean-but-refused"
+        return says, verdict.code, kind in READERS, why or ""
 
 
 def _hold_back() -> None:
@@ -430,52 +524,116 @@ def _allow(seconds: float) -> float:
     return spent
 
 
-def as_a_user(kind: str, data: bytes) -> tuple[str, str]:
+class UserCheck:
+    """Checks an input with the command, in processes of its own, while others work.
+
+    Args:
+        kind: What it is.
+        data: The input.
+        code: The exit code that is due; None if it is not known.
+
+    Attributes:
+        kind: What it is.
+        data: The input.
+        what: What went wrong, once it has ended; empty if nothing did.
+        why: What was said about it.
+        seconds: The processor time of the command that took longest.
+    """
+
+    def __init__(self, kind: str, data: bytes, code: int | None = None) -> None:
+        self.kind, self.data, self._code = kind, data, code
+        self.what = self.why = ""
+        self.seconds = 0.0
+        self._scratch: tempfile.TemporaryDirectory[str] | None = None
+        self._commands: list[list[str]] = []
+        self._process: subprocess.Popen[bytes] | None = None
+        self._since = 0.0
+
+    def ended(self) -> bool:
+        """Returns whether all is said; starts what is next."""
+        if self._scratch is None:
+            self._scratch = tempfile.TemporaryDirectory(prefix="nanguard-fuzz-", dir=_quick_disk())
+            path = placed(self.kind, Path(self._scratch.name, "input"))
+            path.write_bytes(self.data)
+            report = ["report", str(path.parent), "-o", "r.html"]
+            commands = {"incident": [["explain", str(path.parent)], report], "run": [report]}
+            usual = ["check", "--format", "json", "--no-cache", str(path)]
+            self._commands = commands.get(self.kind, [usual])
+        if self._process is not None:
+            done, status, used = os.wait4(self._process.pid, os.WNOHANG)
+            if not done:
+                if time.monotonic() - self._since > _HANGS:
+                    self._process.kill()
+                return False
+            self._process.returncode = os.waitstatus_to_exitcode(status)
+            self._judge(self._process.returncode, used)
+            self._process, self._code = None, None  # what is due is due of the first command
+        if self._commands and not self.what:
+            self._start(self._commands[0])
+            self._commands = self._commands[1:]
+            return False
+        self._scratch.cleanup()
+        return True
+
+    def _start(self, command: list[str]) -> None:
+        assert self._scratch is not None
+        self._since = time.monotonic()
+        with Path(self._scratch.name, "said").open("wb") as file:
+            self._process = subprocess.Popen(  # noqa: S603 - our own command
+                [sys.executable, "-m", "nanguard", *command],
+                cwd=self._scratch.name,
+                env={**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)},
+                stdin=subprocess.DEVNULL,
+                stdout=file,
+                stderr=file,
+            )
+        with contextlib.suppress(ProcessLookupError):
+            resource.prlimit(self._process.pid, resource.RLIMIT_CPU, (int(SECONDS), 30))
+
+    def _judge(self, code: int, used: resource.struct_rusage) -> None:
+        assert self._scratch is not None
+        said = Path(self._scratch.name, "said").read_bytes().decode("utf-8", "replace")
+        self.seconds = max(self.seconds, used.ru_utime + used.ru_stime)
+        sign = _FAILED.search(said)
+        if time.monotonic() - self._since > _HANGS:
+            self.what, self.why = "slow", f"it took more than {_HANGS:.0f} s"
+        elif code == -signal.SIGXCPU:
+            self.what, self.why = "slow", f"it took more than {SECONDS:.0f} s of processor time"
+        elif used.ru_maxrss << 10 > MEMORY + (1 << 29):
+            self.what, self.why = "large", f"a process held {used.ru_maxrss >> 10} MB"
+        elif code not in (0, 1, 2):
+            self.what, self.why = "died", f"exit code {code}"
+        elif sign is not None:
+            self.what, self.why = "traceback", said[sign.start() :][:400]
+        elif self._code is not None and code != self._code:
+            self.what, self.why = "exit-code", f"it is {code}, not {self._code}: {said[:200]}"
+
+
+def as_a_user(kind: str, data: bytes, code: int | None = None) -> tuple[str, str]:
     """Checks an input in a process of its own with the command; returns what goes wrong, and why.
 
     Args:
         kind: What it is.
         data: The input.
+        code: The exit code that is due; None if it is not known.
     """
-    with tempfile.TemporaryDirectory(prefix="nanguard-fuzz-", dir=_quick_disk()) as scratch:
-        path = Path(scratch, KINDS[kind].file)
-        path.write_bytes(data)
-        report = ["report", str(path.parent), "-o", "r.html"]
-        commands = {"incident": [["explain", str(path.parent)], report], "run": [report]}
-        usual = ["check", "--format", "json", "--no-cache", str(path)]
-        for command in commands.get(kind, [usual]):
-            what, why = _fails(command, scratch)
-            if what:
-                return what, why
-    return "", ""
+    check = UserCheck(kind, data, code)
+    while not check.ended():
+        time.sleep(0.02)
+    return check.what, check.why
 
 
-def _fails(command: list[str], scratch: str) -> tuple[str, str]:
-    """Runs a command of ours; returns what goes wrong with it, and why."""
-    try:
-        done = subprocess.run(  # noqa: S603 - our own command
-            [sys.executable, "-m", "nanguard", *command],
-            cwd=scratch,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)},
-            capture_output=True,
-            timeout=_HANGS,
-            check=False,
-            preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_CPU, (int(SECONDS), 30)),
-        )
-    except subprocess.TimeoutExpired:
-        return "slow", f"it took more than {_HANGS:.0f} s"
-    said = (done.stdout + done.stderr).decode("utf-8", "replace")
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    if used.ru_maxrss << 10 > MEMORY + (1 << 29):
-        return "large", f"a process held {used.ru_maxrss >> 10} MB"
-    if done.returncode == -signal.SIGXCPU:
-        return "slow", f"it took more than {SECONDS:.0f} s of processor time"
-    if done.returncode not in (0, 1, 2):
-        return "died", f"exit code {done.returncode}"
-    for sign in ("Traceback (most recent call last)", "nanguard failed on"):
-        if sign in said:
-            return "traceback", said[max(0, said.find(sign)) :][-400:]
-    return "", ""
+def placed(kind: str, folder: Path) -> Path:
+    """Makes a folder with what an input needs beside it; returns where the input goes.
+
+    Args:
+        kind: What the input is.
+        folder: The folder.
+    """
+    folder.mkdir(exist_ok=True)
+    for path in beside(kind):
+        (folder / path.name).write_bytes(path.read_bytes())
+    return folder / KINDS[kind].file
 
 
 def minimised(failure: Failure) -> Failure:
@@ -560,7 +718,7 @@ class Trial:
 def verdict_in(kind: str, data: bytes) -> str:
     """Checks an input in this process; returns the verdict, or what went wrong."""
     with tempfile.TemporaryDirectory(prefix="nanguard-fuzz-", dir=_quick_disk()) as scratch:
-        path = Path(scratch, KINDS[kind].file)
+        path = placed(kind, Path(scratch, "input"))
         path.write_bytes(data)
         try:
             verdict = check(kind, path)
@@ -568,7 +726,7 @@ def verdict_in(kind: str, data: bytes) -> str:
             return "traceback"
         if verdict.failed:
             return "traceback"
-        if verdict.says == "clean" and refusal(kind, path) is not None:
+        if verdict.vouches and refusal(_reader_of(kind, verdict), path) is not None:
             return "clean-but-refused"
         return verdict.says
 

@@ -18,7 +18,8 @@ from typing import Any
 
 from benchmarks.fuzz.mutations import mutated
 
-TESTS = Path(__file__).resolve().parents[2] / "tests"
+ROOT = Path(__file__).resolve().parents[2]
+TESTS = ROOT / "tests"
 # Larger seeds are slower to check, and most of them is numbers.
 _LARGEST_SEED = 24 << 10
 # Of long texts, most inputs come from the first lines: all there is to get wrong is in those.
@@ -35,12 +36,14 @@ class Kind:
         form: What it is made of, for ``mutated``.
         seeds: Where seeds are, as patterns below ``tests``.
         scanned: Whether a worker reads it: data, checkpoints and logs.
+        beside: What lies beside it, as a pattern below ``tests``.
     """
 
     file: str
     form: str
     seeds: tuple[str, ...] = ()
     scanned: bool = True
+    beside: str = ""
 
 
 KINDS: dict[str, Kind] = {
@@ -59,7 +62,12 @@ KINDS: dict[str, Kind] = {
     "torch": Kind("model.pt", "zip", ("checkpoints/o*/**/*.pt", "checkpoints/o*/**/*.pth")),
     "torch-legacy": Kind("model.pth", "bytes", ("checkpoints/o*/*legacy*.pth",)),
     "safetensors": Kind("model.safetensors", "safetensors", ("checkpoints/o*/**/*.safetensors",)),
-    "index": Kind("model.safetensors.index.json", "json", ("checkpoints/own/*/*.index.json",)),
+    "index": Kind(
+        "model.safetensors.index.json",
+        "json",
+        ("checkpoints/own/*/*.index.json",),
+        beside="checkpoints/own/*_sharded/*.safetensors",
+    ),
     "text-log": Kind("train.log", "words", ("logs/own/*.log", "logs/own/*.txt")),
     "csv-log": Kind("metrics.csv", "text", ("logs/own/*.csv", "logs/own/*/*/*.csv")),
     "jsonl-log": Kind("metrics.jsonl", "lines", ("logs/own/*.jsonl",)),
@@ -69,6 +77,12 @@ KINDS: dict[str, Kind] = {
     "incident": Kind("incident.json", "json", scanned=False),
     "run": Kind("events.jsonl", "lines", scanned=False),
 }
+
+
+def beside(kind: str) -> list[Path]:
+    """Returns the files that lie beside an input of a kind, without which it cannot be clean."""
+    pattern = KINDS[kind].beside
+    return sorted(TESTS.glob(pattern)) if pattern else []
 
 
 @functools.cache

@@ -134,4 +134,7 @@ def name_of(value: float) -> str:
         return "nan"
     if math.isinf(value):
         return "inf" if value > 0 else "-inf"
-    return f"{value:.4g}"
+    try:
+        return f"{value:.4g}"
+    except OverflowError:  # a whole number beyond any float
+        return "inf" if value > 0 else "-inf"

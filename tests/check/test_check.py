@@ -72,11 +72,13 @@ def test_rules_are_chosen_by_name_code_and_beginning(tmp_path: Path, plugin: Pat
 
 def test_a_rule_that_fails_is_an_entry_and_the_others_go_on(tmp_path: Path, plugin: Path):
     (tmp_path / "a.py").write_text("CRASH\nBAD\n")
-    report = told("a.py", cwd=tmp_path, plugin=plugin)
+    report = unable("a.py", cwd=tmp_path, plugin=plugin)
     assert names(report) == [("bad-word", 2)]
     assert reasons(report)["a.py"] == (
         "rule crashing-rule failed on a.py: ZeroDivisionError: inside the rule"
     )
+    (tmp_path / "a.py").write_text("CRASH\n")
+    assert check(".", cwd=tmp_path, plugin=plugin).returncode == 0
 
 
 @pytest.mark.skipif(not hasattr(signal, "ITIMER_VIRTUAL"), reason="no clock for processor time")

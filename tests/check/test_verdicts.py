@@ -165,6 +165,26 @@ UNREADABLE: dict[str, Callable[[Path], Any]] = {
 }
 
 
+@pytest.mark.parametrize(
+    ("content", "code"),
+    [
+        ("lr = 1e-4\nepochs = 9\nepochs = 9\n", 1),
+        ('name = "a"\nname = "b"\n', 2),
+        ("lr = 1e-4\nepochs = 9\n", 0),
+    ],
+)
+def test_toml_with_a_key_that_stands_twice_is_never_clean(tmp_path: Path, content: str, code: int):
+    (tmp_path / "config.toml").write_text(content)
+    assert check("config.toml", cwd=tmp_path).returncode == code
+
+
+@pytest.mark.parametrize("name", ["a.json", "b.json"])
+def test_json_with_a_number_that_python_does_not_read_is_not_checked(tmp_path: Path, name: str):
+    run = '"lr": 0.1, "epochs": 3, ' if name == "a.json" else ""
+    (tmp_path / name).write_text("{" + run + '"n": ' + "7" * 5_000 + "}")
+    assert "a number has 5000 digits" in reasons(unable(name, cwd=tmp_path))[name]
+
+
 @pytest.mark.parametrize("name", UNREADABLE)
 def test_a_named_path_that_cannot_be_read_is_code_2_also_among_others(tmp_path: Path, name: str):
     (tmp_path / "good.py").write_text(CLEAN)

@@ -8,12 +8,21 @@ import random
 import signal
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 from benchmarks.fuzz import campaign, mutations
-from benchmarks.fuzz.campaign import Campaign, Failure, check, minimised, verdict_in
+from benchmarks.fuzz.campaign import (
+    Campaign,
+    Failure,
+    as_a_user,
+    check,
+    minimised,
+    placed,
+    verdict_in,
+)
 from benchmarks.fuzz.inputs import KINDS, input_of, seeds
 from benchmarks.fuzz.readers import refusal
 from hypothesis import HealthCheck, given, settings
@@ -23,6 +32,18 @@ pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[2]
 CORPUS = Path(__file__).parent / "corpus"
+
+
+class Said:
+    """A check with the command that says what a test wants, at once."""
+
+    def __init__(self, what: str, kind: str, data: bytes, code: int | None = None) -> None:
+        del code
+        self.kind, self.data, self.what, self.why, self.seconds = kind, data, what, "", 0.0
+
+    def ended(self) -> bool:
+        """Returns that all is said."""
+        return True
 
 
 def fuzz(*words: str, folder: Path) -> subprocess.CompletedProcess[str]:
@@ -65,8 +86,8 @@ def test_inputs_are_known_by_their_number(kind: str):
 
 def test_seeds_are_read_without_a_complaint(tmp_path: Path):
     """Nothing that is made of them would mean much otherwise."""
-    for kind, about in KINDS.items():
-        path = tmp_path / about.file
+    for kind in KINDS:
+        path = placed(kind, tmp_path / kind)
         path.write_bytes(seeds(kind)[0])
         assert not check(kind, path).failed
         assert refusal(kind, path) is None, kind
@@ -82,7 +103,7 @@ def test_failures_are_found_named_and_made_small(monkeypatch: pytest.MonkeyPatch
         return campaign.Verdict("clean")
 
     monkeypatch.setattr(campaign, "check", fragile)
-    monkeypatch.setattr(campaign, "as_a_user", lambda _kind, _data: ("traceback", "KeyError"))
+    monkeypatch.setattr(campaign, "UserCheck", partial(Said, "traceback"))
     data = b"a: 1\n" * 40 + b"b: \xfe" + b"c: 2\n" * 40
     assert verdict_in("yaml", data) == "traceback"
     assert verdict_in("yaml", b"a: [") == "clean-but-refused"
@@ -94,14 +115,67 @@ def test_failures_are_found_named_and_made_small(monkeypatch: pytest.MonkeyPatch
     assert [(one.number, one.what) for one in tally.failures] == [(1, "traceback")]
 
 
+def test_what_a_user_does_not_see_is_counted_by_itself(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(campaign, "check", lambda *_: campaign.Verdict("not checked", "it failed"))
+    monkeypatch.setattr(campaign, "UserCheck", partial(Said, ""))
+    tally = Campaign(["yaml"]).run(count=2)
+    assert (tally.failures, tally.unconfirmed) == (
+        [],
+        [("yaml", at, "traceback", "it failed") for at in range(2)],
+    )
+
+
+def test_the_exit_code_of_the_command_is_compared():
+    assert as_a_user("yaml", b"lr: [1", 2) == ("", "")
+    what, why = as_a_user("yaml", b"lr: [1", 0)
+    assert (what, why.startswith("it is 2, not 0: ")) == ("exit-code", True)
+
+
+@pytest.mark.parametrize(
+    ("verdict", "refused"),
+    [
+        (campaign.Verdict("clean"), True),
+        (campaign.Verdict("findings"), True),  # remarks about something else
+        (campaign.Verdict("not checked"), True),  # nothing in it to check, and code 0
+        (campaign.Verdict("findings", code=1), False),
+        (campaign.Verdict("findings", named=True), False),
+    ],
+)
+def test_whatever_exits_with_0_is_compared(
+    monkeypatch: pytest.MonkeyPatch, verdict: campaign.Verdict, refused: bool
+):
+    monkeypatch.setattr(campaign, "check", lambda *_: verdict)
+    says = verdict_in("yaml", b"a: [")
+    assert says == ("clean-but-refused" if refused else verdict.says)
+
+
+def test_figures_of_several_campaigns_add_up(tmp_path: Path):
+    files = []
+    for seed, begin in ((1, 0), (1, 1), (2, 0)):
+        files.append(str(tmp_path / f"{seed}-{begin}.json"))
+        words = ["--seed", str(seed), "--begin", str(begin), "--count", "2", "toml", "yaml"]
+        assert fuzz(*words, "--output", files[-1], folder=tmp_path).returncode == 0
+    done = fuzz("--sum", *files, folder=tmp_path)
+    added = json.loads(done.stdout)
+    assert (added["inputs"], added["kinds"]["toml"]["inputs"]) == (6, 3)
+    assert sum(added["exit_codes"].values()) == 6
+    assert [one["seed"] for one in added["campaigns"]] == [1, 1, 2]
+    twice = fuzz("--sum", files[0], files[0], folder=tmp_path)
+    assert twice.returncode == 2
+    assert "inputs of seed 1 from 0 on are in two of them" in twice.stderr
+    other = json.loads(Path(files[1]).read_text())
+    Path(files[1]).write_text(json.dumps({**other, "code": "another"}))
+    assert "2 states of the code" in fuzz("--sum", *files, folder=tmp_path).stderr
+
+
 def test_a_process_that_dies_costs_one_input(monkeypatch: pytest.MonkeyPatch):
     def deadly(_kind: str, path: Path, _spread: Any = None) -> campaign.Verdict:
         if b"die" in path.read_bytes():
             os.kill(os.getpid(), signal.SIGKILL)
-        return campaign.Verdict("not checked")
+        return campaign.Verdict("not checked", code=2)
 
     monkeypatch.setattr(campaign, "check", deadly)
-    monkeypatch.setattr(campaign, "as_a_user", lambda _kind, _data: ("died", "exit code -9"))
+    monkeypatch.setattr(campaign, "UserCheck", partial(Said, "died"))
     monkeypatch.setattr(Campaign, "made", lambda _self, _kind, n: b"die" if n == 2 else b"live")
     tally = Campaign(["toml"]).run(count=5)
     assert tally.inputs == {"toml": 5}

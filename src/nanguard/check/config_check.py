@@ -76,11 +76,14 @@ class Configs:
     def _why_not(self, text: Text) -> str:
         """Takes a file in; returns why not if it has nothing to do with a run."""
         from nanguard.check.config.document import looks_like_training, read_document
+        from nanguard.check.config.toml_reader import must_be_toml
 
         try:
             with cpu_limit(_CPU_SECONDS_FOR_ALL):
                 document = read_document(text)
                 if not looks_like_training(document) and not self._may_be_part(text):
+                    if document.format == "toml":  # a key that stands twice: no rule will say so
+                        must_be_toml(text)
                     return NO_TRAINING
         except SourceError as error:
             return error.reason

@@ -140,7 +140,7 @@ class Check:
         return self.outcome
 
     def refused(self) -> list[NotChecked]:
-        """Returns what was named and could not be read; everything, if nothing could be."""
+        """Returns what was named and could not be read or judged; all, if nothing could be."""
         missed = self.outcome.not_checked
         checked = {_plain(path) for path in self.outcome.checked}
         if not self.outcome.checked and all(e.omission is not Omission.UNRELATED for e in missed):
@@ -148,7 +148,9 @@ class Check:
         return [
             entry
             for entry in missed
-            if entry.omission is Omission.UNREADABLE and _plain(entry.path) in self.named - checked
+            if entry.omission is Omission.UNREADABLE
+            and _plain(entry.path) in self.named
+            and (entry.rule or _plain(entry.path) not in checked)
         ]
 
     def _usage(self) -> Usage:

@@ -56,11 +56,6 @@ def test_json_has_places_comments_and_repeated_keys() -> None:
     assert plain(root.entries[1].node) == {"c": [1, 2]}
 
 
-def test_json_numbers_too_long_for_python_are_read() -> None:
-    root = read_document(Text("a.json", '{"a": 1' + "0" * 9000 + "}")).roots[0]
-    assert root.entries[0].node.value == math.inf
-
-
 @pytest.mark.parametrize(
     ("name", "content", "what", "line"),
     [
@@ -69,6 +64,7 @@ def test_json_numbers_too_long_for_python_are_read() -> None:
         ("a.json", "{'a': 1}", "double quotes", 1),
         ("a.json", '{"a": tru}', "no JSON value", 1),
         ("a.json", "[" * 500, "100 levels", 1),
+        ("a.json", '{"a": 1' + "0" * 9000 + "}", "a number has 9001 digits", 1),
         ("a.json", "", "a value is missing", 1),
         ("a.toml", "a = 1\nb = \n", "a value is missing", 2),
         ("a.toml", "a = 1\na b = 2\n", "'=' is missing", 2),

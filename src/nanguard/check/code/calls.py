@@ -50,6 +50,9 @@ RECURRENT = frozenset({"RNN", "LSTM", "GRU", "RNNCell", "LSTMCell", "GRUCell"})
 
 
 # Operations by other names.
+# What rules look at the operands of. A call with fewer, or with operands that it names, is another
+# function of that name, or half of a line: it is a call that nothing is known about.
+_OPERANDS = {**dict.fromkeys(("abs", "neg", "part"), 1), "sub": 2, "rsub": 2}
 _ALIASES = {
     "multiply": "mul",
     "divide": "div",
@@ -88,6 +91,12 @@ _WRAPPERS = frozenset({"DataParallel", "DistributedDataParallel", "FullyShardedD
 _REPARAMETRISES = frozenset({"weight_norm", "spectral_norm", "compile", "orthogonal"})
 # Where operations on numbers come from.
 _TORCH = ("torch.", "math.", "numpy.", "einops.", "torchvision.")
+
+
+def _operation(name: str, inputs: tuple[Value, ...]) -> str:
+    """Returns what a function of torch does, in one spelling."""
+    op = _ALIASES.get(name.rstrip("_"), name.rstrip("_"))
+    return op if len(inputs) >= _OPERANDS.get(op, 0) else "call"
 
 
 class Calls(Binding):
@@ -196,7 +205,7 @@ class Calls(Binding):
             made.path = path
             made.name = last
             return made
-        op = _ALIASES.get(last.rstrip("_"), last.rstrip("_"))
+        op = _operation(last, inputs)
         if path.startswith("numpy."):
             return self._numpy(node, op, path, inputs, keywords)
         if path.startswith("math."):
@@ -279,7 +288,7 @@ class Calls(Binding):
                 self._buffer(cls, inputs, keywords)
         if receiver.function is not None:
             return self._unknown_call(node, receiver, inputs, keywords, func.attr)
-        op = _ALIASES.get(func.attr.rstrip("_"), func.attr.rstrip("_"))
+        op = _operation(func.attr, (receiver, *inputs))
         made = self.make(op, node, (receiver, *inputs), keywords, event=True)
         made.name = func.attr
         if func.attr in _APPENDS and (inputs or "module" in keywords):

@@ -155,8 +155,9 @@ class _JsonReader:
             return _NAMES[word]
         try:
             return float(word) if _NUMBER.fullmatch(word).lastindex else int(word)  # type: ignore[union-attr]
-        except ValueError:
-            return float(word)  # more digits than Python turns into a whole number
+        except ValueError as error:
+            problem = f"a number has {len(word)} digits, more than readers in Python take"
+            raise self._broken(problem) from error
 
     def _space(self) -> None:
         found = _SPACE.match(self.content, self.at)

@@ -160,7 +160,7 @@ def type_of(setting: Setting) -> str | None:
     if isinstance(value, bool):
         return None
     if isinstance(value, (int, float)):
-        return _TYPES.get(f"{value:g}")
+        return _TYPES.get(f"{value:g}" if abs(value) < 1e6 else "")  # whole numbers have no bound
     text = setting.text.replace("torch.", "").replace("-", "_").strip()
     return _TYPES.get(text)
 

@@ -38,13 +38,22 @@ def read_toml(text: Text) -> list[Node]:
     reader = _TomlReader(text)
     root = reader.root()
     if not reader.repeated:  # which the standard reader refuses, and a rule wants to show
-        try:
-            tomllib.loads(text.content)
-        except (tomllib.TOMLDecodeError, RecursionError) as error:
-            found = re.search(r"line (\d+)", str(error))
-            line = int(found.group(1)) if found else 1
-            raise _broken(text, line, str(error).split(" (at")[0]) from error
+        must_be_toml(text)
     return [root]
+
+
+def must_be_toml(text: Text) -> None:
+    """Asks the standard reader.
+
+    Raises:
+        SourceError: It refuses the text.
+    """
+    try:
+        tomllib.loads(text.content)
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
+        found = re.search(r"line (\d+)", str(error))
+        line = int(found.group(1)) if found else 1
+        raise _broken(text, line, str(error).split(" (at")[0]) from error
 
 
 def _broken(text: Text, line: int, problem: str) -> SourceError:

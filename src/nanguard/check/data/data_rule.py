@@ -66,7 +66,7 @@ def look_like_classes(labels: LabelColumn, ignored: frozenset[int]) -> bool:
     usual = sorted(value for value in counts if value >= 0 and value not in ignored)
     if len(usual) < 2 or labels.overflowed or len(usual) > FEW_CLASSES or usual[0] > 1:
         return False
-    return len(usual) >= 0.9 * (usual[-1] + 1 - usual[0])
+    return 10 * len(usual) >= 9 * (usual[-1] + 1 - usual[0])  # they may be beyond any float
 
 
 def features_of(file: DataFile) -> list[ColumnNumbers]:

@@ -128,7 +128,7 @@ def _is_given_on(code: Code, call: Value, depth: int) -> bool:
 
 def _replaces(roles: ValueRoles, value: Value) -> bool:
     if value.op == "nan_to_num":
-        return roles.is_loss(value.inputs[0])
+        return any(roles.is_loss(part) for part in value.inputs[:1])  # text may lack arguments
     if value.op == "where":
         return chooses(value) and any(roles.is_loss(part) for part in value.inputs[1:])
     return len(value.inputs) > 1 and roles.is_loss(value.inputs[0]) and asks(value.inputs[1])

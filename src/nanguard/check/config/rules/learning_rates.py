@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from typing import TYPE_CHECKING
 
@@ -209,8 +210,8 @@ def _set(stage: TrainingStage, setting: Setting) -> Fix:
     total = stage.number("max_steps") or 0.0
     if setting.name == "warmup_epochs":
         epochs = stage.number("max_epochs") or 100.0
-        value: float = max(1, min(5, round(epochs / 20)))
-        return change(f"warm up over {value} epochs", set_to(setting, int(value)), *_plan())
+        value = round(max(1.0, min(5.0, epochs / 20)))
+        return change(f"warm up over {value} epochs", set_to(setting, value), *_plan())
     if setting.name == "warmup_ratio":
         return change("warm up over 3 % of the run", set_to(setting, 0.03), *_plan())
     steps = int(max(min(total / 100, 2000), min(100, total / 10))) if total > 0 else 500
@@ -323,7 +324,7 @@ def _counted(stage: TrainingStage, epochs: float | None) -> float | None:
 
 
 def _shorter(setting: Setting, total: float, unit: str) -> Fix:
-    value = max(1, int(total / 20)) if total > 1 else 0
+    value = max(1, int(total / 20)) if 1 < total < math.inf else 0
     return change(
         f"warm up over {value} of the {name_of(total)} {unit}",
         set_to(setting, value),

@@ -122,11 +122,14 @@ def _respelled(raw: str) -> str:
     return f"{mantissa}e{exponent if exponent[0] in '-+' else '+' + exponent}"
 
 
+_SILENT = "readers keep the last one and say nothing"
+
+
 class DuplicateKey(ConfigRule):
     """A key that stands twice in the same mapping.
 
     Why it breaks a run: readers of YAML and JSON keep the last one and say nothing. Whoever changes
-    the first, to lower a learning rate or to clip, sees no effect.
+    the first, to lower a learning rate or to clip, sees no effect. Readers of TOML refuse the file.
 
     Keep one. A key that overrides one taken over by a merge (``<<``) is not concerned.
     """
@@ -157,15 +160,15 @@ class DuplicateKey(ConfigRule):
         for found in source.repeated:
             first, second = found.first, found.second
             column = found.document.text.position(second.start)[1]
+            refused = found.document.text.path.lower().endswith(".toml")
+            come = "TOML has no reader that takes it" if refused else _SILENT
             yield self.finding(
-                f"{found.dotted} stands in line {first.line} already; readers keep the last "
-                f"one and "
-                "say nothing",
+                f"{found.dotted} stands in line {first.line} already; {come}",
                 path=found.document.path,
                 line=second.line,
                 column=column,
                 where=found.dotted,
-                severity=Severity.INFO if _same(found) else None,
+                severity=Severity.INFO if _same(found) and not refused else None,
                 fixes=(
                     Fix(
                         f"take out the one in line {first.line}, which has no effect",

@@ -30,6 +30,9 @@ _BATCH_NORMS = (
 )
 
 
+_MOST_PROCESSES = 1e6  # a number of them may be infinite in a file
+
+
 class BatchnormBatchTooSmall(ConfigRule):
     """Batch normalisation with one sample on each device.
 
@@ -76,7 +79,7 @@ class BatchnormBatchTooSmall(ConfigRule):
         shared = stage.get("global_batch_size")
         wanted = 8
         if batch is None and shared is not None:
-            batch, wanted = shared, int(8 * processes)
+            batch, wanted = shared, int(8 * max(1.0, min(processes, _MOST_PROCESSES)))
             each = (shared.number or 0.0) / max(processes, 1.0)
         else:
             each = (batch.number or 0.0) if batch is not None else 0.0
@@ -110,6 +113,9 @@ def _normalises(stage: TrainingStage) -> Setting | None:
         if setting.name == "norm" and text in _BATCH_NORMS:
             return setting
     return None
+
+
+_CLASS = re.compile(r"[0-9]{1,9}")  # the number of a class, as a key
 
 
 class NumLabelsBelowClasses(ConfigRule):
@@ -160,7 +166,9 @@ class NumLabelsBelowClasses(ConfigRule):
         if counts:
             largest = max(counts, key=lambda s: s.number or 0.0)
             said = f"{largest.key} = {largest.written}"
-            yield from self._compare(head, int(largest.number or 0), said)
+            number = largest.number or 0.0
+            if math.isfinite(number):
+                yield from self._compare(head, int(number), said)
 
     def _named(self, stage: TrainingStage, source: RunConfig) -> Iterator[Finding]:
         head = _head(stage)
@@ -171,7 +179,11 @@ class NumLabelsBelowClasses(ConfigRule):
         mapped = [
             leaf for leaf in source.leaves if leaf.sections[-1:] in (("names",), ("id2label",))
         ]
-        if head is not None and len(mapped) > 1 and all(leaf.key.isdigit() for leaf in mapped):
+        if (
+            head is not None
+            and len(mapped) > 1
+            and all(_CLASS.fullmatch(leaf.key) for leaf in mapped)
+        ):
             top = 1 + max(int(leaf.key) for leaf in mapped)
             yield from self._compare(
                 head, top, f"{'.'.join(mapped[0].path[:-1])} names {top} classes"

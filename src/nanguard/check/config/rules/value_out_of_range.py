@@ -159,6 +159,11 @@ def _positive(value: float) -> float:
     return abs(value) if math.isfinite(value) and value else 1e-4
 
 
+def _whole(least: int) -> Callable[[float], float]:
+    """Returns the whole number without its sign; the least one for what is none."""
+    return lambda value: max(least, int(abs(value))) if math.isfinite(value) else least
+
+
 _RATE = Range(
     lambda x: 0 <= x < math.inf,
     "a learning rate cannot be negative or infinite: the update would climb the loss",
@@ -187,7 +192,7 @@ _RANGES: dict[str, Range] = {
     "clip_norm": Range(
         lambda x: x >= 0 or x == -1,
         "a negative norm turns every gradient round",
-        lambda x: abs(x) if x == x else 1.0,
+        lambda x: abs(x) if math.isfinite(x) else 1.0,
     ),
     "num_labels": Range(lambda x: x >= 1 or x == -1, "there is at least one class", _always(2)),
     **dict.fromkeys(
@@ -195,17 +200,17 @@ _RANGES: dict[str, Range] = {
         Range(
             lambda x: x >= 1 or x == -1 or 0 < x < 1,
             "a batch holds at least one sample",
-            lambda x: int(abs(x)) or 1,
+            _whole(1),
         ),
     ),
     "accumulation": Range(
         lambda x: x >= 1 or x == -1,
         "at least one batch makes a step; the loss is divided by this number",
-        lambda x: int(abs(x)) or 1,
+        _whole(1),
     ),
     **dict.fromkeys(
         ("warmup_steps", "warmup_epochs", "max_steps", "max_epochs"),
-        Range(lambda x: x >= 0 or x == -1, "a run has no negative length", lambda x: int(abs(x))),
+        Range(lambda x: x >= 0 or x == -1, "a run has no negative length", _whole(0)),
     ),
 }
 _DECAY = Range(
