@@ -295,8 +295,9 @@ def _summed_and_logged(code: Code) -> set[int]:
         total = log.inputs[0].core if log.inputs else None
         if log.op == "log1p" and total is not None and total.op == "exp":
             found.add(id(total.node))  # a softplus that is written out
-        if total is not None and total.op == "add" and total.inputs[0].number() is not None:
-            total = total.inputs[1].core  # 1 + the sum: the exponential of 0 is in it
+        given = () if total is None or total.op != "add" else total.inputs
+        if len(given) > 1 and given[0].number() is not None:
+            total = given[1].core  # 1 + the sum: the exponential of 0 is in it
         if total is not None and total.op in ("sum", "cumsum", "mean") and total.inputs:
             found |= {id(part.node) for part in total.inputs[0].upstream(6) if part.op == "exp"}
     return found

@@ -100,7 +100,8 @@ def _is_of_moments(value: Value) -> bool:
     if core.op != "sub" or len(core.inputs) < 2:
         return False
     second = core.inputs[1].core
-    if second.op not in ("pow", "square", "mul") or not second.has("square"):
+    squared = second.op in ("pow", "square", "mul") and second.has("square")
+    if not squared or not second.inputs:
         return False
     return _is_mean(second.inputs[0]) and _is_mean_of_squares(core.inputs[0])
 
