@@ -407,8 +407,12 @@ class Explanation:
         Beside them stands whether a change was tried that should have helped, and did not.
         """
         usual = Usual(case.facts.losses)
-        tried, refuted = [], False
+        tried, refuted, texts = [], False, set()
         for place, repair in enumerate(cause.repairs(case) or inside_a_library(case)):
+            if repair.source in texts:
+                continue  # two ways to a repair have written the same
+            if repair.source is not None:
+                texts.add(repair.source)
             trial = repair.trial
             shows = self._method != "in-place" or not repair.acts_later
             if trial is None and repair.source is not None and place < _TRIED_REPAIRS and shows:

@@ -22,7 +22,7 @@ from torch.utils.data.dataloader import _DatasetKind
 from nanguard.numerics import all_finite, is_float
 from nanguard.replay import changes
 from nanguard.replay.live_names import own_nodes
-from nanguard.replay.region import NoRegionError, source_of
+from nanguard.replay.region import NoRegionError, owner_of, source_of
 from nanguard.replay.sandbox import Outside
 from nanguard.replay.start import is_plain_object, script_values
 from nanguard.replay.tracer.modules import all_modules, tensors_in
@@ -372,7 +372,10 @@ def data_origin(
         if not _is_bad(batch):
             continue
         outcome.facts.came_in = True
-        if not indices or own._dataset_kind != _DatasetKind.Map:
+        if own._dataset_kind == _DatasetKind.Iterable:
+            outcome.origin.site = _yielded_at(own._dataset) or outcome.origin.site
+            return None
+        if not indices:
             return None
         now = streams.capture()
         try:
@@ -462,6 +465,25 @@ def _handed_out_at(data: Any) -> Place | None:
         return None
     lines = [line for _, _, line in code.co_lines() if line]
     return code, len(code.co_code) - 2, max(lines)
+
+
+def _yielded_at(data: Any) -> Site | None:
+    """Returns where a stream hands out its samples; None if that is not one line of the user's.
+
+    What it was before cannot be had again, but it was made there, and not where a model takes it in.
+    """
+    walk = type(data).__iter__
+    code = getattr(walk, "__code__", None)
+    if code is None or not is_users(code.co_filename) or is_installed(code.co_filename):
+        return None
+    try:
+        body = owner_of(source_of(code, walk.__globals__).tree, code).body
+    except NoRegionError:
+        return None
+    lines = {
+        node.lineno for node in own_nodes(body) if isinstance(node, (ast.Yield, ast.YieldFrom))
+    }
+    return Site(code.co_filename, lines.pop(), code.co_name) if len(lines) == 1 else None
 
 
 def _fetched(own: Any, indices: list[int]) -> Any:

@@ -39,6 +39,8 @@ _CALM, _CALM_TIMES = 16, 20.0
 # A parameter is multiplied if, after its first steps, it has grown to this many times what it was
 # (a logarithm), over this many steps, at rates between this many points that are about the same.
 _SETTLED, _GROWN, _LONG, _POINTS, _STEADY = 16, math.log(1e4), 100, 5, 2.0
+# A run that has come this far can learn with its learning rate.
+_LEARNED = 300
 SLOWER = "a learning rate ten times lower"
 # The extremes of the wide types: no number grows to just these.
 _EXTREMES = (LARGEST["bfloat16"], 3.4028234663852886e38)
@@ -148,6 +150,9 @@ class ExplodingOptimization(Cause):
             slower = Repair(
                 f"lower the learning rate ({name_of(rate)}) by a factor of ten", trial=lower
             )
+            if case.outcome.step >= _LEARNED and not _runs_away(case.facts.losses):
+                # The run has learned with that rate until something grew too large.
+                (slower,) = silencing([slower], "it grows more slowly; bound what grows")
             found = [slower, *found] if _is_high(case) else [*found, slower]
         if _falls_without_bound(case):
             found = silencing(found, "the loss has no minimum; look at the sign of its terms")

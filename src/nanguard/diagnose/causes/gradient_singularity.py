@@ -5,7 +5,16 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from nanguard.diagnose.cause import ARCS, EXPONENTIALS, LOGS, ROOTS, STATISTICS, Cause, Suspicion
+from nanguard.diagnose.cause import (
+    ARCS,
+    DIVISIONS,
+    EXPONENTIALS,
+    LOGS,
+    ROOTS,
+    STATISTICS,
+    Cause,
+    Suspicion,
+)
 from nanguard.diagnose.repairs import (
     Repair,
     bounded_divisor,
@@ -62,7 +71,10 @@ class GradientSingularity(Cause):
         if case.origin.hand_written:
             faults = [value for s in case.inputs for value in s.at_fault]
             given = f" of {name_of(faults[0])}" if faults else ""
-            said = f"the backward that the script defines takes {case.op}{given}"
+            does = f"takes {case.op}{given}"
+            if case.op in DIVISIONS and len(case.inputs) > 1 and 0.0 in case.inputs[1].at_fault:
+                does = f"divides{given.removeprefix(' of')} by 0"
+            said = f"the backward that the script defines {does}"
             return Suspicion(strength, f"{said}, while its function's value is usable", evidence)
         return Suspicion(
             strength,
