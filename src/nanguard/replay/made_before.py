@@ -470,7 +470,7 @@ def _handed_out_at(data: Any) -> Place | None:
 def _yielded_at(data: Any) -> Site | None:
     """Returns where a stream hands out its samples; None if that is not one line of the user's.
 
-    What it was before cannot be had again, but it was made there, and not where a model takes it in.
+    The sample cannot be had again, but it was made there, and not where a model takes it in.
     """
     walk = type(data).__iter__
     code = getattr(walk, "__code__", None)
