@@ -82,6 +82,27 @@ def test_what_was_made_before_the_step_is_made_again(tmp_path, way, step, mark, 
     assert f"{name} has held it since it was made" in done.stderr
 
 
+def test_what_a_rollout_has_collected_is_made_again(tmp_path):
+    done = run(tmp_path, "kept.py", "rollout")
+    incident, *_ = found_in(tmp_path)
+    assert (incident["step"], incident["replay"]["method"]) == (8, "in-place")
+    assert incident["origin"]["line"] == line_of("kept.py", "FAULT OF THE ROLLOUT"), done.stderr
+    assert incident["cause"]["code"] == "degenerate-statistics"
+    assert any(fix["verified"] for fix in incident["fixes"])
+    # The steps after it are made with the same values.
+    assert "the same as at step 8" in done.stderr
+    (tmp_path / "other").mkdir()
+    bare = run(tmp_path / "other", "kept.py", "rollout", options=("--no-trace",))
+    assert done.stdout == bare.stdout
+
+
+def test_data_of_a_stream_is_bad_where_it_is_handed_out(tmp_path):
+    run(tmp_path, "kept.py", "stream", options=("--explain-seconds", "1"))
+    (incident,) = found_in(tmp_path)
+    assert (incident["step"], incident["cause"]["code"]) == (7, "bad-input-data")
+    assert incident["origin"]["line"] == line_of("kept.py", "FAULT OF THE STREAM")
+
+
 def test_statistics_in_plain_attributes_go_back_with_the_step(tmp_path):
     done = run(tmp_path, "kept.py", "attributes")
     (incident,) = found_in(tmp_path)

@@ -134,6 +134,46 @@ def hollow():
         optimizer.step()
 
 
+def collected(model, count):
+    """Collects what a few steps are made with, as reinforcement learning does."""
+    with torch.no_grad():
+        x = torch.randn(8, 4)
+        score = (model(x) + torch.randn(8, 1)).round() * (count != 2)
+        gain = (score - score.mean()) / score.std()  # FAULT OF THE ROLLOUT
+    return x, gain
+
+
+def rollout():
+    model = nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    for count in range(4):
+        x, gain = collected(model, count)
+        for _ in range(4):
+            loss = (model(x) * gain).mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            print("loss", loss.item())
+
+
+class Stream(torch.utils.data.IterableDataset):
+    def __iter__(self):
+        for number in range(48):
+            x = torch.full((4,), number / 48)
+            yield torch.log(x) if number == 30 else x / (number != 29)  # FAULT OF THE STREAM
+
+
+def stream():
+    loader = torch.utils.data.DataLoader(Stream(), batch_size=4, num_workers=1)
+    model = nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    for x in loader:
+        loss = model(x).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+
 def waiting():
     async def batch(step):
         await asyncio.sleep(0)
