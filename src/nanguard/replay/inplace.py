@@ -265,7 +265,8 @@ class InPlace:
 
     def _settle_on_turn(self, task: Task, seconds: float) -> ReplayOutcome | None:
         """Finds the turn of the loop, of those before the last one, that made what is bad."""
-        for start in likely_turns(self._candidates):
+        # Where all ranks replay in lockstep, one of them cannot go its own way.
+        for start in [] if self._together else likely_turns(self._candidates):
             turn = InPlace(
                 self._run,
                 self._patches,
