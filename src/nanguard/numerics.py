@@ -245,3 +245,17 @@ def _grouped(tensors: list[Tensor]) -> list[list[Tensor]]:
 
 def _takes(out: Tensor, norms: Tensor) -> bool:
     return type(norms) is torch.Tensor and norms.dtype == out.dtype and norms.device == out.device
+
+
+def is_in_graph(value: Any) -> bool:
+    """Returns whether a value was computed, and can be gone back from."""
+    return isinstance(value, torch.Tensor) and value.grad_fn is not None
+
+
+def without_graph(value: Any) -> Any:
+    """Returns a value whose tensors, if it is a list of them, do not lead back any further."""
+    if is_in_graph(value):
+        return value.detach()
+    if type(value) is list:
+        return [without_graph(part) for part in value]
+    return value

@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
-from nanguard.replay.start import kind_of, tensors_right_in
+from nanguard.numerics import is_in_graph
+from nanguard.replay.start import bytes_of, kind_of, tensors_right_in
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -19,8 +20,8 @@ if TYPE_CHECKING:
 
     from nanguard.replay.start import Start
 
-# Turns that are kept: their batches stay in memory as long as the graph that they have made.
-_TURNS = 64
+# Turns that are kept, and the bytes of what they were given.
+_TURNS, _BYTES = 64, 256 << 20
 
 
 class CarriedTurns:
@@ -48,7 +49,11 @@ class CarriedTurns:
         turn.losses = list(turn.made.values())
         if turn.later is not None:
             turn.later.made, turn.later.losses = turn.made, turn.losses
-        if turn.made:
+        turn.let_go_of_graphs()
+        size = bytes_of(list(turn.names.values()))
+        while self._kept and size * (len(self._kept) + 1) > _BYTES:
+            self._kept.popleft()
+        if turn.made and size <= _BYTES:
             self._kept.append(turn)
         return True
 
@@ -95,21 +100,9 @@ def numbers_in(
     found = {}
     for place, value in places.items():
         last = value[-1] if type(value) is list and value else value
-        if _is_in_graph(last) and last.numel() == 1 and last.is_floating_point():
+        if is_in_graph(last) and last.numel() == 1 and last.is_floating_point():
             found[place] = last
     return found
-
-
-def without_graph(value: Any) -> Any:
-    """Returns a value whose tensors do not lead back to the turns before it.
-
-    Their graph is gone after the backward pass of the run.
-    """
-    if _is_in_graph(value):
-        return value.detach()
-    if type(value) is list:
-        return [without_graph(part) for part in value]
-    return value
 
 
 def _holds_graphs(start: Start) -> bool:
@@ -117,10 +110,6 @@ def _holds_graphs(start: Start) -> bool:
     given = [start.names, *(attributes for _, attributes in start.objects)]
     for value in (value for names in given for value in names.values()):
         several = tensors_right_in(value) if kind_of(value) in ("mapping", "sequence") else [value]
-        if any(map(_is_in_graph, several)):
+        if any(map(is_in_graph, several)):
             return True
     return False
-
-
-def _is_in_graph(value: Any) -> bool:
-    return kind_of(value) == "tensor" and value.grad_fn is not None

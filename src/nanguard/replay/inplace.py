@@ -24,8 +24,9 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from nanguard.guard.held import BufferPlaces, Held
 from nanguard.guard.optimizers import hyperparameters, set_hyperparameters, state_tensors
+from nanguard.numerics import without_graph
 from nanguard.replay import changes
-from nanguard.replay.carried import likely_turns, was_bad_before, without_graph
+from nanguard.replay.carried import likely_turns, was_bad_before
 from nanguard.replay.copies import MOST_COPIED, StateCopy, Written, bytes_in, why_not_copied
 from nanguard.replay.handed_on import noted
 from nanguard.replay.made_before import data_origin, find_table, made_anew
@@ -445,7 +446,8 @@ class InPlace:
         again = replay.again = [*(start.drawn if variant.whole else ()), *start.given]
         given = (start.whole or {}) if variant.whole else start.names
         names = {name: spare(value, given=bool(again)) for name, value in given.items()}
-        if start.turns or start.made:
+        if start.turns:
+            # The graph of the turns before it is gone after the backward pass of the run.
             names = {name: without_graph(value) for name, value in names.items()}
         if variant.whole:
             # The region may change in place what it is given, and is replayed more than once.

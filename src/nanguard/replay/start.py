@@ -9,6 +9,7 @@ import sys
 from collections import UserDict
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import compress
 from operator import itemgetter
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
@@ -19,6 +20,7 @@ from torch._C import _is_any_autocast_enabled, _len_torch_function_stack
 from torch.overrides import _get_current_function_mode_stack
 
 from nanguard.guard.rng import is_generator
+from nanguard.numerics import without_graph
 from nanguard.replay.frames import names_of, stack_of
 from nanguard.replay.tracer.sites import is_part_of_script, is_users
 
@@ -347,6 +349,13 @@ class Start:
         """Whether a tensor was changed in place since, and nobody has a copy."""
         return self._copies is None and self._taken.has_moved
 
+    def let_go_of_graphs(self) -> None:
+        """Keeps what it was given without the graphs that lead there, and so their memory."""
+        self._taken.let_go_of_graphs()
+        vars(self).pop("names", None)  # it is read once more
+        for kept in {id(one): one for one in (self.objects, self.earlier_objects)}.values():
+            kept[:] = [(o, {n: without_graph(v) for n, v in held.items()}) for o, held in kept]
+
     def undo_changes(self) -> None:
         """Makes the tensors that it was given what they were, where there are copies of them."""
         for tensor, version, kept in self._copies or ():
@@ -437,6 +446,13 @@ class Taken:
             tensors = [tensor for tensor in tensors if not tensor.is_inference()]
             self._versions = list(map(_version_of, tensors))
         self._tensors = tensors
+
+    def let_go_of_graphs(self) -> None:
+        """Detaches the values."""
+        self._values = [without_graph(value) for value in self._values]
+        kept = [t.grad_fn is None for t in self._tensors]
+        self._versions = list(compress(self._versions, kept))
+        self._tensors = list(compress(self._tensors, kept))
 
     def every(self) -> dict[str, Any]:
         """Returns the values of all names that were there."""
