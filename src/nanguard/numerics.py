@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from functools import reduce
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch.utils._foreach_utils import _group_tensors_by_device_and_dtype

@@ -162,6 +162,16 @@ class Case:
         site = self.origin.site
         return self.origin.hand_written and site is not None and site.function != "backward"
 
+    @property
+    def is_power_of_negative(self) -> bool:
+        """Whether a negative number is taken to a power that is no whole one: that is NaN."""
+        detail, base = self.origin.detail, self.input("self")
+        exponent = None if detail is None else detail.scalars.get("exponent")
+        if self.op not in ("pow", "float_power") or base is None or self.origin.hand_written:
+            return False
+        whole = isinstance(exponent, (int, float)) and float(exponent).is_integer()
+        return not whole and min(base.at_fault, default=0.0) < 0
+
     def by_number_zero(self) -> bool:
         """Returns whether a tensor is divided by a plain number that is 0."""
         detail = self.origin.detail

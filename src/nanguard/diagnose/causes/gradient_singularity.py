@@ -54,6 +54,8 @@ class GradientSingularity(Cause):
             return None
         if case.in_hook and case.divisor() is not None:
             return None  # a division like any other
+        if case.is_power_of_negative:
+            return None  # the value is no number either, only nobody has used it
         bare = [abs(v) for s in case.inputs for v in (s.low, s.high) if not math.isnan(v)]
         if max(bare, default=0.0) > _HUGE:
             return Suspicion(0.3, f"the derivative of {case.op} is not finite")

@@ -41,7 +41,7 @@ class LogOrSqrtDomain(Cause):
 
     def suspect(self, case: Case) -> Suspicion | None:
         """Returns whether the argument is outside of the domain."""
-        if case.phase not in ("forward", "data"):
+        if case.phase not in ("forward", "data") and not case.is_power_of_negative:
             return None
         if case.is_zero_log_zero:
             return Suspicion(
