@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, ClassVar
 from nanguard.check.code.code_rule import CodeRule, bare, operand, replaced
 from nanguard.check.code.operations import written_sigmoid
 from nanguard.check.code.origins import origins
+from nanguard.check.code.rules.unguarded_log import is_softmax_by_hand
 from nanguard.check.code.training_path import is_beside_training
 from nanguard.check.code.value_questions import (
     carries_gradient,
@@ -41,6 +42,10 @@ _WHAT = {
     "network": "network output",
     "logits": "logit",
 }
+_APART = Fix(
+    "take logsumexp, which subtracts the maximum first: log(exp(a).sum()) is torch.logsumexp(a, "
+    "dim), and log(exp(a) / exp(b).sum()) is a - torch.logsumexp(b, dim)"
+)
 _OFFSET = re.compile(r"(box_|bbox_|pred_|reg_)?(deltas?|offsets?)")
 _OTHER_MODEL = re.compile(r"^ref|_ref|teacher|reference|chosen|rejected")
 _BEFORE = re.compile(r"old|fixed|behaviou?r|prev|^b_|(^|_)mb_|batch_log|sampl")
@@ -131,7 +136,7 @@ class UnboundedExp(CodeRule):
                 power.node,
                 f"exp of a {what} without an upper bound: inf above 88.7 in float32, above 11.1 "
                 "in float16",
-                fixes=_fixes(code, power),
+                fixes=(_APART,) if id(power.node) in naive else _fixes(code, power),
                 shown=by_hand
                 or is_made_by_network(code, value)
                 or _is_layer_by_hand(unscaled(value))
@@ -295,6 +300,8 @@ def _summed_and_logged(code: Code) -> set[int]:
         total = log.inputs[0].core if log.inputs else None
         if log.op == "log1p" and total is not None and total.op == "exp":
             found.add(id(total.node))  # a softplus that is written out
+        if total is not None and is_softmax_by_hand(total):
+            found |= {id(part.node) for part in total.upstream(24) if part.op == "exp"}
         if total is not None and total.op == "add" and total.inputs[0].number() is not None:
             total = total.inputs[1].core  # 1 + the sum: the exponential of 0 is in it
         if total is not None and total.op in ("sum", "cumsum", "mean") and total.inputs:
