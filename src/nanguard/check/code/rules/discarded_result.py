@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from nanguard.check.code.code_rule import CodeRule
 from nanguard.check.code.training import is_test
+from nanguard.check.code.value_questions import is_number
 from nanguard.check.rule import Fails, Passes
 from nanguard.findings import Finding, Fix, Severity
 
@@ -129,6 +130,7 @@ class DiscardedResult(CodeRule):
                     statement,
                     f"the result of {what} is thrown away: nothing else changes",
                     fixes=(Fix("use the result, or take the line out"),),
+                    weak=_is_of_numbers(code.values.get(statement.value)),
                 )
 
 
@@ -158,6 +160,13 @@ def _thrown_away(code: Code, node: ast.expr) -> str:
     if known or (method in _OF_TENSORS and _is_no_method(code, node.func)):
         return f"`.{method}()`"
     return ""
+
+
+def _is_of_numbers(value: Value | None) -> bool:
+    """Returns whether it is arithmetic with numbers of Python's own: a line that was left over."""
+    if value is None:
+        return False
+    return is_number(value) or any(part.op.startswith("math.") for part in value.upstream(16))
 
 
 def _is_plain(node: ast.expr) -> bool:
