@@ -59,6 +59,7 @@ _FILLED = frozenset({"zeros", "zeros_like", "ones", "ones_like", "full", "new_ze
 _TRUST_REGION = re.compile(r"\b(line_?search|conjugate_grad\w*|fisher_vector\w*|trpo_step)\(")
 _LOGS = frozenset({"log", "log_softmax", "logsigmoid", "logsumexp", "math.log", "numpy.log"})
 _BOUNDED = frozenset({"tanh", "sigmoid", "softsign", "hardtanh", "hardsigmoid", "erf", "atan"})
+_SPEEDS_UP = 4
 _BOUND = re.compile(r"bound|min|max|low|high|limit|range|scale")
 _SCALES = frozenset({"add", "sub", "rsub", "mul", "neg", "named", "float", "to"})
 
@@ -171,9 +172,17 @@ def _what(code: Code, value: Value, *, naive: bool) -> str:
     by_hand = _is_layer_by_hand(inner)
     if not what and (by_hand or (is_open(inner.core) and is_made_by_network(code, inner))):
         what = "network output"
+    if not what and inner.core.op == "parameter" and _is_multiplied(value):
+        what = "multiple of a learned number"
     if what != "log-ratio" and _LOG_CHANCE.fullmatch(value.name.lower()):
         return ""
     return "" if what and _is_of_logs(code, inner) else what
+
+
+def _is_multiplied(value: Value) -> bool:
+    """Returns whether a value is some number times another one, which speeds its learning up."""
+    core = value.core
+    return core.op == "mul" and any((part.number() or 0) >= _SPEEDS_UP for part in core.inputs)
 
 
 def _is_layer_by_hand(value: Value) -> bool:
