@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from nanguard.check.code import scopes
+from nanguard.check.code import project_index, scopes
 from nanguard.check.code.project import Project
 from nanguard.check.code.scopes import Class, Function
 from nanguard.check.code.values import Value
@@ -332,8 +332,8 @@ def test_what_is_counted_in_a_project_is_kept_until_it_changes(
         (tmp_path / f"part{number}.py").write_text(f"def part{number}(x):\n    return x\n")
     monkeypatch.chdir(tmp_path)
     counted: list[int] = []
-    make = Project._make_index
-    monkeypatch.setattr(Project, "_make_index", lambda self: counted.append(1) or make(self))
+    make = project_index._index_of
+    monkeypatch.setattr(project_index, "_index_of", lambda p: counted.append(1) or make(p))
 
     def severity() -> str:
         seen = Check(Plan(jobs=1, cache=tmp_path / ".kept")).run(["models/coder.py"]).seen

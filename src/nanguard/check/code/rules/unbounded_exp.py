@@ -311,7 +311,8 @@ def _summed_and_logged(code: Code) -> set[int]:
             found.add(id(total.node))  # a softplus that is written out
         if total is not None and is_softmax_by_hand(total):
             found |= {id(part.node) for part in total.upstream(24) if part.op == "exp"}
-        if total is not None and total.op == "add" and total.inputs[0].number() is not None:
+        adds = total is not None and total.op == "add" and len(total.inputs) > 1
+        if total is not None and adds and total.inputs[0].number() is not None:
             total = total.inputs[1].core  # 1 + the sum: the exponential of 0 is in it
         if total is not None and total.op in ("sum", "cumsum", "mean") and total.inputs:
             found |= {id(part.node) for part in total.inputs[0].upstream(6) if part.op == "exp"}
