@@ -161,6 +161,7 @@ class Configs:
     def _judged(self, selection: Selection) -> tuple[list[Finding], dict[str, FileOutcome]]:
         outcomes = {path: FileOutcome(path) for path in self.texts}
         findings: list[Finding] = []
+        waiting = set(self.texts)
         rules = selection.rules("config")
         try:
             with cpu_limit(_CPU_SECONDS_FOR_ALL):
@@ -170,15 +171,17 @@ class Configs:
                     outcomes[path] = FileOutcome.left_out(
                         path, NO_TRAINING, Omission.UNRELATED, expected=path not in self._named
                     )
+                waiting -= self.texts.keys() - used
                 for run in runs:
                     some, failed = judge(rules, run, run.documents[0].path)
                     findings += some
                     for entry in failed:
                         outcomes[entry.path].not_checked.append(entry)
+                    waiting -= {document.path for document in run.documents}
         except TooSlowError:
-            _give_up(outcomes, "the configurations took too long")
+            _give_up(outcomes, waiting, "the configurations took too long")
         except Exception as error:  # noqa: BLE001 - the other files have to be reported
-            _give_up(outcomes, failure(error))
+            _give_up(outcomes, waiting, failure(error))
         return in_order(_once(findings)), outcomes
 
     def _suppress(self, outcomes: dict[str, FileOutcome], selection: Selection) -> None:
@@ -220,10 +223,11 @@ def _once(findings: list[Finding]) -> list[Finding]:
     ]
 
 
-def _give_up(outcomes: dict[str, FileOutcome], reason: str) -> None:
-    for path, outcome in outcomes.items():
-        outcome.checked = False
-        outcome.not_checked.append(NotChecked(path, reason))
+def _give_up(outcomes: dict[str, FileOutcome], waiting: set[str], reason: str) -> None:
+    """Takes note of the files that could not be judged any more."""
+    for path in sorted(waiting):
+        outcomes[path].checked = False
+        outcomes[path].not_checked.append(NotChecked(path, reason))
 
 
 def _names(rules: Iterable[Any]) -> set[str]:

@@ -390,17 +390,59 @@ class Binding(FunctionReader):
             self.env[left.id] = refined
 
 
-def _looked_at(test: ast.expr) -> Iterator[ast.AST]:
-    """Yields the parts of a condition, but for questions whether there is a value at all."""
-    queue: list[ast.AST] = [test]
-    while queue:
-        node = queue.pop()
-        if isinstance(node, ast.Compare) and all(_is_none(right) for right in node.comparators):
-            continue
-        if isinstance(node, ast.Call) and getattr(node.func, "id", "") in ("isinstance", "hasattr"):
-            continue
-        yield node
-        queue += ast.iter_child_nodes(node)
+# What a tensor is, and not what its numbers are; and how many of them there are.
+_METADATA = frozenset(
+    {"dim", "ndimension", "get_device", "is_contiguous", "is_floating_point", "is_complex", "type"}
+)
+_METADATA_FIELDS = frozenset(
+    {"ndim", "device", "dtype", "is_cuda", "requires_grad", "is_sparse", "layout", "names"}
+)
+_LENGTHS = frozenset({"size", "shape", "len", "numel"})
+_SAME = (ast.Eq, ast.NotEq, ast.Is, ast.IsNot, ast.In, ast.NotIn)
+
+
+def _looked_at(test: ast.AST, *, alike: bool = False) -> Iterator[ast.AST]:
+    """Yields the parts of a condition that are about numbers.
+
+    Whether there is a value at all is no such question, nor of which type it is or on which device,
+    nor whether two have the same shape. Whether there is anything in it is one.
+
+    Args:
+        test: The condition.
+        alike: Whether it asks only if two things are the same.
+    """
+    if isinstance(test, ast.Compare):
+        if all(_is_none(right) for right in test.comparators):
+            return
+        parts = (test.left, *test.comparators)
+        alike = all(isinstance(op, _SAME) for op in test.ops) and not any(map(_is_few, parts))
+    elif isinstance(test, ast.Call) and getattr(test.func, "id", "") in ("isinstance", "hasattr"):
+        return
+    asked = _asked_of(test)
+    if asked in _METADATA or asked in _METADATA_FIELDS or (alike and asked in _LENGTHS):
+        return
+    yield test
+    for child in ast.iter_child_nodes(test):
+        yield from _looked_at(child, alike=alike)
+
+
+def _asked_of(node: ast.AST) -> str:
+    """Returns what an expression asks a tensor for; nothing if it is another kind of expression."""
+    while isinstance(node, ast.Subscript):
+        node = node.value
+    if isinstance(node, ast.Attribute):
+        return node.attr if node.attr == "shape" or node.attr in _METADATA_FIELDS else ""
+    if not isinstance(node, ast.Call):
+        return ""
+    if isinstance(node.func, ast.Name):
+        return "len" if node.func.id == "len" else ""
+    last = node.func.attr if isinstance(node.func, ast.Attribute) else ""
+    return last if last in _METADATA or last in _LENGTHS else ""
+
+
+def _is_few(node: ast.expr) -> bool:
+    """Returns whether it is 0 or 1: how many there have to be at least."""
+    return isinstance(node, ast.Constant) and node.value in (0, 1)
 
 
 def _written(node: ast.expr) -> str:

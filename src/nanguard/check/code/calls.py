@@ -282,10 +282,10 @@ class Calls(Binding):
             if held is not None:
                 self.code.values[func] = held
                 return self._called(node, held, inputs, keywords)
-            if cls.is_module() and not (_is_generic(func.attr) or func.attr == "register_buffer"):
+            if cls.is_module() and not (_is_generic(func.attr) or func.attr in _REGISTERS):
                 return self._unknown_call(node, receiver, inputs, keywords, func.attr)
-            if func.attr == "register_buffer":
-                self._buffer(cls, inputs, keywords)
+            if func.attr in _REGISTERS:
+                self._registered(cls, inputs, keywords, parameter=func.attr == _REGISTERS[1])
         if receiver.function is not None:
             return self._unknown_call(node, receiver, inputs, keywords, func.attr)
         op = _operation(func.attr, (receiver, *inputs))
@@ -310,13 +310,20 @@ class Calls(Binding):
             scope=self.scope, cls=receiver.cls, guards=self.guards,
         )  # fmt: skip
 
-    def _buffer(self, cls: Class, inputs: tuple[Value, ...], keywords: dict[str, Value]) -> None:
+    def _registered(
+        self, cls: Class, inputs: tuple[Value, ...], keywords: dict[str, Value], *, parameter: bool
+    ) -> None:
         """Gives ``self`` the attribute that ``self.register_buffer(name, tensor)`` makes."""
         name = keywords.get("name") or (inputs[0] if inputs else None)
-        tensor = keywords.get("tensor") or (inputs[1] if len(inputs) > 1 else None)
+        tensor = keywords.get("tensor") or keywords.get("param")
+        tensor = tensor or (inputs[1] if len(inputs) > 1 else None)
         if name is None or tensor is None or not isinstance(name.const, str):
             return
-        held = self.make("buffer", tensor.node or self.scope.node, (tensor,))
+        if parameter and tensor.core.op != "parameter":
+            return
+        held = tensor
+        if not parameter:
+            held = self.make("buffer", tensor.node or self.scope.node, (tensor,))
         cls.attributes.setdefault(name.const, []).append(self.renamed(held, name.const))
 
     def _instance(
@@ -450,6 +457,8 @@ class Calls(Binding):
         return result
 
 
+# Methods that give a module an attribute: a buffer, a parameter.
+_REGISTERS = ("register_buffer", "register_parameter")
 # Methods that put one more thing behind those a list or a stack of layers holds.
 _APPENDS = frozenset({"append", "add_module", "register_module"})
 # Layers that leave numbers as they are, so that the one before them makes the result.

@@ -92,6 +92,27 @@ def calls_of(code: Code, function: Function) -> Iterator[tuple[Code, Value]]:
     yield from _Search(code).calls(function)
 
 
+def calls_through(code: Code, function: Function) -> Iterator[Value]:
+    """Yields the calls in a file of modules that were handed in and that have a function.
+
+    Args:
+        code: The file.
+        function: The ``forward`` of a module.
+    """
+    owner = function.cls
+    for call in code.of("call") if owner is not None else ():
+        callee = call.inputs[0] if call.inputs else None
+        if callee is None or callee.cls is not None or call.name != callee.name:
+            continue
+        if not isinstance(callee.node, ast.Attribute) and callee.core.op != "":
+            continue
+        for maker in origins(code, callee).makers:
+            held = maker.cls.method(function.name) if maker.cls is not None else None
+            if held is not None and _is_same(held, function):
+                yield call
+                break
+
+
 @dataclass(slots=True)
 class _Search:
     """One question, with what has been looked at for it."""

@@ -222,10 +222,17 @@ def _keeps_default(
     place = names.index(name) - (names[0] in ("self", "cls"))
     calls = project.calls_of(called)
     return bool(calls) and not any(
-        len(call.args) > place
-        or any(isinstance(given, ast.Starred) for given in call.args)
-        or any(given.arg in (name, None) for given in call.keywords)
-        for call in calls or ()
+        _may_give(call, place, name, value=value) for call in calls or ()
+    )
+
+
+def _may_give(call: ast.Call, place: int, name: str, *, value: bool) -> bool:
+    """Returns whether a call may give a parameter something else than a truth value."""
+    if any(isinstance(given, ast.Starred) for given in call.args):
+        return True
+    given = [k.value for k in call.keywords if k.arg == name] + call.args[place : place + 1]
+    return any(k.arg is None for k in call.keywords) or any(
+        not isinstance(node, ast.Constant) or bool(node.value) is not value for node in given
     )
 
 

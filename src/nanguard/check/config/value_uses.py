@@ -45,12 +45,13 @@ _TAKES_NUMBERS = re.compile(
     r"(?:SGD|Adam\w*|[RN]Adam|RMS[Pp]rop|Adagrad|Adadelta|Adafactor|Lion|LAMB|LARS|\w*LR)"
     r"|(?:Feature|Alpha)?Dropout\d?d?|CrossEntropyLoss|clip_grad_norm_"
 )
+_HANDS = re.compile(rf"\b(?:{_TAKES_NUMBERS.pattern})\s*\(")
 # Mappings that have keys of the same names, and are no configurations.
 _OTHERS = re.compile(r"\w*(group|state|defaults|batch|ckpt|checkpoint|sample|row)s?\d*")
 _COMPUTES = (ast.Add, ast.Sub, ast.Mult, ast.Div, ast.Pow, ast.Mod, ast.FloorDiv)
 _ORDERS = (ast.Lt, ast.LtE, ast.Gt, ast.GtE)
 _MOST_BYTES = 400_000  # of a file that is parsed for its use of keys
-_MOST_FILES = 200  # that are parsed for one key
+_MOST_FILES = 1_000  # that are parsed
 
 
 @dataclass(slots=True)
@@ -71,6 +72,7 @@ class ValueUses:
     taught: bool = False
     loads: list[tuple[str, str]] = field(default_factory=list)
     _places: dict[tuple[str, bool], str] = field(default_factory=dict)
+    _files: dict[str, list[_Scope]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for path in self.paths:
@@ -112,19 +114,30 @@ class ValueUses:
         return self._places[wanted]
 
     def _search(self, names: tuple[str, ...], *, handed: bool) -> str:
-        parsed = 0
+        reads = _read_as(names[-2:])
         for path in self.paths:
             content = self.read(path)
-            if not any(name in content for name in names[-2:]) or len(content) > _MOST_BYTES:
+            if len(content) > _MOST_BYTES or not reads.search(content):
                 continue
-            tree = _parsed(content)
-            parsed += 1
-            if tree is None or parsed > _MOST_FILES:
+            if handed and not _HANDS.search(content):
                 continue
-            line = _line_of_use(tree, names, handed=handed)
+            line = _line_of_use(self._scopes_of(path, content), names, handed=handed)
             if line:
                 return f"{path}:{line}"
         return ""
+
+    def _scopes_of(self, path: str, content: str) -> list[_Scope]:
+        """Returns what a file computes with; nothing of files beyond those that are parsed."""
+        if path not in self._files:
+            tree = _parsed(content) if len(self._files) < _MOST_FILES else None
+            self._files[path] = _scopes(tree) if tree is not None else []
+        return self._files[path]
+
+
+def _read_as(names: tuple[str, ...]) -> re.Pattern[str]:
+    """Returns what describes an expression that reads one of some keys."""
+    keys = "|".join(map(re.escape, names))
+    return re.compile(rf"\.\s*(?:{keys})\b|['\"](?:{keys})['\"]")
 
 
 def _parsed(content: str) -> ast.Module | None:
@@ -184,19 +197,45 @@ def _holds(outer: ast.stmt, inner: ast.expr) -> bool:
     return outer.lineno <= inner.lineno <= (outer.end_lineno or outer.lineno)
 
 
-def _line_of_use(tree: ast.Module, names: tuple[str, ...], *, handed: bool) -> int:
-    """Returns the line that computes with a value read under a key; 0 if none does."""
-    key, section = names[-1], names[-2] if len(names) > 1 else ""
+@dataclass(slots=True)
+class _Scope:
+    """What a function, or a file between its functions, computes with.
+
+    Attributes:
+        assigned: The names that are given something, and what.
+        computed: What is computed with, and in which line.
+        given: What an optimizer, a schedule or a layer is given, and in which line.
+        unpacked: What such a one is given as a whole mapping, and in which line.
+    """
+
+    assigned: list[tuple[str, ast.expr]] = field(default_factory=list)
+    computed: list[tuple[int, list[ast.expr]]] = field(default_factory=list)
+    given: list[tuple[int, list[ast.expr]]] = field(default_factory=list)
+    unpacked: list[tuple[int, list[ast.expr]]] = field(default_factory=list)
+
+
+def _scopes(tree: ast.Module) -> list[_Scope]:
+    """Returns what is computed with in a file, whatever key is asked for."""
     functions = [n for n in ast.walk(tree) if isinstance(n, (ast.FunctionDef, ast.Lambda))]
-    for scope in (tree, *functions):
-        held = _names_given(scope, key)
-        for node in _own(scope):
-            used = _given(node) if handed else [*_operands(node), *_given(node)]
-            if any(_is_read(part, key) or _is_held(part, held) for part in used):
-                return int(getattr(node, "lineno", 0))
-            if section and _unpacks(node, section):
-                return int(getattr(node, "lineno", 0))
-    return 0
+    found = []
+    for outer in (tree, *functions):
+        scope = _Scope()
+        for node in _own(outer):
+            if isinstance(node, ast.Assign) and len(node.targets) == 1:
+                target = node.targets[0]
+                if isinstance(target, ast.Name):
+                    scope.assigned.append((target.id, node.value))
+                continue
+            for parts, into in (
+                (_operands(node), scope.computed),
+                (_given(node), scope.given),
+                (_unpacked(node), scope.unpacked),
+            ):
+                if parts:
+                    into.append((int(getattr(node, "lineno", 0)), parts))
+        if scope.computed or scope.given or scope.unpacked:
+            found.append(scope)
+    return found
 
 
 def _own(scope: ast.AST) -> Iterable[ast.AST]:
@@ -209,15 +248,26 @@ def _own(scope: ast.AST) -> Iterable[ast.AST]:
             queue += ast.iter_child_nodes(node)
 
 
-def _names_given(scope: ast.AST, key: str) -> set[str]:
+def _line_of_use(scopes: list[_Scope], names: tuple[str, ...], *, handed: bool) -> int:
+    """Returns the line that computes with a value read under a key; 0 if none does."""
+    key, section = names[-1], names[-2] if len(names) > 1 else ""
+    for scope in scopes:
+        held = _names_given(scope, key)
+        for line, used in scope.given if handed else [*scope.computed, *scope.given]:
+            if any(_is_read(part, key) or _is_held(part, held) for part in used):
+                return line
+        for line, used in scope.unpacked if section else ():
+            if any(_is_read(part, section) for part in used):
+                return line
+    return 0
+
+
+def _names_given(scope: _Scope, key: str) -> set[str]:
     """Returns the names that hold what was read under a key, and nothing else."""
-    given: dict[str, list[bool]] = {}
-    for node in _own(scope):
-        if isinstance(node, ast.Assign) and len(node.targets) == 1:
-            target = node.targets[0]
-            if isinstance(target, ast.Name):
-                given.setdefault(target.id, []).append(_is_read(node.value, key))
-    return {name for name, reads in given.items() if all(reads)}
+    given: dict[str, bool] = {}
+    for name, value in scope.assigned:
+        given[name] = given.get(name, True) and _is_read(value, key)
+    return {name for name, reads in given.items() if reads}
 
 
 def _is_held(node: ast.expr, held: set[str]) -> bool:
@@ -268,11 +318,11 @@ def _is_number(node: ast.expr) -> bool:
     return isinstance(node, ast.Constant) and isinstance(node.value, (int, float))
 
 
-def _unpacks(node: ast.AST, section: str) -> bool:
-    """Returns whether a section is handed to an optimizer or a schedule as it is."""
+def _unpacked(node: ast.AST) -> list[ast.expr]:
+    """Returns the sections that are handed to an optimizer or a schedule as they are."""
     if not isinstance(node, ast.Call) or not _TAKES_NUMBERS.fullmatch(_called(node)):
-        return False
-    return any(k.arg is None and _is_read(k.value, section) for k in node.keywords)
+        return []
+    return [k.value for k in node.keywords if k.arg is None]
 
 
 def _called(node: ast.Call) -> str:

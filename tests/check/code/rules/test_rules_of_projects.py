@@ -102,3 +102,82 @@ def test_a_probability_that_another_file_makes_is_one(
     files = {"losses": WEIGHTED, "nets": NET.format(last=last), "train": TRAIN.format(given=given)}
     told = found(project(tmp_path, **files), tmp_path / "losses.py")
     assert (("division-by-probability", 5, "warning") in told) == speaks
+
+
+ARC = (
+    "import torch\n\n\nclass Margin(torch.nn.Module):\n    def forward(self, x, label):\n"
+    "        {condition}\n        cosine = torch.nn.functional.cosine_similarity(x, label)\n"
+    "        sine = torch.sqrt(1.0 - cosine**2)\n        loss = (cosine + sine).mean()\n"
+    "        loss.backward()\n        return loss\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("condition", "speaks"),
+    [
+        ("assert x.size()[0] == label.size()[0]", True),
+        ("assert x.shape == label.shape and len(x) == 4", True),
+        ("assert x.dim() == 2 and x.get_device() == label.get_device()", True),
+        ("assert x.dtype is torch.float32, x.dtype", True),
+        ("assert x.abs().max() < 1", False),
+    ],
+)
+def test_only_a_condition_about_values_guards_them(condition: str, speaks: bool, tmp_path: Path):
+    made = project(tmp_path, loss=ARC.format(condition=condition))
+    assert ("sqrt-at-zero" in [name for name, *_ in found(made, tmp_path / "loss.py")]) == speaks
+
+
+def test_each_sum_that_divides_is_said_once(tmp_path: Path):
+    text = (
+        "import torch\n\n\ndef loss_of(a, b, mask, labels):\n"
+        "    one = (a * mask).sum() / mask.sum()\n    two = (b * mask).sum() / mask.sum()\n"
+        "    mask = (labels == 3).float()\n    three = (b * mask).sum() / mask.sum()\n"
+        "    (one + two + three).backward()\n"
+    )
+    made = project(tmp_path, loss=text)
+    told = [one for one in found(made, tmp_path / "loss.py") if one[0].startswith("division")]
+    assert [line for _, line, _ in told] == [5, 8]
+
+
+MIX = (
+    "import torch\nfrom torch import nn\n\n\nclass Mix(nn.Module):\n"
+    "    def forward(self, queries, keys):\n        q = queries.permute(0, 2, 1){cast}\n"
+    "        return torch.fft.rfft(q, dim=-1) * keys\n\n\nclass Layer(nn.Module):\n"
+    "    def __init__(self, mix):\n        super().__init__()\n        self.mix = mix\n"
+    "        self.go = nn.Linear(8, 8)\n\n    def forward(self, x):\n"
+    "        return self.mix(self.go(x).view(4, 8, 8), x).abs()\n"
+)
+SCALED = (
+    "import torch\nfrom layers import Layer, Mix\n\n\ndef train(loader, opt):\n"
+    "    net = Layer(Mix())\n    scaler = torch.cuda.amp.GradScaler()\n    for x in loader:\n"
+    "        with torch.cuda.amp.autocast({type}):\n            loss = net(x).mean()\n"
+    "        scaler.scale(loss).backward()\n        scaler.step(opt)\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("cast", "type_", "expected"),
+    [("", "", "warning"), (".float()", "", ""), ("", "dtype=torch.bfloat16", "info")],
+)
+def test_a_transform_of_what_a_layer_hands_on_is_in_half(
+    cast: str, type_: str, expected: str, tmp_path: Path
+):
+    made = project(tmp_path, layers=MIX.format(cast=cast), train=SCALED.format(type=type_))
+    told = found(made, tmp_path / "layers.py")
+    assert [s for name, _, s in told if name == "fft-in-half"] == ([expected] if expected else [])
+
+
+@pytest.mark.parametrize(
+    ("other", "severity"),
+    [
+        ("", "info"),
+        ("import torch\n\nnet = torch.nn.LSTM(4, 4)\n", "warning"),
+        ("import torch\n\n\ndef kl(logvar):\n    return torch.exp(0.5 * logvar)\n", "warning"),
+    ],
+)
+def test_no_clipping_is_a_remark_without_signs_of_large_gradients(
+    other: str, severity: str, tmp_path: Path
+):
+    made = project(tmp_path, train=SCALED.format(type=""), other=other)
+    told = found(made, tmp_path / "train.py")
+    assert [s for name, _, s in told if name == "nothing-clips-gradients"] == [severity]

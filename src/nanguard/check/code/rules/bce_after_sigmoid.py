@@ -58,6 +58,13 @@ class BceAfterSigmoid(CodeRule):
             "    shown = torch.sigmoid(x)\n"
             "    return F.binary_cross_entropy_with_logits(x, y), shown\n"
         ),
+        Fails(
+            "import torch\nfrom torch import nn\n\n\ndef loss_for(task):\n"
+            "    if task == 'size':\n        return nn.MSELoss()\n    return nn.BCELoss()\n\n\n"
+            "def train(net, x, y):\n    loss_fn = loss_for('kind')\n"
+            "    loss_fn(torch.sigmoid(net(x)), y).backward()\n",
+            line=13,
+        ),
         Passes(
             "import torch.nn.functional as F\n\n\ndef loss(p, y):\n"
             "    return F.binary_cross_entropy(p, y)\n"
@@ -87,7 +94,9 @@ class BceAfterSigmoid(CodeRule):
 def _is_handed_in(code: Code, call: Value) -> bool:
     """Returns whether a loss is called that some caller chose: a ``BCELoss``."""
     callee = call.inputs[0] if call.inputs else None
-    if callee is None or not _CALLED_LOSS.search(callee.name.lower()) or not is_open(callee.core):
+    if callee is None or not _CALLED_LOSS.search(callee.name.lower()):
+        return False
+    if not (is_open(callee.core) or callee.core.op == "new"):  # new: one of those a function makes
         return False
     return any(maker.path == "torch.nn.BCELoss" for maker in origins(code, callee).makers)
 

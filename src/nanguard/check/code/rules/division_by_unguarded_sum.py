@@ -17,6 +17,7 @@ from nanguard.check.code.value_questions import (
     is_only_shown,
     is_repaired_at_once,
 )
+from nanguard.check.code.values import SHAPE
 from nanguard.check.rule import Fails, Passes
 from nanguard.findings import Finding, Fix, Severity
 from nanguard.source import floors
@@ -142,11 +143,19 @@ class DivisionByUnguardedSum(CodeRule):
             "    weight = weight * mask.float()\n"
             "    return weight / (weight.sum(1, keepdim=True) + 1e-8)\n"
         ),
+        Fails(
+            "import torch\n\n\ndef word_loss(losses, mask, words, frames):\n"
+            "    total = (losses * mask).sum() / mask.sum().clamp(min=1)\n"
+            "    length = frames.new_zeros(4, 9).scatter_add(1, words, frames)[:, 1:]\n"
+            "    spoken = (length > 0).float()\n"
+            "    return total + (losses * spoken).sum() / spoken.sum()\n",
+            line=8,
+        ),
     )
 
     def check(self, code: Code) -> Iterator[Finding]:
         """Yields what is wrong with a file."""
-        told: set[tuple[int, str]] = set()
+        told: set[tuple[int, int]] = set()
         for quotient in code.of("div"):
             if len(quotient.inputs) < 2 or not quotient.grad:
                 continue
@@ -163,8 +172,9 @@ class DivisionByUnguardedSum(CodeRule):
                 continue
             if is_repaired_at_once(code, quotient.node):
                 continue
-            key = (id(quotient.scope), divisor.name)
-            if has_eps_outside(code, quotient) or (divisor.name and key in told):
+            counted = divisor.core.inputs[0].core if divisor.core.inputs else divisor.core
+            key = (id(quotient.scope), id(counted))
+            if has_eps_outside(code, quotient) or key in told:
                 continue
             told.add(key)
             yield self.at(
@@ -186,10 +196,34 @@ class DivisionByUnguardedSum(CodeRule):
 
 def _may_pick_nothing(divisor: Value) -> bool:
     """Returns whether a comparison is counted that no element has to pass."""
-    parts = [*divisor.upstream(12)]
-    if any("pad" in part.name.lower() for part in parts):
-        return False  # no row is all padding
-    return any(is_selective(part) for part in parts)
+    parts = [*divisor.upstream(16)]
+    about_padding: set[int] = set()
+    for part in parts:  # nearest first: what a name is given to comes after the name
+        inherits = part.op in SHAPE and id(part) in about_padding
+        if part.inputs and (inherits or "pad" in part.name.lower()):
+            about_padding.add(id(part.inputs[0]))
+    return any(
+        _is_of_some_groups(part) or (is_selective(part) and not _is_about_padding(part))
+        for part in parts
+        if id(part) not in about_padding or _is_of_some_groups(part)
+    )
+
+
+def _is_about_padding(test: Value) -> bool:
+    """Returns whether a comparison asks what is padding: no row is all padding."""
+    return any("pad" in part.name.lower() for part in test.upstream(8))
+
+
+def _is_of_some_groups(test: Value) -> bool:
+    """Returns whether it asks which groups have anything, and one of them was left out before."""
+    counted = test.inputs[0] if test.op in ("compare", *_ORDERS, "ne") and test.inputs else None
+    while counted is not None and counted.op in SHAPE and counted.inputs:
+        index = counted.inputs[1] if counted.op == "getitem" and len(counted.inputs) > 1 else None
+        cut = [part.node for part in (index.items or (index,))] if index is not None else []
+        if any(isinstance(node, ast.Slice) and node.lower is not None for node in cut):
+            return counted.core.op in ("scatter_add", "index_add", "bincount")
+        counted = counted.inputs[0]
+    return False
 
 
 def is_selective(test: Value) -> bool:

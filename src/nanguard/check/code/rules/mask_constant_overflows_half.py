@@ -1,13 +1,16 @@
-"""A mask constant that float16 cannot hold."""
+"""What does not fit into float16: a mask constant, the sums of a Fourier transform."""
 
 from __future__ import annotations
 
 import ast
 import math
+import re
 from typing import TYPE_CHECKING, ClassVar
 
-from nanguard.check.code.code_rule import CodeRule, replaced
+from nanguard.check.code.code_rule import CodeRule, bare, replaced
 from nanguard.check.code.half_precision import Halves
+from nanguard.check.code.origins import calls_through, origins
+from nanguard.check.code.values import SHAPE
 from nanguard.check.rule import Fails, Passes
 from nanguard.findings import Edit, Finding, Fix, Severity, name_of
 
@@ -124,3 +127,171 @@ def _edits(code: Code, value: Value) -> tuple[Edit, ...]:
     ):
         return ()
     return (replaced(code, fill[0], f"torch.finfo({code.segment(tensor)}.dtype).min"),)
+
+
+_TRANSFORMS = ("rfft", "fft", "fft2", "rfft2", "fftn", "rfftn", "hfft")
+_LAYERS = re.compile(r"torch\.nn\.(Linear|Conv\d?d?|ConvTranspose\dd|Bilinear)$")
+# Training in float16 with a loss scale. Mixed precision in bfloat16 needs none.
+_SCALES = re.compile(rb"\bGradScaler\(")
+_CASTS = re.compile(rb"\bautocast\(")
+_BFLOAT16 = re.compile(rb"autocast\([^)\n]*bfloat16|dtype *= *torch\.bfloat16")
+_OFF = re.compile(r"autocast\([^)]*(False|float32)|custom_fwd\([^)]*float32")
+
+
+class FftInHalf(CodeRule):
+    """A Fourier transform of what a layer has made under float16 autocast, without `.float()`.
+
+    *Why it breaks a run*: autocast does not turn `torch.fft` to float32 on CUDA. In float16, cuFFT
+    takes only lengths that are powers of two and stops the run at others; and the first number of a
+    transform is the sum of all that went in, which passes 65504 soon: inf, and NaN after the way
+    back.
+
+    Write `torch.fft.rfft(x.float())`, or turn autocast off around it.
+    """
+
+    code = "SRC046"
+    name = "fft-in-half"
+    severity = Severity.WARNING
+    seen_in = "https://github.com/thuml/Time-Series-Library/issues/761"
+    examples: ClassVar = (
+        Fails(
+            "import torch\nfrom torch import nn\n\n\nclass Mix(nn.Module):\n"
+            "    def __init__(self):\n        super().__init__()\n"
+            "        self.go = nn.Linear(36, 36)\n\n"
+            "    def forward(self, x):\n"
+            "        return torch.fft.rfft(self.go(x), dim=-1).abs()\n\n\n"
+            "def train(net, x, opt):\n    scaler = torch.cuda.amp.GradScaler()\n"
+            "    with torch.cuda.amp.autocast():\n        loss = net(x).mean()\n"
+            "    scaler.scale(loss).backward()\n    scaler.step(opt)\n",
+            line=11,
+            fixed="import torch\nfrom torch import nn\n\n\nclass Mix(nn.Module):\n"
+            "    def __init__(self):\n        super().__init__()\n"
+            "        self.go = nn.Linear(36, 36)\n\n"
+            "    def forward(self, x):\n"
+            "        return torch.fft.rfft(self.go(x).float(), dim=-1).abs()\n\n\n"
+            "def train(net, x, opt):\n    scaler = torch.cuda.amp.GradScaler()\n"
+            "    with torch.cuda.amp.autocast():\n        loss = net(x).mean()\n"
+            "    scaler.scale(loss).backward()\n    scaler.step(opt)\n",
+        ),
+        Passes(
+            "import torch\nfrom torch import nn\n\n\nclass Mix(nn.Module):\n"
+            "    def __init__(self):\n        super().__init__()\n"
+            "        self.go = nn.Linear(36, 36)\n\n"
+            "    def forward(self, x):\n"
+            "        return torch.fft.rfft(self.go(x).float(), dim=-1).abs()\n\n\n"
+            "def train(net, x, opt):\n    scaler = torch.cuda.amp.GradScaler()\n"
+            "    with torch.cuda.amp.autocast():\n        loss = net(x).mean()\n"
+            "    scaler.scale(loss).backward()\n    scaler.step(opt)\n"
+        ),
+        Passes(
+            "import torch\nfrom torch import nn\n\n\nclass Mix(nn.Module):\n"
+            "    def __init__(self):\n        super().__init__()\n"
+            "        self.go = nn.Linear(36, 36)\n\n"
+            "    def forward(self, x):\n"
+            "        return torch.fft.rfft(self.go(x), dim=-1).abs()\n\n\n"
+            "def train(net, x, opt):\n    with torch.autocast('cuda', dtype=torch.bfloat16):\n"
+            "        loss = net(x.bfloat16()).mean()\n    loss.backward()\n    opt.step()\n"
+        ),
+        Passes(
+            "import torch\nfrom torch import nn\n\n\nclass Mix(nn.Module):\n"
+            "    def forward(self, wave):\n        return torch.fft.rfft(wave, dim=-1).abs()\n\n\n"
+            "def train(net, x, opt):\n    scaler = torch.cuda.amp.GradScaler()\n"
+            "    with torch.cuda.amp.autocast():\n        loss = net(x).mean()\n"
+            "    scaler.scale(loss).backward()\n    scaler.step(opt)\n"
+        ),
+    )
+
+    def check(self, code: Code) -> Iterator[Finding]:
+        """Yields what is wrong with a file."""
+        if not any(_some_file_has(code, pattern) for pattern in (_SCALES, _CASTS)):
+            return
+        told: set[int] = set()
+        for transform in code.of(*_TRANSFORMS):
+            scope = transform.scope
+            if not transform.path or not transform.inputs or id(scope) in told:
+                continue
+            if _is_cast(transform.inputs[0]) or _is_switched_off(code, transform):
+                continue
+            if not _is_made_by_layer(code, transform.inputs[0]):
+                continue
+            if not all(_some_file_has(code, pattern) for pattern in (_SCALES, _CASTS)):
+                continue
+            told.add(id(scope))
+            node = transform.node
+            given = node.args[0] if isinstance(node, ast.Call) and node.args else None
+            edits = (replaced(code, given, f"{bare(code, given)}.float()"),) if given else ()
+            yield self.at(
+                code,
+                node,
+                "a Fourier transform in float16: autocast leaves it there, only lengths that are "
+                "powers of two are taken, and its sums pass 65504",
+                fixes=(Fix("compute it in float32", edits=edits),),
+                weak=_some_file_has(code, _BFLOAT16),
+            )
+
+
+def _some_file_has(code: Code, pattern: re.Pattern[bytes]) -> bool:
+    if code.project is not None:
+        return code.project.some_file_has(pattern)
+    return pattern.search(code.text.content.encode()) is not None
+
+
+def _is_cast(value: Value) -> bool:
+    """Returns whether a value is turned into another type on its way from where it was made."""
+    while value.op in SHAPE and value.inputs:
+        if value.op in ("float", "double", "to", "type", "type_as", "bfloat16"):
+            return value.op != "to" or "dtype" in value.keywords or _names_type(value)
+        value = value.inputs[0]
+    return value.half is False
+
+
+def _names_type(value: Value) -> bool:
+    return any("float" in part.path or part.name == "dtype" for part in value.inputs[1:])
+
+
+def _is_made_by_layer(code: Code, value: Value, depth: int = 2) -> bool:
+    """Returns whether a layer makes a value that autocast computes in float16."""
+    makers = origins(code, value).makers
+    if any(map(_is_layer, makers)):
+        return True
+    return depth > 0 and any(
+        _is_made_by_layer(code, given, depth - 1)
+        for maker in makers
+        if maker.op == "" and maker.scope is not None and maker.scope.name == "forward"
+        for given in _handed(code, maker)
+    )
+
+
+def _is_layer(maker: Value) -> bool:
+    path = maker.path
+    if maker.op == "call" and maker.inputs:
+        path = maker.inputs[0].core.path
+    return maker.op in ("call", "layer") and _LAYERS.match(path) is not None
+
+
+def _handed(code: Code, parameter: Value) -> Iterator[Value]:
+    """Yields what a parameter is given where its module was handed in to another one."""
+    function = parameter.scope
+    names = [name for name in function.parameters if name != "self"] if function else []
+    for call in calls_through(code, function) if function is not None else ():
+        if parameter.name not in names or not isinstance(call.node, ast.Call):
+            continue
+        place = names.index(parameter.name)
+        if place < len(call.node.args):
+            given = code.values.get(call.node.args[place])
+            if given is not None and not _is_cast(given):
+                yield given
+
+
+def _is_switched_off(code: Code, transform: Value) -> bool:
+    """Returns whether a region or a decorator keeps a place out of float16."""
+    for outer in code.ancestors(transform.node) if transform.node is not None else ():
+        if isinstance(outer, (ast.With, ast.AsyncWith)):
+            around = [item.context_expr for item in outer.items]
+        elif isinstance(outer, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            around = outer.decorator_list
+        else:
+            continue
+        if any(_OFF.search(ast.unparse(node)) for node in around):
+            return True
+    return False

@@ -36,6 +36,8 @@ _EACH = frozenset(
 )  # fmt: skip
 _NOTHING_MEASURED = 1e-2  # up to here a limit tells a measured value from none
 _MAP = re.compile(r"depth|disp|gt|truth|flow")
+_MASK = re.compile(r"(loss_|valid_|label_)?mask")
+_BATCH = re.compile(r"batch|sample|inputs")
 _PADDING = re.compile(r"att(n|ention)?(_|$)|pad|mask|len(gth)?s?(_|$)|seq")
 _FIX = Fix(
     "sum instead, and divide by the number of elements, bounded from below: "
@@ -104,6 +106,12 @@ class MeanOfEmptySelection(CodeRule):
             "    truth = truth[labels == 1]\n    if len(truth) > 0:\n"
             "        return (pred - truth).abs().mean()\n    return pred.sum() * 0\n"
         ),
+        Fails(
+            "import torch.nn.functional as F\n\n\ndef step_of(net, batch):\n"
+            "    logits = net(batch)\n    logits, y = logits[batch.mask], batch.y[batch.mask]\n"
+            "    return F.cross_entropy(logits, y)\n",
+            line=7,
+        ),
         Passes("import torch\n\n\ndef first_loss(losses):\n    return losses[:4].mean()\n"),
     )
 
@@ -115,7 +123,10 @@ class MeanOfEmptySelection(CodeRule):
             if index is None or not mean.grad or mean.line in told:
                 continue
             tests = [part for part in _asked(code, index) if is_selective(part)]
-            if not tests or any(_is_about_padding(test) or _is_of_map(test) for test in tests):
+            of_batch = _is_mask_of_batch(index)
+            if any(_is_about_padding(test) or _is_of_map(test) for test in tests):
+                continue
+            if not tests and not of_batch:
                 continue
             if guarded_by(index, mean.guards) or _is_counted(mean):
                 continue
@@ -125,13 +136,22 @@ class MeanOfEmptySelection(CodeRule):
             yield self.at(
                 code,
                 mean.node,
-                "mean over what a comparison picks: NaN where it picks nothing",
+                f"mean over what a {'comparison' if tests else 'mask'} picks: NaN where it picks "
+                "nothing",
                 fixes=(_FIX,),
-                shown=True,
+                shown=bool(tests),
                 weak=is_beside_training(code, mean)
                 or is_only_shown(code, mean)
                 or is_number(mean.inputs[0]),
             )
+
+
+def _is_mask_of_batch(index: Value) -> bool:
+    """Returns whether an index is the mask that comes with a batch, whatever it is made of."""
+    core = index.core
+    if core.op not in ("attribute", "field") or not core.inputs:
+        return False
+    return _MASK.fullmatch(core.name) is not None and _BATCH.search(core.inputs[0].name) is not None
 
 
 def _is_about_padding(test: Value) -> bool:

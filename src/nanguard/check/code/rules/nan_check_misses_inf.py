@@ -1,4 +1,4 @@
-"""A guard that sees NaN and lets Inf through."""
+"""Questions that let through what they are asked about: Inf by a guard, NaN by a comparison."""
 
 from __future__ import annotations
 
@@ -11,10 +11,12 @@ from nanguard.check.code.nan_checks import Conditions
 from nanguard.check.code.training import (
     Training,
     ValueRoles,
+    after,
     is_backward,
     is_step,
     is_test,
     label,
+    leaves,
     within,
 )
 from nanguard.check.code.training_path import is_evaluation
@@ -262,3 +264,151 @@ def _finite(code: Code, node: ast.expr, func: ast.Attribute) -> str:
     offset = code.span(func)[1] - code.span(node)[0]
     text = code.segment(node)
     return text[: offset - len("isnan")] + "isfinite" + text[offset:]
+
+
+_BETTER = re.compile(r"best|lowest|highest|(^|_)(min|max)_(loss|score|metric|val)")
+_SAVES = re.compile(r"save|checkpoint|ckpt|dump|state_dict|deepcopy|export")
+_LOSS_LIKE = re.compile(
+    r"loss|(^|_)(nll|mse|rmse|mae|err(or)?|elbo|kld?|ppl|perplexity|objective)(_|$)"
+)
+_ORDERS = (ast.Lt, ast.LtE, ast.Gt, ast.GtE)
+
+
+class NanTakenForImprovement(CodeRule):
+    """The best checkpoint is saved in the `else` of `if score < best:`, where NaN ends up as well.
+
+    *Why it breaks a run*: every comparison with NaN is false. A loss that is NaN is not worse, so
+    it counts as an improvement: the good checkpoint is overwritten by the broken model, the best
+    score is NaN from then on, nothing is worse than that, and early stopping never stops.
+
+    Ask the other way round, so that NaN is no improvement: `if score > best: save`. Or raise where
+    the score is not finite.
+    """
+
+    code = "SRC045"
+    name = "nan-taken-for-improvement"
+    severity = Severity.WARNING
+    seen_in = "https://github.com/Bjarten/early-stopping-pytorch/issues/16"
+    examples: ClassVar = (
+        Fails(
+            "import torch\n\n\nclass EarlyStopping:\n    def __init__(self):\n"
+            "        self.best, self.count = None, 0\n\n    def __call__(self, val_loss, model):\n"
+            "        score = -val_loss\n        if self.best is None:\n"
+            "            self.best = score\n"
+            "        elif score < self.best:\n            self.count += 1\n        else:\n"
+            "            self.best = score\n            torch.save(model.state_dict(), 'best.pt')\n"
+            "            self.count = 0\n",
+            line=12,
+        ),
+        Fails(
+            "import torch\n\n\ndef fit(model, epochs, best_loss):\n    for val_loss in epochs:\n"
+            "        if val_loss >= best_loss - 1e-4:\n            continue\n"
+            "        best_loss = val_loss\n        torch.save(model.state_dict(), 'best.pt')\n",
+            line=6,
+        ),
+        Passes(
+            "import torch\n\n\ndef fit(model, epochs, best_loss):\n    for val_loss in epochs:\n"
+            "        if val_loss < best_loss:\n            best_loss = val_loss\n"
+            "            torch.save(model.state_dict(), 'best.pt')\n"
+        ),
+        Passes(
+            "import math\nimport torch\n\n\ndef fit(model, epochs, best_loss, count):\n"
+            "    for val_loss in epochs:\n        if not math.isfinite(val_loss):\n"
+            "            raise RuntimeError(val_loss)\n        if val_loss > best_loss:\n"
+            "            count += 1\n        else:\n            best_loss = val_loss\n"
+            "            torch.save(model.state_dict(), 'best.pt')\n"
+        ),
+        Passes(
+            "import torch\n\n\ndef longest(rows, best_length):\n    for length in map(len, rows):\n"
+            "        if length < best_length:\n            continue\n"
+            "        best_length = length\n    return best_length\n"
+        ),
+    )
+
+    def check(self, code: Code) -> Iterator[Finding]:
+        """Yields what is wrong with a file."""
+        if not code.relevant or is_test(code):
+            return
+        for node in code.parents:
+            if not isinstance(node, ast.If) or not isinstance(node.test, ast.Compare):
+                continue
+            scores = _scores(node.test)
+            taken = _taken_otherwise(code, node)
+            improved = next((s for s, best in scores if _becomes(taken, best, s)), None)
+            if improved is None or _becomes_any(node.body, scores):
+                continue
+            if not any(_saves(statement) for statement in taken) or _asks_finite(code, node):
+                continue
+            yield self.at(
+                code,
+                node.test,
+                "NaN is not worse, so it counts as an improvement: it is saved as the best",
+                fixes=(Fix("ask the other way round, or raise where it is not finite"),),
+                weak=not _is_loss_like(code, improved),
+            )
+
+
+def _scores(test: ast.Compare) -> list[tuple[ast.expr, str]]:
+    """Returns what is compared with the best there was, and what that is called."""
+    if len(test.ops) != 1 or not isinstance(test.ops[0], _ORDERS):
+        return []
+    sides = (test.left, test.comparators[0])
+    found = []
+    for score, other in (sides, sides[::-1]):
+        if isinstance(other, ast.BinOp) and isinstance(other.op, (ast.Add, ast.Sub, ast.Mult)):
+            other = other.left
+        if isinstance(other, (ast.Name, ast.Attribute, ast.Subscript)):
+            written = ast.unparse(other)
+            if _BETTER.search(written.lower()):
+                found.append((score, written))
+    return found
+
+
+def _taken_otherwise(code: Code, node: ast.If) -> list[ast.stmt]:
+    """Returns what is done where a condition does not hold, and nothing else is asked."""
+    if node.orelse:
+        return [] if isinstance(node.orelse[0], ast.If) else node.orelse
+    if not leaves(node.body):
+        return []
+    return list(after(code, node))
+
+
+def _becomes(statements: list[ast.stmt], best: str, score: ast.expr) -> bool:
+    """Returns whether the best becomes what was compared with it."""
+    written = ast.unparse(score)
+    return any(
+        isinstance(statement, ast.Assign)
+        and any(ast.unparse(target) == best for target in statement.targets)
+        and (written in ast.unparse(statement.value) or ast.unparse(statement.value) in written)
+        for statement in statements
+    )
+
+
+def _becomes_any(statements: list[ast.stmt], scores: list[tuple[ast.expr, str]]) -> bool:
+    return any(_becomes(statements, best, score) for score, best in scores)
+
+
+def _saves(statement: ast.stmt) -> bool:
+    """Returns whether a statement keeps a model."""
+    return any(
+        isinstance(call, ast.Call)
+        and _SAVES.search(getattr(call.func, "attr", getattr(call.func, "id", "")).lower())
+        for call in ast.walk(statement)
+    )
+
+
+def _asks_finite(code: Code, node: ast.If) -> bool:
+    """Returns whether the function around a condition asks for NaN, or stops at it."""
+    for outer in code.ancestors(node):
+        if isinstance(outer, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            return (
+                re.search(r"is_?nan|is_?finite|nan_to_num", ast.unparse(outer).lower()) is not None
+            )
+    return False
+
+
+def _is_loss_like(code: Code, score: ast.expr) -> bool:
+    """Returns whether a score is made from a loss or an error, by their names."""
+    value = code.values.get(score)
+    names = [ast.unparse(score), *(p.name for p in value.upstream(12))] if value else []
+    return any(_LOSS_LIKE.search(name.lower()) for name in names)

@@ -27,6 +27,12 @@ _FIX = Fix(
 
 
 _SCALER = re.compile(r"scal[ae]r")
+# What is known for large gradients: recurrence, a discriminator, returns of a game, exponentials of
+# what is learned.
+_LARGE_GRADIENTS = re.compile(
+    rb"nn\.(LSTM|GRU|RNN)(Cell)?\(|[dD]iscriminator\w*\(|\bgym(nasium)?\b|\bpolicy_(loss|gradient)\b"
+    rb"|exp\([^()\n]{0,24}log_?(var|std|sigma)|log_?(var|std|sigma)\w*\)?\.(mul\([^)\n]*\)\.)?exp\("
+)
 
 
 class NothingClipsGradients(CodeRule):
@@ -35,6 +41,10 @@ class NothingClipsGradients(CodeRule):
     *Why it breaks a run*: in float16 a gradient that overflows is skipped by the scaler, but one
     that is merely a hundred times too large is not: it is unscaled and stepped on, the weights
     move far away, and the next loss is NaN. Clipping the norm costs nothing on a healthy step.
+
+    Many a run goes well without. It is a warning where the project has something that is known for
+    large gradients: recurrent layers, a discriminator, rewards, exponentials of a log-variance;
+    elsewhere it is a remark.
 
     Clip between `scaler.unscale_(optimizer)` and `scaler.step(optimizer)`. Where the optimizer
     bounds its own updates, or the loss cannot spike, allow it.
@@ -81,7 +91,16 @@ class NothingClipsGradients(CodeRule):
         step = next((s for s in training.steps if _SCALER.search(s.inputs[0].name.lower())), None)
         if step is not None:
             message = "trained with a GradScaler, and no file of the project clips gradients"
-            yield self.at(code, step.node, message, fixes=(_FIX,))
+            yield self.at(
+                code, step.node, message, fixes=(_FIX,), weak=not _expects_large_gradients(code)
+            )
+
+
+def _expects_large_gradients(code: Code) -> bool:
+    """Returns whether something in the project is known for large gradients."""
+    if code.project is not None:
+        return code.project.some_file_has(_LARGE_GRADIENTS)
+    return _LARGE_GRADIENTS.search(code.text.content.encode()) is not None
 
 
 def _is_off(value: object) -> bool:

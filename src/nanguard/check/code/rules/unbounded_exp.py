@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, ClassVar
 from nanguard.check.code.code_rule import CodeRule, bare, operand, replaced
 from nanguard.check.code.operations import written_sigmoid
 from nanguard.check.code.origins import origins
+from nanguard.check.code.rules.unguarded_log import is_softmax_by_hand
 from nanguard.check.code.training_path import is_beside_training
 from nanguard.check.code.value_questions import (
     carries_gradient,
@@ -41,6 +42,10 @@ _WHAT = {
     "network": "network output",
     "logits": "logit",
 }
+_APART = Fix(
+    "take logsumexp, which subtracts the maximum first: log(exp(a).sum()) is torch.logsumexp(a, "
+    "dim), and log(exp(a) / exp(b).sum()) is a - torch.logsumexp(b, dim)"
+)
 _OFFSET = re.compile(r"(box_|bbox_|pred_|reg_)?(deltas?|offsets?)")
 _OTHER_MODEL = re.compile(r"^ref|_ref|teacher|reference|chosen|rejected")
 _BEFORE = re.compile(r"old|fixed|behaviou?r|prev|^b_|(^|_)mb_|batch_log|sampl")
@@ -54,6 +59,7 @@ _FILLED = frozenset({"zeros", "zeros_like", "ones", "ones_like", "full", "new_ze
 _TRUST_REGION = re.compile(r"\b(line_?search|conjugate_grad\w*|fisher_vector\w*|trpo_step)\(")
 _LOGS = frozenset({"log", "log_softmax", "logsigmoid", "logsumexp", "math.log", "numpy.log"})
 _BOUNDED = frozenset({"tanh", "sigmoid", "softsign", "hardtanh", "hardsigmoid", "erf", "atan"})
+_SPEEDS_UP = 4
 _BOUND = re.compile(r"bound|min|max|low|high|limit|range|scale")
 _SCALES = frozenset({"add", "sub", "rsub", "mul", "neg", "named", "float", "to"})
 
@@ -131,7 +137,7 @@ class UnboundedExp(CodeRule):
                 power.node,
                 f"exp of a {what} without an upper bound: inf above 88.7 in float32, above 11.1 "
                 "in float16",
-                fixes=_fixes(code, power),
+                fixes=(_APART,) if id(power.node) in naive else _fixes(code, power),
                 shown=by_hand
                 or is_made_by_network(code, value)
                 or _is_layer_by_hand(unscaled(value))
@@ -166,9 +172,17 @@ def _what(code: Code, value: Value, *, naive: bool) -> str:
     by_hand = _is_layer_by_hand(inner)
     if not what and (by_hand or (is_open(inner.core) and is_made_by_network(code, inner))):
         what = "network output"
+    if not what and inner.core.op == "parameter" and _is_multiplied(value):
+        what = "multiple of a learned number"
     if what != "log-ratio" and _LOG_CHANCE.fullmatch(value.name.lower()):
         return ""
     return "" if what and _is_of_logs(code, inner) else what
+
+
+def _is_multiplied(value: Value) -> bool:
+    """Returns whether a value is some number times another one, which speeds its learning up."""
+    core = value.core
+    return core.op == "mul" and any((part.number() or 0) >= _SPEEDS_UP for part in core.inputs)
 
 
 def _is_layer_by_hand(value: Value) -> bool:
@@ -295,9 +309,11 @@ def _summed_and_logged(code: Code) -> set[int]:
         total = log.inputs[0].core if log.inputs else None
         if log.op == "log1p" and total is not None and total.op == "exp":
             found.add(id(total.node))  # a softplus that is written out
-        given = () if total is None or total.op != "add" else total.inputs
-        if len(given) > 1 and given[0].number() is not None:
-            total = given[1].core  # 1 + the sum: the exponential of 0 is in it
+        if total is not None and is_softmax_by_hand(total):
+            found |= {id(part.node) for part in total.upstream(24) if part.op == "exp"}
+        adds = total is not None and total.op == "add" and len(total.inputs) > 1
+        if total is not None and adds and total.inputs[0].number() is not None:
+            total = total.inputs[1].core  # 1 + the sum: the exponential of 0 is in it
         if total is not None and total.op in ("sum", "cumsum", "mean") and total.inputs:
             found |= {id(part.node) for part in total.inputs[0].upstream(6) if part.op == "exp"}
     return found

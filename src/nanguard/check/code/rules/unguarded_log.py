@@ -170,12 +170,19 @@ class UnguardedLog(CodeRule):
                 bound = f".clamp(min={floors.PROBABILITY})"
                 edits = (replaced(code, node, f"{bare(code, node)}{bound}"),) if node else ()
                 gradient = "" if aside else ", and an infinite gradient"
+                message = f"log of {_ARTICLES.get(kind, 'a')} {kind} that can be 0: -inf{gradient}"
+                fix = Fix("bound it from below", edits=edits)
+                by_hand = is_softmax_by_hand(value.core)
+                if by_hand:  # inf / inf is NaN, which no bound changes
+                    message, fix = _BY_HAND, _APART
                 yield self.at(
                     code,
                     log.node,
-                    f"log of {_ARTICLES.get(kind, 'a')} {kind} that can be 0: -inf{gradient}",
-                    fixes=(Fix("bound it from below", edits=edits),),
-                    shown=bool(made) or _is_seen(code, value, kind),
+                    message,
+                    fixes=(fix,),
+                    shown=bool(made)
+                    or _is_seen(code, value, kind)
+                    or (by_hand and _is_of_learned_scores(value.core)),
                     weak=not carries_gradient(value)
                     or of_time
                     or _is_of_sizes(value)
@@ -214,6 +221,41 @@ class UnguardedLog(CodeRule):
                     shown=inner.core.op in ("softmax", "sigmoid"),
                     weak=is_beside_training(code, log),
                 )
+
+
+_BY_HAND = "log of a softmax that is written out: exp overflows to inf / inf, or underflows to 0"
+_APART = Fix(
+    "take it apart: log(exp(a) / exp(b).sum()) is a - torch.logsumexp(b, dim); cross_entropy and "
+    "log_softmax do the same"
+)
+_IN_BOUNDS = frozenset({"normalize", "cosine_similarity", "tanh", "sigmoid", "softmax", "clamp"})
+
+
+def is_softmax_by_hand(core: Value) -> bool:
+    """Returns whether it is exp divided by a sum of exp, with no maximum taken off."""
+    if core.op != "div" or len(core.inputs) < 2:
+        return False
+    over, under = (part.core for part in core.inputs[:2])
+    if over.op == "sum" and over.inputs:
+        over = over.inputs[0].core
+    if over.op == "mul":
+        over = next((part.core for part in over.inputs if part.core.op == "exp"), over)
+    if over.op != "exp" or not over.inputs or over.inputs[0].has("shifted"):
+        return False
+    return any(part.op == "sum" for part in under.upstream(6)) and any(
+        part.op == "exp" for part in under.upstream(12)
+    )
+
+
+def _is_of_learned_scores(core: Value) -> bool:
+    """Returns whether the exponents are products with learned weights, and nothing bounds them."""
+    powers = [part for part in core.inputs[0].upstream(12) if part.op == "exp"]
+    parts = [part for power in powers for part in power.upstream(24)]
+    if any(part.op in _IN_BOUNDS or part.has("unit", "cosine", "shifted") for part in parts):
+        return False
+    return any(part.op == "parameter" for part in parts) and any(
+        part.op in ("matmul", "mul", "linear", "einsum") for part in parts
+    )
 
 
 def _is_kept_as_table(code: Code, log: Value) -> bool:
