@@ -142,7 +142,7 @@ class _Builder:
         build = self.constructor.yaml_constructors[tag]
         try:
             return build(self.constructor, self.scalar_node(tag, event.value))
-        except (ValueError, KeyError, OverflowError, AttributeError):
+        except (ValueError, KeyError, IndexError, OverflowError, AttributeError):
             return event.value
 
     def _place(self, node: Node, alias: Any = None) -> None:

@@ -43,7 +43,15 @@ ARRAY_BLOCK_BYTES = 16 << 20
 MAX_ARRAY_BYTES = 1 << 36  # bytes that one packed array may grow to
 MAX_ARRAYS = 100_000
 MAX_PLAIN, MAX_RATIO = 1 << 30, 200  # beyond both, an archive is meant to do harm
-_HEADER_ERRORS = (ValueError, TypeError, EOFError, SyntaxError, tokenize.TokenError, MemoryError)
+_HEADER_ERRORS = (
+    ValueError,
+    TypeError,
+    EOFError,
+    SyntaxError,
+    SystemError,  # the parser of Python 3.12, of names that are none
+    tokenize.TokenError,
+    MemoryError,
+)
 _ARCHIVE_ERRORS = (
     zipfile.BadZipFile,
     zlib.error,
