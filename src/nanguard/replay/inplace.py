@@ -12,6 +12,7 @@ import contextlib
 import importlib
 import math
 import sys
+import time
 import traceback
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -266,8 +267,11 @@ class InPlace:
 
     def _settle_on_turn(self, task: Task, seconds: float) -> ReplayOutcome | None:
         """Finds the turn of the loop, of those before the last one, that made what is bad."""
+        until = time.monotonic() + seconds  # for all of them together
         # Where all ranks replay in lockstep, one of them cannot go its own way.
         for start in [] if self._together else likely_turns(self._candidates):
+            if time.monotonic() > until:
+                break
             turn = InPlace(
                 self._run,
                 self._patches,
