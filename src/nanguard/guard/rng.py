@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ctypes
+import functools
+import itertools
 import random
 import struct
 import sys
@@ -14,6 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     import numpy as np
+    from torch import Tensor
 
     Stream = torch.Generator | random.Random | np.random.Generator
 
@@ -30,21 +33,31 @@ class RandomStreams:
         self.devices = [device for device in devices if device.type == "cuda"]
         self._on_devices = [torch.cuda.default_generators[d.index or 0] for d in self.devices]
         self.generators = tuple(generators)
+        self._torch = _TorchStream()
         self._python = _PythonStream()
         self._numpy = _NumpyStream()
+        self._last: dict[str, Any] | None = None
 
     def capture(self) -> dict[str, Any]:
-        """Returns the state of every stream."""
+        """Returns the state of every stream, which nobody may change."""
         # Every step of a run comes here, so what has not moved is not even asked.
-        python, numpy, module = self._python, self._numpy, sys.modules.get("numpy")
+        torch_, python, numpy = self._torch, self._python, self._numpy
+        module, last = sys.modules.get("numpy"), self._last
+        if torch_.has_moved():
+            torch_.take()
+            last = None
         if python.words is None or python.words.raw != python.seen or python.has_reserve():
             python.take()
+            last = None
         if module is not None:
             moved = numpy.words is None or numpy.words.raw != numpy.seen
             if moved or module.random.get_bit_generator() is not numpy.generator:
                 numpy.take(module)
-        return {
-            "torch": _torch_stream.get_state(),
+                last = None
+        if last is not None:
+            return last
+        state = {
+            "torch": torch_.state,
             # All there is to a stream on a device, and read many times faster than its state.
             "cuda": [(stream.initial_seed(), stream.get_offset()) for stream in self._on_devices]
             if self._on_devices
@@ -55,6 +68,8 @@ class RandomStreams:
             if self.generators
             else [],
         }
+        self._last = None if self._on_devices or self.generators else state
+        return state
 
     def restore(self, state: dict[str, Any]) -> None:
         """Puts every stream back to a captured state."""
@@ -81,6 +96,86 @@ def _words_at(address: int) -> Any:
     anew. To look at them (``raw``) takes a thousandth of the time that taking the state does.
     """
     return (ctypes.c_char * 16).from_address(address)
+
+
+# The words of torch's Mersenne Twister, those that it keeps its state in when it is asked, and
+# where they begin there.
+_TORCH_WORDS = 624
+_TORCH_HEAD = struct.calcsize("=QiiQ")
+# In memory: its seed and position, which come before the words, and all of it with the padding.
+_BEFORE_WORDS, _TWISTER = 20, 2520
+
+
+class _TorchStream:
+    """Torch's global stream on the CPU, whose state is taken anew only if it has moved.
+
+    Attributes:
+        state: What ``get_state()`` returned last.
+    """
+
+    def __init__(self) -> None:
+        self.state: Tensor | None = None
+        self._seen: tuple[bytes, bytes] | None = None
+        place = _place_of_twister()
+        self._peek = None if place is None else _Peek(_torch_stream, place)
+
+    def has_moved(self) -> bool:
+        """Returns whether the state is another one, or may be."""
+        peek = self._peek
+        return peek is None or peek() != self._seen
+
+    def take(self) -> None:
+        """Takes the state as it is now."""
+        self.state = _torch_stream.get_state()
+        if self._peek is not None:
+            self._seen = self._peek()
+
+
+class _Peek:
+    """What changes in the memory of a torch generator whenever it is drawn from, or seeded.
+
+    That is the seed, the position and the first words, and the normal numbers in reserve, which
+    come behind the words.
+    """
+
+    def __init__(self, generator: torch.Generator, place: int) -> None:
+        self._generator = generator  # the memory is there as long as it is
+        address = generator._cdata + place
+        self._head = (ctypes.c_char * 32).from_address(address)
+        self._reserve = (ctypes.c_char * 24).from_address(address + _TWISTER)
+
+    def __call__(self) -> tuple[bytes, bytes]:
+        return self._head.raw, self._reserve.raw
+
+
+@functools.cache
+def _place_of_twister() -> int | None:
+    """Returns where a torch generator keeps its Mersenne Twister; None if it is not where we think.
+
+    Nobody promises that place, so it is looked for and tried out on a generator of our own.
+    """
+    probe = torch.Generator().manual_seed(5489)
+    address = getattr(probe, "_cdata", None)
+    if not isinstance(address, int):
+        return None
+    state = bytes(probe.get_state().tolist())
+    if len(state) < _TORCH_HEAD + 8 * _TORCH_WORDS:
+        return None
+    words = struct.unpack_from(f"={_TORCH_WORDS}Q", state, _TORCH_HEAD)
+    # It holds its words, and so at least as many bytes.
+    memory = ctypes.string_at(address, 4 * _TORCH_WORDS)
+    place = memory.find(struct.pack("=64I", *words[:64])) - _BEFORE_WORDS
+    if place < 0:
+        return None
+    peek = _Peek(probe, place)
+    seen = {peek()}
+    draws = [torch.rand, torch.randn, torch.randn]  # the second normal number is one in reserve
+    for draw, dtype in itertools.product(draws, (torch.float32, torch.float64)):
+        draw(1, generator=probe, dtype=dtype)
+        seen.add(peek())
+    probe.manual_seed(5490)
+    seen.add(peek())
+    return place if len(seen) == 2 * len(draws) + 2 else None
 
 
 class _PythonStream:

@@ -28,7 +28,7 @@ MOST_COPIED = 256 << 20
 _EVERY = 100
 # Bytes that are copied without being asked for, and the part of the time that it may take.
 _SMALL = 16 << 20
-_SHARE = 0.002
+_SHARE = 0.0005
 
 
 def bytes_in(tensors: Iterable[Tensor]) -> int:

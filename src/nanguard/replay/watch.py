@@ -414,12 +414,17 @@ class Watch(ABC):
 
     def bad_gradient(self, optimizer: Optimizer) -> Symptom | None:
         """Returns what is wrong with the gradients of an optimizer."""
+        clipped = self.clipped_norm
+        if type(clipped) is torch.Tensor and clipped.is_cpu:
+            self.grad_norm = as_number(clipped)
+            if math.isfinite(self.grad_norm):
+                return None  # nearly always, and no gradient was touched
         trained = parameters_of([optimizer])
         gradients = [grad for p in trained if (grad := p.grad) is not None]
         if not gradients or gradients[0].is_meta:
             return None
-        if self.clipped_norm is not None:
-            norm = float(whole(self.clipped_norm))
+        if clipped is not None:
+            norm = float(whole(clipped))
         else:
             quick = norm_at_hand(gradients)
             norm = float(whole(Gradients(trained).norm())) if quick is None else quick

@@ -91,7 +91,10 @@ class Late:
     def can_take(self, optimizer: Optimizer) -> bool:
         """Returns whether an optimizer's own kernel can be held back on the device."""
         groups = optimizer.param_groups
-        if not groups or not groups[0].get("fused") or self._live.together.active:
+        if not groups or not groups[0].get("fused"):
+            return False
+        params = groups[0]["params"]
+        if (params and params[0].is_cpu) or self._live.together.active:
             return False  # ranks agree on the host, and replay nothing in the run itself
         known = (weakref.ref(optimizer), vars(optimizer).get("step"), len(groups))
         if known == self._taken and optimizer.state:
