@@ -659,3 +659,27 @@ def test_snapshots_wait_until_no_gradients_are_accumulated(tmp_path: Path):
                 break
 
     assert differences(*resumed(tmp_path, train, build)) == []
+
+
+@pytest.mark.parametrize(
+    "draw",
+    [
+        lambda: torch.rand(1),
+        lambda: torch.randn(1),
+        lambda: torch.randn(1, dtype=torch.float64),
+        lambda: torch.manual_seed(3),
+        lambda: torch.randperm(5),
+        lambda: np.random.rand(),
+        lambda: random.random(),
+    ],
+)
+def test_streams_are_read_again_exactly_if_they_have_moved(draw):
+    streams = RandomStreams([])
+    seed_all(1)
+    torch.randn(1)  # another number may be in reserve now
+    before = streams.capture()
+    assert streams.capture() is before
+    numbers = [draw(), torch.randn(1), np.random.rand(), random.random()][1:]
+    assert streams.capture() is not before
+    streams.restore(before)
+    assert [draw(), torch.randn(1), np.random.rand(), random.random()][1:] == numbers

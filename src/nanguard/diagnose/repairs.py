@@ -266,16 +266,15 @@ def finite_masks(case: Case) -> list[Repair]:
     file = SourceFile.open(sites[0].file)
     if file is None:
         return []
-    changes: list[tuple[ast.AST, str]] = []
-    for site in sites:
-        if site.file == file.path:
-            changes += [(node, value) for node in _infinities(file, site.line)]
+    # A layer that comes several times in a model has masked as often, in the same line.
+    lines = sorted({site.line for site in sites if site.file == file.path})
+    changes = [(node, value) for line in lines for node in _infinities(file, line)]
     if not changes:
         return []
     new = file.replaced(changes)
-    lines = ", ".join(str(site.line) for site in sites if site.file == file.path)
+    where = ", ".join(map(str, lines))
     summary = (
-        f"line {lines}: mask with {value} instead of -inf, so that a row never sums to nothing"
+        f"line {where}: mask with {value} instead of -inf, so that a row never sums to nothing"
     )
     return [Repair(summary, (file.path, new), file.diff(new))]
 

@@ -140,7 +140,7 @@ class _Peek:
 
     def __init__(self, generator: torch.Generator, place: int) -> None:
         self._generator = generator  # the memory is there as long as it is
-        address = generator._cdata + place
+        address: int = generator._cdata + place  # type: ignore[attr-defined]
         self._head = (ctypes.c_char * 32).from_address(address)
         self._reserve = (ctypes.c_char * 24).from_address(address + _TWISTER)
 

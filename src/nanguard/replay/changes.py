@@ -444,6 +444,8 @@ def _replace_rows(
     with torch.no_grad():
         for tensor in tensors:
             if tensor.dim() and tensor.shape[0] == size and not tensor.requires_grad:
+                if not all(tensor.stride()):
+                    continue  # it repeats what it has, and so has no values of its own to write to
                 for row in samples:
                     if written is not None:
                         written.append((tensor[row], tensor[row].clone(), tensor._version))

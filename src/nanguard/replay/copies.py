@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 import time
+import weakref
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
 MOST_COPIED = 256 << 20
 # Good steps between two copies, if they are wanted.
 _EVERY = 100
+# Copies that are taken as an optimizer has become another one; some scripts make one in each step.
+_MOST_NEWS = 64
 # Bytes that are copied without being asked for, and the part of the time that it may take.
 _SMALL = 16 << 20
 _SHARE = 0.0005
@@ -110,6 +113,11 @@ class Written:
                     set_version(parameter, version)
 
 
+def _shape_of(optimizer: Optimizer) -> tuple[int, int]:
+    """Returns how many parameters an optimizer trains, and of how many it knows something."""
+    return sum(len(group["params"]) for group in optimizer.param_groups), len(optimizer.state)
+
+
 class LastGood:
     """The last good state of a run, in memory.
 
@@ -123,14 +131,28 @@ class LastGood:
         self._due = 0.0
         self._steps = 0
         self._copy: StateCopy | None = None
+        # For each optimizer, how much it trained and knew when the copy was taken, and how often a
+        # copy was taken as that had changed.
+        self._holds: weakref.WeakKeyDictionary[Optimizer, tuple[int, int]]
+        self._holds = weakref.WeakKeyDictionary()
+        self._news = 0
 
     @property
     def is_there(self) -> bool:
         """Whether there is a state to go back to."""
         return self._copy is not None
 
-    def before_first_step(self) -> None:
-        """Takes a copy of what has never moved: some optimizers divide by zero at once."""
+    def before_step(self, optimizer: Optimizer) -> None:
+        """Takes a copy of what has never moved: some optimizers divide by zero at once.
+
+        That is so in the first step of an optimizer, and where it was given more to train, or its
+        state was emptied.
+        """
+        known, now = self._holds.get(optimizer), _shape_of(optimizer)
+        if now == known or self._news >= _MOST_NEWS:
+            return
+        self._news += 1
+        self._holds[optimizer] = now
         if self._is_small():
             self.take()
 
@@ -164,6 +186,8 @@ class LastGood:
         trained, optimizers = self._trained(), self._watch.optimizers()
         if all_finite([*trained, *state_tensors(optimizers)]):
             self._copy = StateCopy(trained, optimizers)
+            for optimizer in optimizers:
+                self._holds[optimizer] = _shape_of(optimizer)
 
     def restore(self) -> None:
         """Goes back."""

@@ -108,6 +108,8 @@ class UpdateInPlace(InPlace):
         try:
             if self._before is not None:
                 self._before.restore()
+                if _bad_ones(self._optimizer):
+                    return ReplayOutcome(error="nobody has a copy of the state before the step"), []
             return super()._replay_here(task, variant, seconds)
         finally:
             now.put_back(unnoticed=True)
@@ -154,10 +156,14 @@ class UpdateInPlace(InPlace):
         if site is None or site.file not in source:
             return False
         before = _settings_on("".join(linecache.getlines(site.file)), site.line)
+        takes = inspect.signature(type(self._optimizer).__init__).parameters
+        takes_any = any(one.kind is one.VAR_KEYWORD for one in takes.values())
         changed = False
         for place, value in _settings_on(source[site.file], site.line).items():
             name = place[1]
             if before.get(place) == value or name not in self._optimizer.defaults:
+                continue
+            if name not in takes and not takes_any:
                 continue
             try:
                 setting = ast.literal_eval(value)

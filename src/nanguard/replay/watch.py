@@ -132,7 +132,7 @@ class Watch(ABC):
 
     def made(self, optimizer: Optimizer) -> None:
         """Notes a new optimizer."""
-        self.made_by.append(Made(weakref.ref(optimizer), here()))
+        self.made_by.append(Made(weakref.ref(optimizer), here(constructs=optimizer)))
         self._models = self._buffers = None
         self._clipped = []
 

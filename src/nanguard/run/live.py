@@ -366,8 +366,8 @@ class Live(Watch):
             self.by_script.note_discarded()
         if self.bad_steps.doubt is not None:
             self.own(self.bad_steps.settle_doubt)
-        if self.ordinal < _CAREFUL and self.number_of(optimizer) == 0:
-            self.own(self.last_good.before_first_step)
+        if self.ordinal < _CAREFUL or self._is_doubtful(optimizer):
+            self.own(self.last_good.before_step, optimizer)
         with self.cut_rate(optimizer):
             result = call()
         if loss is None:

@@ -34,6 +34,9 @@ _BYTE_ORDER_MARK = "\ufeff"
 # Lines above and below a change in the diff of an incident.
 _DIFF_LINES = 2
 
+# A parenthesis that groups, and does not call.
+_GROUP = re.compile(rb"(?<![\w)\]])\($")
+
 
 def apply(content: str, edits: Iterable[Edit]) -> str:
     """Returns a text with edits applied, of which no two overlap.
@@ -234,6 +237,11 @@ class SourceFile:
             line, end_line, column, end_column = span_of(node)
             before = lines[line - 1][:column]
             after = lines[end_line - 1][end_column:]
+            if _GROUP.search(before) and after.startswith(b").") and _is_chain(new):
+                before, after = (
+                    before[:-1],
+                    after[1:],
+                )  # (a + b).sum(): what is put there needs none
             lines[line - 1 : end_line] = [before + new.encode() + after]
         return b"".join(lines).decode()
 
@@ -392,6 +400,15 @@ def span_of(node: ast.AST) -> tuple[int, int, int, int]:
         getattr(node, "col_offset", 0),
         getattr(node, "end_col_offset", 0) or 0,
     )
+
+
+def _is_chain(text: str) -> bool:
+    """Returns whether attributes can be taken of an expression as it is written."""
+    try:
+        node = ast.parse(text, mode="eval").body
+    except (SyntaxError, ValueError):
+        return False
+    return isinstance(node, (ast.Call, ast.Attribute, ast.Name, ast.Subscript))
 
 
 def _start(node: ast.AST) -> tuple[int, int]:

@@ -88,7 +88,7 @@ class BadInitialization(Cause):
             return [
                 Repair("go back to an earlier checkpoint, or load only what is good in this one")
             ]
-        if case.phase != "init":
+        if case.phase != "init" and case.op != "empty":
             return self._other_value(case)
 
         def make(file: SourceFile, site: Site) -> str | None:
@@ -98,7 +98,7 @@ class BadInitialization(Cause):
             text = file.text_of(call.func)
             return file.replaced([(call.func, text.rpartition(".")[0] + ".zeros")])
 
-        return edit(case.origin.site, "fill the parameter: torch.zeros", make)
+        return edit(case.origin.site, "fill it: torch.zeros, or as the layer is initialised", make)
 
     def _other_value(self, case: Case) -> list[Repair]:
         names = {

@@ -2,19 +2,38 @@
 
 from __future__ import annotations
 
+import ast
 import math
 import re
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from nanguard.diagnose.cause import ARCS, CASTS, LARGEST, LOGS, Cause, Suspicion
-from nanguard.diagnose.repairs import Repair, numbers_on_line, replaced_text, without_samples
+from nanguard.diagnose.repairs import (
+    Repair,
+    bounded,
+    edit,
+    numbers_on_line,
+    replaced_text,
+    without_samples,
+)
+from nanguard.source.edits import SourceFile, argument, called_name
 
 if TYPE_CHECKING:
     from nanguard.diagnose.cause import Case
     from nanguard.diagnose.lab import Trial
+    from nanguard.replay.tracer.sites import Site
 
 # The smallest float32 rounds to -inf in bfloat16.
 _FLOAT32_MIN = r"torch\.finfo\(torch\.float(32)?\)\.min"
+# What computes in the type of its operands, under autocast, too: written as a sign, and as a call.
+_ARITHMETIC: dict[str, Any] = {
+    "add": ast.Add,
+    "sub": ast.Sub,
+    "mul": ast.Mult,
+    "div": ast.Div,
+    "pow": ast.Pow,
+}
+_KEEP_TYPE = ("sum", "mean", "square", "exp", "cumsum", "prod", "var", "std", "norm", "logsumexp")
 _NUMBER = re.compile(r"(?<![\w.])-?\d+(?:\.\d*)?(?:e[+-]?\d+)?", re.IGNORECASE)
 
 
@@ -99,6 +118,8 @@ class HalfPrecisionOverflow(Cause):
             )
         if case.precision == "bfloat16":
             found += _own_minimum(case)
+        if case.precision == "float16":
+            found += _operand_in_float32(case)
         if case.precision == "float16" and case.facts.made is not None:
             summary = "use bfloat16, which has the range of float32, instead of float16"
             if case.facts.autocast == "float16":
@@ -114,6 +135,33 @@ class HalfPrecisionOverflow(Cause):
             )
         )
         return found + without_samples(case, "scale or clip such samples")
+
+
+def _operand_in_float32(case: Case) -> list[Repair]:
+    """Takes an operand of what overflows in float32, where the result then is one, too.
+
+    Autocast would make half-precision numbers of the operands of a matrix product again.
+    """
+
+    def make(file: SourceFile, site: Site) -> str | None:
+        def accept(node: ast.AST) -> bool:
+            if isinstance(node, ast.BinOp):
+                return isinstance(node.op, _ARITHMETIC.get(case.op, ()))
+            return called_name(node) == case.op
+
+        node = file.node_at(site, accept)
+        if isinstance(node, ast.BinOp):
+            number = isinstance(node.left, ast.Constant)
+            operand: ast.expr | None = node.right if number else node.left
+        else:
+            operand = argument(node) if isinstance(node, ast.Call) else None
+        if operand is None:
+            return None
+        return file.replaced([(operand, bounded(file.text_of(operand), ".float()"))])
+
+    if case.op not in _ARITHMETIC and case.op not in _KEEP_TYPE:
+        return []
+    return edit(case.origin.site, f"compute {case.op} in float32", make)
 
 
 def _own_minimum(case: Case) -> list[Repair]:

@@ -184,13 +184,19 @@ def site_of_function(function: Any) -> Site | None:
     return Site(code.co_filename, code.co_firstlineno, code.co_name)
 
 
-def here() -> Site | None:
+def here(constructs: object = None) -> Site | None:
     """Returns the place in the user's code that the caller was called from.
 
     Packages that only hand a call on are passed over, as ``accelerator.backward(loss)`` does with
     ``loss.backward()``: their functions are called like what they call.
+
+    Args:
+        constructs: An object that is being made; its own constructor is passed over.
     """
-    nearest = frame = users_frame(sys._getframe(1))
+    frame = users_frame(sys._getframe(1))
+    while frame is not None and constructs is not None and _is_constructor(frame, constructs):
+        frame = users_frame(frame.f_back)
+    nearest = frame
     while (
         nearest is not None
         and frame is not None
@@ -201,6 +207,13 @@ def here() -> Site | None:
     if frame is None or is_installed(frame.f_code.co_filename):
         frame = nearest
     return None if frame is None else site_of(place_of(frame))
+
+
+def _is_constructor(frame: FrameType, made: object) -> bool:
+    code = frame.f_code
+    if code.co_name != "__init__" or not code.co_argcount:
+        return False
+    return frame.f_locals.get(code.co_varnames[0]) is made
 
 
 def _span(code: CodeType, instruction: int) -> tuple[int, int, int, int] | None:
