@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import mmap
 import os
 import random
 import signal
@@ -166,6 +167,32 @@ def test_figures_of_several_campaigns_add_up(tmp_path: Path):
     other = json.loads(Path(files[1]).read_text())
     Path(files[1]).write_text(json.dumps({**other, "code": "another"}))
     assert "2 states of the code" in fuzz("--sum", *files, folder=tmp_path).stderr
+
+
+def test_what_a_process_holds_is_not_counted_as_the_cost_of_an_input(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    """Processes that had loaded torch once had no 64 MB left for a notebook."""
+    held: list[mmap.mmap] = []
+
+    def hungry(_kind: str, _path: Path, _spread: Any = None) -> campaign.Verdict:
+        held.append(mmap.mmap(-1, 1 << 30, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
+        return campaign.Verdict("not checked", code=2)
+
+    monkeypatch.setattr(campaign, "check", hungry)
+    tally = Campaign(["toml"]).run(count=4)
+    assert (tally.failures, tally.unconfirmed, tally.codes["toml"]) == ([], [], {2: 4})
+
+
+def test_an_input_that_takes_too_much_memory_is_seen(monkeypatch: pytest.MonkeyPatch):
+    def greedy(_kind: str, _path: Path, _spread: Any = None) -> campaign.Verdict:
+        mmap.mmap(-1, 2 << 30, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        return campaign.Verdict("clean")
+
+    monkeypatch.setattr(campaign, "check", greedy)
+    monkeypatch.setattr(campaign, "UserCheck", partial(Said, "traceback"))
+    tally = Campaign(["toml"]).run(count=1)
+    assert [one.what for one in tally.failures] == ["traceback"]
 
 
 def test_a_process_that_dies_costs_one_input(monkeypatch: pytest.MonkeyPatch):
