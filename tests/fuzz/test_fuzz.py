@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from benchmarks.fuzz import __main__ as fuzzer
 from benchmarks.fuzz import campaign, mutations
 from benchmarks.fuzz.campaign import (
     Campaign,
@@ -207,6 +208,20 @@ def test_a_process_that_dies_costs_one_input(monkeypatch: pytest.MonkeyPatch):
     tally = Campaign(["toml"]).run(count=5)
     assert tally.inputs == {"toml": 5}
     assert [(one.number, one.what) for one in tally.failures] == [(2, "died")]
+
+
+def test_an_input_that_ends_its_process_can_be_looked_at_again(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+):
+    def deadly(_kind: str, _path: Path, _spread: Any = None) -> campaign.Verdict:
+        os.kill(os.getpid(), signal.SIGABRT)
+        raise AssertionError("it is still there")
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(campaign, "check", deadly)
+    monkeypatch.setattr(sys, "argv", ["fuzz", "--again", "toml", "3"])
+    assert fuzzer.main() == 1
+    assert ", died; as a user: fine" in capsys.readouterr().out
 
 
 PLAIN: Any = st.recursive(
