@@ -146,6 +146,7 @@ def test_a_huge_file_is_refused() -> None:
     [
         ("lr: 0.1\nsteps: {{ steps }}\n", "a mapping stands where a key has to be"),
         ("? [a, b]\n: 1\n", "a sequence stands where a key has to be"),
+        ("a: &x {b: 1}\n*x : 2\n", "a mapping stands where a key has to be"),
         ("a: &x 1\nb: &x 2\n", "'x' names two values"),
         ("trainer:\n  <<: lightning.Trainer\n", "what is merged with << is no mapping"),
         ("a: &x {b: 1}\nc:\n  <<: [*x, 3]\n", "what is merged with << is no mapping"),

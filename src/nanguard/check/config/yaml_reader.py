@@ -159,7 +159,8 @@ class _Builder:
         if into.node.kind == "sequence":
             into.node.items.append(node)
         elif into.key is None:
-            into.key = node if alias is None else _at(node, alias)
+            named = alias is not None and node.kind == "scalar"
+            into.key = _at(node, alias) if named else node
         else:
             self._entry(into, into.key, node)
             into.key = None
