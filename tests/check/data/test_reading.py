@@ -268,6 +268,24 @@ def test_an_array_that_promises_more_than_it_has(tmp_path: Path):
     assert "cut off" in str(read(tmp_path / "t.npy").broken)
 
 
+@pytest.mark.parametrize(("kind", "loads"), [("4f4", False), ("(1,)f4", True)])
+def test_elements_that_are_arrays_are_read_as_numpy_reads_them(
+    kind: str, loads: bool, tmp_path: Path
+):
+    path = tmp_path / "t.npy"
+    np.save(path, np.zeros((4, 4), "<f4"))
+    head, numbers = path.read_bytes()[:128], path.read_bytes()[128:]
+    changed = head.replace(b"'<f4'", repr(kind).encode())
+    path.write_bytes(changed.replace(b" " * (len(changed) - 128) + b"\n", b"\n") + numbers * 4)
+    if loads:
+        assert np.load(path).shape[:2] == (4, 4)
+        assert read(path).broken is None
+    else:
+        with pytest.raises(ValueError, match="Failed to read all data"):
+            np.load(path)
+        assert "its elements are arrays" in str(read(path).broken)
+
+
 def test_a_packed_array_that_would_fill_the_memory(tmp_path: Path):
     np.save(tmp_path / "x.npy", np.zeros(4))
     short, long = b"(4,), }" + b" " * 10, b"(99999999999,), }"
