@@ -35,7 +35,6 @@ from benchmarks.fuzz.campaign import (
     Trial,
     as_a_user,
     minimised,
-    verdict_in,
 )
 from benchmarks.fuzz.inputs import KINDS, ROOT, TESTS, input_of
 
@@ -107,9 +106,11 @@ def _again(kind: str, seed: int, number: int) -> int:
     """Checks one input once more, here and as a user; leaves it in this folder."""
     data = input_of(kind, seed, number)
     Path(KINDS[kind].file).write_bytes(data)
-    says, (what, why) = verdict_in(kind, data), as_a_user(kind, data)
+    trial = Trial(kind)
+    says, (what, why) = trial.verdict(data), as_a_user(kind, data)
+    trial.end()
     print(f"{KINDS[kind].file}: {len(data)} bytes, {says}; as a user: {what or 'fine'} {why}")
-    return int(says in ("traceback", "clean-but-refused") or bool(what))
+    return int(says in WRONG or bool(what))
 
 
 def _corpus(folder: Path) -> int:

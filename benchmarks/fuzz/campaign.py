@@ -46,6 +46,7 @@ WRONG = ("traceback", "died", "slow", "large", "clean-but-refused", "exit-code")
 # What one input may cost.
 SECONDS = 20.0
 MEMORY = 1 << 30
+_FOR_LIBRARIES = 1 << 29  # that are imported for an input
 # Seconds without any progress, by the clock, after which a process hangs: machines are busy.
 _HANGS = 180.0
 # What a process that is at work says: which input, and whether the format's own reader has it now.
@@ -509,14 +510,17 @@ def _hold_back() -> None:
     os.environ["RUST_BACKTRACE"] = "0"  # and so does naming each function of a panic
     import nanguard.check.engine  # noqa: F401 - imported once, and not for the first input
 
-    with Path("/proc/self/status").open(encoding="ascii", errors="replace") as file:
-        held = next(int(line.split()[1]) << 10 for line in file if line.startswith("VmData"))
-    # Libraries that are imported later need room as well.
-    resource.setrlimit(resource.RLIMIT_DATA, (held + MEMORY + (1 << 29), resource.RLIM_INFINITY))
-
 
 def _allow(seconds: float) -> float:
-    """Allows so much more processor time; returns what was used so far."""
+    """Allows so much more processor time, and memory for one input; returns the time used so far.
+
+    What a process holds already is not counted: libraries are loaded for the first input that needs
+    them, and torch alone takes more, the more processors there are, than an input may cost.
+    """
+    with Path("/proc/self/status").open(encoding="ascii", errors="replace") as file:
+        held = next(int(line.split()[1]) << 10 for line in file if line.startswith("VmData"))
+    most = held + MEMORY + _FOR_LIBRARIES
+    resource.setrlimit(resource.RLIMIT_DATA, (most, resource.RLIM_INFINITY))
     used = resource.getrusage(resource.RUSAGE_SELF)
     spent = used.ru_utime + used.ru_stime
     most = int(spent) + int(seconds) + 1

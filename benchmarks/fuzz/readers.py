@@ -116,11 +116,15 @@ def _json_lines(path: Path) -> None:
 
 
 def _yaml(path: Path) -> None:
+    """Makes the values as well, but for those with tags that some library has to know."""
     import yaml
 
-    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-    for event in yaml.parse(path.read_bytes(), Loader=loader):
-        del event
+    class Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
+        pass
+
+    Loader.add_multi_constructor("", lambda *_: None)
+    for document in yaml.load_all(path.read_bytes(), Loader=Loader):
+        del document
 
 
 def _toml(path: Path) -> None:

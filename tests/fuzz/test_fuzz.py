@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import mmap
 import os
 import random
 import signal
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from benchmarks.fuzz import __main__ as fuzzer
 from benchmarks.fuzz import campaign, mutations
 from benchmarks.fuzz.campaign import (
     Campaign,
@@ -168,6 +170,32 @@ def test_figures_of_several_campaigns_add_up(tmp_path: Path):
     assert "2 states of the code" in fuzz("--sum", *files, folder=tmp_path).stderr
 
 
+def test_what_a_process_holds_is_not_counted_as_the_cost_of_an_input(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    """Processes that had loaded torch once had no 64 MB left for a notebook."""
+    held: list[mmap.mmap] = []
+
+    def hungry(_kind: str, _path: Path, _spread: Any = None) -> campaign.Verdict:
+        held.append(mmap.mmap(-1, 1 << 30, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
+        return campaign.Verdict("not checked", code=2)
+
+    monkeypatch.setattr(campaign, "check", hungry)
+    tally = Campaign(["toml"]).run(count=4)
+    assert (tally.failures, tally.unconfirmed, tally.codes["toml"]) == ([], [], {2: 4})
+
+
+def test_an_input_that_takes_too_much_memory_is_seen(monkeypatch: pytest.MonkeyPatch):
+    def greedy(_kind: str, _path: Path, _spread: Any = None) -> campaign.Verdict:
+        mmap.mmap(-1, 2 << 30, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        return campaign.Verdict("clean")
+
+    monkeypatch.setattr(campaign, "check", greedy)
+    monkeypatch.setattr(campaign, "UserCheck", partial(Said, "traceback"))
+    tally = Campaign(["toml"]).run(count=1)
+    assert [one.what for one in tally.failures] == ["traceback"]
+
+
 def test_a_process_that_dies_costs_one_input(monkeypatch: pytest.MonkeyPatch):
     def deadly(_kind: str, path: Path, _spread: Any = None) -> campaign.Verdict:
         if b"die" in path.read_bytes():
@@ -180,6 +208,20 @@ def test_a_process_that_dies_costs_one_input(monkeypatch: pytest.MonkeyPatch):
     tally = Campaign(["toml"]).run(count=5)
     assert tally.inputs == {"toml": 5}
     assert [(one.number, one.what) for one in tally.failures] == [(2, "died")]
+
+
+def test_an_input_that_ends_its_process_can_be_looked_at_again(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+):
+    def deadly(_kind: str, _path: Path, _spread: Any = None) -> campaign.Verdict:
+        os.kill(os.getpid(), signal.SIGABRT)
+        raise AssertionError("it is still there")
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(campaign, "check", deadly)
+    monkeypatch.setattr(sys, "argv", ["fuzz", "--again", "toml", "3"])
+    assert fuzzer.main() == 1
+    assert ", died; as a user: fine" in capsys.readouterr().out
 
 
 PLAIN: Any = st.recursive(

@@ -1,13 +1,18 @@
-"""Notebooks: the code in them, and the way back to their lines."""
+"""Texts within bounds; notebooks: the code in them, and the way back to their lines."""
 
 from __future__ import annotations
 
 import json
+import tracemalloc
+from typing import TYPE_CHECKING
 
 import pytest
 
 from nanguard.errors import SourceError
-from nanguard.source.text import Notebook
+from nanguard.source.text import NOTEBOOK_LIMIT, Notebook, read_bytes, read_head
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 def notebook(*sources: object, indent: int | None = 1, **more: object) -> str:
@@ -94,3 +99,27 @@ def test_odd_cells_do_no_harm():
         {"cells": [1, None, {"cell_type": "code"}, {"cell_type": "code", "source": [1]}]}
     )
     assert Notebook.read("n.ipynb", content).code.content == "\n\n"
+
+
+def test_a_small_file_takes_little_memory_whatever_the_limit(tmp_path: Path):
+    """Python takes all the memory that it is asked to read, and a process may have less left."""
+    path = tmp_path / "n.ipynb"
+    path.write_bytes(b"x" * 300_000)
+    tracemalloc.start()
+    try:
+        assert read_bytes(str(path), NOTEBOOK_LIMIT) == path.read_bytes()
+        assert tracemalloc.get_traced_memory()[1] < 4 << 20
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize("size", [299_999, 300_000])
+def test_a_file_is_read_up_to_its_limit(size: int, tmp_path: Path):
+    path = tmp_path / "a.py"
+    path.write_bytes(bytes(range(250)) * 1200)
+    assert read_head(str(path), size) == path.read_bytes()[:size]
+    if size < 300_000:
+        with pytest.raises(SourceError, match="it is larger than 292 KB"):
+            read_bytes(str(path), size)
+    else:
+        assert read_bytes(str(path), size) == path.read_bytes()

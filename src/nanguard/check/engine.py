@@ -302,7 +302,8 @@ class Check:
         elif not named and not may_configure(data):
             self._leave_out(path, NO_TRAINING, Omission.UNRELATED, expected=True)
         else:
-            text = Text(path, decode(path, data, python=False).content)
+            decoded = decode(path, data, python=False)
+            text = Text(path, decoded.content, decoded.bom)
             sure = named or by_name(path) is not None
             if not self.configs.read(text, sure=sure, named=named):
                 self._count(path)

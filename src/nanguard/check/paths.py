@@ -478,6 +478,11 @@ def may_configure(content: bytes) -> bool:
     return _TRAINING.search(content) is not None
 
 
+def is_called_a_configuration(path: str) -> bool:
+    """Returns whether a file's name says that it holds settings."""
+    return _CALLED_CONFIG.search(PurePath(path).name.lower()) is not None
+
+
 def _by_content(name: str, head: bytes, guess: FileKind | None) -> FileKind:
     start = head.lstrip(b"\xef\xbb\xbf \t\r\n")
     if start[:1] in (b"{", b"["):
@@ -493,7 +498,7 @@ def _by_content(name: str, head: bytes, guess: FileKind | None) -> FileKind:
     if _IMPORT.search(head) or _DEFINITION.search(head):
         return FileKind.PYTHON
     lines = [line for line in head.splitlines() if line.strip() and line.lstrip()[:1] != b"#"]
-    if not _CALLED_CONFIG.search(PurePath(name).name.lower()):
+    if not is_called_a_configuration(name):
         return FileKind.OTHER  # notes, logs and the formats of other programs have keys as well
     keys = len(_KEY.findall(head)) + len(_TABLE.findall(head))
     return FileKind.CONFIG if lines and keys * 2 >= len(lines) else FileKind.OTHER

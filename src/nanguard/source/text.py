@@ -15,7 +15,7 @@ import stat
 import sys
 from bisect import bisect_right
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from nanguard.errors import SourceError
 
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 PYTHON_LIMIT = 2 << 20
 CONFIG_LIMIT = 1 << 20
 NOTEBOOK_LIMIT = 64 << 20
+_BLOCK_BYTES = 256 << 10  # read at once: Python takes memory for all that it is asked to read
 
 _COOKIE = re.compile(rb"^[ \t\f]*#.*?coding[:=][ \t]*([-\w.]+)")
 _UTF16 = {codecs.BOM_UTF16_LE: "utf-16", codecs.BOM_UTF16_BE: "utf-16"}
@@ -147,13 +148,22 @@ def _read(path: str, limit: int, *, whole: bool) -> bytes:
         with open(path, "rb", opener=_without_waiting) as file:
             if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
                 raise _unreadable(path, "it is not a regular file")
-            data = file.read(limit + 1 if whole else limit)
+            data = _up_to(file, limit + 1 if whole else limit)
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise _unreadable(path, f"it cannot be read: {reason}") from error
     if whole and len(data) > limit:
         raise _too_large(path, limit)
     return data
+
+
+def _up_to(file: BinaryIO, most: int) -> bytes:
+    """Returns what a file holds, up to a number of bytes; takes no memory for what is not there."""
+    parts = []
+    while most > 0 and (part := file.read(min(most, _BLOCK_BYTES))):
+        parts.append(part)
+        most -= len(part)
+    return b"".join(parts)
 
 
 def _without_waiting(path: str, flags: int) -> int:
@@ -179,11 +189,13 @@ class Text:
     Attributes:
         path: The file, as the user named it.
         content: What it holds.
+        bom: The byte order mark before it.
         starts: The offset at which each line begins.
     """
 
     path: str
     content: str
+    bom: bytes = b""
     starts: tuple[int, ...] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import json
 import math
 import sys
@@ -131,6 +132,13 @@ def test_toml_with_a_repeated_key_is_read_and_the_key_is_seen() -> None:
     root = read_document(Text("a.toml", "a = 1\nb = 2\na = 3\n")).roots[0]
     assert [entry.repeats for entry in root.entries] == [False, False, True]
     assert root.entries[0].node.value == 1
+
+
+def test_toml_with_a_byte_order_mark_is_refused_as_its_reader_does() -> None:
+    with pytest.raises(tomllib.TOMLDecodeError):
+        tomllib.loads("\ufeffa = 1\n")
+    with pytest.raises(SourceError, match="byte order mark"):
+        read_document(Text("a.toml", "a = 1\n", codecs.BOM_UTF8))
 
 
 def test_the_language_is_told_by_the_text_where_the_name_says_nothing() -> None:

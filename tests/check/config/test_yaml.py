@@ -139,3 +139,28 @@ def test_a_huge_file_is_refused() -> None:
         read_document(Text("run.yaml", "a" * 3_000_000))
     with pytest.raises(SourceError, match="more than 200000 values"):
         read_document(Text("run.yaml", "x: [" + "1," * 300_000 + "]"))
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        ("lr: 0.1\nsteps: {{ steps }}\n", "a mapping stands where a key has to be"),
+        ("? [a, b]\n: 1\n", "a sequence stands where a key has to be"),
+        ("a: &x {b: 1}\n*x : 2\n", "a mapping stands where a key has to be"),
+        ("a: &x 1\nb: &x 2\n", "'x' names two values"),
+        ("trainer:\n  <<: lightning.Trainer\n", "what is merged with << is no mapping"),
+        ("a: &x {b: 1}\nc:\n  <<: [*x, 3]\n", "what is merged with << is no mapping"),
+        ("lr: !!float 1rho\n", "'1rho' cannot be read as float"),
+        ("seed: " + "1" * 5000 + "\n", "cannot be read as int"),
+        ("day: 2024-13-40\n", "'2024-13-40' cannot be read as timestamp"),
+    ],
+)
+def test_what_no_loader_makes_values_of_is_refused(content: str, says: str) -> None:
+    with pytest.raises((yaml.YAMLError, ValueError)):
+        yaml.safe_load(content)
+    with pytest.raises(SourceError, match=says):
+        read(content)
+
+
+def test_keys_with_tags_are_for_the_loader_that_knows_them() -> None:
+    assert [entry.key for entry in read("? !!python/tuple [a, b]\n: 1\n").entries] == ["(sequence)"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import tracemalloc
 import zipfile
 from typing import TYPE_CHECKING
 
@@ -15,6 +16,7 @@ import pytest
 from nanguard.check.data import records, table_files, tables
 from nanguard.check.data.data_reader import open_sources, read_request
 from nanguard.check.data.dataset import DataFile, Request
+from nanguard.check.data.formats import recognises
 from nanguard.check.scan import Expected, Scan
 
 if TYPE_CHECKING:
@@ -239,11 +241,49 @@ def test_objects_are_never_unpickled(tmp_path: Path):
     assert "Python objects" in file.error.what
 
 
+def test_what_a_stream_only_promises_takes_no_memory(tmp_path: Path):
+    for size in (1 << 29, -5):
+        path = tmp_path / "damaged.arrow"
+        path.write_bytes(b"\xff\xff\xff\xff" + size.to_bytes(4, "little", signed=True))
+        tracemalloc.start()
+        try:
+            assert "damaged" in str(read(path).broken)
+            assert tracemalloc.get_traced_memory()[1] < 1 << 22
+        finally:
+            tracemalloc.stop()
+
+
+def test_settings_twice_in_one_file_are_no_data(tmp_path: Path):
+    """They would be called clean, and whoever reads the settings refuses the second object."""
+    rows = b'{"lr": 1e-4, "nest": [1]}\n' * 2
+    assert recognises(tmp_path / "train.json", rows)
+    assert not recognises(tmp_path / "config.json", rows)
+    assert not recognises(tmp_path / "ds_config_zero2.json", rows)
+
+
 def test_an_array_that_promises_more_than_it_has(tmp_path: Path):
     np.save(tmp_path / "t.npy", np.zeros((4, 4)))
     data = (tmp_path / "t.npy").read_bytes().replace(b"(4, 4)", b"(9, 9)")
     (tmp_path / "t.npy").write_bytes(data)
     assert "cut off" in str(read(tmp_path / "t.npy").broken)
+
+
+@pytest.mark.parametrize(("kind", "loads"), [("4f4", False), ("(1,)f4", True)])
+def test_elements_that_are_arrays_are_read_as_numpy_reads_them(
+    kind: str, loads: bool, tmp_path: Path
+):
+    path = tmp_path / "t.npy"
+    np.save(path, np.zeros((4, 4), "<f4"))
+    head, numbers = path.read_bytes()[:128], path.read_bytes()[128:]
+    changed = head.replace(b"'<f4'", repr(kind).encode())
+    path.write_bytes(changed.replace(b" " * (len(changed) - 128) + b"\n", b"\n") + numbers * 4)
+    if loads:
+        assert np.load(path).shape[:2] == (4, 4)
+        assert read(path).broken is None
+    else:
+        with pytest.raises(ValueError, match="Failed to read all data"):
+            np.load(path)
+        assert "its elements are arrays" in str(read(path).broken)
 
 
 def test_a_packed_array_that_would_fill_the_memory(tmp_path: Path):

@@ -127,6 +127,7 @@ class Pickled:
         end: The offset behind it.
         names: Every class and function that loading would look up, in order.
         outside: Every reference to something outside the pickle.
+        calls: Everything that loading would make by calling something.
         beyond: The first instruction that torch does not follow with ``weights_only=True``.
     """
 
@@ -134,6 +135,7 @@ class Pickled:
     end: int
     names: dict[str, Global] = field(default_factory=dict)
     outside: list[Persistent] = field(default_factory=list)
+    calls: list[Call] = field(default_factory=list)
     beyond: bytes | None = None
 
 
@@ -164,6 +166,7 @@ class PickleReader:
         self.memo: dict[int, object] = {}
         self.names: dict[str, Global] = {}
         self.outside: list[Persistent] = []
+        self.calls: list[Call] = []
         self.opcodes = OPCODES
         self.beyond: bytes | None = None
         self.text = 0
@@ -185,7 +188,8 @@ class PickleReader:
         for _ in range(MAX_STEPS):
             code = self.take(1)
             if code == b".":
-                return Pickled(self.stack.pop(), self.at, self.names, self.outside, self.beyond)
+                made = (self.names, self.outside, self.calls, self.beyond)
+                return Pickled(self.stack.pop(), self.at, *made)
             if code not in _OF_TORCH and self.beyond is None:
                 self.beyond = code
             self.opcodes[code](self)
@@ -346,7 +350,7 @@ def _set(r: PickleReader, items: list[object]) -> None:
 
 def _pairs(r: PickleReader, items: list[object]) -> list[tuple[object, object]]:
     """Returns keys with their values; no dictionary has half a pair, or a list for a key."""
-    if len(items) % 2 or not all(map(_can_be_key, items[::2])):
+    if len(items) % 2 or not all(map(can_be_key, items[::2])):
         raise _senseless(r)
     return list(zip(items[::2], items[1::2], strict=True))
 
@@ -358,12 +362,17 @@ _NO_KEYS = frozenset(
 )
 
 
-def _can_be_key(key: object, deeper: int = 8) -> bool:
-    """Returns whether a dictionary takes a key, which is nothing that can change."""
+def can_be_key(key: object, deeper: int = 8) -> bool:
+    """Returns whether a dictionary takes a key, which is nothing that can change.
+
+    Args:
+        key: The key.
+        deeper: How many tuples in tuples are looked into.
+    """
     if isinstance(key, Call):
         return key.full not in _NO_KEYS
     if isinstance(key, tuple) and deeper and len(key) < _LONG_KEY:
-        return all(_can_be_key(part, deeper - 1) for part in key)
+        return all(can_be_key(part, deeper - 1) for part in key)
     return not isinstance(key, (list, PickleDict))
 
 
@@ -393,33 +402,19 @@ def _call(r: PickleReader, function: object, args: object) -> None:
     # The class of a storage stands for the type of its numbers, and is never called.
     if function.full.startswith("torch.") and function.full.endswith("Storage"):
         raise _senseless(r)
-    if isinstance(args, tuple) and not _can_be_called(function.full, args):
-        raise _senseless(r)
-    r.push_new(Call(function, args))
+    r.calls.append(Call(function, args))
+    r.push_new(r.calls[-1])
 
 
-# Classes that are made of at most one thing, which others can be taken from one by one.
+# Classes to which nothing can be given by calling what was made of them.
 _COLLECTIONS = frozenset(
     ("torch.Size", "collections.OrderedDict", "builtins.set", "builtins.frozenset", "builtins.list")
 )
-_TENSOR = "torch._utils._rebuild_tensor_v2"
 
 
 def _is_tensor(value: object) -> bool:
     """Returns whether something would be a tensor, to which nothing is appended."""
-    return isinstance(value, Call) and value.full == _TENSOR
-
-
-def _can_be_called(function: str, args: tuple[object, ...]) -> bool:
-    """Returns whether a class or function that every reader knows takes these arguments."""
-    if function == _TENSOR:  # of a storage: offset, size, stride, requires_grad, hooks, metadata
-        return len(args) in (6, 7) and isinstance(args[4], (bool, Call))
-    if function not in _COLLECTIONS or not args:
-        return True
-    if len(args) > 1 or args[0] is None or isinstance(args[0], (int, float)):
-        return False
-    numbers = args[0] if isinstance(args[0], (tuple, list)) else ()
-    return function != "torch.Size" or all(isinstance(one, (int, Call)) for one in numbers)
+    return isinstance(value, Call) and value.full == "torch._utils._rebuild_tensor_v2"
 
 
 def _reduce(r: PickleReader) -> None:
@@ -501,6 +496,14 @@ def _bytes_of(width: int) -> Callable[[PickleReader], None]:
     return lambda r: r.push(r.skipped(r.unsigned(width), LONGEST_BYTES))
 
 
+def _old_text(r: PickleReader) -> None:
+    """Puts bytes on the stack that Python 2 took for text, and torch, by default, for UTF-8."""
+    found = r.skipped(r.unsigned(1), LONGEST_BYTES)
+    if isinstance(found, bytes) and found.decode("utf-8", "ignore").encode() != found:
+        r.beyond = r.beyond or b"U"
+    r.push(found)
+
+
 def _text_of(width: int) -> Callable[[PickleReader], None]:
     return lambda r: r.push_text(r.unsigned(width))
 
@@ -548,7 +551,7 @@ OPCODES: dict[bytes, Callable[[PickleReader], object]] = {
     b"S": _quoted_line,
     b"V": _text_line,
     b"T": _bytes_of(4),
-    b"U": _bytes_of(1),
+    b"U": _old_text,
     b"B": _bytes_of(4),
     b"C": _bytes_of(1),
     b"\x8e": _bytes_of(8),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import pickletools
 import re
 import struct
@@ -22,7 +23,15 @@ from nanguard.check.checkpoint.byte_ranges import (
     read_directory,
     unpacked,
 )
-from nanguard.check.checkpoint.pickle_reader import Global, Persistent, Pickled, Span, read_pickle
+from nanguard.check.checkpoint.pickle_reader import (
+    Call,
+    Global,
+    Persistent,
+    Pickled,
+    Span,
+    can_be_key,
+    read_pickle,
+)
 from nanguard.check.checkpoint.tensor_tree import TensorTree, storage_type, walk
 from nanguard.check.checkpoint.tensors import DTYPES, STORAGES, Storage
 
@@ -200,7 +209,7 @@ class _Nesting:
 def _read(blob: Blob, nesting: _Nesting) -> TorchFile:
     if read(blob, 0, 4) == b"PK\3\4":
         return _archive(blob, nesting)
-    first = read_pickle(blob)
+    first = _made_of(read_pickle(blob))
     if first.value == MAGIC:
         found = _legacy(blob, first.end, nesting)
         found.names = {**first.names, **found.names}
@@ -217,7 +226,64 @@ def _read(blob: Blob, nesting: _Nesting) -> TorchFile:
 
 def _pickle_of_torch(blob: Blob, at: int = 0) -> Pickled:
     """Reads a pickle of torch's own format."""
-    return _note_instruction(read_pickle(blob, at))
+    return _note_instruction(_made_of(read_pickle(blob, at)))
+
+
+# How many arguments functions take that every reader knows.
+_ARGUMENTS = {
+    "torch._utils._rebuild_tensor_v2": (6, 7),
+    "torch._utils._rebuild_parameter": (3,),
+    "torch._utils._rebuild_parameter_with_state": (4,),
+    "torch.serialization._get_layout": (1,),
+    "torch.device": (1, 2),
+    "_codecs.encode": (1, 2, 3),
+    "torch.Size": (0, 1),
+    "collections.OrderedDict": (0, 1),
+    **dict.fromkeys(("builtins.set", "builtins.frozenset", "builtins.list"), (0, 1)),
+    **dict.fromkeys((f"torch.{name}" for name in DTYPES), ()),  # which are no functions
+}
+
+
+def _made_of(pickled: Pickled) -> Pickled:
+    """Returns a pickle of which every reader can make something.
+
+    Raises:
+        DamagedError: What it calls does not take what it is called with.
+    """
+    for call in pickled.calls:
+        if isinstance(call.args, tuple) and not _can_be_made(call, call.args):
+            error = DamagedError(f"{call.full} cannot be made of what the pickle says")
+            error.names = pickled.names
+            raise error
+    return pickled
+
+
+def _can_be_made(call: Call, args: tuple[object, ...]) -> bool:
+    name = call.full
+    if len(args) not in _ARGUMENTS.get(name, (len(args),)):
+        return False
+    if name == "torch._utils._rebuild_tensor_v2":  # whether it requires a gradient
+        return isinstance(args[4], (bool, Call))
+    if name == "_codecs.encode":
+        return len(args) < 2 or _is_encoding(args[1])
+    if name == "collections.OrderedDict" and isinstance(call.state, (int, float, str)):
+        return False
+    if not args or _ARGUMENTS.get(name) != (0, 1):
+        return True
+    if args[0] is None or isinstance(args[0], (int, float)):
+        return False
+    items = args[0] if isinstance(args[0], (tuple, list)) else ()
+    if name in ("builtins.set", "builtins.frozenset"):
+        return all(map(can_be_key, items))
+    return name != "torch.Size" or all(isinstance(one, (int, Call)) for one in items)
+
+
+def _is_encoding(name: object) -> bool:
+    """Returns whether Python knows an encoding; of other values than texts nothing is said."""
+    try:
+        return not isinstance(name, str) or codecs.lookup(name) is not None
+    except (LookupError, ValueError):
+        return False
 
 
 def _note_instruction(pickled: Pickled) -> Pickled:
@@ -345,7 +411,7 @@ def _archive(blob: Blob, nesting: _Nesting) -> TorchFile:
     if script and constants is not None:
         pickle = _part(blob, constants)
         more = _Archived(blob, pickle, entries, f"{root}constants/", nesting)
-        found.tree.tensors += walk(read_pickle(pickle).value, more).tensors
+        found.tree.tensors += walk(_made_of(read_pickle(pickle)).value, more).tensors
     return found
 
 
@@ -358,7 +424,9 @@ def _require_storages(pickled: Pickled, parts: int) -> None:
     """Raises DamagedError if a reference to a storage has more or fewer parts than torch takes."""
     for one in pickled.outside:
         key = one.key if isinstance(one.key, tuple) else ()
-        if key[:1] in (("storage",), (b"storage",)) and len(key) != parts:
+        if not key:
+            raise DamagedError("a reference to a storage has no parts")
+        if key[0] in ("storage", b"storage") and len(key) != parts:
             raise DamagedError(f"a reference to a storage has {len(key)} parts, not {parts}")
         view = key[5] if len(key) == _LINED_STORAGE else None
         if view is not None and not (isinstance(view, tuple) and len(view) == 3):

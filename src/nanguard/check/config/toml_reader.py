@@ -48,6 +48,8 @@ def must_be_toml(text: Text) -> None:
     Raises:
         SourceError: It refuses the text.
     """
+    if text.bom:  # of which nothing is left in what is handed over
+        raise _broken(text, 1, "it begins with a byte order mark; save it as UTF-8 without one")
     try:
         tomllib.loads(text.content)
     except (tomllib.TOMLDecodeError, RecursionError) as error:

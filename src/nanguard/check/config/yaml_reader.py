@@ -109,6 +109,8 @@ class _Builder:
 
     def _named(self, event: Any, node: Node) -> Node:
         if event.anchor is not None:
+            if event.anchor in self.anchors:
+                raise self._refused(event, f"{event.anchor!r} names two values")
             self.anchors[event.anchor] = node
         return node
 
@@ -116,7 +118,7 @@ class _Builder:
         line = event.start_mark.line + 1
         node = self.anchors.get(event.anchor)
         if node is None:
-            raise _broken(self.text, line, f"nothing is named {event.anchor!r}")
+            raise self._refused(event, f"nothing is named {event.anchor!r}")
         self.budget.node(line, len(self.open) + 1)
         self._place(node, event)
 
@@ -142,8 +144,12 @@ class _Builder:
         build = self.constructor.yaml_constructors[tag]
         try:
             return build(self.constructor, self.scalar_node(tag, event.value))
-        except (ValueError, KeyError, IndexError, OverflowError, AttributeError):
-            return event.value
+        except (ValueError, KeyError, IndexError, OverflowError, AttributeError) as error:
+            what = f"{event.value[:40]!r} cannot be read as {tag.removeprefix(_PREFIX)}"
+            raise self._refused(event, what) from error
+
+    def _refused(self, event: Any, problem: str) -> SourceError:
+        return _broken(self.text, event.start_mark.line + 1, problem)
 
     def _place(self, node: Node, alias: Any = None) -> None:
         if not self.open:
@@ -153,7 +159,8 @@ class _Builder:
         if into.node.kind == "sequence":
             into.node.items.append(node)
         elif into.key is None:
-            into.key = node if alias is None else _at(node, alias)
+            named = alias is not None and node.kind == "scalar"
+            into.key = _at(node, alias) if named else node
         else:
             self._entry(into, into.key, node)
             into.key = None
@@ -161,9 +168,13 @@ class _Builder:
     def _entry(self, into: _Open, key: Node, node: Node) -> None:
         if key.kind == "scalar" and key.style == "plain" and key.value == "<<":
             into.merges += node.items if node.kind == "sequence" else [node]
+            if any(source.kind != "mapping" for source in into.merges):
+                raise _broken(self.text, key.line, "what is merged with << is no mapping")
             return
         name = "null" if key.value is None else str(key.value)
         if key.kind != "scalar":
+            if key.tag is None:
+                raise _broken(self.text, key.line, f"a {key.kind} stands where a key has to be")
             name = f"({key.kind})"
         elif isinstance(key.value, bool):
             name = key.raw  # `no:` and `on:` are keys people mean as words

@@ -220,6 +220,8 @@ def _npy_header(file: IO[bytes], path: Path) -> tuple[tuple[int, ...], bool, Any
         raise _error(path, f"the header of an array cannot be read: {error}") from error
     if any(length < 0 for length in shape):
         raise _error(path, f"an array has the shape {shape}")
+    if dtype.subdtype is not None and math.prod(dtype.subdtype[1]) != 1:
+        raise _error(path, f"its elements are arrays ({dtype}), and numpy counts the numbers")
     if dtype.hasobject:
         raise NeedsCodeError(
             "the array holds Python objects, which only a pickle can make",

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from nanguard.check.checkpoint.safetensors import tensor_names
 from nanguard.check.data.columns import GROUPS, LABELS, TOKENS, plain_name
 from nanguard.check.data.dataset import DataFile, NeedsCodeError
+from nanguard.check.paths import is_called_a_configuration
 from nanguard.errors import SourceError
 
 if TYPE_CHECKING:
@@ -212,6 +213,8 @@ def holds_data(names: Iterable[str]) -> bool:
 
 
 def _json_lines(head: bytes, path: Path) -> bool:
+    if path.suffix.lower() == ".json" and is_called_a_configuration(path.name):
+        return False  # with something behind its end, which no reader of settings takes
     keys: list[set[str]] = []
     for line in head.splitlines()[:20]:
         try:

@@ -10,6 +10,7 @@ import csv
 import io
 import itertools
 import math
+import os
 import re
 from dataclasses import dataclass
 from typing import IO, TYPE_CHECKING, Any
@@ -515,14 +516,20 @@ def _message(file: IO[bytes], path: Path) -> tuple[int, bytes] | None:
     size = int.from_bytes(start[4:], "little", signed=True)
     if size == 0:
         return None
-    if not 0 < size <= MAX_MESSAGE:
-        raise _broken(path)
-    meta = file.read(size)
+    meta = _exactly(file, size, path)
     kind, length = _header(meta, path)
-    body = file.read(length)
-    if len(meta) < size or len(body) < length:
+    return kind, start + meta + _exactly(file, length, path)
+
+
+def _exactly(file: IO[bytes], size: int, path: Path) -> bytes:
+    """Returns the next bytes of a file; what is not there takes no memory."""
+    left = os.fstat(file.fileno()).st_size - file.tell()
+    if not 0 <= size <= min(left, MAX_MESSAGE):
         raise _broken(path)
-    return kind, start + meta + body
+    data = file.read(size)
+    if len(data) < size:  # it was cut meanwhile
+        raise _broken(path)
+    return data
 
 
 def _header(meta: bytes, path: Path) -> tuple[int, int]:
@@ -539,8 +546,6 @@ def _header(meta: bytes, path: Path) -> tuple[int, int]:
     if len(offsets) < 2:
         raise _broken(path)
     length = at(table + offsets[3], 8, signed=True) if len(offsets) > 3 and offsets[3] else 0
-    if not 0 <= length <= MAX_MESSAGE:
-        raise _broken(path)
     return at(table + offsets[1], 1), length
 
 
