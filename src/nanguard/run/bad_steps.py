@@ -110,7 +110,8 @@ class BadSteps:
         bad.why = _why_not(symptom, poisoned=poisoned)
         replayer = None
         if update is not None and bad.why is not None:
-            replayer = self._update_replayer(bad, optimizer, update, made=poisoned)
+            made = poisoned or symptom.where != "learning rate"
+            replayer = self._update_replayer(bad, optimizer, update, made=made)
             bad.why = bad.why if replayer is None else None
         if replayer is None:
             self._clear_gradients(optimizer)  # whose memory its replays may need
@@ -185,6 +186,10 @@ class BadSteps:
         live = self._live
         trained = [p for p in live.named_parameters().values() if p.requires_grad]
         poisoned = not all_finite(trained) or live.bad_buffers() is not None
+        if symptom.where == "optimizer state":
+            # An infinite moment keeps its weights from ever moving again: go back, if that is
+            # possible. It is no reason to stop.
+            poisoned = poisoned or live.last_good.is_there
         # A copy that the user did not ask for is there for what cannot be helped otherwise.
         wanted = poisoned or live.options.on_bad == "rollback"
         can_roll_back = wanted and live.last_good.is_there
