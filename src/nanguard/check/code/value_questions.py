@@ -259,7 +259,7 @@ def is_kept_in_range(maker: Value) -> bool:
 
 def _is_unbounded(code: Code, maker: Value, depth: int = 2) -> bool:
     """Returns whether a layer makes a value, or what such values are added and multiplied to."""
-    if _is_layer(maker):
+    if is_layer(maker):
         return True
     if depth <= 0 or maker.op not in _LINEAR or maker.hi < INF:
         return False
@@ -278,7 +278,7 @@ def is_open(value: Value) -> bool:
     return value.op in ("call", "part", "field", "element")
 
 
-def _is_layer(value: Value) -> bool:
+def is_layer(value: Value) -> bool:
     """Returns whether a layer makes a value whose output has no bounds."""
     path = value.path
     if value.op == "call" and value.inputs:
