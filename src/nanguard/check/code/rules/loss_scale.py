@@ -370,7 +370,9 @@ def _stepped_scaled(code: Code, training: Training, function: Function) -> Itera
     scaled: _Done | None = None
     for event, site in done:
         if is_backward(event):
-            times = any(made.op == "scale" for loss in losses_of(event) for made in loss.upstream(6))
+            times = any(
+                made.op == "scale" for loss in losses_of(event) for made in loss.upstream(6)
+            )
             scaled = (event, site) if times and is_scaled(event) else None
         elif _is_scalers(event, "unscale", "update", "step"):
             scaled = None

@@ -230,7 +230,9 @@ class GradientsNeverZeroed(CodeRule):
                 b.node is not None and _is_in(code, b.node, loop) and b.scope is step.scope
                 for b in training.backwards
             ):
-                message = "nothing sets gradients back to 0: each step is made with their sum so far"
+                message = (
+                    "nothing sets gradients back to 0: each step is made with their sum so far"
+                )
                 fix = Fix("call optimizer.zero_grad() in each turn")
                 yield self.at(code, step.node, message, fixes=(fix,))
                 return
