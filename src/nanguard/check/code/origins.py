@@ -92,6 +92,19 @@ def calls_of(code: Code, function: Function) -> Iterator[tuple[Code, Value]]:
     yield from _Search(code).calls(function)
 
 
+def argument_of(code: Code, call: Value, function: Function, parameter: Value) -> Value | None:
+    """Returns what a call of a function gives one of its parameters.
+
+    Args:
+        code: The file of the call.
+        call: The call.
+        function: The function.
+        parameter: The parameter, as the function knows it.
+    """
+    name = next((n for n, held in function.parameters.items() if held is parameter), "")
+    return _given(code, call, function, name) if name else None
+
+
 def calls_through(code: Code, function: Function) -> Iterator[Value]:
     """Yields the calls in a file of modules that were handed in and that have a function.
 

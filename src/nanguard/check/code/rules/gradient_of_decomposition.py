@@ -7,13 +7,11 @@ import re
 from typing import TYPE_CHECKING, ClassVar
 
 from nanguard.check.code.code_rule import CodeRule
-from nanguard.check.code.origins import origins
 from nanguard.check.code.training_path import is_beside_training
 from nanguard.check.code.value_questions import (
     carries_gradient,
-    is_made_by_network,
+    is_learned,
     is_only_shown,
-    is_open,
 )
 from nanguard.check.rule import Fails, Passes
 from nanguard.findings import Finding, Fix, Severity
@@ -81,33 +79,31 @@ class GradientOfDecomposition(CodeRule):
 
     def check(self, code: Code) -> Iterator[Finding]:
         """Yields what is wrong with a file."""
+        told: set[int] = set()
         for made in code.of(*_VECTORS):
             value = made.inputs[0] if made.inputs else None
-            if value is None or not made.path.startswith("torch") or not made.grad:
+            if (
+                value is None
+                or id(made.scope) in told
+                or not made.path.startswith("torch")
+                or not made.grad
+            ):
                 continue
             if not carries_gradient(value) or not _uses_vectors(code, made):
                 continue
-            learned = _is_learned(code, value)
+            told.add(id(made.scope))
             around = code.segment(made.scope.node) if made.scope and made.scope.name else ""
             yield self.at(
                 code,
                 made.node,
                 f"the gradient of the vectors of {made.op} is infinite where two values are equal",
                 fixes=(_FIX,),
-                shown=learned,
+                shown=is_learned(code, value),
                 weak=is_beside_training(code, made)
                 or is_only_shown(code, made)
                 or _LOOKS_AFTER.search(around) is not None
                 or any(part.op in _KEEPS_APART for part in value.upstream(16)),
             )
-
-
-def _is_learned(code: Code, value: Value) -> bool:
-    """Returns whether a network is seen to make a matrix, or what it is a product of."""
-    if is_made_by_network(code, value):
-        return True
-    leaves = [part for part in value.upstream(24) if is_open(part)]
-    return any(origins(code, leaf).network for leaf in leaves)
 
 
 def _uses_vectors(code: Code, made: Value) -> bool:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from nanguard.check.code.calls import LAYERS
 from nanguard.check.code.code_rule import CodeRule
-from nanguard.check.code.origins import origins
+from nanguard.check.code.origins import argument_of, calls_of, origins
 from nanguard.check.code.value_questions import is_layer, is_open, some_module_returns
 from nanguard.check.code.values import SHAPE
 from nanguard.check.rule import Fails, Passes
@@ -192,7 +192,7 @@ _REPAIR = {
 
 
 class LossOfWrongInput(CodeRule):
-    """A loss of torch that is handed probabilities for logits, or logits for probabilities.
+    """A loss or a distribution that is handed probabilities for logits, or the other way round.
 
     `cross_entropy` and `binary_cross_entropy_with_logits` want raw outputs, `nll_loss` and `kl_div`
     log-probabilities, `binary_cross_entropy` probabilities. What the model gives back is followed
@@ -254,6 +254,15 @@ class LossOfWrongInput(CodeRule):
             "    return F.binary_cross_entropy_with_logits(torch.sigmoid(x), y)\n",
             line=6,
         ),
+        Fails(
+            "import torch\nfrom torch.distributions import Categorical\n\n\ndef loss(x, a):\n"
+            "    return -Categorical(logits=torch.softmax(x, -1)).log_prob(a).mean()\n",
+            line=6,
+        ),
+        Passes(
+            "import torch\nfrom torch.distributions import Categorical\n\n\ndef loss(x, a):\n"
+            "    return -Categorical(probs=torch.softmax(x, -1)).log_prob(a).mean()\n"
+        ),
     )
 
     def check(self, code: Code) -> Iterator[Finding]:
@@ -269,6 +278,14 @@ class LossOfWrongInput(CodeRule):
                 message = _to_logarithms(code, loss)
             if message is not None:
                 yield self.at(code, loss.node, message, fixes=(Fix(_REPAIR[op]),))
+        for made in code.of("new"):
+            logits = made.keywords.get("logits")
+            if logits is None or not made.path.startswith("torch.distributions"):
+                continue
+            if made.grad and _made_of(code, logits) == "softmax":
+                message = "logits that are probabilities: no choice is e times as likely as another"
+                fix = Fix("hand them over as probs, or the raw outputs as logits")
+                yield self.at(code, made.node, message, fixes=(fix,))
 
 
 def _loss_handed_in(code: Code, call: Value) -> str:
@@ -301,8 +318,8 @@ def _to_logarithms(code: Code, loss: Value) -> str | None:
     return _TOLD["kl_div", "target"] if logs else None
 
 
-_LAST = (-1.0, 3.0)
-_IMAGES = re.compile(r"torch\.nn\.((Conv|ConvTranspose|BatchNorm)2d|Upsample\w*)$")
+_LAST = (-1.0, 3.0, 4.0)
+_IMAGES = re.compile(r"torch\.nn\.((Conv|ConvTranspose|BatchNorm)[23]d|Upsample\w*)$")
 _MOVES_DIMENSIONS = frozenset(
     {"permute", "view", "reshape", "flatten", "unflatten", "transpose", "movedim", "swapaxes",
      "rearrange", "T", "mT", "t", "squeeze", "unsqueeze", "getitem", "view_as", "reshape_as"}
@@ -312,8 +329,8 @@ _MOVES_DIMENSIONS = frozenset(
 class SoftmaxOverWrongDim(CodeRule):
     """A softmax over the last dimension of images whose classes are dimension 1.
 
-    That the classes are there is seen in the same file: a `cross_entropy` or a softmax along
-    dimension 1 of the same outputs, which a convolution or an interpolation made.
+    That the classes are there is seen beside it, or where its function is called: a `cross_entropy`
+    or a softmax along dimension 1 of the same outputs, which a convolution made.
 
     *Why it breaks a run*: the softmax then runs along the rows of the image. It raises no error,
     what comes out sums to 1 over the columns, and the loss that is made of it teaches the model
@@ -351,19 +368,43 @@ class SoftmaxOverWrongDim(CodeRule):
 
     def check(self, code: Code) -> Iterator[Finding]:
         """Yields what is wrong with a file."""
+        told: set[int] = set()
         for softmax in code.of("softmax", "log_softmax"):
             dim = softmax.arg(1, "dim")
             given = softmax.inputs[0] if softmax.inputs else None
-            if given is None or dim is None or dim.number() not in _LAST:
+            if (
+                given is None
+                or id(softmax.scope) in told
+                or dim is None
+                or dim.number() not in _LAST
+            ):
                 continue
             if _is_moved(given) or not _is_of_images(code, given):
                 continue
-            if any(_is_along_classes(code, other, given) for other in _others(code)):
+            if any(_are_classes_first(home, handed) for home, handed in _handed(code, given)):
+                told.add(id(softmax.scope))
                 message = (
                     f"{softmax.op} over the last dimension of images: their classes are dimension "
-                    "1, as they are elsewhere in this file"
+                    "1, as they are where the same outputs are used beside it"
                 )
                 yield self.at(code, softmax.node, message, fixes=(Fix("take it along dim=1"),))
+
+
+def _handed(code: Code, given: Value) -> Iterator[tuple[Code, Value]]:
+    """Yields what a function is given, each with the file in which that stands."""
+    yield code, given
+    scope = given.core.scope
+    if scope is None or given.core.op:
+        return
+    for home, call in calls_of(code, scope):
+        handed = argument_of(home, call, scope, given.core)
+        if handed is not None:
+            yield home, handed
+
+
+def _are_classes_first(code: Code, given: Value) -> bool:
+    """Returns whether a file takes the classes of some outputs along dimension 1."""
+    return any(_is_along_classes(code, other, given) for other in _others(code))
 
 
 def _others(code: Code) -> Iterator[Value]:
@@ -389,22 +430,22 @@ def _is_along_classes(code: Code, other: Value, given: Value) -> bool:
 def _is_moved(value: Value) -> bool:
     """Returns whether dimensions were moved about, since what makes a value."""
     while value.op in SHAPE and value.inputs:
-        if value.op in _MOVES_DIMENSIONS:
+        rows = value.op == "getitem" and isinstance(value.inputs[-1].node, ast.Slice)
+        if value.op in _MOVES_DIMENSIONS and not rows:
             return True
         value = value.inputs[0]
     return False
 
 
 def _is_of_images(code: Code, value: Value) -> bool:
-    """Returns whether convolutions over images make a value, wherever it comes from."""
-    made = origins(code, value).makers
-    return bool(made) and all(
-        maker.op in ("conv2d", "conv_transpose2d")
-        or (maker.op == "call" and bool(maker.inputs) and _is_image_layer(maker.inputs[0]))
-        or (maker.op == "layer" and _IMAGES.search(maker.path) is not None)
-        for maker in made
-    )
+    """Returns whether convolutions over images make a value, and no other layer does."""
+    layers = [path for maker in origins(code, value).makers if (path := _layer_of(maker))]
+    return bool(layers) and all(map(_IMAGES.search, layers))
 
 
-def _is_image_layer(callee: Value) -> bool:
-    return _IMAGES.search(callee.core.path) is not None
+def _layer_of(maker: Value) -> str:
+    """Returns the layer of torch that makes a value; empty if that is not known."""
+    if maker.op in ("conv2d", "conv3d", "conv_transpose2d", "conv_transpose3d"):
+        return "torch.nn.Conv2d"
+    path = maker.inputs[0].core.path if maker.op == "call" and maker.inputs else maker.path
+    return path if maker.op in ("call", "layer") and path.startswith("torch.nn.") else ""
