@@ -243,7 +243,8 @@ def is_made_by_network(code: Code, value: Value) -> bool:
 
 def is_learned(code: Code, value: Value, most: int = 80) -> bool:
     """Returns whether a model or a parameter has a part in a value, through all operations."""
-    queue, seen = [value], set()
+    queue = [value]
+    seen: set[int] = set()
     while queue and len(seen) < most:
         part = queue.pop(0)
         if id(part) in seen or part.op in _NO_GRADIENT or not part.grad:

@@ -111,13 +111,18 @@ def _part_of_self(code: Code, call: Value) -> str:
     node = call.node
     if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
         return ""
-    receiver = node.func.value
-    if isinstance(receiver, ast.Attribute) and getattr(receiver.value, "id", "") == "self":
-        return receiver.attr
+    if part := _own(node.func.value):
+        return part
     statement = code.statement_of(node)
-    targets = statement.targets if isinstance(statement, ast.Assign) else []
-    if len(targets) == 1 and isinstance(targets[0], ast.Attribute) and statement.value is node:  # type: ignore[union-attr]
-        return targets[0].attr if getattr(targets[0].value, "id", "") == "self" else ""
+    if not isinstance(statement, ast.Assign) or statement.value is not node:
+        return ""
+    return _own(statement.targets[0])
+
+
+def _own(node: ast.expr) -> str:
+    """Returns the name of an attribute of ``self``."""
+    if isinstance(node, ast.Attribute) and getattr(node.value, "id", "") == "self":
+        return node.attr
     return ""
 
 
@@ -155,7 +160,7 @@ def _holds_modes(cls: Class) -> bool:
 
 
 def _is_put_back(code: Code, cls: Class, part: str) -> bool:
-    """Returns whether a part is put into evaluation mode again: in its class, or in another file."""
+    """Returns whether a part is put into evaluation mode again, in its class or elsewhere."""
     again = rf"\.{re.escape(part)}(\.\w+)*\.eval\("
     if len(re.findall(again, code.segment(cls.node))) > 1:
         return True

@@ -91,7 +91,7 @@ class LogOfSoftmax(CodeRule):
             yield self.at(
                 code,
                 log.node,
-                f"1 minus a sigmoid is exactly 0 from 16.7 on in float32: the log jumps from -17 to "
+                "1 minus a sigmoid is exactly 0 from 16.7 on in float32: the log jumps from -17 to "
                 f"{math.log(eps):.0f} there, and the gradient is 0 where the loss is largest",
                 fixes=(Fix("use logsigmoid(-x): log(1 - sigmoid(x)) without the detour"),),
                 shown=log.grad,

@@ -170,8 +170,8 @@ _TOLD: dict[tuple[str, str], str] = {
     "minus a probability, whose gradient vanishes for wrong answers",
     ("nll_loss", "logits"): "nll_loss of raw outputs: it wants log-probabilities, and what nothing "
     "normalises is driven to -inf",
-    ("kl_div", "softmax"): "kl_div of probabilities: its first argument has to be log-probabilities",
-    ("kl_div", "sigmoid"): "kl_div of probabilities: its first argument has to be log-probabilities",
+    ("kl_div", "softmax"): "kl_div of probabilities: its first argument is log-probabilities",
+    ("kl_div", "sigmoid"): "kl_div of probabilities: its first argument is log-probabilities",
     ("kl_div", "target"): "kl_div to log-probabilities takes their logarithm, NaN for all below 0: "
     "it wants log_target=True",
     ("binary_cross_entropy", "logits"): "binary cross-entropy of raw outputs: it wants "
@@ -242,7 +242,8 @@ class LossOfWrongInput(CodeRule):
             line=5,
         ),
         Passes(
-            "import torch.nn.functional as F\n\n\ndef distill(a, b):\n    p = F.log_softmax(b, -1)\n"
+            "import torch.nn.functional as F\n\n\ndef distill(a, b):\n"
+            "    p = F.log_softmax(b, -1)\n"
             "    return F.kl_div(F.log_softmax(a, -1), p, log_target=True)\n"
         ),
         Passes(
@@ -345,7 +346,8 @@ class SoftmaxOverWrongDim(CodeRule):
     seen_in = "https://github.com/leofansq/CPCL/issues/1"
     examples: ClassVar = (
         Fails(
-            "import torch.nn.functional as F\nfrom torch import nn\n\nnet = nn.Conv2d(3, 5, 3)\n\n\n"
+            "import torch.nn.functional as F\nfrom torch import nn\n\nnet = nn.Conv2d(3, 5, 3)\n"
+            "\n\n"
             "def loss(x, y):\n    out = net(x)\n    p = F.softmax(out, dim=-1)\n"
             "    return F.cross_entropy(out, y) - (p * p).mean()\n",
             line=9,
@@ -356,12 +358,15 @@ class SoftmaxOverWrongDim(CodeRule):
             "    return F.cross_entropy(out, y) - (p * p).mean()\n"
         ),
         Passes(
-            "import torch.nn.functional as F\nfrom torch import nn\n\nnet = nn.Conv2d(3, 5, 3)\n\n\n"
-            "def loss(x, y):\n    out = net(x)\n    p = F.softmax(out.permute(0, 2, 3, 1), dim=-1)\n"
+            "import torch.nn.functional as F\nfrom torch import nn\n\nnet = nn.Conv2d(3, 5, 3)\n"
+            "\n\n"
+            "def loss(x, y):\n    out = net(x)\n"
+            "    p = F.softmax(out.permute(0, 2, 3, 1), dim=-1)\n"
             "    return F.cross_entropy(out, y) - (p * p).mean()\n"
         ),
         Passes(
-            "import torch.nn.functional as F\nfrom torch import nn\n\nnet = nn.Conv2d(3, 5, 3)\n\n\n"
+            "import torch.nn.functional as F\nfrom torch import nn\n\nnet = nn.Conv2d(3, 5, 3)\n"
+            "\n\n"
             "def along_rows(x):\n    return F.softmax(net(x), dim=-1)\n"
         ),
     )

@@ -386,7 +386,7 @@ class PlainScalerWithFsdp(CodeRule):
     """A `GradScaler` of `torch.amp` in a script that shards its model with FSDP.
 
     *Why it breaks a run*: each rank looks for inf in its own shard. The one that finds it skips the
-    step and halves its scale, the others step: from then on weights and scales differ between ranks.
+    step and halves its scale, the others step: from then on weights and scales differ.
 
     Use `torch.distributed.fsdp.sharded_grad_scaler.ShardedGradScaler`, which asks all of them; for
     `fully_shard` of FSDP2 the plain one is right.

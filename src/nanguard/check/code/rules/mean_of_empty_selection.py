@@ -33,8 +33,10 @@ _LOSSES = (
 # What is worked out for each element, so that there are as many as there were before.
 _EACH = frozenset(
     {"named", "float", "pow", "square", "abs", "squeeze", "add", "sub", "mul", "div", "log", "exp",
-     "neg", "sqrt"}
+     "neg", "sqrt", "log_prob"}
 )  # fmt: skip
+# What takes labels for numbers.
+_MEASURES = frozenset({"log_prob", "sub", "mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss"})
 _NOTHING_MEASURED = 1e-2  # up to here a limit tells a measured value from none
 _MAP = re.compile(r"depth|disp|gt|truth|flow")
 _MASK = re.compile(r"(loss_|valid_|label_)?mask")
@@ -142,13 +144,13 @@ class MeanOfEmptySelection(CodeRule):
             if _is_summed(mean) or is_repaired_at_once(code, mean.node):
                 continue
             told.add(mean.line)
+            what = "mask" if of_batch and not tests else "comparison"
             yield self.at(
                 code,
                 mean.node,
-                f"mean over what a {'mask' if of_batch and not tests else 'comparison'} picks: NaN where it picks "
-                "nothing",
+                f"mean over what a {what} picks: NaN where it picks nothing",
                 fixes=(_FIX,),
-                shown=bool(tests),
+                shown=bool(tests) or _is_of_numbers(index, mean),
                 weak=is_beside_training(code, mean)
                 or is_only_shown(code, mean)
                 or is_number(mean.inputs[0]),
@@ -191,6 +193,15 @@ def _is_of_labels(test: Value) -> bool:
         return False
     unlike = {"compare": test.name}.get(test.op, test.op).lower() in ("noteq", "ne")
     return unlike and test.inputs[1].number() == 0 and test.inputs[0].core.has("labels")
+
+
+def _is_of_numbers(index: Value, mean: Value) -> bool:
+    """Returns whether labels that are missing where they are 0 are numbers, and no words."""
+    labels = {id(t.inputs[0].core) for t in index.upstream(6) if _is_of_labels(t)}
+    return any(
+        part.op in _MEASURES and any(id(given.core) in labels for given in part.inputs[:2])
+        for part in mean.upstream(24)
+    )
 
 
 def _is_mask_of_batch(index: Value) -> bool:

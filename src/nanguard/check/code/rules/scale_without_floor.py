@@ -29,7 +29,7 @@ _REACHES_ZERO = {
 
 
 class ScaleWithoutFloor(CodeRule):
-    """`Normal(mu, softplus(x)).log_prob(y)`, or a KL divergence of it, with no floor under the scale.
+    """`Normal(mu, softplus(x)).log_prob(y)`, or its KL divergence: no floor under the scale.
 
     *Why it breaks a run*: a likelihood is larger the smaller the scale where the mean fits, and
     nothing stops it: the gradient grows with `1 / scale**2` until the loss is inf or NaN, or the
@@ -106,7 +106,7 @@ def _why(code: Code, distribution: Value) -> tuple[str, Value | None]:
         scale = made.arg(*place) if place is not None else None
         if scale is None or scale.lo > 0 or scale.has("padded", "bounded-below", "chosen"):
             continue
-        makers = origins(code, scale).makers
-        if makers and all(maker.op in _REACHES_ZERO and maker.lo <= 0 for maker in makers):
-            return _REACHES_ZERO[makers[0].op], scale
+        for maker in origins(code, scale).makers:
+            if maker.op in _REACHES_ZERO and maker.lo <= 0:
+                return _REACHES_ZERO[maker.op], scale
     return "", None

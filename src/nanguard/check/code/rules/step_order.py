@@ -86,7 +86,8 @@ class ClipWithoutGradients(CodeRule):
             "import torch\n\n\ndef train(model, loader, opt, k):\n"
             "    for i, x in enumerate(loader):\n        if i and i % k == 0:\n"
             "            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)\n"
-            "            opt.step()\n            opt.zero_grad()\n        model(x).mean().backward()\n"
+            "            opt.step()\n            opt.zero_grad()\n"
+            "        model(x).mean().backward()\n"
         ),
         Passes(
             "import torch\n\n\ndef train(g, d, loader, opt_g, opt_d):\n    for x in loader:\n"

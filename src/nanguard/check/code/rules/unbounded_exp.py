@@ -10,7 +10,7 @@ from nanguard.check.code.code_rule import CodeRule, bare, operand, replaced
 from nanguard.check.code.operations import written_sigmoid
 from nanguard.check.code.origins import origins
 from nanguard.check.code.rules.unguarded_log import is_softmax_by_hand
-from nanguard.check.code.training_path import is_beside_training
+from nanguard.check.code.training_path import is_beside_training, is_never_chosen
 from nanguard.check.code.value_questions import (
     carries_gradient,
     guarded_by,
@@ -167,9 +167,18 @@ def _is_kept_small(code: Code, power: Value, value: Value) -> bool:
     """Returns whether something bounds a value, or nothing is learned in it."""
     if is_bounded(value) or is_table(value) or is_made_here(value) or not carries_gradient(value):
         return True
-    if is_kept_in_range(unscaled(value).core):
+    if is_kept_in_range(_as_it_is(code, unscaled(value))):
         return True
     return guarded_by(value, power.guards) or _is_scaled_from_bounded(code, value)
+
+
+def _as_it_is(code: Code, value: Value) -> Value:
+    """Returns what makes a value, without what is made under an option that is always off."""
+    while value.op in SHAPE and value.inputs:
+        parts = value.inputs[:2] if value.op == "join" else value.inputs[:1]
+        taken = [part for part in parts if not is_never_chosen(code, part.core.node)]
+        value = (*taken, parts[0])[0]
+    return value
 
 
 def _what(code: Code, value: Value, *, naive: bool) -> str:
