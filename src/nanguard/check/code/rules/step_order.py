@@ -362,7 +362,7 @@ def _stepped_with(code: Code, training: Training, step: Value) -> str:
     beside = [
         other
         for other in (*training.steps, *training.backwards)
-        if other.node is not None and inner_loop(code, other.node) is loop
+        if other is not step and other.node is not None and inner_loop(code, other.node) is loop
     ]
     if _is_of_epochs(loop):
         return "" if beside else "epoch"
