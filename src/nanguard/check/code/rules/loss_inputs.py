@@ -205,7 +205,7 @@ class LossOfWrongInput(CodeRule):
     Take the last softmax or sigmoid out of the model, and apply it where probabilities are shown.
     """
 
-    code = "SRC045"
+    code = "SRC057"
     name = "loss-of-wrong-input"
     severity = Severity.WARNING
     seen_in = "https://github.com/jindongwang/Deep-learning-activity-recognition/issues/10"
@@ -340,7 +340,7 @@ class SoftmaxOverWrongDim(CodeRule):
     Write `softmax(logits, dim=1)`.
     """
 
-    code = "SRC046"
+    code = "SRC058"
     name = "softmax-over-wrong-dim"
     severity = Severity.WARNING
     seen_in = "https://github.com/leofansq/CPCL/issues/1"

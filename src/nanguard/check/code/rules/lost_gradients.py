@@ -109,7 +109,7 @@ def _bounds_above(value: Value) -> bool:
 
 # What a loss may be a multiple, a part or a mean of.
 _ON_TOP = SHAPE | {"mean", "sum", "mul", "div", "neg", "add", "sub"}
-_COPIES = frozenset({"tensor", "FloatTensor", "Tensor", "new_tensor"})
+_COPIES = frozenset({"tensor", "FloatTensor", "Tensor"})
 _CHOOSES = frozenset({"argmax", "compare", "gt", "ge", "lt", "le", "round", "sign"})
 _LOSSES = frozenset(
     {"mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss", "binary_cross_entropy",
