@@ -140,7 +140,8 @@ def test_a_frozen_part_is_woken_by_train_in_another_file(
 
 
 SEGMENTS = (
-    "import torch\nimport torch.nn.functional as F\nfrom torch import nn\nfrom losses import apart\n"
+    "import torch\nimport torch.nn.functional as F\nfrom torch import nn\n"
+    "from losses import apart\n"
     "\nnet = nn.{}\n\n\ndef train(loader, opt):\n    for x, y in loader:\n"
     "        out = net(x)\n"
     "        loss = F.cross_entropy(out, y) + apart(out[:2], out[2:])\n        opt.zero_grad()\n"

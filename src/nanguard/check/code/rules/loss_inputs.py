@@ -384,9 +384,10 @@ class SoftmaxOverWrongDim(CodeRule):
                 or dim.number() not in _LAST
             ):
                 continue
-            if _is_moved(given) or not _is_of_images(code, given):
+            if not is_open(given.core) or _is_moved(given):
                 continue
-            if any(_are_classes_first(home, handed) for home, handed in _handed(code, given)):
+            first = any(_are_classes_first(home, handed) for home, handed in _handed(code, given))
+            if first and _is_of_images(code, given):
                 told.add(id(softmax.scope))
                 message = (
                     f"{softmax.op} over the last dimension of images: their classes are dimension "
@@ -409,7 +410,7 @@ def _handed(code: Code, given: Value) -> Iterator[tuple[Code, Value]]:
 
 def _are_classes_first(code: Code, given: Value) -> bool:
     """Returns whether a file takes the classes of some outputs along dimension 1."""
-    return any(_is_along_classes(code, other, given) for other in _others(code))
+    return any(_is_along_classes(other, given) for other in _others(code))
 
 
 def _others(code: Code) -> Iterator[Value]:
@@ -421,15 +422,12 @@ def _others(code: Code) -> Iterator[Value]:
             yield softmax
 
 
-def _is_along_classes(code: Code, other: Value, given: Value) -> bool:
+def _is_along_classes(other: Value, given: Value) -> bool:
     """Returns whether another operation is given the same outputs, as they are."""
     value = other.inputs[0] if other.inputs else None
     if value is None or _is_moved(value):
         return False
-    if value.core is given.core:
-        return True
-    mine = {id(maker) for maker in origins(code, given).makers}
-    return bool(mine) and mine == {id(maker) for maker in origins(code, value).makers}
+    return value.core is given.core
 
 
 def _is_moved(value: Value) -> bool:

@@ -224,14 +224,10 @@ def _cut_by(code: Code, term: Value) -> str:
         chosen = given
         while chosen.op in SHAPE and chosen.op not in ("join", "detach", "data") and chosen.inputs:
             chosen = chosen.inputs[0]
-        others = [part for part in term.inputs[1:2] if is_learned(code, part)]
-        if (
-            chosen.op in _CHOOSES
-            and chosen.inputs
-            and not others
-            and is_learned(code, chosen.inputs[0])
-        ):
-            return f"it is computed from what {_CALLED.get(chosen.op, chosen.op)} has chosen"
+        if chosen.op in _CHOOSES and chosen.inputs and is_learned(code, chosen.inputs[0]):
+            other = any(is_learned(code, part) for part in term.inputs[1:2])
+            name = _CALLED.get(chosen.op, chosen.op)
+            return "" if other else f"it is computed from what {name} has chosen"
     return ""
 
 

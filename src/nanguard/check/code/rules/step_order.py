@@ -247,6 +247,8 @@ _LENGTHS = {
     "get_linear_schedule_with_warmup": (2, "num_training_steps"),
     "get_cosine_schedule_with_warmup": (2, "num_training_steps"),
 }
+_PLANS = re.compile("|".join(_LENGTHS).encode())
+_OPTIMIZER = re.compile(r"(^|_)(optim(izer)?|opt)s?(_|$)")
 _EPOCHS = re.compile(r"(n|num|max|total|nb|n_?train|train)?_?(of_)?epochs?(_?num)?|ep")
 _BATCHES = re.compile(r"len|numel|.*(steps?|iter(s|ations?)?|batch(es)?)(_per_epoch)?$")
 _EPOCH = re.compile(r"epoch|(^|\W)ep($|\W)|\bround")
@@ -312,10 +314,14 @@ class ScheduleInWrongUnit(CodeRule):
     def check(self, code: Code) -> Iterator[Finding]:
         """Yields what is wrong with a file."""
         training = Training.of(code)
+        if not _is_planned(code):
+            return
         for step in training.called("step"):
             if len(step.inputs) != 1 or step.keywords or step.node is None:
                 continue
-            made = origins(code, step.inputs[0]).makers if not is_backward(step) else ()
+            if _OPTIMIZER.search(step.inputs[0].name):
+                continue
+            made = origins(code, step.inputs[0]).makers
             if len(made) != 1:
                 continue
             unit, stepped = _unit(made[0]), _stepped_with(code, training, step)
@@ -327,6 +333,13 @@ class ScheduleInWrongUnit(CodeRule):
                 )
                 fix = Fix("count its length and its steps in the same unit")
                 yield self.at(code, step.node, message, fixes=(fix,))
+
+
+def _is_planned(code: Code) -> bool:
+    """Returns whether the project makes a schedule that is told how long training is."""
+    if _PLANS.search(code.text.content.encode()):
+        return True
+    return code.project is not None and code.project.some_file_has(_PLANS)
 
 
 _UNITS = {"epoch": "epochs", "batch": "batches"}
