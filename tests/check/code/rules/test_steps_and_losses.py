@@ -187,3 +187,23 @@ def test_a_scale_is_followed_to_the_model_though_its_loss_is_handed_on(
 ):
     told = rules_told(tmp_path, "density", density=DENSITY, train=DEEP.format(floor))
     assert (("scale-without-floor", "warning") in told) == speaks
+
+
+FLOW = (
+    "import torch\nfrom torch import nn\n\n\nclass Flow(nn.Module):\n"
+    "    def __init__(self, bounded=False):\n        super().__init__()\n"
+    "        self.bounded = bounded\n        self.net = nn.Linear(3, 3)\n\n"
+    "    def forward(self, x):\n        s = self.net(x)\n        if self.bounded:\n"
+    "            s = torch.tanh(s)\n        return x * torch.exp(-s)\n"
+)
+FLOWS = (
+    "import torch\nfrom flow import Flow\n\n\ndef train(loader, opt):\n    net = Flow({})\n"
+    "    for x in loader:\n        opt.zero_grad()\n        net(x).mean().backward()\n"
+    "        opt.step()\n\n\ntrain([], None)\n"
+)
+
+
+@pytest.mark.parametrize(("given", "speaks"), [("", True), ("bounded=True", False)])
+def test_a_bound_under_an_option_that_is_off_is_none(given: str, speaks: bool, tmp_path: Path):
+    told = rules_told(tmp_path, "flow", flow=FLOW, train=FLOWS.format(given))
+    assert (("unbounded-exp", "warning") in told) == speaks
