@@ -30,6 +30,7 @@ TRAIN = (
     "criterion = nn.BCELoss()\n\n\ndef train(loader, opt):\n"
     "    net = nn.DataParallel({head}()).train(True)\n    for x, y in loader:\n"
     "        loss = criterion(net(x), y)\n        loss.backward()\n        opt.step()\n"
+    "        opt.zero_grad()\n"
 )
 
 

@@ -92,6 +92,19 @@ def calls_of(code: Code, function: Function) -> Iterator[tuple[Code, Value]]:
     yield from _Search(code).calls(function)
 
 
+def argument_of(code: Code, call: Value, function: Function, parameter: Value) -> Value | None:
+    """Returns what a call of a function gives one of its parameters.
+
+    Args:
+        code: The file of the call.
+        call: The call.
+        function: The function.
+        parameter: The parameter, as the function knows it.
+    """
+    name = next((n for n, held in function.parameters.items() if held is parameter), "")
+    return _given(code, call, function, name) if name else None
+
+
 def calls_through(code: Code, function: Function) -> Iterator[Value]:
     """Yields the calls in a file of modules that were handed in and that have a function.
 
@@ -267,10 +280,23 @@ def _calls_in(code: Code, function: Function, named: str) -> Iterator[tuple[Code
         if _is_same(callee, function):
             yield code, call
     yield from _made_in(code, function)
+    if function.cls is None:
+        yield from _handed_on(code, function)
     if function.name in _GENERIC or function.cls is None:
         return
     for call in code.operations.get(function.name, ()):
         if isinstance(call.node, ast.Call) and call.inputs and call.inputs[0].cls is None:
+            yield code, call
+
+
+def _handed_on(code: Code, function: Function) -> Iterator[tuple[Code, Value]]:
+    """Yields the calls of a function that another one was handed under its own name."""
+    for call in code.operations.get("call", ()):
+        callee = call.inputs[0] if call.inputs and call.name == function.name else None
+        if callee is None or callee.op or callee.scope is None or callee.function is not None:
+            continue
+        found = (maker.function for maker in origins(code, callee).makers)
+        if any(held is not None and _is_same(held, function) for held in found):
             yield code, call
 
 

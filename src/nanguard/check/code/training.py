@@ -405,6 +405,18 @@ class Training:
             return what(event)
         return depth > 0 and any(self.does(inner, what, depth - 1) for inner in callee.events)
 
+    def done_in(self, function: Function) -> list[tuple[Value, ast.AST]]:
+        """Returns what a function does in order, each with where: if it calls that, the call."""
+        done: list[tuple[Value, ast.AST]] = []
+        site: ast.AST | None = None
+        # A call comes after all that happens in it.
+        for event in reversed(list(self.code.events(function))):
+            if event.scope is function:
+                site = event.node
+            if id(event) not in self.callees and event.node is not None:
+                done.append((event, site or event.node))
+        return done[::-1]
+
     @cached_property
     def several_ranks(self) -> bool:
         """Whether the file trains, or can train, on several ranks."""

@@ -86,7 +86,7 @@ def may_warn(code: Code, node: ast.AST | None, claim: Claim, *, shown: bool) -> 
     """
     if is_test(code) or is_evaluation(code) or is_vendored(code) or is_aside(code, node):
         return False
-    if _is_never_chosen(code, node):
+    if is_never_chosen(code, node):
         return False
     reached = _is_reached(code, node)
     if claim == "code":
@@ -131,7 +131,7 @@ def _is_reached(code: Code, node: ast.AST | None) -> bool | None:
     return code.project.reaches(code.text.path, name)
 
 
-def _is_never_chosen(code: Code, node: ast.AST | None) -> bool:
+def is_never_chosen(code: Code, node: ast.AST | None) -> bool:
     """Returns whether a place lies under an option that is off and that no call gives."""
     for outer in code.ancestors(node) if node is not None else ():
         if isinstance(outer, (ast.FunctionDef, ast.AsyncFunctionDef)):
@@ -163,7 +163,7 @@ def _is_called_to_use_only(code: Code, function: Function) -> bool:
 
 def _never_runs(code: Code, node: ast.AST | None) -> bool:
     """Returns whether a place, or whatever names the function it is in, is never chosen."""
-    if _is_never_chosen(code, node):
+    if is_never_chosen(code, node):
         return True
     outer = Training.of(code).owner(node) if node is not None else code.module
     if not outer.name or (outer.cls is not None and outer.parent is None):
@@ -177,7 +177,7 @@ def _never_runs(code: Code, node: ast.AST | None) -> bool:
     elsewhere = project is not None and any(
         p != code.text.path for p in project.callers(outer.name)
     )
-    return bool(named) and not elsewhere and all(_is_never_chosen(code, name) for name in named)
+    return bool(named) and not elsewhere and all(is_never_chosen(code, name) for name in named)
 
 
 def _is_left_at(code: Code, node: ast.AST, test: ast.expr, *, value: bool) -> bool:

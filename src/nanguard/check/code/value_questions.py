@@ -241,6 +241,39 @@ def is_made_by_network(code: Code, value: Value) -> bool:
     )
 
 
+def is_learned(code: Code, value: Value, most: int = 80) -> bool:
+    """Returns whether a model or a parameter has a part in a value, through all operations."""
+    queue = [value]
+    seen: set[int] = set()
+    while queue and len(seen) < most:
+        part = queue.pop(0)
+        if id(part) in seen or part.op in _NO_GRADIENT or not part.grad:
+            continue
+        seen.add(id(part))
+        if part.op == "parameter" or is_layer(part) or (part.op == "call" and part.has("network")):
+            return True
+        if is_open(part):
+            found = origins(code, part)
+            if (found.network and not found.detached) or _is_fed_by_models(part):
+                return True
+            queue += found.makers
+        queue += part.inputs[:1] if part.op in ("getitem", "gather") else part.inputs
+    return False
+
+
+def _is_fed_by_models(given: Value) -> bool:
+    """Returns whether it is what a module is given that has nothing to learn, such as a loss."""
+    scope = given.scope
+    cls = scope.cls if scope is not None and scope.name == "forward" else None
+    if cls is None or not cls.is_module() or given.op or given.has("labels", "mask"):
+        return False
+    return not any(
+        held.cls is not None or held.core.op in ("parameter", "new", "appended", "buffer")
+        for values in cls.attributes.values()
+        for held in values
+    )
+
+
 def is_log_scale_of_network(code: Code, value: Value) -> bool:
     """Returns whether it is called a log-scale, and comes out of a model that does not bound it."""
     if not value.has("logscale") or not is_open(value.core):
@@ -259,7 +292,7 @@ def is_kept_in_range(maker: Value) -> bool:
 
 def _is_unbounded(code: Code, maker: Value, depth: int = 2) -> bool:
     """Returns whether a layer makes a value, or what such values are added and multiplied to."""
-    if _is_layer(maker):
+    if is_layer(maker):
         return True
     if depth <= 0 or maker.op not in _LINEAR or maker.hi < INF:
         return False
@@ -278,7 +311,7 @@ def is_open(value: Value) -> bool:
     return value.op in ("call", "part", "field", "element")
 
 
-def _is_layer(value: Value) -> bool:
+def is_layer(value: Value) -> bool:
     """Returns whether a layer makes a value whose output has no bounds."""
     path = value.path
     if value.op == "call" and value.inputs:

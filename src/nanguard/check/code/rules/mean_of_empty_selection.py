@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from typing import TYPE_CHECKING, ClassVar
 
@@ -32,8 +33,10 @@ _LOSSES = (
 # What is worked out for each element, so that there are as many as there were before.
 _EACH = frozenset(
     {"named", "float", "pow", "square", "abs", "squeeze", "add", "sub", "mul", "div", "log", "exp",
-     "neg", "sqrt"}
+     "neg", "sqrt", "log_prob"}
 )  # fmt: skip
+# What takes labels for numbers.
+_MEASURES = frozenset({"log_prob", "sub", "mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss"})
 _NOTHING_MEASURED = 1e-2  # up to here a limit tells a measured value from none
 _MAP = re.compile(r"depth|disp|gt|truth|flow")
 _MASK = re.compile(r"(loss_|valid_|label_)?mask")
@@ -113,37 +116,92 @@ class MeanOfEmptySelection(CodeRule):
             line=7,
         ),
         Passes("import torch\n\n\ndef first_loss(losses):\n    return losses[:4].mean()\n"),
+        Passes("import torch\n\n\ndef cut_loss(losses, n):\n    return losses[:-n].mean()\n"),
+        Fails(
+            "import torch\n\n\ndef tag_loss(losses, labels):\n"
+            "    return losses[labels != 0].mean()\n",
+            line=5,
+        ),
     )
 
     def check(self, code: Code) -> Iterator[Finding]:
         """Yields what is wrong with a file."""
         told: set[int] = set()
+        yield from self._of_cut_ends(code)
         for mean in code.of("mean", *_LOSSES):
             index = _selection(mean.inputs[0]) if mean.inputs else None
             if index is None or not mean.grad or mean.line in told:
                 continue
-            tests = [part for part in _asked(code, index) if is_selective(part)]
+            asked = [*_asked(code, index)]
+            tests = [part for part in asked if is_selective(part)]
             of_batch = _is_mask_of_batch(index)
             if any(_is_about_padding(test) or _is_of_map(test) for test in tests):
                 continue
-            if not tests and not of_batch:
+            if not tests and not of_batch and not any(map(_is_of_labels, asked)):
                 continue
             if guarded_by(index, mean.guards) or _is_counted(mean):
                 continue
             if _is_summed(mean) or is_repaired_at_once(code, mean.node):
                 continue
             told.add(mean.line)
+            what = "mask" if of_batch and not tests else "comparison"
             yield self.at(
                 code,
                 mean.node,
-                f"mean over what a {'comparison' if tests else 'mask'} picks: NaN where it picks "
-                "nothing",
+                f"mean over what a {what} picks: NaN where it picks nothing",
                 fixes=(_FIX,),
-                shown=bool(tests),
+                shown=bool(tests) or _is_of_numbers(index, mean),
                 weak=is_beside_training(code, mean)
                 or is_only_shown(code, mean)
                 or is_number(mean.inputs[0]),
             )
+
+    def _of_cut_ends(self, code: Code) -> Iterator[Finding]:
+        """Means of ``x[:-n]``, where a setting of the project says that n is 0."""
+        for mean in code.of("mean", *_LOSSES):
+            cut = _cut_by_nothing(code, mean.inputs[0]) if mean.inputs else ""
+            if cut and mean.grad and not _is_summed(mean):
+                yield self.at(
+                    code,
+                    mean.node,
+                    f"mean of a slice [:-{cut}], which is empty where that is 0, as it is by "
+                    "default: NaN",
+                    fixes=(Fix(f"write [: x.shape[dim] - {cut}]"),),
+                    shown=True,
+                    weak=is_beside_training(code, mean) or cut in mean.guards,
+                )
+
+
+def _cut_by_nothing(code: Code, value: Value) -> str:
+    """Returns what is cut off the end of a value, if that is a setting that is 0 by default."""
+    for part in value.upstream(8):
+        index = part.inputs[1] if part.op == "getitem" and len(part.inputs) > 1 else None
+        for item in (index.items or (index,)) if index is not None else ():
+            upper = item.node.upper if isinstance(item.node, ast.Slice) else None
+            if not isinstance(upper, ast.UnaryOp) or not isinstance(upper.op, ast.USub):
+                continue
+            length = code.values.get(upper.operand)
+            if length is None or length.op != "attribute" or length.number() != 0:
+                continue
+            return ast.unparse(upper.operand)
+    return ""
+
+
+def _is_of_labels(test: Value) -> bool:
+    """Returns whether labels are asked which of them are not 0: none may be."""
+    if test.op not in ("compare", "ne") or len(test.inputs) != 2:
+        return False
+    unlike = {"compare": test.name}.get(test.op, test.op).lower() in ("noteq", "ne")
+    return unlike and test.inputs[1].number() == 0 and test.inputs[0].core.has("labels")
+
+
+def _is_of_numbers(index: Value, mean: Value) -> bool:
+    """Returns whether labels that are missing where they are 0 are numbers, and no words."""
+    labels = {id(t.inputs[0].core) for t in index.upstream(6) if _is_of_labels(t)}
+    return any(
+        part.op in _MEASURES and any(id(given.core) in labels for given in part.inputs[:2])
+        for part in mean.upstream(24)
+    )
 
 
 def _is_mask_of_batch(index: Value) -> bool:

@@ -8,7 +8,16 @@ from typing import TYPE_CHECKING, ClassVar
 
 from nanguard.check.code.code_rule import CodeRule
 from nanguard.check.code.nan_checks import Conditions, FiniteCheck
-from nanguard.check.code.training import Training, ValueRoles, is_backward, is_step, within
+from nanguard.check.code.origins import calls_of
+from nanguard.check.code.training import (
+    Training,
+    ValueRoles,
+    inner_loop,
+    is_backward,
+    is_step,
+    names_in,
+    within,
+)
 from nanguard.check.rule import Fails, Passes
 from nanguard.findings import Finding, Fix, Severity
 
@@ -18,15 +27,19 @@ if TYPE_CHECKING:
     from nanguard.check.code.code import Code
     from nanguard.check.code.nan_checks import Test
     from nanguard.check.code.scopes import Function
+    from nanguard.check.code.values import Value
 
 _LOGS = re.compile(r"(^|_)(log|logs|write|record|report|summar\w*|average|update_meters?)(_|$)")
 _LOSSES = re.compile(r"loss(es)?(_|$)")
+_EVALUATES = re.compile(r"val|eval|test")
+# What is kept of the models so far.
+_BEST = re.compile(r"\bbest|_best\b|early_?stop|ReduceLROnPlateau", re.IGNORECASE)
 _NANMEANS = ("nanmean", "numpy.nanmean", "nansum", "numpy.nansum")
 _TITLE = "log what the loss was, NaN included, and count such steps"
 
 
 class NanHiddenFromLog(CodeRule):
-    """A training loss that is NaN is left out of what is averaged or logged.
+    """A loss that is NaN is left out of what is averaged, logged, or used to choose a model.
 
     *Why it breaks a run*: the curve stays smooth while steps are lost, or while every weight is NaN
     already. The first sign of the fault, and the step at which it began, are what the log was for.
@@ -68,6 +81,14 @@ class NanHiddenFromLog(CodeRule):
             "        loss.backward()\n        opt.step()\n        total += loss.item()\n"
             "    return total\n"
         ),
+        Fails(
+            "import torch\n\n\ndef validate(model, loader):\n    total, n = 0.0, 0\n"
+            "    for x in loader:\n        loss = model(x)\n        if torch.isfinite(loss):\n"
+            "            total += loss.item()\n            n += 1\n    return total / n\n\n\n"
+            "def main(model, loader, best=9.0):\n    loss = validate(model, loader)\n"
+            "    if loss < best:\n        torch.save(model.state_dict(), 'best.pt')\n",
+            line=8,
+        ),
         Passes(
             "import numpy as np\nimport torch\n\n\ndef evaluate(ious):\n"
             "    return np.nanmean(ious)\n"
@@ -79,6 +100,7 @@ class NanHiddenFromLog(CodeRule):
         yield from self._picked(code)
         yield from self._averaged(code)
         yield from self._summed(code)
+        yield from self._chosen_by(code)
 
     def _told(self, code: Code, node: ast.AST) -> Finding:
         message = (
@@ -122,6 +144,55 @@ class NanHiddenFromLog(CodeRule):
             asked = [check for check in test.checks if _is_loss(roles, check)]
             if asked and _only_counts(code, test):
                 yield self._told(code, test.node.test)
+
+    def _chosen_by(self, code: Code) -> Iterator[Finding]:
+        """Losses of an evaluation that are added up only if finite, where the best one is kept."""
+        roles = ValueRoles.of(code)
+        for test in Conditions.of(code).tests:
+            function = test.function
+            if not isinstance(test.node, ast.If) or not _EVALUATES.search(function.name.lower()):
+                continue
+            if _trains(code, function) or not _is_used_to_choose(code, function):
+                continue
+            added = test.when_good if not test.when_bad else _after_skip(code, test)
+            asked = [check for check in test.checks if roles.role(check.subject) == "loss"]
+            names = {check.subject.name for check in asked}
+            if any(_adds(statement, names) for statement in added):
+                yield self.at(
+                    code,
+                    test.node.test,
+                    "batches whose loss is NaN are left out of the mean by which the best model "
+                    "is chosen: a broken one may win",
+                    fixes=(Fix("let the mean be NaN: `new < best` is then false"),),
+                )
+
+
+def _is_used_to_choose(code: Code, function: Function) -> bool:
+    """Returns whether a best value is kept where a function is called for what it gives back."""
+    if not function.name or not function.returns:
+        return False
+    return any(_BEST.search(_around(home, call)) for home, call in calls_of(code, function))
+
+
+def _around(code: Code, call: Value) -> str:
+    """Returns the function in which a call stands, or the whole script."""
+    scope = call.scope
+    return code.segment(scope.node) if scope is not None and scope.name else code.text.content
+
+
+def _after_skip(code: Code, test: Test) -> Iterator[ast.stmt]:
+    """Yields what a turn of a loop does after a condition, if bad values skip it."""
+    if len(test.when_bad) and isinstance(test.when_bad[-1], ast.Continue):
+        loop = inner_loop(code, test.node)
+        body = loop.body if loop is not None else []
+        yield from (later for later in body if later.lineno > test.node.lineno)
+
+
+def _adds(statement: ast.stmt, names: set[str]) -> bool:
+    """Returns whether a statement adds one of some losses to what was there."""
+    if not isinstance(statement, ast.AugAssign) and not _appends(statement):
+        return False
+    return not names.isdisjoint(names_in(statement))
 
 
 def _is_loss(roles: ValueRoles, check: FiniteCheck) -> bool:

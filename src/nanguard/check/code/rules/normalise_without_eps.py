@@ -30,6 +30,10 @@ if TYPE_CHECKING:
 _REWARDS = re.compile(
     r"(b_|mb_|batch_|discounted_?)?(adv(antages?)?|returns?|rewards?|gaes?|discounts?|costs?)(_\w+)?"
 )
+# What reads scans and sounds.
+_OF_RECORDS = (
+    "nibabel", "SimpleITK", "pydicom", "medpy", "librosa", "torchaudio", "soundfile", "wfdb", "mne",
+)  # fmt: skip
 _WORDS = {
     "minmax": "range",
     "norm": "norm",
@@ -46,8 +50,8 @@ class NormaliseWithoutEps(CodeRule):
     range of exactly 0, and 0 / 0 is NaN.
 
     It is a warning where that is seen to happen: returns or advantages, which are all equal when no
-    reward was earned, what a ReLU has set to 0, and the spread by which a module scales what it is
-    given. Elsewhere it is a remark.
+    reward was earned, what a ReLU has set to 0, the spread by which a module scales what it is
+    given, and the range of slices of scans and of sounds in a `Dataset`. Elsewhere it is a remark.
 
     Use `F.normalize(x, dim=-1)`, `layer_norm`, or bound the divisor:
     `x / x.norm(dim=-1, keepdim=True).clamp(min=1e-6)`.
@@ -96,6 +100,13 @@ class NormaliseWithoutEps(CodeRule):
             line=9,
         ),
         Fails(
+            "import nibabel\nimport torch\nfrom torch.utils.data import Dataset\n\n\n"
+            "class Slices(Dataset):\n    def __getitem__(self, i):\n"
+            "        x = nibabel.load(self.files[i]).get_fdata()[..., self.slices[i]]\n"
+            "        return torch.from_numpy((x - x.min()) / (x.max() - x.min()))\n",
+            line=9,
+        ),
+        Fails(
             "import torch\n\n\ndef scaled(returns):\n"
             "    return (returns - returns.mean()) / returns.std()\n",
             line=5,
@@ -127,7 +138,9 @@ class NormaliseWithoutEps(CodeRule):
                 f"division by a {word} that can be 0: 0 / 0 is NaN",
                 fixes=_fixes(code, quotient),
                 shown=_is_of_zeros(divisor.core) or _is_of_activations(quotient, divisor.core),
-                claim="code" if _is_of_rewards(divisor.core) else None,
+                claim="code"
+                if _is_of_rewards(divisor.core) or (in_data and _is_of_records(code, divisor))
+                else None,
             )
 
 
@@ -136,6 +149,16 @@ def _is_of_rewards(divisor: Value) -> bool:
     if not divisor.inputs or not (divisor.op == "std" or _starts_at_zero(divisor.inputs[0].core)):
         return False
     return _REWARDS.fullmatch(divisor.inputs[0].name.lower()) is not None
+
+
+def _is_of_records(code: Code, divisor: Value) -> bool:
+    """Returns whether it is the range or the spread of what some records lack altogether.
+
+    A slice of a scan may lie outside of the body, a clip may be silent.
+    """
+    if divisor.core.op not in ("sub", "std", "numpy.std", "max", "numpy.max"):
+        return False
+    return code.names.imported(*_OF_RECORDS)
 
 
 def _is_of_zeros(divisor: Value) -> bool:

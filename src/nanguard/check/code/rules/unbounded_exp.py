@@ -10,7 +10,7 @@ from nanguard.check.code.code_rule import CodeRule, bare, operand, replaced
 from nanguard.check.code.operations import written_sigmoid
 from nanguard.check.code.origins import origins
 from nanguard.check.code.rules.unguarded_log import is_softmax_by_hand
-from nanguard.check.code.training_path import is_beside_training
+from nanguard.check.code.training_path import is_beside_training, is_never_chosen
 from nanguard.check.code.value_questions import (
     carries_gradient,
     guarded_by,
@@ -55,6 +55,7 @@ _DENSITY = re.compile(rb"\bNormal\(|\bBeta\(|log_?std|MultivariateNormal|normal_
 _LOG_CHANCE = re.compile(r"log_?p(s|i|_.*)?|log_?prob(s|_.*)?|log_?pdf|logits_?log_?softmax")
 # Numbers that are learned by themselves.
 _LEARNED = frozenset({"parameter", "tensor", "full"})
+_OF_CHANCES = frozenset({"Categorical", "OneHotCategorical", "Bernoulli"})
 _FILLED = frozenset({"zeros", "zeros_like", "ones", "ones_like", "full", "new_zeros"})
 _TRUST_REGION = re.compile(r"\b(line_?search|conjugate_grad\w*|fisher_vector\w*|trpo_step)\(")
 _LOGS = frozenset({"log", "log_softmax", "logsigmoid", "logsumexp", "math.log", "numpy.log"})
@@ -111,6 +112,15 @@ class UnboundedExp(CodeRule):
             line=5,
         ),
         Passes("import torch\n\n\ndef draw(log_p):\n    return log_p.exp().multinomial(1)\n"),
+        Passes(
+            "import torch\nfrom torch.distributions import Categorical\n\n\n"
+            "class Policy(torch.nn.Module):\n    def __init__(self):\n        super().__init__()\n"
+            "        self.net = torch.nn.Linear(3, 2)\n\n"
+            "    def evaluate(self, s, a):\n"
+            "        return Categorical(torch.softmax(self.net(s), -1)).log_prob(a)\n\n\n"
+            "def step(policy: Policy, s, a, old_logp):\n"
+            "    return torch.exp(policy.evaluate(s, a) - old_logp)\n"
+        ),
     )
 
     def check(self, code: Code) -> Iterator[Finding]:
@@ -144,6 +154,7 @@ class UnboundedExp(CodeRule):
                 or is_log_scale_of_network(code, unscaled(value))
                 or _is_of_policies(code, value, what),
                 weak=_is_hardly_large(code, value, what)
+                or (what == "log-ratio" and _is_clipped(code, power))
                 or origins(code, unscaled(value)).detached
                 or is_of_time(value)
                 or is_beside_training(code, power)
@@ -156,9 +167,18 @@ def _is_kept_small(code: Code, power: Value, value: Value) -> bool:
     """Returns whether something bounds a value, or nothing is learned in it."""
     if is_bounded(value) or is_table(value) or is_made_here(value) or not carries_gradient(value):
         return True
-    if is_kept_in_range(unscaled(value).core):
+    if is_kept_in_range(_as_it_is(code, unscaled(value))):
         return True
     return guarded_by(value, power.guards) or _is_scaled_from_bounded(code, value)
+
+
+def _as_it_is(code: Code, value: Value) -> Value:
+    """Returns what makes a value, without what is made under an option that is always off."""
+    while value.op in SHAPE and value.inputs:
+        parts = value.inputs[:2] if value.op == "join" else value.inputs[:1]
+        taken = [part for part in parts if not is_never_chosen(code, part.core.node)]
+        value = (*taken, parts[0])[0]
+    return value
 
 
 def _what(code: Code, value: Value, *, naive: bool) -> str:
@@ -172,6 +192,8 @@ def _what(code: Code, value: Value, *, naive: bool) -> str:
     by_hand = _is_layer_by_hand(inner)
     if not what and (by_hand or (is_open(inner.core) and is_made_by_network(code, inner))):
         what = "network output"
+    if what == "log-ratio" and _is_of_chances(code, value):
+        return ""
     if not what and inner.core.op == "parameter" and _is_multiplied(value):
         what = "multiple of a learned number"
     if what != "log-ratio" and _LOG_CHANCE.fullmatch(value.name.lower()):
@@ -249,6 +271,36 @@ def _is_of_policies(code: Code, value: Value, what: str) -> bool:
     if code.project is not None:
         return code.project.some_file_has(_DENSITY)
     return _DENSITY.search(code.text.content.encode()) is not None
+
+
+def _is_of_chances(code: Code, value: Value) -> bool:
+    """Returns whether a log-ratio is of a Categorical made of probabilities.
+
+    It keeps them 1e-7 away from 0 and from 1, so that no ratio of two is above e^16.
+    """
+    if value.core.op != "sub":
+        return False
+    made = [maker for maker in origins(code, value.core.inputs[0]).makers if maker.op == "log_prob"]
+    return bool(made) and all(_is_of_clamped_chances(code, maker) for maker in made)
+
+
+def _is_of_clamped_chances(code: Code, log_prob: Value) -> bool:
+    """Returns whether a log-probability is of a Categorical, which was given probabilities."""
+    drawn_from = origins(code, log_prob.inputs[0]).makers
+    return bool(drawn_from) and all(
+        maker.op == "new"
+        and maker.path.rpartition(".")[2] in _OF_CHANCES
+        and "logits" not in maker.keywords
+        for maker in drawn_from
+    )
+
+
+def _is_clipped(code: Code, power: Value) -> bool:
+    """Returns whether a ratio is bounded beside its use as it is, as PPO does."""
+    return any(
+        bound.scope is power.scope and any(part.node is power.node for part in bound.upstream(12))
+        for bound in code.of("clamp", "clip", "clamp_max", "minimum")
+    )
 
 
 def _is_hardly_large(code: Code, value: Value, what: str) -> bool:

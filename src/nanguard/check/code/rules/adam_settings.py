@@ -1,4 +1,4 @@
-"""An Adam-type optimizer over float16 parameters with an eps that is zero there."""
+"""Settings of Adam: its eps in float16, and its two betas."""
 
 from __future__ import annotations
 
@@ -113,3 +113,68 @@ def _edits(code: Code, optimizer: Value) -> tuple[Edit, ...]:
     last = max((*node.args, *(k.value for k in node.keywords)), key=lambda n: code.span(n)[1])
     _, end = code.span(last)
     return (Edit(end, end, ", eps=1e-4"),)
+
+
+class RepeatedBeta(CodeRule):
+    """`betas=(beta1, beta1)`, in a file that has a `beta2` as well.
+
+    *Why it breaks a run*: the mean of squares that Adam divides by then forgets within some ten
+    steps, where it was to remember a thousand. After a few small gradients the divisor is next to
+    nothing, and the next ordinary one makes a step that is many times too long.
+
+    Write `betas=(beta1, beta2)`.
+    """
+
+    code = "SRC055"
+    name = "repeated-beta"
+    severity = Severity.WARNING
+    seen_in = "https://github.com/mila-iqia/blocks/issues/1159"
+    examples: ClassVar = (
+        Fails(
+            "import torch\n\n\ndef make(model, beta1=0.9, beta2=0.999):\n"
+            "    return torch.optim.Adam(model.parameters(), betas=(beta1, beta1))\n",
+            line=5,
+            fixed="import torch\n\n\ndef make(model, beta1=0.9, beta2=0.999):\n"
+            "    return torch.optim.Adam(model.parameters(), betas=(beta1, beta2))\n",
+        ),
+        Passes(
+            "import torch\n\n\ndef make(model, beta1=0.9, beta2=0.999):\n"
+            "    return torch.optim.Adam(model.parameters(), betas=(beta1, beta2))\n"
+        ),
+        Passes(
+            "import torch\n\n\ndef make(model, beta1=0.9):\n"
+            "    return torch.optim.Adam(model.parameters(), betas=(beta1, beta1))\n"
+        ),
+        Passes(
+            "import torch\n\n\ndef make(model):\n"
+            "    return torch.optim.Adam(model.parameters(), betas=(0.9, 0.9))\n"
+        ),
+    )
+
+    def check(self, code: Code) -> Iterator[Finding]:
+        """Yields what is wrong with a file."""
+        for optimizer in code.of("new"):
+            betas = optimizer.keywords.get("betas")
+            node = betas.node if betas is not None else None
+            if not isinstance(node, (ast.Tuple, ast.List)) or len(node.elts) != 2:
+                continue
+            first, second = map(code.segment, node.elts)
+            other = _SECOND.sub("2", second)
+            if first != second or other == second or not _is_known(code, other):
+                continue
+            message = f"{second} is both betas, and {other} is none: a slip of the pen"
+            fix = Fix(f"write {other}", edits=(replaced(code, node.elts[1], other),))
+            yield self.at(code, node, message, fixes=(fix,))
+
+
+# The number at the end of a name, as in `args.beta1` or `config["b1"]`.
+_SECOND = re.compile(r"1(?=\W*$)")
+
+
+def _is_known(code: Code, expression: str) -> bool:
+    """Returns whether the file or its project has something of the name an expression ends in."""
+    name = re.findall(r"\w+", expression)[-1]
+    if re.search(rf"\b{name}\b", code.text.content):
+        return True
+    word = re.compile(rf"\b{name}\b".encode())
+    return code.project is not None and code.project.some_file_has(word)
