@@ -208,3 +208,146 @@ def test_sum_that_is_too_large_for_float16_is_taken_in_float32(tmp_path):
     first, *_ = found["fixes"]
     assert first["verified"]
     assert "+        return (x * x).float().sum(-1) / x.shape[-1]\n" in first["diff"]
+
+
+CLIPPED_UNDER_A_SCALER = """
+import torch
+from torch import nn
+
+torch.manual_seed(0)
+model = nn.Linear(8, 8)
+optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+scaler = torch.amp.GradScaler("cpu", init_scale=64.0)
+for step in range(30):
+    x = torch.randn(16, 8)
+    if step == 20:
+        x[3] = 0
+    with torch.autocast("cpu", dtype=torch.float16):
+        out = model(x)
+    unit = x / x.norm(dim=1, keepdim=True)
+    loss = (out.float() - unit).pow(2).mean()
+    optimizer.zero_grad()
+    scaler.scale(loss).backward()
+    scaler.unscale_(optimizer)
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    scaler.step(optimizer)
+    scaler.update()
+"""
+
+
+def test_repair_is_tried_where_a_scaler_unscales_before_clipping(tmp_path):
+    found = found_in(tmp_path, CLIPPED_UNDER_A_SCALER, 20)
+    assert found["replay"]["method"] == "in-place"
+    assert found["cause"]["code"] == "division-by-zero"
+    assert found["fixes"][0]["verified"]
+
+
+WEIGHTS_OF_ADVANTAGES = """
+import torch
+from torch import nn
+
+torch.manual_seed(0)
+policy = nn.Linear(4, 2)
+optimizer = torch.optim.Adam(policy.parameters(), lr=1e-3)
+for step in range(30):
+    x, gain = torch.randn(16, 4), torch.randn(16)
+    if step == 20:
+        gain[5] += 100
+    with torch.no_grad():
+        weight = torch.exp(gain * 1.0)
+        weight = weight / weight.sum()
+    loss = -(weight * policy(x).log_softmax(-1)[:, 0]).sum()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+"""
+
+
+def test_exponents_that_are_only_compared_lose_their_largest(tmp_path):
+    found = found_in(tmp_path, WEIGHTS_OF_ADVANTAGES, 20)
+    assert found["cause"]["code"] == "exp-overflow"
+    first, *_ = found["fixes"]
+    assert first["verified"]
+    changed = "+        weight = torch.exp((exponent := gain * 1.0) - exponent.max().detach())\n"
+    assert changed in first["diff"]
+
+
+def test_exponents_that_count_by_themselves_keep_it(tmp_path):
+    script = WEIGHTS_OF_ADVANTAGES.replace("        weight = weight / weight.sum()\n", "")
+    found = found_in(tmp_path, script, 20)
+    assert found["cause"]["code"] == "exp-overflow"
+    assert not any("largest exponent" in fix["summary"] for fix in found["fixes"])
+
+
+LOGIT_TWICE = """
+import torch
+from torch import nn
+
+
+def to_logits(x):
+    y = torch.log(x) - torch.log1p(-x)
+    volume = (-torch.log(x) - torch.log1p(-x)).sum(1)
+    return y, volume
+
+
+torch.manual_seed(0)
+model = nn.Linear(4, 4)
+optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+for step in range(30):
+    x = torch.rand(16, 4) * 0.9 + 0.05
+    if step == 20:
+        x[2, 1] = 1.0
+    y, volume = to_logits(x)
+    loss = model(y).pow(2).mean() - 1e-3 * volume.mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+"""
+
+
+def test_what_is_written_twice_is_bounded_twice(tmp_path):
+    found = found_in(tmp_path, LOGIT_TWICE, 20)
+    assert found["cause"]["code"] == "log-or-sqrt-domain"
+    first, *_ = found["fixes"]
+    assert first["verified"]
+    assert first["diff"].count("log1p((-x).clamp(") == 2
+
+
+RATE_OF_ITS_OWN = """
+import numpy as np
+import torch
+from torch import nn
+
+
+class Poly:
+    def __init__(self, optimizer, total):
+        self.optimizer, self.total, self.done = optimizer, total, 0
+
+    def factor(self):
+        return np.power(np.float64(1.0 - self.done / self.total), 0.9)
+
+    def step(self):
+        self.done += 1
+        factor = self.factor()
+        for group in self.optimizer.param_groups:
+            group["lr"] = 1e-3 * factor
+
+
+torch.manual_seed(0)
+model = nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+schedule = Poly(optimizer, 20)
+for step in range(24):
+    loss = model(torch.randn(8, 4)).pow(2).mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    schedule.step()
+"""
+
+
+def test_schedule_that_sets_the_rate_by_itself_is_named_and_repaired(tmp_path):
+    found = found_in(tmp_path, RATE_OF_ITS_OWN, 21)
+    assert found["cause"]["code"] == "optimizer-misuse"
+    assert "max(1.0 - self.done / self.total, 0.0)" in found["fixes"][0]["diff"]
+    assert found["origin"]["line"] == 18  # and not the one that calls the optimizer

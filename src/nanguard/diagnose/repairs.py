@@ -18,6 +18,7 @@ from nanguard.source.edits import (
     called_name,
     divides,
     divisor_of,
+    is_chain,
     is_quotient,
     span_of,
 )
@@ -113,18 +114,23 @@ def bounded_operand(case: Case, names: tuple[str, ...], bound: str, summary: str
         node = file.node_at(site, accept)
         if node is None:
             return None
-        inner = node.left if isinstance(node, ast.BinOp) else argument(node)  # type: ignore[arg-type]
-        if inner is None:
-            return None
-        return file.replaced([(inner, bounded(file.text_of(inner), bound))])
+        # What is written twice in a function goes wrong twice.
+        text = file.text_of(node)
+        same = [n for n in ast.walk(file.scope_of(site.line)) if accept(n)]
+        changes: list[tuple[ast.AST, str]] = []
+        for one in [n for n in same if file.text_of(n) == text] or [node]:
+            inner = one.left if isinstance(one, ast.BinOp) else argument(one)  # type: ignore[arg-type]
+            if inner is None:
+                return None
+            changes.append((inner, bounded(file.text_of(inner), bound)))
+        return file.replaced(changes)
 
     return edit(case.origin.site, summary, make)
 
 
 def bounded(text: str, bound: str) -> str:
     """Returns an expression with a call added to it."""
-    simple = re.fullmatch(r"[\w.]+(\([^()]*\))?", text)
-    return f"{text}{bound}" if simple else f"({text}){bound}"
+    return f"{text}{bound}" if is_chain(text) else f"({text}){bound}"
 
 
 def bounded_divisor(case: Case) -> list[Repair]:

@@ -20,6 +20,8 @@ _ARRANGING = (
 )  # fmt: skip
 # What is added to a sum only to keep it away from zero.
 _NEGLIGIBLE = 1e-3
+# The share of a loss that another order of operations may change.
+_ROUNDING = 1e-3
 
 
 def logs_without_probabilities(case: Case) -> list[Repair]:
@@ -240,6 +242,11 @@ def _determinant(file: SourceFile, node: ast.expr, line: int) -> str | None:
     return called.removesuffix("det") + "slogdet" + file.text_of(node)[len(called) :]
 
 
+def _is_same(plain: float, changed: float) -> bool:
+    """Returns whether two losses differ by rounding only."""
+    return abs(changed - plain) <= _ROUNDING * max(abs(plain), 1e-3)
+
+
 def _exact(repairs: list[Repair]) -> list[Repair]:
     return [replace(repair, exact=True) for repair in repairs]
 
@@ -318,6 +325,34 @@ def shifted_exp(case: Case) -> list[Repair]:
         return file.replaced([(inner, shifted if first else f"({shifted})")])
 
     return _exact(edit(case.origin.site, "subtract the maximum before exp: a / sum(a) stays", make))
+
+
+def shifted_by_largest(case: Case) -> list[Repair]:
+    """Subtracts the largest exponent of all, if what follows only compares what exp gives.
+
+    Whether it does is tried on a good step, which has to stay what it was.
+    """
+
+    def make(file: SourceFile, site: Site) -> str | None:
+        call = file.node_at(site, lambda node: called_name(node) == "exp")
+        inner = argument(call) if isinstance(call, ast.Call) else None
+        if not isinstance(call, ast.Call) or inner is None:
+            return None
+        text = file.text_of(inner)
+        if isinstance(inner, ast.Name):
+            shifted = f"{text} - {text}.max().detach()"
+        else:
+            shifted = f"(exponent := {text}) - exponent.max().detach()"
+            if "exponent" in {n.id for n in ast.walk(file.tree) if isinstance(n, ast.Name)}:
+                return None
+        return file.replaced([(inner, shifted if inner in call.args else f"({shifted})")])
+
+    found = edit(case.origin.site, "subtract the largest exponent before exp", make)
+    for repair in found:
+        assert repair.source is not None  # noqa: S101 - a change of text has one
+        path, text = repair.source
+        repair.on_good = case.lab.good_step_with(source={path: text})
+    return [r for r in _exact(found) if r.on_good is not None and _is_same(*r.on_good)]
 
 
 def _normalised_over(file: SourceFile, call: ast.AST) -> str | None:

@@ -559,7 +559,8 @@ def _schedule(facts: Facts) -> Site | None:
     if begins is not None:
         file = SourceFile.open(begins.file)
         return None if file is None else last_return(file, begins.function, begins.line)
-    files = [SourceFile.open(site.file) for site in (facts.step_site, facts.made) if site]
+    paths = [site.file for site in (facts.step_site, facts.made) if site] + facts.rate_set_in
+    files = [SourceFile.open(path) for path in paths]
     return next((at for file in files if file and (at := sets_rate_at(file))), None)
 
 

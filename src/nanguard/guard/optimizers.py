@@ -398,6 +398,22 @@ class LossScaling:
         return self._scaler._found_inf_per_device(optimizer)
 
 
+@contextlib.contextmanager
+def as_at_first(scaler: Any) -> Iterator[None]:
+    """Makes a GradScaler, or None, believe for a while that no step of its round was begun."""
+    states = getattr(scaler, "_per_optimizer_states", None)
+    if states is None:
+        yield
+        return
+    before = dict(states)
+    states.clear()
+    try:
+        yield
+    finally:
+        states.clear()
+        states.update(before)
+
+
 def pass_over(scaler: Any, optimizer: Any) -> None:
     """Makes a GradScaler believe that a step was made, so that it goes on as it would have."""
     state = scaler._per_optimizer_states[id(optimizer)]

@@ -5,8 +5,10 @@ from __future__ import annotations
 import atexit
 import contextlib
 import errno
+import linecache
 import math
 import os
+import re
 import sys
 import traceback
 from abc import abstractmethod
@@ -32,7 +34,13 @@ from nanguard.replay.made_before import entered_at
 from nanguard.replay.task import Facts, Growth, ReplayOutcome
 from nanguard.replay.tracer.modules import tensors_in
 from nanguard.replay.tracer.origin import bad_rows, origin_of, path_of, producers, suspects
-from nanguard.replay.tracer.sites import here, site_of_function, users_frame
+from nanguard.replay.tracer.sites import (
+    file_of,
+    here,
+    is_part_of_script,
+    site_of_function,
+    users_frame,
+)
 from nanguard.replay.tracer.tensor_values import memory_of
 from nanguard.replay.tracer.trace import Trace
 from nanguard.replay.watch import Watch
@@ -61,6 +69,13 @@ def schedule_of(optimizer: Optimizer) -> Site | None:
     return None
 
 
+def rates_set_in() -> list[str]:
+    """Returns the script's files that set a learning rate by themselves."""
+    files = {str(file_of(m)) for m in list(sys.modules.values()) if is_part_of_script(m)}
+    return sorted(f for f in files if _SETS_RATE.search("".join(linecache.getlines(f))))
+
+
+_SETS_RATE = re.compile(r"\[\s*['\"]lr['\"]\s*\]\s*[*/+-]?=(?!=)")
 # Nobody else's: in a replay, torch.save writes somewhere else.
 _save = torch.save
 # Larger batches are not saved.
@@ -452,7 +467,7 @@ class Replay(Watch):
             facts.optimizer = type(optimizer).__name__
             facts.lr = learning_rate([optimizer])
             if facts.lr is not None and not math.isfinite(facts.lr):
-                facts.schedule = schedule_of(optimizer)
+                facts.schedule, facts.rate_set_in = schedule_of(optimizer), rates_set_in()
                 facts.schedule_state = bad_schedule_state(optimizer)
             eps = optimizer.param_groups[0].get("eps")
             facts.eps = float(eps) if isinstance(eps, (int, float)) else None

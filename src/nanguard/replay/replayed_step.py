@@ -11,7 +11,7 @@ import torch
 from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.utils._python_dispatch import _disable_current_modes
 
-from nanguard.guard.optimizers import gradients_of
+from nanguard.guard.optimizers import as_at_first, gradients_of
 from nanguard.guard.verdicts import Symptom
 from nanguard.numerics import all_finite
 from nanguard.replay.carried import numbers_in
@@ -61,6 +61,7 @@ class ReplayedStep(Replay):
         self._func_parameters: dict[str, Tensor] = {}
         self.outcome: ReplayOutcome | None = None
         self.again: list[Any] = []
+        self._scaler_of_run = run._scaler
         self.clip_limit = run.clip_limit
         self.facts.curves, self.facts.loaded_bad = run.curves.all(), dict(run.loaded_bad)
         self.facts.losses = [x for x in run.recent_losses if math.isfinite(x)]
@@ -68,16 +69,17 @@ class ReplayedStep(Replay):
     @contextlib.contextmanager
     def watching(self) -> Iterator[None]:
         """Watches every operation, if that is the task."""
-        if self.trace is None:
-            yield
-            return
-        self.trace.step = self.ordinal
-        self.trace.start()
-        self.trace.begin_step(self.ordinal)
-        try:
-            yield
-        finally:
-            self.trace.stop()
+        with as_at_first(self._scaler_of_run):
+            if self.trace is None:
+                yield
+                return
+            self.trace.step = self.ordinal
+            self.trace.start()
+            self.trace.begin_step(self.ordinal)
+            try:
+                yield
+            finally:
+                self.trace.stop()
 
     def begin_pass(self, loader: Any) -> None:
         """Leaves loaders as they are."""

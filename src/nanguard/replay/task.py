@@ -111,6 +111,7 @@ class Facts:
         autocast: The type autocast computes in, where it was on.
         half_parameters: Whether parameters are of a 16-bit type.
         schedule: Where the function begins that made the learning rate bad, if it is known.
+        rate_set_in: The script's files that set a learning rate by themselves.
         schedule_state: The number that the schedule goes by and that is bad, if there is one.
         growth: How parameters changed since the start of the replay.
         losses: The losses of the steps before.
@@ -142,6 +143,7 @@ class Facts:
     autocast: str | None = None
     half_parameters: bool = False
     schedule: Site | None = None
+    rate_set_in: list[str] = field(default_factory=list)
     schedule_state: str | None = None
     growth: Growth | None = None
     losses: list[float] = field(default_factory=list)

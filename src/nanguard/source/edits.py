@@ -237,7 +237,7 @@ class SourceFile:
             line, end_line, column, end_column = span_of(node)
             before = lines[line - 1][:column]
             after = lines[end_line - 1][end_column:]
-            if _GROUP.search(before) and after.startswith(b").") and _is_chain(new):
+            if _GROUP.search(before) and after.startswith(b").") and is_chain(new):
                 before, after = (
                     before[:-1],
                     after[1:],
@@ -402,7 +402,7 @@ def span_of(node: ast.AST) -> tuple[int, int, int, int]:
     )
 
 
-def _is_chain(text: str) -> bool:
+def is_chain(text: str) -> bool:
     """Returns whether attributes can be taken of an expression as it is written."""
     try:
         node = ast.parse(text, mode="eval").body

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from nanguard.diagnose.cause import EXPONENTIALS, Cause, Suspicion
 from nanguard.diagnose.lab import Usual
 from nanguard.diagnose.repairs import Repair, bounded_operand, silencing, without_samples
-from nanguard.diagnose.rewrites import shifted_exp
+from nanguard.diagnose.rewrites import shifted_by_largest, shifted_exp
 from nanguard.findings import name_of
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ class ExpOverflow(Cause):
 
     def repairs(self, case: Case) -> list[Repair]:
         """Subtracts the maximum where that changes nothing, or bounds the exponent."""
-        same = shifted_exp(case) if case.op == "exp" else []
+        same = (shifted_exp(case) or shifted_by_largest(case)) if case.op == "exp" else []
         return (
             same
             + self._bounded(case)

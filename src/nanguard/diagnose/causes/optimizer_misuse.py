@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,6 +20,9 @@ if TYPE_CHECKING:
     from nanguard.diagnose.lab import Trial
     from nanguard.replay.tracer.sites import Site
     from nanguard.source.edits import SourceFile
+
+# What schedules call the share of the run that is over.
+_PROGRESS = ("progress", "frac", "fraction", "ratio", "t", "share", "done")
 
 
 class OptimizerMisuse(Cause):
@@ -99,22 +103,30 @@ def _bounded_progress(case: Case) -> list[Repair]:
     """Keeps ``1 - step / total`` at 0 or above where a schedule computes with it."""
 
     def make(file: SourceFile, site: Site) -> str | None:
-        scope = file.scope_of(site.line)
-        found = [
+        around = [
             node
-            for node in ast.walk(scope)
-            if isinstance(node, ast.BinOp)
-            and isinstance(node.op, ast.Sub)
-            and isinstance(node.left, ast.Constant)
-            and node.left.value == 1
-            and isinstance(node.right, ast.BinOp)
-            and isinstance(node.right.op, ast.Div)
+            for node in ast.walk(file.tree)
+            if isinstance(node, ast.ClassDef) and node.lineno <= site.line <= (node.end_lineno or 0)
         ]
-        if len(found) != 1:
-            return None
-        return file.replaced([(found[0], f"max({file.text_of(found[0])}, 0.0)")])
+        for scope in (file.scope_of(site.line), *around):
+            found = [node for node in ast.walk(scope) if _is_rest(node)]
+            if len(found) == 1:
+                return file.replaced([(found[0], f"max({file.text_of(found[0])}, 0.0)")])
+        return None
 
-    return edit(case.origin.site, "keep what is left of the run at 0 or above", make)
+    found = edit(case.origin.site, "keep what is left of the run at 0 or above", make)
+    # A schedule that sets the rate by itself is not asked again where only the update is made.
+    return [replace(repair, acts_later=case.facts.schedule is None) for repair in found]
+
+
+def _is_rest(node: ast.AST) -> bool:
+    """Returns whether an expression is what is left of a whole: ``1 - step / total``."""
+    if not isinstance(node, ast.BinOp) or not isinstance(node.op, ast.Sub):
+        return False
+    whole, part = node.left, node.right
+    divided = isinstance(part, ast.BinOp) and isinstance(part.op, ast.Div)
+    named = isinstance(part, ast.Name) and part.id in _PROGRESS
+    return isinstance(whole, ast.Constant) and whole.value == 1 and (divided or named)
 
 
 def _by_the_scaler(file: SourceFile, site: Site, known: str | None) -> str | None:
