@@ -24,7 +24,7 @@ MIXED = (
     "def train(model, loader, opt):\n    model = DDP(model)\n    for x in loader:\n"
     "        loss = f_loss(model(x), x)\n        if not torch.isfinite(loss):\n"
     "            continue\n"
-    "        loss.backward()\n        opt.step()\n"
+    "        opt.zero_grad()\n        loss.backward()\n        opt.step()\n"
 )
 
 

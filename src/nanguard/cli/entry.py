@@ -123,7 +123,11 @@ def _forget_own_programs() -> None:
     import importlib.util
     import shutil
 
-    if importlib.util.find_spec("torch") is None and shutil.which("python", path=others):
+    try:
+        has_torch = importlib.util.find_spec("torch") is not None
+    except ModuleNotFoundError:
+        has_torch = False
+    if not has_torch and shutil.which("python", path=others):
         os.environ["PATH"] = others
 
 

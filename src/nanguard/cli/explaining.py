@@ -51,6 +51,9 @@ if TYPE_CHECKING:
 _HUNK = re.compile(r"@@ -(\d+)(?:,(\d+))? \+\d+(?:,\d+)? @@")
 _COMMAND = "nanguard fix"
 
+# Bytes of a script that are looked through.
+_SCRIPT = 1 << 20
+
 
 def run_explain(options: ExplainOptions) -> None:
     """Prints the page of each thing that was named, one after the other."""
@@ -444,12 +447,40 @@ def _file_of(diff: str, incident: Incident, place: Path) -> Path:
 def _must_be_the_same(content: bytes, fix: dict[str, Any], path: Path, place: Path) -> None:
     known = fix.get("sha256")
     if isinstance(known, str) and hashlib.sha256(content).hexdigest() != known:
+        if _is_applied(content, fix):
+            raise UsageError(
+                f"the change is in {path} already.",
+                where=str(place),
+                do="Nothing was written. Start the run again.",
+            )
         raise UsageError(
             f"{path} has changed since the change was tried.",
             where=str(place),
             do="Nothing was written. Make the change by hand (nanguard explain shows it), or run "
             "the command again for a new incident.",
         )
+
+
+def _is_applied(content: bytes, fix: dict[str, Any]) -> bool:
+    """Returns whether a text holds the lines that a change adds, and none that it removes."""
+    lines = [line.rstrip() for line in content.decode("utf-8", "replace").splitlines()]
+    diff = str(fix["diff"]).splitlines()
+    added = [line[1:].rstrip() for line in diff if line[:1] == "+" and line[:3] != "+++"]
+    removed = [line[1:].rstrip() for line in diff if line[:1] == "-" and line[:3] != "---"]
+    return bool(added) and set(added) <= set(lines) and not set(removed) & set(lines)
+
+
+def _has_guard(command: list[str], folder: Path) -> bool:
+    """Returns whether the script of a command brings a guard of its own along."""
+    for word in command:
+        path = folder / word
+        with contextlib.suppress(OSError, ValueError):
+            if path.suffix == ".py" and path.is_file():
+                with path.open("rb") as file:
+                    return b"import nanguard" in (start := file.read(_SCRIPT)) or (
+                        b"from nanguard" in start
+                    )
+    return False
 
 
 def _print(incident: Incident, fix: dict[str, Any], path: Path, *, written: bool) -> None:
@@ -467,4 +498,5 @@ def _print(incident: Incident, fix: dict[str, Any], path: Path, *, written: bool
         return
     folder = Path(text(branch(incident, "run"), "folder", 4000) or ".")
     there = "" if folder.resolve() == Path.cwd().resolve() else f"cd {shlex.quote(str(folder))} && "
-    console.print(Text(f"To go on: {there}nanguard run -- {' '.join(command)}"))
+    guard = "" if _has_guard(command, folder) else "nanguard run -- "
+    console.print(Text(f"To go on: {there}{guard}{' '.join(command)}"))

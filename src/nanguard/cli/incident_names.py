@@ -33,8 +33,8 @@ def newest_incidents(command: str) -> list[Path]:
         raise UsageError(
             f"there is no incident below {HOME}.",
             where=str(Path.cwd()),
-            do=f"Run something first: nanguard run -- python train.py. An incident that lies "
-            f"elsewhere is named by its folder: {command} DIR",
+            do="A guarded run leaves its incidents there: nanguard run -- python train.py. Those "
+            f"of a Guard or a callback lie in its run_dir, and are named by that: {command} DIR",
         )
     return found
 

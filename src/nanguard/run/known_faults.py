@@ -194,7 +194,8 @@ class KnownFaults:
         self._epoch.update(items)
         if first:
             listed = ", ".join(
-                f"{item.index} ({times} times)" for item, times in fault.items.most_common(_NAMED)
+                f"{item.index} ({times} times)" if times > 1 else str(item.index)
+                for item, times in fault.items.most_common(_NAMED)
             )
             more = len(fault.items) - _NAMED
             rest = f" and {more} more" if more > 0 else ""

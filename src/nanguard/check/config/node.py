@@ -152,11 +152,9 @@ def number_text(value: float) -> str:
         return str(int(value)) if abs(value) >= 10 else f"{value:.1f}"
     if 1e-3 <= abs(value) < 1e6:
         return f"{value:.6g}"
-    exponent = math.floor(math.log10(abs(value)))
-    mantissa = f"{value / 10**exponent:.4g}"
-    if mantissa in ("10", "-10"):
-        mantissa, exponent = mantissa[:-1], exponent + 1
-    return f"{mantissa}{'' if '.' in mantissa else '.0'}e{exponent:+d}"
+    mantissa, _, exponent = f"{value:.3e}".partition("e")
+    mantissa = mantissa.rstrip("0")
+    return f"{mantissa}{'0' if mantissa.endswith('.') else ''}e{int(exponent):+d}"
 
 
 def set_to(setting: Setting, value: Any) -> tuple[Edit, ...]:

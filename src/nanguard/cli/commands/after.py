@@ -33,10 +33,10 @@ class ExplainOptions:
 
 @dataclass(frozen=True, slots=True)
 class ReplayOptions:
-    """Run the step of an incident again, from its folder alone.
+    """Run the command of an incident again, up to its bad step.
 
-    The command of the run is started once more, with the same arguments in the same folder, and
-    goes up to the step that was bad. It prints nothing and writes no file while it does. An
+    It is started once more with the same arguments in the same folder, which takes as long as the
+    run took up to there. It prints nothing and writes no file while it does. An
     incident that somebody else made is only replayed if you say so, as its command is run. The
     exit code is 1 if the step is bad again.
     """

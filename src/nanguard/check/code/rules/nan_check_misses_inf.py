@@ -253,7 +253,8 @@ def _edits(code: Code, node: ast.expr) -> tuple[Edit, ...]:
         outside, _ = code.span(parent)
         if code.text.content[outside:start].strip() in ("not", "~"):
             return (Edit(outside, start, ""), attribute)
-    mark = "not " if code.names.path(func).startswith("math.") else "~"
+    asked = isinstance(parent, (ast.If, ast.While, ast.Assert, ast.IfExp)) and parent.test is node
+    mark = "not " if asked or code.names.path(func).startswith("math.") else "~"
     plain = (ast.If, ast.While, ast.Assert, ast.BoolOp, ast.Return, ast.Assign, ast.IfExp)
     if isinstance(parent, plain) or (mark == "~" and isinstance(parent, ast.Call)):
         return (Edit(start, start, mark), attribute)

@@ -36,6 +36,8 @@ _PREDICTION = re.compile(r"pred(iction)?s?|[a-z_]+_pred|pred_[a-z]+|y_hat|yhat")
 _ABOUT_PROBABILITIES = re.compile(r"entropy|kl|divergence|likelihood|nll|jsd?|mutual|prob|focal")
 # Products that a network or its parameters make.
 _LEARNED = frozenset({"matmul", "mul", "einsum", "sum", "bmm", "linear"})
+# What makes exact zeros of half of what it is given.
+_ZEROING = ("relu", "relu6")
 _ARTICLES = {"absolute value": "an"}
 _SIZE = re.compile(r"(^|_)(w|h|wh|widths?|heights?|sizes?)$")
 
@@ -116,6 +118,15 @@ class UnguardedLog(CodeRule):
             "    p = pi * wide.log_prob(w).exp() + (1 - pi) * narrow.log_prob(w).exp()\n"
             "    return torch.log(p).sum()\n",
             line=6,
+        ),
+        Fails(
+            "import torch\nimport torch.nn.functional as F\n\n\ndef poisson_loss(x, y):\n"
+            "    rate = F.relu(x)\n    return (rate - y * torch.log(rate)).mean()\n",
+            line=7,
+        ),
+        Passes(
+            "import torch\nimport torch.nn.functional as F\n\n\ndef poisson_loss(x, y):\n"
+            "    rate = F.relu(x) + 1e-6\n    return (rate - y * torch.log(rate)).mean()\n",
         ),
         Fails(
             "import math\nimport torch\n\nnet = torch.nn.Sequential(torch.nn.Linear(3, 1), "
@@ -328,7 +339,7 @@ def _is_seen(code: Code, value: Value, kind: str) -> bool:
             return False
         squeezed = ("sigmoid", "softmax", "tanh")
         return taken.op in squeezed or (is_open(taken) and origins(code, taken).made_by(*squeezed))
-    if core.op in ("softmax", "sigmoid", "abs", "parameter"):
+    if core.op in ("softmax", "sigmoid", "abs", "parameter", *_ZEROING):
         return True
     return _is_mass(core) or _is_mixture(core) or _is_density(core)
 
@@ -428,6 +439,8 @@ def _kind(value: Value, log: Value, *, outputs_are_probabilities: bool) -> str:
     elsewhere = core.scope is not None and core.scope is not log.scope
     if core.op in ("softmax", "sigmoid"):
         return "probability" if is_module_output(core, log) else ""
+    if core.op in _ZEROING:
+        return "ReLU"
     if _is_mass(core) or _is_mixture(core) or _is_density(core):
         return "probability"
     if core.op == "parameter" and _is_trained(core):
