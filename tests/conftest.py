@@ -11,12 +11,16 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import pytest
 import torch
+from hypothesis import HealthCheck, settings
 from torch.optim import optimizer as torch_optimizer
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 torch.set_num_threads(1)
+# A busy machine takes longer for an example, which says nothing about it.
+settings.register_profile("busy", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("busy")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

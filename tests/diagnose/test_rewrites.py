@@ -186,7 +186,7 @@ def test_comes_before_a_bound(tmp_path, body, line, second):
         ("-(y * p.log() + (1 - y) * (1 - p).log()).mean()", "NAME(z, y)"),
         ("torch.mean(-y * torch.log(p) - (1 - y) * torch.log(1 - p))", "NAME(z, y)"),
         ("(-y * p.log() - (1 - y) * (1 - p).log()).mean()", "NAME(z, y)"),
-        ("(-(y * p.log()) - (1 - y) * (1 - p).log()).sum()", "(NAME(z, y, NONE)).sum()"),
+        ("(-(y * p.log()) - (1 - y) * (1 - p).log()).sum()", "NAME(z, y, NONE).sum()"),
         ("-(y * p.log() + (1 - y) * (1 - p).log()).sum()", "-((-NAME(z, y, NONE))).sum()"),
         ("(y * p.log() - (1 - y) * (1 - p).log()).mean()", None),
     ],
