@@ -32,6 +32,13 @@ if TYPE_CHECKING:
 # Beyond this, a product overflows and no derivative is to blame.
 _HUGE = 1e15
 
+# The gradient of their vectors divides by the differences of their values.
+_DECOMPOSITIONS = ("_linalg_eigh", "_linalg_svd", "linalg_eig")
+_WITHOUT_VECTORS = (
+    "let no gradient go through its vectors: a Cholesky or QR decomposition needs no values that "
+    "differ, and adding eps to the diagonal does not make them differ"
+)
+
 
 class GradientSingularity(Cause):
     """The derivative does not exist where the forward value does."""
@@ -105,6 +112,8 @@ class GradientSingularity(Cause):
             )
         elif op in ("div", "reciprocal"):
             found += bounded_divisor(case)
+        elif op in _DECOMPOSITIONS:
+            found.append(Repair(_WITHOUT_VECTORS))
         given = case.inputs[0].at_fault if case.inputs else []
         if case.origin.hand_written and op in (*LOGS, *ROOTS) and min(given, default=0.0) < 0:
             found = silencing(found, "find out why the argument became negative")
