@@ -32,6 +32,20 @@ _COMMENT = re.compile(rb"#[^\n]*")
 # A name that is looked up among all that a file knows: made at once, or one of a whole module's.
 _EVALUATED = re.compile(rb"(?<![\w.])eval\((?![\"'])[^()\n]+\)(\()?")
 _ALL_OF_IT = re.compile(rb"^from[ \t]+(\S+)[ \t]+import[ \t]*\*", re.MULTILINE)
+# What a command line offers for an option, and the branches that are taken by its name.
+_OPTION = re.compile(
+    rb"add_argument\(\s*(?:[\"']-\w[\"']\s*,\s*)?[\"']--([\w-]+)[\"']((?:[^()]|\([^()]*\))*)\)"
+)
+_CHOICES = re.compile(rb"choices\s*=\s*[\[(]((?:\s*[\"'][^\"']*[\"']\s*,?)+)\s*[\])]")
+_DEFAULT = re.compile(rb"default\s*=\s*([\"'][^\"']*[\"'])")
+_QUOTED = re.compile(rb"[\"']([^\"']*)[\"']")
+_CASE = re.compile(
+    rb"^([ \t]+)(?:el)?if[ \t]+([\w.]+)[ \t]*==[ \t]*[\"']([^\"'\n]+)[\"'][ \t]*:[^\n]*\n"
+    rb"((?:\1[ \t]+[^\n]*\n|[ \t]*\n)*)",
+    re.MULTILINE,
+)
+# Where code or a table of settings gives an option a value of its own.
+_SET = rb"\b(?:arg|opt|conf|cfg|param|hparam|flag)\w*\.%s\s*=(?!=)|[\"']%s[\"']\s*:\s*[\"']"
 _WORD = bytes(c if c == 95 or chr(c).isalnum() else 32 for c in range(128)) + b" " * 128
 BETWEEN, MAIN = "", "__main__"  # the parts of a file that are neither function nor class
 
@@ -158,6 +172,7 @@ def _parts(files: list[str]) -> Iterator[_Part]:
     for path in files:
         content = bytes_of(path)
         defined |= {match[1] for match in map(_DEFINITION.match, _pieces(content)) if match}
+    offered = _offered(files)
     for path in files:
         content = _COMMENT.sub(b"", bytes_of(path))
         texts: dict[str, list[bytes]] = {}
@@ -175,6 +190,8 @@ def _parts(files: list[str]) -> Iterator[_Part]:
         texts.setdefault(BETWEEN, [])  # a file that only imports runs what it imports
         for name, pieces in texts.items():
             text = b"".join(pieces)
+            if offered:
+                text = _without_closed_branches(text, offered)
             words = defined.intersection(text.translate(_WORD).split())
             function = text.startswith((b"def ", b"async "))
             trains = is_training_code(text)
@@ -184,6 +201,44 @@ def _parts(files: list[str]) -> Iterator[_Part]:
             )  # fmt: skip
 
 
+def _offered(files: list[str]) -> list[set[bytes]]:
+    """Returns what each option can be that scripts offer a choice for, wherever it is asked for."""
+    choices: dict[bytes, set[bytes]] = {}
+    free: set[bytes] = set()
+    for path in files:
+        content = bytes_of(path)
+        for name, rest in _OPTION.findall(content) if b"add_argument(" in content else ():
+            listed = _CHOICES.search(rest)
+            if listed is None:
+                free.add(name)
+            else:
+                given = b",".join([listed[1], *_DEFAULT.findall(rest)])
+                choices.setdefault(name, set()).update(_QUOTED.findall(given))
+    for name in [*choices]:
+        word = name.replace(b"-", b"_")
+        elsewhere = re.compile(_SET % (word, word), re.IGNORECASE)
+        if any(elsewhere.search(bytes_of(path)) for path in files):
+            free.add(name)
+    return [given for name, given in choices.items() if name not in free]
+
+
+def _without_closed_branches(text: bytes, offered: list[set[bytes]]) -> bytes:
+    """Returns some code without what is done for a choice that no script offers.
+
+    Branches are of an option if scripts offer two of the names that one thing is compared with.
+    """
+    cases = [*_CASE.finditer(text)]
+    for names in offered:
+        asked = {case[2] for case in cases}
+        for what in asked:
+            mine = [case for case in cases if case[2] == what]
+            if len({case[3] for case in mine} & names) > 1:
+                for case in mine:
+                    if case[3] not in names:
+                        text = text.replace(case[0], b"\n")
+    return text
+
+
 def outline_of(content: bytes, defined: set[bytes]) -> list[object]:
     """Returns what the reach of a project takes from a file: its parts, and what each names.
 
@@ -191,7 +246,7 @@ def outline_of(content: bytes, defined: set[bytes]) -> list[object]:
         content: What the file holds.
         defined: Everything that the project defines.
     """
-    found: list[object] = []
+    found: list[object] = [_OPTION.findall(content)] if b"add_argument(" in content else []
     for piece in _pieces(_COMMENT.sub(b"", content)):
         if _IMPORT.match(piece) or piece.startswith((b"@", b"__all__")):
             found.append(piece)
@@ -200,7 +255,9 @@ def outline_of(content: bytes, defined: set[bytes]) -> list[object]:
         begins = piece[: match.end()] if match else _MAIN.match(piece) is not None
         words = sorted(defined.intersection(piece.translate(_WORD).split()))
         evaluates = _EVALUATED.search(piece) is not None
-        found.append((begins, words, is_training_code(piece), evaluates))
+        cases = [(c[2], c[3], sorted(defined.intersection(c[4].translate(_WORD).split())))
+                 for c in _CASE.finditer(piece)]  # fmt: skip
+        found.append((begins, words, is_training_code(piece), evaluates, cases))
     return found
 
 

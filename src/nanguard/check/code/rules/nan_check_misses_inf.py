@@ -61,7 +61,8 @@ class NanCheckMissesInf(CodeRule):
             "    if torch.isnan(loss):\n        return\n    loss.backward()\n    opt.step()\n",
             line=6,
             fixed="import torch\n\n\ndef step(model, x, opt):\n    loss = model(x)\n"
-            "    if ~torch.isfinite(loss):\n        return\n    loss.backward()\n    opt.step()\n",
+            "    if not torch.isfinite(loss):\n        return\n"
+            "    loss.backward()\n    opt.step()\n",
         ),
         Fails(
             "import torch\n\n\ndef bad(model):\n"
