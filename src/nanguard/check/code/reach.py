@@ -33,19 +33,21 @@ _COMMENT = re.compile(rb"#[^\n]*")
 _EVALUATED = re.compile(rb"(?<![\w.])eval\((?![\"'])[^()\n]+\)(\()?")
 _ALL_OF_IT = re.compile(rb"^from[ \t]+(\S+)[ \t]+import[ \t]*\*", re.MULTILINE)
 # What a command line offers for an option, and the branches that are taken by its name.
-_OPTION = re.compile(
-    rb"add_argument\(\s*(?:[\"']-\w[\"']\s*,\s*)?[\"']--([\w-]+)[\"']((?:[^()]|\([^()]*\))*)\)"
-)
-_CHOICES = re.compile(rb"choices\s*=\s*[\[(]((?:\s*[\"'][^\"']*[\"']\s*,?)+)\s*[\])]")
-_DEFAULT = re.compile(rb"default\s*=\s*([\"'][^\"']*[\"'])")
-_QUOTED = re.compile(rb"[\"']([^\"']*)[\"']")
+_FLAG = re.compile(rb"[\"']--([\w-]{1,60})[\"']")
+_CHOICES = re.compile(rb"choices\s{0,4}=\s{0,4}[\[(]([^\[\]()]{0,2000})[\])]")
+_DEFAULT = re.compile(rb"default\s{0,4}=\s{0,4}[\"']([^\"'\n]{1,60})[\"']")
+_QUOTED = re.compile(rb"[\"']([^\"'\n]{1,60})[\"']")
+_LONGEST_OPTION = 2_000
 _CASE = re.compile(
-    rb"^([ \t]+)(?:el)?if[ \t]+([\w.]+)[ \t]*==[ \t]*[\"']([^\"'\n]+)[\"'][ \t]*:[^\n]*\n"
-    rb"((?:\1[ \t]+[^\n]*\n|[ \t]*\n)*)",
-    re.MULTILINE,
+    rb"([ \t]{1,60})(?:el)?if[ \t]{1,4}([\w.]{1,60})[ \t]{0,4}==[ \t]{0,4}"
+    rb"[\"']([^\"'\n]{1,60})[\"'][ \t]{0,4}:"
 )
 # Where code or a table of settings gives an option a value of its own.
-_SET = rb"\b(?:arg|opt|conf|cfg|param|hparam|flag)\w*\.%s\s*=(?!=)|[\"']%s[\"']\s*:\s*[\"']"
+_SET = re.compile(
+    rb"\b(?:arg|opt|conf|cfg|param|hparam|flag)\w{0,40}\.(\w{1,60})[ \t]{0,4}=(?!=)"
+    rb"|[\"'](\w{1,60})[\"'][ \t]{0,4}:[ \t]{0,4}[\"']",
+    re.IGNORECASE,
+)
 _WORD = bytes(c if c == 95 or chr(c).isalnum() else 32 for c in range(128)) + b" " * 128
 BETWEEN, MAIN = "", "__main__"  # the parts of a file that are neither function nor class
 
@@ -201,25 +203,55 @@ def _parts(files: list[str]) -> Iterator[_Part]:
             )  # fmt: skip
 
 
+def _options(content: bytes) -> Iterator[tuple[bytes, set[bytes] | None]]:
+    """Yields the options of a command line, each with what it can be; None where that is open."""
+    for piece in content.split(b"add_argument(")[1:]:
+        text = piece[:_LONGEST_OPTION]
+        flag, choices = _FLAG.search(text), _CHOICES.search(text)
+        if flag is None:
+            continue
+        if choices is None or _QUOTED.sub(b"", choices[1]).strip(b", \t\r\n"):
+            yield flag[1], None
+        else:
+            yield flag[1], {*_QUOTED.findall(choices[1]), *_DEFAULT.findall(text)}
+
+
 def _offered(files: list[str]) -> list[set[bytes]]:
     """Returns what each option can be that scripts offer a choice for, wherever it is asked for."""
     choices: dict[bytes, set[bytes]] = {}
     free: set[bytes] = set()
     for path in files:
-        content = bytes_of(path)
-        for name, rest in _OPTION.findall(content) if b"add_argument(" in content else ():
-            listed = _CHOICES.search(rest)
-            if listed is None:
+        for name, given in _options(bytes_of(path)):
+            if given is None:
                 free.add(name)
             else:
-                given = b",".join([listed[1], *_DEFAULT.findall(rest)])
-                choices.setdefault(name, set()).update(_QUOTED.findall(given))
-    for name in [*choices]:
-        word = name.replace(b"-", b"_")
-        elsewhere = re.compile(_SET % (word, word), re.IGNORECASE)
-        if any(elsewhere.search(bytes_of(path)) for path in files):
-            free.add(name)
+                choices.setdefault(name, set()).update(given)
+    if choices:
+        written = {word for path in files for word in _set_in(bytes_of(path))}
+        free |= {name for name in choices if name.replace(b"-", b"_") in written}
     return [given for name, given in choices.items() if name not in free]
+
+
+def _set_in(content: bytes) -> set[bytes]:
+    """Returns the names to which some code gives a value as to an option."""
+    return {attribute or key for attribute, key in _SET.findall(content)}
+
+
+def _cases(text: bytes) -> Iterator[tuple[bytes, bytes, int, int]]:
+    """Yields the branches that are taken for a name: what is asked, the name, and their lines."""
+    lines = text.splitlines(keepends=True)
+    for at, line in enumerate(lines):
+        case = _CASE.match(line) if b"==" in line else None
+        if case is None:
+            continue
+        end = at + 1
+        while end < len(lines) and (not lines[end].strip() or _depth(lines[end]) > len(case[1])):
+            end += 1
+        yield case[2], case[3], at, end
+
+
+def _depth(line: bytes) -> int:
+    return len(line) - len(line.lstrip(b" \t"))
 
 
 def _without_closed_branches(text: bytes, offered: list[set[bytes]]) -> bytes:
@@ -227,16 +259,17 @@ def _without_closed_branches(text: bytes, offered: list[set[bytes]]) -> bytes:
 
     Branches are of an option if scripts offer two of the names that one thing is compared with.
     """
-    cases = [*_CASE.finditer(text)]
-    for names in offered:
-        asked = {case[2] for case in cases}
-        for what in asked:
-            mine = [case for case in cases if case[2] == what]
-            if len({case[3] for case in mine} & names) > 1:
-                for case in mine:
-                    if case[3] not in names:
-                        text = text.replace(case[0], b"\n")
-    return text
+    cases = [*_cases(text)]
+    closed: set[int] = set()
+    for names in offered if cases else ():
+        for what in {case[0] for case in cases}:
+            mine = [case for case in cases if case[0] == what]
+            if len({case[1] for case in mine} & names) > 1:
+                closed |= {at for case in mine if case[1] not in names for at in range(*case[2:])}
+    if not closed:
+        return text
+    lines = text.splitlines(keepends=True)
+    return b"".join(line for at, line in enumerate(lines) if at not in closed)
 
 
 def outline_of(content: bytes, defined: set[bytes]) -> list[object]:
@@ -246,7 +279,8 @@ def outline_of(content: bytes, defined: set[bytes]) -> list[object]:
         content: What the file holds.
         defined: Everything that the project defines.
     """
-    found: list[object] = [_OPTION.findall(content)] if b"add_argument(" in content else []
+    found: list[object] = [(name, given and sorted(given)) for name, given in _options(content)]
+    found.append(sorted(_set_in(content)))
     for piece in _pieces(_COMMENT.sub(b"", content)):
         if _IMPORT.match(piece) or piece.startswith((b"@", b"__all__")):
             found.append(piece)
@@ -255,8 +289,15 @@ def outline_of(content: bytes, defined: set[bytes]) -> list[object]:
         begins = piece[: match.end()] if match else _MAIN.match(piece) is not None
         words = sorted(defined.intersection(piece.translate(_WORD).split()))
         evaluates = _EVALUATED.search(piece) is not None
-        cases = [(c[2], c[3], sorted(defined.intersection(c[4].translate(_WORD).split())))
-                 for c in _CASE.finditer(piece)]  # fmt: skip
+        lines = piece.splitlines()
+        cases = [
+            (
+                what,
+                name,
+                sorted(defined.intersection(b" ".join(lines[at:end]).translate(_WORD).split())),
+            )
+            for what, name, at, end in _cases(piece)
+        ]
         found.append((begins, words, is_training_code(piece), evaluates, cases))
     return found
 
