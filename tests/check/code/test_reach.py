@@ -64,6 +64,70 @@ def test_a_value_is_a_warning_where_training_names_its_class(
     assert severity(tmp_path, main=main) == expected
 
 
+OFFERED = (
+    "import argparse\n\nimport loop\nfrom zoo import make\n\nparser = argparse.ArgumentParser()\n"
+    "parser.add_argument('--model', type=str, default='one', choices=('one', 'two'{more}))\n"
+    "args = parser.parse_args()\n{then}loop.fit(make(args), 1, 2)\n"
+)
+ZOO = (
+    "from other import One, Two\nfrom vae import Vae\n\n\ndef make(args):\n    name = args.model\n"
+    "    if name == 'one':\n        return One()\n    elif name == 'two':\n        return Two()\n"
+    "    elif name == 'vae':\n        return Vae()\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("more", "then", "expected"),
+    [
+        ("", "", "info"),
+        (", 'vae'", "", "warning"),
+        ("", "args.model = 'vae'\n", "warning"),
+        ("", "parser.add_argument('--model')\n", "warning"),
+    ],
+    ids=["not offered", "offered", "set by code", "free"],
+)
+def test_a_model_that_no_script_offers_is_not_trained(
+    tmp_path: Path, more: str, then: str, expected: str
+):
+    main = OFFERED.format(more=more, then=then)
+    assert severity(tmp_path, main=main, zoo=ZOO) == expected
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [("torch.tanh(x)", "info"), ("nn.functional.normalize(x)", "info"), ("2 * x", "warning")],
+)
+def test_one_layer_of_what_is_bounded_is_a_remark(tmp_path: Path, given: str, expected: str):
+    main = "import loop, vae\n\nloop.fit(vae.Vae(), 1, 2)\n"
+    code = VAE.replace("to_logvar(x)", f"to_logvar({given})")
+    assert severity(tmp_path, main=main, vae=code) == expected
+
+
+RETURNS = (
+    "import torch\nfrom torch import nn\n\n\nclass Vae(nn.Module):\n    def __init__(self):\n"
+    "        super().__init__()\n        self.to_logvar = nn.Linear(4, 4)\n\n"
+    "    def forward(self, x):\n        logvar = self.to_logvar({given})\n"
+    "        return x, logvar\n"
+)
+TRAINS = (
+    "import torch\nfrom registry import MODELS\n\n\nclass Trainer:\n"
+    "    def __init__(self, model):\n        self.model = torch.nn.DataParallel(model)\n"
+    "\n    def loss(self, x):\n"
+    "        y, logvar = self.model(x)\n        return (y + logvar.exp()).sum()\n\n\n"
+    "def main(x, name):\n    Trainer(MODELS[name]()).loss(x).backward()\n"
+)
+
+
+@pytest.mark.parametrize(("given", "expected"), [("torch.tanh(x)", "info"), ("x", "warning")])
+def test_a_layer_of_what_is_bounded_is_one_where_its_output_is_used_too(
+    tmp_path: Path, given: str, expected: str
+):
+    code = RETURNS.replace("{given}", given)
+    registry = "from vae import Vae\n\nMODELS = {'vae': Vae}\n"
+    found = severity(tmp_path, 11, "train.py", vae=code, train=TRAINS, registry=registry)
+    assert found == expected
+
+
 def test_what_makes_the_model_may_be_any_number_of_calls_away(tmp_path: Path):
     build = "from vae import Vae\n\n\ndef build():\n    return Vae()\n"
     main = "import loop\nfrom build import build\n\n\ndef main():\n    loop.fit(build(), 1, 2)\n"

@@ -8,7 +8,8 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from nanguard.check.code.flow import autocast_type
-from nanguard.check.code.training import Training, named
+from nanguard.check.code.origins import origins
+from nanguard.check.code.training import Training, conditions_of, named
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -36,6 +37,7 @@ _ANY_MODEL = re.compile(
     r"^(model|net|network|module|layer|block|lm|gpt|self|transformer|backbone)s?$|_model$|_net$"
 )
 _UNKNOWN = frozenset({"", "named", "element", "attribute"})
+_USE = re.compile(r"eval|test|infer|train|predict|deploy|export|demo|sampl")
 _FP16 = re.compile(r"^(fp16|float16|half|16|16-mixed|16-true)$")
 
 
@@ -323,6 +325,8 @@ class HalfModels:
                     given = self.training.argument(call, function, value.name)
                     if given is not None:
                         yield given
+                if self.code.project is not None and not self.training.callers(function):
+                    yield from (m for m in origins(self.code, value).makers if m.cls is not None)
 
     def is_half(self, model: Value, depth: int = 8) -> bool:
         """Returns whether a model's parameters are float16."""
@@ -358,14 +362,24 @@ class HalfModels:
         if not model.name or model.op not in ("named", "", "new", "attribute"):
             return None
         found: bool | None = None
-        for cast in self.code.of("half", "to", "float", "bfloat16", "type"):
+        home = model.scope.home if model.scope is not None else None
+        code = home if home is not None else self.code  # where its module is made
+        for cast in code.of("half", "to", "float", "bfloat16", "type"):
             receiver = cast.inputs[0] if cast.inputs else None
             if receiver is None or cast.half is None or cast.node is None:
                 continue
-            alone = isinstance(self.code.parents.get(cast.node), ast.Expr)
+            alone = isinstance(code.parents.get(cast.node), ast.Expr)
+            if code is not self.code and (cast.scope is not model.scope or _is_to_use(code, cast)):
+                continue
             if alone and receiver.name == model.name and _same_place(cast.scope, model.scope):
                 found = cast.half
         return found
+
+
+def _is_to_use(code: Code, cast: Value) -> bool:
+    """Returns whether a model is cast under a condition that says it is not trained then."""
+    conditions = conditions_of(code, cast.node) if cast.node is not None else ()
+    return any(_USE.search(text.lower()) for text, _ in conditions)
 
 
 def _same_place(one: Function | None, other: Function | None) -> bool:

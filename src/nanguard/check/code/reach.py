@@ -32,6 +32,22 @@ _COMMENT = re.compile(rb"#[^\n]*")
 # A name that is looked up among all that a file knows: made at once, or one of a whole module's.
 _EVALUATED = re.compile(rb"(?<![\w.])eval\((?![\"'])[^()\n]+\)(\()?")
 _ALL_OF_IT = re.compile(rb"^from[ \t]+(\S+)[ \t]+import[ \t]*\*", re.MULTILINE)
+# What a command line offers for an option, and the branches that are taken by its name.
+_FLAG = re.compile(rb"[\"']--([\w-]{1,60})[\"']")
+_CHOICES = re.compile(rb"choices\s{0,4}=\s{0,4}[\[(]([^\[\]()]{0,2000})[\])]")
+_DEFAULT = re.compile(rb"default\s{0,4}=\s{0,4}[\"']([^\"'\n]{1,60})[\"']")
+_QUOTED = re.compile(rb"[\"']([^\"'\n]{1,60})[\"']")
+_LONGEST_OPTION = 2_000
+_CASE = re.compile(
+    rb"([ \t]{1,60})(?:el)?if[ \t]{1,4}([\w.]{1,60})[ \t]{0,4}==[ \t]{0,4}"
+    rb"[\"']([^\"'\n]{1,60})[\"'][ \t]{0,4}:"
+)
+# Where code or a table of settings gives an option a value of its own.
+_SET = re.compile(
+    rb"\b(?:arg|opt|conf|cfg|param|hparam|flag)\w{0,40}\.(\w{1,60})[ \t]{0,4}=(?!=)"
+    rb"|[\"'](\w{1,60})[\"'][ \t]{0,4}:[ \t]{0,4}[\"']",
+    re.IGNORECASE,
+)
 _WORD = bytes(c if c == 95 or chr(c).isalnum() else 32 for c in range(128)) + b" " * 128
 BETWEEN, MAIN = "", "__main__"  # the parts of a file that are neither function nor class
 
@@ -158,6 +174,7 @@ def _parts(files: list[str]) -> Iterator[_Part]:
     for path in files:
         content = bytes_of(path)
         defined |= {match[1] for match in map(_DEFINITION.match, _pieces(content)) if match}
+    offered = _offered(files)
     for path in files:
         content = _COMMENT.sub(b"", bytes_of(path))
         texts: dict[str, list[bytes]] = {}
@@ -175,6 +192,8 @@ def _parts(files: list[str]) -> Iterator[_Part]:
         texts.setdefault(BETWEEN, [])  # a file that only imports runs what it imports
         for name, pieces in texts.items():
             text = b"".join(pieces)
+            if offered:
+                text = _without_closed_branches(text, offered)
             words = defined.intersection(text.translate(_WORD).split())
             function = text.startswith((b"def ", b"async "))
             trains = is_training_code(text)
@@ -184,6 +203,75 @@ def _parts(files: list[str]) -> Iterator[_Part]:
             )  # fmt: skip
 
 
+def _options(content: bytes) -> Iterator[tuple[bytes, set[bytes] | None]]:
+    """Yields the options of a command line, each with what it can be; None where that is open."""
+    for piece in content.split(b"add_argument(")[1:]:
+        text = piece[:_LONGEST_OPTION]
+        flag, choices = _FLAG.search(text), _CHOICES.search(text)
+        if flag is None:
+            continue
+        if choices is None or _QUOTED.sub(b"", choices[1]).strip(b", \t\r\n"):
+            yield flag[1], None
+        else:
+            yield flag[1], {*_QUOTED.findall(choices[1]), *_DEFAULT.findall(text)}
+
+
+def _offered(files: list[str]) -> list[set[bytes]]:
+    """Returns what each option can be that scripts offer a choice for, wherever it is asked for."""
+    choices: dict[bytes, set[bytes]] = {}
+    free: set[bytes] = set()
+    for path in files:
+        for name, given in _options(bytes_of(path)):
+            if given is None:
+                free.add(name)
+            else:
+                choices.setdefault(name, set()).update(given)
+    if choices:
+        written = {word for path in files for word in _set_in(bytes_of(path))}
+        free |= {name for name in choices if name.replace(b"-", b"_") in written}
+    return [given for name, given in choices.items() if name not in free]
+
+
+def _set_in(content: bytes) -> set[bytes]:
+    """Returns the names to which some code gives a value as to an option."""
+    return {attribute or key for attribute, key in _SET.findall(content)}
+
+
+def _cases(text: bytes) -> Iterator[tuple[bytes, bytes, int, int]]:
+    """Yields the branches that are taken for a name: what is asked, the name, and their lines."""
+    lines = text.splitlines(keepends=True)
+    for at, line in enumerate(lines):
+        case = _CASE.match(line) if b"==" in line else None
+        if case is None:
+            continue
+        end = at + 1
+        while end < len(lines) and (not lines[end].strip() or _depth(lines[end]) > len(case[1])):
+            end += 1
+        yield case[2], case[3], at, end
+
+
+def _depth(line: bytes) -> int:
+    return len(line) - len(line.lstrip(b" \t"))
+
+
+def _without_closed_branches(text: bytes, offered: list[set[bytes]]) -> bytes:
+    """Returns some code without what is done for a choice that no script offers.
+
+    Branches are of an option if scripts offer two of the names that one thing is compared with.
+    """
+    cases = [*_cases(text)]
+    closed: set[int] = set()
+    for names in offered if cases else ():
+        for what in {case[0] for case in cases}:
+            mine = [case for case in cases if case[0] == what]
+            if len({case[1] for case in mine} & names) > 1:
+                closed |= {at for case in mine if case[1] not in names for at in range(*case[2:])}
+    if not closed:
+        return text
+    lines = text.splitlines(keepends=True)
+    return b"".join(line for at, line in enumerate(lines) if at not in closed)
+
+
 def outline_of(content: bytes, defined: set[bytes]) -> list[object]:
     """Returns what the reach of a project takes from a file: its parts, and what each names.
 
@@ -191,7 +279,8 @@ def outline_of(content: bytes, defined: set[bytes]) -> list[object]:
         content: What the file holds.
         defined: Everything that the project defines.
     """
-    found: list[object] = []
+    found: list[object] = [(name, given and sorted(given)) for name, given in _options(content)]
+    found.append(sorted(_set_in(content)))
     for piece in _pieces(_COMMENT.sub(b"", content)):
         if _IMPORT.match(piece) or piece.startswith((b"@", b"__all__")):
             found.append(piece)
@@ -200,7 +289,16 @@ def outline_of(content: bytes, defined: set[bytes]) -> list[object]:
         begins = piece[: match.end()] if match else _MAIN.match(piece) is not None
         words = sorted(defined.intersection(piece.translate(_WORD).split()))
         evaluates = _EVALUATED.search(piece) is not None
-        found.append((begins, words, is_training_code(piece), evaluates))
+        lines = piece.splitlines()
+        cases = [
+            (
+                what,
+                name,
+                sorted(defined.intersection(b" ".join(lines[at:end]).translate(_WORD).split())),
+            )
+            for what, name, at, end in _cases(piece)
+        ]
+        found.append((begins, words, is_training_code(piece), evaluates, cases))
     return found
 
 

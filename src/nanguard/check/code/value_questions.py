@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from nanguard.check.code.code import Code
+    from nanguard.check.code.project import Project
 
 # What an expression may be made of and still be a table: numbers known before training.
 _TABLE = frozenset(
@@ -302,6 +303,19 @@ def _is_unbounded(code: Code, maker: Value, depth: int = 2) -> bool:
         for before in origins(code, part).makers
         if before is not maker
     )
+
+
+def returned_as(project: Project, name: str) -> Iterator[Value]:
+    """Yields what the modules of a project give back under a name, as one part of several."""
+    for path, written in project.paths.items():
+        if not project.holds(written, name) or not project.holds(written, "def forward"):
+            continue
+        code = project.outline(path)
+        for cls in code.classes.values() if code is not None else ():
+            forward = cls.methods.get("forward")
+            if code is not None and forward is not None and cls.is_module():
+                items = code.result_of(forward).items or ()
+                yield from (item for item in items if item.name == name)
 
 
 def is_open(value: Value) -> bool:

@@ -181,3 +181,36 @@ def test_no_clipping_is_a_remark_without_signs_of_large_gradients(
     made = project(tmp_path, train=SCALED.format(type=""), other=other)
     told = found(made, tmp_path / "train.py")
     assert [s for name, _, s in told if name == "nothing-clips-gradients"] == [severity]
+
+
+HALVED = (
+    "from torch import nn\n\n\nclass Wrapper(nn.Module):\n    def __init__(self, args):\n"
+    "        super().__init__()\n        self.model = nn.Linear(3, 3)\n        if {option}:\n"
+    "            self.model.half()\n\n    def forward(self, x):\n        return self.model(x)\n"
+)
+MAKES = (
+    "import torch\n\n\ndef optimizer_of(args, target):\n"
+    "    trained = filter(lambda p: p.requires_grad, target.parameters())\n"
+    "    return torch.optim.Adam(trained, lr=args.lr{eps})\n"
+)
+RUNS = (
+    "import make\nimport model\n\n\ndef main(args, loader):\n    net = model.Wrapper(args)\n"
+    "    opt = make.optimizer_of(args, net)\n    for x in loader:\n        opt.zero_grad()\n"
+    "        net(x).mean().backward()\n        opt.step()\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("option", "eps", "speaks"),
+    [
+        ("args.precision == 'half'", "", True),
+        ("args.precision == 'half'", ", eps=1e-4", False),
+        ("args.evaluate", "", False),
+    ],
+)
+def test_a_model_may_be_half_in_another_file(option: str, eps: str, speaks: bool, tmp_path: Path):
+    made = project(
+        tmp_path, model=HALVED.format(option=option), make=MAKES.format(eps=eps), run=RUNS
+    )
+    told = [name for name, *_ in found(made, tmp_path / "make.py")]
+    assert ("half-precision-optimizer-state" in told) == speaks

@@ -18,6 +18,7 @@ from nanguard.check.code.training import (
     is_step,
     losses_of,
     named,
+    names_in,
     unscales_itself,
 )
 from nanguard.check.rule import Fails, Passes
@@ -434,3 +435,173 @@ class PlainScalerWithFsdp(CodeRule):
 
 
 _SCALERS = frozenset({"torch.cuda.amp.GradScaler", "torch.amp.GradScaler"})
+
+
+class ScaleUpdatedBetweenSteps(CodeRule):
+    """`scaler.update()` after the step of one optimizer, and another one steps on the same scale.
+
+    *Why it breaks a run*: the gradients of the second optimizer were scaled before the update. If
+    that halved the scale, for an inf in the gradients of the first, they are divided by half of
+    what they were multiplied by, and the step is twice as long. The counter that lets the scale
+    grow runs as many times too fast as there are optimizers.
+
+    Call `scaler.step` for each optimizer, and `scaler.update()` once behind them.
+    """
+
+    code = "SRC061"
+    name = "scale-updated-between-steps"
+    severity = Severity.WARNING
+    seen_in = "https://github.com/neosr-project/neosr/pull/9"
+    examples: ClassVar = (
+        Fails(
+            "import torch\n\n\ndef step(loss, opt_a, opt_b, scaler):\n"
+            "    scaler.scale(loss).backward()\n    scaler.step(opt_a)\n    scaler.update()\n"
+            "    scaler.step(opt_b)\n    scaler.update()\n",
+            line=7,
+        ),
+        Fails(
+            "import torch\n\n\ndef step(loss, optimizers, scaler):\n"
+            "    scaler.scale(loss).backward()\n    for opt in optimizers:\n"
+            "        scaler.step(opt)\n        scaler.update()\n",
+            line=8,
+        ),
+        Fails(
+            "import torch\n\n\nclass Several:\n    def __init__(self, optimizers):\n"
+            "        self.optimizers = optimizers\n\n    def step(self, scaler):\n"
+            "        _ = [self._step(key, scaler) for key in self.optimizers]\n\n"
+            "    def _step(self, key, scaler):\n        scaler.step(self.optimizers[key])\n"
+            "        scaler.update()\n",
+            line=13,
+        ),
+        Passes(
+            "import torch\n\n\ndef step(loss, optimizers, scaler):\n"
+            "    scaler.scale(loss).backward()\n    for opt in optimizers:\n"
+            "        scaler.step(opt)\n    scaler.update()\n"
+        ),
+        Passes(
+            "import torch\n\n\ndef step(g, d, x, opt_g, opt_d, scaler):\n"
+            "    scaler.scale(d(x).mean()).backward()\n    scaler.step(opt_d)\n"
+            "    scaler.update()\n    scaler.scale(g(x).mean()).backward()\n"
+            "    scaler.step(opt_g)\n    scaler.update()\n"
+        ),
+        Passes(
+            "import torch\n\n\ndef train(model, loader, opt, scaler):\n    for x in loader:\n"
+            "        scaler.scale(model(x).mean()).backward()\n        scaler.step(opt)\n"
+            "        scaler.update()\n"
+        ),
+        Passes(
+            "import torch\n\n\ndef train(losses, optimizers, scaler):\n"
+            "    for loss, opt in zip(losses, optimizers):\n"
+            "        scaler.scale(loss).backward()\n        scaler.step(opt)\n"
+            "        scaler.update()\n"
+        ),
+        Passes(
+            "import torch\n\n\ndef step(loss, opt_a, opt_b, scaler, other):\n"
+            "    scaler.scale(loss).backward()\n    if other:\n        scaler.step(opt_a)\n"
+            "        scaler.update()\n    else:\n        scaler.step(opt_b)\n"
+            "        scaler.update()\n"
+        ),
+    )
+
+    def check(self, code: Code) -> Iterator[Finding]:
+        """Yields what is wrong with a file."""
+        training = Training.of(code)
+        for function in code.functions if "scaler" in code.text.content.lower() else ():
+            events = [event for event in function.events if event.node is not None]
+            updates = [event for event in events if _is_update(event)]
+            for update in updates:
+                before = [e for e in events if _is_scalers(e, "step") and e.line <= update.line]
+                if not before:
+                    continue
+                if _steps_again(code, events, update, before[-1]) or _is_of_each(
+                    code, training, function, before[-1], update
+                ):
+                    message = (
+                        "the loss scale changes here before all optimizers have stepped on "
+                        "gradients that carry it"
+                    )
+                    fix = Fix("call scaler.update() once, behind the steps of all optimizers")
+                    yield self.at(code, update.node, message, fixes=(fix,))
+                    break
+
+
+def _is_update(event: Value) -> bool:
+    return (
+        named(event) == "update"
+        and len(event.inputs) == 1
+        and "scaler" in (event.inputs[0].name + event.inputs[0].path).lower()
+    )
+
+
+def _steps_again(code: Code, events: list[Value], update: Value, step: Value) -> bool:
+    """Returns whether another optimizer steps after an update, and no backward pass between."""
+    for later in events[events.index(update) + 1 :]:
+        if _is_scalers(later, "step") and update.node is not None and later.node is not None:
+            return (
+                _reaches(code, update.node, later.node)
+                and not exclude(code, update.node, later.node)
+                and later.inputs[0].name == step.inputs[0].name
+                and ast.dump(_stepped(later)) != ast.dump(_stepped(step))
+            )
+        if is_backward(later) or _OPAQUE.search(named(later)):
+            return False
+    return False
+
+
+def _stepped(step: Value) -> ast.AST:
+    node = step.node
+    return node.args[0] if isinstance(node, ast.Call) and node.args else ast.Pass()
+
+
+def _is_of_each(
+    code: Code, training: Training, function: Function, step: Value, update: Value
+) -> bool:
+    """Returns whether a step and an update are made for each of several optimizers in turn."""
+    if step.node is None or update.node is None:
+        return False
+    if conditions_of(code, step.node) != conditions_of(code, update.node):
+        return False
+    stepped = names_in(_stepped(step))
+    if stepped & _loop_names(code, step.node, update.node):
+        return True
+    held = isinstance(_stepped(step), ast.Subscript) and function.node is not None
+    key = {n for n in stepped if n in function.parameters and n != "self"}
+    if not held or not key or any(is_backward(event) for event in function.events):
+        return False
+    return any(
+        call.node is not None and key & _loop_names(code, call.node, call.node)
+        for call in training.callers(function)
+    )
+
+
+def _loop_names(code: Code, step: ast.AST, update: ast.AST) -> set[str]:
+    """Returns the names that the innermost loop around two places sets, if nothing else is in it.
+
+    A loop with a backward pass makes new gradients in each turn.
+    """
+    for outer in code.ancestors(step):
+        if isinstance(outer, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            return set()
+        if isinstance(outer, (ast.For, ast.ListComp, ast.GeneratorExp)):
+            if not any(inner is update for inner in ast.walk(outer)):
+                return set()
+            calls = [node for node in ast.walk(outer) if isinstance(node, ast.Call)]
+            if any(_OPAQUE.search(_last_name(call.func)) for call in calls):
+                return set()
+            targets = (
+                [outer.target]
+                if isinstance(outer, ast.For)
+                else [generator.target for generator in outer.generators]
+            )
+            return {name for target in targets for name in names_in(target)}
+    return set()
+
+
+def _last_name(node: ast.expr) -> str:
+    return node.attr if isinstance(node, ast.Attribute) else getattr(node, "id", "")
+
+
+# What may make gradients anew, somewhere that cannot be looked into.
+_OPAQUE = re.compile(
+    r"backward|backprop|closure|accumulate|train|loss|forward|(?<!^)_step|optimize"
+)

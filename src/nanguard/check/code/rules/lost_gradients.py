@@ -32,6 +32,10 @@ class LossClamped(CodeRule):
 
     Clip the gradients (`clip_grad_norm_`), which keeps their direction, or use a loss that grows
     more slowly, such as `smooth_l1_loss`. A lower bound, as in free bits, is fine.
+
+    Logits that are clamped to some range in front of `binary_cross_entropy_with_logits` bound the
+    loss in the same way: a discriminator that is sure of what is wrong gets no gradient. That loss
+    is stable without it.
     """
 
     code = "SRC011"
@@ -50,6 +54,21 @@ class LossClamped(CodeRule):
             "    return torch.minimum(losses, torch.tensor(5.0)).mean()\n",
             line=7,
         ),
+        Fails(
+            "import torch.nn.functional as F\n\n\ndef adv_loss(logits, wanted):\n"
+            "    logits = logits.clamp(min=-10, max=10)\n"
+            "    return F.binary_cross_entropy_with_logits(logits, wanted)\n",
+            line=5,
+        ),
+        Passes(
+            "import torch.nn.functional as F\n\n\ndef adv_loss(logits, wanted):\n"
+            "    logits = logits.clamp(min=-100, max=100)\n"
+            "    return F.binary_cross_entropy_with_logits(logits, wanted)\n"
+        ),
+        Passes(
+            "import torch\n\n\ndef draw(logits):\n"
+            "    return torch.sigmoid(logits.clamp(min=-10, max=10)).bernoulli()\n"
+        ),
         Passes(
             "import torch\n\n\ndef step(model, x, opt, free_bits):\n    kl_loss = model(x)\n"
             "    loss = kl_loss.clamp(min=free_bits).sum()\n    loss.backward()\n"
@@ -62,6 +81,7 @@ class LossClamped(CodeRule):
 
     def check(self, code: Code) -> Iterator[Finding]:
         """Yields what is wrong with a file."""
+        yield from self._of_clamped_logits(code)
         roles = ValueRoles.of(code)
         for value in code.of("clamp", "clamp_max", "minimum", "min", "hardtanh"):
             if value.node is None or not value.grad or not value.inputs:
@@ -73,6 +93,30 @@ class LossClamped(CodeRule):
             if _bounds_above(value) and _is_loss(roles, value) and roles.is_trained_on(value):
                 message = "a clamped loss has no gradient above its bound"
                 yield self.at(code, value.node, message, fixes=(_FIX,))
+
+    def _of_clamped_logits(self, code: Code) -> Iterator[Finding]:
+        for loss in code.of("binary_cross_entropy_with_logits"):
+            logits = loss.inputs[0] if loss.inputs else None
+            while logits is not None and logits.op == "named" and logits.inputs:
+                logits = logits.inputs[0]
+            if logits is None or logits.op not in ("clamp", "clip") or not loss.grad:
+                continue
+            bounds = [logits.arg(1, "min"), logits.arg(2, "max")]
+            numbers = [bound.number() for bound in bounds if bound is not None]
+            given = logits.inputs[0]
+            if len(numbers) < 2 or not carries_gradient(given):
+                continue
+            if all(n is not None and abs(n) <= _FAR for n in numbers) and given.hi > _FAR:
+                yield self.at(
+                    code,
+                    logits.node,
+                    "a clamped logit has no gradient beyond its bounds, where the loss is largest",
+                    fixes=(Fix("take the bounds away: this loss is stable without them"),),
+                )
+
+
+# Beyond this a logit means certainty in float32 too.
+_FAR = 20
 
 
 def _is_loss(roles: ValueRoles, value: Value) -> bool:

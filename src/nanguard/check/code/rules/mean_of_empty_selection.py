@@ -41,6 +41,7 @@ _NOTHING_MEASURED = 1e-2  # up to here a limit tells a measured value from none
 _MAP = re.compile(r"depth|disp|gt|truth|flow")
 _MASK = re.compile(r"(loss_|valid_|label_)?mask")
 _BATCH = re.compile(r"batch|sample|inputs")
+_LABELS = re.compile(r"y|y_\w+|\w+_y|(\w+_)?(label|target|domain|class|speaker)s?(_\w+)?")
 _PADDING = re.compile(r"att(n|ention)?(_|$)|pad|mask|len(gth)?s?(_|$)|seq")
 _FIX = Fix(
     "sum instead, and divide by the number of elements, bounded from below: "
@@ -115,6 +116,22 @@ class MeanOfEmptySelection(CodeRule):
             "    return F.cross_entropy(logits, y)\n",
             line=7,
         ),
+        Fails(
+            "import torch.nn.functional as F\n\n\ndef class_loss(net, x, y_org, y_trg):\n"
+            "    out = net(x)\n"
+            "    return F.cross_entropy(out[y_org != y_trg], y_org[y_org != y_trg])\n",
+            line=6,
+        ),
+        Passes(
+            "import torch.nn.functional as F\n\n\ndef class_loss(net, x, y_org, y_trg):\n"
+            "    out, other = net(x), y_org != y_trg\n    if not other.any():\n"
+            "        return 0.0 * out.sum()\n"
+            "    return F.cross_entropy(out[other], y_org[other])\n"
+        ),
+        Passes(
+            "import torch.nn.functional as F\n\n\ndef word_loss(logits, y, pad_id):\n"
+            "    return F.cross_entropy(logits[y != pad_id], y[y != pad_id])\n"
+        ),
         Passes("import torch\n\n\ndef first_loss(losses):\n    return losses[:4].mean()\n"),
         Passes("import torch\n\n\ndef cut_loss(losses, n):\n    return losses[:-n].mean()\n"),
         Fails(
@@ -133,7 +150,7 @@ class MeanOfEmptySelection(CodeRule):
             if index is None or not mean.grad or mean.line in told:
                 continue
             asked = [*_asked(code, index)]
-            tests = [part for part in asked if is_selective(part)]
+            tests = [part for part in asked if is_selective(part) or _is_of_two_labels(part)]
             of_batch = _is_mask_of_batch(index)
             if any(_is_about_padding(test) or _is_of_map(test) for test in tests):
                 continue
@@ -193,6 +210,18 @@ def _is_of_labels(test: Value) -> bool:
         return False
     unlike = {"compare": test.name}.get(test.op, test.op).lower() in ("noteq", "ne")
     return unlike and test.inputs[1].number() == 0 and test.inputs[0].core.has("labels")
+
+
+def _is_of_two_labels(test: Value) -> bool:
+    """Returns whether the labels of a batch are compared with others: all or none may agree."""
+    if test.op not in ("compare", "ne", "eq") or len(test.inputs) != 2:
+        return False
+    if {"compare": test.name}.get(test.op, test.op).lower() not in ("noteq", "ne", "eq"):
+        return False
+    sides = [part.core for part in test.inputs]
+    given = all(part.const is None and part.op in ("", "part", "field", "argmax") for part in sides)
+    named = [part.name.lower() for part in sides]
+    return given and named[0] != named[1] and all(map(_LABELS.fullmatch, named))
 
 
 def _is_of_numbers(index: Value, mean: Value) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+from itertools import pairwise
 from typing import TYPE_CHECKING, ClassVar
 
 from nanguard.check.code.code_rule import CodeRule, replaced
@@ -61,7 +62,8 @@ class NanCheckMissesInf(CodeRule):
             "    if torch.isnan(loss):\n        return\n    loss.backward()\n    opt.step()\n",
             line=6,
             fixed="import torch\n\n\ndef step(model, x, opt):\n    loss = model(x)\n"
-            "    if ~torch.isfinite(loss):\n        return\n    loss.backward()\n    opt.step()\n",
+            "    if not torch.isfinite(loss):\n        return\n"
+            "    loss.backward()\n    opt.step()\n",
         ),
         Fails(
             "import torch\n\n\ndef bad(model):\n"
@@ -413,3 +415,98 @@ def _is_loss_like(code: Code, score: ast.expr) -> bool:
     value = code.values.get(score)
     names = [ast.unparse(score), *(p.name for p in value.upstream(12))] if value else []
     return any(_LOSS_LIKE.search(name.lower()) for name in names)
+
+
+_NANS = frozenset({"numpy.nan", "numpy.NaN", "numpy.NAN", "math.nan", "torch.nan"})
+
+
+class ComparedWithNan(CodeRule):
+    """`x == float("nan")`, `x != np.nan`, `x in (0.0, float("nan"))`.
+
+    *Why it breaks a run*: NaN is unlike everything, itself too. `==` is always False and `!=` is
+    always True, so that what was to be done about a NaN is never done, and training goes on with
+    it.
+
+    Ask `torch.isnan(x)` or `math.isnan(x)`; `isfinite` sees Inf as well.
+    """
+
+    code = "SRC059"
+    name = "compared-with-nan"
+    severity = Severity.ERROR
+    seen_in = "https://github.com/microsoft/qlib/issues/2044"
+    examples: ClassVar = (
+        Fails(
+            "import torch\n\n\ndef step(model, x, opt):\n    loss = model(x)\n"
+            '    if loss == float("nan"):\n        return\n    loss.backward()\n    opt.step()\n',
+            line=6,
+        ),
+        Fails(
+            "import numpy as np\nimport torch\n\n\ndef known(labels):\n"
+            "    return labels[labels != np.nan]\n",
+            line=6,
+        ),
+        Fails(
+            "import torch\nfrom math import inf, nan\n\n\ndef bad(loss):\n"
+            "    return loss == inf or nan == loss\n",
+            line=6,
+        ),
+        Fails(
+            "import torch\n\n\ndef bad(loss):\n"
+            '    return loss.item() in (float("inf"), float("nan"))\n',
+            line=5,
+        ),
+        Passes("import torch\n\n\ndef is_nan(x):\n    return x != x\n"),
+        Passes('import torch\n\n\ndef is_inf(x):\n    return x == float("inf")\n'),
+        Passes('import torch\n\n\ndef is_nan(text):\n    return text.lower() == "nan"\n'),
+        Passes(
+            "import math\nimport torch\n\n\ndef fill(missing):\n"
+            "    return missing is math.nan or missing in (None, math.nan)\n"
+        ),
+    )
+
+    def check(self, code: Code) -> Iterator[Finding]:
+        """Yields what is wrong with a file."""
+        for node in code.parents if code.relevant else ():
+            if not isinstance(node, ast.Compare):
+                continue
+            for operation, sides in zip(
+                node.ops, pairwise([node.left, *node.comparators]), strict=True
+            ):
+                result = _with_nan(code, operation, *sides)
+                if result:
+                    yield self.at(
+                        code,
+                        node,
+                        f"a comparison with NaN is always {result}",
+                        fixes=(Fix("ask isnan, or isfinite, which sees Inf as well"),),
+                    )
+                    break
+
+
+def _with_nan(code: Code, operation: ast.cmpop, left: ast.expr, right: ast.expr) -> str:
+    """Returns what a comparison with NaN always says; nothing if it is none.
+
+    What lies in a list is asked for its identity first, so that only a NaN made there counts.
+    """
+    if isinstance(operation, (ast.In, ast.NotIn)):
+        items = right.elts if isinstance(right, (ast.Tuple, ast.List, ast.Set)) else []
+        numbers = [item for item in items if isinstance(item, ast.Call) and _is_nan(code, item)]
+        return "False for it" if numbers else ""
+    if not _is_nan(code, left) and not _is_nan(code, right):
+        return ""
+    return "True" if isinstance(operation, ast.NotEq) else "False" if _is_order(operation) else ""
+
+
+def _is_order(operation: ast.cmpop) -> bool:
+    return isinstance(operation, (ast.Eq, ast.Lt, ast.LtE, ast.Gt, ast.GtE))
+
+
+def _is_nan(code: Code, node: ast.expr) -> bool:
+    """Returns whether an expression is written as NaN."""
+    if code.names.path(node) in _NANS:
+        return True
+    if not isinstance(node, ast.Call) or getattr(node.func, "id", "") != "float":
+        return False
+    given = node.args[0] if len(node.args) == 1 else None
+    text = given.value if isinstance(given, ast.Constant) else None
+    return isinstance(text, str) and text.strip().lower().lstrip("+-") == "nan"

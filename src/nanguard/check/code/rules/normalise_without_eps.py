@@ -238,3 +238,105 @@ def _fixes(code: Code, quotient: Value) -> tuple[Fix, ...]:
         return (Fix(title),)
     low = floors.SQUARE if quotient.op == "rsqrt" else floors.DIVISOR
     return (Fix(title, edits=(replaced(code, node, f"{bare(code, node)}.clamp(min={low})"),)),)
+
+
+# What takes a dimension away, with the places of the dimension and of keepdim.
+_REDUCES = {
+    "norm": (2, 3),
+    "vector_norm": (2, 3),
+    "sum": (1, 2),
+    "mean": (1, 2),
+    "amax": (1, 2),
+    "std": (1, 3),
+    "var": (1, 3),
+}
+# What leaves the shape of a divisor as it is.
+_KEEPS_SHAPE = frozenset(
+    {"named", "detach", "clamp", "clamp_min", "clip", "add", "maximum", "sqrt", "float", "to"}
+)
+# Matrices that look the same from both sides.
+_SQUARE = re.compile(
+    r"adj|sim|affin|kernel|matri|mat$|cov|corr|gram|attn|dist|graph|^[akw]$|cost|conf"
+)
+
+
+class MissingKeepdim(CodeRule):
+    """`x / x.norm(dim=1)`: a measure of each row without `keepdim=True` divides the tensor.
+
+    *Why it breaks a run*: shapes are matched from the end, so that the norm of the first row
+    divides the first column. It works for a batch of one; it is an error for most other batches,
+    and where there are as many rows as columns each is silently scaled by the norm of another: a
+    cosine above 1, which `acos` makes NaN, a probability that does not add up.
+
+    Write `x / x.norm(dim=1, keepdim=True)`, or `F.normalize(x, dim=1)`.
+    """
+
+    code = "SRC060"
+    name = "missing-keepdim"
+    severity = Severity.WARNING
+    seen_in = "https://github.com/HomebrewML/HeavyBall/issues/96"
+    examples: ClassVar = (
+        Fails(
+            "import torch\n\n\ndef f(x):\n"
+            "    return x / torch.norm(x, p=2, dim=1).detach().clamp(min=1e-8)\n",
+            line=5,
+        ),
+        Fails(
+            "import torch\n\n\ndef f(x):\n    total = x.sum(1) + 1e-6\n    return x / total\n",
+            line=6,
+        ),
+        Passes("import torch\n\n\ndef f(x):\n    return x / x.norm(dim=1, keepdim=True)\n"),
+        Passes("import torch\n\n\ndef f(x):\n    return x / x.norm(2, 1, True)\n"),
+        Passes("import torch\n\n\ndef f(x):\n    return x / (x.sum(dim=0) + 1e-6)\n"),
+        Passes("import torch\n\n\ndef f(v):\n    return v / (v.norm(dim=-1) + 1e-6)\n"),
+        Passes("import torch\n\n\ndef f(x):\n    return x / x.sum(dim=1)[:, None]\n"),
+        Passes("import torch\n\n\ndef f(x):\n    return x.t() / (x.norm(dim=1) + 1e-6)\n"),
+        Passes("import torch\n\n\ndef f(x):\n    return x.diag() / (x.sum(dim=1) + 1e-6)\n"),
+        Passes(
+            "import torch\n\n\ndef f(x):\n    n = x.sum(dim=1)\n    n = n.unsqueeze(1)\n"
+            "    return x / (n + 1e-6)\n"
+        ),
+    )
+
+    def check(self, code: Code) -> Iterator[Finding]:
+        """Yields what is wrong with a file."""
+        for quotient in code.of("div"):
+            if len(quotient.inputs) < 2:
+                continue
+            over, measure = _unnamed(quotient.inputs[0]), _measure(quotient.inputs[1])
+            if measure is None or _unnamed(measure.inputs[0]) is not over or over.op == "join":
+                continue
+            yield self.at(
+                code,
+                quotient.node,
+                f"{measure.op} without keepdim divides what it was taken of: shapes are matched "
+                "from the end, so that rows are divided by the measures of others",
+                fixes=(Fix("write keepdim=True"),),
+                weak=over.has("size") or _SQUARE.search(over.name.lower()) is not None,
+            )
+
+
+def _unnamed(value: Value) -> Value:
+    while value.op == "named" and value.inputs:
+        value = value.inputs[0]
+    return value
+
+
+def _measure(divisor: Value) -> Value | None:
+    """Returns what takes away a dimension that is not the first one, if that makes a divisor."""
+    for _ in range(8):
+        if divisor.op in _REDUCES:
+            break
+        if divisor.op not in _KEEPS_SHAPE or not divisor.inputs:
+            return None
+        if divisor.op in ("add", "maximum") and divisor.inputs[-1].number() is None:
+            return None
+        divisor = divisor.inputs[0]
+    if divisor.op not in _REDUCES or not divisor.inputs:
+        return None
+    of_dim, of_keepdim = _REDUCES[divisor.op]
+    dim, keepdim = divisor.arg(of_dim, "dim"), divisor.arg(of_keepdim, "keepdim")
+    number = dim.const if dim is not None else None
+    kept = keepdim is not None or bool({"keepdims", "**"} & divisor.keywords.keys())
+    first = isinstance(number, bool) or not isinstance(number, int) or number < 1
+    return None if kept or first else divisor

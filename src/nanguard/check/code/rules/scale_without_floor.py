@@ -1,7 +1,8 @@
-"""The scale of a distribution that can be 0."""
+"""The scale of a distribution that can be 0: one that is learned, and one that is fitted."""
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, ClassVar
 
 from nanguard.check.code.code_rule import CodeRule
@@ -110,3 +111,137 @@ def _why(code: Code, distribution: Value) -> tuple[str, Value | None]:
             if maker.op in _REACHES_ZERO and maker.lo <= 0:
                 return _REACHES_ZERO[maker.op], scale
     return "", None
+
+
+_SPREAD = re.compile(r"(^|_)(var(iances?)?|sigma(_?sq|2)?s?|cov(ariances?)?|sq_?sigmas?)(_|$)")
+_FLOORS = ("clamp", "clamp_min", "maximum", "clip", "max", "add", "where", "setitem", "masked_fill")
+# What leaves a variance what it is.
+_MOVES = frozenset({"named", "expand", "view", "unsqueeze", "data"})
+
+
+class FittedVarianceWithoutFloor(CodeRule):
+    """A weighted variance, as the M-step of a mixture makes it, that divides or is logged later.
+
+    *Why it breaks a run*: a component that is left with one point, or with none, has a variance of
+    0. The next density divides by it: 0 / 0 is NaN, and the other components get it through their
+    weights.
+
+    Add a floor to it: `(w * (x - mu) ** 2).sum(0) / n + 1e-6`.
+    """
+
+    code = "SRC062"
+    name = "fitted-variance-without-floor"
+    severity = Severity.WARNING
+    claim = "value"
+    seen_in = "https://github.com/ldeecke/gmm-torch/issues/13"
+    examples: ClassVar = (
+        Fails(
+            "import torch\n\n\nclass Mixture(torch.nn.Module):\n"
+            "    def density(self, x, mu, var):\n"
+            "        return torch.exp(-0.5 * ((x - mu) ** 2 / var).sum(-1))\n\n"
+            "    def m_step(self, x, w):\n        n = w.sum(0) + 1e-6\n"
+            "        mu = (w * x).sum(0) / n\n"
+            "        var = (w * (x - mu) ** 2).sum(0) / n\n        return mu, var\n",
+            line=11,
+        ),
+        Passes(
+            "import torch\n\n\nclass Mixture(torch.nn.Module):\n"
+            "    def density(self, x, mu, var):\n"
+            "        return torch.exp(-0.5 * ((x - mu) ** 2 / var).sum(-1))\n\n"
+            "    def m_step(self, x, w):\n        n = w.sum(0) + 1e-6\n"
+            "        mu = (w * x).sum(0) / n\n"
+            "        var = (w * (x - mu) ** 2).sum(0) / n + 1e-6\n        return mu, var\n"
+        ),
+        Passes(
+            "import torch\n\n\nclass Mixture(torch.nn.Module):\n"
+            "    def density(self, x, mu, var):\n"
+            "        return torch.exp(-0.5 * ((x - mu) ** 2 / var).sum(-1))\n\n"
+            "    def m_step(self, x, w):\n        n = w.sum(0) + 1e-6\n"
+            "        mu = (w * x).sum(0) / n\n"
+            "        var = (w * (x - mu) ** 2).sum(0) / n\n"
+            "        return mu, var.clamp(min=1e-6)\n"
+        ),
+        Passes(
+            "import torch\n\n\nclass Pool(torch.nn.Module):\n    def forward(self, x, w):\n"
+            "        n = w.sum(0) + 1e-6\n        mu = (w * x).sum(0) / n\n"
+            "        var = (w * (x - mu) ** 2).sum(0) / n\n        return torch.cat([mu, var])\n"
+        ),
+    )
+
+    def check(self, code: Code) -> Iterator[Finding]:
+        """Yields what is wrong with a file."""
+        fitted = [quotient for quotient in code.of("div") if _is_weighted_variance(quotient)]
+        if not fitted or _is_floored(code):
+            return
+        for variance in fitted:
+            scope = variance.scope
+            cls = scope.cls if scope is not None else None
+            used = next(
+                (
+                    use
+                    for use in code.of("div")
+                    if len(use.inputs) > 1
+                    and use.scope is not None
+                    and use.scope.cls is cls
+                    and _is_spread(use.inputs[1])
+                    and _is_square(use.inputs[0])
+                ),
+                None,
+            )
+            if used is not None and not used.guards:
+                yield self.at(
+                    code,
+                    variance.node,
+                    "the variance of a component that has lost its points is 0, and divides in "
+                    f"line {used.line}: 0 / 0 is NaN",
+                    fixes=(Fix("add a floor to the variance: + 1e-6"),),
+                    shown=True,
+                )
+
+
+def _is_weighted_variance(quotient: Value) -> bool:
+    """Returns whether it is the sum of weighted squares of differences, divided by a number."""
+    total = quotient.inputs[0].core if len(quotient.inputs) > 1 else None
+    if total is None or total.op != "sum" or not total.inputs:
+        return False
+    factors = [*_factors(total.inputs[0])]
+    squares = [factor for factor in factors if _is_square(factor)]
+    differences = [factor for factor in factors if factor.core.op == "sub"]
+    weights = [f for f in factors if f not in squares and f not in differences]
+    return bool(weights) and (len(squares) == 1 or len(differences) == 2)
+
+
+def _factors(value: Value, depth: int = 3) -> Iterator[Value]:
+    core = value.core
+    if core.op == "mul" and depth > 0:
+        for part in core.inputs[:2]:
+            yield from _factors(part, depth - 1)
+    else:
+        yield core
+
+
+def _is_square(value: Value) -> bool:
+    """Returns whether a value is the square of a difference."""
+    core = value.core
+    if core.op in ("pow", "square") and core.inputs:
+        return core.inputs[0].core.op == "sub"
+    parts = [part.core for part in core.inputs[:2]] if core.op == "mul" else []
+    return len(parts) == 2 and all(part.op == "sub" for part in parts)
+
+
+def _is_spread(divisor: Value) -> bool:
+    """Returns whether a divisor is a variance that was handed in or is kept."""
+    if _SPREAD.search(divisor.name.lower()) is None or divisor.lo > 0:
+        return False
+    while divisor.op in _MOVES and divisor.inputs:
+        divisor = divisor.inputs[0]
+    return divisor.op in ("", "attribute", "parameter", "buffer")
+
+
+def _is_floored(code: Code) -> bool:
+    """Returns whether a variance of the file is bounded from below somewhere."""
+    for bound in code.of(*_FLOORS):
+        for part in bound.inputs[:2]:
+            if _SPREAD.search(part.name.lower()) or _is_weighted_variance(part.core):
+                return True
+    return False

@@ -16,6 +16,7 @@ from nanguard.check.code.value_questions import (
     guarded_by,
     is_bounded,
     is_kept_in_range,
+    is_layer,
     is_log_scale_of_network,
     is_made_by_network,
     is_made_here,
@@ -24,6 +25,7 @@ from nanguard.check.code.value_questions import (
     is_open,
     is_rounded,
     is_table,
+    returned_as,
     unscaled,
 )
 from nanguard.check.code.values import SHAPE
@@ -159,6 +161,7 @@ class UnboundedExp(CodeRule):
                 or is_of_time(value)
                 or is_beside_training(code, power)
                 or is_rounded(code, power.node)
+                or _is_of_one_layer(code, unscaled(value))
                 or is_only_shown(code, power),
             )
 
@@ -199,6 +202,42 @@ def _what(code: Code, value: Value, *, naive: bool) -> str:
     if what != "log-ratio" and _LOG_CHANCE.fullmatch(value.name.lower()):
         return ""
     return "" if what and _is_of_logs(code, inner) else what
+
+
+def _is_of_one_layer(code: Code, value: Value) -> bool:
+    """Returns whether one layer makes it, here or in the modules that return it by its name.
+
+    What a layer makes of a ``tanh`` or of a normalised vector is as large as its weights, of which
+    very many would have to grow together.
+    """
+    if _is_layer_of_unit(value):
+        return True
+    source = value.core
+    if code.project is None or source.op != "part" or not value.name:
+        return False
+    returned = [*returned_as(code.project, value.name)]
+    return bool(returned) and all(map(_is_layer_of_unit, returned))
+
+
+def _is_layer_of_unit(value: Value) -> bool:
+    """Returns whether a value is the output of one layer whose inputs lie between -1 and 1."""
+    queue, layers = [value], 0
+    for _ in range(24):
+        if not queue:
+            break
+        part = queue.pop()
+        if part.lo >= -1 and part.hi <= 1:
+            continue
+        if is_layer(part):
+            given = part.inputs[1 if part.op == "call" else 0 :]
+            if not given or not all(one.lo >= -1 and one.hi <= 1 for one in given):
+                return False
+            layers += 1
+        elif part.op in SHAPE and part.inputs:
+            queue += part.inputs if part.op == "join" else part.inputs[:1]
+        else:
+            return False
+    return layers > 0 and not queue
 
 
 def _is_multiplied(value: Value) -> bool:
