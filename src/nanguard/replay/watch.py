@@ -418,16 +418,14 @@ class Watch(ABC):
         if type(clipped) is torch.Tensor and clipped.is_cpu:
             self.grad_norm = as_number(clipped)
             if math.isfinite(self.grad_norm):
-                return None  # nearly always, and no gradient was touched
+                return None  # nearly always
         trained = parameters_of([optimizer])
         gradients = [grad for p in trained if (grad := p.grad) is not None]
         if not gradients or gradients[0].is_meta:
             return None
-        if clipped is not None:
-            norm = float(whole(clipped))
-        else:
-            quick = norm_at_hand(gradients)
-            norm = float(whole(Gradients(trained).norm())) if quick is None else quick
+        norm = None if clipped is not None else norm_at_hand(gradients)
+        if norm is None:
+            norm = float(whole(Gradients(trained).norm() if clipped is None else clipped))
         self.grad_norm = norm
         if math.isfinite(norm):
             return None

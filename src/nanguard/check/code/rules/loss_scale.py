@@ -383,60 +383,6 @@ def _stepped_scaled(code: Code, training: Training, function: Function) -> Itera
                 yield event
 
 
-class PlainScalerWithFsdp(CodeRule):
-    """A `GradScaler` of `torch.amp` in a script that shards its model with FSDP.
-
-    *Why it breaks a run*: each rank looks for inf in its own shard. The one that finds it skips the
-    step and halves its scale, the others step: from then on weights and scales differ.
-
-    Use `torch.distributed.fsdp.sharded_grad_scaler.ShardedGradScaler`, which asks all of them; for
-    `fully_shard` of FSDP2 the plain one is right.
-    """
-
-    code = "SRC051"
-    name = "plain-scaler-with-fsdp"
-    severity = Severity.WARNING
-    seen_in = "https://github.com/pytorch/pytorch/issues/64632"
-    examples: ClassVar = (
-        Fails(
-            "import torch\nfrom torch.cuda.amp import GradScaler\n"
-            "from torch.distributed.fsdp import FullyShardedDataParallel as FSDP\n\n\n"
-            "def train(model):\n    model, scaler = FSDP(model), GradScaler()\n"
-            "    return model, scaler\n",
-            line=7,
-        ),
-        Passes(
-            "import torch\nfrom torch.cuda.amp import GradScaler\n"
-            "from torch.nn.parallel import DistributedDataParallel as DDP\n\n\n"
-            "def train(model):\n    model, scaler = DDP(model), GradScaler()\n"
-            "    return model, scaler\n"
-        ),
-        Passes(
-            "import torch\nfrom torch.distributed.fsdp import FullyShardedDataParallel as FSDP\n"
-            "from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler\n\n\n"
-            "def train(model):\n    model, scaler = FSDP(model), ShardedGradScaler()\n"
-            "    return model, scaler\n"
-        ),
-    )
-
-    def check(self, code: Code) -> Iterator[Finding]:
-        """Yields what is wrong with a file."""
-        made = [*code.of("new")]
-        sharded = any(m.path.startswith("torch.distributed.fsdp.Fully") for m in made)
-        if not sharded or "ShardedGradScaler" in code.text.content:
-            return
-        for scaler in made:
-            enabled = scaler.keywords.get("enabled")
-            off = enabled is not None and enabled.const is False
-            if scaler.path in _SCALERS and not off:
-                message = "this scaler looks for inf in the shard of its own rank only"
-                fix = Fix("use ShardedGradScaler of torch.distributed.fsdp.sharded_grad_scaler")
-                yield self.at(code, scaler.node, message, fixes=(fix,))
-
-
-_SCALERS = frozenset({"torch.cuda.amp.GradScaler", "torch.amp.GradScaler"})
-
-
 class ScaleUpdatedBetweenSteps(CodeRule):
     """`scaler.update()` after the step of one optimizer, and another one steps on the same scale.
 
