@@ -15,6 +15,7 @@ from torch import nn
 
 from nanguard import Guard, Settings
 from nanguard.errors import SnapshotError, UsageError
+from nanguard.guard import rng
 from nanguard.guard.policy import Policy, Trouble
 from nanguard.guard.rng import RandomStreams
 from nanguard.guard.verdicts import Judge, Reading
@@ -683,3 +684,10 @@ def test_streams_are_read_again_exactly_if_they_have_moved(draw):
     assert streams.capture() is not before
     streams.restore(before)
     assert [draw(), torch.randn(1), np.random.rand(), random.random()][1:] == numbers
+
+
+def test_twister_is_found_under_another_default_device():
+    found = rng._place_of_twister()
+    rng._place_of_twister.cache_clear()
+    with torch.device("meta"):
+        assert rng._place_of_twister() == found

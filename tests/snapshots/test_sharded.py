@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint import metadata
 from torch.distributed.checkpoint.filesystem import _StorageInfo
 from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex
 
+from nanguard.cli.entry import run
 from nanguard.errors import SnapshotError
 from nanguard.snapshots.sharded import _checked_index, _CheckedReader
 
@@ -46,6 +48,25 @@ def test_what_torch_writes_can_be_read(tmp_path: Path):
     loaded = {name: torch.zeros_like(tensor) for name, tensor in saved.items()}
     dcp.load(loaded, storage_reader=_CheckedReader(tmp_path))
     assert all(torch.equal(loaded[name], saved[name]) for name in saved)
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_members_of_an_enumeration_as_python_3_11_0_writes_them(tmp_path, monkeypatch, capsys):
+    kind = metadata._MEM_FORMAT_ENCODING
+    monkeypatch.setattr(kind, "__reduce_ex__", lambda self, _: (getattr, (kind, self.name)))
+    dcp.save({"a": torch.ones(4)}, checkpoint_id=tmp_path)
+    assert b"getattr" in (tmp_path / ".metadata").read_bytes()
+    assert _checked_index(tmp_path).state_dict_metadata["a"].size == (4,)
+    assert run(["check", str(tmp_path)]) == 0
+    assert "unsafe-pickle" not in capsys.readouterr().out
+
+
+def test_attributes_of_anything_else_are_refused(tmp_path: Path):
+    for owner, name in ((METADATA, "Metadata"), (METADATA, "_MEM_FORMAT_ENCODING")):
+        taken = b"\x80\x04" + named("builtins", "getattr") + named(owner, name)
+        write(tmp_path, taken + text("__init_subclass__") + b"\x86R.")
+        with pytest.raises(SnapshotError, match="has no place in an index"):
+            _checked_index(tmp_path)
 
 
 class Evil:

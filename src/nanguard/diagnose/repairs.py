@@ -116,7 +116,8 @@ def bounded_operand(case: Case, names: tuple[str, ...], bound: str, summary: str
             return None
         # What is written twice in a function goes wrong twice.
         text = file.text_of(node)
-        same = [n for n in ast.walk(file.scope_of(site.line)) if accept(n)]
+        scope = file.scope_of(site.line)
+        same = [] if isinstance(scope, ast.Module) else [n for n in ast.walk(scope) if accept(n)]
         changes: list[tuple[ast.AST, str]] = []
         for one in [n for n in same if file.text_of(n) == text] or [node]:
             inner = one.left if isinstance(one, ast.BinOp) else argument(one)  # type: ignore[arg-type]

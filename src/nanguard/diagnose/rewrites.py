@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from nanguard.diagnose.repairs import Repair, edit
@@ -333,26 +334,30 @@ def shifted_by_largest(case: Case) -> list[Repair]:
     Whether it does is tried on a good step, which has to stay what it was.
     """
 
-    def make(file: SourceFile, site: Site) -> str | None:
+    def make(file: SourceFile, site: Site, more: str = "") -> str | None:
         call = file.node_at(site, lambda node: called_name(node) == "exp")
         inner = argument(call) if isinstance(call, ast.Call) else None
         if not isinstance(call, ast.Call) or inner is None:
             return None
         text = file.text_of(inner)
         if isinstance(inner, ast.Name):
-            shifted = f"{text} - {text}.max().detach()"
+            shifted = f"{text} - {text}.max().detach(){more}"
         else:
-            shifted = f"(exponent := {text}) - exponent.max().detach()"
+            shifted = f"(exponent := {text}) - exponent.max().detach(){more}"
             if "exponent" in {n.id for n in ast.walk(file.tree) if isinstance(n, ast.Name)}:
                 return None
         return file.replaced([(inner, shifted if inner in call.args else f"({shifted})")])
 
-    found = edit(case.origin.site, "subtract the largest exponent before exp", make)
-    for repair in found:
+    summary = "subtract the largest exponent before exp"
+    found = edit(case.origin.site, summary, make)
+    # The largest one of a good step may be 0: 1 less shows whether it counts.
+    less = edit(case.origin.site, summary, partial(make, more=" - 1.0"))
+    for repair in (*found, *less):
         assert repair.source is not None  # noqa: S101 - a change of text has one
         path, text = repair.source
         repair.on_good = case.lab.good_step_with(source={path: text})
-    return [r for r in _exact(found) if r.on_good is not None and _is_same(*r.on_good)]
+    same = [r.on_good is not None and _is_same(*r.on_good) for r in (*found, *less)]
+    return _exact(found) if all(same) else []
 
 
 def _normalised_over(file: SourceFile, call: ast.AST) -> str | None:

@@ -412,6 +412,7 @@ def as_at_first(scaler: Any) -> Iterator[None]:
     finally:
         states.clear()
         states.update(before)
+        scaler._per_optimizer_states = states  # an update puts another one in its place
 
 
 def pass_over(scaler: Any, optimizer: Any) -> None:

@@ -152,6 +152,11 @@ class Policy:
         self._bad_steps.clear()
         return Decision(Action.ROLLBACK, reason)
 
+    @property
+    def can_go_back(self) -> bool:
+        """Whether a rollback is left."""
+        return self._rollbacks < self._settings.max_rollbacks
+
     def state_dict(self) -> dict[str, Any]:
         """Returns what has been spent."""
         return {

@@ -126,9 +126,9 @@ class _TorchStream:
 
     def take(self) -> None:
         """Takes the state as it is now."""
+        # Looked at first: another thread may draw in between, and its number must not be missed.
+        self._seen = None if self._peek is None else self._peek()
         self.state = _torch_stream.get_state()
-        if self._peek is not None:
-            self._seen = self._peek()
 
 
 class _Peek:
@@ -154,7 +154,7 @@ def _place_of_twister() -> int | None:
 
     Nobody promises that place, so it is looked for and tried out on a generator of our own.
     """
-    probe = torch.Generator().manual_seed(5489)
+    probe = torch.Generator("cpu").manual_seed(5489)
     address = getattr(probe, "_cdata", None)
     if not isinstance(address, int):
         return None
@@ -171,7 +171,7 @@ def _place_of_twister() -> int | None:
     seen = {peek()}
     draws = [torch.rand, torch.randn, torch.randn]  # the second normal number is one in reserve
     for draw, dtype in itertools.product(draws, (torch.float32, torch.float64)):
-        draw(1, generator=probe, dtype=dtype)
+        draw(1, generator=probe, dtype=dtype, device="cpu")
         seen.add(peek())
     probe.manual_seed(5490)
     seen.add(peek())
@@ -206,9 +206,9 @@ class _PythonStream:
 
     def take(self) -> None:
         """Takes the state as it is now."""
-        self.state = random.getstate()
         if self.words is not None:
             self.seen = self.words.raw
+        self.state = random.getstate()
 
 
 class _NumpyStream:

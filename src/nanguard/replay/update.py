@@ -104,7 +104,9 @@ class UpdateInPlace(InPlace):
     def _replay_here(
         self, task: Task, variant: Variant, seconds: float
     ) -> tuple[ReplayOutcome, list[Tensor]]:
-        now = StateCopy(self._run.named_parameters().values(), self._run.optimizers())
+        run = self._run
+        tensors = [*run.named_parameters().values(), *run.buffers().values()]
+        now = StateCopy(tensors, run.optimizers())
         try:
             if self._before is not None:
                 self._before.restore()

@@ -186,10 +186,10 @@ class BadSteps:
         live = self._live
         trained = [p for p in live.named_parameters().values() if p.requires_grad]
         poisoned = not all_finite(trained) or live.bad_buffers() is not None
-        if symptom.where == "optimizer state":
-            # An infinite moment keeps its weights from ever moving again: go back, if that is
-            # possible. It is no reason to stop.
-            poisoned = poisoned or live.last_good.is_there
+        if symptom.where == "optimizer state" and live.options.on_bad != "stop":
+            # An infinite moment keeps its weights from ever moving again: go back, as long as
+            # that is possible. It is no reason to stop.
+            poisoned = poisoned or (live.last_good.is_there and live.verdicts.policy.can_go_back)
         # A copy that the user did not ask for is there for what cannot be helped otherwise.
         wanted = poisoned or live.options.on_bad == "rollback"
         can_roll_back = wanted and live.last_good.is_there

@@ -35,7 +35,7 @@ _BYTE_ORDER_MARK = "\ufeff"
 _DIFF_LINES = 2
 
 # A parenthesis that groups, and does not call.
-_GROUP = re.compile(rb"(?<![\w)\]])\($")
+_GROUP = re.compile(rb"(?:^|[-=+*/%@,(\[{:<>&|^~]|\breturn|\byield|\bin|\bnot|\band|\bor)\s*\($")
 
 
 def apply(content: str, edits: Iterable[Edit]) -> str:

@@ -18,7 +18,7 @@ from nanguard.check.checkpoint.checkpoint import (
     read_part,
     step_of,
 )
-from nanguard.check.checkpoint.pickle_reader import Call, PickleDict, read_pickle
+from nanguard.check.checkpoint.pickle_reader import Call, Global, PickleDict, read_pickle
 from nanguard.check.checkpoint.run_checkpoints import (
     DISTRIBUTED_ENDING,
     METADATA,
@@ -122,6 +122,27 @@ def looks_of(unit: Unit) -> Looks:
     return tuple(found)
 
 
+_GETATTR = "builtins.getattr"
+_ENUMERATION = "torch.distributed.checkpoint.metadata._MEM_FORMAT_ENCODING"
+
+
+def _only_members(calls: Sequence[Call]) -> bool:
+    """Returns whether all that is got by name are members of an enumeration of torch's.
+
+    Python 3.11.0 to 3.11.3 write them so.
+    """
+    got = [call.args for call in calls if call.full == _GETATTR]
+    return bool(got) and all(
+        isinstance(args, tuple)
+        and len(args) == 2
+        and isinstance(args[0], Global)
+        and args[0].full == _ENUMERATION
+        and isinstance(args[1], str)
+        and not args[1].startswith("_")
+        for args in got
+    )
+
+
 def jobs_of(folder: Path, files: Sequence[Path], scan: Scan) -> tuple[list[Job], CheckpointFile]:
     """Returns what is to be read of a folder, and what its own description says.
 
@@ -137,7 +158,8 @@ def jobs_of(folder: Path, files: Sequence[Path], scan: Scan) -> tuple[list[Job],
         with scan.at_hand(folder / METADATA) as here, FileBlob(here, about.path) as blob:
             about.size = blob.size
             found = read_pickle(blob)
-        about.needs = beyond_weights_only(found.names, METADATA)
+        names = [n for n in found.names if n != _GETATTR or not _only_members(found.calls)]
+        about.needs = beyond_weights_only(names, METADATA)
         slices = _slices(found.value)
     except FileNotFoundError:
         about.path = str(folder)

@@ -259,13 +259,18 @@ def _without_closed_branches(text: bytes, offered: list[set[bytes]]) -> bytes:
 
     Branches are of an option if scripts offer two of the names that one thing is compared with.
     """
-    cases = [*_cases(text)]
+    asked: dict[bytes, list[tuple[bytes, int, int]]] = {}
+    for what, name, begin, end in _cases(text):
+        asked.setdefault(what, []).append((name, begin, end))
     closed: set[int] = set()
-    for names in offered if cases else ():
-        for what in {case[0] for case in cases}:
-            mine = [case for case in cases if case[0] == what]
-            if len({case[1] for case in mine} & names) > 1:
-                closed |= {at for case in mine if case[1] not in names for at in range(*case[2:])}
+    # What is compared with one name only cannot be with two that are offered.
+    for mine in (cases for cases in asked.values() if len(cases) > 1):
+        compared = {name for name, _, _ in mine}
+        for names in offered:
+            if len(compared & names) > 1:
+                closed |= {
+                    at for n, begin, end in mine if n not in names for at in range(begin, end)
+                }
     if not closed:
         return text
     lines = text.splitlines(keepends=True)

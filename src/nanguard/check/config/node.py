@@ -147,6 +147,8 @@ _WORD_LIKE = re.compile(r"(?i)(?:y|n|yes|no|on|off|true|false|null|none|~|[-+.\d
 
 def number_text(value: float) -> str:
     """Returns a number as every reader takes it for one, YAML 1.1 included."""
+    if isinstance(value, int) and abs(value) >= 1 << 53:
+        return str(value)
     if value == int(value) and abs(value) < 1e6:
         return str(int(value)) if abs(value) >= 10 else f"{value:.1f}"
     if 1e-3 <= abs(value) < 1e6:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from nanguard.source.edits import SourceFile
 
 # What schedules call the share of the run that is over.
-_PROGRESS = ("progress", "frac", "fraction", "ratio", "t", "share", "done")
+_PROGRESS = ("progress", "frac", "fraction")
 
 
 class OptimizerMisuse(Cause):
