@@ -310,7 +310,7 @@ def test_the_option_of_run(monkeypatch, tmp_path, arguments, seconds):
 
     given = SimpleNamespace()
     monkeypatch.setattr(command, "run_command", lambda *_, **kw: given.__dict__.update(kw) or 0)
-    assert run(["run", *arguments, "--", "python", "x.py"]) == 0
+    assert run(["run", *arguments, "--", sys.executable, "x.py"]) == 0
     assert given.explain_seconds == seconds
 
 
