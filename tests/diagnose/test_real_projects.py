@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 
 from tests.diagnose.running import found_in
@@ -351,3 +354,37 @@ def test_schedule_that_sets_the_rate_by_itself_is_named_and_repaired(tmp_path):
     assert found["cause"]["code"] == "optimizer-misuse"
     assert "max(1.0 - self.done / self.total, 0.0)" in found["fixes"][0]["diff"]
     assert found["origin"]["line"] == 18  # and not the one that calls the optimizer
+
+
+INFINITE_MOMENT = """
+import torch
+from torch import nn
+
+torch.manual_seed(0)
+model = nn.Linear(4, 1)
+optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+for step in range(20):
+    loss = model(torch.randn(8, 4)).pow(2).mean()
+    optimizer.zero_grad()
+    loss.backward()
+    if step == 8:
+        for p in model.parameters():
+            p.grad.fill_(1e25)
+    optimizer.step()
+print("moment", float(optimizer.state[model.weight]["exp_avg_sq"].max()))
+"""
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "last"), [((), 0, "moment 0."), (("--on-bad", "stop"), 3, "")]
+)
+def test_an_infinite_moment_is_undone_unless_the_run_is_to_stop(tmp_path, options, code, last):
+    (tmp_path / "train.py").write_text(INFINITE_MOMENT)
+    words = [sys.executable, "-m", "nanguard", "run", *options, "--", sys.executable, "train.py"]
+    done = subprocess.run(
+        words, cwd=tmp_path, capture_output=True, text=True, timeout=180, check=False
+    )
+    assert done.returncode == code, done.stderr
+    assert done.stderr.count("optimizer state Adam is not finite") == 1
+    assert last in done.stdout
+    assert "inf" not in done.stdout
