@@ -373,6 +373,7 @@ class Flow(Expressions):
     def _augassign(self, node: ast.AugAssign) -> None:
         fresh = ast.BinOp(node.target, node.op, node.value)
         ast.copy_location(fresh, node)
+        self.code.parents[fresh] = node  # it stands where the statement does
         self.bind(node.target, self.value(fresh))
 
     def _return(self, node: ast.Return) -> bool:
@@ -405,6 +406,7 @@ class Flow(Expressions):
         first_ends = self.body(node.body)
         first = self.env
         self.env = dict(before)
+        self.guards = guards | looked_at  # not what the other branch has asked
         self.refine(node.test, holds=False)
         second_ends = self.body(node.orelse)
         second = self.env
@@ -435,9 +437,10 @@ class Flow(Expressions):
         source = self.value(node.iter)
         self.bind(node.target, self.element(source))
         self.loops.append(node)
-        before = dict(self.env)
+        before, guards = dict(self.env), self.guards
         self.body(node.body)
         self.env = self.merged(before, before, self.env)
+        self.guards = guards
         self.loops.pop()
         self.body(node.orelse)
 
@@ -446,9 +449,10 @@ class Flow(Expressions):
     def _while(self, node: ast.While) -> None:
         self.value(node.test)
         self.loops.append(node)
-        before = dict(self.env)
+        before, guards = dict(self.env), self.guards
         self.body(node.body)
         self.env = self.merged(before, before, self.env)
+        self.guards = guards
         self.loops.pop()
         self.body(node.orelse)
 

@@ -77,7 +77,8 @@ def of_sub(inputs: tuple[Value, ...], keywords: dict[str, Value]) -> Known:
         kinds.add("logscale")
     if (a.has("logprob") and b.number() is None) or (b.has("logprob") and a.number() is None):
         kinds.add("logratio")
-    if b.core.op in (
+    peak = b.core.inputs[0].core if b.core.op in ("part", "index") and b.core.inputs else b.core
+    if peak.op in (
         "amax",
         "max",
         "logsumexp",
@@ -304,7 +305,7 @@ def of_sum(inputs: tuple[Value, ...], keywords: dict[str, Value]) -> Known:
     kinds = {"sum"} | (value.kinds & _kinds("loss", "weights", "count", "padded", "logprob"))
     if value.has("square", "sumsq"):
         kinds.add("sumsq")
-    if value.has("mask", "masked", "labels"):
+    if value.has("mask", "masked", "labels", "masksum"):
         kinds.add("masksum")
     if value.has("weights"):
         kinds.add("weightsum")
@@ -352,6 +353,13 @@ def of_abs(inputs: tuple[Value, ...], keywords: dict[str, Value]) -> Known:
     lo = value.lo if value.lo > 0 else -value.hi if value.hi < 0 else 0.0
     kinds = value.kinds & _kinds("loss", "network", "difference", "logits", "mask", "labels", "eps")
     return lo, max(abs(value.lo), abs(value.hi)), kinds
+
+
+def of_whole(inputs: tuple[Value, ...], keywords: dict[str, Value]) -> Known:
+    """``long`` and its like: a mask stays one, and what lies below 1 becomes 0."""
+    value = inputs[0]
+    lo = math.trunc(value.lo) if value.lo > -INF else -INF
+    return lo, value.hi, value.kinds & _kinds("mask", "labels", "masksum", "count", "size", "bool")
 
 
 def of_neg(inputs: tuple[Value, ...], keywords: dict[str, Value]) -> Known:
@@ -452,6 +460,10 @@ _EFFECTS: dict[str, Callable[..., Known]] = {
     "div": of_div,
     "pow": of_pow,
     "neg": of_neg,
+    "long": of_whole,
+    "int": of_whole,
+    "cosh": fixed(1.0, INF),
+    "acosh": fixed(0.0, INF),
     "matmul": of_matmul,
     "einsum": of_matmul,
     "linear": of_matmul,

@@ -148,7 +148,7 @@ class _Search:
             self.seen.add(key)
             self.network = self.network or (value.op in _OUTPUTS and value.has("network"))
             self.detached = self.detached or value.op in ("detach", "data")
-            if value.op == "result":
+            if value.op == "result" and value.inputs:
                 queue.append((value.inputs[0], place, (value, *within[:6])))
                 continue
             following = self._before(value, place, within)
@@ -247,7 +247,7 @@ class _Search:
         if home is None:
             return
         for call, callee in home.calls:
-            if callee is function:
+            if callee is function or _stands_for(function, callee):
                 yield home, call
         yield from _made_in(home, function)
         project = self.code.project
@@ -298,6 +298,13 @@ def _handed_on(code: Code, function: Function) -> Iterator[tuple[Code, Value]]:
         found = (maker.function for maker in origins(code, callee).makers)
         if any(held is not None and _is_same(held, function) for held in found):
             yield code, call
+
+
+def _stands_for(function: Function, called: Function) -> bool:
+    """Returns whether a method is called by the name of the one that it overrides."""
+    if function.cls is None or called.cls is None or called.name != function.name:
+        return False
+    return called.cls is not function.cls and called.cls in function.cls.line_of_descent()
 
 
 def _made_in(code: Code, function: Function) -> Iterator[tuple[Code, Value]]:

@@ -25,7 +25,9 @@ if TYPE_CHECKING:
     from nanguard.check.code.scopes import Class, Function
     from nanguard.check.code.values import Value
 
-_LOSS = re.compile(r"loss|criterion|objective|elbo|training_step|(^|_)kld?($|_)")
+_LOSS = re.compile(r"loss|criterion|objective|elbo|training_step|get_batch_\w*metrics|(^|_)kld?($|_)")
+# What trainers call a step that gives back its loss beside what is logged.
+_STEP = re.compile(r"get_batch_\w*metrics|train\w*_metrics")
 Claim = Literal["code", "value"]
 
 _SHOW = re.compile(
@@ -272,6 +274,8 @@ def is_for_show(value: Value) -> bool:
     """Returns whether a place is about measuring or showing, going by names around it."""
     scope = value.scope
     if scope is None:
+        return False
+    if _STEP.fullmatch(scope.name.lower()):
         return False
     names = [scope.name] if scope.cls is None else [scope.name, scope.cls.name]
     return any(_SHOW.search(name.lower()) for name in names)

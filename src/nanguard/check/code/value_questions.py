@@ -6,6 +6,7 @@ import ast
 import re
 from typing import TYPE_CHECKING
 
+from nanguard.check.code.calls import last_layer
 from nanguard.check.code.origins import origins
 from nanguard.check.code.values import INF, Value
 
@@ -242,6 +243,12 @@ def is_made_by_network(code: Code, value: Value) -> bool:
     )
 
 
+def is_made_by_layers(code: Code, value: Value) -> bool:
+    """Returns whether everything that makes a value is seen, and each is a layer of its own."""
+    makers = origins(code, value).makers
+    return bool(makers) and all(map(is_layer, makers))
+
+
 def is_learned(code: Code, value: Value, most: int = 80) -> bool:
     """Returns whether a model or a parameter has a part in a value, through all operations."""
     queue = [value]
@@ -329,7 +336,9 @@ def is_layer(value: Value) -> bool:
     """Returns whether a layer makes a value whose output has no bounds."""
     path = value.path
     if value.op == "call" and value.inputs:
-        path = value.inputs[0].core.path
+        called = value.inputs[0].core
+        final = last_layer(called) if called.op in ("new", "appended") else None
+        path = final.path if final is not None else called.path
     return value.op in ("call", "layer") and _UNBOUNDED.search(path) is not None
 
 
@@ -480,6 +489,8 @@ def _end(code: Code, node: ast.AST) -> str:
             return "shown"
         if isinstance(parent, ast.Call):
             called = _called(parent)
+            if called == "log" and (code.names.path(parent.func) or node is parent.func):
+                return "used"  # a logarithm of torch, and nobody's log
             if called in _LEAVES or _SHOWS.fullmatch(called):
                 return "shown"
             if called in ("int", "len", "isinstance"):

@@ -232,7 +232,7 @@ _HINTS: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
         ),
         (
             "logprob",
-            r"(old_|new_|ref_|behaviou?r_|target_|cur_)?log_?(p|prob|probs|ps|pi|q|mu)s?(_\w+)?$|.*_log_?p(robs?)?$|lp$",
+            r"(old_|new_|ref_|behaviou?r_|target_|cur_)?log_?(p|prob|probs|ps|pi|q|mu)s?(_\w+)?$|.*_log_?p(robs?|s)?$|lp$",
         ),
         (
             "probability",

@@ -91,7 +91,8 @@ TRAIN = (
     [
         ("nn.Softmax(-1)", "net(x)", True),
         ("nn.Sigmoid()", "net(x)", True),
-        ("nn.Linear(3, 3)", "net(x)", False),
+        ("nn.Linear(3, 3)", "net(x)", True),
+        ("nn.Softplus()", "net(x)", False),
         ("nn.Sigmoid()", "net(x) + 1e-6", False),
         ("nn.Sigmoid()", "net(x).clamp(min=1e-6)", False),
     ],

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, ClassVar
 from nanguard.check.code.code_rule import CodeRule, bare, operand, replaced
 from nanguard.check.code.training_path import is_beside_training
 from nanguard.check.code.value_questions import carries_gradient, guarded_by
+from nanguard.check.code.values import INF
 from nanguard.check.rule import Fails, Passes
 from nanguard.findings import Edit, Finding, Fix, Severity
 from nanguard.source import floors
@@ -16,6 +17,10 @@ if TYPE_CHECKING:
 
     from nanguard.check.code.code import Code
     from nanguard.check.code.values import Value
+
+
+# What a cosine is made by where no clamp follows: a product, a trace, a quotient.
+_COMPUTED = frozenset({"matmul", "einsum", "sum", "div", "bmm", "linear", "sub", "add", "mul"})
 
 
 class AcosAtBoundary(CodeRule):
@@ -55,23 +60,41 @@ class AcosAtBoundary(CodeRule):
 
     def check(self, code: Code) -> Iterator[Finding]:
         """Yields what is wrong with a file."""
-        for angle in code.of("acos", "asin"):
+        for angle in code.of("acos", "asin", "acosh"):
             value = angle.inputs[0] if angle.inputs else None
             if value is None or not angle.grad or guarded_by(value, angle.guards):
                 continue
-            if not _reaches_one(value):
+            if not (_is_one_at_rest(value) if angle.op == "acosh" else _reaches_one(value)):
                 continue
             if not carries_gradient(value):
                 continue
             yield self.at(
                 code,
                 angle.node,
-                f"{angle.op} of a value that can be exactly 1 or -1, where its gradient is "
-                "infinite",
-                fixes=(Fix("stay away from ±1, or use atan2", edits=_edits(code, angle)),),
+                f"{angle.op} of a value that can be exactly 1"
+                f"{'' if angle.op == 'acosh' else ' or -1'}, where its gradient is infinite",
+                fixes=(_fix(code, angle),),
                 shown=True,
                 weak=is_beside_training(code, angle),
             )
+
+
+def _is_one_at_rest(value: Value) -> bool:
+    """Returns whether it is 1 and something that is 0 for two equal points."""
+    core = value.core
+    if core.op in ("clamp", "clamp_min", "maximum"):
+        return value.lo == 1.0
+    if core.op != "add" or len(core.inputs) < 2:
+        return False
+    ones = [part.number() for part in core.inputs[:2]]
+    rest = core.inputs[1] if ones[0] == 1 else core.inputs[0]
+    return 1 in ones and rest.lo == 0 and not rest.has("padded", "bounded-below")
+
+
+def _fix(code: Code, angle: Value) -> Fix:
+    if angle.op == "acosh":
+        return Fix("bound it from below: clamp(min=1 + 1e-6)")
+    return Fix("stay away from ±1, or use atan2", edits=_edits(code, angle))
 
 
 def _edits(code: Code, angle: Value) -> tuple[Edit, ...]:
@@ -83,6 +106,8 @@ def _edits(code: Code, angle: Value) -> tuple[Edit, ...]:
 
 def _reaches_one(value: Value) -> bool:
     core = value.core
+    if value.lo == -INF and value.hi == INF and core.op in _COMPUTED:
+        return True  # nothing keeps it between -1 and 1, where rounding takes a cosine out
     if core.op in (
         "clamp",
         "clamp_min",

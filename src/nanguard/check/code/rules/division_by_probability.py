@@ -15,6 +15,7 @@ from nanguard.check.code.value_questions import (
     carries_gradient,
     guarded_by,
     has_eps_outside,
+    is_made_by_layers,
     is_only_shown,
     is_open,
 )
@@ -39,7 +40,7 @@ _NUMBERS = frozenset({"int", "float", "str", "bool"})
 
 
 class DivisionByProbability(CodeRule):
-    """`1 / p`, `p.pow(-1)` or `x / (1 - p)` of a softmax or a sigmoid.
+    """`1 / p`, `p.pow(-1)` or `x / (1 - p)` of a softmax, a sigmoid, a ReLU or a layer's output.
 
     *Why it breaks a run*: a softmax underflows to exactly 0 once one logit leads by about 104 in
     float32, a sigmoid rounds to exactly 1 beyond about 17. The quotient is inf there, and its
@@ -90,11 +91,12 @@ class DivisionByProbability(CodeRule):
                 continue
             if guarded_by(divisor, quotient.guards) or has_eps_outside(code, quotient):
                 continue
-            if _is_chance(code, divisor):
+            what = _what(code, divisor)
+            if what:
                 yield self.at(
                     code,
                     quotient.node,
-                    "division by a probability that underflows to 0: inf, and an infinite gradient",
+                    f"division by {what}: inf, and an infinite gradient",
                     fixes=_fixes(code, quotient),
                     shown=True,
                     weak=not carries_gradient(divisor)
@@ -110,6 +112,18 @@ def _divisor(quotient: Value) -> Value | None:
         return quotient.inputs[0] if number is not None and number < 0 else None
     place = 1 if quotient.op == "div" else 0
     return quotient.inputs[place] if place < len(quotient.inputs) else None
+
+
+def _what(code: Code, divisor: Value) -> str:
+    """Returns what it is that something is divided by, if it reaches 0."""
+    if _is_chance(code, divisor):
+        return "a probability that underflows to 0"
+    core = divisor.core
+    if core.op == "relu":
+        return "a ReLU, which is 0 for half of what it is given"
+    if core.lo < 0 < core.hi and not _is_setting(divisor) and is_made_by_layers(code, core):
+        return "the output of a layer, which can be 0"
+    return ""
 
 
 def _is_chance(code: Code, value: Value) -> bool:

@@ -7,6 +7,7 @@ import re
 from typing import TYPE_CHECKING, ClassVar
 
 from nanguard.check.code.code_rule import CodeRule, bare, operand, replaced
+from nanguard.check.code.origins import origins
 from nanguard.check.code.training_path import is_beside_training
 from nanguard.check.code.value_questions import (
     can_be_zero,
@@ -15,6 +16,7 @@ from nanguard.check.code.value_questions import (
     is_made_by_network,
     is_number,
     is_only_shown,
+    is_open,
     is_repaired_at_once,
 )
 from nanguard.check.code.values import SHAPE
@@ -46,6 +48,7 @@ _ORDERS = frozenset({"gt", "gte", "ge", "lt", "lte", "le"})
 # Where nodes may be their own neighbours, a degree may be at least 1.
 _LOOPS = re.compile(r"self[ _-]?loop", re.IGNORECASE)
 _IGNORED = frozenset({-100.0, 255.0})
+_IGNORE = re.compile(r"ignore|label_pad")
 # Masks of what may be absent from a whole batch, and not of padding, which no row consists of.
 _MAY_BE_ABSENT = re.compile(
     r"(^|_)(valid|active|visib(le|ility)|alive|fg|foreground|positives?|objects?|inliers?)(_|$)"
@@ -183,7 +186,9 @@ class DivisionByUnguardedSum(CodeRule):
                 "division by a sum that is 0 when nothing is left in: 0 / 0 is NaN",
                 fixes=_fixes(code, quotient),
                 shown=share
-                or _may_pick_nothing(divisor)
+                or _may_pick_nothing(code, divisor)
+                or _is_of_codes(divisor)
+                or _is_bounded_too_late(code, quotient)
                 or _is_size_of_picked(divisor)
                 or _is_degree(divisor.core)
                 or _is_of_what_may_be_absent(quotient),
@@ -194,8 +199,47 @@ class DivisionByUnguardedSum(CodeRule):
             )
 
 
-def _may_pick_nothing(divisor: Value) -> bool:
-    """Returns whether a comparison is counted that no element has to pass."""
+def _is_of_codes(divisor: Value) -> bool:
+    """Returns whether it is how often each class or code was chosen in a batch: some never are."""
+    core = divisor.core
+    counted = core.inputs[0].core if core.op == "sum" and core.inputs else core
+    along = len(core.inputs) > 1 or "dim" in core.keywords
+    return counted.op == "one_hot" and along
+
+
+def _is_bounded_too_late(code: Code, quotient: Value) -> bool:
+    """Returns whether a quotient is bounded from below, where 0 / 0 is NaN already."""
+    for parent in code.ancestors(quotient.node) if quotient.node is not None else ():
+        if isinstance(parent, ast.stmt):
+            return False
+        made = code.values.get(parent) if isinstance(parent, ast.Call) else None
+        if made is not None and made.op in ("max", "maximum", "clamp", "clamp_min"):
+            return made.lo > 0
+    return False
+
+
+def _may_pick_nothing(code: Code, divisor: Value) -> bool:
+    """Returns whether a comparison is counted that no element has to pass.
+
+    It may stand where the function is called that adds up what it is handed.
+    """
+    given = [part for part in divisor.upstream(8) if is_open(part) and part.has("mask")]
+    handed = [maker for part in given for maker in origins(code, part).makers]
+    return any(_counts_some(part) for part in (divisor, *handed)) or any(
+        map(_is_of_log_chances, divisor.upstream(16))
+    )
+
+
+def _is_of_log_chances(test: Value) -> bool:
+    """Returns whether log-probabilities are asked which are not 0: none is where all are masked."""
+    if test.op not in ("compare", "ne") or len(test.inputs) != 2 or test.inputs[1].number() != 0:
+        return False
+    if test.op == "compare" and test.name != "NotEq":
+        return False
+    return any(part.has("logprob", "logratio") for part in test.inputs[0].upstream(4))
+
+
+def _counts_some(divisor: Value) -> bool:
     parts = [*divisor.upstream(16)]
     about_padding: set[int] = set()
     for part in parts:  # nearest first: what a name is given to comes after the name
@@ -235,7 +279,7 @@ def is_selective(test: Value) -> bool:
     number = test.inputs[1].number()
     asked = {"compare": test.name}.get(test.op, test.op).lower()
     if asked in ("noteq", "ne"):
-        return number in _IGNORED or "ignore" in test.inputs[1].name.lower()
+        return number in _IGNORED or _IGNORE.search(test.inputs[1].name.lower()) is not None
     if asked == "eq":
         return number is not None
     if number == 0.0:  # words as a rule, and no limit that somebody chose

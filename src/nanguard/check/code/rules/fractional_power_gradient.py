@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from nanguard.check.code.code_rule import CodeRule, bare, operand, replaced
 from nanguard.check.code.training_path import is_beside_training
-from nanguard.check.code.value_questions import can_be_zero, guarded_by, is_number
+from nanguard.check.code.value_questions import can_be_zero, guarded_by, is_learned, is_number
 from nanguard.check.rule import Fails, Passes
 from nanguard.findings import Finding, Fix, Severity
 from nanguard.source import floors
@@ -61,7 +61,10 @@ class FractionalPowerGradient(CodeRule):
             base = power.inputs[0]
             if (
                 not _is_tensor(
-                    base, number, power.scope, by_torch=not isinstance(power.node, ast.BinOp)
+                    base,
+                    number,
+                    power.scope,
+                    by_torch=not isinstance(power.node, ast.BinOp) or is_learned(code, base),
                 )
                 or base.has("size", "norm")
                 or is_number(base)
@@ -79,11 +82,16 @@ class FractionalPowerGradient(CodeRule):
                 power.node,
                 f"power {number:.3g} of a value that can be 0: its gradient there is infinite",
                 fixes=(Fix("keep the base away from 0", edits=edits),),
-                shown=base.lo == 0 and base.core.op in ("clamp", "clamp_min", "relu"),
-                weak=is_beside_training(code, power)
-                or _is_of_a_spectrum(base)
-                or not (power.scope is not None and "loss" in power.scope.name.lower()),
+                shown=(base.lo == 0 and base.core.op in ("clamp", "clamp_min", "relu"))
+                or (_is_what_is_missing(base) and is_learned(code, base)),
+                weak=is_beside_training(code, power) or _is_of_a_spectrum(base),
             )
+
+
+def _is_what_is_missing(base: Value) -> bool:
+    """Returns whether it is 1 minus a share or a cosine, which is 0 where all is well."""
+    core = base.core
+    return core.op == "sub" and len(core.inputs) > 1 and core.inputs[0].number() == 1
 
 
 def _is_of_a_spectrum(base: Value) -> bool:

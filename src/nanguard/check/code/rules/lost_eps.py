@@ -210,8 +210,11 @@ def _edits(code: Code, eps: Value) -> tuple[Edit, ...]:
 
 # Half the distance from 1 to the next float32 below it, and above it.
 _BELOW, _ABOVE = 2.0**-25, 2.0**-24
-_DOUBLE = re.compile(rb"float64|DoubleTensor|\.double\(\)")
-_BY_DEFAULT = re.compile(rb"set_default_(?:tensor_type|dtype)\([^)]*(?:Double|double|float64)")
+_DOUBLE = re.compile(rb"float64|DoubleTensor")
+# At the margin of a script or of a function; below a condition it is an option.
+_BY_DEFAULT = re.compile(
+    rb"(?m)^(?: {4})?torch\.set_default_(?:tensor_type|dtype)\([^)\n]*(?:Double|double|float64)"
+)
 
 
 class EpsLostInFloat32(CodeRule):
@@ -260,6 +263,8 @@ class EpsLostInFloat32(CodeRule):
         for value in code.of("clamp", "clamp_max", "clamp_min", "minimum", "min", "sub", "add"):
             lost = next((given for given in _beside_one(value) if _is_exactly_one(given)), None)
             if lost is None or value.node is None or not value.inputs:
+                continue
+            if any(part.op == "double" for part in value.inputs[0].upstream(12)):
                 continue
             one = "1" if (lost.number() or 0.0) > 0 else "-1"
             message = (

@@ -11,6 +11,7 @@ from nanguard.check.code.origins import origins
 from nanguard.check.code.rules.division_by_unguarded_sum import is_selective
 from nanguard.check.code.training_path import is_beside_training
 from nanguard.check.code.value_questions import (
+    carries_gradient,
     guarded_by,
     is_number,
     is_only_shown,
@@ -145,12 +146,16 @@ class MeanOfEmptySelection(CodeRule):
         """Yields what is wrong with a file."""
         told: set[int] = set()
         yield from self._of_cut_ends(code)
-        for mean in code.of("mean", *_LOSSES):
+        for mean in (*code.of("mean", *_LOSSES), *_logged_sums(code)):
             index = _selection(mean.inputs[0]) if mean.inputs else None
             if index is None or not mean.grad or mean.line in told:
                 continue
             asked = [*_asked(code, index)]
-            tests = [part for part in asked if is_selective(part) or _is_of_two_labels(part)]
+            tests = [
+                part
+                for part in asked
+                if is_selective(part) or _is_of_two_labels(part) or _is_of_hard_ones(part)
+            ]
             of_batch = _is_mask_of_batch(index)
             if any(_is_about_padding(test) or _is_of_map(test) for test in tests):
                 continue
@@ -165,7 +170,9 @@ class MeanOfEmptySelection(CodeRule):
             yield self.at(
                 code,
                 mean.node,
-                f"mean over what a {what} picks: NaN where it picks nothing",
+                f"log of a sum over what a {what} picks: -inf where it picks nothing"
+                if mean.op == "sum"
+                else f"mean over what a {what} picks: NaN where it picks nothing",
                 fixes=(_FIX,),
                 shown=bool(tests) or _is_of_numbers(index, mean),
                 weak=is_beside_training(code, mean)
@@ -187,6 +194,14 @@ class MeanOfEmptySelection(CodeRule):
                     shown=True,
                     weak=is_beside_training(code, mean) or cut in mean.guards,
                 )
+
+
+def _logged_sums(code: Code) -> Iterator[Value]:
+    """Yields sums that nothing is added to before their logarithm is taken."""
+    for log in code.of("log"):
+        total = log.inputs[0].core if log.inputs else None
+        if total is not None and total.op == "sum" and len(total.inputs) == 1:
+            yield total
 
 
 def _cut_by_nothing(code: Code, value: Value) -> str:
@@ -222,6 +237,19 @@ def _is_of_two_labels(test: Value) -> bool:
     given = all(part.const is None and part.op in ("", "part", "field", "argmax") for part in sides)
     named = [part.name.lower() for part in sides]
     return given and named[0] != named[1] and all(map(_LABELS.fullmatch, named))
+
+
+def _is_of_hard_ones(test: Value) -> bool:
+    """Returns whether two things that are learned are compared, as miners of hard pairs do."""
+    if test.op not in ("compare", "gt", "ge", "lt", "le") or len(test.inputs) != 2:
+        return False
+    if test.op == "compare" and test.name not in ("Lt", "LtE", "Gt", "GtE"):
+        return False
+    picked = [
+        any(part.op in ("sort", "max", "min", "topk") for part in side.upstream(12))
+        for side in test.inputs
+    ]
+    return any(picked) and all(carries_gradient(part) for part in test.inputs)
 
 
 def _is_of_numbers(index: Value, mean: Value) -> bool:
@@ -268,13 +296,18 @@ def _asked(code: Code, index: Value) -> Iterator[Value]:
             yield from origins(code, part).makers
 
 
-def _selection(value: Value, depth: int = 6) -> Value | None:
+def _selection(value: Value, depth: int = 12) -> Value | None:
     """Returns what picks the elements of a value; None if all of them are there."""
     if value.op in _EACH and depth > 0:
         parts = (_selection(part, depth - 1) for part in value.inputs[:2])
         return next((part for part in parts if part is not None), None)
+    if value.op == "join" and depth > 0:
+        parts = (_selection(part, depth - 1) for part in value.inputs)
+        return next((part for part in parts if part is not None), None)
     if value.op not in ("getitem", "masked_select") or len(value.inputs) < 2:
         return None
+    if value.inputs[0].op == "sort" and depth > 0:
+        return _selection(value.inputs[0].inputs[0], depth - 1)
     index = value.inputs[1]
     if index.items is not None:
         return index.items[0] if len(index.items) == 1 else None

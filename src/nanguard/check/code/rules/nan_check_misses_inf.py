@@ -333,9 +333,14 @@ class NanTakenForImprovement(CodeRule):
         if not code.relevant or is_test(code):
             return
         for node in code.parents:
-            if not isinstance(node, ast.If) or not isinstance(node.test, ast.Compare):
+            if not isinstance(node, ast.If):
                 continue
-            scores = _scores(node.test)
+            asked = node.test.values if isinstance(node.test, ast.BoolOp) else [node.test]
+            if any(not isinstance(test, ast.Compare) for test in asked) or (
+                isinstance(node.test, ast.BoolOp) and isinstance(node.test.op, ast.And)
+            ):
+                continue
+            scores = [pair for test in asked for pair in _scores(test)]  # type: ignore[arg-type]
             taken = _taken_otherwise(code, node)
             improved = next((s for s, best in scores if _becomes(taken, best, s)), None)
             if improved is None or _becomes_any(node.body, scores):

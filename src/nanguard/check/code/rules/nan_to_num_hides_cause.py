@@ -25,6 +25,7 @@ _FIX = Fix(
     "take it out and mend the operation that makes the NaN: its gradient is NaN all the same"
 )
 _MESSAGE = "NaN in activations is replaced: its cause and its gradient stay"
+_IN_BACKWARD = "NaN in gradients is replaced on the way back: the step goes on without its cause"
 _NOT_FORWARD = re.compile(
     r"^(__init__|_?init|reset|load|save|log|val|test|predict|metric|plot|eval)|grad"
 )
@@ -98,6 +99,9 @@ class NanToNumHidesCause(CodeRule):
             hidden = _hidden(value)
             if hidden is None or value.node is None or not value.grad or value.scope is None:
                 continue
+            if _is_in_backward(value.scope) and not hidden.has("labels"):
+                yield self.at(code, value.node, _IN_BACKWARD, fixes=(_FIX,))
+                continue
             if _mends_own_quotient(hidden) or is_called_without_gradient(code, value.scope):
                 continue
             if _runs_in_forward(training, value.scope) and _is_activation(
@@ -105,6 +109,12 @@ class NanToNumHidesCause(CodeRule):
             ):
                 weak = not is_made_by_network(code, hidden)
                 yield self.at(code, value.node, _MESSAGE, fixes=(_FIX,), weak=weak)
+
+
+def _is_in_backward(scope: Function) -> bool:
+    """Returns whether it is the way back of a function of autograd."""
+    bases = scope.cls.bases if scope.cls is not None else ()
+    return scope.name == "backward" and any(base.endswith("autograd.Function") for base in bases)
 
 
 def _under_conditions(code: Code, training: Training) -> Iterator[ast.AST]:

@@ -13,6 +13,7 @@ from nanguard.check.code.value_questions import (
     can_be_zero,
     guarded_by,
     has_eps_outside,
+    is_learned,
     is_number,
     is_repaired_at_once,
     is_table,
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 
 _REWARDS = re.compile(
     r"(b_|mb_|batch_|discounted_?)?(adv(antages?)?|returns?|rewards?|gaes?|discounts?|costs?)(_\w+)?"
+    r"|g_?t|discounted_r"
 )
 # What reads scans and sounds.
 _OF_RECORDS = (
@@ -123,7 +125,7 @@ class NormaliseWithoutEps(CodeRule):
             if divisor is None:
                 continue
             in_data = is_about_data(quotient)
-            word = _word(divisor, numpy=in_data)
+            word = _word(divisor, numpy=in_data or _is_of_rewards(divisor.core))
             if not word or not can_be_zero(divisor) or guarded_by(divisor, quotient.guards):
                 continue
             if has_eps_outside(code, quotient) or is_table(divisor) or is_number(divisor):
@@ -137,7 +139,9 @@ class NormaliseWithoutEps(CodeRule):
                 quotient.node,
                 f"division by a {word} that can be 0: 0 / 0 is NaN",
                 fixes=_fixes(code, quotient),
-                shown=_is_of_zeros(divisor.core) or _is_of_activations(quotient, divisor.core),
+                shown=_is_of_zeros(divisor.core)
+                or _is_of_activations(quotient, divisor.core)
+                or _is_spread_of_learned(code, divisor.core),
                 claim="code"
                 if _is_of_rewards(divisor.core) or (in_data and _is_of_records(code, divisor))
                 else None,
@@ -146,7 +150,8 @@ class NormaliseWithoutEps(CodeRule):
 
 def _is_of_rewards(divisor: Value) -> bool:
     """Returns whether it is the spread of what an agent has earned: 0 where all is the same."""
-    if not divisor.inputs or not (divisor.op == "std" or _starts_at_zero(divisor.inputs[0].core)):
+    spread = divisor.op in ("std", "numpy.std")
+    if not divisor.inputs or not (spread or _starts_at_zero(divisor.inputs[0].core)):
         return False
     return _REWARDS.fullmatch(divisor.inputs[0].name.lower()) is not None
 
@@ -178,6 +183,20 @@ def _is_of_activations(quotient: Value, divisor: Value) -> bool:
         return False
     measured = divisor.inputs[0].core if divisor.inputs else None
     return measured is not None and any(measured is given for given in scope.parameters.values())
+
+
+def _is_spread_of_learned(code: Code, divisor: Value) -> bool:
+    """Returns whether it is the spread of what is learned along a dimension, which may collapse.
+
+    Over a batch of one it is NaN as well.
+    """
+    spread = divisor
+    if spread.op in ("sqrt", "rsqrt") and spread.inputs:
+        spread = spread.inputs[0].core
+    if spread.op not in ("std", "var") or not spread.inputs:
+        return False
+    along = len(spread.inputs) > 1 or "dim" in spread.keywords
+    return along and is_learned(code, spread.inputs[0])
 
 
 def _divisor(quotient: Value) -> Value | None:

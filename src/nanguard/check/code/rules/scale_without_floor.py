@@ -19,7 +19,10 @@ if TYPE_CHECKING:
     from nanguard.check.code.values import Value
 
 # Distributions, and their argument that has to be above 0, with its place.
-_SCALED = dict.fromkeys(("Normal", "LogNormal", "Laplace", "Cauchy", "Gumbel"), (1, "scale"))
+_SCALED = {
+    **dict.fromkeys(("Normal", "LogNormal", "Laplace", "Cauchy", "Gumbel"), (1, "scale")),
+    **dict.fromkeys(("Beta", "Gamma"), (0, "concentration1")),
+}
 # Operations that give exactly 0 for ordinary inputs, or for such as training reaches.
 _REACHES_ZERO = {
     "softplus": "softplus underflows to 0",

@@ -7,12 +7,14 @@ from typing import TYPE_CHECKING, ClassVar
 
 from nanguard.check.code.code_rule import CodeRule, operand, replaced
 from nanguard.check.code.gradient_fate import is_only_read
+from nanguard.check.code.origins import origins
 from nanguard.check.code.training_path import is_about_training, is_beside_training
 from nanguard.check.code.value_questions import (
     can_be_zero,
     carries_gradient,
     guarded_by,
     is_given,
+    is_learned,
     is_number,
     is_of_time,
     is_only_shown,
@@ -155,13 +157,16 @@ class SqrtAtZero(CodeRule):
                 what = "1 minus a square"
             if value.has("sumsq", "hypot"):
                 what = "sum of squares"
+            if _is_below_zero(value):
+                what = "difference"
             article = "" if what[0] == "1" else "a "
             yield self.at(
                 code,
                 root.node,
-                f"square root of {article}{what} that can be 0: its gradient there is infinite",
+                f"square root of {article}{what} that can be 0: its gradient there is infinite"
+                + (", and below 0, where rounding takes it, it is NaN" if _is_below_zero(value) else ""),
                 fixes=_fixes(code, root),
-                shown=_is_seen(value),
+                shown=_is_seen(code, value),
                 weak=is_beside_training(code, root)
                 or _is_hardly_zero(value)
                 or is_only_shown(code, root),
@@ -174,8 +179,12 @@ def is_root(power: Value) -> bool:
     return exponent is not None and exponent.number() == 0.5
 
 
-def _is_seen(value: Value) -> bool:
+def _is_seen(code: Code, value: Value) -> bool:
     """Returns whether it is seen to be 0: the sine of a cosine of 1, a distance to itself."""
+    if _is_between_learned(code, value) or _is_below_zero(value) or _is_spread(code, value):
+        return True
+    if _is_magnitude(value):
+        return is_learned(code, value)
     if _is_of_gradients(value) or value.core.op in _PRODUCTS or _is_among_rows(value):
         return True
     if _is_of_excess(value):
@@ -189,6 +198,60 @@ def _is_seen(value: Value) -> bool:
         and part.inputs[0].core.op == ""
         for part in value.upstream(12)
     )
+
+
+def _is_between_learned(code: Code, value: Value) -> bool:
+    """Returns whether it is the distances of pairs of things that are learned, or of one set.
+
+    Some pairs agree sooner or later: two points of a layer that was pulled together, two views of
+    one picture.
+    """
+    core = value.core
+    if core.op not in ("sum", "mean") or not (len(core.inputs) > 1 or "dim" in core.keywords):
+        return False
+    square = core.inputs[0].core
+    if square.op not in ("pow", "square") or not square.inputs:
+        return False
+    apart = square.inputs[0].core
+    if apart.op != "sub" or len(apart.inputs) < 2:
+        return False
+    if not all(map(carries_gradient, apart.inputs[:2])):
+        return False
+    made = [{id(maker) for maker in origins(code, side).makers} for side in apart.inputs[:2]]
+    of_one_set = made[0] == made[1] and bool(made[0])
+    return of_one_set or all(is_learned(code, side) for side in apart.inputs[:2])
+
+
+def _is_below_zero(value: Value) -> bool:
+    """Returns whether rounding takes it below 0, where a root is NaN: ``a**2 + b**2 - 2 * a @ b``.
+
+    So is ``2 - 2 * cos``, of a cosine that rounding takes above 1.
+    """
+    core = value.core
+    if core.op != "sub" or len(core.inputs) < 2 or not core.inputs[1].core.inputs:
+        return False
+    first, second = core.inputs[0], core.inputs[1].core
+    factors = [*second.inputs[:2], *(p for part in second.inputs[:2] for p in part.core.inputs[:2])]
+    if 2 not in [part.number() for part in factors]:
+        return False
+    product = next((part for part in second.inputs if part.number() != 2), second)
+    if first.number() == 2:
+        return second.op == "mul" and product.has("cosine")
+    products = ("matmul", "einsum", "linear")
+    return first.has("sumsq", "hypot") and (second.op in products or product.core.op in products)
+
+
+def _is_spread(code: Code, value: Value) -> bool:
+    """Returns whether it is the variance of what is learned, of each dimension: one may collapse."""
+    core = value.core
+    if core.op != "var" or not (len(core.inputs) > 1 or "dim" in core.keywords):
+        return False
+    return is_learned(code, core.inputs[0])
+
+
+def _is_magnitude(value: Value) -> bool:
+    """Returns whether it is the magnitude of a spectrum, 0 where nothing is to be heard."""
+    return value.has("hypot") and any(part.op == "stft" for part in value.upstream(16))
 
 
 def _is_of_excess(value: Value) -> bool:
@@ -237,6 +300,8 @@ def _is_hardly_zero(value: Value) -> bool:
     core = value.core
     if _is_of_gradients(value) or core.op in _PRODUCTS or _is_of_excess(value):
         return False
+    if _is_magnitude(value) or _is_below_zero(value):
+        return False
     near = value.upstream(8)
     if value.has("sumsq") and not any(part.op in ("sub", "rsub") for part in near):
         return True  # the length of one thing, and no distance between two
@@ -246,6 +311,8 @@ def _is_hardly_zero(value: Value) -> bool:
 
 def _is_measure(root: Value, value: Value, *, trains: bool) -> bool:
     if value.has("sumsq", "var") or _is_one_minus_square(value) or _is_among_rows(value):
+        return True
+    if _is_below_zero(value):
         return True
     if value.has("distance") and value.core.op in ("sub", "clamp", "clamp_min", "relu", "add"):
         return True

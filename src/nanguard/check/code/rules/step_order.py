@@ -42,8 +42,11 @@ _ZEROES = re.compile(
 )
 
 
+_LOSS_NAME = re.compile(r"(^|_)loss(es)?(_|$)")
+
+
 class ClipWithoutGradients(CodeRule):
-    """Gradients are clipped before the backward pass of their step, or after the step itself.
+    """Gradients are clipped before the backward pass, or after the step, or the loss in their place.
 
     *Why it breaks a run*: between `zero_grad` and `backward` there is nothing to clip, and after
     `step` it is too late: the next `zero_grad` throws away what was clipped. The code says that
@@ -113,10 +116,24 @@ class ClipWithoutGradients(CodeRule):
                 # Only where it stands: the order of what calls it is another function's.
                 if event.scope is not function or named(event) not in CLIPS or _measures(event):
                     continue
+                if _is_of_loss(event):
+                    message = "the loss is handed in, which has no gradient: nothing is clipped"
+                    fix = Fix("hand in the parameters: model.parameters()")
+                    yield self.at(code, event.node, message, fixes=(fix,))
+                    continue
                 when = _is_in_automatic_step(code, function, done) or _when(code, done, event, site)
                 if when:
                     message = f"gradients are clipped {when}: nothing that is stepped on is clipped"
                     yield self.at(code, event.node, message, fixes=(_FIX,))
+
+
+def _is_of_loss(clip: Value) -> bool:
+    """Returns whether a loss is clipped in place of the parameters."""
+    given = clip.inputs[0] if clip.inputs else None
+    if given is None or given.op == "parameters" or given.cls is not None:
+        return False
+    is_loss = given.has("loss") or _LOSS_NAME.search(given.name.lower()) is not None
+    return is_loss and given.op in ("named", "join")
 
 
 def _measures(clip: Value) -> bool:

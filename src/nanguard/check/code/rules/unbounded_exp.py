@@ -17,7 +17,9 @@ from nanguard.check.code.value_questions import (
     is_bounded,
     is_kept_in_range,
     is_layer,
+    is_learned,
     is_log_scale_of_network,
+    is_made_by_layers,
     is_made_by_network,
     is_made_here,
     is_of_time,
@@ -48,8 +50,10 @@ _APART = Fix(
     "take logsumexp, which subtracts the maximum first: log(exp(a).sum()) is torch.logsumexp(a, "
     "dim), and log(exp(a) / exp(b).sum()) is a - torch.logsumexp(b, dim)"
 )
+_SOFTPLUS = Fix("take softplus: log(1 + exp(x)) is F.softplus(x)")
 _OFFSET = re.compile(r"(box_|bbox_|pred_|reg_)?(deltas?|offsets?)")
 _OTHER_MODEL = re.compile(r"^ref|_ref|teacher|reference|chosen|rejected")
+_REFERENCE = re.compile(r"^ref|_ref|reference")
 _BEFORE = re.compile(r"old|fixed|behaviou?r|prev|^b_|(^|_)mb_|batch_log|sampl")
 _NOW = re.compile(r"(^|_)(now|new|curr(ent)?)(_|$)")
 _DENSITY = re.compile(rb"\bNormal\(|\bBeta\(|log_?std|MultivariateNormal|normal_log_density")
@@ -131,6 +135,8 @@ class UnboundedExp(CodeRule):
         told: set[str] = set()
         naive = _summed_and_logged(code)
         sigmoids = _of_written_sigmoids(code)
+        softplus = _of_written_softplus(code)
+        yield from self._of_cosh(code)
         for power in code.of("exp", "expm1", "exp2"):
             value = power.inputs[0] if power.inputs else None
             if value is None or not power.grad or _is_kept_small(code, power, value):
@@ -138,6 +144,8 @@ class UnboundedExp(CodeRule):
             by_hand = id(power.node) in sigmoids
             what = _what(code, value, naive=id(power.node) in naive)
             what = "value in a sigmoid that is written out" if by_hand else what
+            if id(power.node) in softplus and _is_score(code, value):
+                by_hand, what = True, "value in a softplus that is written out"
             if not what or _names(value) & clamped:
                 continue
             attribute = value.name if value.core.op == "parameter" else ""
@@ -149,12 +157,17 @@ class UnboundedExp(CodeRule):
                 power.node,
                 f"exp of a {what} without an upper bound: inf above 88.7 in float32, above 11.1 "
                 "in float16",
-                fixes=(_APART,) if id(power.node) in naive else _fixes(code, power),
+                fixes=(_SOFTPLUS,)
+                if id(power.node) in softplus
+                else (_APART,)
+                if id(power.node) in naive
+                else _fixes(code, power),
                 shown=by_hand
                 or is_made_by_network(code, value)
                 or _is_layer_by_hand(unscaled(value))
                 or is_log_scale_of_network(code, unscaled(value))
-                or _is_of_policies(code, value, what),
+                or _is_of_policies(code, value, what)
+                or (what == "log-ratio" and _is_between_models(value)),
                 weak=_is_hardly_large(code, value, what)
                 or (what == "log-ratio" and _is_clipped(code, power))
                 or origins(code, unscaled(value)).detached
@@ -163,6 +176,25 @@ class UnboundedExp(CodeRule):
                 or is_rounded(code, power.node)
                 or _is_of_one_layer(code, unscaled(value))
                 or is_only_shown(code, power),
+            )
+
+
+    def _of_cosh(self, code: Code) -> Iterator[Finding]:
+        """Logarithms of ``cosh``, whose exponential overflows where the logarithm would not."""
+        for log in code.of("log"):
+            cosh = log.inputs[0].core if log.inputs else None
+            if cosh is None or cosh.op != "cosh" or not (cosh.grad and cosh.inputs):
+                continue
+            if is_bounded(cosh.inputs[0]):
+                continue
+            yield self.at(
+                code,
+                cosh.node,
+                "cosh of a value without an upper bound: inf above 89 in float32, above 11 in "
+                "float16, and its gradient is NaN",
+                fixes=(Fix("log(cosh(x)) is x.abs() + F.softplus(-2 * x.abs()) - log(2)"),),
+                shown=is_learned(code, cosh.inputs[0]),
+                weak=is_beside_training(code, cosh) or is_only_shown(code, log),
             )
 
 
@@ -312,6 +344,15 @@ def _is_of_policies(code: Code, value: Value, what: str) -> bool:
     return _DENSITY.search(code.text.content.encode()) is not None
 
 
+def _is_between_models(value: Value) -> bool:
+    """Returns whether a reference's log-probability is the larger one, which nothing bounds."""
+    core = value.core
+    if core.op != "sub" or len(core.inputs) < 2 or not core.inputs[1].has("logprob"):
+        return False
+    over, under = (part.name.lower() for part in core.inputs[:2])
+    return _REFERENCE.search(over) is not None and _REFERENCE.search(under) is None
+
+
 def _is_of_chances(code: Code, value: Value) -> bool:
     """Returns whether a log-ratio is of a Categorical made of probabilities.
 
@@ -408,6 +449,28 @@ def _summed_and_logged(code: Code) -> set[int]:
         if total is not None and total.op in ("sum", "cumsum", "mean") and total.inputs:
             found |= {id(part.node) for part in total.inputs[0].upstream(6) if part.op == "exp"}
     return found
+
+
+def _of_written_softplus(code: Code) -> set[int]:
+    """Returns the exponentials in ``log(1 + exp(x))``, whose gradient is inf / inf there."""
+    found: set[int] = set()
+    for log in code.of("log"):
+        total = log.inputs[0].core if log.inputs else None
+        if total is not None and total.op == "add" and len(total.inputs) > 1:
+            numbers = [part.number() for part in total.inputs[:2]]
+            if 1 in numbers:
+                power = total.inputs[1 - numbers.index(1)].core
+                found |= {id(power.node)} if power.op == "exp" else set()
+    return found
+
+
+def _is_score(code: Code, value: Value) -> bool:
+    """Returns whether it is what a layer makes, with a sign or a label for a factor."""
+    core = unscaled(value).core
+    if core.op == "mul" and len(core.inputs) > 1:
+        parts = [part for part in core.inputs[:2] if not unscaled(part).has("labels")]
+        core = unscaled(parts[0]).core if len(parts) == 1 else core
+    return is_made_by_layers(code, core)
 
 
 def _of_written_sigmoids(code: Code) -> set[int]:

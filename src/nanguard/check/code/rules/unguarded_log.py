@@ -15,6 +15,8 @@ from nanguard.check.code.value_questions import (
     ends_as_number,
     guarded_by,
     is_clipped,
+    is_learned,
+    is_made_by_layers,
     is_module_output,
     is_of_time,
     is_only_shown,
@@ -166,7 +168,9 @@ class UnguardedLog(CodeRule):
         yield from self._of_numbers(code)
         for log in code.of("log", "log2", "log10"):
             value = log.inputs[0] if log.inputs else None
-            if value is None or not can_be_zero(value) or guarded_by(value, log.guards):
+            if value is None or guarded_by(value, log.guards):
+                continue
+            if not can_be_zero(value) and not _is_chance_of_truth(value.core):
                 continue
             if ends_as_number(code, log.node) or _is_kept_as_table(code, log):
                 continue
@@ -193,7 +197,7 @@ class UnguardedLog(CodeRule):
                     fixes=(fix,),
                     shown=bool(made)
                     or _is_seen(code, value, kind)
-                    or (by_hand and _is_of_learned_scores(value.core)),
+                    or (by_hand and _is_of_learned_scores(code, value.core)),
                     weak=not carries_gradient(value)
                     or of_time
                     or _is_of_sizes(value)
@@ -258,12 +262,17 @@ def is_softmax_by_hand(core: Value) -> bool:
     )
 
 
-def _is_of_learned_scores(core: Value) -> bool:
+def _is_of_learned_scores(code: Code, core: Value) -> bool:
     """Returns whether the exponents are products with learned weights, and nothing bounds them."""
     powers = [part for part in core.inputs[0].upstream(12) if part.op == "exp"]
     parts = [part for power in powers for part in power.upstream(24)]
     if any(part.op in _IN_BOUNDS or part.has("unit", "cosine", "shifted") for part in parts):
         return False
+    if any(
+        part.op == "matmul" and all(is_made_by_layers(code, side) for side in part.inputs[:2])
+        for part in parts
+    ):
+        return True
     return any(part.op == "parameter" for part in parts) and any(
         part.op in ("matmul", "mul", "linear", "einsum") for part in parts
     )
@@ -329,6 +338,14 @@ def _is_chance(value: Value) -> bool:
 def _is_seen(code: Code, value: Value, kind: str) -> bool:
     """Returns whether an operation is seen that rounds to 0: not if only a name speaks for it."""
     core = _unscaled(value.core)
+    if kind in ("variance", "magnitude"):
+        return is_learned(code, core)
+    if kind == "ratio":
+        over = core.inputs[0].core
+        quiet = over.op == "sum" and over.has("sumsq") and is_learned(code, core)
+        return quiet or _is_ratio_of_chances(core)
+    if _is_chance_of_truth(core):
+        return True
     if kind == "difference":
         if core.op == "sub" and core.inputs and core.inputs[0].core.op == "sub":
             core = core.inputs[0].core  # what is taken off as well makes it smaller still
@@ -348,6 +365,44 @@ def _is_trained(parameter: Value) -> bool:
     """Returns whether an optimizer moves a parameter, which it may move to 0 and below."""
     given = parameter.arg(1, "requires_grad")
     return given is None or given.const is not False
+
+
+def _is_ratio_of_chances(core: Value) -> bool:
+    """Returns whether one softmax is divided by another, either of which underflows."""
+    return all(part.core.op in ("softmax", "sigmoid") for part in core.inputs[:2])
+
+
+def _is_chance_of_truth(core: Value) -> bool:
+    """Returns whether it is the probability given to what is true, ``p`` or ``1 - p``.
+
+    Written as ``torch.where(y == 1, p, 1 - p)`` or as ``y * p + (1 - y) * (1 - p)``.
+    """
+    if core.op == "where" and len(core.inputs) > 2:
+        sides = [part.core for part in core.inputs[1:3]]
+    elif core.op == "add" and not core.has("padded") and len(core.inputs) > 1:
+        products = [part.core for part in core.inputs[:2]]
+        if any(product.op != "mul" for product in products):
+            return False
+        factors = [[part.core for part in product.inputs[:2]] for product in products]
+        sides = [
+            next((f for f in pair if _missing(f) is None and f.op in ("sigmoid", "softmax")), None)
+            or next((f for f in pair if _missing(f) in ("sigmoid", "softmax")), None)
+            for pair in factors
+        ]  # type: ignore[assignment]
+    else:
+        return False
+    if any(side is None for side in sides):
+        return False
+    chances = [side for side in sides if side.op in ("sigmoid", "softmax") and side.lo <= 0]
+    return bool(chances) and any(_missing(side) == chances[0].op for side in sides)
+
+
+def _missing(core: Value) -> str | None:
+    """Returns the operation that makes ``p`` in ``1 - p``; None if it is written otherwise."""
+    if core.op != "sub" or len(core.inputs) < 2 or core.inputs[0].number() != 1:
+        return None
+    taken = core.inputs[1].core
+    return taken.op if core.lo <= 0 else None
 
 
 def _is_mass(core: Value) -> bool:
@@ -441,6 +496,12 @@ def _kind(value: Value, log: Value, *, outputs_are_probabilities: bool) -> str:
         return "probability" if is_module_output(core, log) else ""
     if core.op in _ZEROING:
         return "ReLU"
+    if _is_chance_of_truth(core):
+        return "probability"
+    if core.op in ("var", "std"):
+        return "variance" if core.op == "var" else ""
+    if core.op in ("abs", "sqrt") and any(part.op == "stft" for part in core.upstream(12)):
+        return "magnitude"
     if _is_mass(core) or _is_mixture(core) or _is_density(core):
         return "probability"
     if core.op == "parameter" and _is_trained(core):
