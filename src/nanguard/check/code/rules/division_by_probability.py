@@ -91,7 +91,7 @@ class DivisionByProbability(CodeRule):
                 continue
             if guarded_by(divisor, quotient.guards) or has_eps_outside(code, quotient):
                 continue
-            what = _what(code, divisor)
+            what = _what(code, quotient, divisor)
             if what:
                 yield self.at(
                     code,
@@ -99,7 +99,7 @@ class DivisionByProbability(CodeRule):
                     f"division by {what}: inf, and an infinite gradient",
                     fixes=_fixes(code, quotient),
                     shown=True,
-                    weak=not carries_gradient(divisor)
+                    weak=not carries_gradient(quotient)
                     or is_beside_training(code, quotient)
                     or is_only_shown(code, quotient),
                 )
@@ -114,10 +114,23 @@ def _divisor(quotient: Value) -> Value | None:
     return quotient.inputs[place] if place < len(quotient.inputs) else None
 
 
-def _what(code: Code, divisor: Value) -> str:
+def _is_target_of_error(quotient: Value, divisor: Value) -> bool:
+    """Returns whether an error is taken relative to the target: ``(y_hat - y).abs() / y``."""
+    target = divisor.core.inputs[0].core if divisor.core.op == "abs" else divisor.core
+    if target.op or not target.has("labels") or quotient.op != "div":
+        return False
+    return any(
+        part.op == "sub" and any(side.core is target for side in part.inputs[:2])
+        for part in quotient.inputs[0].upstream(8)
+    )
+
+
+def _what(code: Code, quotient: Value, divisor: Value) -> str:
     """Returns what it is that something is divided by, if it reaches 0."""
     if _is_chance(code, divisor):
         return "a probability that underflows to 0"
+    if _is_target_of_error(quotient, divisor):
+        return "a target that can be 0"
     core = divisor.core
     if core.op == "relu":
         return "a ReLU, which is 0 for half of what it is given"

@@ -52,7 +52,12 @@ _IGNORE = re.compile(r"ignore|label_pad")
 # Masks of what may be absent from a whole batch, and not of padding, which no row consists of.
 _MAY_BE_ABSENT = re.compile(
     r"(^|_)(valid|active|visib(le|ility)|alive|fg|foreground|positives?|objects?|inliers?)(_|$)"
+    r"|^(loss|label|response|completion|answer|action)_?masks?$"
 )
+# How many anchors, boxes or pixels were matched.
+_MATCHED = re.compile(r"((total_?|n_?|num_?)(pos|positives?|fg|foreground|matche[ds])|pos_num)\w*")
+_ADJACENCY = re.compile(r"adj(acency)?(_\w+)?|\w+_adj")
+_MENDED = re.compile(r"isinf|self[ _-]?loop|\beye\(|\binf\b|isnan|nan_to_num", re.IGNORECASE)
 
 
 class DivisionByUnguardedSum(CodeRule):
@@ -159,13 +164,21 @@ class DivisionByUnguardedSum(CodeRule):
     def check(self, code: Code) -> Iterator[Finding]:
         """Yields what is wrong with a file."""
         told: set[tuple[int, int]] = set()
-        for quotient in code.of("div"):
-            if len(quotient.inputs) < 2 or not quotient.grad:
+        for quotient in code.of("div", "pow", "rsqrt"):
+            if not quotient.grad or not quotient.inputs:
                 continue
-            divisor = quotient.inputs[1]
-            share = _is_share_of_itself(code, quotient)
-            if not (share or _is_count(divisor) or _is_weighted_mean(quotient)):
+            divisor = _divisor(quotient)
+            if divisor is None:
                 continue
+            if quotient.op != "div" or len(quotient.inputs) < 2:
+                share = False
+                if not _is_sum_of_adjacency(code, divisor):
+                    continue
+            else:
+                share = _is_share_of_itself(code, quotient)
+                degree = _is_sum_of_adjacency(code, divisor)
+                if not (share or degree or _is_count(divisor) or _is_weighted_mean(quotient)):
+                    continue
             if not can_be_zero(divisor):
                 continue
             masked = _is_masked_softmax(quotient)
@@ -190,7 +203,9 @@ class DivisionByUnguardedSum(CodeRule):
                 or _is_of_codes(divisor)
                 or _is_bounded_too_late(code, quotient)
                 or _is_size_of_picked(divisor)
+                or _is_number_matched(divisor)
                 or _is_degree(divisor.core)
+                or _is_sum_of_adjacency(code, divisor)
                 or _is_of_what_may_be_absent(quotient),
                 weak=is_beside_training(code, quotient)
                 or is_only_shown(code, quotient)
@@ -216,6 +231,17 @@ def _is_bounded_too_late(code: Code, quotient: Value) -> bool:
         if made is not None and made.op in ("max", "maximum", "clamp", "clamp_min"):
             return made.lo > 0
     return False
+
+
+def _divisor(quotient: Value) -> Value | None:
+    """Returns what something is divided by, or the base of a negative power."""
+    if quotient.op == "div":
+        return quotient.inputs[1] if len(quotient.inputs) > 1 else None
+    if quotient.op == "rsqrt":
+        return quotient.inputs[0]
+    exponent = quotient.arg(1, "exponent")
+    number = exponent.number() if exponent is not None else None
+    return quotient.inputs[0] if number is not None and number < 0 else None
 
 
 def _may_pick_nothing(code: Code, divisor: Value) -> bool:
@@ -323,6 +349,21 @@ def _is_of_what_may_be_absent(quotient: Value) -> bool:
     return any(_MAY_BE_ABSENT.search(name) for name in names)
 
 
+def _is_number_matched(divisor: Value) -> bool:
+    """Returns whether it is how many boxes were matched with something, by its name."""
+    counted = any(part.op == "compare" for part in divisor.upstream(16))
+    return counted and any(_MATCHED.fullmatch(part.name.lower()) for part in divisor.upstream(8))
+
+
+def _is_sum_of_adjacency(code: Code, divisor: Value) -> bool:
+    """Returns whether it is the degrees of nodes, and nobody in the file sees to lonely ones."""
+    core = divisor.core
+    if core.op != "sum" or not core.inputs or _MENDED.search(code.text.content):
+        return False
+    along = len(core.inputs) > 1 or "dim" in core.keywords
+    return along and _ADJACENCY.fullmatch(core.inputs[0].name.lower()) is not None
+
+
 def _is_degree(core: Value) -> bool:
     """Returns whether it is a matrix times ones: the number of neighbours, 0 for a lonely node."""
     if core.op not in ("matmul", "spmm") or len(core.inputs) < 2:
@@ -390,6 +431,8 @@ def _is_written_to_what_was_counted(code: Code, quotient: Value, divisor: Value)
 
 def _is_weighted_mean(quotient: Value) -> bool:
     """Returns whether a sum is divided by the sum of its weights, or of something handed in."""
+    if quotient.op != "div":
+        return False
     over, under = (part.core for part in quotient.inputs[:2])
     scope = quotient.scope
     if under.op == "sum" and scope is not None and "normali" in scope.name.lower():

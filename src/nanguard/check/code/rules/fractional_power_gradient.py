@@ -53,6 +53,7 @@ class FractionalPowerGradient(CodeRule):
 
     def check(self, code: Code) -> Iterator[Finding]:
         """Yields what is wrong with a file."""
+        yield from self._of_negatives(code)
         for power in code.of("pow"):
             exponent = power.arg(1, "exponent")
             number = None if exponent is None else exponent.number()
@@ -85,6 +86,30 @@ class FractionalPowerGradient(CodeRule):
                 shown=(base.lo == 0 and base.core.op in ("clamp", "clamp_min", "relu"))
                 or (_is_what_is_missing(base) and is_learned(code, base)),
                 weak=is_beside_training(code, power) or _is_of_a_spectrum(base),
+            )
+
+
+    def _of_negatives(self, code: Code) -> Iterator[Finding]:
+        """Powers of what can be negative, whose exponents are a table of fractions: NaN."""
+        for power in code.of("pow"):
+            exponent = power.arg(1, "exponent")
+            table = exponent.core if exponent is not None and power.grad else None
+            items = table.items or () if table is not None else ()
+            if table is not None and not items and table.op in ("tensor", "new") and table.inputs:
+                items = table.inputs[0].items or ()
+            numbers = [item.number() for item in items]
+            if not numbers or not all(n is not None and 0 < n < 1 for n in numbers):
+                continue
+            base = power.inputs[0]
+            if base.lo >= 0 or base.has("padded") or guarded_by(base, power.guards):
+                continue
+            yield self.at(
+                code,
+                power.node,
+                "fractional powers of what can be negative are NaN there",
+                fixes=(Fix("keep the base above 0: relu, or .clamp(min=1e-6)"),),
+                shown=True,
+                weak=is_beside_training(code, power),
             )
 
 

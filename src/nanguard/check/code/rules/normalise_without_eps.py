@@ -141,7 +141,8 @@ class NormaliseWithoutEps(CodeRule):
                 fixes=_fixes(code, quotient),
                 shown=_is_of_zeros(divisor.core)
                 or _is_of_activations(quotient, divisor.core)
-                or _is_spread_of_learned(code, divisor.core),
+                or _is_spread_of_learned(code, divisor.core)
+                or _is_range_of_learned(code, divisor.core),
                 claim="code"
                 if _is_of_rewards(divisor.core) or (in_data and _is_of_records(code, divisor))
                 else None,
@@ -177,12 +178,32 @@ def _is_of_zeros(divisor: Value) -> bool:
 def _is_of_activations(quotient: Value, divisor: Value) -> bool:
     """Returns whether a module divides what it is given by its spread along some dimensions."""
     scope = quotient.scope
-    if divisor.op != "std" or scope is None or scope.cls is None or not scope.cls.is_module():
+    if divisor.op in ("sqrt", "rsqrt") and divisor.inputs and divisor.inputs[0].core.op == "mean":
+        divisor = divisor.inputs[0].core  # a root mean square
+        if not divisor.has("sumsq") or not divisor.inputs[0].core.inputs:
+            return False
+        square = divisor.inputs[0].core
+        measured = square.inputs[0].core
+    elif divisor.op != "std" or not divisor.inputs:
+        return False
+    else:
+        measured = divisor.inputs[0].core
+    if scope is None or scope.cls is None or not scope.cls.is_module():
         return False
     if scope.name != "forward" or (len(divisor.inputs) < 2 and "dim" not in divisor.keywords):
         return False
+    if any(measured is given for given in scope.parameters.values()):
+        return True
     measured = divisor.inputs[0].core if divisor.inputs else None
     return measured is not None and any(measured is given for given in scope.parameters.values())
+
+
+def _is_range_of_learned(code: Code, divisor: Value) -> bool:
+    """Returns whether it is the largest minus the smallest of what is learned, along a dimension."""
+    if divisor.op != "sub" or len(divisor.inputs) < 2 or not divisor.has("minmax"):
+        return False
+    highest = divisor.inputs[0].core
+    return len(highest.inputs) > 1 and is_learned(code, highest.inputs[0])
 
 
 def _is_spread_of_learned(code: Code, divisor: Value) -> bool:

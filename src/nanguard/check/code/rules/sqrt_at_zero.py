@@ -230,6 +230,8 @@ def _is_below_zero(value: Value) -> bool:
     core = value.core
     if core.op != "sub" or len(core.inputs) < 2 or not core.inputs[1].core.inputs:
         return False
+    if _is_one_minus_square(value):
+        return core.inputs[1].core.inputs[0].has("norm")
     first, second = core.inputs[0], core.inputs[1].core
     factors = [*second.inputs[:2], *(p for part in second.inputs[:2] for p in part.core.inputs[:2])]
     if 2 not in [part.number() for part in factors]:
@@ -244,7 +246,9 @@ def _is_below_zero(value: Value) -> bool:
 def _is_spread(code: Code, value: Value) -> bool:
     """Returns whether it is the variance of what is learned, of each dimension: one may collapse."""
     core = value.core
-    if core.op != "var" or not (len(core.inputs) > 1 or "dim" in core.keywords):
+    if core.op != "var" or not core.inputs:
+        return False
+    if len(core.inputs) < 2 and "dim" not in core.keywords:
         return False
     return is_learned(code, core.inputs[0])
 
@@ -325,8 +329,9 @@ def _is_one_minus_square(value: Value) -> bool:
     if core.op != "sub" or core.inputs[0].number() != 1:
         return False
     square = core.inputs[1].core
-    learned = carries_gradient(square) and not is_of_time(square)
-    return square.has("square") and square.op in ("pow", "square", "mul") and learned
+    if not square.has("square") or square.op not in ("pow", "square", "mul"):
+        return False
+    return (carries_gradient(square) and not is_of_time(square)) or square.inputs[0].has("norm")
 
 
 def _is_tensor(value: Value) -> bool:

@@ -53,6 +53,11 @@ _APART = Fix(
 _SOFTPLUS = Fix("take softplus: log(1 + exp(x)) is F.softplus(x)")
 _OFFSET = re.compile(r"(box_|bbox_|pred_|reg_)?(deltas?|offsets?)")
 _OTHER_MODEL = re.compile(r"^ref|_ref|teacher|reference|chosen|rejected")
+_LOG_SCALE = re.compile(r"\w*log_?(vars?|variance|stds?|sigmas?|scales?)(_\w+)?")
+_BOUNDS_ONE = re.compile(
+    rb"(?i)log_?(var|std|sigma|scale)\w*( *=)?[^\n]{0,60}(clamp|clip|tanh|hardtanh|sigmoid|min\()"
+    rb"|(clamp|clip|tanh)_?\([^\n]{0,40}log_?(var|std|sigma|scale)|hardtanh"
+)
 _REFERENCE = re.compile(r"^ref|_ref|reference")
 _BEFORE = re.compile(r"old|fixed|behaviou?r|prev|^b_|(^|_)mb_|batch_log|sampl")
 _NOW = re.compile(r"(^|_)(now|new|curr(ent)?)(_|$)")
@@ -133,6 +138,7 @@ class UnboundedExp(CodeRule):
         """Yields what is wrong with a file."""
         clamped = _clamped_in_place(code)
         told: set[str] = set()
+        by_name = False
         naive = _summed_and_logged(code)
         sigmoids = _of_written_sigmoids(code)
         softplus = _of_written_softplus(code)
@@ -152,6 +158,17 @@ class UnboundedExp(CodeRule):
             if attribute and attribute in told:
                 continue
             told.add(attribute)
+            shown = (
+                by_hand
+                or is_made_by_network(code, value)
+                or _is_layer_by_hand(unscaled(value))
+                or is_log_scale_of_network(code, unscaled(value))
+                or _is_of_policies(code, value, what)
+                or (what == "log-ratio" and _is_between_models(value))
+            )
+            if not shown and not by_name:  # once for each file: the same value is used again
+                by_name = shown = _is_log_scale_by_name(code, unscaled(value))
+            by_name = by_name or (shown and what == "log-scale")
             yield self.at(
                 code,
                 power.node,
@@ -162,12 +179,7 @@ class UnboundedExp(CodeRule):
                 else (_APART,)
                 if id(power.node) in naive
                 else _fixes(code, power),
-                shown=by_hand
-                or is_made_by_network(code, value)
-                or _is_layer_by_hand(unscaled(value))
-                or is_log_scale_of_network(code, unscaled(value))
-                or _is_of_policies(code, value, what)
-                or (what == "log-ratio" and _is_between_models(value)),
+                shown=shown,
                 weak=_is_hardly_large(code, value, what)
                 or (what == "log-ratio" and _is_clipped(code, power))
                 or origins(code, unscaled(value)).detached
@@ -342,6 +354,21 @@ def _is_of_policies(code: Code, value: Value, what: str) -> bool:
     if code.project is not None:
         return code.project.some_file_has(_DENSITY)
     return _DENSITY.search(code.text.content.encode()) is not None
+
+
+def _is_log_scale_by_name(code: Code, value: Value) -> bool:
+    """Returns whether a log-variance is handed in, and no file of the project bounds one.
+
+    A number that is learned by itself moves slowly; what a network gives for each input need not.
+    """
+    core = value.core
+    if core.op not in ("", "part", "field", "element") or not _LOG_SCALE.fullmatch(core.name.lower()):
+        return False
+    if any(maker.op in _LEARNED for maker in origins(code, core).makers):
+        return False
+    if code.project is None:
+        return _BOUNDS_ONE.search(code.text.content.encode()) is None
+    return not code.project.some_file_has(_BOUNDS_ONE)
 
 
 def _is_between_models(value: Value) -> bool:

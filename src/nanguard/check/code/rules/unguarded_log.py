@@ -40,7 +40,8 @@ _ABOUT_PROBABILITIES = re.compile(r"entropy|kl|divergence|likelihood|nll|jsd?|mu
 _LEARNED = frozenset({"matmul", "mul", "einsum", "sum", "bmm", "linear"})
 # What makes exact zeros of half of what it is given.
 _ZEROING = ("relu", "relu6")
-_ARTICLES = {"absolute value": "an"}
+_ARTICLES = {"absolute value": "an", "overlap": "an"}
+_SHARES = re.compile(r"([pq]|prob\w*|assign\w*)_?\d*|\w+_probs?")
 _SIZE = re.compile(r"(^|_)(w|h|wh|widths?|heights?|sizes?)$")
 
 
@@ -178,7 +179,7 @@ class UnguardedLog(CodeRule):
             if clipped and (of_time or not carries_gradient(value)):
                 continue
             made = _made_elsewhere(code, value)
-            kind = made or _kind(value, log, outputs_are_probabilities=probable)
+            kind = made or _kind(code, value, log, outputs_are_probabilities=probable)
             if kind:
                 aside = is_beside_training(code, log)
                 node = None if not log.grad or is_evaluation(code) else operand(log)
@@ -340,7 +341,11 @@ def _is_seen(code: Code, value: Value, kind: str) -> bool:
     core = _unscaled(value.core)
     if kind in ("variance", "magnitude"):
         return is_learned(code, core)
+    if kind == "overlap":
+        return True
     if kind == "ratio":
+        if _is_weighed_by_itself(code, value):
+            return True
         over = core.inputs[0].core
         quiet = over.op == "sum" and over.has("sumsq") and is_learned(code, core)
         return quiet or _is_ratio_of_chances(core)
@@ -354,6 +359,8 @@ def _is_seen(code: Code, value: Value, kind: str) -> bool:
             taken = taken.inputs[0].core
         if core.inputs[0].number() != 1:
             return False
+        if _is_overlap(code, taken):
+            return True
         squeezed = ("sigmoid", "softmax", "tanh")
         return taken.op in squeezed or (is_open(taken) and origins(code, taken).made_by(*squeezed))
     if core.op in ("softmax", "sigmoid", "abs", "parameter", *_ZEROING):
@@ -488,7 +495,29 @@ def _kind_of_quotient(over: Value, under: Value) -> str:
     return "" if scaled else "ratio"
 
 
-def _kind(value: Value, log: Value, *, outputs_are_probabilities: bool) -> str:
+def _is_overlap(code: Code, core: Value) -> bool:
+    """Returns whether it is the sum of products of two learned things, such as two assignments."""
+    along = len(core.inputs) > 1 or "dim" in core.keywords
+    product = core.inputs[0].core if core.op == "sum" and core.inputs and along else core
+    if product is core or product.op != "mul" or len(product.inputs) < 2:
+        return False
+    sides = [part.core for part in product.inputs[:2]]
+    if sides[0] is sides[1] or any(side.lo > 0 or side.op == "exp" for side in sides):
+        return False
+    return all(part.op == "" and _SHARES.fullmatch(part.name.lower()) for part in sides)
+
+
+def _is_weighed_by_itself(code: Code, value: Value) -> bool:
+    """Returns whether it is the log in ``p * log(p / q)``, which is 0 times -inf where p is 0."""
+    over = value.core.inputs[0].core
+    node = next((n for n in code.of("log") if n.inputs and n.inputs[0] is value), None)
+    factor = code.values.get(code.parents.get(node.node)) if node is not None else None  # type: ignore[arg-type]
+    if factor is None or factor.op != "mul" or over.op or over.lo > 0:
+        return False
+    return any(part.core is over for part in factor.inputs[:2])
+
+
+def _kind(code: Code, value: Value, log: Value, *, outputs_are_probabilities: bool) -> str:
     """Returns what it is the log of, if that is something that reaches 0."""
     core = _unscaled(value.core)
     elsewhere = core.scope is not None and core.scope is not log.scope
@@ -498,6 +527,8 @@ def _kind(value: Value, log: Value, *, outputs_are_probabilities: bool) -> str:
         return "ReLU"
     if _is_chance_of_truth(core):
         return "probability"
+    if core.op == "sum" and _is_overlap(code, core):
+        return "overlap"
     if core.op in ("var", "std"):
         return "variance" if core.op == "var" else ""
     if core.op in ("abs", "sqrt") and any(part.op == "stft" for part in core.upstream(12)):
