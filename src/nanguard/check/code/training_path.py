@@ -223,9 +223,9 @@ def _keeps_default(
         return False
     place = names.index(name) - (names[0] in ("self", "cls"))
     calls = project.calls_of(called)
-    return bool(calls) and not any(
-        _may_give(call, place, name, value=value) for call in calls or ()
-    )
+    if not calls and (calls is None or called != function.name):
+        return False  # nobody knows what an object is made with
+    return not any(_may_give(call, place, name, value=value) for call in calls)
 
 
 def _may_give(call: ast.Call, place: int, name: str, *, value: bool) -> bool:

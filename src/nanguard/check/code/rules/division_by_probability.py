@@ -117,8 +117,11 @@ def _divisor(quotient: Value) -> Value | None:
 def _is_target_of_error(quotient: Value, divisor: Value) -> bool:
     """Returns whether an error is taken relative to the target: ``(y_hat - y).abs() / y``."""
     target = divisor.core.inputs[0].core if divisor.core.op == "abs" else divisor.core
-    if target.op or not target.has("labels") or quotient.op != "div":
+    scope = quotient.scope
+    if target.op or not target.has("labels") or quotient.op != "div" or scope is None:
         return False
+    if "loss" not in scope.name.lower() and scope.name != "forward":
+        return False  # a measure of quality
     return any(
         part.op == "sub" and any(side.core is target for side in part.inputs[:2])
         for part in quotient.inputs[0].upstream(8)

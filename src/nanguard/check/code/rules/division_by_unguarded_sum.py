@@ -204,6 +204,7 @@ class DivisionByUnguardedSum(CodeRule):
                 or _is_bounded_too_late(code, quotient)
                 or _is_size_of_picked(divisor)
                 or _is_number_matched(divisor)
+                or _is_rest_of_masks(divisor)
                 or _is_degree(divisor.core)
                 or _is_sum_of_adjacency(code, divisor)
                 or _is_of_what_may_be_absent(quotient),
@@ -347,6 +348,14 @@ def _is_of_what_may_be_absent(quotient: Value) -> bool:
         return False
     names = (part.name.lower() for part in under.inputs[0].upstream(3))
     return any(_MAY_BE_ABSENT.search(name) for name in names)
+
+
+def _is_rest_of_masks(divisor: Value) -> bool:
+    """Returns whether what one mask has more than another is counted, which truncation leaves none."""
+    return any(
+        part.op == "sub" and all("mask" in side.name.lower() for side in part.inputs[:2])
+        for part in divisor.upstream(12)
+    )
 
 
 def _is_number_matched(divisor: Value) -> bool:

@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 _SCHEDULE = re.compile(r"alpha|beta|sigma|snr|var")
 
 
+_TABLES = frozenset({"tensor", "as_tensor", "Tensor", "FloatTensor"})
+
+
 class FractionalPowerGradient(CodeRule):
     """`pow` with an exponent between 0 and 1 of a value that can be 0.
 
@@ -95,7 +98,7 @@ class FractionalPowerGradient(CodeRule):
             exponent = power.arg(1, "exponent")
             table = exponent.core if exponent is not None and power.grad else None
             items = table.items or () if table is not None else ()
-            if table is not None and not items and table.op in ("tensor", "new") and table.inputs:
+            if table is not None and not items and table.op in _TABLES and table.inputs:
                 items = table.inputs[0].items or ()
             numbers = [item.number() for item in items]
             if not numbers or not all(n is not None and 0 < n < 1 for n in numbers):

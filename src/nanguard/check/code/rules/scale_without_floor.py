@@ -78,7 +78,7 @@ class ScaleWithoutFloor(CodeRule):
     def check(self, code: Code) -> Iterator[Finding]:
         """Yields what is wrong with a file."""
         told: set[int] = set()
-        for used in code.of("log_prob", "call"):
+        for used in code.of("log_prob", "call", "kl_divergence"):
             given = used.inputs[:1] if used.op == "log_prob" else _compared(used)
             for distribution in given:
                 why, scale = _why(code, distribution)
@@ -98,7 +98,10 @@ class ScaleWithoutFloor(CodeRule):
 
 def _compared(call: Value) -> tuple[Value, ...]:
     """Returns the distributions whose divergence is asked for."""
-    return call.inputs[:2] if call.path.endswith("kl_divergence") else ()
+    if call.path.endswith("kl_divergence"):
+        return call.inputs[:2]
+    # taken from another file of the project, which has it from torch
+    return call.inputs[1:3] if call.name == "kl_divergence" else ()
 
 
 def _why(code: Code, distribution: Value) -> tuple[str, Value | None]:

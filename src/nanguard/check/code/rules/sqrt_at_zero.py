@@ -183,6 +183,8 @@ def _is_seen(code: Code, value: Value) -> bool:
     """Returns whether it is seen to be 0: the sine of a cosine of 1, a distance to itself."""
     if _is_between_learned(code, value) or _is_below_zero(value) or _is_spread(code, value):
         return True
+    if _is_square_minus_one(value):
+        return is_learned(code, value)
     if _is_magnitude(value):
         return is_learned(code, value)
     if _is_of_gradients(value) or value.core.op in _PRODUCTS or _is_among_rows(value):
@@ -241,6 +243,14 @@ def _is_below_zero(value: Value) -> bool:
         return second.op == "mul" and product.has("cosine")
     products = ("matmul", "einsum", "linear")
     return first.has("sumsq", "hypot") and (second.op in products or product.core.op in products)
+
+
+def _is_square_minus_one(value: Value) -> bool:
+    """Returns whether it is the root in an inverse cosh that is written out, 0 for equal points."""
+    core = value.core
+    if core.op != "sub" or len(core.inputs) < 2 or core.inputs[1].number() != 1:
+        return False
+    return core.inputs[0].has("square") and core.inputs[0].core.op in ("pow", "square", "mul")
 
 
 def _is_spread(code: Code, value: Value) -> bool:
@@ -316,7 +326,7 @@ def _is_hardly_zero(value: Value) -> bool:
 def _is_measure(root: Value, value: Value, *, trains: bool) -> bool:
     if value.has("sumsq", "var") or _is_one_minus_square(value) or _is_among_rows(value):
         return True
-    if _is_below_zero(value):
+    if _is_below_zero(value) or _is_square_minus_one(value):
         return True
     if value.has("distance") and value.core.op in ("sub", "clamp", "clamp_min", "relu", "add"):
         return True

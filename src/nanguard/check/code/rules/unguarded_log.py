@@ -10,6 +10,7 @@ from nanguard.check.code.code_rule import CodeRule, bare, operand, replaced
 from nanguard.check.code.origins import origins
 from nanguard.check.code.training_path import is_beside_training, is_evaluation, is_used_only
 from nanguard.check.code.value_questions import (
+    LARGEST_EPS,
     can_be_zero,
     carries_gradient,
     ends_as_number,
@@ -228,13 +229,14 @@ class UnguardedLog(CodeRule):
             if value is None or value.op != "neg" or not value.inputs or value.lo > -1:
                 continue
             inner = value.inputs[0]
-            if _is_chance(inner) and not guarded_by(inner, log.guards):
+            power = inner.core.op == "exp" and inner.hi >= 1 and carries_gradient(inner)
+            if (_is_chance(inner) or power) and not guarded_by(inner, log.guards):
                 yield self.at(
                     code,
                     log.node,
                     "log1p of minus a probability that can be 1: -inf, and an infinite gradient",
                     fixes=(Fix("take logsigmoid(-x) of the logits, or bound it below 1"),),
-                    shown=inner.core.op in ("softmax", "sigmoid"),
+                    shown=power or inner.core.op in ("softmax", "sigmoid"),
                     weak=is_beside_training(code, log),
                 )
 
@@ -359,7 +361,7 @@ def _is_seen(code: Code, value: Value, kind: str) -> bool:
             taken = taken.inputs[0].core
         if core.inputs[0].number() != 1:
             return False
-        if _is_overlap(code, taken):
+        if _is_overlap(code, taken) or _has_no_ceiling(taken):
             return True
         squeezed = ("sigmoid", "softmax", "tanh")
         return taken.op in squeezed or (is_open(taken) and origins(code, taken).made_by(*squeezed))
@@ -493,6 +495,12 @@ def _kind_of_quotient(over: Value, under: Value) -> str:
         return ""
     scaled = under.number() is not None or under.has("size") or under.core.op == "floordiv"
     return "" if scaled else "ratio"
+
+
+def _has_no_ceiling(taken: Value) -> bool:
+    """Returns whether a probability is kept away from 0 alone, so that 1 minus it can be 0."""
+    bounded = taken.op in ("clamp", "clamp_min", "maximum") and 0 < taken.lo < LARGEST_EPS
+    return bounded and taken.hi >= 1
 
 
 def _is_overlap(code: Code, core: Value) -> bool:
