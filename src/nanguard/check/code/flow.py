@@ -200,11 +200,14 @@ class Expressions(Calls):
     def _ifexp(self, node: ast.IfExp) -> Value:
         self.value(node.test)
         guards = self.guards
-        self.guards = guards | self.mentioned(node.test)
+        asked = self.mentioned(node.test)
+        self.guards = guards | asked
         first, second = self.value(node.body), self.value(node.orelse)
         self.guards = guards
         joined = join(first, second)
         joined.node = node
+        if first.name in asked or second.name in asked:
+            joined.kinds |= {"chosen"}  # `n if n > 0 else 1`
         return joined
 
     def _boolop(self, node: ast.BoolOp) -> Value:
