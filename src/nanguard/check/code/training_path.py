@@ -25,7 +25,9 @@ if TYPE_CHECKING:
     from nanguard.check.code.scopes import Class, Function
     from nanguard.check.code.values import Value
 
-_LOSS = re.compile(r"loss|criterion|objective|elbo|training_step|get_batch_\w*metrics|(^|_)kld?($|_)")
+_LOSS = re.compile(
+    r"loss|criterion|objective|elbo|training_step|get_batch_\w*metrics|(^|_)kld?($|_)"
+)
 # What trainers call a step that gives back its loss beside what is logged.
 _STEP = re.compile(r"get_batch_\w*metrics|train\w*_metrics")
 Claim = Literal["code", "value"]

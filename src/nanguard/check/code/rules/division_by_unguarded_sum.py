@@ -51,7 +51,7 @@ _IGNORED = frozenset({-100.0, 255.0})
 _IGNORE = re.compile(r"ignore|label_pad")
 # Masks of what may be absent from a whole batch, and not of padding, which no row consists of.
 _MAY_BE_ABSENT = re.compile(
-    r"(^|_)(valid|active|visib(le|ility)|alive|fg|foreground|positives?|objects?|inliers?)(_|$)"
+    r"(^|_)(valid|active|visib(le|ility)|alive|fg|foreground|positives?|objects?|inliers?|events?)(_|$)"
     r"|^(loss|label|response|completion|answer|action)_?masks?$"
 )
 # How many anchors, boxes or pixels were matched.

@@ -91,7 +91,6 @@ class FractionalPowerGradient(CodeRule):
                 weak=is_beside_training(code, power) or _is_of_a_spectrum(base),
             )
 
-
     def _of_negatives(self, code: Code) -> Iterator[Finding]:
         """Powers of what can be negative, whose exponents are a table of fractions: NaN."""
         for power in code.of("pow"):

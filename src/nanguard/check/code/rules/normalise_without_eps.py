@@ -176,26 +176,20 @@ def _is_of_zeros(divisor: Value) -> bool:
 
 
 def _is_of_activations(quotient: Value, divisor: Value) -> bool:
-    """Returns whether a module divides what it is given by its spread along some dimensions."""
+    """Returns whether a module divides what it is given by its spread or size along a dimension."""
     scope = quotient.scope
-    if divisor.op in ("sqrt", "rsqrt") and divisor.inputs and divisor.inputs[0].core.op == "mean":
-        divisor = divisor.inputs[0].core  # a root mean square
-        if not divisor.has("sumsq") or not divisor.inputs[0].core.inputs:
-            return False
-        square = divisor.inputs[0].core
-        measured = square.inputs[0].core
-    elif divisor.op != "std" or not divisor.inputs:
+    if scope is None or scope.cls is None or not scope.cls.is_module() or scope.name != "forward":
         return False
-    else:
-        measured = divisor.inputs[0].core
-    if scope is None or scope.cls is None or not scope.cls.is_module():
+    if divisor.op in ("sqrt", "rsqrt") and divisor.inputs and divisor.has("norm"):
+        divisor = divisor.inputs[0].core  # of a mean of squares
+    if divisor.op not in ("std", "mean") or not divisor.inputs:
         return False
-    if scope.name != "forward" or (len(divisor.inputs) < 2 and "dim" not in divisor.keywords):
+    if len(divisor.inputs) < 2 and "dim" not in divisor.keywords:
         return False
-    if any(measured is given for given in scope.parameters.values()):
-        return True
-    measured = divisor.inputs[0].core if divisor.inputs else None
-    return measured is not None and any(measured is given for given in scope.parameters.values())
+    measured = divisor.inputs[0].core
+    if measured.has("square") and measured.inputs:
+        measured = measured.inputs[0].core
+    return any(measured is given for given in scope.parameters.values())
 
 
 def _is_range_of_learned(code: Code, divisor: Value) -> bool:

@@ -164,7 +164,11 @@ class SqrtAtZero(CodeRule):
                 code,
                 root.node,
                 f"square root of {article}{what} that can be 0: its gradient there is infinite"
-                + (", and below 0, where rounding takes it, it is NaN" if _is_below_zero(value) else ""),
+                + (
+                    ", and below 0, where rounding takes it, it is NaN"
+                    if _is_below_zero(value)
+                    else ""
+                ),
                 fixes=_fixes(code, root),
                 shown=_is_seen(code, value),
                 weak=is_beside_training(code, root)

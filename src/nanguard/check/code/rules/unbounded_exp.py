@@ -190,7 +190,6 @@ class UnboundedExp(CodeRule):
                 or is_only_shown(code, power),
             )
 
-
     def _of_cosh(self, code: Code) -> Iterator[Finding]:
         """Logarithms of ``cosh``, whose exponential overflows where the logarithm would not."""
         for log in code.of("log"):
@@ -362,7 +361,9 @@ def _is_log_scale_by_name(code: Code, value: Value) -> bool:
     A number that is learned by itself moves slowly; what a network gives for each input need not.
     """
     core = value.core
-    if core.op not in ("", "part", "field", "element") or not _LOG_SCALE.fullmatch(core.name.lower()):
+    if core.op not in ("", "part", "field", "element") or not _LOG_SCALE.fullmatch(
+        core.name.lower()
+    ):
         return False
     if any(maker.op in _LEARNED for maker in origins(code, core).makers):
         return False

@@ -306,7 +306,7 @@ def _made_elsewhere(code: Code, value: Value) -> str:
     """Returns what a value is that a caller hands in or a model gives back, if it reaches 0."""
     core = unscaled(value).core
     if core.op in ("softplus", "log1p", "join") and core.has("softplus"):
-        return "softplus"
+        return "" if _is_picked_by_size(core) else "softplus"
     if not is_open(core):
         return ""
     found = origins(code, unscaled(value))
@@ -314,6 +314,17 @@ def _made_elsewhere(code: Code, value: Value) -> str:
     if made & {"softmax", "sigmoid"}:
         return "probability"
     return "softplus" if "softplus" in made else ""
+
+
+def _is_picked_by_size(core: Value) -> bool:
+    """Returns whether it is worked out for the elements alone that a comparison has picked."""
+    picked = core.inputs[0] if core.inputs else core
+    if picked.op != "getitem" or len(picked.inputs) < 2:
+        return False
+    asked = picked.inputs[1].core
+    return asked.op in ("compare", "gt", "ge", "lt", "le") and any(
+        part.core is picked.inputs[0].core for part in asked.inputs
+    )
 
 
 def _without_ceiling(code: Code, maker: Value) -> str:
@@ -386,24 +397,20 @@ def _is_chance_of_truth(core: Value) -> bool:
 
     Written as ``torch.where(y == 1, p, 1 - p)`` or as ``y * p + (1 - y) * (1 - p)``.
     """
-    if core.op == "where" and len(core.inputs) > 2:
-        sides = [part.core for part in core.inputs[1:3]]
-    elif core.op == "add" and not core.has("padded") and len(core.inputs) > 1:
-        products = [part.core for part in core.inputs[:2]]
-        if any(product.op != "mul" for product in products):
-            return False
-        factors = [[part.core for part in product.inputs[:2]] for product in products]
-        sides = [
-            next((f for f in pair if _missing(f) is None and f.op in ("sigmoid", "softmax")), None)
-            or next((f for f in pair if _missing(f) in ("sigmoid", "softmax")), None)
-            for pair in factors
-        ]  # type: ignore[assignment]
-    else:
+    sides: list[list[Value]] = []
+    if core.op == "where":
+        sides = [[part.core] for part in core.inputs[1:3]]
+    elif core.op == "add" and not core.has("padded"):
+        products = [part.core for part in core.inputs[:2] if part.core.op == "mul"]
+        sides = [[part.core for part in product.inputs[:2]] for product in products]
+    if len(sides) < 2:
         return False
-    if any(side is None for side in sides):
-        return False
-    chances = [side for side in sides if side.op in ("sigmoid", "softmax") and side.lo <= 0]
-    return bool(chances) and any(_missing(side) == chances[0].op for side in sides)
+    here, there = (
+        {part.op for part in side if part.op in ("sigmoid", "softmax") and part.lo <= 0}
+        for side in sides
+    )
+    missed = [{_missing(part) for part in side} for side in sides]
+    return bool(here & missed[1]) or bool(there & missed[0])
 
 
 def _missing(core: Value) -> str | None:
