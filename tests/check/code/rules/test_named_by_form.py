@@ -1,4 +1,4 @@
-"""Faults that a reader names by their form, in a loss that a project trains on, and what mends them."""
+"""Faults that a reader names by their form, in a loss that a project trains on, beside repairs."""
 
 from pathlib import Path
 

@@ -164,21 +164,8 @@ class DivisionByUnguardedSum(CodeRule):
     def check(self, code: Code) -> Iterator[Finding]:
         """Yields what is wrong with a file."""
         told: set[tuple[int, int]] = set()
-        for quotient in code.of("div", "pow", "rsqrt"):
-            if not quotient.grad or not quotient.inputs:
-                continue
-            divisor = _divisor(quotient)
-            if divisor is None:
-                continue
-            if quotient.op != "div" or len(quotient.inputs) < 2:
-                share = False
-                if not _is_sum_of_adjacency(code, divisor):
-                    continue
-            else:
-                share = _is_share_of_itself(code, quotient)
-                degree = _is_sum_of_adjacency(code, divisor)
-                if not (share or degree or _is_count(divisor) or _is_weighted_mean(quotient)):
-                    continue
+        for quotient, divisor in _quotients(code):
+            share = _is_share_of_itself(code, quotient)
             if not can_be_zero(divisor):
                 continue
             masked = _is_masked_softmax(quotient)
@@ -232,6 +219,19 @@ def _is_bounded_too_late(code: Code, quotient: Value) -> bool:
         if made is not None and made.op in ("max", "maximum", "clamp", "clamp_min"):
             return made.lo > 0
     return False
+
+
+def _quotients(code: Code) -> Iterator[tuple[Value, Value]]:
+    """Yields divisions by sums and counts, with what they divide by."""
+    for quotient in code.of("div", "pow", "rsqrt"):
+        divisor = _divisor(quotient) if quotient.grad and quotient.inputs else None
+        if divisor is None:
+            continue
+        whole = quotient.op == "div" and (
+            _is_share_of_itself(code, quotient) or _is_count(divisor) or _is_weighted_mean(quotient)
+        )
+        if whole or _is_sum_of_adjacency(code, divisor):
+            yield quotient, divisor
 
 
 def _divisor(quotient: Value) -> Value | None:
@@ -318,6 +318,8 @@ def is_selective(test: Value) -> bool:
 
 def _is_share_of_itself(code: Code, quotient: Value) -> bool:
     """Returns whether outputs of a layer are divided by their sum: of any sign, or of a ReLU."""
+    if quotient.op != "div":
+        return False
     over, under = (part.core for part in quotient.inputs[:2])
     if under.op != "sum" or not under.inputs or under.inputs[0].core is not over:
         return False
@@ -351,7 +353,7 @@ def _is_of_what_may_be_absent(quotient: Value) -> bool:
 
 
 def _is_rest_of_masks(divisor: Value) -> bool:
-    """Returns whether what one mask has more than another is counted, which truncation leaves none."""
+    """Returns whether it counts what one mask has more than another: nothing, once cut short."""
     return any(
         part.op == "sub" and all("mask" in side.name.lower() for side in part.inputs[:2])
         for part in divisor.upstream(12)

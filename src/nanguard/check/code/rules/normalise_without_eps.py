@@ -193,7 +193,7 @@ def _is_of_activations(quotient: Value, divisor: Value) -> bool:
 
 
 def _is_range_of_learned(code: Code, divisor: Value) -> bool:
-    """Returns whether it is the largest minus the smallest of what is learned, along a dimension."""
+    """Returns whether it is the largest less the smallest of what is learned, by dimension."""
     if divisor.op != "sub" or len(divisor.inputs) < 2 or not divisor.has("minmax"):
         return False
     highest = divisor.inputs[0].core

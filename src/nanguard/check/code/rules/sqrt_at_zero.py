@@ -258,7 +258,7 @@ def _is_square_minus_one(value: Value) -> bool:
 
 
 def _is_spread(code: Code, value: Value) -> bool:
-    """Returns whether it is the variance of what is learned, of each dimension: one may collapse."""
+    """Returns whether it is the variance of what is learned, by dimension: one may collapse."""
     core = value.core
     if core.op != "var" or not core.inputs:
         return False

@@ -46,7 +46,7 @@ _LOSS_NAME = re.compile(r"(^|_)loss(es)?(_|$)")
 
 
 class ClipWithoutGradients(CodeRule):
-    """Gradients are clipped before the backward pass, or after the step, or the loss in their place.
+    """Gradients are clipped before the backward pass or after the step, or the loss is clipped.
 
     *Why it breaks a run*: between `zero_grad` and `backward` there is nothing to clip, and after
     `step` it is too late: the next `zero_grad` throws away what was clipped. The code says that

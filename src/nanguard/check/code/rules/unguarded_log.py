@@ -180,7 +180,7 @@ class UnguardedLog(CodeRule):
             if clipped and (of_time or not carries_gradient(value)):
                 continue
             made = _made_elsewhere(code, value)
-            kind = made or _kind(code, value, log, outputs_are_probabilities=probable)
+            kind = made or _kind(value, log, outputs_are_probabilities=probable)
             if kind:
                 aside = is_beside_training(code, log)
                 node = None if not log.grad or is_evaluation(code) else operand(log)
@@ -354,31 +354,35 @@ def _is_seen(code: Code, value: Value, kind: str) -> bool:
     core = _unscaled(value.core)
     if kind in ("variance", "magnitude"):
         return is_learned(code, core)
-    if kind == "overlap":
-        return True
     if kind == "ratio":
-        if _is_weighed_by_itself(code, value):
-            return True
-        over = core.inputs[0].core
-        quiet = over.op == "sum" and over.has("sumsq") and is_learned(code, core)
-        return quiet or _is_ratio_of_chances(core)
-    if _is_chance_of_truth(core):
-        return True
+        return _is_seen_ratio(code, value, core)
     if kind == "difference":
-        if core.op == "sub" and core.inputs and core.inputs[0].core.op == "sub":
-            core = core.inputs[0].core  # what is taken off as well makes it smaller still
-        taken = core.inputs[1].core if len(core.inputs) > 1 else core
-        if taken.op in ("pow", "square") and taken.inputs:
-            taken = taken.inputs[0].core
-        if core.inputs[0].number() != 1:
-            return False
-        if _is_overlap(code, taken) or _has_no_ceiling(taken):
-            return True
-        squeezed = ("sigmoid", "softmax", "tanh")
-        return taken.op in squeezed or (is_open(taken) and origins(code, taken).made_by(*squeezed))
+        return _is_seen_difference(code, core)
+    if kind == "overlap" or _is_chance_of_truth(core):
+        return True
     if core.op in ("softmax", "sigmoid", "abs", "parameter", *_ZEROING):
         return True
     return _is_mass(core) or _is_mixture(core) or _is_density(core)
+
+
+def _is_seen_ratio(code: Code, value: Value, core: Value) -> bool:
+    over = core.inputs[0].core
+    quiet = over.op == "sum" and over.has("sumsq") and is_learned(code, core)
+    return quiet or _is_ratio_of_chances(core) or _is_weighed_by_itself(code, value)
+
+
+def _is_seen_difference(code: Code, core: Value) -> bool:
+    if core.op == "sub" and core.inputs and core.inputs[0].core.op == "sub":
+        core = core.inputs[0].core  # what is taken off as well makes it smaller still
+    taken = core.inputs[1].core if len(core.inputs) > 1 else core
+    if taken.op in ("pow", "square") and taken.inputs:
+        taken = taken.inputs[0].core
+    if core.inputs[0].number() != 1:
+        return False
+    if _is_overlap(taken) or _has_no_ceiling(taken):
+        return True
+    squeezed = ("sigmoid", "softmax", "tanh")
+    return taken.op in squeezed or (is_open(taken) and origins(code, taken).made_by(*squeezed))
 
 
 def _is_trained(parameter: Value) -> bool:
@@ -510,7 +514,7 @@ def _has_no_ceiling(taken: Value) -> bool:
     return bounded and taken.hi >= 1
 
 
-def _is_overlap(code: Code, core: Value) -> bool:
+def _is_overlap(core: Value) -> bool:
     """Returns whether it is the sum of products of two learned things, such as two assignments."""
     along = len(core.inputs) > 1 or "dim" in core.keywords
     product = core.inputs[0].core if core.op == "sum" and core.inputs and along else core
@@ -532,7 +536,7 @@ def _is_weighed_by_itself(code: Code, value: Value) -> bool:
     return any(part.core is over for part in factor.inputs[:2])
 
 
-def _kind(code: Code, value: Value, log: Value, *, outputs_are_probabilities: bool) -> str:
+def _kind(value: Value, log: Value, *, outputs_are_probabilities: bool) -> str:
     """Returns what it is the log of, if that is something that reaches 0."""
     core = _unscaled(value.core)
     elsewhere = core.scope is not None and core.scope is not log.scope
@@ -540,14 +544,9 @@ def _kind(code: Code, value: Value, log: Value, *, outputs_are_probabilities: bo
         return "probability" if is_module_output(core, log) else ""
     if core.op in _ZEROING:
         return "ReLU"
-    if _is_chance_of_truth(core):
-        return "probability"
-    if core.op == "sum" and _is_overlap(code, core):
-        return "overlap"
-    if core.op in ("var", "std"):
-        return "variance" if core.op == "var" else ""
-    if core.op in ("abs", "sqrt") and any(part.op == "stft" for part in core.upstream(12)):
-        return "magnitude"
+    form = _kind_by_form(core)
+    if form:
+        return form
     if _is_mass(core) or _is_mixture(core) or _is_density(core):
         return "probability"
     if core.op == "parameter" and _is_trained(core):
@@ -561,6 +560,17 @@ def _kind(code: Code, value: Value, log: Value, *, outputs_are_probabilities: bo
     if core.op in ("sub", "rsub") and not core.has("shifted"):
         return "" if any(map(_is_squeezed, core.upstream(8))) else "difference"
     return _kind_by_name(value, core, log, outputs_are_probabilities=outputs_are_probabilities)
+
+
+def _kind_by_form(core: Value) -> str:
+    if _is_chance_of_truth(core):
+        return "probability"
+    if _is_overlap(core):
+        return "overlap"
+    if core.op == "var":
+        return "variance"
+    of_spectrum = core.op in ("abs", "sqrt") and any(p.op == "stft" for p in core.upstream(12))
+    return "magnitude" if of_spectrum else ""
 
 
 def _kind_by_name(value: Value, core: Value, log: Value, *, outputs_are_probabilities: bool) -> str:
