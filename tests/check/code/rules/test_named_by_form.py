@@ -250,6 +250,18 @@ scale-without-floor
 mended
     a, b = F.softplus(out[:, :2]) + 1, F.softplus(out[:, 2:4]) + 1
     d = Beta(a, b).log_prob(y)
+
+acos-at-boundary
+    d = torch.atanh(h.norm(dim=1))
+mended
+    d = torch.atanh(h.norm(dim=1).clamp(max=1 - 1e-5))
+
+unguarded-log
+    pred, gt = out, y
+    d = y * torch.log(mask) + (1 - y) * torch.log(1 - mask)
+mended
+    p = mask.clamp(1e-6, 1 - 1e-6)
+    d = y * torch.log(p) + (1 - y) * torch.log(1 - p)
 """
 
 

@@ -24,11 +24,11 @@ _COMPUTED = frozenset({"matmul", "einsum", "sum", "div", "bmm", "linear", "sub",
 
 
 class AcosAtBoundary(CodeRule):
-    """`acos` or `asin` of a value that is clamped to exactly ±1, or of a cosine as it is.
+    """`acos`, `asin`, `acosh` or `atanh` of a value that reaches the end of their range.
 
     *Why it breaks a run*: the derivative of acos is infinite at ±1. A clamp to [-1, 1] keeps the
     value in the domain and puts every pair of parallel vectors on the very points where the
-    gradient does not exist.
+    gradient does not exist. Without a clamp rounding takes a cosine above 1, where acos is NaN.
 
     Clamp to `-1 + eps, 1 - eps` (eps of 1e-6 in float32), or compute the angle with `atan2` of
     sine and cosine.
@@ -60,11 +60,11 @@ class AcosAtBoundary(CodeRule):
 
     def check(self, code: Code) -> Iterator[Finding]:
         """Yields what is wrong with a file."""
-        for angle in code.of("acos", "asin", "acosh"):
+        for angle in code.of("acos", "asin", "acosh", "atanh"):
             value = angle.inputs[0] if angle.inputs else None
             if value is None or not angle.grad or guarded_by(value, angle.guards):
                 continue
-            if not (_is_one_at_rest(value) if angle.op == "acosh" else _reaches_one(value)):
+            if not _ENDS.get(angle.op, _reaches_one)(value):
                 continue
             if not carries_gradient(value):
                 continue
@@ -89,6 +89,16 @@ def _is_one_at_rest(value: Value) -> bool:
     ones = [part.number() for part in core.inputs[:2]]
     rest = core.inputs[1] if ones[0] == 1 else core.inputs[0]
     return 1 in ones and rest.lo == 0 and not rest.has("padded", "bounded-below")
+
+
+def _is_one_or_more(value: Value) -> bool:
+    """Returns whether it is a length, or what a tanh rounds to 1."""
+    if value.hi < 1.0:
+        return False
+    return value.core.op == "tanh" or value.has("norm") or value.hi == 1.0 == -value.lo
+
+
+_ENDS = {"acosh": _is_one_at_rest, "atanh": _is_one_or_more}
 
 
 def _fix(code: Code, angle: Value) -> Fix:

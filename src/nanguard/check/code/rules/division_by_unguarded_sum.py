@@ -67,10 +67,11 @@ class DivisionByUnguardedSum(CodeRule):
     valid comes sooner or later. Its sum is 0, the mean 0 / 0 is NaN, and so is every weight after
     the step.
 
-    It is a warning where a comparison in a loss is seen that can leave nothing in (`y == c`,
-    `iou > 0.5`, `y != -100`), for the degree of a node, for attention weights that are masked after
-    their softmax, and for masks of what a batch may have none of (`valid`, `active`, `visible`);
-    elsewhere it is a remark.
+    It is a warning where a comparison is seen, here or in a caller, that can leave nothing in
+    (`y == c`, `iou > 0.5`, `y != -100`), for the degree of a node, for attention weights that are
+    masked after their softmax, for how often each code was chosen, for a bound that comes after the
+    division, and for masks of what a batch may have none of (`valid`, `loss_mask`, `num_pos`,
+    `events`); elsewhere, as for padding, it is a remark.
 
     Bound the divisor: `mask.sum().clamp(min=1)`.
     """

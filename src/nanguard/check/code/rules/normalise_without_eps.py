@@ -52,8 +52,10 @@ class NormaliseWithoutEps(CodeRule):
     range of exactly 0, and 0 / 0 is NaN.
 
     It is a warning where that is seen to happen: returns or advantages, which are all equal when no
-    reward was earned, what a ReLU has set to 0, the spread by which a module scales what it is
-    given, and the range of slices of scans and of sounds in a `Dataset`. Elsewhere it is a remark.
+    reward was earned, what a ReLU has set to 0, the spread, range or size by which a module scales
+    what it is given or has learned, along a dimension that may collapse, distances from the edge of
+    an empty mask, and the range of slices of scans and of sounds in a `Dataset`. Elsewhere it is a
+    remark.
 
     Use `F.normalize(x, dim=-1)`, `layer_norm`, or bound the divisor:
     `x / x.norm(dim=-1, keepdim=True).clamp(min=1e-6)`.
@@ -125,7 +127,8 @@ class NormaliseWithoutEps(CodeRule):
             if divisor is None:
                 continue
             in_data = is_about_data(quotient)
-            word = _word(divisor, numpy=in_data or _is_of_rewards(divisor.core))
+            mapped = _is_of_distance_map(divisor)
+            word = _word(divisor, numpy=in_data or mapped or _is_of_rewards(divisor.core))
             if not word or not can_be_zero(divisor) or guarded_by(divisor, quotient.guards):
                 continue
             if has_eps_outside(code, quotient) or is_table(divisor) or is_number(divisor):
@@ -139,7 +142,8 @@ class NormaliseWithoutEps(CodeRule):
                 quotient.node,
                 f"division by a {word} that can be 0: 0 / 0 is NaN",
                 fixes=_fixes(code, quotient),
-                shown=_is_of_zeros(divisor.core)
+                shown=mapped
+                or _is_of_zeros(divisor.core)
                 or _is_of_activations(quotient, divisor.core)
                 or _is_spread_of_learned(code, divisor.core)
                 or _is_range_of_learned(code, divisor.core),
@@ -165,6 +169,11 @@ def _is_of_records(code: Code, divisor: Value) -> bool:
     if divisor.core.op not in ("sub", "std", "numpy.std", "max", "numpy.max"):
         return False
     return code.names.imported(*_OF_RECORDS)
+
+
+def _is_of_distance_map(divisor: Value) -> bool:
+    """Returns whether it is the largest distance in a map of distances from a mask's edge."""
+    return any(part.name.startswith("distance_transform") for part in divisor.upstream(16))
 
 
 def _is_of_zeros(divisor: Value) -> bool:
@@ -244,8 +253,10 @@ def _word(divisor: Value, *, numpy: bool = False) -> str:
         return ""
     if core.op == "mul":
         return next((word for part in core.inputs if (word := _word(part, numpy=numpy))), "")
-    if core.op in ("max", "amax", "maximum") and core.inputs:
+    if core.op in ("max", "amax", "maximum", "numpy.max") and core.inputs:
         inner = core.inputs[0]
+        if _is_of_distance_map(divisor):
+            return "largest distance"
         if inner.has("norm", "std"):
             return "largest norm"
         if _starts_at_zero(inner.core):

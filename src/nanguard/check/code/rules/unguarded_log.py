@@ -166,6 +166,7 @@ class UnguardedLog(CodeRule):
     def check(self, code: Code) -> Iterator[Finding]:
         """Yields what is wrong with a file."""
         probable = some_module_returns(code, "softmax")
+        both = _logged_on_both_sides(code)
         yield from self._at_minus_one(code)
         yield from self._of_numbers(code)
         for log in code.of("log", "log2", "log10"):
@@ -198,6 +199,7 @@ class UnguardedLog(CodeRule):
                     message,
                     fixes=(fix,),
                     shown=bool(made)
+                    or id(_of_side(value)) in both
                     or _is_seen(code, value, kind)
                     or (by_hand and _is_of_learned_scores(code, value.core)),
                     weak=not carries_gradient(value)
@@ -347,6 +349,21 @@ def _is_chance(value: Value) -> bool:
     """Returns whether a value goes up to exactly 1: a probability, or a share of a sum."""
     core = value.core
     return core.op in ("softmax", "sigmoid") or core.has("probability", "cosine")
+
+
+def _of_side(value: Value) -> Value:
+    """Returns ``p`` of ``p`` and of ``1 - p``."""
+    core = value.core
+    if core.op == "sub" and len(core.inputs) > 1 and core.inputs[0].number() == 1:
+        return core.inputs[1].core
+    return core
+
+
+def _logged_on_both_sides(code: Code) -> set[int]:
+    """Returns what is handed in and of which ``log(p)`` and ``log(1 - p)`` are taken: chances."""
+    logged = [log.inputs[0] for log in code.of("log") if log.inputs]
+    whole = {id(value.core) for value in logged if value.core.op == ""}
+    return {id(_of_side(value)) for value in logged if value.core.op == "sub"} & whole
 
 
 def _is_seen(code: Code, value: Value, kind: str) -> bool:
