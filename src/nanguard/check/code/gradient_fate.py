@@ -33,6 +33,8 @@ _ENDS = frozenset(
         "allclose", "equal", "isclose", "requires_grad",
     }
 )  # fmt: skip
+# Those of them that leave the numbers as they are.
+_CUTS = frozenset({"detach", "data"})
 # The same as functions of Python.
 _READS = frozenset({"int", "float", "bool", "len", "print", "isinstance", "str", "range"})
 # Torch functions that ask for gradients, and those that hand a value to somebody else.
@@ -60,16 +62,17 @@ class _Tracked:
     is_distribution: bool = False
 
 
-def is_only_read(code: Code, node: ast.AST | None) -> bool:
+def is_only_read(code: Code, node: ast.AST | None, *, numbers: bool = False) -> bool:
     """Returns whether every use of an expression's value is one that no gradient comes back from.
 
     Args:
         code: The file.
         node: The expression.
+        numbers: Whether the value itself does harm, which goes on where it is detached.
     """
     if not isinstance(node, ast.expr):
         return False
-    return _Uses(code).all_read(_Tracked(node))
+    return _Uses(code, numbers).all_read(_Tracked(node))
 
 
 @dataclass(slots=True)
@@ -77,6 +80,7 @@ class _Uses:
     """The uses of one value, as far as they have been followed."""
 
     code: Code
+    numbers: bool = False
     seen: set[tuple[int, bool]] = field(default_factory=set)
 
     def all_read(self, tracked: _Tracked) -> bool:
@@ -113,6 +117,8 @@ class _Uses:
         if isinstance(parent, ast.IfExp):
             return node is parent.test
         if isinstance(parent, ast.Attribute):
+            if self.numbers and parent.attr in _CUTS:
+                return False
             return parent.attr in (_DRAWS if tracked.is_distribution else _ENDS)
         if not isinstance(parent, ast.Call):
             return False

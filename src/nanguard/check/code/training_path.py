@@ -30,7 +30,8 @@ _LOSS = re.compile(
 )
 # What trainers call a step that gives back its loss beside what is logged.
 _STEP = re.compile(r"get_batch_\w*metrics|train\w*_metrics")
-Claim = Literal["code", "value"]
+# What a rule says: what the code does; where a derivative is infinite; where a number is bad.
+Claim = Literal["code", "value", "number"]
 
 _SHOW = re.compile(
     r"metrics|eval|visual|plot|draw|accuracy|psnr|nmse|distortion_ratio|confusion|meter$|evaluator"
@@ -98,7 +99,9 @@ def may_warn(code: Code, node: ast.AST | None, claim: Claim, *, shown: bool) -> 
     if not shown or reached is not True or is_branch_of_use(code, node):
         return False
     function = Training.of(code).owner(node) if node is not None else code.module
-    if not _is_differentiated(code, function) or is_only_read(code, node):
+    if not _is_differentiated(code, function):
+        return False
+    if is_only_read(code, node, numbers=claim == "number"):
         return False
     return not (_is_called_in_vain(code, function) or _is_called_to_use_only(code, function))
 

@@ -251,6 +251,18 @@ mended
     a, b = F.softplus(out[:, :2]) + 1, F.softplus(out[:, 2:4]) + 1
     d = Beta(a, b).log_prob(y)
 
+division-by-probability
+    d = 1 / torch.bmm(h.view(-1, 1, 64), h2.view(-1, 64, 1))
+mended
+    d = 1 / (torch.bmm(h.view(-1, 1, 64), h2.view(-1, 64, 1)) ** 2 + 1e-6)
+
+division-by-unguarded-sum
+    n = (y != -100).sum()
+    d = out.sum().detach() / n * h.mean()
+mended
+    n = (y != -100).sum().clamp(min=1)
+    d = out.sum().detach() / n * h.mean()
+
 acos-at-boundary
     d = torch.atanh(h.norm(dim=1))
 mended

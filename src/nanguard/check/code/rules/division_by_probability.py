@@ -128,6 +128,17 @@ def _is_target_of_error(quotient: Value, divisor: Value) -> bool:
     )
 
 
+def _is_dot_product(core: Value) -> bool:
+    """Returns whether rows of two learned things of any sign are multiplied and added up."""
+    called = core.node.func if isinstance(core.node, ast.Call) else None
+    if core.op != "matmul" or getattr(called, "attr", "") != "bmm" or len(core.inputs) < 2:
+        return False
+    sides = core.inputs[:2]
+    if sides[0].core is sides[1].core or any(part.lo >= 0 for part in sides):
+        return False
+    return any(carries_gradient(part) for part in sides)
+
+
 def _what(code: Code, quotient: Value, divisor: Value) -> str:
     """Returns what it is that something is divided by, if it reaches 0."""
     if _is_chance(code, divisor):
@@ -137,6 +148,8 @@ def _what(code: Code, quotient: Value, divisor: Value) -> str:
     core = divisor.core
     if core.op == "relu":
         return "a ReLU, which is 0 for half of what it is given"
+    if _is_dot_product(core):
+        return "a dot product, which is 0 where two vectors are at right angles"
     if core.lo < 0 < core.hi and not _is_setting(divisor) and is_made_by_layers(code, core):
         return "the output of a layer, which can be 0"
     return ""

@@ -52,7 +52,7 @@ _IGNORE = re.compile(r"ignore|label_pad")
 # Masks of what may be absent from a whole batch, and not of padding, which no row consists of.
 _MAY_BE_ABSENT = re.compile(
     r"(^|_)(valid|active|visib(le|ility)|alive|fg|foreground|positives?|objects?|inliers?|events?)(_|$)"
-    r"|^(loss|label|response|completion|answer|action)_?masks?$"
+    r"|^_?(loss|label|response|completion|answer|action)_?masks?$"
 )
 # How many anchors, boxes or pixels were matched.
 _MATCHED = re.compile(r"((total_?|n_?|num_?)(pos|positives?|fg|foreground|matche[ds])|pos_num)\w*")
@@ -79,7 +79,7 @@ class DivisionByUnguardedSum(CodeRule):
     code = "SRC024"
     name = "division-by-unguarded-sum"
     severity = Severity.WARNING
-    claim = "value"
+    claim = "number"
     seen_in = "https://github.com/NVIDIA-NeMo/Automodel/issues/3796"
     examples: ClassVar = (
         Fails(
@@ -363,8 +363,20 @@ def _is_rest_of_masks(divisor: Value) -> bool:
 
 def _is_number_matched(divisor: Value) -> bool:
     """Returns whether it is how many boxes were matched with something, by its name."""
+    if _is_mask_of_answers(divisor):
+        return True
     counted = any(part.op == "compare" for part in divisor.upstream(16))
     return counted and any(_MATCHED.fullmatch(part.name.lower()) for part in divisor.upstream(8))
+
+
+def _is_mask_of_answers(divisor: Value) -> bool:
+    """Returns whether a loss of log-probabilities counts the tokens of answers: some are empty."""
+    core = divisor.core
+    mask = core.inputs[0].core if core.op == "sum" and core.inputs else core
+    scope = mask.scope
+    if scope is None or mask.op or mask.name != "mask" or "loss" not in scope.name.lower():
+        return False
+    return any(given.has("logprob") for given in scope.parameters.values())
 
 
 def _is_sum_of_adjacency(code: Code, divisor: Value) -> bool:

@@ -64,7 +64,7 @@ class MeanOfEmptySelection(CodeRule):
     code = "SRC043"
     name = "mean-of-empty-selection"
     severity = Severity.WARNING
-    claim = "value"
+    claim = "number"
     seen_in = "https://github.com/zhang-tao-whu/e2ec/issues/7"
     examples: ClassVar = (
         Fails(

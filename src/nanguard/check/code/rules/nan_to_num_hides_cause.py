@@ -107,8 +107,17 @@ class NanToNumHidesCause(CodeRule):
             if _runs_in_forward(training, value.scope) and _is_activation(
                 code, roles, hidden, value
             ):
-                weak = not is_made_by_network(code, hidden)
+                weak = not is_made_by_network(code, hidden) and not _is_of_loss(training, value)
                 yield self.at(code, value.node, _MESSAGE, fixes=(_FIX,), weak=weak)
+
+
+def _is_of_loss(training: Training, value: Value) -> bool:
+    """Returns whether a quotient is mended in what the modules of losses call."""
+    scope = value.scope
+    if scope is None or not any(part.op == "div" for part in value.upstream(8)):
+        return False
+    classes = [call.scope.cls for call in training.callers(scope) if call.scope is not None]
+    return any(cls is not None and "loss" in cls.name.lower() for cls in classes)
 
 
 def _is_in_backward(scope: Function) -> bool:

@@ -158,7 +158,12 @@ def _is_of_rewards(divisor: Value) -> bool:
     spread = divisor.op in ("std", "numpy.std")
     if not divisor.inputs or not (spread or _starts_at_zero(divisor.inputs[0].core)):
         return False
-    return _REWARDS.fullmatch(divisor.inputs[0].name.lower()) is not None
+    measured = divisor.inputs[0]
+    if measured.core.op == "sum":  # of the rewards of each episode
+        measured = measured.core.inputs[0] if measured.core.inputs else measured
+        names = [part.name.lower() for part in measured.upstream(4)]
+        return any(name in ("scores", "rewards") for name in names)
+    return _REWARDS.fullmatch(measured.name.lower()) is not None
 
 
 def _is_of_records(code: Code, divisor: Value) -> bool:
