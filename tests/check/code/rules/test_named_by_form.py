@@ -323,3 +323,15 @@ def test_what_a_branch_asks_does_not_count_in_the_other(tmp_path: Path):
     told = found(folder, tmp_path / "loss.py")
     lines = [line for name, line, severity in told if name == "mean-of-empty-selection"]
     assert lines == [14]
+
+
+def test_a_criterion_is_named_once_in_a_function(tmp_path: Path):
+    train = (
+        "import torch\nfrom torch import nn\n\n\ndef train(loader, dev):\n"
+        "    net = nn.Sequential(nn.Linear(3, 1), nn.Sigmoid())\n    criterion = nn.BCELoss()\n"
+        "    opt = torch.optim.Adam(net.parameters())\n    for x, y in loader:\n"
+        "        loss = criterion(net(x), y)\n        loss.backward()\n        opt.step()\n"
+        "    for x, y in dev:\n        print(criterion(net(x), y).item())\n"
+    )
+    told = found(project(tmp_path, train=train), tmp_path / "train.py")
+    assert [line for name, line, _ in told if name == "bce-after-sigmoid"] == [10]
