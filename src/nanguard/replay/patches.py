@@ -434,13 +434,13 @@ class Patches:
         if not dist.is_available():
             return
         for name in COLLECTIVES:
-            original: Any = vars(dist.distributed_c10d).get(name)
+            original = vars(dist.distributed_c10d).get(name)
             if original is not None and vars(dist).get(name) is original:
                 wrapped = self._heard_collective(original)
                 self._replace(dist.distributed_c10d, name, wrapped)
                 self._replace(dist, name, wrapped)
 
-    def _heard_collective(self, original: Callable[..., Any]) -> Callable[..., Any]:
+    def _heard_collective(self, original: Any) -> Callable[..., Any]:
         @functools.wraps(original)
         def collective(*args: Any, **kwargs: Any) -> Any:
             if not torch.compiler.is_compiling():
