@@ -134,6 +134,8 @@ def _wants_second_run(found: Incident, replayer: Replayer) -> bool:
     proven = found.cause is not None and found.cause.get("confidence", 0.0) >= _PROVEN
     if origin.get("table"):
         return not proven  # what made it was seen already
+    if origin.get("by_numpy"):
+        return False  # torch sees no more of it from the first line on
     if origin.get("phase") == "init" or origin.get("op") in _HANDED_ON:
         return True
     code = "" if found.cause is None else found.cause.get("code")
@@ -322,6 +324,8 @@ class Explanation:
             incident.origin["called_from"] = _place(outer)
         if origin.table is not None:
             incident.origin["table"] = origin.table
+        if origin.by_numpy:
+            incident.origin["by_numpy"] = True
         incident.samples = facts.samples
         incident.path = facts.path
         if facts.indices:

@@ -27,10 +27,10 @@ from nanguard.guard.held import BufferPlaces, Held
 from nanguard.guard.optimizers import hyperparameters, set_hyperparameters, state_tensors
 from nanguard.numerics import without_graph
 from nanguard.replay import changes
-from nanguard.replay.carried import likely_turns, was_bad_before
+from nanguard.replay.bad_data import data_origin, made_anew
 from nanguard.replay.copies import MOST_COPIED, StateCopy, Written, bytes_in, why_not_copied
-from nanguard.replay.handed_on import noted
-from nanguard.replay.made_before import data_origin, find_table, made_anew
+from nanguard.replay.handed_on import likely_turns, noted, was_bad_before
+from nanguard.replay.made_before import find_table
 from nanguard.replay.python_state import Reachable, RefusedError, is_used_up, spare
 from nanguard.replay.region import NoRegionError
 from nanguard.replay.replayed_step import MadeStep, Reached, ReplayedStep, compared, same_losses
@@ -45,7 +45,8 @@ if TYPE_CHECKING:
     from torch import Tensor
     from torch.optim import Optimizer
 
-    from nanguard.replay.made_before import Drawn, Table
+    from nanguard.replay.bad_data import Drawn
+    from nanguard.replay.made_before import Table
     from nanguard.replay.patches import Patches
     from nanguard.replay.region import Piece
     from nanguard.replay.start import Start
