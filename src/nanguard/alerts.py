@@ -313,17 +313,21 @@ class Alerts:
         self._pid = os.getpid()
 
     def __call__(self, event: Event) -> None:
-        """Sends what a guard did about a step; on the first rank only.
+        """Sends what a guard did about a step, and why it had to; from one rank only.
 
         Args:
             event: The event, as ``Guard(on_event=...)`` passes it.
         """
         severe = event.finding.severity.value != "info" or event.action.value != "step"
-        if severe and os.environ.get("RANK", "0") == "0":
-            stopped = event.action.value == "stop"
-            self.send(
-                Alert(event.finding.name, str(event), urgent=stopped, step=event.finding.step)
-            )
+        if not severe or not event.tells:
+            return
+        kind, said, advice, incident = event.finding.name, str(event), "", event.incident
+        if incident is not None:
+            advice = f"nanguard explain {shlex.quote(str(incident.folder))}"
+            if incident.sentence:
+                kind, said = incident.cause, f"{incident.sentence}{event.done}"
+        stopped = event.action.value == "stop"
+        self.send(Alert(kind, said, urgent=stopped, step=event.finding.step, advice=advice))
 
     def send(self, alert: Alert) -> None:
         """Sends an alert soon, unless one of its kind was sent a short time ago."""
