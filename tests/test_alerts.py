@@ -302,7 +302,7 @@ def test_a_guard_with_incidents_tells_why(server: Server, tmp_path: Path):
     assert "step 5: " in body["message"]
     assert "takes in data that is already NaN in sample 2" in body["message"]
     assert "-> batch skipped (bad step 1" in body["message"]
-    (folder,) = (tmp_path / "incidents").iterdir()
+    (folder,) = tmp_path.glob("step-*")
     assert f"nanguard explain {folder}" in body["text"]
 
 

@@ -39,6 +39,20 @@ def newest_incidents(command: str) -> list[Path]:
     return found
 
 
+def incident_before(run: Path) -> Path | None:
+    """Returns the newest incident of earlier runs of this project; None if there is none.
+
+    Args:
+        run: The folder of a run, which a fix may have cured of what those before it met.
+    """
+    place = home()
+    if place is None or run.absolute().parent not in {place / name for name in _PLACES}:
+        return None
+    found = (path.parent for path in incidents.newest_first(place.parent))
+    own = run.absolute()
+    return next((one for one in found if own not in one.parents and _written(one) < _written(own)), None)
+
+
 def short(path: Path) -> Path:
     """Returns a path as seen from here, if it lies below."""
     full, here = path.absolute(), Path.cwd()

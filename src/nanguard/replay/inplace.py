@@ -497,6 +497,11 @@ class InPlace:
         written = Written([] if leaves != "nothing" else run.named_parameters().values())
         gradients = [] if leaves == "tensors" else self._set_aside_gradients()
         rates = hyperparameters(run.optimizers())
+        # A data set among them is not looked into by ``reachable``, as it may hold anything.
+        objects = [
+            (owner, {name: vars(owner)[name] for name in attributes if name in vars(owner)})
+            for owner, attributes in variant.objects
+        ]
         now = starts.streams.capture()
         starts.paused = True
         try:
@@ -525,6 +530,8 @@ class InPlace:
                     written.put_back()
                 set_hyperparameters(run.optimizers(), rates)
                 reachable.put_back(tensors=leaves != "tensors")
+                for owner, attributes in objects:
+                    vars(owner).update(attributes)
             starts.streams.restore(now)
             starts.paused = False
 
