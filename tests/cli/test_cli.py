@@ -18,7 +18,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-def call(*words: str, cwd: Path | None = None, code: str = "") -> subprocess.CompletedProcess[str]:
+def call(
+    *words: str, cwd: Path | None = None, code: str = "", columns: str = "200"
+) -> subprocess.CompletedProcess[str]:
     """Runs the command; ``code`` is run before it, in the same process."""
     program = f"{code}\nfrom nanguard.cli import main\nmain()"
     return subprocess.run(
