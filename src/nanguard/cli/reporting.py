@@ -13,7 +13,7 @@ from nanguard.check.scan import Scan
 from nanguard.check.scan_check import Meter
 from nanguard.cli.checking import Progress
 from nanguard.cli.entry import write_output
-from nanguard.cli.incident_names import incident_before, newest_run, short
+from nanguard.cli.incident_names import incident_before, newest_run, run_named, short
 from nanguard.errors import IncidentError, MissingDependencyError, UsageError
 from nanguard.view.report.html import page
 from nanguard.view.report.verdict import judge
@@ -38,7 +38,7 @@ def run_report(options: ReportOptions) -> None:
     Raises:
         NanguardError: There is nothing to report, or it cannot be written.
     """
-    paths = options.paths or newest_run()
+    paths = tuple(map(run_named, options.paths)) or newest_run()
     output, png, title, quiet = options.output, options.png, options.title, options.quiet
     found = find_runs(paths)
     if len(found) > _MOST_RUNS:

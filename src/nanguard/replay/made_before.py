@@ -23,8 +23,8 @@ from nanguard.guard.rng import RandomStreams
 from nanguard.numerics import all_finite, is_float
 from nanguard.replay import changes
 from nanguard.replay.live_names import own_nodes
-from nanguard.replay.region import NoRegionError, owner_of, source_of
 from nanguard.replay.python_state import Reachable
+from nanguard.replay.region import NoRegionError, owner_of, source_of
 from nanguard.replay.sandbox import Outside
 from nanguard.replay.start import generators_in, is_plain_object, script_values
 from nanguard.replay.tracer.modules import all_modules, tensors_in
@@ -487,9 +487,7 @@ def _yielded_at(data: Any) -> Site | None:
     return Site(code.co_filename, lines.pop(), code.co_name) if len(lines) == 1 else None
 
 
-def same_again(
-    drawn: Iterable[Drawn], places: set[int], streams: RandomStreams
-) -> set[int]:
+def same_again(drawn: Iterable[Drawn], places: set[int], streams: RandomStreams) -> set[int]:
     """Returns which samples are the same whenever they are read.
 
     Those that a random augmentation makes anew each time are not: what was wrong with one of them

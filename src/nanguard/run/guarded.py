@@ -258,7 +258,7 @@ class GuardWriter(IncidentWriter):
         said = sentence(found)
         if not said:
             return WrittenIncident(self.folder)
-        return WrittenIncident(self.folder, str(found.cause["code"]), f"step {step}: {said}")
+        return WrittenIncident(self.folder, str((found.cause or {}).get("code")), f"step {step}: {said}")
 
     def tell(self, folder: Path) -> None:
         """Says what was found out about an incident."""

@@ -342,9 +342,9 @@ def _other_each_time(items: list[Item]) -> str:
     many = len(items) > 1
     listed = ", ".join(str(item.index) for item in items)
     return (
-        f"dataset item{'s' if many else ''} {listed} {'were' if many else 'was'} bad this time, and "
-        f"came out different when read again, as with random augmentation: not known to be bad, "
-        "and not left out"
+        f"dataset item{'s' if many else ''} {listed} {'were' if many else 'was'} bad this time, "
+        "and different when read again, as with random augmentation: not known to be bad, and not "
+        "left out"
     )
 
 
