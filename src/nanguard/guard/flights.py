@@ -146,6 +146,7 @@ class Flights:
         )
         self.several_steps = len(parts.optimizers) > 1
         self._postponed = 0
+        self._missed_step = False
         self.driven = False
         self.settled: tuple[int, Action] | None = None
         self.way_back: WayBack
@@ -236,6 +237,15 @@ class Flights:
             self._parts.unchanged.restore(self.open.mark, streams=self.watched)
             self._zero_grad()
         self.open = None
+
+    def miss_step(self) -> None:
+        """Says so, once, if there were backward passes and no step at all."""
+        passes = 0 if self.open is None else self.open.backwards
+        if passes and not self.steps and not self.driven and not self._missed_step:
+            self._missed_step = True
+            many = f"{passes} backward pass{'' if passes == 1 else 'es'}"
+            message = f"{many} and no guard.step(): nothing is trained"
+            self._parts.journal.say(events.STEP_FORGOTTEN(message, step=0))
 
     def look_at_the_end(self) -> None:
         """Says so if the run ends in a state that the last scan has not seen and that is bad."""

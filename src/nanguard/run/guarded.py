@@ -256,9 +256,9 @@ class GuardWriter(IncidentWriter):
         except IncidentError:
             return None
         said = sentence(found)
-        if not said:
+        if found.cause is None or not said:
             return WrittenIncident(self.folder)
-        return WrittenIncident(self.folder, str((found.cause or {}).get("code")), f"step {step}: {said}")
+        return WrittenIncident(self.folder, found.cause["code"], f"step {step}: {said}")
 
     def tell(self, folder: Path) -> None:
         """Says what was found out about an incident."""
