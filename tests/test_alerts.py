@@ -304,6 +304,7 @@ def test_a_guard_with_incidents_tells_why(server: Server, tmp_path: Path):
     assert "-> batch skipped (bad step 1" in body["message"]
     (folder,) = tmp_path.glob("step-*")
     assert f"nanguard explain {folder}" in body["text"]
+    assert body["path"] == Path(sys.argv[0]).name
 
 
 def test_ctrl_c_in_an_explanation_does_not_keep_an_alert_back(tmp_path: Path, monkeypatch):

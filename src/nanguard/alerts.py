@@ -16,6 +16,7 @@ import shlex
 import shutil
 import socket
 import subprocess
+import sys
 import threading
 import time
 import urllib.error
@@ -390,7 +391,7 @@ def notify(*targets: str, run: str = "", cool_down: float = COOL_DOWN) -> Alerts
     Args:
         targets: Web addresses, ``ntfy:TOPIC``, ``mailto:``, ``env:NAME``, ``file:PATH`` or
             commands; those in the lines of the variable ``NANGUARD_NOTIFY`` if there are none.
-        run: How the run is called in messages.
+        run: How the run is called in messages; the script's name by default.
         cool_down: Seconds before the same kind of alert is sent again.
 
     Raises:
@@ -402,6 +403,7 @@ def notify(*targets: str, run: str = "", cool_down: float = COOL_DOWN) -> Alerts
             "there is nobody to notify", f"Name a target, or set ${VARIABLE}.", "nanguard.notify()"
         )
     receivers = [receiver_of(one) for one in named]
+    run = run or os.path.basename(sys.argv[0])  # noqa: PTH119 - a name, not a place
     return Alerts(receivers, run=run, cool_down=cool_down, on_problem=_warn)
 
 

@@ -34,7 +34,7 @@ from nanguard.run.known_faults import items_drawn
 from nanguard.run.run_record import sign
 from nanguard.run.together import Together
 from nanguard.run_folder import make_private
-from nanguard.view.report.words import in_a_line, sentence
+from nanguard.view.report.words import sentence
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -259,15 +259,6 @@ class GuardWriter(IncidentWriter):
         if found.cause is None or not said:
             return WrittenIncident(self.folder)
         return WrittenIncident(self.folder, found.cause["code"], f"step {step}: {said}")
-
-    def tell(self, folder: Path) -> None:
-        """Says what was found out about an incident."""
-        try:
-            line = in_a_line(incidents.read(folder))
-        except IncidentError:
-            return
-        if line is not None:
-            log.warning("nanguard: %s\n          nanguard explain %s", line, folder)
 
 
 def _options(folder: Path, *, control: str, quarantine: bool = False) -> Options:

@@ -293,7 +293,7 @@ class IncidentWriter:
         line = in_a_line(found)
         if line is not None:
             fix = f"\n          nanguard fix {_short(folder)}" if is_fixable(found) else ""
-            self.say(f"{line}\n          nanguard explain {_short(folder)}{fix}")
+            self.announce(f"{line}\n          nanguard explain {_short(folder)}{fix}")
 
     def _new(self, bad: BadStepFacts) -> Incident:
         left_out = sorted(self.quarantine.left_out) if self.quarantine is not None else []
