@@ -384,7 +384,7 @@ class Alerts:
 def notify(*targets: str, run: str = "", cool_down: float = COOL_DOWN) -> Alerts:
     """Returns something that tells others of a run, to be given to a guard as ``on_event``.
 
-    For example::
+    For example:
 
         guard = Guard(model, optimizer, on_event=nanguard.notify("https://hooks.slack.com/..."))
 

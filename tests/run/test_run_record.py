@@ -127,11 +127,11 @@ def test_a_run_that_was_cured_says_where_the_incident_is(project, tmp_path):
     done = nanguard(tmp_path, "report")
     place = f"nanguard explain .nanguard/runs/{run.name}/step-000005-rank0"
     assert "0 incidents" in done.stdout
-    assert f"The last one before it is of the run {run.name}, step 5: " in done.stdout
+    assert f"{place} shows the last one before it, of the run {run.name}, step 5: " in done.stdout
     assert place in done.stdout
     assert place in (tmp_path / "report.html").read_text()
     # Where the run has an incident of its own, it is enough.
-    assert "The last one" not in nanguard(tmp_path, "report", str(run)).stdout
+    assert "no incident" not in nanguard(tmp_path, "report", str(run)).stdout
 
 
 def test_other_places_and_no_batch(tmp_path):

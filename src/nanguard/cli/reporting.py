@@ -78,8 +78,8 @@ def _earlier_incident(runs: Sequence[Run]) -> str:
     except IncidentError:
         return ""
     return (
-        f"no incident in this run. The last one before it is of the run {folder.parent.name}, "
-        f"{said} - nanguard explain {shlex.quote(str(short(folder)))}"
+        f"no incident in this run; nanguard explain {shlex.quote(str(short(folder)))} shows the "
+        f"last one before it, of the run {folder.parent.name}, {said}"
     )
 
 

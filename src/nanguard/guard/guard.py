@@ -162,7 +162,7 @@ class Guard:
 
     A step whose loss or gradient is not finite, or spikes, changes nothing: parameters,
     optimizer state, buffers, EMA, schedulers, loss scale and random streams are as they were
-    before it. A run that met bad batches ends bit-identical to the run that never saw them::
+    before it. A run that met bad batches ends bit-identical to the run that never saw them:
 
         guard = Guard(model, optimizer, scheduler=scheduler)
         for batch in guard.watch(loader):

@@ -1,6 +1,6 @@
 """Hugging Face ``Trainer``: a callback.
 
-For example::
+For example:
 
 guarding = NanguardCallback(run_dir="runs/night", incidents=True)
 trainer = Trainer(model=model, args=args, callbacks=[guarding])

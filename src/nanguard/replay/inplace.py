@@ -166,8 +166,8 @@ class InPlace:
         All of them are given the same batch, so that only the change makes a difference.
         """
         start, optimizers = variant.start, self._run.optimizers()
-        moved = [*self._run.named_parameters().values(), *state_tensors(optimizers)]
-        if self._together or not start.stepped or bytes_in(moved) > MOST_COPIED:
+        moved = bytes_in([*self._run.named_parameters().values(), *state_tensors(optimizers)])
+        if self._together or not start.stepped or moved > MOST_COPIED:
             return ReplayOutcome(error="the steps after it cannot be made here")
         held = Held(BufferPlaces(self._run.models()))
         held.mark()
@@ -497,11 +497,7 @@ class InPlace:
         written = Written([] if leaves != "nothing" else run.named_parameters().values())
         gradients = [] if leaves == "tensors" else self._set_aside_gradients()
         rates = hyperparameters(run.optimizers())
-        # A data set among them is not looked into by ``reachable``, as it may hold anything.
-        objects = [
-            (owner, {name: vars(owner)[name] for name in attributes if name in vars(owner)})
-            for owner, attributes in variant.objects
-        ]
+        reachable.keep([vars(owner) for owner, _ in variant.objects])
         now = starts.streams.capture()
         starts.paused = True
         try:
@@ -530,8 +526,6 @@ class InPlace:
                     written.put_back()
                 set_hyperparameters(run.optimizers(), rates)
                 reachable.put_back(tensors=leaves != "tensors")
-                for owner, attributes in objects:
-                    vars(owner).update(attributes)
             starts.streams.restore(now)
             starts.paused = False
 

@@ -189,20 +189,6 @@ class Starts:
         elif not self._long and self._regions:
             self._earlier, self._taken_by_batch = self.streams.capture(), True
 
-    def same_again(self, places: set[int]) -> set[int]:
-        """Returns which samples of the last batches are the same whenever they are read.
-
-        Args:
-            places: The samples, by their places in the data sets of their loaders.
-        """
-        from nanguard.replay.made_before import same_again
-
-        drawn, self.paused = list(self.batches), True
-        try:
-            return same_again(drawn, places, self.streams)
-        finally:
-            self.paused = False
-
     def _forget_batches(self, most: int) -> None:
         spare = len(self.batches) - max(_LEAST_BATCHES, most)
         for _ in range(spare):

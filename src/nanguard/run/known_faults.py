@@ -15,7 +15,7 @@ import shutil
 import time
 from collections import Counter
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -102,7 +102,13 @@ def items_drawn(starts: Starts) -> DrawnItems:
     for own, _batch, indices in starts.batches:
         for index in indices:
             found.setdefault(index, []).append(item_of(own._dataset, index))
-    return DrawnItems(found, starts.same_again)
+    return DrawnItems(found, partial(_read_again, starts))
+
+
+def _read_again(starts: Starts, places: set[int]) -> set[int]:
+    from nanguard.replay.made_before import same_again
+
+    return same_again(list(starts.batches), places, starts.streams)
 
 
 @dataclass(slots=True)

@@ -199,8 +199,7 @@ def judge(run: Run, selection: Selection | None = None) -> None:
         selection: The rules; all of them without it.
     """
     known = {(finding.get("code"), finding.get("message")) for finding in run.findings}
-    acted = {event.step for event in run.events if event.kind in (*_DONE, EventKind.OVERFLOW)}
-    acted.discard(None)
+    acted = acted_on(run.events)
     for log in run.logs:
         judged = judge_log(log, selection)
         new = [
@@ -214,6 +213,22 @@ def judge(run: Run, selection: Selection | None = None) -> None:
         shown = chain(_events(judged, new), _gaps(run, new))
         run.events += [event for event in shown if event.step not in placed]
     run.events = events_in_order(run.events)
+
+
+def acted_on(events: Iterable[RunEvent]) -> set[float | None]:
+    """Returns the steps that the guard has kept out of the weights."""
+    kinds = (*_DONE, EventKind.OVERFLOW)
+    return {event.step for event in events if event.kind in kinds and event.step is not None}
+
+
+def faults_in(log: Log, acted: set[float | None]) -> list[Finding]:
+    """Returns what is wrong with a log, except for numbers that the guard kept out of the weights.
+
+    Args:
+        log: The log.
+        acted: The steps that the guard has acted on.
+    """
+    return [one for one in judge_log(log).alarms if not _is_kept_out(one, log, acted)]
 
 
 def _is_kept_out(finding: Finding, log: Log, acted: set[float | None]) -> bool:
