@@ -233,9 +233,8 @@ class InPlace:
         """Finds the start from which the unchanged replay is exact; returns that replay."""
         errors: list[str] = []
         given: tuple[Variant, ReplayOutcome] | None = None
-        plain = replace(task, trace=True)
         for variant in self._variants():
-            outcome, losses = self._replay(plain, variant, seconds)
+            outcome, losses = self._replay(replace(task, trace=True), variant, seconds)
             if outcome.error is not None:
                 errors.append(outcome.error)
                 if outcome.error == TOO_LONG:
