@@ -261,7 +261,7 @@ class InPlace:
             self._chosen, outcome = given
             return outcome
         self.differs = bool(errors) and all(error == _DIFFERS for error in errors)
-        reason = errors[-1] if errors else "nobody has seen what the step began with"
+        reason = errors[-1] if errors else "what the step began with was not recorded"
         return ReplayOutcome(error=reason, differs=self.differs)
 
     def _settle_on_turn(self, task: Task, seconds: float) -> ReplayOutcome | None:

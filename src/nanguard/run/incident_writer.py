@@ -332,7 +332,7 @@ class IncidentWriter:
             return "explanations were turned off with --no-trace"
         if self._explained >= _EXPLAINED:
             return f"only the first {_EXPLAINED} faults of a process are explained"
-        return "nobody has seen what the step began with"
+        return "what the step began with was not recorded"
 
     def _leave_note(self, name: str, text: str = "") -> None:
         leave(Path(self._options.control), f"{name}{os.getpid()}", text)
