@@ -317,7 +317,7 @@ def test_loop_without_optimizer_says_so_once_a_step_is_bad(tmp_path, bad):
     done = run(tmp_path, sys.executable, path)
     assert done.returncode == 0
     assert done.stderr.count("no torch optimizer was made") == bad
-    assert bool(done.stderr) == bad
+    assert ("4 steps guarded, none bad" in done.stderr) != bad
 
 
 def test_two_ranks_one_poisoned(tmp_path):
