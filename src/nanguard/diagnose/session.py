@@ -297,10 +297,9 @@ class Explanation:
         rows = list(range(size))
         while len(rows) > 1 and not self._lab.out_of_time:
             half = rows[: len(rows) // 2]
-            listed = f"{half[0]} to {half[-1]}" if len(half) > 1 else str(half[0])
-            trial = self._lab.try_out(
-                f"samples {listed} replaced by a good one", without=tuple(half)
-            )
+            many = len(half) > 1
+            listed = f"samples {half[0]} to {half[-1]}" if many else f"sample {half[0]}"
+            trial = self._lab.try_out(f"{listed} replaced by a good one", without=tuple(half))
             if trial.finite is None:
                 return
             rows = half if trial.finite else rows[len(rows) // 2 :]

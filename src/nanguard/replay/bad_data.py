@@ -14,11 +14,15 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils.data.dataloader import _DatasetKind
 
+from nanguard.guard.rng import RandomStreams
 from nanguard.numerics import all_finite, is_float
 from nanguard.replay import changes
 from nanguard.replay.live_names import own_nodes
+from nanguard.replay.made_before import same_values
+from nanguard.replay.python_state import Reachable
 from nanguard.replay.region import NoRegionError, owner_of, source_of
 from nanguard.replay.sandbox import Outside
+from nanguard.replay.start import generators_in
 from nanguard.replay.tracer.modules import tensors_in
 from nanguard.replay.tracer.origin import origin_of, producers
 from nanguard.replay.tracer.sites import Site, is_installed, is_users, place_of, users_frame
@@ -28,7 +32,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
     from types import FrameType
 
-    from nanguard.guard.rng import RandomStreams
+    from torch import Tensor
+
     from nanguard.replay.task import ReplayOutcome
     from nanguard.replay.tracer.origin import Origin
     from nanguard.replay.tracer.sites import Place
@@ -38,6 +43,8 @@ if TYPE_CHECKING:
 # Lines of a data set's functions that are followed for one batch, and elements of an array that are
 # looked at after each of them.
 _MOST_LINES, _LARGEST_ARRAY = 1 << 14, 1 << 22
+# Data sets that take their samples from one another.
+_NESTED = 6
 
 
 def data_origin(
@@ -292,6 +299,69 @@ def _yielded_at(data: Any) -> Site | None:
         node.lineno for node in own_nodes(body) if isinstance(node, (ast.Yield, ast.YieldFrom))
     }
     return Site(code.co_filename, lines.pop(), code.co_name) if len(lines) == 1 else None
+
+
+def same_again(drawn: Iterable[Drawn], places: set[int], streams: RandomStreams) -> set[int]:
+    """Returns which samples are the same whenever they are read.
+
+    Those that a random augmentation makes anew each time are not: what was wrong with one of them
+    may never come again. Neither is one that cannot be read a second time.
+
+    Args:
+        drawn: The last batches of the loaders.
+        places: The samples, by their places in the data sets of these loaders.
+        streams: Puts the random streams back afterwards.
+    """
+    found: set[int] = set()
+    for own, batch, indices in drawn:
+        rows = [row for row, index in enumerate(indices) if index in places]
+        if not rows or own._dataset_kind == _DatasetKind.Iterable:
+            continue
+        one, *others = [list(tensors_in(each)) for each in _read_twice(own, indices, streams)]
+        given = list(tensors_in(batch))
+        if not any(tensor.is_inference() or tensor._version for tensor in given):
+            others.append(given)  # the script has not changed it in place
+        for row in rows if one else ():
+            if all(_has_same_row(one, other, row, len(indices)) for other in others):
+                found.add(indices[row])
+    return found
+
+
+def _read_twice(own: Any, indices: list[int], streams: RandomStreams) -> list[Any]:
+    """Returns a batch as it is read now, and once more; an empty one if that is not possible."""
+    reachable = Reachable(map(vars, _nested(own._dataset)), [])
+    own_streams = RandomStreams(
+        streams.devices, [*streams.generators, *generators_in(_nested(own._dataset))]
+    )
+    now = own_streams.capture()
+    try:
+        with Outside(), changes.quiet():
+            return [_fetched(own, indices), _fetched(own, indices)]
+    except Exception:  # noqa: BLE001 - the script's own code, run in another place than usual
+        return [()]
+    finally:
+        reachable.put_back()
+        own_streams.restore(now)
+
+
+def _nested(data: Any) -> list[Any]:
+    """Returns a data set and those that it takes its samples from, one in the other."""
+    found: list[Any] = []
+    while hasattr(data, "__dict__") and len(found) < _NESTED:
+        found.append(data)
+        data = getattr(data, "dataset", None)
+    return found
+
+
+def _has_same_row(one: list[Tensor], other: list[Tensor], row: int, size: int) -> bool:
+    """Returns whether a sample is the same in two batches; what is not by sample counts whole."""
+    if len(one) != len(other):
+        return False
+    pairs = [
+        (a[row], b[row]) if a.dim() and b.dim() and len(a) == len(b) == size else (a, b)
+        for a, b in zip(one, other, strict=True)
+    ]
+    return all(same_values(a, b) for a, b in pairs)
 
 
 def _fetched(own: Any, indices: list[int]) -> Any:

@@ -167,8 +167,8 @@ class InPlace:
         All of them are given the same batch, so that only the change makes a difference.
         """
         start, optimizers = variant.start, self._run.optimizers()
-        moved = [*self._run.named_parameters().values(), *state_tensors(optimizers)]
-        if self._together or not start.stepped or bytes_in(moved) > MOST_COPIED:
+        moved = bytes_in([*self._run.named_parameters().values(), *state_tensors(optimizers)])
+        if self._together or not start.stepped or moved > MOST_COPIED:
             return ReplayOutcome(error="the steps after it cannot be made here")
         held = Held(BufferPlaces(self._run.models()))
         held.mark()
@@ -234,9 +234,8 @@ class InPlace:
         """Finds the start from which the unchanged replay is exact; returns that replay."""
         errors: list[str] = []
         given: tuple[Variant, ReplayOutcome] | None = None
-        plain = replace(task, trace=True)
         for variant in self._variants():
-            outcome, losses = self._replay(plain, variant, seconds)
+            outcome, losses = self._replay(replace(task, trace=True), variant, seconds)
             if outcome.error is not None:
                 errors.append(outcome.error)
                 if outcome.error == TOO_LONG:
@@ -263,7 +262,7 @@ class InPlace:
             self._chosen, outcome = given
             return outcome
         self.differs = bool(errors) and all(error == _DIFFERS for error in errors)
-        reason = errors[-1] if errors else "nobody has seen what the step began with"
+        reason = errors[-1] if errors else "what the step began with was not recorded"
         return ReplayOutcome(error=reason, differs=self.differs)
 
     def _settle_on_turn(self, task: Task, seconds: float) -> ReplayOutcome | None:
@@ -498,6 +497,7 @@ class InPlace:
         written = Written([] if leaves != "nothing" else run.named_parameters().values())
         gradients = [] if leaves == "tensors" else self._set_aside_gradients()
         rates = hyperparameters(run.optimizers())
+        reachable.keep([vars(owner) for owner, _ in variant.objects])
         now = starts.streams.capture()
         starts.paused = True
         try:

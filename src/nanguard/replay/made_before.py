@@ -317,7 +317,7 @@ def _traced(tensor: Tensor, make: Maker, step: int, look_at: int | None = None) 
     finally:
         trace.stop()
     trace.resolve()
-    if fresh is None or fresh is tensor or not _is_same(fresh, tensor):
+    if fresh is None or fresh is tensor or not same_values(fresh, tensor):
         return None
     writer = trace.writer(fresh)
     made: list[Record] = producers([writer]) if writer is not None and writer.bad else []
@@ -330,7 +330,7 @@ def _traced(tensor: Tensor, make: Maker, step: int, look_at: int | None = None) 
     return found
 
 
-def _is_same(fresh: Tensor, tensor: Tensor) -> bool:
+def same_values(fresh: Tensor, tensor: Tensor) -> bool:
     """Returns whether two values are equal, bit for bit, wherever they are."""
     one, other = fresh.detach().cpu(), tensor.detach().cpu()
     if one.shape != other.shape or one.dtype != other.dtype:
