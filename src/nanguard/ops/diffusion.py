@@ -9,7 +9,7 @@ import torch
 
 from nanguard.errors import UsageError
 from nanguard.ops.bounds import at_least, check_float, hard_cap, wide
-from nanguard.ops.fused import MOST_GROUPS, again, kernel, once, ready
+from nanguard.ops.fused import MOST_GROUPS, again, apply, kernel, once, ready
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -88,7 +88,7 @@ def add_noise(x: Tensor, noise: Tensor, step: Tensor, alphas: Tensor) -> Tensor:
     table = alphas.is_floating_point() and alphas.dim() == 1 and not alphas.requires_grad
     few = noise.dtype == x.dtype and step.numel() <= MOST_GROUPS
     if table and few and ready(x, noise, step, alphas):
-        return cast("Tensor", _AddNoise.apply(x, noise, step, alphas))  # type: ignore[no-untyped-call]
+        return cast("Tensor", apply(_AddNoise, x, noise, step, alphas))
     return _with_noise(x, noise, step, alphas)
 
 
@@ -145,7 +145,7 @@ def early_time_weight(t: Tensor, maximum: float = 100.0) -> Tensor:
     middle = maximum * maximum - 2
     first = 2 / (middle + math.sqrt(middle * middle - 4))
     time = at_least(_time(t, "early_time_weight"), first)
-    return ((time + 1) / time.sqrt()).to(t.dtype)
+    return (time + 1).div(time.sqrt()).to(t.dtype)
 
 
 def late_time_weight(t: Tensor, maximum: float = 100.0, eps: float = 1e-6) -> Tensor:
@@ -168,7 +168,7 @@ def late_time_weight(t: Tensor, maximum: float = 100.0, eps: float = 1e-6) -> Te
     power = maximum * maximum
     least = max((1 - power * eps) / (power - 1), 0.0)
     rest = at_least(1 - _time(t, "late_time_weight"), least)
-    return ((rest + 1).sqrt() / (rest + eps).sqrt()).to(t.dtype)
+    return (rest + 1).div(rest + eps).sqrt().to(t.dtype)
 
 
 def bounded_weight(weight: Tensor, maximum: float = 100.0) -> Tensor:

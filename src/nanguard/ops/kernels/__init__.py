@@ -10,7 +10,6 @@ from __future__ import annotations
 from nanguard.ops.kernels.pointwise import (
     add_noise,
     add_noise_slope,
-    chosen,
     open_rows,
     safe_div,
     safe_div_slope,
@@ -21,9 +20,9 @@ from nanguard.ops.kernels.pointwise import (
 from nanguard.ops.kernels.rows import (
     label_loss,
     label_loss_slope,
-    mask_logits,
     masked_mean,
     masked_mean_slope,
+    masked_value,
     mean_loss,
     modulate,
     modulate_slope,
@@ -36,12 +35,11 @@ from nanguard.ops.kernels.rows import (
 __all__ = [
     "add_noise",
     "add_noise_slope",
-    "chosen",
     "label_loss",
     "label_loss_slope",
-    "mask_logits",
     "masked_mean",
     "masked_mean_slope",
+    "masked_value",
     "mean_loss",
     "modulate",
     "modulate_slope",
