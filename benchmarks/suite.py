@@ -38,8 +38,9 @@ GPU = {
     "trace_cost_h200": "trace_cost --device cuda --rounds 7",
     "host_time_h200": "host_time --device cuda",
     "ops_speed_h200": "ops_speed --device cuda --rounds 15",
-    "ops_speed_h200_large": "ops_speed --device cuda --rounds 9 --scale 4 --only mask_logits "
-    "soft_cap safe_div safe_norm safe_std add_noise masked_m allowed AdaLN",
+    "ops_speed_h200_large": "ops_speed --device cuda --rounds 9 --scale 4",
+    "ops_speed_h200_compiled": "ops_speed --device cuda --rounds 7 --scale 4 --compiled --only RMS "
+    "AdaLN masked_ checked mask_logits soft_cap safe_div safe_norm safe_std add_noise",
 }
 
 

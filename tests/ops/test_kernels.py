@@ -136,6 +136,23 @@ def test_add_noise(monkeypatch, dtype):
 
 
 @every_type
+@pytest.mark.parametrize("weight", [ops.early_time_weight, ops.late_time_weight])
+def test_time_weights(monkeypatch, dtype, weight):
+    t = torch.tensor([0.0, -1.0, 1e-3, 0.5, 0.999, 1.0, 1.5, math.nan, math.inf, -math.inf])
+    t = t.to(DEVICE, dtype)
+    found = weight(t)
+    with Seen() as seen:
+        assert torch.equal(weight(t).nan_to_num(-1), found.nan_to_num(-1))
+    assert seen.names == {"time_weight"}
+    monkeypatch.setattr(fused, "DEVICE", "nowhere")
+    torch.testing.assert_close(
+        found, weight(t), rtol=CLOSE[dtype], atol=CLOSE[dtype], equal_nan=True
+    )
+    assert found.dtype == dtype
+    assert found[-3:].isnan().all()
+
+
+@every_type
 @pytest.mark.parametrize("shared", [True, False])
 @pytest.mark.parametrize("target", [True, False])
 def test_mask_logits(monkeypatch, dtype, shared, target):

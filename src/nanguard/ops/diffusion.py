@@ -144,7 +144,10 @@ def early_time_weight(t: Tensor, maximum: float = 100.0) -> Tensor:
     # Where (t + 1)^2 = maximum^2 * t, in the form of the root that does not cancel.
     middle = maximum * maximum - 2
     first = 2 / (middle + math.sqrt(middle * middle - 4))
-    time = at_least(_time(t, "early_time_weight"), first)
+    check_float(t, "early_time_weight")
+    if _constant(t):
+        return cast("Tensor", _time_weight(t, first, 0.0, True))  # noqa: FBT003
+    time = at_least(t.to(wide(t.dtype)), first)
     return (time + 1).div(time.sqrt()).to(t.dtype)
 
 
@@ -167,7 +170,10 @@ def late_time_weight(t: Tensor, maximum: float = 100.0, eps: float = 1e-6) -> Te
     # Where the square of the weight, (rest + 1) / (rest + eps), is that of the maximum.
     power = maximum * maximum
     least = max((1 - power * eps) / (power - 1), 0.0)
-    rest = at_least(1 - _time(t, "late_time_weight"), least)
+    check_float(t, "late_time_weight")
+    if _constant(t):
+        return cast("Tensor", _time_weight(t, least, eps, False))  # noqa: FBT003
+    rest = at_least(1 - t.to(wide(t.dtype)), least)
     return (rest + 1).div(rest + eps).sqrt().to(t.dtype)
 
 
@@ -196,9 +202,12 @@ def _root(share: Tensor) -> Tensor:
     return share.masked_fill(none, 1.0).sqrt().masked_fill(none, 0.0)
 
 
-def _time(t: Tensor, name: str) -> Tensor:
-    check_float(t, name)
-    return t.to(wide(t.dtype))
+def _constant(t: Tensor) -> bool:
+    """Returns whether times can go to a kernel that has no derivative."""
+    return not (t.requires_grad and torch.is_grad_enabled()) and ready(t)
+
+
+_time_weight = kernel("time_weight(Tensor t, float edge, float eps, bool early) -> Tensor")
 
 
 def _check_schedule(steps: int, low: float, high: float) -> None:

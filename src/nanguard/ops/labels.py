@@ -132,23 +132,22 @@ def mask_logits(
         _check_shapes(logits, target)
     if on_bad not in ("raise", "nan"):
         raise _usage(f"on_bad is {on_bad!r}", "Use 'raise' or 'nan'.")
-    low, nan = torch.finfo(logits.dtype).min / 2, on_bad == "nan"
-    value: Tensor | float
-    bad: Tensor | None
+    nan = on_bad == "nan"
+    asked = bad_labels is not None or not nan
     looked_at = (logits, allowed) if target is None else (logits, allowed, target)
     if ready(*looked_at) and allowed.numel() in (logits.numel(), logits.shape[-1]):
-        value = _masked_value(allowed, target, [*logits.shape[:-1], 1], logits.dtype, low)
-        asked = bad_labels is not None or not nan
-        bad = (value != value).squeeze(-1) if asked else None  # noqa: PLR0124
+        bad = logits.new_empty(logits.shape[:-1], dtype=torch.bool) if asked else None
+        masked = apply(_MaskedLogits, logits, allowed, target, bad, nan)
     else:
-        value, bad = low, _masked_samples(logits, allowed, target)
-        if nan:
-            value = logits.new_full((1,), low).masked_fill(bad.unsqueeze(-1), torch.nan)
+        bad = _masked_samples(logits, allowed, target)
+        low = torch.finfo(logits.dtype).min / 2
+        other = logits.new_full((1,), low).masked_fill(bad.unsqueeze(-1), torch.nan) if nan else low
+        masked = torch.where(allowed, logits, other)
     if bad is not None and bad_labels is not None:
         bad_labels.add(bad)
     if bad is not None and not nan:
         _refuse_masked(bad, target)
-    return torch.where(allowed, logits, value)
+    return cast("Tensor", masked)
 
 
 def _masked_samples(logits: Tensor, allowed: Tensor, target: Tensor | None) -> Tensor:
@@ -161,10 +160,33 @@ def _masked_samples(logits: Tensor, allowed: Tensor, target: Tensor | None) -> T
     return bad | (target >= logits.shape[-1])
 
 
-_masked_value = kernel(
-    "masked_value(Tensor allowed, Tensor? target, int[] shape, ScalarType dtype, float low)"
+class _MaskedLogits(torch.autograd.Function):
+    """One kernel each way."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        logits: Tensor,
+        allowed: Tensor,
+        target: Tensor | None,
+        bad: Tensor | None,
+        nan: bool,  # noqa: FBT001
+    ) -> Tensor:
+        ctx.save_for_backward(allowed)
+        return cast("Tensor", _mask_logits(logits, allowed, target, bad, nan))
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+        (allowed,) = ctx.saved_tensors
+        slope = _chosen(grad, allowed) if once(grad) else torch.where(allowed, grad, 0.0)
+        return slope, None, None, None, None
+
+
+_mask_logits = kernel(
+    "mask_logits(Tensor logits, Tensor allowed, Tensor? target, Tensor(a!)? bad, bool nan)"
     " -> Tensor"
 )
+_chosen = kernel("chosen(Tensor x, Tensor mask) -> Tensor")
 
 
 class Labels(NamedTuple):

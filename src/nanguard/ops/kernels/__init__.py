@@ -10,19 +10,21 @@ from __future__ import annotations
 from nanguard.ops.kernels.pointwise import (
     add_noise,
     add_noise_slope,
+    chosen,
     open_rows,
     safe_div,
     safe_div_slope,
     soft_cap,
     soft_cap_slope,
+    time_weight,
     zero_rows,
 )
 from nanguard.ops.kernels.rows import (
     label_loss,
     label_loss_slope,
+    mask_logits,
     masked_mean,
     masked_mean_slope,
-    masked_value,
     mean_loss,
     modulate,
     modulate_slope,
@@ -35,11 +37,12 @@ from nanguard.ops.kernels.rows import (
 __all__ = [
     "add_noise",
     "add_noise_slope",
+    "chosen",
     "label_loss",
     "label_loss_slope",
+    "mask_logits",
     "masked_mean",
     "masked_mean_slope",
-    "masked_value",
     "mean_loss",
     "modulate",
     "modulate_slope",
@@ -52,5 +55,6 @@ __all__ = [
     "soft_cap_slope",
     "std",
     "std_slope",
+    "time_weight",
     "zero_rows",
 ]

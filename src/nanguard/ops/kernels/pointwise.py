@@ -325,3 +325,48 @@ def add_noise_slope(grad: Tensor, step: Tensor, alphas: Tensor, to_noise: bool) 
     tensors = (grad, step, alphas, result)
     launch(_add_noise_slope, grid, tensors, alphas.numel(), inner, to_noise, BLOCK)
     return result
+
+
+@triton.jit
+def _chosen(x, mask, out, n, period, BLOCK: tl.constexpr):
+    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    keep = tl.load(mask + at % period, at < n, 0) != 0
+    value = tl.load(x + at, at < n, 0.0)
+    tl.store(out + at, tl.where(keep, value, 0.0), at < n)
+
+
+def chosen(x: Tensor, mask: Tensor) -> Tensor:
+    """Returns values where a mask is true and 0 elsewhere; the mask may be that of one row."""
+    out = torch.empty_like(x)
+    n = x.numel()
+    launch(_chosen, (blocks(n),), (x, mask, out), n, mask.numel(), BLOCK)
+    return out
+
+
+@triton.jit
+def _time_weight(t, out, edge, eps, n, EARLY: tl.constexpr, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    value = tl.load(t + at, at < n, 0.5).to(tl.float32)
+    if not EARLY:
+        value = 1 - value
+    value = tl.where(value <= edge, edge, value) + value * 0  # Inf has to stay visible
+    if EARLY:
+        weight = tl.div_rn(value + 1, tl.sqrt_rn(value))
+    else:
+        weight = tl.sqrt_rn(tl.div_rn(value + 1, value + eps))
+    tl.store(out + at, weight.to(out.dtype.element_ty), at < n)
+
+
+def time_weight(t: Tensor, edge: float, eps: float, early: bool) -> Tensor:
+    """Returns the loss weights of diffusion times, early or late ones.
+
+    Args:
+        t: The times.
+        edge: The least time, or the least rest of the time, that counts as it is.
+        eps: What is added to the rest of the time.
+        early: Which of the two weights.
+    """
+    out = torch.empty_like(t)
+    n = t.numel()
+    launch(_time_weight, (blocks(n),), (t, out), float(edge), float(eps), n, early, BLOCK)
+    return out

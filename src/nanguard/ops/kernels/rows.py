@@ -29,8 +29,9 @@ PROGRAMS = 1024  # programs that share the sum over a whole tensor
 
 
 @triton.jit
-def _masked_value(
-    allowed, target, value, low, classes, stride, TARGET: tl.constexpr, BLOCK: tl.constexpr
+def _mask_logits(
+    logits, allowed, target, out, bad, low, classes, stride,
+    TARGET: tl.constexpr, BAD: tl.constexpr, NAN: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     some = tl.zeros((BLOCK,), tl.int32)
@@ -43,31 +44,41 @@ def _masked_value(
         inside = (label >= 0) & (label < classes)
         permitted = tl.load(allowed + row * stride + tl.where(inside, label, 0)) != 0
         wrong = wrong | ((label >= 0) & ((label >= classes) | (permitted == 0)))
-    tl.store(value + row, tl.where(wrong, float("nan"), low).to(value.dtype.element_ty))
+    other = low
+    if NAN:
+        other = tl.where(wrong, float("nan"), low)
+    for start in range(0, classes, BLOCK):
+        at = start + tl.arange(0, BLOCK)
+        keep = tl.load(allowed + row * stride + at, at < classes, 0) != 0
+        value = tl.load(logits + row * classes + at, at < classes, 0.0).to(tl.float32)
+        value = tl.where(keep, value, other)
+        tl.store(out + row * classes + at, value.to(out.dtype.element_ty), at < classes)
+    if BAD:
+        tl.store(bad + row, wrong)
 
 
-def masked_value(
-    allowed: Tensor, target: Tensor | None, shape: list[int], dtype: torch.dtype, low: float
+def mask_logits(
+    logits: Tensor, allowed: Tensor, target: Tensor | None, bad: Tensor | None, nan: bool
 ) -> Tensor:
-    """Returns what the masked logits of each sample become: ``low``, or NaN if the sample is bad.
-
-    That is one that has no class, or a target that is masked.
+    """Returns masked logits; those of a sample without a class, or with a masked target, NaN.
 
     Args:
+        logits: Of shape (..., classes).
         allowed: The classes of each sample, or of all of them.
         target: Class numbers; None if only the classes are looked at.
-        shape: That of the result, with a last dimension of 1.
-        dtype: The type of the logits.
-        low: What a masked logit becomes.
+        bad: Where to note which samples are bad; None if nobody asks.
+        nan: Whether bad samples get NaN at all.
     """
-    value = torch.empty(shape, dtype=dtype, device=allowed.device)
-    classes, rows = allowed.shape[-1], value.numel()
-    block, stride = block_of(classes), 0 if allowed.numel() == classes else classes
+    out = torch.empty_like(logits)
+    classes = logits.shape[-1]
+    low = torch.finfo(logits.dtype).min / 2
+    block, stride = block_of(classes), stride_of(allowed, logits)
+    given = (target is not None, bad is not None)
     launch(
-        _masked_value, (rows,), (allowed, target, value), low, classes, stride,
-        target is not None, block, warps=warps_of(block),
+        _mask_logits, (logits.numel() // classes,), (logits, allowed, target, out, bad), low,
+        classes, stride, *given, nan, block, warps=warps_of(block),
     )  # fmt: skip
-    return value
+    return out
 
 
 @triton.jit
