@@ -323,7 +323,9 @@ def norm_slope(grad: Tensor, x: Tensor, norm: Tensor, eps: float) -> Tensor:
     """Returns the gradient of ``norm``."""
     result = torch.empty_like(x)
     inner = x.numel() // norm.numel()
-    launch(_norm_slope, (norm.numel(),), (grad, x, norm, result), float(eps), inner, block_of(inner))
+    launch(
+        _norm_slope, (norm.numel(),), (grad, x, norm, result), float(eps), inner, block_of(inner)
+    )
     return result
 
 
@@ -351,9 +353,7 @@ def _std_slope(grad, x, std, means, result, eps, divisor, inner, BLOCK: tl.const
     tl.store(result + row * inner + at, value.to(result.dtype.element_ty), at < inner)
 
 
-def std(
-    x: Tensor, shape: tuple[int, ...], eps: float, divisor: int
-) -> tuple[Tensor, Tensor]:
+def std(x: Tensor, shape: tuple[int, ...], eps: float, divisor: int) -> tuple[Tensor, Tensor]:
     """Returns the deviation of each row, at least ``eps``, in a tensor of a shape; and its mean."""
     out = torch.empty(shape, dtype=x.dtype, device=x.device)
     means = torch.empty(shape, dtype=torch.float32, device=x.device)
