@@ -2,8 +2,8 @@
 
 Forward and backward together. The two forms take turns in one process, and every ratio compares
 neighbours, so that a clock that changes changes for both. "Again" is the plain form measured a
-second time: what it differs from 1 is noise. With ``--compiled`` the op is also measured beside what
-``torch.compile`` makes of the plain form. Prints a table and, with ``-o``, writes it as JSON.
+second time: what it differs from 1 is noise. With ``--compiled`` the op is also measured beside
+what ``torch.compile`` makes of the plain form. Prints a table and, with ``-o``, writes it as JSON.
 
     python -m benchmarks.ops_speed                              # what this machine can do
     python -m benchmarks.ops_speed --only log --rounds 30 -o results.json

@@ -98,6 +98,14 @@ def test_soft_cap(monkeypatch, dtype):
     both(monkeypatch, lambda x: ops.soft_cap(x, 2.0), x.requires_grad_())
 
 
+@pytest.mark.parametrize("form", [ops.safe_norm, ops.safe_std])
+def test_a_whole_number_and_the_same_as_a_float(form):
+    x = random(5, 33).detach()
+    expected = form(x, -1, eps=2.0)
+    assert torch.equal(form(x, -1, eps=2), expected)
+    assert torch.equal(form(x, -1, eps=2.0), expected)
+
+
 @every_type
 @pytest.mark.parametrize("rows", [True, False])
 def test_safe_div(monkeypatch, dtype, rows):

@@ -474,7 +474,7 @@ def modulate_slope(
     rows, block = 32, 64
     launch(
         _modulate_slope, (-(-width // block), batch),
-        (grad, x, scale, to_x, to_shift, to_scale), float(bound or 0), tokens, width, scale.stride(0),
-        bound is not None, rows, block,
+        (grad, x, scale, to_x, to_shift, to_scale), float(bound or 0), tokens, width,
+        scale.stride(0), bound is not None, rows, block,
     )  # fmt: skip
     return to_x, to_shift, to_scale
