@@ -66,6 +66,12 @@ def check(tree: Path) -> list[str]:
     return [sys.executable, "-m", "nanguard", "check", *options, str(tree)]
 
 
+def works(torchfix: list[str]) -> bool:
+    """Returns whether TorchFix can be started: one that fails at once would seem quick."""
+    words = [*torchfix, "--version"]
+    return subprocess.run(words, check=False, capture_output=True).returncode == 0  # noqa: S603
+
+
 def compare(tree: Path, torchfix: list[str], rounds: int) -> dict[str, float]:
     """Prints the times of both tools, in turns, and returns what came of them."""
     lines = count(python_files(tree))
@@ -114,7 +120,10 @@ def main() -> None:
         tree = arguments.tree or default_tree(Path(folder))
         found: dict[str, Any] = {}
         if not arguments.no_torchfix:
-            found |= compare(tree, shlex.split(arguments.torchfix), arguments.rounds)
+            torchfix = shlex.split(arguments.torchfix)
+            if not works(torchfix):
+                sys.exit("lint_speed: no TorchFix there; install it or leave it out")
+            found |= compare(tree, torchfix, arguments.rounds)
         if arguments.lines:
             found["grown"] = grow(tree, arguments.lines)
     if arguments.output:

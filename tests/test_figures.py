@@ -21,7 +21,9 @@ PAGES = [*ROOT.glob("README*.md"), *sorted((ROOT / "docs").glob("*.md"))]
 
 QUOTED = re.compile(r"(?P<figure>[\d,]*\.?\d+)\**<!--= (?P<file>\S+) (?P<place>.+?) -->")
 MARK = re.compile(r"<!--=")
-COSTS = re.compile(r"^## (?:What it costs|Speed|Measured|开销)\n(.*?)(?=^## |\Z)", re.MULTILINE | re.DOTALL)
+COSTS = re.compile(
+    r"^## (?:What it costs|Speed|Measured|开销)\n(.*?)(?=^## |\Z)", re.MULTILINE | re.DOTALL
+)
 CODE = re.compile(r"`[^`]*`")
 # A number with a decimal point, or one of times; not the version of something.
 RATIO = re.compile(r"(?<![\d.])\d+\.\d+(?![\d.])|\d+(?= times\b| 倍)")
