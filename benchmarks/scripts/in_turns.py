@@ -147,6 +147,7 @@ def main() -> None:
     switch.turn(on=True)
     model = f"{args.model}, {block} steps a block"
     took = round(time.perf_counter() - began)
+    assert guard.starts.sees_models, guard.starts.why_not
     print(json.dumps({"model": model, "ms": clock, "host_us": host, "seconds": took}))
 
 
