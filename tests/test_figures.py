@@ -94,9 +94,8 @@ def test_make_bench_writes_what_is_quoted():
 @pytest.mark.parametrize(
     "name",
     [
-        "check_cold_cpu", "lint_speed_cpu", "ops_speed_cpu", "ops_speed_h200",
-        "ops_speed_h200_compiled", "ops_speed_h200_large", "scan_checkpoint_cpu", "scan_data_cpu",
-        "scan_log_cpu", "trace_cost_cpu",
+        "check_cold_cpu", "lint_speed_cpu", "ops_speed_h200", "ops_speed_h200_compiled",
+        "ops_speed_h200_large", "scan_checkpoint_cpu", "scan_data_cpu", "scan_log_cpu",
     ],
 )  # fmt: skip
 def test_result_files_say_where_they_come_from(name: str):
