@@ -333,15 +333,10 @@ def test_gradients_that_a_scaler_would_leave_out_at_any_scale(tmp_path, way):
         return
     first, *others = incidents(tmp_path)
     assert not others
-    line = (
-        script.read_text()
-        .splitlines()
-        .index(
-            next(line for line in script.read_text().splitlines() if "FAULT AT ANY SCALE" in line)
-        )
-    )
+    lines = enumerate(script.read_text().splitlines(), start=1)
+    fault = next(number for number, line in lines if "FAULT AT ANY SCALE" in line)
     assert (first["step"], first["symptom"]["where"]) == (25, "gradient")
-    assert first["origin"]["line"] == line + 1
+    assert first["origin"]["line"] == fault
     assert first["cause"]["code"] == "gradient-singularity"
     assert first["fixes"][0]["verified"]
 
