@@ -85,11 +85,20 @@ def healthy(tmp_path_factory):
     return plain(folder, sys.executable, script(folder)).stdout
 
 
-def test_healthy_script_is_the_same_and_silent(tmp_path, healthy):
+def test_healthy_script_is_the_same_but_for_a_line_at_its_end(tmp_path, healthy):
     done = run(tmp_path, sys.executable, script(tmp_path))
     assert done.stdout == healthy
-    assert (done.returncode, done.stderr) == (0, "")
+    said = "nanguard: 12 steps guarded, none bad; see it: nanguard report\n"
+    assert (done.returncode, done.stderr) == (0, said)
     assert not (tmp_path / "found").exists()
+    quiet = run(tmp_path, sys.executable, script(tmp_path), options=["-q"])
+    assert (quiet.stdout, quiet.stderr) == (healthy, "")
+
+
+def test_incidents_of_an_earlier_run_are_none_of_this_one(tmp_path, healthy):
+    run(tmp_path, sys.executable, script(tmp_path, bad=5), options=["--no-trace"])
+    done = run(tmp_path, sys.executable, script(tmp_path))
+    assert "12 steps guarded, none bad" in done.stderr
 
 
 def test_bad_step_leaves_no_trace_in_the_weights(tmp_path):
@@ -308,7 +317,28 @@ def test_loop_without_optimizer_says_so_once_a_step_is_bad(tmp_path, bad):
     done = run(tmp_path, sys.executable, path)
     assert done.returncode == 0
     assert done.stderr.count("no torch optimizer was made") == bad
-    assert bool(done.stderr) == bad
+    assert ("4 steps guarded, none bad" in done.stderr) != bad
+
+
+@pytest.mark.parametrize("way", ["bad", "large"])
+def test_gradients_that_a_scaler_would_leave_out_at_any_scale(tmp_path, way):
+    script = SCRIPTS / "left_to_a_scaler.py"
+    done = run(tmp_path, sys.executable, script, way)
+    bare = plain(tmp_path, sys.executable, script, way)
+    assert done.stdout == bare.stdout
+    assert "25 " in done.stdout
+    assert "512.0" in done.stdout, "the scale was not too large"
+    if way == "large":
+        assert incidents(tmp_path) == []
+        return
+    first, *others = incidents(tmp_path)
+    assert not others
+    lines = enumerate(script.read_text().splitlines(), start=1)
+    fault = next(number for number, line in lines if "FAULT AT ANY SCALE" in line)
+    assert (first["step"], first["symptom"]["where"]) == (25, "gradient")
+    assert first["origin"]["line"] == fault
+    assert first["cause"]["code"] == "gradient-singularity"
+    assert first["fixes"][0]["verified"]
 
 
 def test_two_ranks_one_poisoned(tmp_path):
@@ -337,6 +367,24 @@ def test_bad_loss_of_one_rank_whose_gradient_is_finite(tmp_path):
     assert (found["step"], found["rank"], found["action"]["taken"]) == (4, 1, "noted"), done.stderr
     assert found["cause"]["code"] == "empty-reduction"
     assert done.stdout.count("made 8 steps") == 2
+
+
+def test_ranks_that_talk_in_their_forward_pass_replay_together(tmp_path):
+    """One of them alone would get another norm, and its part would be taken for the next step's."""
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
+    port = str(29100 + int(time.time()) % 100)
+    script = SCRIPTS / "ddp_own_norm.py"
+    done = run(tmp_path, *torchrun, "--master-port", port, script)
+    assert came_to_its_end(done.returncode, done.stderr), done.stderr
+    (found,) = incidents(tmp_path)
+    line = script.read_text().splitlines().index("        return (x - mean) / spread.sqrt()") + 1
+    assert (found["step"], found["origin"]["line"]) == (5, line)
+    assert found["cause"]["code"] == "division-by-zero"
+    assert found["replay"]["method"] == "in-place"
+    weights = re.findall(r"weights (-?[\d.]+|nan|-?inf)", done.stdout)
+    assert len(weights) == 2
+    assert len(set(weights)) == 1
+    assert done.stdout.count(" step 7 ") == 2
 
 
 def test_rank_that_cannot_make_the_steps_before_by_itself(tmp_path):

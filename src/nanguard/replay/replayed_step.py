@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from nanguard.guard.optimizers import as_at_first, gradients_of
 from nanguard.guard.verdicts import Symptom
 from nanguard.numerics import all_finite
-from nanguard.replay.carried import numbers_in
+from nanguard.replay.handed_on import numbers_in
 from nanguard.replay.python_state import RefusedError
 from nanguard.replay.region import AGAIN, NoRegionError
 from nanguard.replay.replay import Replay
@@ -206,9 +206,11 @@ class ReplayedStep(Replay):
         self._leave()
 
     def judged_scaler_step(self, scaler: Any, optimizer: Any, call: Callable[[], Any]) -> Any:
-        """Judges the loss; the gradients are the scaler's own business."""
+        """Judges the loss; if that of the run was good, the gradients, otherwise the scaler's."""
         with _disable_current_modes():
             self._judge(self.bad_loss(), optimizer)
+            if not self.answered and all_finite(self._start.losses):
+                self._judge(self.bad_gradient(optimizer), optimizer)
             if not self.answered:
                 self.answer(self._outcome(optimizer))
         self._leave()

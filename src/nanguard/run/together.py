@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     from nanguard.guard.verdicts import Symptom
     from nanguard.replay.inplace import InPlace
+    from nanguard.replay.start import Start
 
 # How long the first rank waits to hear that a bad step began somewhere else.
 _PATIENCE = timedelta(seconds=2)
@@ -45,6 +46,7 @@ class Together:
         self.mine = True
         self._reduced: bool | None = None
         self._needs_all: bool | None = None
+        self._talks = False
 
     @property
     def active(self) -> bool:
@@ -79,6 +81,8 @@ class Together:
         """Whether a forward or backward pass needs all ranks, so that none can replay alone."""
         if not self.active:
             return False
+        if self._talks:
+            return True
         if self._needs_all is None:
             self._needs_all = any(
                 isinstance(module, nn.SyncBatchNorm)
@@ -86,6 +90,17 @@ class Together:
                 for module in all_modules()
             )
         return self._needs_all
+
+    def note_collective(self, start: Start | None) -> None:
+        """Notes something that ranks do together, if that is in a forward pass.
+
+        That may be a norm over all of them, or a loss that is gathered for a log: all ranks do the
+        same, so all of them know that none can replay alone.
+
+        Args:
+            start: What the step has begun with that goes on; None if none does.
+        """
+        self._talks = self._talks or (start is not None and start.is_in_forward)
 
     def lead(self, replayer: InPlace, ordinal: int) -> contextlib.AbstractContextManager[None]:
         """Makes the other ranks do, as long as it lasts, each replay that this one does."""

@@ -1,4 +1,4 @@
-"""What rules about code have in common: naming a place, and changing it; masks."""
+"""What rules about code share: naming and changing a place; masks; forms of probabilities."""
 
 from __future__ import annotations
 
@@ -208,3 +208,52 @@ def rows_are_kept_apart(code: Code, softmax: Value) -> bool:
         if event.op in _MENDS and event.line >= softmax.line:
             return True
     return False
+
+
+_SHARES = re.compile(r"([pq]|prob\w*|assign\w*)_?\d*|\w+_probs?")
+
+
+def is_ratio_of_chances(core: Value) -> bool:
+    """Returns whether one softmax is divided by another, either of which underflows."""
+    return all(part.core.op in ("softmax", "sigmoid") for part in core.inputs[:2])
+
+
+def is_chance_of_truth(core: Value) -> bool:
+    """Returns whether it is the probability given to what is true, ``p`` or ``1 - p``.
+
+    Written as ``torch.where(y == 1, p, 1 - p)`` or as ``y * p + (1 - y) * (1 - p)``.
+    """
+    sides: list[list[Value]] = []
+    if core.op == "where":
+        sides = [[part.core] for part in core.inputs[1:3]]
+    elif core.op == "add" and not core.has("padded"):
+        products = [part.core for part in core.inputs[:2] if part.core.op == "mul"]
+        sides = [[part.core for part in product.inputs[:2]] for product in products]
+    if len(sides) < 2:
+        return False
+    here, there = (
+        {part.op for part in side if part.op in ("sigmoid", "softmax") and part.lo <= 0}
+        for side in sides
+    )
+    missed = [{_missing(part) for part in side} for side in sides]
+    return bool(here & missed[1]) or bool(there & missed[0])
+
+
+def _missing(core: Value) -> str | None:
+    """Returns the operation that makes ``p`` in ``1 - p``; None if it is written otherwise."""
+    if core.op != "sub" or len(core.inputs) < 2 or core.inputs[0].number() != 1:
+        return None
+    taken = core.inputs[1].core
+    return taken.op if core.lo <= 0 else None
+
+
+def is_overlap(core: Value) -> bool:
+    """Returns whether it is the sum of products of two learned things, such as two assignments."""
+    along = len(core.inputs) > 1 or "dim" in core.keywords
+    product = core.inputs[0].core if core.op == "sum" and core.inputs and along else core
+    if product is core or product.op != "mul" or len(product.inputs) < 2:
+        return False
+    sides = [part.core for part in product.inputs[:2]]
+    if sides[0] is sides[1] or any(side.lo > 0 or side.op == "exp" for side in sides):
+        return False
+    return all(part.op == "" and _SHARES.fullmatch(part.name.lower()) for part in sides)

@@ -53,10 +53,10 @@ _APART = Fix(
 _SOFTPLUS = Fix("take softplus: log(1 + exp(x)) is F.softplus(x)")
 _OFFSET = re.compile(r"(box_|bbox_|pred_|reg_)?(deltas?|offsets?)")
 _OTHER_MODEL = re.compile(r"^ref|_ref|teacher|reference|chosen|rejected")
-_LOG_SCALE = re.compile(r"\w*log_?(vars?|variance|stds?|sigmas?|scales?)(_\w+)?")
+_LOG_SCALE = re.compile(r"log_?(vars?|variance|stds?|sigmas?|scales?)(_|$)")
 _BOUNDS_ONE = re.compile(
-    rb"(?i)log_?(var|std|sigma|scale)\w*( *=)?[^\n]{0,60}(clamp|clip|tanh|hardtanh|sigmoid|min\()"
-    rb"|(clamp|clip|tanh)_?\([^\n]{0,40}log_?(var|std|sigma|scale)|hardtanh"
+    rb"(?i)log_?(?:var|std|sigma|scale)[^\n]{0,60}(?:clamp|clip|tanh|sigmoid|min\()"
+    rb"|(?:clamp|clip|tanh)_?\([^\n]{0,40}log_?(?:var|std|sigma|scale)|hardtanh"
 )
 _REFERENCE = re.compile(r"^ref|_ref|reference")
 _BEFORE = re.compile(r"old|fixed|behaviou?r|prev|^b_|(^|_)mb_|batch_log|sampl")

@@ -6,7 +6,15 @@ import ast
 import re
 from typing import TYPE_CHECKING, ClassVar
 
-from nanguard.check.code.code_rule import CodeRule, bare, operand, replaced
+from nanguard.check.code.code_rule import (
+    CodeRule,
+    bare,
+    is_chance_of_truth,
+    is_overlap,
+    is_ratio_of_chances,
+    operand,
+    replaced,
+)
 from nanguard.check.code.origins import origins
 from nanguard.check.code.training_path import is_beside_training, is_evaluation, is_used_only
 from nanguard.check.code.value_questions import (
@@ -42,7 +50,6 @@ _LEARNED = frozenset({"matmul", "mul", "einsum", "sum", "bmm", "linear"})
 # What makes exact zeros of half of what it is given.
 _ZEROING = ("relu", "relu6")
 _ARTICLES = {"absolute value": "an", "overlap": "an"}
-_SHARES = re.compile(r"([pq]|prob\w*|assign\w*)_?\d*|\w+_probs?")
 _SIZE = re.compile(r"(^|_)(w|h|wh|widths?|heights?|sizes?)$")
 
 
@@ -173,7 +180,7 @@ class UnguardedLog(CodeRule):
             value = log.inputs[0] if log.inputs else None
             if value is None or guarded_by(value, log.guards):
                 continue
-            if not can_be_zero(value) and not _is_chance_of_truth(value.core):
+            if not can_be_zero(value) and not is_chance_of_truth(value.core):
                 continue
             if ends_as_number(code, log.node) or _is_kept_as_table(code, log):
                 continue
@@ -375,7 +382,7 @@ def _is_seen(code: Code, value: Value, kind: str) -> bool:
         return _is_seen_ratio(code, value, core)
     if kind == "difference":
         return _is_seen_difference(code, core)
-    if kind == "overlap" or _is_chance_of_truth(core):
+    if kind == "overlap" or is_chance_of_truth(core):
         return True
     if core.op in ("softmax", "sigmoid", "abs", "parameter", *_ZEROING):
         return True
@@ -385,7 +392,7 @@ def _is_seen(code: Code, value: Value, kind: str) -> bool:
 def _is_seen_ratio(code: Code, value: Value, core: Value) -> bool:
     over = core.inputs[0].core
     quiet = over.op == "sum" and over.has("sumsq") and is_learned(code, core)
-    return quiet or _is_ratio_of_chances(core) or _is_weighed_by_itself(code, value)
+    return quiet or is_ratio_of_chances(core) or _is_weighed_by_itself(code, value)
 
 
 def _is_seen_difference(code: Code, core: Value) -> bool:
@@ -396,7 +403,7 @@ def _is_seen_difference(code: Code, core: Value) -> bool:
         taken = taken.inputs[0].core
     if core.inputs[0].number() != 1:
         return False
-    if _is_overlap(taken) or _has_no_ceiling(taken):
+    if is_overlap(taken) or _has_no_ceiling(taken):
         return True
     squeezed = ("sigmoid", "softmax", "tanh")
     return taken.op in squeezed or (is_open(taken) and origins(code, taken).made_by(*squeezed))
@@ -406,40 +413,6 @@ def _is_trained(parameter: Value) -> bool:
     """Returns whether an optimizer moves a parameter, which it may move to 0 and below."""
     given = parameter.arg(1, "requires_grad")
     return given is None or given.const is not False
-
-
-def _is_ratio_of_chances(core: Value) -> bool:
-    """Returns whether one softmax is divided by another, either of which underflows."""
-    return all(part.core.op in ("softmax", "sigmoid") for part in core.inputs[:2])
-
-
-def _is_chance_of_truth(core: Value) -> bool:
-    """Returns whether it is the probability given to what is true, ``p`` or ``1 - p``.
-
-    Written as ``torch.where(y == 1, p, 1 - p)`` or as ``y * p + (1 - y) * (1 - p)``.
-    """
-    sides: list[list[Value]] = []
-    if core.op == "where":
-        sides = [[part.core] for part in core.inputs[1:3]]
-    elif core.op == "add" and not core.has("padded"):
-        products = [part.core for part in core.inputs[:2] if part.core.op == "mul"]
-        sides = [[part.core for part in product.inputs[:2]] for product in products]
-    if len(sides) < 2:
-        return False
-    here, there = (
-        {part.op for part in side if part.op in ("sigmoid", "softmax") and part.lo <= 0}
-        for side in sides
-    )
-    missed = [{_missing(part) for part in side} for side in sides]
-    return bool(here & missed[1]) or bool(there & missed[0])
-
-
-def _missing(core: Value) -> str | None:
-    """Returns the operation that makes ``p`` in ``1 - p``; None if it is written otherwise."""
-    if core.op != "sub" or len(core.inputs) < 2 or core.inputs[0].number() != 1:
-        return None
-    taken = core.inputs[1].core
-    return taken.op if core.lo <= 0 else None
 
 
 def _is_mass(core: Value) -> bool:
@@ -531,18 +504,6 @@ def _has_no_ceiling(taken: Value) -> bool:
     return bounded and taken.hi >= 1
 
 
-def _is_overlap(core: Value) -> bool:
-    """Returns whether it is the sum of products of two learned things, such as two assignments."""
-    along = len(core.inputs) > 1 or "dim" in core.keywords
-    product = core.inputs[0].core if core.op == "sum" and core.inputs and along else core
-    if product is core or product.op != "mul" or len(product.inputs) < 2:
-        return False
-    sides = [part.core for part in product.inputs[:2]]
-    if sides[0] is sides[1] or any(side.lo > 0 or side.op == "exp" for side in sides):
-        return False
-    return all(part.op == "" and _SHARES.fullmatch(part.name.lower()) for part in sides)
-
-
 def _is_weighed_by_itself(code: Code, value: Value) -> bool:
     """Returns whether it is the log in ``p * log(p / q)``, which is 0 times -inf where p is 0."""
     over = value.core.inputs[0].core
@@ -580,9 +541,9 @@ def _kind(value: Value, log: Value, *, outputs_are_probabilities: bool) -> str:
 
 
 def _kind_by_form(core: Value) -> str:
-    if _is_chance_of_truth(core):
+    if is_chance_of_truth(core):
         return "probability"
-    if _is_overlap(core):
+    if is_overlap(core):
         return "overlap"
     if core.op == "var":
         return "variance"
