@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from typing_extensions import Self
 
-    from nanguard.check.checkpoint.pickle_reader import Global
+    from nanguard.check.checkpoint.pickled_values import Global
 
 
 class UnreadableError(ValueError):
@@ -200,7 +200,10 @@ def read_directory(blob: Blob) -> dict[str, Entry]:
         raise DamagedError(
             f"the directory of the archive has {len(found):,} files and promises {count:,}"
         )
-    return dict(found)
+    entries = dict(found)
+    if len(entries) < len(found):
+        raise DamagedError("two files of the archive have the same name")
+    return entries
 
 
 def data_offset(blob: Blob, entry: Entry) -> int:

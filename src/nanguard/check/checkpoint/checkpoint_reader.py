@@ -18,7 +18,8 @@ from nanguard.check.checkpoint.checkpoint import (
     read_part,
     step_of,
 )
-from nanguard.check.checkpoint.pickle_reader import Call, Global, PickleDict, read_pickle
+from nanguard.check.checkpoint.pickle_reader import read_pickle
+from nanguard.check.checkpoint.pickled_values import Call, Global, PickleDict
 from nanguard.check.checkpoint.run_checkpoints import (
     DISTRIBUTED_ENDING,
     METADATA,

@@ -290,6 +290,8 @@ def region_of(
             f"a tensor of shape {list(shape[:8])} ends at element {start + extent:,} of a storage"
             f" that has {room:,}"
         )
+    if math.prod(shape) >= 1 << 63:
+        raise DamagedError(f"a tensor has the shape {list(shape[:8])}, which no number counts")
     count = math.prod(n for _, n in dims)
     if count >= extent:  # no gaps; or windows that overlap, which together have none
         return StorageRegion(start, extent)
