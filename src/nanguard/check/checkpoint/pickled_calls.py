@@ -316,7 +316,7 @@ def _bits(made: object, dtype: str) -> bool:
     if made is None or kind(made) == "any" or made in ((), [], "", b"", 0):
         return True
     pairs = made.pairs or [] if isinstance(made, (PickleDict, Call)) else None
-    if pairs is None or not _is(made, "dict"):
+    if pairs is None or not _is(made, "dict") or (isinstance(made, Call) and made.args != ()):
         return False
     for name, value in pairs:
         if kind(name) != "text" or kind(value) != "bool":
@@ -335,18 +335,29 @@ def _quantised(
     name = _storage_of(storage)
     if not (_is(storage, "storage") and (name in _QUANTISED or not name) and _place(start)):
         return False
-    if not (_sizes(shape) and _sizes(steps) and _is(gradient, "bool")):
+    if not (_sizes(shape) and _sizes(steps) and _is(gradient, "bool")) or gradient is True:
+        return False
+    if not _fits(storage, shape):
         return False
     if not isinstance(about, (list, tuple)) or not about or not isinstance(about[0], Global):
         return kind(about) == "any"
     scheme = about[0].full
     if scheme == "torch.per_tensor_affine":
-        return len(about) == 3 and _is(about[1], "float", "int", "bool") and _is(about[2], "int")
+        return len(about) == 3 and _is(about[1], "float", "int", "bool") and _sizes([about[2]])
     if scheme not in ("torch.per_channel_affine", "torch.per_channel_affine_float_qparams"):
         return kind(about[0]) == "any"
     if len(about) != 4 or not isinstance(about[3], int) or not isinstance(shape, (list, tuple)):
         return False
     return 0 <= about[3] < len(shape) and all(_channels(o, shape[about[3]]) for o in about[1:3])
+
+
+def _fits(storage: object, shape: object) -> bool:
+    """Returns whether a storage has as many elements as a shape, so that memory is there for it."""
+    key, counts = storage.key if isinstance(storage, Persistent) else (), _unwrapped(shape)
+    count = key[4] if isinstance(key, tuple) and len(key) > 4 else None
+    if type(count) is not int or not isinstance(counts, (list, tuple)):
+        return True
+    return math.prod(one for one in counts if type(one) is int) <= 4 * count
 
 
 def _channels(made: object, count: object) -> bool:
@@ -359,9 +370,9 @@ def _channels(made: object, count: object) -> bool:
 
 def _shape_of(made: object) -> tuple[object, ...] | None:
     """Returns the shape of a tensor that is made in the usual way; None for others."""
-    usual = ("torch._utils._rebuild_tensor", "torch._utils._rebuild_tensor_v2")
+    usual = tuple(f"torch._utils._rebuild_{name}" for name in ("tensor", "tensor_v2", "tensor_v3"))
     args = made.args if isinstance(made, Call) and made.full in usual else ()
-    shape = args[2] if isinstance(args, tuple) and len(args) > 2 else None
+    shape = _unwrapped(args[2]) if isinstance(args, tuple) and len(args) > 2 else None
     return tuple(shape) if isinstance(shape, (list, tuple)) else None
 
 
@@ -381,10 +392,18 @@ _COMPRESSED = ("torch.sparse_csr", "torch.sparse_csc", "torch.sparse_bsr", "torc
 _LAYOUTS = (*_COMPRESSED, "torch.strided", "torch.sparse_coo", "torch._mkldnn", "torch.jagged")
 
 
+def _unwrapped(made: object) -> object:
+    """Returns what is in a ``torch.Size``, or what there is."""
+    for _ in range(_DEEPEST_WRAPPED):
+        if not isinstance(made, Call) or made.full != "torch.Size":
+            break
+        made = made.args[0] if isinstance(made.args, tuple) and made.args else ()
+    return made
+
+
 def _extents(made: object) -> bool:
     """Returns whether something is the shape of a tensor without a storage."""
-    if isinstance(made, Call) and made.full == "torch.Size" and isinstance(made.args, tuple):
-        made = made.args[0] if made.args else ()
+    made = _unwrapped(made)
     if not isinstance(made, (list, tuple)):
         return kind(made) == "any"
     counts = [one for one in made if type(one) is int]
@@ -395,7 +414,7 @@ def _coordinates(places: object, values: object, size: object) -> bool:
     """Returns whether places, their values and the shape of all fit together."""
     if not (_is(places, "tensor") and _is(values, "tensor") and _extents(size)):
         return False
-    where, what = _shape_of(places), _shape_of(values)
+    size, where, what = _unwrapped(size), _shape_of(places), _shape_of(values)
     if where is None or what is None or not isinstance(size, (list, tuple)):
         return True
     if len(where) != 2 or not what or where[1] != what[0]:
@@ -436,6 +455,8 @@ def _from_tensor(
     if name not in _COPIED or (gradient is True and not name.startswith(_FLOATING)):
         return kind(dtype) == "any"
     known = not isinstance(device, str) or is_device(device)
+    made = data.args if isinstance(data, Call) and isinstance(data.args, tuple) else ()
+    known = known and (len(made) < 4 or _fits(made[0], made[2]))
     return _is(data, "tensor") and known and _is(device, "text") and _is(gradient, "bool")
 
 

@@ -277,11 +277,13 @@ def region_of(
     """
     if len(shape) > MAX_DIMENSIONS or min(shape, default=0) < 0 or start < 0:
         raise DamagedError(f"a tensor has the shape {list(shape[:8])} at {start}")
+    if strides is not None and len(strides) != len(shape):
+        raise DamagedError(f"a tensor has the shape {list(shape[:8])} and {len(strides)} strides")
     if 0 in shape:
         return StorageRegion(start, 0)
     if strides is None:
         strides = tuple(math.prod(shape[i + 1 :]) for i in range(len(shape)))
-    if len(strides) != len(shape) or min(strides, default=0) < 0:
+    if min(strides, default=0) < 0:
         raise DamagedError(f"a tensor has the strides {list(strides[:8])}")
     dims = sorted((s, n) for s, n in zip(strides, shape, strict=True) if n > 1 and s > 0)
     extent = 1 + sum(s * (n - 1) for s, n in dims)

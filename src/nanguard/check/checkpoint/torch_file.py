@@ -141,7 +141,7 @@ def _read(blob: Blob, nesting: _Nesting) -> TorchFile:
         return _archive(blob, nesting)
     first = read_pickle(blob)
     if first.value == MAGIC:
-        _refuse_outside(first)
+        _note_instruction(_refuse_outside(first))
         found = _legacy(blob, first.end, nesting)
         found.names = {**first.names, **found.names}
         return found
