@@ -47,7 +47,9 @@ def _torch(path: Path) -> None:
     try:
         torch.load(path, map_location="cpu", weights_only=True)
     except RuntimeError as error:
-        if "Invalid magic number" not in str(error) or not _is_one_pickle(path):
+        if "TorchScript archives" in str(error):
+            torch.jit.load(str(path), map_location="cpu")  # type: ignore[no-untyped-call]
+        elif "Invalid magic number" not in str(error) or not _is_one_pickle(path):
             raise
 
 

@@ -124,7 +124,8 @@ _UNHASHABLE = frozenset(("list", "dict", "set", "bytearray"))
 _SIMPLE = frozenset((str, int, float, bool, type(None), bytes, Persistent, Span, Global))
 _DEEPEST_WRAPPED = 8  # parameters in parameters, which nobody writes
 _DEEPEST_KEY = 1_000  # tuples in tuples; Python itself ends at some depth
-_MOST_LOOKED_AT = 1 << 26  # elements of what functions are given
+# Elements of what functions are given; so many letters of a text count as one of them.
+_MOST_LOOKED_AT, _LETTERS = 1 << 22, 32
 _INT64 = range(-(1 << 63), 1 << 63)
 
 
@@ -253,8 +254,10 @@ class Makeable:
 
     def _look_at(self, args: tuple[object, ...]) -> None:
         for one in args:
-            if isinstance(one, (str, bytes, list, tuple)):
+            if isinstance(one, (list, tuple)):
                 self._looked_at += len(one)
+            elif isinstance(one, (str, bytes)):
+                self._looked_at += len(one) // _LETTERS
         if self._looked_at > _MOST_LOOKED_AT:
             raise TooLargeError("the pickle makes too much of the same parts")
 

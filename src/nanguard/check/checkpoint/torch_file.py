@@ -38,7 +38,7 @@ _PLAIN = re.compile(
     r"numpy\.(?:_?core\.multiarray\.(?:_reconstruct|scalar)|_?core\.numeric\._frombuffer|ndarray"
     r"|dtype|dtypes\.\w+|random\.\w+\.\w+)|_codecs\.encode|builtins\.(?:bytes|tuple|list|dict)"
     r"|argparse\.Namespace|types\.SimpleNamespace|pathlib\.\w+|datetime\.\w+|easydict\.EasyDict"
-    r"|yacs\.config\.CfgNode|the pickle instruction \w+"
+    r"|yacs\.config\.CfgNode|the pickle instruction \w+|the source of a module"
 )
 
 # Files of the settings of a run, which hold objects of the library that wrote them and which no
@@ -166,9 +166,12 @@ def _note_instruction(pickled: Pickled) -> Pickled:
     if pickled.beyond is not None:
         code = pickled.beyond.decode("latin-1")
         (name,) = (opcode.name for opcode in pickletools.opcodes if opcode.code == code)
-        said = f"the pickle instruction {name}"
-        pickled.names.setdefault(said, Global("", said))
+        _note(pickled, f"the pickle instruction {name}")
     return pickled
+
+
+def _note(pickled: Pickled, said: str) -> None:
+    pickled.names.setdefault(said, Global("", said))
 
 
 class _Outside:
@@ -283,6 +286,8 @@ def _archive(blob: Blob, nesting: _Nesting) -> TorchFile:
         sources.swapped = written == b"big"
     _refuse_words(blob, entries, root)
     pickled = _pickle_of_torch(pickle)
+    if script and not any(name.startswith("__torch__.") for name in pickled.names):
+        raise DamagedError("the archive has the code of a compiled program, and no object of it")
     _require_storages(pickled, _ARCHIVED_STORAGE)
     found = TorchFile(_walked(pickled, sources), pickled.names, script)
     found.tree.damage += _unused_storages(pickled, sources)
@@ -312,7 +317,7 @@ def _require_storages(pickled: Pickled, parts: int) -> None:
         if not key:
             raise DamagedError("a reference to a storage has no parts")
         if key[0] in ("module", b"module"):  # with its source, as torch wrote them at first
-            pickled.names.setdefault("the source of a module", Global("", "the source of a module"))
+            _note(pickled, "the source of a module")
             continue
         if len(key) != parts:
             raise DamagedError(f"a reference to a storage has {len(key)} parts, not {parts}")
