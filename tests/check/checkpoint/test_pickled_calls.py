@@ -69,7 +69,8 @@ VALUES = {
                                 NO, ORDERED),
     "an enormous step": rebuilt("tensor_v2", storage(), ZERO, b"K\0\x85",
                                 b"\x8a\x09" + bytes(7) + b"\x80\0\x85", NO, ORDERED),
-    "more steps than sizes": rebuilt("tensor_v2", storage(), ZERO, SIZE, b"K\1K\1\x86", NO, ORDERED),
+    "more steps than sizes": rebuilt("tensor_v2", storage(), ZERO, SIZE, b"K\1K\1\x86", NO,
+                                     ORDERED),
     "more elements than can be counted": rebuilt(
         "tensor_v2", storage(), ZERO, b"\x8a\x08" + bytes(7) + b"\x40K\x08\x86", b"K\0K\0\x86", NO,
         ORDERED,
@@ -87,7 +88,8 @@ VALUES = {
                                     b"}" + text("conj") + b"\x88s"),
     "negated by a number": rebuilt("tensor_v2", storage(), ZERO, SIZE, STEP, NO, ORDERED,
                                    b"}K\1\x88s"),
-    "a type of four bits": rebuilt("tensor_v3", storage("Byte"), ZERO, SIZE, STEP, NO, ORDERED, INT4),
+    "a type of four bits": rebuilt("tensor_v3", storage("Byte"), ZERO, SIZE, STEP, NO, ORDERED,
+                                   INT4),
     "a type that is called": INT4 + b")R",
     "no memory": rebuilt("meta_tensor_no_storage", FLOAT, SIZE, STEP, NO),
     "no memory, quantised": rebuilt("meta_tensor_no_storage", QINT8, SIZE, STEP, NO),
@@ -134,8 +136,8 @@ VALUES = {
     "a storage of less than nothing": b"(" + text("storage") + b"ctorch\nFloatStorage\n" + text("0")
     + text("cpu") + b"J\xff\xff\xff\xfftQ",
     "a module with its source": b"(" + text("module") + FLOAT + text("x.py") + text("") + b"tQ",
-    "a tensor that is a key": b"}" + rebuilt("tensor_v2", storage(), b"K\3", SIZE, STEP, NO, ORDERED)
-    + b"K\1s",
+    "a tensor that is a key": b"}"
+    + rebuilt("tensor_v2", storage(), b"K\3", SIZE, STEP, NO, ORDERED) + b"K\1s",
 }  # fmt: skip
 
 

@@ -261,18 +261,7 @@ class _Archived(_Outside):
 
 def _archive(blob: Blob, nesting: _Nesting) -> TorchFile:
     entries = read_directory(blob)
-    pickles = [name for name in entries if name == "data.pkl" or name.endswith("/data.pkl")]
-    if not pickles:
-        raise DamagedError("the archive has no data.pkl, which says what is in it")
-    root = min(pickles, key=len).removesuffix("data.pkl")
-    if root.count("/") != 1:
-        raise DamagedError(f"data.pkl lies in {root[:100]!r}, and not in a folder of the archive")
-    if not {f"{root}version", f"{root}.data/version"} & entries.keys():
-        raise DamagedError("the archive has no version, which torch asks for first")
-    for name, entry in entries.items():  # torch refuses an archive of which one file is not there
-        data_offset(blob, entry)
-        if not name.startswith(root):
-            raise DamagedError(f"{name[:100]!r} in the archive does not lie in {root[:100]!r}")
+    root = _root(blob, entries)
     script = f"{root}constants.pkl" in entries  # by which torch tells a compiled program
     if script != any(name.startswith(f"{root}code/") for name in entries):
         raise DamagedError("the archive has only a part of a compiled program")
@@ -297,6 +286,23 @@ def _archive(blob: Blob, nesting: _Nesting) -> TorchFile:
         more = _Archived(blob, pickle, entries, f"{root}constants/", nesting)
         found.tree.tensors += walk(read_pickle(pickle).value, more).tensors
     return found
+
+
+def _root(blob: Blob, entries: dict[str, Entry]) -> str:
+    """Returns the folder in which all files of an archive lie; makes sure that they are there."""
+    pickles = [name for name in entries if name == "data.pkl" or name.endswith("/data.pkl")]
+    if not pickles:
+        raise DamagedError("the archive has no data.pkl, which says what is in it")
+    root = min(pickles, key=len).removesuffix("data.pkl")
+    if root.count("/") != 1:
+        raise DamagedError(f"data.pkl lies in {root[:100]!r}, and not in a folder of the archive")
+    if not {f"{root}version", f"{root}.data/version"} & entries.keys():
+        raise DamagedError("the archive has no version, which torch asks for first")
+    for name, entry in entries.items():  # torch refuses an archive of which one file is not there
+        data_offset(blob, entry)
+        if not name.startswith(root):
+            raise DamagedError(f"{name[:100]!r} in the archive does not lie in {root[:100]!r}")
+    return root
 
 
 # How many parts a reference to a storage has: the word, type, key, device and number of elements;
