@@ -14,6 +14,7 @@ import contextlib
 import copy
 import functools
 import io
+import os
 import sys
 import threading
 import weakref
@@ -88,7 +89,7 @@ class Reachable:
         self._undo: list[Callable[[], None]] = []
         self._tensors: list[tuple[Any, int, Any]] = []
         # Where something lies that is used up, or written to, by using it.
-        self._used: list[tuple[dict[Any, Any], Any, Any]] = []
+        self._used: list[tuple[Any, Any, Any]] = []
         self._room = _COPIED
         todo: deque[tuple[Any, int]] = deque((root, 0) for root in roots)
         for names in modules:
@@ -114,15 +115,15 @@ class Reachable:
             given: As for ``spare``.
         """
         stand_ins = {id(value): spare(value, given=given) for _, _, value in self._used}
-        for items, key, value in self._used:
-            if dict.get(items, key) is value:
-                dict.__setitem__(items, key, stand_ins[id(value)])
+        for holder, key, value in self._used:
+            if _held_at(holder, key) is value:
+                _hold_at(holder, key, stand_ins[id(value)])
         try:
             yield
         finally:
-            for items, key, value in self._used:
-                if dict.get(items, key) is stand_ins[id(value)]:
-                    dict.__setitem__(items, key, value)
+            for holder, key, value in self._used:
+                if _held_at(holder, key) is stand_ins[id(value)]:
+                    _hold_at(holder, key, value)
 
     def put_back(self, *, tensors: bool = True) -> None:
         """Puts everything back to how it was.
@@ -207,9 +208,12 @@ class Reachable:
 
     def _remember_dict(self, names: dict[Any, Any]) -> None:
         self._undo.append(_Items(names))
-        for key, value in dict.items(names):
-            if type(value) not in _PLAIN and spare(value, given=False) is not value:
-                self._used.append((names, key, value))
+        self._look_for_used(names, dict.items(names))
+
+    def _look_for_used(self, holder: Any, inside: Iterable[tuple[Any, Any]]) -> None:
+        for key, value in inside:
+            if spare(value, given=False) is not value:
+                self._used.append((holder, key, value))
 
     def _remember_place(self, file: Any) -> None:
         """Remembers how far a file was read."""
@@ -229,6 +233,8 @@ class Reachable:
                 items.extend(before)
 
         self._undo.append(undo)
+        if len(before) <= _ITEMS:
+            self._look_for_used(items, enumerate(before))
 
     def _remember_set(self, items: Any) -> None:
         before = copy.copy(items)
@@ -250,6 +256,7 @@ class Reachable:
             cell.cell_contents = before
 
         self._undo.append(undo)
+        self._look_for_used(cell, [("", before)])
         return (before,)
 
     def _remember_class(self, cls: type) -> Iterable[Any]:
@@ -406,6 +413,8 @@ def spare(value: Any, *, given: bool) -> Any:
         given: Whether the step took batches from a loader, which are handed out again, perhaps
             through this iterator.
     """
+    if type(value) in (BuiltinFunctionType, MethodType):
+        return _spared_function(value)
     if type(value) in _PLAIN or isinstance(value, (torch.Tensor, torch.nn.Module)):
         return value
     if is_channel(value):
@@ -417,6 +426,52 @@ def spare(value: Any, *, given: bool) -> Any:
     if isinstance(_method(type(value), "__next__"), FunctionType) or isinstance(value, io.IOBase):
         return value  # its attributes, or its place in the file, are put back
     return value if given else _Refusing(value)
+
+
+def spared_copy(value: Any, *, given: bool) -> Any:
+    """Returns a copy of a container, with something else in the place of what is not to be used.
+
+    Args:
+        value: The container; anything else is returned as it is.
+        given: As for ``spare``.
+    """
+    made = copied(value)
+    if made is not value and len(made) <= _ITEMS:
+        for key, inner in enumerate(value) if isinstance(value, list) else value.items():
+            other = spare(inner, given=given)
+            if other is not inner:
+                made[key] = other
+    return made
+
+
+def _held_at(holder: Any, key: Any) -> Any:
+    """Returns what a dictionary, a list or a cell of a function holds; None if it does not."""
+    if isinstance(holder, dict):
+        return dict.get(holder, key)
+    if isinstance(holder, CellType):
+        return holder.cell_contents
+    return holder[key] if key < len(holder) else None
+
+
+def _hold_at(holder: Any, key: Any, value: Any) -> None:
+    if isinstance(holder, dict):
+        dict.__setitem__(holder, key, value)
+    elif isinstance(holder, CellType):
+        holder.cell_contents = value
+    else:
+        holder[key] = value
+
+
+def _spared_function(value: Any) -> Any:
+    """Returns what a replay calls instead of the method of a channel, or of a system call."""
+    owner, name = value.__self__, value.__name__
+    if getattr(owner, "__name__", "") in ("posix", "nt") and getattr(os, name, None) is not None:
+        # Looked up when it is called: there, ``os`` leaves files of the run alone.
+        return lambda *args, **kwargs: getattr(os, name)(*args, **kwargs)
+    if not is_channel(owner):
+        return value
+    stands_in = StandIn(owner)
+    return lambda *args, **kwargs: getattr(stands_in, name)(*args, **kwargs)
 
 
 def _method(kind: type, name: str) -> Any:
@@ -464,7 +519,7 @@ _FILE: Methods = {
 }  # fmt: skip
 _SOCKET: Methods = {
     "send": _length, "sendall": _nothing, "sendto": _length, "sendmsg": _nothing,
-    "shutdown": _nothing, "close": _nothing,
+    "sendfile": _nothing, "shutdown": _nothing, "close": _nothing,
 }  # fmt: skip
 _DATABASE: Methods = dict.fromkeys(
     ("execute", "executemany", "executescript", "commit", "rollback", "close"), _nothing
@@ -482,6 +537,13 @@ _WRITING: dict[str, Methods] = {
     "socket.socket": _SOCKET,
     "_socket.socket": _SOCKET,
     "ssl.SSLSocket": _SOCKET,
+    "mmap.mmap": {
+        "write": _length, "write_byte": _nothing, "__setitem__": _nothing, "flush": _nothing,
+        "resize": _nothing, "move": _nothing, "seek": _nothing, "close": _nothing,
+    },
+    "subprocess.Popen": dict.fromkeys(("send_signal", "terminate", "kill"), _nothing),
+    "multiprocessing.shared_memory.SharedMemory": {"close": _nothing, "unlink": _nothing},
+    "multiprocessing.sharedctypes.SynchronizedBase": {},
     "_queue.SimpleQueue": {"put": _nothing, "put_nowait": _nothing},
     "multiprocessing.queues.Queue": {"put": _nothing, "put_nowait": _nothing, "close": _nothing},
     "multiprocessing.queues.SimpleQueue": {"put": _nothing, "close": _nothing},
@@ -533,10 +595,20 @@ class StandIn:
         self._thread = threading.get_ident()
 
     def __getattr__(self, name: str) -> Any:
+        value = getattr(self._stands_for, name)
+        if threading.get_ident() != self._thread:
+            return value
         dropped = (_writing(type(self._stands_for)) or {}).get(name)
-        if dropped is not None and threading.get_ident() == self._thread:
+        if dropped is not None:
             return dropped
-        return getattr(self._stands_for, name)
+        if isinstance(value, memoryview):  # memory that it shares with others
+            value = memoryview(bytearray(value))
+        elif is_channel(value):
+            value = StandIn(value)
+        else:
+            return value
+        self.__dict__[name] = value
+        return value
 
     def __enter__(self) -> Any:
         return self if threading.get_ident() == self._thread else self._stands_for.__enter__()
@@ -548,3 +620,9 @@ class StandIn:
 
     def __iter__(self) -> Any:
         return iter(self._stands_for)
+
+    def __getitem__(self, place: Any) -> Any:
+        return self._stands_for[place]
+
+    def __setitem__(self, place: Any, value: Any) -> None:
+        self.__getattr__("__setitem__")(place, value)

@@ -147,7 +147,7 @@ def _strict_json(text: str) -> Any:
     )
     if "\\u" in text:  # half a character is none to other readers
         json.dumps(found, ensure_ascii=False).encode()
-    inside, depth = [found], 0
+    inside, depth = [found] if isinstance(found, (dict, list)) else [], 0
     while inside and depth <= _DEEPEST:
         depth += 1
         inside = [
