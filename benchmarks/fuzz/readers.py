@@ -48,7 +48,7 @@ def _torch(path: Path) -> None:
         torch.load(path, map_location="cpu", weights_only=True)
     except RuntimeError as error:
         if "TorchScript archives" in str(error):
-            torch.jit.load(str(path), map_location="cpu")  # type: ignore[no-untyped-call]
+            torch.jit.load(str(path), map_location="cpu")
         elif "Invalid magic number" not in str(error) or not _is_one_pickle(path):
             raise
 

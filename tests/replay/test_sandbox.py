@@ -116,7 +116,7 @@ def test_everything_else_is_refused(tmp_path, act):
         lambda fd: os.closerange(fd, fd + 1),
         lambda fd: os.copy_file_range(os.open(__file__, os.O_RDONLY), fd, 3),
         lambda fd: os.sendfile(fd, os.open(__file__, os.O_RDONLY), 0, 3),
-        lambda fd: open(fd, "wb", buffering=0, closefd=False).write(b"x"),
+        lambda fd: open(fd, "wb", buffering=0, closefd=False).write(b"x"),  # noqa: SIM115
         lambda fd: early_open(fd, "r+b", buffering=0, closefd=False).write(b"x"),
         lambda fd: early_open(f"/proc/self/fd/{fd}", "r+b", buffering=0).write(b"x"),
         lambda fd: early_open(f"/dev/fd/{fd}", "r+b", buffering=0).write(b"x"),

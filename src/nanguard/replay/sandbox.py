@@ -54,7 +54,7 @@ _COMPILED = (
     ("_posixsubprocess", "fork_exec"), ("_posixshmem", "shm_unlink"), ("_posixshmem", "shm_open"),
 )  # fmt: skip
 # What is put into the place of functions that no audit event tells of: these do nothing.
-_UNTOLD = ("mkfifo", "mknod", "chroot", "umask", "nice")
+_UNTOLD = ("mkfifo", "mknod", "chroot", "nice")
 # What writes to an open file by its number.
 _TO_DESCRIPTOR = (
     "write", "writev", "pwrite", "pwritev", "posix_fallocate", "fchmod", "fchown", "close",
@@ -191,6 +191,8 @@ class Outside:
         # Files of the run, of which a replay in place has the same numbers.
         self._shared: frozenset[int] = frozenset()
         self._environment: dict[str, str] = {}
+        self._umask = os.umask
+        self._mask: int | None = None  # what it was, once something has changed it
         self._open = io.open
         self._os_open = os.open
         self._start = threading.Thread.start
@@ -219,6 +221,8 @@ class Outside:
             setattr(owner, name, before)
         self._undo.clear()
         _armed.pop(self._thread, None)
+        if self._mask is not None:
+            self._umask(self._mask)
         if os.environ != self._environment:
             os.environ.clear()
             os.environ.update(self._environment)
@@ -379,6 +383,7 @@ class Outside:
         if not _everywhere:
             self._replace(os, "_exit", sys.exit)  # the run is in the same process
             self._replace_descriptors()
+            self._replace(os, "umask", self._change_mask)
             self._replace(threading.Thread, "start", self._start_thread)
             # Until Python 3.12, no audit event tells of it.
             self._replace(_thread, "start_new_thread", _refuse("start a bare thread"))
@@ -423,6 +428,12 @@ class Outside:
             thread.run = held_back  # type: ignore[method-assign]
         with self._ourselves():
             self._start(thread)
+
+    def _change_mask(self, mask: int) -> int:
+        """Changes which rights new files do not get, until the end of the replay."""
+        before = self._umask(mask)
+        self._mask = before if self._mask is None else self._mask
+        return before
 
     def _to_descriptor(self, function: Callable[..., Any]) -> Callable[..., Any]:
         def call(descriptor: Any, *args: Any, **kwargs: Any) -> Any:

@@ -371,12 +371,14 @@ def _channels(made: object, count: object) -> bool:
     return _is(made, "tensor") and (shape is None or shape == (count,))
 
 
-def _shape_of(made: object) -> tuple[object, ...] | None:
+def _shape_of(made: object) -> tuple[int, ...] | None:
     """Returns the shape of a tensor that is made in the usual way; None for others."""
     usual = tuple(f"torch._utils._rebuild_{name}" for name in ("tensor", "tensor_v2", "tensor_v3"))
     args = made.args if isinstance(made, Call) and made.full in usual else ()
     shape = _unwrapped(args[2]) if isinstance(args, tuple) and len(args) > 2 else None
-    return tuple(shape) if isinstance(shape, (list, tuple)) else None
+    if not isinstance(shape, (list, tuple)):
+        return None
+    return tuple(one if isinstance(one, int) else -1 for one in shape)
 
 
 def _sparse(_: Makeable, layout: object, data: object) -> bool:
@@ -422,7 +424,7 @@ def _coordinates(places: object, values: object, size: object) -> bool:
         return True
     if len(where) != 2 or not what or where[1] != what[0]:
         return False
-    return len(size) == where[0] + len(what) - 1 and tuple(size[int(where[0]) :]) == what[1:]
+    return len(size) == where[0] + len(what) - 1 and tuple(size[where[0] :]) == what[1:]
 
 
 def _without_storage(

@@ -248,7 +248,7 @@ def _behind_zeros(count: int) -> NDArray[Any]:
 
 def _through(bits: NDArray[Any], registers: NDArray[Any]) -> NDArray[Any]:
     """Returns what becomes of registers, by what becomes of each of their bits."""
-    out = registers & 0
+    out: NDArray[Any] = registers & 0
     for at in range(32):
         out ^= bits[at] * ((registers >> at) & 1)
     return out
