@@ -504,8 +504,7 @@ class InPlace:
             starts.streams.restore(variant.streams)
             given = bool(start.drawn or start.given)
             for owner, attributes in variant.objects:
-                inside = {name: spared_copy(v, given=given) for name, v in attributes.items()}
-                vars(owner).update(inside)
+                vars(owner).update({n: spared_copy(v, given=given) for n, v in attributes.items()})
             _share(start)
             with contextlib.ExitStack() as outer:
                 outer.enter_context(signals_wait())

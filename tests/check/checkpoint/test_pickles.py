@@ -15,8 +15,8 @@ from nanguard.check.checkpoint import pickle_reader
 from nanguard.check.checkpoint.byte_ranges import DamagedError, MemoryBlob, TooLargeError
 from nanguard.check.checkpoint.checkpoint_reader import open_sources
 from nanguard.check.checkpoint.pickle_reader import MAX_PICKLE_LINE, WINDOW, read_pickle
-from nanguard.check.checkpoint.pickled_values import Call, LongLine, PickleDict, Span
 from nanguard.check.checkpoint.rules.checkpoint_files import TruncatedCheckpoint
+from nanguard.check.checkpoint.tensors import Call, LongLine, PickleDict, Span
 from nanguard.check.checkpoint.torch_file import read_torch
 from nanguard.check.scan import Scan
 from tests.cost import cpu_seconds

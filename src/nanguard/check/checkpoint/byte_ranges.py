@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from typing_extensions import Self
 
-    from nanguard.check.checkpoint.pickled_values import Global
+    from nanguard.check.checkpoint.tensors import Global
 
 
 class UnreadableError(ValueError):

@@ -18,7 +18,7 @@ from nanguard.check.checkpoint.byte_ranges import (
     read,
 )
 from nanguard.check.checkpoint.pickled_calls import Makeable
-from nanguard.check.checkpoint.pickled_values import (
+from nanguard.check.checkpoint.tensors import (
     Call,
     Global,
     LongLine,

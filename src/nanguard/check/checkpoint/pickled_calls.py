@@ -13,7 +13,16 @@ import re
 from typing import TYPE_CHECKING
 
 from nanguard.check.checkpoint.byte_ranges import TooLargeError
-from nanguard.check.checkpoint.pickled_values import (
+from nanguard.check.checkpoint.tensors import (
+    ALLOWED,
+    DISTRIBUTED,
+    DTYPE_NAMES,
+    DTYPES,
+    ENCODE,
+    PARAMETER,
+    QUANTISED,
+    REBUILD,
+    STORAGES,
     Call,
     Global,
     LongLine,
@@ -21,90 +30,15 @@ from nanguard.check.checkpoint.pickled_values import (
     PickleDict,
     Span,
 )
-from nanguard.check.checkpoint.tensors import DTYPES, STORAGES
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from nanguard.check.checkpoint.tensors import Dtype
-
-_TENSORS = ["BFloat16", "Bool", "Byte", "Char", "Double", "Float", "Half", "Int", "Long", "Short"]
-_REBUILD = [
-    "parameter",
-    "parameter_with_state",
-    "qtensor",
-    "tensor",
-    "tensor_v2",
-    "tensor_v3",
-    "sparse_tensor",
-    "meta_tensor_no_storage",
-    "nested_tensor",
-    "wrapper_subclass",
-    "device_tensor_from_numpy",
-    "device_tensor_from_cpu_tensor",
-]
-_PARAMETER = "torch.nn.parameter.Parameter"
-_ENCODE = "_codecs.encode"
-_SINGLE = [
-    "collections.OrderedDict",
-    "collections.Counter",
-    _PARAMETER,
-    "torch.Size",
-    "torch.serialization._get_layout",
-    "torch.Tensor",
-    "torch.device",
-    _ENCODE,
-    "builtins.bytearray",
-    "builtins.set",
-    "builtins.complex",
-    "torch.storage.TypedStorage",
-    "torch.storage.UntypedStorage",
-    "torch._tensor._rebuild_from_type_v2",
-]
-_SCHEMES = [
-    "per_tensor_affine",
-    "per_tensor_symmetric",
-    "per_channel_affine",
-    "per_channel_symmetric",
-    "per_channel_affine_float_qparams",
-]
-_PLACES = ("torch", "torch.cuda")
-# Torch knows these once ``torch.distributed.tensor`` is imported.
-_DISTRIBUTED = frozenset(
-    (
-        "torch.distributed.device_mesh.DeviceMesh",
-        "torch.distributed._tensor.api.DTensor",
-        "torch.distributed.tensor.DTensor",
-        "torch.distributed.tensor._api.DTensor",
-        "torch.distributed.tensor._dtensor_spec.DTensorSpec",
-        "torch.distributed.tensor._dtensor_spec.TensorMeta",
-        "torch.distributed.tensor.placement_types.Partial",
-        "torch.distributed.tensor.placement_types.Replicate",
-        "torch.distributed.tensor.placement_types.Shard",
-    )
-)
-_QUANTISED = frozenset(name for name in STORAGES if name.startswith("Q"))
-_DTYPES = frozenset(
-    [
-        *(f"torch.{name}" for name in DTYPES),
-        *(f"torch.{sign}int{bits}" for sign in ("", "u") for bits in range(1, 8)),
-    ]
-)
-ALLOWED = _DTYPES | _DISTRIBUTED | {
-    *_SINGLE,
-    *(f"torch.{scheme}" for scheme in _SCHEMES),
-    *(f"torch._utils._rebuild_{name}" for name in _REBUILD),
-    *(f"torch.{name}Storage" for name in STORAGES if name != "Untyped"),
-    *(f"torch.cuda.{name}Storage" for name in STORAGES.keys() - _QUANTISED if name != "Untyped"),
-    *(f"{p}{s}.{name}Tensor" for p in _PLACES for s in ("", ".sparse") for name in _TENSORS
-      if name != "Bool" or not s),
-}  # fmt: skip
-
 # What calling a function gives; what is not listed may be anything.
 _GIVES = {
-    **dict.fromkeys((f"torch._utils._rebuild_{name}" for name in _REBUILD), "tensor"),
+    **dict.fromkeys((f"torch._utils._rebuild_{name}" for name in REBUILD), "tensor"),
     "torch._tensor._rebuild_from_type_v2": "tensor",
-    _PARAMETER: "tensor",
+    PARAMETER: "tensor",
     "collections.OrderedDict": "dict",
     "collections.Counter": "dict",
     "builtins.set": "set",
@@ -115,7 +49,7 @@ _GIVES = {
     "torch.Size": "tuple",
     "torch.device": "device",
     "torch.serialization._get_layout": "layout",
-    _ENCODE: "bytes",
+    ENCODE: "bytes",
 }
 # Other classes of Python whose objects can change, and are no keys.
 _CHANGING = frozenset(("collections.defaultdict", "collections.deque", "builtins.dict"))
@@ -134,9 +68,9 @@ def kind(value: object) -> str:
     if isinstance(value, Call):
         return _GIVES.get(value.full, "any")
     if isinstance(value, Global):
-        if value.full in _DTYPES:
+        if value.full in DTYPE_NAMES:
             return "dtype"
-        return "class" if value.full in ALLOWED - _DISTRIBUTED else "any"
+        return "class" if value.full in ALLOWED - DISTRIBUTED else "any"
     if isinstance(value, (str, bytes, Span)):  # torch takes the bytes of Python 2 for text
         return "text"
     for made, name in _KINDS:
@@ -160,13 +94,6 @@ _KINDS: tuple[tuple[type, str], ...] = (
 
 def _is(value: object, *kinds: str) -> bool:
     return kind(value) in (*kinds, "any")
-
-
-def storage_type(made: object) -> Dtype | None:
-    """Returns the type of the numbers in a storage from the name of its class."""
-    if not isinstance(made, Global) or not made.name.endswith("Storage"):
-        return None
-    return DTYPES.get(STORAGES.get(made.name.removesuffix("Storage"), ""))
 
 
 class Makeable:
@@ -213,11 +140,11 @@ class Makeable:
             return False
         name = function.full
         if name not in _TAKES:
-            return name not in ALLOWED or name in _DISTRIBUTED
+            return name not in ALLOWED or name in DISTRIBUTED
         if not isinstance(args, tuple):
             return kind(args) == "any"
         least, most, takes = _TAKES[name]
-        if bare and name != _PARAMETER:
+        if bare and name != PARAMETER:
             return name in _CLASSES and not args
         if not least <= len(args) <= most:
             return False
@@ -288,7 +215,7 @@ _FLOATING = ("float", "bfloat", "complex")
 
 
 def _tensor(_: Makeable, storage: object, start: object, shape: object, steps: object) -> bool:
-    whole = _is(storage, "storage") and _storage_of(storage) not in _QUANTISED
+    whole = _is(storage, "storage") and _storage_of(storage) not in QUANTISED
     return whole and _place(start) and _sizes(shape) and _sizes(steps)
 
 
@@ -336,7 +263,7 @@ def _quantised(
     gradient: object, _hooks: object,
 ) -> bool:  # fmt: skip
     name = _storage_of(storage)
-    if not (_is(storage, "storage") and (name in _QUANTISED or not name) and _place(start)):
+    if not (_is(storage, "storage") and (name in QUANTISED or not name) and _place(start)):
         return False
     if not (_sizes(shape) and _sizes(steps) and _is(gradient, "bool")) or gradient is True:
         return False
@@ -534,7 +461,7 @@ _OF_TENSORS = frozenset(
 def _of_type(m: Makeable, function: object, cls: object, args: object, state: object) -> bool:
     if not isinstance(function, Global) or not isinstance(cls, Global):
         return False
-    if kind(cls) != "any" and cls.full not in ("torch.Tensor", _PARAMETER):
+    if kind(cls) != "any" and cls.full not in ("torch.Tensor", PARAMETER):
         return False
     if kind(function) != "any" and _GIVES.get(function.full) != "tensor":
         return False
@@ -639,11 +566,11 @@ _TAKES: dict[str, tuple[int, int, Callable[..., bool]]] = {
     "torch._utils._rebuild_parameter": (3, 3, _parameter),
     "torch._utils._rebuild_parameter_with_state": (4, 4, _parameter),
     "torch._tensor._rebuild_from_type_v2": (4, 4, _of_type),
-    _PARAMETER: (0, 2, _parameter),
+    PARAMETER: (0, 2, _parameter),
     "torch.Size": (0, 1, _size),
     "torch.device": (1, 2, _device),
     "torch.serialization._get_layout": (1, 1, _layout),
-    _ENCODE: (1, 3, _encoded),
+    ENCODE: (1, 3, _encoded),
     "builtins.bytearray": (0, 2, _bytearray),
     "builtins.complex": (0, 2, _complex),
     "builtins.set": (0, 1, _set),

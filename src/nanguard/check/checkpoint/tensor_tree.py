@@ -7,16 +7,20 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from nanguard.check.checkpoint.byte_ranges import DamagedError
-from nanguard.check.checkpoint.pickled_calls import storage_type
-from nanguard.check.checkpoint.pickled_values import Call, Global, Persistent, PickleDict, Span
 from nanguard.check.checkpoint.tensors import (
     DTYPES,
     NUMPY,
+    Call,
     Dtype,
+    Global,
+    Persistent,
+    PickleDict,
+    Span,
     Storage,
     StorageRegion,
     StoredTensor,
     region_of,
+    storage_type,
 )
 
 if TYPE_CHECKING:

@@ -23,10 +23,15 @@ from nanguard.check.checkpoint.byte_ranges import (
     unpacked,
 )
 from nanguard.check.checkpoint.pickle_reader import Pickled, read_pickle
-from nanguard.check.checkpoint.pickled_calls import ALLOWED, storage_type
-from nanguard.check.checkpoint.pickled_values import Global, Persistent, Span
 from nanguard.check.checkpoint.tensor_tree import TensorTree, walk
-from nanguard.check.checkpoint.tensors import Storage
+from nanguard.check.checkpoint.tensors import (
+    ALLOWED,
+    Global,
+    Persistent,
+    Span,
+    Storage,
+    storage_type,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
