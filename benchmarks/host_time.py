@@ -1,59 +1,67 @@
-"""How many microseconds of host time ``nanguard run`` takes from a healthy step.
+"""What ``nanguard run`` takes from a healthy step: as a ratio, and in microseconds of the host.
 
-A tiny script runs plainly and under ``nanguard run``, in turns. Each turn's time per step is that
-of its quickest blocks, in CPU time of the process, so that a busy machine does not count; the
-difference between the two is ours.
+The script runs under ``nanguard run`` and switches the guard around itself off and on, block by
+block: bare, guarded, bare again, in an order that changes. So all blocks share a process, its
+memory and whatever else disturbs the machine, and what differs between two processes does not
+count. The ratio is one of time by the clock; the microseconds are processor time, which a busy
+machine changes less.
 
-    python -m benchmarks.host_time
-    python -m benchmarks.host_time --device cuda --rounds 3 --output results.json
+    python -m benchmarks.host_time                             # a tiny model, half a millisecond
+    python -m benchmarks.host_time --model gpt --rounds 40     # steps of some 20 milliseconds
+    python -m benchmarks.host_time --device cuda --rounds 30 --output results.json
 """
 
 from __future__ import annotations
 
 import argparse
 import statistics
+import tempfile
 from pathlib import Path
 from typing import Any
 
-from benchmarks.run_overhead import last_line, machine, run, show, turns
+from benchmarks.run_overhead import last_line, machine, run, show
 
-# Of a turn's blocks, the share that counts: the others were disturbed.
+# Of the blocks of one kind, the share whose processor time counts: the others were disturbed.
 _QUICK = 0.25
 
 
-def measure(device: str, rounds: int, script: list[str]) -> dict[str, Any]:
-    """Measures the time per step, with and without."""
-    script = ["-m", "benchmarks.scripts.tiny", "--device", device, *script]
-    steps: dict[bool, list[float]] = {False: [], True: []}
-    losses = set()
-    for guarded, folder in turns(rounds):
-        said = last_line(run(guarded, script, folder)[0])
-        times = sorted(said["us"])
-        steps[guarded].append(statistics.mean(times[: max(1, int(_QUICK * len(times)))]))
-        losses.add(said["loss"])
-    plain, watched = (statistics.median(steps[guarded]) for guarded in (False, True))
+def measure(device: str, script: list[str]) -> dict[str, Any]:
+    """Measures the blocks of a script, and compares them."""
+    with tempfile.TemporaryDirectory() as folder:
+        words = ["-m", "benchmarks.scripts.in_turns", "--device", device, *script]
+        said = last_line(run(guarded=True, arguments=words, folder=folder)[0])
+    clock, host = said["ms"], said["host_us"]
+    bare = statistics.median(clock["bare"])
     return {
         **machine(device),
-        "us_plain": round(plain, 1),
-        "us_run": round(watched, 1),
-        "us_ours": round(watched - plain, 1),
-        "turns_plain": [round(us, 1) for us in steps[False]],
-        "turns_run": [round(us, 1) for us in steps[True]],
-        "same_loss": len(losses) == 1,
+        "model": said["model"],
+        "ms_bare": round(bare, 3),
+        "ratio": round(statistics.median(clock["run"]) / bare, 4),
+        "bare_again": round(statistics.median(clock["bare again"]) / bare, 4),
+        "spread": {kind: [round(min(ms), 3), round(max(ms), 3)] for kind, ms in clock.items()},
+        "us_bare": round(_undisturbed(host["bare"]), 1),
+        "us_ours": round(_undisturbed(host["run"]) - _undisturbed(host["bare"]), 1),
+        "us_bare_again": round(_undisturbed(host["bare again"]) - _undisturbed(host["bare"]), 1),
+        "seconds": said["seconds"],
     }
+
+
+def _undisturbed(times: list[float]) -> float:
+    """Returns the mean of the quickest blocks."""
+    return statistics.mean(sorted(times)[: max(1, int(_QUICK * len(times)))])
 
 
 def main() -> None:
     """Measures and prints."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--blocks", type=int, default=20)
-    parser.add_argument("--block", type=int, default=100)
+    parser.add_argument("--model", default="tiny", choices=["tiny", "gpt"])
+    parser.add_argument("--rounds", type=int, default=20, help="blocks of each kind")
+    parser.add_argument("--block", type=int, default=0, help="steps in a block; 0 for a second's")
     parser.add_argument("--output", type=Path)
     args = parser.parse_args()
-    script = ["--blocks", str(args.blocks), "--block", str(args.block)]
-    show(measure(args.device, args.rounds, script), args.output)
+    script = ["--model", args.model, "--rounds", str(args.rounds), "--block", str(args.block)]
+    show(measure(args.device, script), args.output)
 
 
 if __name__ == "__main__":

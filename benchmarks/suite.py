@@ -26,6 +26,7 @@ CPU = {
     "run_overhead_cpu": "run_overhead --rounds 3 --blocks 12",
     "trace_cost_cpu": "trace_cost --rounds 7",
     "host_time_cpu": "host_time",
+    "host_time_gpt_cpu": "host_time --model gpt --rounds 40",
     "ops_speed_cpu": "ops_speed --device cpu",
     "scan_checkpoint_cpu": "scan_checkpoint",
 }
@@ -37,6 +38,7 @@ GPU = {
     "--blocks 3 --rounds 4",
     "trace_cost_h200": "trace_cost --device cuda --rounds 7",
     "host_time_h200": "host_time --device cuda",
+    "host_time_gpt_h200": "host_time --device cuda --model gpt",
     "ops_speed_h200": "ops_speed --device cuda --rounds 15",
     "ops_speed_h200_large": "ops_speed --device cuda --rounds 9 --scale 4 --only mask_logits "
     "soft_cap safe_div safe_norm safe_std add_noise masked_m allowed AdaLN",

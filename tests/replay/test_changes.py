@@ -10,8 +10,11 @@ import warnings
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from nanguard.replay.changes import (
+    COLLECTIVES,
+    alone,
     quiet,
     replaced_samples,
     swapped_code,
@@ -129,3 +132,38 @@ def test_nothing_is_printed_logged_or_warned_of(capsys, caplog):
     print("after")
     assert capsys.readouterr() == ("after\n", "")
     assert caplog.records == []
+
+
+@pytest.fixture
+def one_rank(tmp_path):
+    dist.init_process_group(
+        "gloo", init_method=f"file://{tmp_path / 'ranks'}", rank=0, world_size=1
+    )
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.mark.usefixtures("one_rank")
+def test_a_rank_alone_says_nothing_to_the_others(monkeypatch):
+    def said(*_args, **_kwargs):
+        raise AssertionError("the other ranks have heard this")
+
+    for name in COLLECTIVES:
+        if name in vars(dist):
+            monkeypatch.setattr(dist, name, said)
+    mine, of_two = torch.arange(3.0), torch.zeros(6)
+    with alone():
+        dist.all_reduce(mine)
+        dist.all_gather_into_tensor(of_two, mine)
+        with pytest.raises(RuntimeError, match="one rank alone"):
+            dist.reduce_scatter_tensor(mine, of_two)
+    assert of_two.tolist() == [0.0, 1.0, 2.0, 0.0, 1.0, 2.0]
+    assert dist.all_reduce is said
+
+
+def test_every_collective_of_torch_is_known():
+    functions = {n for n in dist.distributed_c10d.__all__ if callable(vars(dist).get(n))}
+    words = ("gather", "reduce", "scatter", "all_to_all", "broadcast", "barrier", "send", "recv")
+    together = {n for n in functions if any(word in n for word in words) and n.islower()}
+    assert together
+    assert together <= set(COLLECTIVES)

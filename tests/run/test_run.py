@@ -339,6 +339,24 @@ def test_bad_loss_of_one_rank_whose_gradient_is_finite(tmp_path):
     assert done.stdout.count("made 8 steps") == 2
 
 
+def test_ranks_that_talk_in_their_forward_pass_replay_together(tmp_path):
+    """One of them alone would get another norm, and its part would be taken for the next step's."""
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
+    port = str(29100 + int(time.time()) % 100)
+    script = SCRIPTS / "ddp_own_norm.py"
+    done = run(tmp_path, *torchrun, "--master-port", port, script)
+    assert came_to_its_end(done.returncode, done.stderr), done.stderr
+    (found,) = incidents(tmp_path)
+    line = script.read_text().splitlines().index("        return (x - mean) / spread.sqrt()") + 1
+    assert (found["step"], found["origin"]["line"]) == (5, line)
+    assert found["cause"]["code"] == "division-by-zero"
+    assert found["replay"]["method"] == "in-place"
+    weights = re.findall(r"weights (-?[\d.]+|nan|-?inf)", done.stdout)
+    assert len(weights) == 2
+    assert len(set(weights)) == 1
+    assert done.stdout.count(" step 7 ") == 2
+
+
 def test_rank_that_cannot_make_the_steps_before_by_itself(tmp_path):
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
     port = str(29900 + int(time.time()) % 90)

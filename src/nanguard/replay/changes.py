@@ -78,9 +78,49 @@ def leave_workers() -> None:
     _MultiProcessingDataLoaderIter._shutdown_workers = nothing  # type: ignore[method-assign]
 
 
+# What ranks do together, by the names that ``torch.distributed`` has for it; and of that what one
+# of them can do as if the others had done the same, the values of all being its own.
+_GATHERED = ("all_gather", "all_gather_object", "all_gather_into_tensor", "all_gather_single")
+_ALIKE = (
+    "all_reduce",
+    "broadcast",
+    "broadcast_object_list",
+    "reduce",
+    "barrier",
+    "monitored_barrier",
+)
+COLLECTIVES = (
+    *_ALIKE,
+    *_GATHERED,
+    "_all_gather_base",
+    "all_gather_coalesced",
+    "all_reduce_coalesced",
+    "all_to_all",
+    "all_to_all_single",
+    "batch_isend_irecv",
+    "gather",
+    "gather_object",
+    "irecv",
+    "isend",
+    "recv",
+    "recv_object_list",
+    "reduce_scatter",
+    "reduce_scatter_single",
+    "reduce_scatter_tensor",
+    "_reduce_scatter_base",
+    "scatter",
+    "scatter_object_list",
+    "send",
+    "send_object_list",
+)
+
+
 @contextlib.contextmanager
 def alone() -> Iterator[None]:
-    """Cuts a rank off from the other ranks, which know nothing of what it does."""
+    """Cuts a rank off from the other ranks, which know nothing of what it does.
+
+    Whatever it did with them would be taken for its part of what they do next.
+    """
     import torch.distributed as dist
 
     if not dist.is_available() or not dist.is_initialized():
@@ -91,13 +131,14 @@ def alone() -> Iterator[None]:
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
         return self.module(*args, **kwargs)
 
-    silent = ("all_reduce", "broadcast", "reduce", "barrier", "monitored_barrier")
+    own = dict.fromkeys(COLLECTIVES, _refused) | dict.fromkeys(_ALIKE, _nothing)
+    own |= dict.fromkeys(_GATHERED, _gather_into) | {"_all_gather_base": _gather_into}
+    own |= {"all_gather": _gather_own, "all_gather_object": _gather_own_object}
     with contextlib.ExitStack() as stack:
         stack.enter_context(replaced(DistributedDataParallel, "forward", forward))
-        for name in (*silent, "broadcast_object_list"):
-            stack.enter_context(replaced(dist, name, _nothing))
-        stack.enter_context(replaced(dist, "all_gather", _gather_own))
-        stack.enter_context(replaced(dist, "all_gather_object", _gather_own_object))
+        for name, call in own.items():
+            if name in vars(dist):
+                stack.enter_context(replaced(dist, name, call))
         yield
 
 
@@ -187,6 +228,15 @@ def _gather_own(into: Any, tensor: Any, *_args: Any, async_op: bool = False, **_
     for place in into:
         place.copy_(tensor)
     return _Done() if async_op else None
+
+
+def _gather_into(into: Any, tensor: Any, *_args: Any, async_op: bool = False, **_kw: Any) -> Any:
+    into.copy_(tensor.repeat(into.numel() // tensor.numel(), *[1] * tensor.dim()).view_as(into))
+    return _Done() if async_op else None
+
+
+def _refused(*_args: Any, **_kwargs: Any) -> Any:
+    raise RuntimeError("one rank alone cannot replay what it does together with others")
 
 
 def _gather_own_object(into: Any, value: Any, *_args: Any, **_kwargs: Any) -> None:

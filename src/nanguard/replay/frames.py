@@ -325,6 +325,9 @@ class Nobody:
     def replayed_graph(self) -> None:
         """Hears that a CUDA graph was replayed."""
 
+    def collective(self) -> None:
+        """Hears of something that the script does together with other ranks."""
+
     def begin_pass(self, loader: Any) -> None:
         """Hears that the script is about to go over a loader."""
 

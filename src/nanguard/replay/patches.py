@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch._C._functorch import peek_interpreter_stack
 from torch._functorch import apis, eager_transforms
@@ -27,6 +28,7 @@ from torch.utils._pytree import (
 from torch.utils.data import DataLoader
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
+from nanguard.replay.changes import COLLECTIVES
 from nanguard.replay.frames import Nobody, Turns
 from nanguard.replay.tracer.sites import is_ours
 
@@ -69,6 +71,9 @@ class Watcher(Protocol):
 
     def replayed_graph(self) -> None:
         """Hears that a CUDA graph was replayed."""
+
+    def collective(self) -> None:
+        """Hears that the script is about to do something together with other ranks."""
 
     clip_limit: float | None
 
@@ -231,6 +236,7 @@ class Patches:
         self._patch_loader()
         self._patch_state()
         self._patch_graphs()
+        self._patch_collectives()
 
     def take_in(self, optimizers: Iterable[Optimizer]) -> None:
         """Hears of the steps of optimizers that were made before the patches were put on."""
@@ -422,6 +428,26 @@ class Patches:
             self.now.replayed_graph()
 
         self._replace(torch.cuda.CUDAGraph, "replay", replay)
+
+    def _patch_collectives(self) -> None:
+        """Hears of what ranks do together; what DDP does by itself is not among it."""
+        if not dist.is_available():
+            return
+        for name in COLLECTIVES:
+            original = vars(dist.distributed_c10d).get(name)
+            if original is not None and vars(dist).get(name) is original:
+                wrapped = self._heard_collective(original)
+                self._replace(dist.distributed_c10d, name, wrapped)
+                self._replace(dist, name, wrapped)
+
+    def _heard_collective(self, original: Any) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def collective(*args: Any, **kwargs: Any) -> Any:
+            if not torch.compiler.is_compiling():
+                self.now.collective()
+            return original(*args, **kwargs)
+
+        return collective
 
     def _patch_state(self) -> None:
         original = nn.Module.load_state_dict

@@ -336,7 +336,7 @@ class Replay(Watch):
     def before_backward(self, losses: list[Tensor]) -> None:
         """Notes where the script is, and clears old gradients if that is the task."""
         with _disable_current_modes():
-            if self.backwards and not self.in_step():
+            if self.backwards and len(self.losses) <= 1:  # the first backward of a step
                 parameters = self.named_parameters().values()
                 stale = [p for p in parameters if p.grad is not None and bool(p.grad.any())]
                 self.facts.stale_grads = bool(stale)

@@ -349,6 +349,11 @@ class Start:
         """Whether a tensor was changed in place since, and nobody has a copy."""
         return self._copies is None and self._taken.has_moved
 
+    @property
+    def is_in_forward(self) -> bool:
+        """Whether what it began is recorded for backward, and has not come to it yet."""
+        return self.site is None and self.ambient.grad
+
     def let_go_of_graphs(self) -> None:
         """Keeps what it was given without the graphs that lead there, and so their memory."""
         self._taken.let_go_of_graphs()

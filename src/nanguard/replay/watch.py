@@ -223,6 +223,9 @@ class Watch(ABC):
     def replayed_graph(self) -> None:  # noqa: B027
         """Hears that a CUDA graph was replayed."""
 
+    def collective(self) -> None:  # noqa: B027
+        """Hears that the script is about to do something together with other ranks."""
+
     def clipped(self, parameters: list[Tensor], norm: Any) -> None:
         """Notes the norm of the gradients that a script has clipped, if it is that of them all."""
         optimizers = self.optimizers()
@@ -495,10 +498,6 @@ class Watch(ABC):
         self.ordinal += 1
         self.forget_step()
         self.boundary()
-
-    def in_step(self) -> bool:
-        """Returns whether there was a backward since the last step."""
-        return len(self.losses) > 1
 
     def replayable(self) -> dict[str, Any]:
         """Returns what a replay needs to go on counting."""

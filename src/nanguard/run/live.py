@@ -518,6 +518,12 @@ class Live(Watch):
         if not self.is_aside:
             self._graph_steps.replayed()
 
+    def collective(self) -> None:
+        """Notes that a forward pass needs all ranks."""
+        start = self.starts.current
+        if start is not None and start.is_in_forward:
+            self.together.note_collective()
+
     def clipped(self, parameters: list[Tensor], norm: Any) -> None:
         """Notes the norm of gradients; a script that sees it may leave out the step."""
         super().clipped(parameters, norm)

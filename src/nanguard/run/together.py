@@ -45,6 +45,7 @@ class Together:
         self.mine = True
         self._reduced: bool | None = None
         self._needs_all: bool | None = None
+        self._talks = False
 
     @property
     def active(self) -> bool:
@@ -79,6 +80,8 @@ class Together:
         """Whether a forward or backward pass needs all ranks, so that none can replay alone."""
         if not self.active:
             return False
+        if self._talks:
+            return True
         if self._needs_all is None:
             self._needs_all = any(
                 isinstance(module, nn.SyncBatchNorm)
@@ -86,6 +89,14 @@ class Together:
                 for module in all_modules()
             )
         return self._needs_all
+
+    def note_collective(self) -> None:
+        """Notes that ranks do something together in the forward pass of the script's own code.
+
+        That may be a norm over all of them, or a loss that is gathered for a log: all ranks do the
+        same, so all of them know that none can replay alone.
+        """
+        self._talks = True
 
     def lead(self, replayer: InPlace, ordinal: int) -> contextlib.AbstractContextManager[None]:
         """Makes the other ranks do, as long as it lasts, each replay that this one does."""
