@@ -239,7 +239,8 @@ def _behind_zeros(count: int) -> NDArray[Any]:
     import numpy as np
 
     table, bits = np.array(_TABLE, np.uint32), np.uint32(1) << np.arange(32, dtype=np.uint32)
-    power, out = table[bits & 0xFF] ^ (bits >> 8), bits
+    power: NDArray[Any] = table[bits & 0xFF] ^ (bits >> 8)
+    out: NDArray[Any] = bits
     while count:
         out = _through(power, out) if count & 1 else out
         power, count = _through(power, power), count >> 1
