@@ -1,6 +1,6 @@
 """How long ``nanguard check one.yaml`` takes from a cold start, against ``import yaml``.
 
-    python -m benchmarks.check_cold [--runs 30]
+    python -m benchmarks.check_cold [--runs 30] [-o FILE]
 
 Both are processes of their own, in turn, in one run: the ratio of the medians is the result, and
 the spread of the single ratios is told beside it. The aim is a ratio of at most 6.
@@ -15,6 +15,8 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+
+from benchmarks.recording import write_results
 
 AIM = 6.0
 CONFIG = """\
@@ -44,7 +46,9 @@ def main() -> None:
     """Measures and prints one line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--runs", type=int, default=30)
-    runs = parser.parse_args().runs
+    parser.add_argument("-o", "--output", type=Path)
+    chosen = parser.parse_args()
+    runs = chosen.runs
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "one.yaml"
         file.write_text(CONFIG, encoding="utf-8")
@@ -61,6 +65,9 @@ def main() -> None:
         f"nanguard check one.yaml {1000 * ours:.0f} ms, import yaml {1000 * base:.0f} ms: "
         f"{ours / base:.2f} x (80 % of the pairs: {low:.2f} to {high:.2f}; aim {AIM:.0f})"
     )
+    if chosen.output:
+        found = {"check_ms": 1000 * ours, "import_yaml_ms": 1000 * base, "ratio": ours / base}
+        write_results(chosen.output, {name: round(value, 2) for name, value in found.items()})
     sys.exit(0 if ours <= AIM * base else 1)
 
 

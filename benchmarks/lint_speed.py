@@ -22,6 +22,9 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
+
+from benchmarks.recording import write_results
 
 # Parts of torch that are about as large as a training project, and as much about numbers.
 PARTS = ("optim", "distributions")
@@ -63,8 +66,14 @@ def check(tree: Path) -> list[str]:
     return [sys.executable, "-m", "nanguard", "check", *options, str(tree)]
 
 
-def compare(tree: Path, torchfix: list[str], rounds: int) -> None:
-    """Prints the times of both tools, in turns."""
+def works(torchfix: list[str]) -> bool:
+    """Returns whether TorchFix can be started: one that fails at once would seem quick."""
+    words = [*torchfix, "--version"]
+    return subprocess.run(words, check=False, capture_output=True).returncode == 0  # noqa: S603
+
+
+def compare(tree: Path, torchfix: list[str], rounds: int) -> dict[str, float]:
+    """Prints the times of both tools, in turns, and returns what came of them."""
     lines = count(python_files(tree))
     print(f"{lines} lines in {len(python_files(tree))} files, {rounds} rounds in turns")
     ours, theirs = [], []
@@ -75,10 +84,12 @@ def compare(tree: Path, torchfix: list[str], rounds: int) -> None:
     print(f"nanguard check  {best:8.2f} s  {lines / best:9.0f} lines/s")
     print(f"torchfix        {other:8.2f} s  {lines / other:9.0f} lines/s")
     print(f"ratio           {other / best:8.1f}")
+    return {"lines": lines, "lines/s": round(lines / best), "times TorchFix": other / best}
 
 
-def grow(tree: Path, wanted: int) -> None:
-    """Prints how time and memory grow with the number of lines."""
+def grow(tree: Path, wanted: int) -> list[dict[str, float]]:
+    """Prints how time and memory grow with the number of lines, and returns it."""
+    rows: list[dict[str, float]] = []
     files = python_files(tree)
     lines = count(files)
     with tempfile.TemporaryDirectory() as folder:
@@ -90,7 +101,9 @@ def grow(tree: Path, wanted: int) -> None:
                 copies += 1
             seconds, memory = timed(check(Path(folder)))
             total = copies * lines
-            print(f"{total:10d}{seconds:10.2f}{total / seconds:10.0f}{memory:12.0f}")
+            print(f"{total:10d}{seconds:10.2f}{total / seconds:10.0f}{memory:12.0f}", flush=True)
+            rows.append({"lines": total, "s": round(seconds, 2), "MB": round(memory)})
+    return rows
 
 
 def main() -> None:
@@ -101,13 +114,20 @@ def main() -> None:
     parser.add_argument("--no-torchfix", action="store_true")
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--lines", type=int, default=1_000_000)
+    parser.add_argument("-o", "--output", type=Path)
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         tree = arguments.tree or default_tree(Path(folder))
+        found: dict[str, Any] = {}
         if not arguments.no_torchfix:
-            compare(tree, shlex.split(arguments.torchfix), arguments.rounds)
+            torchfix = shlex.split(arguments.torchfix)
+            if not works(torchfix):
+                sys.exit("lint_speed: no TorchFix there; install it or leave it out")
+            found |= compare(tree, torchfix, arguments.rounds)
         if arguments.lines:
-            grow(tree, arguments.lines)
+            found["grown"] = grow(tree, arguments.lines)
+    if arguments.output:
+        write_results(arguments.output, found)
 
 
 if __name__ == "__main__":

@@ -2,7 +2,8 @@
 
 Forward and backward together. The two forms take turns in one process, and every ratio compares
 neighbours, so that a clock that changes changes for both. "Again" is the plain form measured a
-second time: what it differs from 1 is noise. Prints a table and, with ``-o``, writes it as JSON.
+second time: what it differs from 1 is noise. With ``--compiled`` the op is also measured beside
+what ``torch.compile`` makes of the plain form. Prints a table and, with ``-o``, writes it as JSON.
 
     python -m benchmarks.ops_speed                              # what this machine can do
     python -m benchmarks.ops_speed --only log --rounds 30 -o results.json
@@ -132,7 +133,9 @@ def norm_cases(make: Maker) -> list[Case]:
 
 def attention_cases(make: Maker) -> list[Case]:
     """Returns masked softmax and attention."""
-    batch, heads, length, size = make.rows(8, 2), 16 if make.cuda else 4, make.rows(2048, 512), 64
+    batch, heads, size = make.rows(8, 2), 16 if make.cuda else 4, 64
+    # A larger size has more sequences; longer ones would need the square of the memory.
+    length = min(make.rows(2048, 512), 2048 if make.cuda else 512)
     scores = make.random(batch, heads, length // 2, length // 2)
     mask = make.mask(batch, 1, length // 2, length // 2)
     padding = make.mask(batch, 1, 1, length)
@@ -415,20 +418,24 @@ def repeated(form: Form, inputs: tuple[Tensor, ...], device: str) -> Callable[[i
     return run
 
 
-def measure(case: Case, device: str, rounds: int) -> dict[str, Any]:
-    """Measures one op beside its plain form."""
+def measure(case: Case, device: str, rounds: int, *, compiled: bool = False) -> dict[str, Any]:
+    """Measures one op beside its plain form, and beside that form compiled if asked."""
     plain = repeated(case.plain, case.inputs, device)
     safe = repeated(case.safe, case.inputs, device)
-    for run in (plain, safe):
+    fast = repeated(torch.compile(case.plain), case.inputs, device) if compiled else plain
+    for run in (plain, safe, fast):
         run(3)
     # A turn of some 20 ms, so that a wait at its end does not count.
     times = max(int(0.02 / plain(3)), 1)
-    ratios, again, took = [], [], []
+    ratios, again, took, beside = [], [], [], []
     for _ in range(rounds):
         first, ours, second = plain(times), safe(times), plain(times)
         ratios.append(ours / math.sqrt(first * second))
         again.append(second / first)
         took.append(first)
+        if compiled:
+            beside.append(ours / fast(times))
+    row = {"over_compiled": round(statistics.median(beside), 4)} if compiled else {}
     return {
         "op": case.name,
         "device": device,
@@ -438,12 +445,13 @@ def measure(case: Case, device: str, rounds: int) -> dict[str, Any]:
         "ratio": round(statistics.median(ratios), 4),
         "spread": [round(min(ratios), 4), round(max(ratios), 4)],
         "again": round(statistics.median(again), 4),
+        **row,
     }
 
 
 def table(rows: list[dict[str, Any]]) -> str:
     """Returns the rows as text."""
-    head = ["op", "device", "size", "plain ms", "ratio", "limit", "again", "spread"]
+    head = ["op", "device", "size", "plain ms", "ratio", "limit", "again", "spread", "compiled"]
     body = [
         [
             row["op"],
@@ -454,6 +462,7 @@ def table(rows: list[dict[str, Any]]) -> str:
             f"{row['limit']:.2f}",
             f"{row['again']:.3f}",
             f"{row['spread'][0]:.2f}-{row['spread'][1]:.2f}",
+            f"{row['over_compiled']:.3f}" if "over_compiled" in row else "",
         ]
         for row in rows
     ]
@@ -472,7 +481,7 @@ def measured(device: str, options: argparse.Namespace) -> list[dict[str, Any]]:
         torch.manual_seed(0)
         for case in family(Maker(device, options.scale)):
             if any(word in case.name for word in options.only):
-                rows.append(measure(case, device, options.rounds))
+                rows.append(measure(case, device, options.rounds, compiled=options.compiled))
                 print(table(rows[-1:]).splitlines()[-1], flush=True)
         gc.collect()
         if device == "cuda":
@@ -487,6 +496,7 @@ def main() -> None:
     parser.add_argument("--device", default="all", choices=("all", "cuda", "cpu"))
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--scale", type=float, default=1.0, help="of the sizes, to try it out")
+    parser.add_argument("--compiled", action="store_true", help="beside torch.compile, too")
     parser.add_argument("-o", "--output", type=Path)
     parser.add_argument("--without-kernels", action="store_true", help="ops of torch's own parts")
     options = parser.parse_args()

@@ -1,6 +1,6 @@
 """How fast logs are scanned, against a Python loop over lines with a regular expression.
 
-python -m benchmarks.scan_log [--lines 1000000] [--memory-lines 5000000]
+python -m benchmarks.scan_log [--lines 1000000] [--memory-lines 5000000] [-o FILE]
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+
+from benchmarks.recording import write_results
 
 _PAIR = re.compile(r"([A-Za-z_][\w/]*)\s*[=:]\s*([-+]?(?:\d+\.?\d*(?:[eE][-+]?\d+)?|nan|inf))")
 _ONE = re.compile(r"step=(\d+).*?loss=(\S+)")
@@ -105,16 +107,22 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--lines", type=int, default=1_000_000)
     parser.add_argument("--memory-lines", type=int, default=5_000_000)
+    parser.add_argument("-o", "--output", type=Path)
     chosen = parser.parse_args()
+    rows: list[dict[str, float]] = []
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "train.log"
         make_log(path, chosen.lines)
         print(f"{chosen.lines} lines, {path.stat().st_size / 2**20:.0f} MiB")
-        for name, value in speed(path).items():
-            print(f"  {name:34s} {value:8.2f}")
+        rows.append({name: round(value, 3) for name, value in speed(path).items()})
+        for name, value in rows[0].items():
+            print(f"  {name:34s} {value:8.2f}", flush=True)
         if chosen.memory_lines:
             make_log(path, chosen.memory_lines)
-            print(f"{chosen.memory_lines} lines: {memory(path):.0f} MiB over the start")
+            rows.append({"lines": chosen.memory_lines, "grown_MiB": round(memory(path))})
+            print(f"{chosen.memory_lines} lines: {rows[1]['grown_MiB']} MiB over the start")
+    if chosen.output:
+        write_results(chosen.output, rows)
 
 
 if __name__ == "__main__":

@@ -29,6 +29,10 @@ CPU = {
     "host_time_gpt_cpu": "host_time --model gpt --rounds 40",
     "ops_speed_cpu": "ops_speed --device cpu",
     "scan_checkpoint_cpu": "scan_checkpoint",
+    "scan_data_cpu": "scan_data",
+    "scan_log_cpu": "scan_log",
+    "lint_speed_cpu": "lint_speed --lines 0",
+    "check_cold_cpu": "check_cold",
 }
 GPU = {
     "guard_overhead_h200_busy": "guard_overhead --only T=1024 --rounds 3",
@@ -36,12 +40,15 @@ GPU = {
     "run_overhead_h200": "run_overhead --device cuda --rounds 3",
     "run_overhead_h200_launch_bound": "run_overhead --device cuda --launch-bound --block 40 "
     "--blocks 3 --rounds 4",
+    "scale_h200": "scale --device cuda --parameters 1e6 1e7 1e8 1e9 3e9 --rounds 5 "
+    "--ranks 2 4 8 16 --sharded 8",
     "trace_cost_h200": "trace_cost --device cuda --rounds 7",
     "host_time_h200": "host_time --device cuda",
     "host_time_gpt_h200": "host_time --device cuda --model gpt",
     "ops_speed_h200": "ops_speed --device cuda --rounds 15",
-    "ops_speed_h200_large": "ops_speed --device cuda --rounds 9 --scale 4 --only mask_logits "
-    "soft_cap safe_div safe_norm safe_std add_noise masked_m allowed AdaLN",
+    "ops_speed_h200_large": "ops_speed --device cuda --rounds 9 --scale 4",
+    "ops_speed_h200_compiled": "ops_speed --device cuda --rounds 7 --scale 4 --compiled --only RMS "
+    "AdaLN masked_ checked mask_logits soft_cap safe_div safe_norm safe_std add_noise",
 }
 
 

@@ -270,13 +270,13 @@ def test_notify_without_a_target_reads_the_environment(server: Server, monkeypat
     assert len(server.received) == 2
 
 
-def train(on_event: Callable[[Any], None], folder: Path) -> None:
+def train(on_event: Callable[[Any], None], folder: Path, **options: Any) -> None:
     torch.manual_seed(0)
     model = nn.Linear(4, 1)
     batches = [torch.randn(8, 4) for _ in range(12)]
     batches[5][2] = float("nan")
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with nanguard.Guard(model, optimizer, run_dir=folder, on_event=on_event) as guard:
+    with nanguard.Guard(model, optimizer, run_dir=folder, on_event=on_event, **options) as guard:
         for batch in guard.watch(batches):
             guard.backward(model(batch).pow(2).mean())
             guard.step()
@@ -291,6 +291,34 @@ def test_a_guard_tells_and_keeps_the_secret(server: Server, tmp_path: Path):
     assert "step 5: the loss is nan -&gt; batch skipped" in body["text"]
     written = b"".join(path.read_bytes() for path in tmp_path.rglob("*") if path.is_file())
     assert SECRET.encode() not in written
+
+
+def test_a_guard_with_incidents_tells_why(server: Server, tmp_path: Path):
+    sender = nanguard.notify(server.address("json"))
+    train(sender, tmp_path, incidents=True)
+    sender.close()
+    ((_, body),) = server.received
+    assert body["alarm"] == "bad-input-data"
+    assert "step 5: " in body["message"]
+    assert "takes in data that is already NaN in sample 2" in body["message"]
+    assert "-> batch skipped (bad step 1" in body["message"]
+    (folder,) = tmp_path.glob("step-*")
+    assert f"nanguard explain {folder}" in body["text"]
+    assert body["path"] == Path(sys.argv[0]).name
+
+
+def test_ctrl_c_in_an_explanation_does_not_keep_an_alert_back(tmp_path: Path, monkeypatch):
+    told: list[Any] = []
+
+    def interrupt(*_args: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("nanguard.diagnose.session.explain", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        train(told.append, tmp_path, incidents=True)
+    assert [str(event).partition(" (")[0] for event in told] == [
+        "step 5: the loss is nan -> batch skipped"
+    ]
 
 
 def test_only_the_first_rank_tells(server: Server, tmp_path: Path, monkeypatch):

@@ -4,6 +4,11 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from types import SimpleNamespace
+
+import pytest
+
+from nanguard.errors import installing
 
 
 def run(code: str) -> str:
@@ -55,7 +60,7 @@ def test_asking_for_the_guard_without_torch_says_what_is_missing():
         BLOCKED + "import nanguard\n"
         "try:\n    nanguard.Guard\nexcept ImportError as error:\n    print(error)\n"
     )
-    assert "pip install 'nanguard[torch]'" in out
+    assert "[torch]'" in out
 
 
 def test_a_name_that_does_not_exist():
@@ -65,3 +70,23 @@ def test_a_name_that_does_not_exist():
 
 def test_dir_lists_what_is_public():
     assert "Guard" in run("import nanguard; print(dir(nanguard))")
+
+
+@pytest.mark.parametrize(
+    ("where_from", "command"),
+    [
+        (
+            '{"url": "file:///home/a%20clone", "dir_info": {}}',
+            "pip install '/home/a clone[serve]'",
+        ),
+        ('{"url": "https://example.org/x.whl"}', "pip install 'nanguard[serve]'"),
+        (None, "pip install 'nanguard[serve]'"),
+        ("broken", "pip install 'nanguard[serve]'"),
+    ],
+)
+def test_what_is_missing_is_installed_from_where_nanguard_came(
+    monkeypatch: pytest.MonkeyPatch, where_from: str | None, command: str
+):
+    found = SimpleNamespace(read_text=lambda _name: where_from)
+    monkeypatch.setattr("importlib.metadata.distribution", lambda _name: found)
+    assert installing("serve") == command

@@ -16,6 +16,7 @@ import shlex
 import shutil
 import socket
 import subprocess
+import sys
 import threading
 import time
 import urllib.error
@@ -313,17 +314,21 @@ class Alerts:
         self._pid = os.getpid()
 
     def __call__(self, event: Event) -> None:
-        """Sends what a guard did about a step; on the first rank only.
+        """Sends what a guard did about a step, and why it had to; from one rank only.
 
         Args:
             event: The event, as ``Guard(on_event=...)`` passes it.
         """
         severe = event.finding.severity.value != "info" or event.action.value != "step"
-        if severe and os.environ.get("RANK", "0") == "0":
-            stopped = event.action.value == "stop"
-            self.send(
-                Alert(event.finding.name, str(event), urgent=stopped, step=event.finding.step)
-            )
+        if not severe or not event.tells:
+            return
+        kind, said, advice, incident = event.finding.name, str(event), "", event.incident
+        if incident is not None:
+            advice = f"nanguard explain {shlex.quote(str(incident.folder))}"
+            if incident.sentence:
+                kind, said = incident.cause, f"{incident.sentence}{event.done}"
+        stopped = event.action.value == "stop"
+        self.send(Alert(kind, said, urgent=stopped, step=event.finding.step, advice=advice))
 
     def send(self, alert: Alert) -> None:
         """Sends an alert soon, unless one of its kind was sent a short time ago."""
@@ -379,14 +384,14 @@ class Alerts:
 def notify(*targets: str, run: str = "", cool_down: float = COOL_DOWN) -> Alerts:
     """Returns something that tells others of a run, to be given to a guard as ``on_event``.
 
-    For example::
+    For example:
 
         guard = Guard(model, optimizer, on_event=nanguard.notify("https://hooks.slack.com/..."))
 
     Args:
         targets: Web addresses, ``ntfy:TOPIC``, ``mailto:``, ``env:NAME``, ``file:PATH`` or
             commands; those in the lines of the variable ``NANGUARD_NOTIFY`` if there are none.
-        run: How the run is called in messages.
+        run: How the run is called in messages; the script's name by default.
         cool_down: Seconds before the same kind of alert is sent again.
 
     Raises:
@@ -398,6 +403,7 @@ def notify(*targets: str, run: str = "", cool_down: float = COOL_DOWN) -> Alerts
             "there is nobody to notify", f"Name a target, or set ${VARIABLE}.", "nanguard.notify()"
         )
     receivers = [receiver_of(one) for one in named]
+    run = run or os.path.basename(sys.argv[0])  # noqa: PTH119 - a name, not a place
     return Alerts(receivers, run=run, cool_down=cool_down, on_problem=_warn)
 
 

@@ -177,13 +177,14 @@ class Stage:
         self._quiet = quiet
 
     def say(self, what: RenderableType = "") -> None:
-        """Prints something, unless only the verdicts are wanted."""
+        """Prints something, unless only the verdicts are wanted; a line stays a line."""
         if not self._quiet:
-            self._console.print(what)
+            # Commands and paths are copied from here; pages break their prose by themselves.
+            self._console.print(what, soft_wrap=isinstance(what, str), crop=False)
 
     def verdict(self, text: str) -> None:
-        """Prints what the story comes to, in a pipe as one line."""
-        self._console.print(text, soft_wrap=not self._console.is_terminal)
+        """Prints what the story comes to, as one line."""
+        self._console.print(text, soft_wrap=True)
 
     def event(self, event: Event) -> None:
         """Prints what happened and what the guard did."""

@@ -51,8 +51,30 @@ class MissingDependencyError(NanguardError, ImportError):
         return cls(
             f"{what} needs {error.name}, which is not installed.",
             where=what,
-            do=f"Install it: pip install 'nanguard[{extra}]'",
+            do=f"Install it: {installing(extra)}",
         )
+
+
+def installing(extra: str = "") -> str:
+    """Returns the command that installs nanguard, from where this one was installed.
+
+    Args:
+        extra: What comes with it.
+    """
+    import json
+    import urllib.request
+    from importlib.metadata import PackageNotFoundError, distribution
+
+    wanted = f"[{extra}]" if extra else ""
+    try:
+        text = distribution("nanguard").read_text("direct_url.json")
+        url = json.loads(text or "{}").get("url", "")
+    except (PackageNotFoundError, OSError, ValueError):
+        url = ""
+    if url.startswith("file://"):
+        name = urllib.request.url2pathname(url.removeprefix("file://"))
+        return f"pip install '{name}{wanted}'"
+    return f"pip install 'nanguard{wanted}'" if extra else "pip install nanguard"
 
 
 class SettingsError(NanguardError, ValueError):

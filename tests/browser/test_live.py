@@ -143,7 +143,7 @@ def test_what_is_announced_while_numbers_come_is_asked_for(look, root):
 def test_overview_follows_and_filters(look, root):
     page = look()
     lost, night = row(page, "lost"), row(page, "night")
-    assert lost.locator(".badge").first.text_content() == "Bad"
+    lost.locator(".badge", has_text="Bad").first.wait_for()
     assert lost.locator("td.number.bad").text_content() == "nan"
     page.get_by_role("button", name="Bad").click()
     assert [night.is_visible(), lost.is_visible()] == [False, True]

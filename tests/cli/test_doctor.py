@@ -11,7 +11,7 @@ import torch
 
 from nanguard.cli import doctor
 from nanguard.cli.entry import run
-from nanguard.errors import UsageError
+from nanguard.errors import UsageError, installing
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -63,7 +63,7 @@ def test_a_python_without_torch(tmp_path: Path, capsys):
     assert found["torch"]["verdict"] == "bad"
     assert "No module named torch" in found["torch"]["found"]
     assert found["reach"]["do"] == (
-        "Install nanguard in that Python: /opt/python -m pip install nanguard"
+        f"Install nanguard in that Python: /opt/python -m {installing()}"
     )
 
 

@@ -41,7 +41,7 @@ def test_explain_is_a_page(incident, tmp_path):
     for part in (
         "Step 5, rank 0: the loss is nan.",
         "-> 25 |     return (error / mask.sum(1)).mean()",
-        "division-by-zero: div by zero: 1 of 8 divisors are exactly 0",
+        "division-by-zero: div by zero: 1 of 8 divisors is exactly 0",
         "Proven by replay",
         "dataset index  42",
         "+    return (error / mask.sum(1).clamp(min=1)).mean()",

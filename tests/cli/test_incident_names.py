@@ -10,7 +10,7 @@ import pytest
 from nanguard import incident as incidents
 from nanguard.cli.entry import run
 from nanguard.cli.incident_names import incident_named, incidents_named, newest_run
-from nanguard.errors import UsageError
+from nanguard.errors import NanguardError, UsageError
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -106,3 +106,43 @@ def test_explain_alone_says_what_else_there_is(project: Path, capsys: pytest.Cap
     shown = capsys.readouterr().out
     assert "Step 10, rank 0" in shown
     assert "1 more incident of this run: nanguard explain" in shown
+
+
+@pytest.mark.parametrize(
+    ("word", "meant"),
+    [("20261101-2", "20261101-1"), ("step-000116-rnk0", "step-000116-rank0")],
+)
+@pytest.mark.parametrize("command", ["explain", "fix", "replay"])
+def test_a_name_that_is_nearly_right(project: Path, command: str, word: str, meant: str):
+    with pytest.raises(UsageError, match=f"Did you mean .*{meant}"):
+        run([command, word])
+
+
+def test_an_incident_is_known_by_the_name_of_its_folder(project: Path):
+    assert incident_named("step-000116-rank0", "nanguard fix").parent.name == "20261101-1"
+
+
+def test_of_several_runs_of_one_name_one_with_incidents_is_meant(project: Path):
+    write(project / ".nanguard/runs/20261031-train", 3, 600)
+    (project / ".nanguard/runs/20261103-train").mkdir()
+    assert incident_named("train", "nanguard explain").name == "step-000003-rank0"
+
+
+def test_a_run_is_reported_by_its_name(project: Path, capsys: pytest.CaptureFixture[str]):
+    run(["report", "20261101-1"])
+    assert capsys.readouterr().out.startswith("report.html: 1 run, 0 numbers, 2 incidents")
+
+
+@pytest.mark.parametrize(
+    ("words", "meant"),
+    [
+        (["check", "trian.py"], "train.py"),
+        (["rules", "CFGG"], "CFG"),
+        (["check", "--select", "clip-befor-unscale"], "clip-before-unscale"),
+        (["explain", "division-by-zro"], "division-by-zero"),
+    ],
+)
+def test_other_names_that_are_nearly_right(project: Path, words: list[str], meant: str):
+    (project / "train.py").write_text("x = 1\n")
+    with pytest.raises(NanguardError, match=f"Did you mean {meant}"):
+        run(words)

@@ -24,8 +24,8 @@ def test_page_and_picture(tmp_path):
     done = call("night", "-o", "out.html", "--png", "out.png", "--title", "One night", cwd=tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout == (
-        "out.html: 1 run, 722 numbers, 0 incidents, 3 findings\n"
-        "out.png: 1 run, 722 numbers, 0 incidents, 3 findings\n"
+        "out.html: 1 run, 722 numbers, 0 incidents, 0 findings\n"
+        "out.png: 1 run, 722 numbers, 0 incidents, 0 findings\n"
     )
     assert "<title>One night</title>" in (tmp_path / "out.html").read_text()
     assert (tmp_path / "out.png").read_bytes().startswith(b"\x89PNG")

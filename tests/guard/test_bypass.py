@@ -38,6 +38,37 @@ def test_stepping_past_the_guard_says_what_to_write(model, optimizer):
     guard.close()
 
 
+def test_a_watched_loop_that_knows_nothing_of_the_guard_says_what_to_write(model, optimizer):
+    guard = Guard(model, optimizer)
+    before = model.weight.detach().clone()
+    with pytest.raises(UsageError, match="knows nothing of its gradients") as told:
+        for value in guard.watch([1.0, float("nan"), 1.0]):
+            loss_of(model, value).backward()
+            optimizer.step()
+    assert "Call guard.backward(loss) instead of loss.backward()" in str(told.value)
+    assert torch.equal(model.weight, before)
+    guard.close()
+
+
+def test_an_optimizer_is_free_again_behind_the_loop(model, optimizer):
+    guard = Guard(model, optimizer)
+    for value in guard.watch([1.0, 1.0]):
+        guard.backward(loss_of(model, value))
+        guard.step()
+    loss_of(model).backward()
+    optimizer.step()
+    guard.close()
+
+
+def test_a_loop_that_ended_without_a_step_says_so(model, optimizer):
+    with Guard(model, optimizer) as guard:
+        for _ in range(2):
+            for value in guard.watch([1.0, 1.0, 1.0]):
+                guard.backward(loss_of(model, value))
+        said = [event.finding.message for event in guard.summary().events]
+    assert said == ["3 backward passes and no guard.step(): nothing is trained"]
+
+
 def test_steps_that_are_none_of_its_business_are_made(model, optimizer):
     guard = Guard(model, optimizer)
     before = model.weight.detach().clone()
@@ -84,5 +115,5 @@ def test_forgotten_step_is_said_once(model, optimizer):
         for _ in range(250):
             guard.backward(loss_of(model))
         said = [event.finding for event in guard.summary().events]
-    assert [(finding.code, finding.name) for finding in said] == [("RUN020", "no-guard-step")]
+    assert [(finding.code, finding.name) for finding in said] == [("RUN018", "no-guard-step")]
     assert "100 backward passes and no guard.step()" in said[0].message

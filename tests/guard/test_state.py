@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import io
+import pickle
 import random
 from typing import TYPE_CHECKING, Any
 
@@ -117,6 +118,17 @@ def test_random_streams_survive_a_file():
     expected = draw()
     streams.restore(from_portable(through_a_file(state)))
     assert draw() == expected
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda one: pickle.loads(pickle.dumps(one))])
+def test_a_copy_of_random_streams_follows_the_same_streams(copied: Any):
+    """It would go on telling what it saw first, whatever is drawn."""
+    streams = RandomStreams([])
+    streams.capture()
+    other = copied(streams)
+    torch.rand(3), random.random(), np.random.rand()
+    assert rng.same(other.capture(), streams.capture())
+    assert rng.same(other.capture(), RandomStreams([]).capture())
 
 
 def test_a_normal_number_in_reserve_that_is_used_up_is_noticed():

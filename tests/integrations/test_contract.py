@@ -8,7 +8,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
@@ -20,6 +20,9 @@ from tests.integrations.forms import Asked, Ended
 from tests.integrations.tiny import FAULTS, samples, spoil, without
 from tests.ranks import came_to_its_end
 from tests.training import differences
+
+if TYPE_CHECKING:
+    from nanguard.guard.journal import Event
 
 pytestmark = pytest.mark.slow
 
@@ -53,7 +56,8 @@ class Pair:
     def __init__(self, form: str, folder: Path, faults: dict[int, str], **asked: Any) -> None:
         data = samples(asked.pop("batches", BATCHES))
         accumulate = asked.get("accumulate", 1)
-        options = asked.pop("options", {})
+        self.told: list[Event] = []
+        options = {"on_event": self.told.append, **asked.pop("options", {})}
         bad = {
             s for b in faults for s in range(b - b % accumulate, b - b % accumulate + accumulate)
         }
@@ -78,6 +82,18 @@ def test_every_fault_is_met_alike(pair: Pair):
 
 def test_the_run_ends_as_if_it_had_never_seen_them(pair: Pair):
     assert differences(pair.everything, pair.clean) == []
+
+
+def test_who_is_told_of_a_step_learns_why_it_was_bad(pair: Pair, folder: Path):
+    told = {event.finding.step: event.incident for event in pair.told}
+    assert list(told) == list(AT)
+    for step, fault in AT.items():
+        known = told[step]
+        assert known is not None
+        assert known.cause == ("" if fault == "spike" else FAULTS[fault][-1])
+        at = 4 if fault == "minus-inf-loss" else step  # counted in the first of its kind
+        assert known.folder == folder / "incidents" / f"step-{at:06d}-rank0"
+        assert known.sentence.startswith("" if fault == "spike" else f"step {step}: ")
 
 
 @pytest.mark.parametrize("step", AT)
@@ -258,9 +274,14 @@ def test_replays_do_not_touch_checkpoints(tmp_path: Path):
     assert done.returncode == 0, done.stderr.decode()
 
 
-def test_a_log_that_hides_the_loss_is_noticed(tmp_path: Path):
-    forms.run("trainer", asked := Asked(tmp_path, samples(2)))
-    ended: Ended = forms.trained(asked, logging_nan_inf_filter=True)
+@pytest.mark.parametrize("hidden", [True, False])
+def test_the_filter_of_the_trainers_log_has_nothing_to_hide(tmp_path: Path, *, hidden: bool):
+    """It is on by default: under the guard that is no reason for a warning, and no other log."""
+    asked = Asked(tmp_path, spoil(samples(4), {2: "nan-input"}))
+    forms.reset()
+    ended: Ended = forms.trained(asked, logging_nan_inf_filter=hidden)
     (event,) = ended.guard.summary().events
-    assert event.finding.name == "log-hides-nonfinite"
-    assert "logging_nan_inf_filter=True" in event.finding.message
+    assert event.finding.name == "non-finite-loss"
+    (log,) = (log for log in ended.framework.state.log_history if "loss" in log)
+    good = forms.run("trainer", Asked(tmp_path, without(asked.data, {2}))).framework.state
+    assert log["loss"] == pytest.approx(good.log_history[-1]["train_loss"])

@@ -168,6 +168,23 @@ def test_compiles_as_one_graph(op: Op):
         torch.testing.assert_close(ours, theirs)
 
 
+@every_op
+def test_no_call_takes_its_arguments_apart(op: Op, monkeypatch: pytest.MonkeyPatch):
+    # Torch does before each call of a function with a derivative of its own, for longer than an
+    # op takes; see ``fused.apply``.
+    class Watched:
+        signature = staticmethod(lambda *_: pytest.fail("a call was taken apart"))
+
+    monkeypatch.setattr(torch.autograd.function, "inspect", Watched)
+    both_ways(op.safe, torch.full(SHAPE, sum(op.inside) / 2))
+
+
+def test_what_keeps_bad_input_visible_is_no_step_of_backward():
+    bounded = ops.hard_cap(torch.ones(3, requires_grad=True), 2.0)
+    assert bounded.grad_fn is not None
+    assert bounded.grad_fn.name() == "HardtanhBackward0"
+
+
 def test_the_table_has_every_op_of_a_tensor():
     elsewhere = {
         "AdaLNZero", "AttentionMask", "Counter", "RMSNorm", "TokenCodec", "WarmupCosine",

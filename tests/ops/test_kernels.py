@@ -98,6 +98,14 @@ def test_soft_cap(monkeypatch, dtype):
     both(monkeypatch, lambda x: ops.soft_cap(x, 2.0), x.requires_grad_())
 
 
+@pytest.mark.parametrize("form", [ops.safe_norm, ops.safe_std])
+def test_a_whole_number_and_the_same_as_a_float(form):
+    x = random(5, 33).detach()
+    expected = form(x, -1, eps=2.0)
+    assert torch.equal(form(x, -1, eps=2), expected)
+    assert torch.equal(form(x, -1, eps=2.0), expected)
+
+
 @every_type
 @pytest.mark.parametrize("rows", [True, False])
 def test_safe_div(monkeypatch, dtype, rows):
@@ -133,6 +141,23 @@ def test_add_noise(monkeypatch, dtype):
     alphas = ops.linear_schedule(10, device=DEVICE)
     x, noise = random(5, 3, 40, dtype=dtype), random(5, 3, 40, dtype=dtype, seed=1)
     both(monkeypatch, lambda x, noise: ops.add_noise(x, noise, step, alphas), x, noise)
+
+
+@every_type
+@pytest.mark.parametrize("weight", [ops.early_time_weight, ops.late_time_weight])
+def test_time_weights(monkeypatch, dtype, weight):
+    t = torch.tensor([0.0, -1.0, 1e-3, 0.5, 0.999, 1.0, 1.5, math.nan, math.inf, -math.inf])
+    t = t.to(DEVICE, dtype)
+    found = weight(t)
+    with Seen() as seen:
+        assert torch.equal(weight(t).nan_to_num(-1), found.nan_to_num(-1))
+    assert seen.names == {"time_weight"}
+    monkeypatch.setattr(fused, "DEVICE", "nowhere")
+    torch.testing.assert_close(
+        found, weight(t), rtol=CLOSE[dtype], atol=CLOSE[dtype], equal_nan=True
+    )
+    assert found.dtype == dtype
+    assert found[-3:].isnan().all()
 
 
 @every_type

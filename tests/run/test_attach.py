@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import nanguard
+from nanguard.errors import installing
 from nanguard.run import again, command
 from nanguard.run.attach import _Finder, attach
 from nanguard.run.children import find_unguarded, python_path, why_not_guarded
@@ -133,7 +134,7 @@ def test_a_pythonpath_of_its_own(tmp_path, environment):
         assert (
             "uses torch but is not guarded: it was started with its own PYTHONPATH" in done.stderr
         )
-        assert "install nanguard in its environment (pip install nanguard)" in done.stderr
+        assert f"install nanguard in its environment ({installing()})" in done.stderr
         assert "nothing was guarded: process" in done.stderr
         assert not (tmp_path / "found").exists()
     install()
@@ -192,7 +193,7 @@ def test_why_a_process_is_not_guarded(tmp_path):
     make_process(tmp_path, 8, environ="PYTHONPATH=/boot:/lib\0")
     assert why_not_guarded(7, "/boot", tmp_path) == (
         "process 7 uses torch but is not guarded: it was started with its own PYTHONPATH; "
-        "install nanguard in its environment (pip install nanguard)"
+        f"install nanguard in its environment ({installing()})"
     )
     assert "its Python ignores PYTHONPATH (-E, -I or -S)" in why_not_guarded(8, "/boot", tmp_path)
     assert python_path(b"A=1\0PYTHONPATH=a:b\0") == ["a", "b"]

@@ -16,7 +16,7 @@ from torch.utils.data import Subset, TensorDataset
 from nanguard import Guard
 from nanguard.errors import UsageError
 from nanguard.run.known_faults import Item, Quarantine, item_of, read_quarantine
-from tests.run.bad_sample import BAD, Rows, train
+from tests.run.bad_sample import BAD, CutRows, Rows, train
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -112,6 +112,36 @@ def test_a_guard_knows_a_bad_sample_and_can_leave_it_out(tmp_path, monkeypatch, 
     assert json.loads(path.read_text()).get("times", 1) == (1 if quarantine else 8)
     listed = [item.index for item in read_quarantine(tmp_path)]
     assert listed == ([BAD] if quarantine else [])
+
+
+def test_a_sample_that_random_augmentation_made_bad_is_not_known_to_be_bad(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    data = CutRows()
+    guard = train(tmp_path / "found", quarantine=True, epochs=6, data=data)
+    assert guard.summary().skipped > 1
+    assert not any("known to be bad" in event.reason for event in guard.summary().events)
+    assert read_quarantine(tmp_path) == []
+    (path,) = tmp_path.glob("found/*/incident.json")
+    found = json.loads(path.read_text())
+    (place,) = found["dataset_indices"]
+    assert f"dataset item {place} was bad this time" in found["notes"][-1]
+    assert "bad_items" not in found
+    # Replays, and reading it again, left no trace: in its counter, and in its random numbers.
+    expected = CutRows()
+    for step in range(guard.steps):
+        torch.stack([expected[index] for index in range(4 * step % 12, 4 * step % 12 + 4)])
+    assert data.read == expected.read
+    assert data.random.getstate() == expected.random.getstate()
+
+
+@pytest.mark.parametrize("options", [{"workers": 1}, {"in_place": True}])
+def test_a_sample_that_is_bad_by_itself_is_found_in_every_kind_of_loop(
+    tmp_path, monkeypatch, options
+):
+    monkeypatch.chdir(tmp_path)
+    guard = train(tmp_path / "found", quarantine=True, epochs=4, **options)
+    assert guard.summary().skipped == 1
+    assert [item.index for item in read_quarantine(tmp_path)] == [BAD]
 
 
 def test_quarantine_without_incidents_is_refused():

@@ -85,11 +85,20 @@ def healthy(tmp_path_factory):
     return plain(folder, sys.executable, script(folder)).stdout
 
 
-def test_healthy_script_is_the_same_and_silent(tmp_path, healthy):
+def test_healthy_script_is_the_same_but_for_a_line_at_its_end(tmp_path, healthy):
     done = run(tmp_path, sys.executable, script(tmp_path))
     assert done.stdout == healthy
-    assert (done.returncode, done.stderr) == (0, "")
+    said = "nanguard: 12 steps guarded, none bad; see it: nanguard report\n"
+    assert (done.returncode, done.stderr) == (0, said)
     assert not (tmp_path / "found").exists()
+    quiet = run(tmp_path, sys.executable, script(tmp_path), options=["-q"])
+    assert (quiet.stdout, quiet.stderr) == (healthy, "")
+
+
+def test_incidents_of_an_earlier_run_are_none_of_this_one(tmp_path, healthy):
+    run(tmp_path, sys.executable, script(tmp_path, bad=5), options=["--no-trace"])
+    done = run(tmp_path, sys.executable, script(tmp_path))
+    assert "12 steps guarded, none bad" in done.stderr
 
 
 def test_bad_step_leaves_no_trace_in_the_weights(tmp_path):
@@ -308,7 +317,7 @@ def test_loop_without_optimizer_says_so_once_a_step_is_bad(tmp_path, bad):
     done = run(tmp_path, sys.executable, path)
     assert done.returncode == 0
     assert done.stderr.count("no torch optimizer was made") == bad
-    assert bool(done.stderr) == bad
+    assert ("4 steps guarded, none bad" in done.stderr) != bad
 
 
 def test_two_ranks_one_poisoned(tmp_path):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -112,7 +113,25 @@ def test_the_newest_run_is_reported_and_watched(project, tmp_path):
     assert "1 run" in done.stdout, done.stderr
     page = (tmp_path / "page.html").read_text()
     assert "A loss or gradient went bad at step 5; the guard kept it out" in page
+    # The incident says all of it: no rule has to say once more that a loss was not finite.
+    assert "1 incident, 0 findings" in done.stdout
+    assert "No rule found a fault." in page
     assert run.name in nanguard(folder, "watch", "--once").stdout
+
+
+def test_a_run_that_was_cured_says_where_the_incident_is(project, tmp_path):
+    folder, run, _ = project
+    shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
+    (tmp_path / "train.py").write_text(SCRIPT.replace("step != 5", "step != -1"))
+    assert "none bad" in nanguard(tmp_path, "run", "--", sys.executable, "train.py").stderr
+    done = nanguard(tmp_path, "report")
+    place = f"nanguard explain .nanguard/runs/{run.name}/step-000005-rank0"
+    assert "0 incidents" in done.stdout
+    assert f"{place} shows the last one before it, of the run {run.name}, step 5: " in done.stdout
+    assert place in done.stdout
+    assert place in (tmp_path / "report.html").read_text()
+    # Where the run has an incident of its own, it is enough.
+    assert "no incident" not in nanguard(tmp_path, "report", str(run)).stdout
 
 
 def test_other_places_and_no_batch(tmp_path):

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nanguard.check.paths import SCAN_HEAD, FileKind, Missed, by_name, is_skipped
-from nanguard.errors import SourceError
+from nanguard.errors import SourceError, installing
 
 if TYPE_CHECKING:
     import tempfile
@@ -232,7 +232,7 @@ def _said(error: Exception) -> str:
     if isinstance(error, FileNotFoundError):
         return "there is no such file"
     if isinstance(error, ImportError):
-        return "it needs a package: pip install 'nanguard[remote]' (or fsspec's for this service)"
+        return f"it needs a package: {installing('remote')} (or fsspec's for this service)"
     lines = f"{type(error).__name__}: {error}".splitlines()
     return f"it cannot be reached: {lines[0][:200]}"
 

@@ -19,7 +19,7 @@ from nanguard.check.outcome import (
     judge,
 )
 from nanguard.check.paths import SCANNED, FileKind, reader
-from nanguard.errors import MissingDependencyError, SourceError
+from nanguard.errors import MissingDependencyError, SourceError, installing
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -268,7 +268,7 @@ def ready() -> None:
         raise MissingDependencyError(
             "--engine ray needs ray, which is not installed.",
             where="nanguard check --engine ray",
-            do="Install it: pip install 'nanguard[ray]'",
+            do=f"Install it: {installing('ray')}",
         )
 
 

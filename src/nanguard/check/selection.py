@@ -106,7 +106,7 @@ class Selection:
         for word in sorted(words):
             named = any(stands_for(word, code, name) for code, name in known)
             if not named and word not in groups:
-                raise _unknown(word, [name for _, name in known])
+                raise _unknown(word, [*(name for _, name in known), *CODES, *groups])
         return self
 
 

@@ -22,6 +22,7 @@ from nanguard.check.rule import KINDS
 from nanguard.check.scan import Scan
 from nanguard.check.scan_check import Bench
 from nanguard.check.selection import UNUSED_IGNORE, Selection
+from nanguard.cli.command_line import did_you_mean
 from nanguard.cli.entry import drop_output, write_output
 from nanguard.errors import UsageError
 from nanguard.findings import Severity
@@ -350,13 +351,22 @@ def _nothing_there(paths: tuple[str, ...], outcome: Outcome) -> UsageError:
     if len(paths) == 1:
         reasons = [entry.reason for entry in outcome.not_checked if entry.path == paths[0]]
         one = f"{(reasons or ['there is no such file'])[0]}: {paths[0]}"
-    return UsageError(
-        f"{one}.",
-        where="nanguard check",
-        do="Give files, folders, patterns in quotes, or - for standard input.",
-    )
+    beside = [str(near) for path in paths for near in _beside(path)]
+    otherwise = "Give files, folders, patterns in quotes, or - for standard input."
+    do = did_you_mean(paths[0], beside, otherwise)
+    return UsageError(f"{one}.", where="nanguard check", do=do)
 
 
+def _beside(path: str) -> list[Path]:
+    """Returns what lies in the folder of a file that is not there."""
+    try:
+        return list(Path(path).parent.iterdir())[:_LOOKED_THROUGH]
+    except OSError:
+        return []
+
+
+# Files that are looked through for one that somebody may have meant.
+_LOOKED_THROUGH = 1000
 EVERY = 2.0  # seconds; a checkpoint is read once it has not changed from one look to the next
 LAST_GOOD = "last-good-checkpoint"
 

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nanguard import __version__
-from nanguard.errors import UsageError
+from nanguard.errors import UsageError, installing
 from nanguard.replay import landlock
 
 if TYPE_CHECKING:
@@ -218,7 +218,7 @@ def _of_attaching(facts: dict[str, Any]) -> Diagnosis:
         NOTE,
         "reach",
         "through PYTHONPATH only; a launcher that clears it starts unguarded processes",
-        f"Install nanguard {where}: {facts['executable']} -m pip install nanguard",
+        f"Install nanguard {where}: {facts['executable']} -m {installing()}",
     )
 
 
@@ -269,9 +269,7 @@ def _of_extras() -> Iterator[Diagnosis]:
             version = _version(module)
             yield Diagnosis(OK, extra, f"{module}{version}: {purpose}")
         else:
-            yield Diagnosis(
-                NOTE, extra, f"not installed: {purpose}", f"pip install 'nanguard[{extra}]'"
-            )
+            yield Diagnosis(NOTE, extra, f"not installed: {purpose}", installing(extra))
 
 
 def _version(module: str) -> str:

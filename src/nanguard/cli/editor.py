@@ -14,7 +14,7 @@ from nanguard.check.config_check import Configs
 from nanguard.check.paths import Search
 from nanguard.check.project_settings import find_project
 from nanguard.check.selection import Selection
-from nanguard.errors import NanguardError, SourceError, UsageError
+from nanguard.errors import NanguardError, SourceError, UsageError, installing
 from nanguard.findings import Severity
 from nanguard.source.text import Text
 
@@ -117,7 +117,7 @@ def make_server() -> Any:
         raise UsageError(
             "the language server needs pygls 2, which is not installed.",
             where="nanguard lsp",
-            do="pip install 'nanguard[lsp]'",
+            do=f"Install it: {installing('lsp')}",
         ) from error
 
     server = LanguageServer("nanguard", f"v{__version__}")

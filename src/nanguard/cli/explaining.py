@@ -31,7 +31,8 @@ from nanguard.cli.incident_names import (
     incident_named,
     incidents_in,
     incidents_named,
-    is_run,
+    is_known,
+    names,
     newest_incidents,
     short,
 )
@@ -78,7 +79,7 @@ def explain_what(what: str | None, *, as_json: bool) -> None:
     if what is not None and not Path(what).exists() and not what.isdecimal():
         if _explain_rule(what, as_json=as_json) or _explain_cause(what, as_json=as_json):
             return
-        if not is_run(what):
+        if not is_known(what):
             raise UsageError(
                 f"{what!r} is neither an incident nor a run, a rule or a cause.",
                 where="nanguard explain",
@@ -154,7 +155,7 @@ def _known() -> list[str]:
     from nanguard.cli.rulepages import pages
     from nanguard.diagnose.cause import all_causes
 
-    return [*pages(), *(cause.code for cause in all_causes())]
+    return [*names(), *pages(), *(cause.code for cause in all_causes())]
 
 
 def _explain_rule(what: str, *, as_json: bool) -> bool:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from nanguard.alerts import Alerts, receiver_of
 from nanguard.cli.entry import drop_output
-from nanguard.cli.incident_names import newest_run
+from nanguard.cli.incident_names import newest_run, run_named
 from nanguard.errors import UsageError
 from nanguard.view.report.words import literal
 from nanguard.view.terminal.view import View
@@ -26,7 +26,7 @@ def run_watch(asked: WatchOptions) -> int:
         NanguardError: There is nothing to watch, or it cannot be read.
     """
     wanted = Wanted(
-        asked.paths or newest_run(),
+        tuple(map(run_named, asked.paths)) or newest_run(),
         wait=asked.wait,
         once=asked.once,
         total=asked.steps,

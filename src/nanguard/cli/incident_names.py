@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from nanguard import incident as incidents
+from nanguard.cli.command_line import did_you_mean
 from nanguard.errors import UsageError
 from nanguard.run_folder import HOME
 
@@ -39,6 +40,21 @@ def newest_incidents(command: str) -> list[Path]:
     return found
 
 
+def incident_before(run: Path) -> Path | None:
+    """Returns the newest incident of earlier runs of this project; None if there is none.
+
+    Args:
+        run: The folder of a run, which a fix may have cured of what those before it met.
+    """
+    place = home()
+    if place is None or run.absolute().parent not in {place / name for name in _PLACES}:
+        return None
+    own = run.absolute()
+    others = (path.parent for path in incidents.newest_first(place.parent))
+    before = (one for one in others if own not in one.parents and _written(one) < _written(own))
+    return next(before, None)
+
+
 def short(path: Path) -> Path:
     """Returns a path as seen from here, if it lies below."""
     full, here = path.absolute(), Path.cwd()
@@ -50,9 +66,28 @@ def incidents_in(folder: Path) -> list[Path]:
     return sorted(path.parent for path in folder.glob(f"**/{incidents.NAME}") if path.is_file())
 
 
-def is_run(name: str) -> bool:
-    """Returns whether a run of this project is called so."""
-    return _run_called(name) is not None
+def is_known(name: str) -> bool:
+    """Returns whether a run or an incident of this project is called so."""
+    return _run_called(name) is not None or _incident_called(name) is not None
+
+
+def names() -> list[str]:
+    """Returns what the runs and incidents of this project are called."""
+    place = home()
+    if place is None:
+        return []
+    found = [path.parent.name for path in incidents.newest_first(place.parent)]
+    return list(dict.fromkeys([*(run.name for run in _runs(place)), *found]))
+
+
+def run_named(word: str) -> str:
+    """Returns the folder of a run that is called so; the word itself for a path.
+
+    Args:
+        word: What somebody has typed.
+    """
+    run = None if Path(word).exists() else _run_called(word)
+    return word if run is None else str(short(run))
 
 
 def incidents_named(word: str | None, command: str) -> list[Path]:
@@ -72,12 +107,13 @@ def incidents_named(word: str | None, command: str) -> list[Path]:
         return [path]
     if not path.exists() and word.isdecimal() and not _is_day(word):
         return [_of_step(int(word), command)]
-    folder = path if path.is_dir() else _run_called(word)
+    folder = path if path.is_dir() else _incident_called(word) or _run_called(word, bad=True)
     if folder is None:
+        otherwise = f"Give a folder or a step, or nothing for the newest: {command}"
         raise UsageError(
             f"there is no incident {word!r}: no folder, no run and no step is called so.",
             where=command,
-            do=f"Give a folder or a step, or nothing for the newest: {command}",
+            do=did_you_mean(word, names(), otherwise),
         )
     if (folder / incidents.NAME).is_file():
         return [folder]
@@ -107,7 +143,7 @@ def newest_run() -> tuple[str, ...]:
     place = home()
     if place is None:
         return (".",)
-    runs = [one for name in _PLACES for one in (place / name).glob("*") if one.is_dir()]
+    runs = _runs(place)
     return (str(short(max(runs, key=_written))),) if runs else (".",)
 
 
@@ -131,15 +167,37 @@ def _of_step(step: int, command: str) -> Path:
     return wanted[0]
 
 
-def _run_called(name: str) -> Path | None:
-    """Returns the folder of a run by its name, or by the beginning or end of it."""
+def _run_called(name: str, *, bad: bool = False) -> Path | None:
+    """Returns the folder of a run by its name, or by the beginning or end of it.
+
+    Args:
+        name: The name.
+        bad: Whether one with an incident comes before newer ones without.
+    """
     place = home()
     if place is None or "/" in name or not name:
         return None
-    runs = [one for kind in _PLACES for one in (place / kind).glob("*") if one.is_dir()]
+    runs = _runs(place)
     exact = [one for one in runs if one.name == name]
     near = [one for one in runs if one.name.startswith(name) or one.name.endswith(f"-{name}")]
-    return max(exact or near, key=_written, default=None)
+    return max(
+        exact or near,
+        key=lambda one: (bad and bool(incidents_in(one)), _written(one)),
+        default=None,
+    )
+
+
+def _incident_called(name: str) -> Path | None:
+    """Returns the newest incident whose folder is called so."""
+    place = home()
+    if place is None or not name.startswith("step-"):
+        return None
+    found = (path.parent for path in incidents.newest_first(place.parent))
+    return next((folder for folder in found if folder.name == name), None)
+
+
+def _runs(place: Path) -> list[Path]:
+    return [one for name in _PLACES for one in (place / name).glob("*") if one.is_dir()]
 
 
 def _written(path: Path) -> float:

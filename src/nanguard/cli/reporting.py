@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from nanguard import incident as incidents
 from nanguard.check.scan import Scan
 from nanguard.check.scan_check import Meter
 from nanguard.cli.checking import Progress
 from nanguard.cli.entry import write_output
-from nanguard.cli.incident_names import newest_run
-from nanguard.errors import MissingDependencyError, UsageError
+from nanguard.cli.incident_names import incident_before, newest_run, run_named, short
+from nanguard.errors import IncidentError, MissingDependencyError, UsageError
 from nanguard.view.report.html import page
 from nanguard.view.report.verdict import judge
+from nanguard.view.report.words import in_a_line
 from nanguard.view.runs import find_runs, open_run
 
 if TYPE_CHECKING:
@@ -35,7 +38,7 @@ def run_report(options: ReportOptions) -> None:
     Raises:
         NanguardError: There is nothing to report, or it cannot be written.
     """
-    paths = options.paths or newest_run()
+    paths = tuple(map(run_named, options.paths)) or newest_run()
     output, png, title, quiet = options.output, options.png, options.title, options.quiet
     found = find_runs(paths)
     if len(found) > _MOST_RUNS:
@@ -48,6 +51,9 @@ def run_report(options: ReportOptions) -> None:
         output = Path("report.html")
     _refuse_to_overwrite(found, [path for path in (output, png) if path is not None])
     runs = _read(found, quiet=quiet)
+    earlier = _earlier_incident(runs)
+    if earlier:
+        runs[0].problems.append(earlier)
     if output is not None:
         _write(output, page(runs, title).encode("utf-8", "backslashreplace"))
         _say(f"{output}: {_in_words(runs)}", quiet=quiet)
@@ -56,6 +62,25 @@ def run_report(options: ReportOptions) -> None:
 
         _write(png, picture(runs, title))
         _say(f"{png}: {_in_words(runs)}", quiet=quiet)
+    if earlier:
+        _say(earlier, quiet=quiet)
+
+
+def _earlier_incident(runs: Sequence[Run]) -> str:
+    """Returns where the incident is that somebody may look for in a run that met none."""
+    if len(runs) != 1 or runs[0].incidents:
+        return ""
+    folder = incident_before(Path(runs[0].path))
+    if folder is None:
+        return ""
+    try:
+        said = in_a_line(incidents.read(folder)) or f"{folder.name}"
+    except IncidentError:
+        return ""
+    return (
+        f"no incident in this run; nanguard explain {shlex.quote(str(short(folder)))} shows the "
+        f"last one before it, of the run {folder.parent.name}, {said}"
+    )
 
 
 def _read(found: Sequence[FoundRun], *, quiet: bool) -> list[Run]:

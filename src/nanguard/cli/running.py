@@ -49,15 +49,15 @@ def run_guarded(asked: RunOptions) -> int:
         "track": asked.track,
         "quarantine": asked.quarantine,
     }
-    code = UNABLE
+    code, place = UNABLE, asked.incidents or run.folder
+    before = set(place.glob(f"*/{INCIDENT}"))
     try:
         with _alerts(asked) as guarding["alerts"]:
-            code = _run(asked, asked.incidents or run.folder, guarding)
+            code = _run(asked, place, guarding)
     finally:
         run.ended(code)
-    # Nothing is added to the log of a healthy run.
-    bad = any((asked.incidents or run.folder).glob(f"*/{INCIDENT}"))
-    seen = run.see_it() if not asked.quiet and (bad or sys.stderr.isatty()) else None
+    bad = bool(set(place.glob(f"*/{INCIDENT}")) - before)
+    seen = None if asked.quiet else run.see_it(bad=bad)
     if seen is not None:
         tell_user(f"nanguard: {seen}")
     return code

@@ -184,6 +184,9 @@ class _Sentence:
         if detail is None or not detail.output.nonfinite:
             return None if detail is not None else f"takes in data that is not finite{whose}"
         count = f"{detail.output.nonfinite} of {detail.output.count} values"
+        if self._case.origin.by_numpy:
+            made = f"{self._item or 'the data'} {_kind(detail.kinds)}"
+            return f"makes {made} from finite numbers, without torch: {count}"
         return f"takes in data that is already {_kind(detail.kinds)}{whose}: {count}"
 
     def _division(self) -> str | None:

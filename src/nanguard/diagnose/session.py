@@ -134,6 +134,8 @@ def _wants_second_run(found: Incident, replayer: Replayer) -> bool:
     proven = found.cause is not None and found.cause.get("confidence", 0.0) >= _PROVEN
     if origin.get("table"):
         return not proven  # what made it was seen already
+    if origin.get("by_numpy"):
+        return False  # torch sees no more of it from the first line on
     if origin.get("phase") == "init" or origin.get("op") in _HANDED_ON:
         return True
     code = "" if found.cause is None else found.cause.get("code")
@@ -295,10 +297,9 @@ class Explanation:
         rows = list(range(size))
         while len(rows) > 1 and not self._lab.out_of_time:
             half = rows[: len(rows) // 2]
-            listed = f"{half[0]} to {half[-1]}" if len(half) > 1 else str(half[0])
-            trial = self._lab.try_out(
-                f"samples {listed} replaced by a good one", without=tuple(half)
-            )
+            many = len(half) > 1
+            listed = f"samples {half[0]} to {half[-1]}" if many else f"sample {half[0]}"
+            trial = self._lab.try_out(f"{listed} replaced by a good one", without=tuple(half))
             if trial.finite is None:
                 return
             rows = half if trial.finite else rows[len(rows) // 2 :]
@@ -322,6 +323,8 @@ class Explanation:
             incident.origin["called_from"] = _place(outer)
         if origin.table is not None:
             incident.origin["table"] = origin.table
+        if origin.by_numpy:
+            incident.origin["by_numpy"] = True
         incident.samples = facts.samples
         incident.path = facts.path
         if facts.indices:

@@ -16,7 +16,6 @@ import torch
 from torch.optim import LBFGS
 
 from nanguard.errors import UsageError
-from nanguard.guard import events
 from nanguard.guard.batches import Kept
 from nanguard.guard.guard import Guard
 from nanguard.guard.optimizers import scaled_lr
@@ -87,10 +86,6 @@ class Driven:
     def rank(self) -> int:
         """This rank."""
         return self._parts.ranks.rank
-
-    def warn_of_log(self, message: str) -> None:
-        """Says that the framework's own log would not show a bad loss."""
-        self._parts.journal.say(events.LOG_HIDES_LOSS(message))
 
     def begin_batch(self, batch: Any) -> None:
         """Notes that a batch was drawn and is about to be used."""

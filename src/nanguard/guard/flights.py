@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from nanguard.findings import Finding
     from nanguard.guard.batches import Drawn, Feed, Kept
     from nanguard.guard.gate import Gate, Ticket
+    from nanguard.guard.journal import WrittenIncident
     from nanguard.guard.parts import Parts
     from nanguard.guard.policy import Decision
     from nanguard.guard.ranks import Ranks
@@ -145,6 +146,7 @@ class Flights:
         )
         self.several_steps = len(parts.optimizers) > 1
         self._postponed = 0
+        self._missed_step = False
         self.driven = False
         self.settled: tuple[int, Action] | None = None
         self.way_back: WayBack
@@ -235,6 +237,15 @@ class Flights:
             self._parts.unchanged.restore(self.open.mark, streams=self.watched)
             self._zero_grad()
         self.open = None
+
+    def miss_step(self) -> None:
+        """Says so, once, if there were backward passes and no step at all."""
+        passes = 0 if self.open is None else self.open.backwards
+        if passes and not self.steps and not self.driven and not self._missed_step:
+            self._missed_step = True
+            many = f"{passes} backward pass{'' if passes == 1 else 'es'}"
+            message = f"{many} and no guard.step(): nothing is trained"
+            self._parts.journal.say(events.STEP_FORGOTTEN(message, step=0))
 
     def look_at_the_end(self) -> None:
         """Says so if the run ends in a state that the last scan has not seen and that is bad."""
@@ -344,8 +355,12 @@ class Flights:
             self._roll_back()
         self._close(flight, reading, decision.action)
         quiet = bool(trouble.known) and decision.action is Action.SKIP
-        parts.journal.say(incident.finding, decision.action, decision.reason, quiet=quiet)
-        self._record(flight, incident, decision)
+        event = parts.journal.note(incident.finding, decision.action, decision.reason, quiet=quiet)
+        event = replace(event, tells=parts.ranks.tells_of(incident.rank))
+        try:
+            event = replace(event, incident=self._record(flight, incident, decision))
+        finally:  # Ctrl-C ends an explanation, and whoever is told knows of the step all the same
+            parts.journal.call_back(event)
         if stopped:
             lost = incident.poisoned and not incident.can_roll_back
             advice = _ADVICE_IF_LOST if lost else _ADVICE
@@ -353,10 +368,13 @@ class Flights:
             why = f"{decision.reason}{': ' if culprit else ''}{culprit}"
             raise NonFiniteError(incident.finding, do=f"{why}. {advice}")
 
-    def _record(self, flight: Flight, incident: JudgedStep, decision: Decision) -> None:
+    def _record(
+        self, flight: Flight, incident: JudgedStep, decision: Decision
+    ) -> WrittenIncident | None:
+        """Has a bad step written down and explained; returns its incident."""
         if self._parts.recorder is None or not incident.reports:
-            return
-        self._parts.recorder.bad(
+            return None
+        return self._parts.recorder.bad(
             BadStep(
                 flight.step,
                 incident.symptom,
@@ -442,6 +460,7 @@ class JudgedStep:
         poisoned: Whether parameters, buffers or optimizer state are non-finite, on any rank.
         can_roll_back: Whether there is a good snapshot, on all ranks.
         symptom: What was seen of it, here.
+        rank: Where it began; the first rank if nobody knows.
         reports: Whether this rank tells about it.
         alone: Whether this rank is known to be the one at fault.
     """
@@ -450,6 +469,7 @@ class JudgedStep:
     poisoned: bool
     can_roll_back: bool
     symptom: Symptom
+    rank: int = 0
     reports: bool = True
     alone: bool = True
 
@@ -494,6 +514,7 @@ def examine(flight: Flight, reading: Reading, parts: Parts, recovery: Recovery) 
         poisoned=any(incident.poisoned for incident in incidents),
         can_roll_back=all(incident.can_roll_back for incident in incidents),
         symptom=symptom,
+        rank=first or 0,
         reports=ranks.world == 1 or anyone or ranks.rank == (first or 0),
         alone=ranks.world == 1 or not anyone,
     )

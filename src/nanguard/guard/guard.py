@@ -148,6 +148,7 @@ class Loop:
                 flights.take_snapshot()
         else:
             flights.epoch += 1
+            flights.miss_step()
             if feed.dropped:
                 message = f"another rank ran out of data after {feed.position} batches; the rest "
                 message += "of this rank's was left out"
@@ -161,7 +162,7 @@ class Guard:
 
     A step whose loss or gradient is not finite, or spikes, changes nothing: parameters,
     optimizer state, buffers, EMA, schedulers, loss scale and random streams are as they were
-    before it. A run that met bad batches ends bit-identical to the run that never saw them::
+    before it. A run that met bad batches ends bit-identical to the run that never saw them:
 
         guard = Guard(model, optimizer, scheduler=scheduler)
         for batch in guard.watch(loader):
@@ -310,9 +311,8 @@ class Guard:
         flight = self._flights.begin()
         flight.sum(self._parts.gate, "loss", self._share(loss))
         flight.backwards += 1
-        if flight.backwards == _FORGOTTEN and not self.steps:
-            message = f"{_FORGOTTEN} backward passes and no guard.step(): nothing is trained"
-            self._parts.journal.say(events.STEP_FORGOTTEN(message, step=0))
+        if flight.backwards == _FORGOTTEN:
+            self._flights.miss_step()
         self._go_back(loss, self._stepper.seed(flight, loss), options)
 
     def _share(self, loss: Tensor) -> Tensor:
@@ -474,12 +474,21 @@ class Bypass:
             bypass, known = here(), steps()
             if bypass is None or known is None or bypass._allowed or known.driven:
                 return
+            step = f"{type(optimizer).__name__}.step()"
             if known.open is not None and known.open.backwards:
                 raise UsageError(
-                    f"{type(optimizer).__name__}.step() was called after guard.backward(loss): a "
-                    "bad step would reach the weights.",
+                    f"{step} was called after guard.backward(loss): a bad step would reach the "
+                    "weights.",
                     where="optimizer.step()",
                     do="Call guard.step() instead; it steps the optimizer if all is well.",
+                )
+            if known.watched:
+                raise UsageError(
+                    f"{step} was called in a loop over guard.watch(loader), which knows nothing of "
+                    "its gradients: a bad step would reach the weights.",
+                    where="optimizer.step()",
+                    do="Call guard.backward(loss) instead of loss.backward(), and guard.step() "
+                    "instead of optimizer.step().",
                 )
 
         self._hooks = [optimizer.register_step_pre_hook(refuse) for optimizer in optimizers]

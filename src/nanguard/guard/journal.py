@@ -28,6 +28,21 @@ _KEPT = 200
 
 
 @dataclass(frozen=True, slots=True)
+class WrittenIncident:
+    """The incident of a bad step, as far as it is known.
+
+    Attributes:
+        folder: Where it lies.
+        cause: The code of its cause; empty if that was not found.
+        sentence: What happened, with the line; empty if that was not found.
+    """
+
+    folder: Path
+    cause: str = ""
+    sentence: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Event:
     """A finding, and what the guard did about it.
 
@@ -35,24 +50,33 @@ class Event:
         finding: What was found.
         action: What was done; ``step`` where the step was applied all the same.
         reason: Why this rung of the ladder.
+        incident: The incident of the step; None without one.
+        tells: Whether this is the rank that tells others of it.
     """
 
     finding: Finding
     action: Action
     reason: str = ""
+    incident: WrittenIncident | None = None
+    tells: bool = True
 
     def to_json(self) -> dict[str, Any]:
         """Returns the event as a line of ``events.jsonl``."""
         out = {"action": self.action.value, **self.finding.to_json()}
         return {**out, "reason": self.reason} if self.reason else out
 
+    @property
+    def done(self) -> str:
+        """What was done, and why, as the end of a sentence; empty for a step that was applied."""
+        if self.action is Action.STEP:
+            return ""
+        return f" -> {_DONE[self.action]}" + (f" ({self.reason})" if self.reason else "")
+
     def __str__(self) -> str:
         at = "" if self.finding.step is None else f"step {self.finding.step}: "
         place = self.finding.where
         where = f" [{place}]" if place and place not in self.finding.message else ""
-        done = "" if self.action is Action.STEP else f" -> {_DONE[self.action]}"
-        reason = f" ({self.reason})" if self.reason else ""
-        return f"{at}{self.finding.message}{where}{done}{reason}"
+        return f"{at}{self.finding.message}{where}{self.done}"
 
 
 _DONE = {
@@ -145,12 +169,18 @@ class Journal:
     """
 
     def __init__(
-        self, run_dir: Path | None, *, first: bool, on_event: Callable[[Event], None] | None
+        self,
+        run_dir: Path | None,
+        *,
+        first: bool,
+        tells: bool = True,
+        on_event: Callable[[Event], None] | None,
     ) -> None:
         self.summary = Summary()
         self.record: RunRecord | None = None
         self.trackers: Trackers | None = None
         self._first = first
+        self._tells = tells
         self._on_event = on_event
         self._from_threads: queue.SimpleQueue[Finding] = queue.SimpleQueue()
         self.losses = [0.0, 0.0]
@@ -164,8 +194,8 @@ class Journal:
         reason: str = "",
         *,
         quiet: bool = False,
-    ) -> Event:
-        """Reports an event.
+    ) -> None:
+        """Writes an event down, and calls back with it.
 
         Args:
             finding: What happened.
@@ -173,7 +203,20 @@ class Journal:
             reason: Why.
             quiet: Whether the log has a line about all of its kind, and needs none of its own.
         """
-        event = Event(finding, action, reason)
+        self.call_back(self.note(finding, action, reason, quiet=quiet))
+
+    def note(
+        self, finding: Finding, action: Action, reason: str = "", *, quiet: bool = False
+    ) -> Event:
+        """Writes an event down wherever it belongs; returns it.
+
+        Args:
+            finding: What happened.
+            action: What was done about it.
+            reason: Why.
+            quiet: Whether the log has a line about all of its kind, and needs none of its own.
+        """
+        event = Event(finding, action, reason, tells=self._tells)
         self.summary.count(event)
         if self._first and not quiet:
             log.log(_LEVELS[finding.severity], "nanguard: %s", event)
@@ -181,9 +224,12 @@ class Journal:
             self.record.event(event.to_json())
         if self.trackers is not None:
             self.trackers.event(event.to_json())
+        return event
+
+    def call_back(self, event: Event) -> None:
+        """Calls the user's function with an event, once all is known of it."""
         if self._on_event is not None:
             self._on_event(event)
-        return event
 
     def failure(self, kind: Kind) -> Callable[[str], None]:
         """Returns a function with which another thread can report that it failed."""

@@ -41,7 +41,7 @@ from nanguard.trackers import trackers_for
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from nanguard.guard.journal import Event
+    from nanguard.guard.journal import Event, WrittenIncident
     from nanguard.guard.policy import Decision, Trouble
     from nanguard.guard.rng import Stream
     from nanguard.guard.verdicts import Symptom
@@ -294,7 +294,7 @@ def assemble(
         unchanged=Unchanged(models, optimizers, schedulers, streams, scaling, average),
         verdicts=Verdicts(settings, lag=lag),
         keeper=Keeper(trial=lag + 2 if lag else 0, late=lag > 0),
-        journal=Journal(folder, first=ranks.first, on_event=on_event),
+        journal=Journal(folder, first=ranks.first, tells=ranks.tells_of(0), on_event=on_event),
         run_dir=folder,
     )
     for lane in lanes:
@@ -421,8 +421,8 @@ class Recorder(Protocol):
     def with_known(self, trouble: Trouble) -> Trouble:
         """Returns what the ladder has to know, with what the run has met before."""
 
-    def bad(self, bad: BadStep) -> None:
-        """Writes the incident of a bad step."""
+    def bad(self, bad: BadStep) -> WrittenIncident | None:
+        """Writes the incident of a bad step, explained if that can be done; returns it."""
 
     def culprit(self) -> str:
         """Returns what went wrong most often, in a sentence; empty if nothing was explained."""

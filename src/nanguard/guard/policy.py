@@ -16,15 +16,25 @@ if TYPE_CHECKING:
 
 
 class Action(str, Enum):
-    """What was done with a step."""
+    """What was done with a step.
 
-    STEP = "step"  # a good step, applied
-    OVERFLOW = "overflow"  # the GradScaler skipped it by itself and lowers its scale
+    Attributes:
+        STEP: It was applied.
+        OVERFLOW: The GradScaler skipped it by itself, and lowers its scale.
+        SKIP: Its batch was skipped.
+        CUT_LR: Its batch was skipped, and the learning rate cut.
+        ROLLBACK: The run was rolled back to the last good snapshot.
+        STOP: The run was stopped.
+        NOTED: A bad number that no step depends on, such as one of an evaluation.
+    """
+
+    STEP = "step"
+    OVERFLOW = "overflow"
     SKIP = "skip"
     CUT_LR = "cut-lr"
     ROLLBACK = "rollback"
     STOP = "stop"
-    NOTED = "noted"  # a bad number that no step depends on, such as one of an evaluation
+    NOTED = "noted"
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ step early, which is what makes the others wait for ever.
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -50,6 +51,12 @@ class Ranks:
     def first(self) -> bool:
         """Whether this rank does what is done once for all ranks."""
         return self.rank == 0 or self.world == 1
+
+    def tells_of(self, rank: int) -> bool:
+        """Returns whether this is the one rank that tells others of what happened on a rank."""
+        if self.world > 1:
+            return self.rank == rank
+        return os.environ.get("RANK", "0") == "0"  # started by a launcher, and not joined
 
     def seed(self, loss: Tensor, good: Tensor) -> Tensor | None:
         """Returns the gradient to start backward from: NaN if this rank's loss is bad."""

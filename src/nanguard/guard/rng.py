@@ -38,6 +38,10 @@ class RandomStreams:
         self._numpy = _NumpyStream()
         self._last: dict[str, Any] | None = None
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        # A copy of what looks into the memory of a stream would look at a copy of that memory.
+        return RandomStreams, (self.devices, self.generators)
+
     def capture(self) -> dict[str, Any]:
         """Returns the state of every stream, which nobody may change."""
         # Every step of a run comes here, so what has not moved is not even asked.

@@ -1,6 +1,6 @@
 """Accelerate: a guard for a loop with an ``Accelerator``.
 
-For example::
+For example:
 
 accelerator = Accelerator(gradient_accumulation_steps=4)
 model, optimizer, loader, scheduler = accelerator.prepare(model, optimizer, loader, scheduler)

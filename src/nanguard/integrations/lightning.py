@@ -1,6 +1,6 @@
 """Lightning 2.x: a callback.
 
-For example::
+For example:
 
 trainer = Trainer(callbacks=[NanguardCallback(run_dir="runs/night", incidents=True)])
 """

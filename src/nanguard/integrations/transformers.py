@@ -1,6 +1,6 @@
 """Hugging Face ``Trainer``: a callback.
 
-For example::
+For example:
 
 guarding = NanguardCallback(run_dir="runs/night", incidents=True)
 trainer = Trainer(model=model, args=args, callbacks=[guarding])
@@ -32,12 +32,6 @@ if TYPE_CHECKING:
 
     from nanguard.guard.guard import Guard
     from nanguard.settings import Settings
-
-_HIDES = (
-    "logging_nan_inf_filter=True makes the Trainer log a mean in place of a loss that is not "
-    "finite: set it to False. What the guard skips is left out of the logged loss and counted "
-    "as nanguard_skipped"
-)
 
 
 class NanguardCallback(TrainerCallback):
@@ -78,8 +72,6 @@ class NanguardCallback(TrainerCallback):
         self._logged = LoggedLoss(self._driven, state.global_step)
         if resumed is not None:
             _load(self._driven, resumed)
-        if args.logging_nan_inf_filter:
-            self._driven.warn_of_log(_HIDES)
         self._listen(trainer, self._driven)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_given: Any) -> None:

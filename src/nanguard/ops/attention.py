@@ -15,7 +15,7 @@ from torch.nn import functional
 
 from nanguard.errors import UsageError
 from nanguard.ops.bounds import CapKind, any_kept, cap, check_limit, keep
-from nanguard.ops.fused import MOST_GROUPS, kernel, ready, traced
+from nanguard.ops.fused import MOST_GROUPS, apply, kernel, ready, traced
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -51,7 +51,7 @@ def masked_softmax(
         scores = cap(scores, max_score, cap_kind)
     if mask is None:
         return torch.softmax(scores, dim)
-    return cast("Tensor", _MaskedSoftmax.apply(scores, mask, dim))  # type: ignore[no-untyped-call]
+    return cast("Tensor", apply(_MaskedSoftmax, scores, mask, dim))
 
 
 class _MaskedSoftmax(torch.autograd.Function):
@@ -178,7 +178,7 @@ def _without_empty(out: Tensor, keeps: Tensor) -> Tensor:
     """Returns what came of queries, with 0 for those that may look nowhere."""
     fits = out.dim() == 4 and out.stride(-1) == 1 and math.prod(out.shape[:2]) <= MOST_GROUPS
     if fits and not traced() and ready(out, keeps, strided=True):
-        return cast("Tensor", _EmptyRows.apply(out, keeps))  # type: ignore[no-untyped-call]
+        return cast("Tensor", apply(_EmptyRows, out, keeps))
     return keep(out, keeps)
 
 

@@ -10,10 +10,9 @@ import math
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 import torch
-from torch.nn import functional
 
 from nanguard.errors import UsageError
-from nanguard.ops.fused import kernel, once, ready
+from nanguard.ops.fused import apply, kernel, once, ready, traced
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -50,7 +49,7 @@ def soft_cap(x: Tensor, limit: float) -> Tensor:
     check_limit(limit, "soft_cap")
     check_float(x, "soft_cap")
     form = _FusedSoftCap if ready(x) else _SoftCap
-    return cast("Tensor", form.apply(x, limit))  # type: ignore[no-untyped-call]
+    return cast("Tensor", apply(form, x, limit))
 
 
 def cap(x: Tensor, limit: float, kind: CapKind) -> Tensor:
@@ -114,23 +113,27 @@ def between(x: Tensor, low: float, high: float) -> Tensor:
     ``hardtanh`` is ``clamp`` with a derivative in one kernel instead of four.
     """
     check_float(x, "nanguard.ops")
-    return with_bad(functional.hardtanh(x, low, high), x)
+    return with_bad(torch._C._nn.hardtanh(x, low, high), x)
 
 
 def at_least(x: Tensor, low: float) -> Tensor:
     """Returns finite values that are at least a floor, and NaN for -Inf, Inf and NaN."""
-    return with_bad(functional.threshold(x, low, low), x)
+    return with_bad(torch.threshold(x, low, low), x)
 
 
 def with_bad(bounded: Tensor, x: Tensor) -> Tensor:
     """Returns bounded values, in place where that can be, with NaN where the input was not finite.
 
-    Adding nothing of the input does so in one kernel, and passes the gradient on as it is. A
-    compiler that fuses kernels takes it for nothing at all, and there a choice costs nothing.
+    Adding nothing of the input does so in one kernel, of which autograd need not know, as the
+    gradient is passed on as it is. A compiler that fuses kernels takes it for nothing at all, and
+    there a choice costs nothing.
     """
     if torch.compiler.is_compiling():
         return torch.where(torch.isfinite(x), bounded, math.nan)
-    return bounded.add_(x.detach(), alpha=0)
+    if traced() or torch._C._are_functorch_transforms_active():
+        return bounded.add_(x.detach(), alpha=0)
+    bounded.detach().add_(x.detach(), alpha=0)
+    return bounded
 
 
 def keep(x: Tensor, mask: Tensor) -> Tensor:
@@ -168,7 +171,7 @@ def floor_for(x: Tensor, eps: float | None, name: str, power: float = 1.0) -> fl
     """
     check_float(x, name)
     tiny = torch.finfo(x.dtype).tiny
-    default: float = max(1e-12, tiny) ** power
+    default: float = (tiny if tiny > 1e-12 else 1e-12) ** power
     if eps is None:
         return default
     if not tiny <= eps < math.inf:

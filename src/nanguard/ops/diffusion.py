@@ -9,7 +9,7 @@ import torch
 
 from nanguard.errors import UsageError
 from nanguard.ops.bounds import at_least, check_float, hard_cap, wide
-from nanguard.ops.fused import MOST_GROUPS, again, kernel, once, ready
+from nanguard.ops.fused import MOST_GROUPS, again, apply, kernel, once, ready
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -88,7 +88,7 @@ def add_noise(x: Tensor, noise: Tensor, step: Tensor, alphas: Tensor) -> Tensor:
     table = alphas.is_floating_point() and alphas.dim() == 1 and not alphas.requires_grad
     few = noise.dtype == x.dtype and step.numel() <= MOST_GROUPS
     if table and few and ready(x, noise, step, alphas):
-        return cast("Tensor", _AddNoise.apply(x, noise, step, alphas))  # type: ignore[no-untyped-call]
+        return cast("Tensor", apply(_AddNoise, x, noise, step, alphas))
     return _with_noise(x, noise, step, alphas)
 
 
@@ -144,8 +144,11 @@ def early_time_weight(t: Tensor, maximum: float = 100.0) -> Tensor:
     # Where (t + 1)^2 = maximum^2 * t, in the form of the root that does not cancel.
     middle = maximum * maximum - 2
     first = 2 / (middle + math.sqrt(middle * middle - 4))
-    time = at_least(_time(t, "early_time_weight"), first)
-    return ((time + 1) / time.sqrt()).to(t.dtype)
+    check_float(t, "early_time_weight")
+    if _constant(t):
+        return cast("Tensor", _time_weight(t, first, 0.0, True))  # noqa: FBT003
+    time = at_least(t.to(wide(t.dtype)), first)
+    return (time + 1).div(time.sqrt()).to(t.dtype)
 
 
 def late_time_weight(t: Tensor, maximum: float = 100.0, eps: float = 1e-6) -> Tensor:
@@ -167,8 +170,11 @@ def late_time_weight(t: Tensor, maximum: float = 100.0, eps: float = 1e-6) -> Te
     # Where the square of the weight, (rest + 1) / (rest + eps), is that of the maximum.
     power = maximum * maximum
     least = max((1 - power * eps) / (power - 1), 0.0)
-    rest = at_least(1 - _time(t, "late_time_weight"), least)
-    return ((rest + 1).sqrt() / (rest + eps).sqrt()).to(t.dtype)
+    check_float(t, "late_time_weight")
+    if _constant(t):
+        return cast("Tensor", _time_weight(t, least, eps, False))  # noqa: FBT003
+    rest = at_least(1 - t.to(wide(t.dtype)), least)
+    return (rest + 1).div(rest + eps).sqrt().to(t.dtype)
 
 
 def bounded_weight(weight: Tensor, maximum: float = 100.0) -> Tensor:
@@ -196,9 +202,12 @@ def _root(share: Tensor) -> Tensor:
     return share.masked_fill(none, 1.0).sqrt().masked_fill(none, 0.0)
 
 
-def _time(t: Tensor, name: str) -> Tensor:
-    check_float(t, name)
-    return t.to(wide(t.dtype))
+def _constant(t: Tensor) -> bool:
+    """Returns whether times can go to a kernel that has no derivative."""
+    return not (t.requires_grad and torch.is_grad_enabled()) and ready(t)
+
+
+_time_weight = kernel("time_weight(Tensor t, float edge, float eps, bool early) -> Tensor")
 
 
 def _check_schedule(steps: int, low: float, high: float) -> None:

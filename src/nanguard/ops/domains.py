@@ -8,15 +8,14 @@ Inf that comes in stays visible: it comes out as NaN or Inf.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import torch
 from torch.nn import functional
 
 from nanguard.errors import UsageError
 from nanguard.ops.bounds import at_least, between, check_float, floor_for, wide
-from nanguard.ops.fused import LONGEST_ROW, again, kernel, once, ready, rows_of
+from nanguard.ops.fused import LONGEST_ROW, again, apply, kernel, once, ready, rows_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -77,8 +76,8 @@ def safe_norm(
     check_float(x, "safe_norm")
     dims = tuple(range(x.dim())) if dim is None else (dim,) if isinstance(dim, int) else tuple(dim)
     if ready(x) and (rows := Rows.of(x, dims, keepdim=keepdim)) is not None:
-        return cast("Tensor", _FusedNorm.apply(x, rows, eps))  # type: ignore[no-untyped-call]
-    norm = cast("Tensor", _Norm.apply(x, dims, eps))  # type: ignore[no-untyped-call]
+        return cast("Tensor", apply(_FusedNorm, x, rows, eps))
+    norm = cast("Tensor", apply(_Norm, x, dims, eps))
     return norm if keepdim or not dims else norm.squeeze(dims)
 
 
@@ -108,10 +107,10 @@ class _FusedNorm(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, rows: Rows, eps: float) -> Tensor:
-        norm = cast("Tensor", _norm(x, rows.count, eps)).view(rows.shape)
+        norm = _norm(x, rows.shape, eps)
         ctx.save_for_backward(x, norm)
         ctx.rows, ctx.eps = rows, eps
-        return norm
+        return cast("Tensor", norm)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
@@ -126,21 +125,18 @@ def _norm_gradient(grad: Tensor, x: Tensor, norm: Tensor, eps: float) -> Tensor:
     return (x * torch.where(norm <= eps, 0.0, grad / norm)).to(x.dtype)
 
 
-_norm = kernel("norm(Tensor x, int rows, float eps) -> Tensor")
+_norm = kernel("norm(Tensor x, int[] shape, float eps) -> Tensor")
 _norm_slope = kernel("norm_slope(Tensor grad, Tensor x, Tensor norm, float eps) -> Tensor")
 
 
-@dataclass(frozen=True)
-class Rows:
+class Rows(NamedTuple):
     """Rows of a tensor, each of which is reduced to one value.
 
     Attributes:
-        count: How many there are.
         shape: The shape of the result.
         kept: The same with dimensions of 1 where there were others.
     """
 
-    count: int
     shape: tuple[int, ...]
     kept: tuple[int, ...]
 
@@ -148,13 +144,15 @@ class Rows:
     def of(cls, x: Tensor, dims: Sequence[int], *, keepdim: bool) -> Rows | None:
         """Returns the rows that dimensions make up; None if they are no rows, or too long."""
         last = x.dim() - len(dims)
-        if not dims or sorted(d % x.dim() for d in dims) != list(range(last, x.dim())):
+        rows = dims == (-1,) and last >= 0
+        if not rows and not (dims and sorted(d % x.dim() for d in dims) == [*range(last, x.dim())]):
             return None
         shape = tuple(x.shape[:last])
-        if math.prod(x.shape[last:]) > LONGEST_ROW:
+        count = math.prod(shape)
+        if x.numel() > LONGEST_ROW * count:
             return None
         kept = shape + (1,) * len(dims)
-        return cls(math.prod(shape), kept if keepdim else shape, kept)
+        return cls(kept if keepdim else shape, kept)
 
 
 def safe_div(numerator: Tensor | float, denominator: Tensor, eps: float | None = None) -> Tensor:
@@ -177,7 +175,7 @@ def safe_div(numerator: Tensor | float, denominator: Tensor, eps: float | None =
         and ready(numerator, denominator)
         and (rows_of(denominator, numerator) or math.inf) <= LONGEST_ROW
     ):
-        return cast("Tensor", _Div.apply(numerator, denominator, eps))  # type: ignore[no-untyped-call]
+        return cast("Tensor", apply(_Div, numerator, denominator, eps))
     return _div(numerator, denominator, eps)
 
 
@@ -307,8 +305,7 @@ def safe_std(
         )
     correction = min(correction, count - 1)
     if count <= ONE_PASS and ready(x) and (rows := Rows.of(x, dims, keepdim=keepdim)) is not None:
-        settings = (rows, eps, count - correction)
-        return cast("Tensor", _Std.apply(x, *settings))  # type: ignore[no-untyped-call]
+        return cast("Tensor", apply(_Std, x, rows, eps, count - correction))
     std = torch.std(x, dim=tuple(dims), correction=correction, keepdim=keepdim)
     return functional.threshold(std, eps, eps)
 
@@ -318,10 +315,10 @@ class _Std(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, rows: Rows, eps: float, divisor: int) -> Tensor:
-        std, means = _row_std(x, rows.count, eps, divisor)
+        std, means = _row_std(x, rows.shape, eps, divisor)
         ctx.save_for_backward(x, std, means)
         ctx.settings = rows, eps, divisor
-        return cast("Tensor", std).view(rows.shape)
+        return cast("Tensor", std)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
@@ -331,14 +328,14 @@ class _Std(torch.autograd.Function):
             return _row_std_slope(grad, x, std, means, eps, divisor), None, None, None
 
         def plain(x: Tensor) -> Tensor:
-            flat = x.reshape(rows.count, -1)
+            flat = x.reshape(means.numel(), -1)
             std = torch.std(flat, dim=1, correction=flat.shape[1] - divisor)
             return functional.threshold(std.view(rows.shape), eps, eps)
 
         return *again(plain, (x,), grad, ctx.needs_input_grad[:1]), None, None, None
 
 
-_row_std = kernel("std(Tensor x, int rows, float eps, int divisor) -> (Tensor, Tensor)")
+_row_std = kernel("std(Tensor x, int[] shape, float eps, int divisor) -> (Tensor, Tensor)")
 _row_std_slope = kernel(
     "std_slope(Tensor grad, Tensor x, Tensor std, Tensor means, float eps, int divisor) -> Tensor"
 )
@@ -356,6 +353,10 @@ def gumbel_noise(like: Tensor, *, generator: torch.Generator | None = None) -> T
     """
     check_float(like, "gumbel_noise")
     noise = torch.empty_like(like, dtype=wide(like.dtype), requires_grad=False)
-    kind = torch.finfo(noise.dtype)
-    noise.uniform_(kind.tiny, 1 - kind.eps / 2, generator=generator)
-    return noise.log_().neg_().log_().neg_().to(like.dtype)
+    if noise.is_cuda:
+        # Exponential noise is the logarithm of uniform noise, and never 0 there, as on a CPU.
+        noise.exponential_(generator=generator)
+    else:
+        kind = torch.finfo(noise.dtype)
+        noise.uniform_(kind.tiny, 1 - kind.eps / 2, generator=generator).log_().neg_()
+    return noise.log_().neg_().to(like.dtype)

@@ -36,29 +36,31 @@ def ready(first: Tensor, *others: Tensor, strided: bool = False) -> bool:
         others: More of them, which have to be contiguous.
         strided: Whether the first need not be.
     """
-    device = first.device
-    if device.type != DEVICE or first.dtype not in _TYPES:
+    cuda = first.is_cuda
+    # The name of a device is slower to be had than an answer.
+    if not (cuda if DEVICE == "cuda" else first.device.type == DEVICE):
+        return False
+    if first.dtype not in _TYPES:
         return False
     if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
         return False
-    if not kernels_there() or not _is_current(device):
+    device = first.get_device()
+    # Triton asks for no other device than the current one.
+    if not kernels_there() or (cuda and device != torch._C._cuda_getDevice()):
         return False
     if type(first) not in _PLAIN or first.numel() == 0 or not (strided or first.is_contiguous()):
         return False
-    return all(
-        type(x) in _PLAIN and x.device == device and x.is_contiguous() and x.numel() > 0
-        for x in others
-    )
+    for x in others:
+        if type(x) not in _PLAIN or x.get_device() != device or x.is_cuda != cuda:
+            return False
+        if not x.is_contiguous() or x.numel() == 0:
+            return False
+    return True
 
 
 def once(grad: Tensor) -> bool:
     """Returns whether a gradient can go to a kernel of ours: it is not differentiated again."""
     return not torch.is_grad_enabled() and type(grad) in _PLAIN and grad.is_contiguous()
-
-
-def _is_current(device: torch.device) -> bool:
-    """Returns whether kernels are started on a device: Triton asks for no other."""
-    return device.type != "cuda" or device.index == torch._C._cuda_getDevice()
 
 
 @cache
@@ -93,22 +95,39 @@ def kernel(schema: str) -> Callable[..., Any]:
         schema: Its name in ``kernels/``, what it takes and what it returns.
     """
     name = schema.partition("(")[0]
-
-    made: list[Any] = []
+    made: Any = None
 
     def run(*args: Any) -> Any:
-        if not made:
-            made.append(getattr(_kernels(), name))
-        return made[0](*args)
+        nonlocal made
+        if made is None:
+            made = getattr(_kernels(), name)
+        return made(*args)
 
     _LIBRARY.define(schema)
     _LIBRARY.impl(name, run, "CompositeExplicitAutograd")
     seen = getattr(torch.ops.nanguard, name)
 
     def call(*args: Any) -> Any:
-        return seen(*args) if _modes() else run(*args)
+        if _modes():
+            return seen(*args)
+        return run(*args) if made is None else made(*args)
 
     return call
+
+
+def apply(form: Any, *args: Any) -> Any:
+    """Calls a function that has a derivative of its own, past what torch does before each call.
+
+    Torch binds the arguments to the signature first, which takes longer than a small op, and looks
+    for tensors of ``torch.func`` that outlived their transform.
+
+    Args:
+        form: The ``torch.autograd.Function``.
+        args: All of its arguments, by place.
+    """
+    if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
+        return form.apply(*args)
+    return super(torch.autograd.Function, form).apply(*args)
 
 
 def traced() -> bool:
@@ -123,12 +142,15 @@ def rows_of(small: Tensor, large: Tensor) -> int | None:
         small: Of the shape of the other, but for trailing dimensions of 1.
         large: The other.
     """
-    if small.dim() != large.dim() or small.numel() == 0:
+    few, many = small.shape, large.shape
+    if few == many:
+        return 1
+    last = len(few)
+    if last != len(many) or small.numel() == 0:
         return None
-    pairs = list(zip(small.shape, large.shape, strict=True))
-    while pairs and pairs[-1][0] == 1:
-        pairs.pop()
-    return large.numel() // small.numel() if all(a == b for a, b in pairs) else None
+    while last and few[last - 1] == 1:
+        last -= 1
+    return large.numel() // small.numel() if few[:last] == many[:last] else None
 
 
 def again(

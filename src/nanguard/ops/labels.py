@@ -6,15 +6,14 @@ it into range would train on a wrong class in silence, so that is not on offer.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
 
 import torch
 
 from nanguard.errors import UsageError
 from nanguard.ops.bounds import any_kept, check_float, wide, with_bad
 from nanguard.ops.bounds import keep as chosen
-from nanguard.ops.fused import again, kernel, once, ready
+from nanguard.ops.fused import again, apply, kernel, once, ready
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -133,35 +132,32 @@ def mask_logits(
         _check_shapes(logits, target)
     if on_bad not in ("raise", "nan"):
         raise _usage(f"on_bad is {on_bad!r}", "Use 'raise' or 'nan'.")
-    form: Any = _masked
+    nan = on_bad == "nan"
+    asked = bad_labels is not None or not nan
     looked_at = (logits, allowed) if target is None else (logits, allowed, target)
     if ready(*looked_at) and allowed.numel() in (logits.numel(), logits.shape[-1]):
-        form = _MaskedLogits.apply
-    masked, bad = form(logits, allowed, target, on_bad == "nan")
-    if bad_labels is not None:
+        bad = logits.new_empty(logits.shape[:-1], dtype=torch.bool) if asked else None
+        masked = apply(_MaskedLogits, logits, allowed, target, bad, nan)
+    else:
+        bad = _masked_samples(logits, allowed, target)
+        low = torch.finfo(logits.dtype).min / 2
+        other = logits.new_full((1,), low).masked_fill(bad.unsqueeze(-1), torch.nan) if nan else low
+        masked = torch.where(allowed, logits, other)
+    if bad is not None and bad_labels is not None:
         bad_labels.add(bad)
-    if on_bad == "raise":
+    if bad is not None and not nan:
         _refuse_masked(bad, target)
     return cast("Tensor", masked)
 
 
-def _masked(
-    logits: Tensor,
-    allowed: Tensor,
-    target: Tensor | None,
-    nan: bool,  # noqa: FBT001
-) -> tuple[Tensor, Tensor]:
-    """Returns masked logits, and which samples have no class, or a target that is masked."""
+def _masked_samples(logits: Tensor, allowed: Tensor, target: Tensor | None) -> Tensor:
+    """Returns which samples have no class, or a target that is masked."""
     bad = (~any_kept(allowed, -1).squeeze(-1)).expand(logits.shape[:-1])
-    if target is not None:
-        reachable = (target >= 0) & (target < logits.shape[-1])
-        bad = bad | ~_permits(allowed, target.where(reachable, 0), logits.shape) & (target >= 0)
-        bad = bad | (target >= logits.shape[-1])
-    low = torch.finfo(logits.dtype).min / 2
-    if not nan:
-        return torch.where(allowed, logits, low), bad
-    other = logits.new_full((1,), low).masked_fill(bad.unsqueeze(-1), torch.nan)
-    return torch.where(allowed, logits, other), bad
+    if target is None:
+        return bad
+    reachable = (target >= 0) & (target < logits.shape[-1])
+    bad = bad | ~_permits(allowed, target.where(reachable, 0), logits.shape) & (target >= 0)
+    return bad | (target >= logits.shape[-1])
 
 
 class _MaskedLogits(torch.autograd.Function):
@@ -173,32 +169,27 @@ class _MaskedLogits(torch.autograd.Function):
         logits: Tensor,
         allowed: Tensor,
         target: Tensor | None,
+        bad: Tensor | None,
         nan: bool,  # noqa: FBT001
-    ) -> tuple[Tensor, Tensor]:
-        masked, bad = _mask_logits(logits, allowed, target, nan)
+    ) -> Tensor:
         ctx.save_for_backward(allowed)
-        ctx.mark_non_differentiable(bad)
-        ctx.set_materialize_grads(False)
-        return masked, bad
+        return cast("Tensor", _mask_logits(logits, allowed, target, bad, nan))
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor | None, _: Any) -> tuple[Any, ...]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
         (allowed,) = ctx.saved_tensors
-        if grad is None:
-            return None, None, None, None
-        if not once(grad):
-            return torch.where(allowed, grad, 0.0), None, None, None
-        return _chosen(grad, allowed), None, None, None
+        slope = _chosen(grad, allowed) if once(grad) else torch.where(allowed, grad, 0.0)
+        return slope, None, None, None, None
 
 
 _mask_logits = kernel(
-    "mask_logits(Tensor logits, Tensor allowed, Tensor? target, bool nan) -> (Tensor, Tensor)"
+    "mask_logits(Tensor logits, Tensor allowed, Tensor? target, Tensor(a!)? bad, bool nan)"
+    " -> Tensor"
 )
 _chosen = kernel("chosen(Tensor x, Tensor mask) -> Tensor")
 
 
-@dataclass(frozen=True)
-class Labels:
+class Labels(NamedTuple):
     """Targets, and what is to be done about them.
 
     Attributes:
@@ -223,8 +214,8 @@ class Labels:
         """Returns the loss of each target, 0 for those that do not count, and which ones count."""
         self._check(logits)
         if self._one_kernel(logits):
-            losses, states, _ = self._fused(logits, "each")
-            return losses, states == KEPT
+            losses, numbers = self._fused(logits, "each")
+            return losses, self._states(numbers) == KEPT
         losses, keep, bad = _losses(logits, self)
         self._tell(bad, logits.shape[-1])
         return losses, keep
@@ -233,15 +224,16 @@ class Labels:
         """Returns the mean of the losses that count, 0 if none does, or their sum."""
         self._check(logits)
         if self._one_kernel(logits):
-            whole, _, count = self._fused(logits, "mean" if mean else "sum")
-        else:
-            losses, keep, bad = _losses(logits, self)
-            self._tell(bad, logits.shape[-1])
-            count = keep.sum()
-            whole = losses.sum() / count.clamp(min=1) if mean else losses.sum()
+            whole, numbers = self._fused(logits, "mean" if mean else "sum")
+            if empties is not None:
+                empties.add(numbers[-1] == 0)
+            return whole
+        losses, keep, bad = _losses(logits, self)
+        self._tell(bad, logits.shape[-1])
+        count = keep.sum()
         if empties is not None:
             empties.add(count == 0)
-        return whole
+        return losses.sum() / count.clamp(min=1) if mean else losses.sum()
 
     def _check(self, logits: Tensor) -> None:
         check_float(logits, "cross_entropy")
@@ -272,11 +264,16 @@ class Labels:
         shared = (logits.numel(), logits.shape[-1])
         return self.allowed is None or self.allowed.numel() in shared
 
-    def _fused(self, logits: Tensor, kind: str) -> tuple[Tensor, Tensor, Tensor]:
-        out, states, count = _FusedLoss.apply(logits, self, kind)  # type: ignore[no-untyped-call]
+    def _fused(self, logits: Tensor, kind: str) -> tuple[Tensor, Tensor]:
+        """Returns the losses, their sum or their mean, and what else the kernel found."""
+        out, numbers = apply(_FusedLoss, logits, self, kind)
         if self.bad_labels is not None or self.on_bad == "raise":
-            self._tell(states == BAD, logits.shape[-1])
-        return out, states, count
+            self._tell(self._states(numbers) == BAD, logits.shape[-1])
+        return out, numbers
+
+    def _states(self, numbers: Tensor) -> Tensor:
+        """Returns what each label is, of the numbers of the kernel."""
+        return numbers[:-1].view(3, *self.target.shape)[2]
 
 
 def _losses(logits: Tensor, labels: Labels) -> tuple[Tensor, Tensor, Tensor]:
@@ -290,9 +287,7 @@ def _losses(logits: Tensor, labels: Labels) -> tuple[Tensor, Tensor, Tensor]:
     if allowed is not None:
         keep = keep & _permits(allowed, index, logits.shape)
     bad = counts & ~keep
-    losses, _ = _CrossEntropy.apply(  # type: ignore[no-untyped-call]
-        logits, index, keep, allowed, labels.smoothing
-    )
+    losses, _ = apply(_CrossEntropy, logits, index, keep, allowed, labels.smoothing)
     if labels.on_bad == "nan":
         losses = losses.masked_fill(bad, torch.nan)
     return losses, keep, bad
@@ -304,35 +299,34 @@ KEPT, BAD = 1, 2  # what the kernel says of a label, beside 0 for one that does 
 class _FusedLoss(torch.autograd.Function):
     """The logits are read once forward and once backward, and nothing of their size is kept.
 
-    Beside the losses, their sum or their mean, it returns what each label is, and how many count.
+    Beside the losses, their sum or their mean, it returns the numbers that the kernel found: the
+    loss of each label, the log of each sum of exponentials, what each label is, how many count.
     """
 
     @staticmethod
     def forward(ctx: Any, logits: Tensor, labels: Labels, kind: str) -> tuple[Any, ...]:
         target, allowed = labels.target, labels.allowed
         nan = labels.on_bad == "nan"
-        losses, states, logs = _label_loss(
-            logits, target, allowed, labels.mask, labels.ignore_index, nan
-        )
-        out, count = losses, None
-        if kind != "each":
-            out, count = _mean_loss(losses, states, kind == "mean")
-        ctx.save_for_backward(logits, target, allowed, losses, states, logs, count)
+        numbers = _label_loss(logits, target, allowed, labels.mask, labels.ignore_index, nan)
+        if kind == "each":
+            # A copy, as the numbers are kept for the derivative.
+            out = numbers[: target.numel()].reshape(target.shape).clone()
+        else:
+            out = _mean_loss(numbers, kind == "mean")
+        ctx.save_for_backward(logits, target, allowed, numbers)
         ctx.labels, ctx.kind = labels, kind
         ctx.set_materialize_grads(False)
-        ctx.mark_non_differentiable(states, *(() if count is None else (count,)))
-        return out, states, count
+        ctx.mark_non_differentiable(numbers)
+        return out, numbers
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor | None, *_: Any) -> tuple[Any, ...]:
+    def backward(ctx: Any, grad: Tensor | None, _: Any) -> tuple[Any, ...]:
         if grad is None:
             return None, None, None
-        logits, target, allowed, losses, states, logs, count = ctx.saved_tensors
         if not once(grad):
+            logits = ctx.saved_tensors[0]
             return *again(_plainly(ctx.labels, ctx.kind), (logits,), grad, (True,)), None, None
-        mean = count if ctx.kind == "mean" else None
-        slope = _label_loss_slope(grad, logits, target, allowed, losses, states, logs, mean)
-        return slope, None, None
+        return _label_loss_slope(grad, *ctx.saved_tensors, ctx.kind == "mean"), None, None
 
 
 def _plainly(labels: Labels, kind: str) -> Callable[[Tensor], Tensor]:
@@ -349,12 +343,12 @@ def _plainly(labels: Labels, kind: str) -> Callable[[Tensor], Tensor]:
 
 _label_loss = kernel(
     "label_loss(Tensor logits, Tensor target, Tensor? allowed, Tensor? mask, int ignore, bool nan)"
-    " -> (Tensor, Tensor, Tensor)"
+    " -> Tensor"
 )
-_mean_loss = kernel("mean_loss(Tensor losses, Tensor states, bool mean) -> (Tensor, Tensor)")
+_mean_loss = kernel("mean_loss(Tensor(a!) numbers, bool mean) -> Tensor")
 _label_loss_slope = kernel(
-    "label_loss_slope(Tensor grad, Tensor logits, Tensor target, Tensor? allowed, Tensor losses,"
-    " Tensor states, Tensor logs, Tensor? count) -> Tensor"
+    "label_loss_slope(Tensor grad, Tensor logits, Tensor target, Tensor? allowed, Tensor numbers,"
+    " bool mean) -> Tensor"
 )
 
 

@@ -13,7 +13,7 @@ import torch
 
 from nanguard.errors import UsageError
 from nanguard.ops.bounds import check_float, keep, wide
-from nanguard.ops.fused import again, kernel, once, ready, rows_of
+from nanguard.ops.fused import again, apply, kernel, once, ready, rows_of
 from nanguard.ops.labels import Labels, OnBad
 
 if TYPE_CHECKING:
@@ -132,7 +132,7 @@ def _one_kernel(values: Tensor, other: Tensor | None, mask: Tensor) -> bool:
 
 
 def _fused(values: Tensor, other: Tensor | None, mask: Tensor, empties: Counter | None) -> Tensor:
-    mean, count = _FusedMean.apply(values, other, mask)  # type: ignore[no-untyped-call]
+    mean, count = apply(_FusedMean, values, other, mask)
     if empties is not None:
         empties.add(count == 0)
     return cast("Tensor", mean)

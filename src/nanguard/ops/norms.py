@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from nanguard.errors import UsageError
 from nanguard.ops.bounds import CapKind, cap, check_limit, wide
-from nanguard.ops.fused import again, kernel, once, ready
+from nanguard.ops.fused import again, apply, kernel, once, ready
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -142,11 +142,11 @@ class AdaLNZero(nn.Module):
         shift, scale, gate = made.chunk(3, dim=-1)
         gate = gate.reshape(shape)
         normed = functional.layer_norm(x, (self.width,), eps=self.eps)
-        rows = made.is_contiguous() and normed.dtype == made.dtype and self.cap_kind == "hard"
-        if rows and made.dim() == 2 and ready(normed, made, self.largest_scale):
-            largest = self.largest_scale if self.training else None
-            settings = (self.max_scale, largest)
-            return _Modulate.apply(normed, shift, scale, *settings), gate  # type: ignore[no-untyped-call]
+        largest = self.largest_scale
+        hard = normed.dtype == made.dtype and self.cap_kind == "hard"
+        if hard and made.dim() == 2 and ready(normed, made, largest):
+            settings = (self.max_scale, largest if self.training else None)
+            return apply(_Modulate, normed, shift, scale, *settings), gate
         if self.training:
             self._watch(scale.detach())
         shift, scale = shift.reshape(shape), scale.reshape(shape)

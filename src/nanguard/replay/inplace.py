@@ -27,10 +27,10 @@ from nanguard.guard.held import BufferPlaces, Held
 from nanguard.guard.optimizers import hyperparameters, set_hyperparameters, state_tensors
 from nanguard.numerics import without_graph
 from nanguard.replay import changes
-from nanguard.replay.carried import likely_turns, was_bad_before
+from nanguard.replay.bad_data import data_origin, made_anew
 from nanguard.replay.copies import MOST_COPIED, StateCopy, Written, bytes_in, why_not_copied
-from nanguard.replay.handed_on import noted
-from nanguard.replay.made_before import data_origin, find_table, made_anew
+from nanguard.replay.handed_on import likely_turns, noted, was_bad_before
+from nanguard.replay.made_before import find_table
 from nanguard.replay.python_state import Reachable, RefusedError, is_used_up, spare, spared_copy
 from nanguard.replay.region import NoRegionError
 from nanguard.replay.replayed_step import MadeStep, Reached, ReplayedStep, compared, same_losses
@@ -44,7 +44,8 @@ if TYPE_CHECKING:
     from torch import Tensor
     from torch.optim import Optimizer
 
-    from nanguard.replay.made_before import Drawn, Table
+    from nanguard.replay.bad_data import Drawn
+    from nanguard.replay.made_before import Table
     from nanguard.replay.patches import Patches
     from nanguard.replay.region import Piece
     from nanguard.replay.start import Start
@@ -165,8 +166,8 @@ class InPlace:
         All of them are given the same batch, so that only the change makes a difference.
         """
         start, optimizers = variant.start, self._run.optimizers()
-        moved = [*self._run.named_parameters().values(), *state_tensors(optimizers)]
-        if self._together or not start.stepped or bytes_in(moved) > MOST_COPIED:
+        moved = bytes_in([*self._run.named_parameters().values(), *state_tensors(optimizers)])
+        if self._together or not start.stepped or moved > MOST_COPIED:
             return ReplayOutcome(error="the steps after it cannot be made here")
         held = Held(BufferPlaces(self._run.models()))
         held.mark()
@@ -232,9 +233,8 @@ class InPlace:
         """Finds the start from which the unchanged replay is exact; returns that replay."""
         errors: list[str] = []
         given: tuple[Variant, ReplayOutcome] | None = None
-        plain = replace(task, trace=True)
         for variant in self._variants():
-            outcome, losses = self._replay(plain, variant, seconds)
+            outcome, losses = self._replay(replace(task, trace=True), variant, seconds)
             if outcome.error is not None:
                 errors.append(outcome.error)
                 if outcome.error == TOO_LONG:
@@ -261,7 +261,7 @@ class InPlace:
             self._chosen, outcome = given
             return outcome
         self.differs = bool(errors) and all(error == _DIFFERS for error in errors)
-        reason = errors[-1] if errors else "nobody has seen what the step began with"
+        reason = errors[-1] if errors else "what the step began with was not recorded"
         return ReplayOutcome(error=reason, differs=self.differs)
 
     def _settle_on_turn(self, task: Task, seconds: float) -> ReplayOutcome | None:
@@ -496,6 +496,7 @@ class InPlace:
         written = Written([] if leaves != "nothing" else run.named_parameters().values())
         gradients = [] if leaves == "tensors" else self._set_aside_gradients()
         rates = hyperparameters(run.optimizers())
+        reachable.keep([vars(owner) for owner, _ in variant.objects])
         now = starts.streams.capture()
         starts.paused = True
         try:

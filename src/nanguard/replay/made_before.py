@@ -4,7 +4,6 @@ A table of weights, a noise schedule, statistics of the data: computed once, bad
 used hours later; or what a rollout has collected since the last step. The operations are over, but
 the code that made the value is there: the constructor of the object that holds it, or the
 assignment to the name that stands for it. What is made again has to be what is there, bit for bit.
-The items of a batch that came in bad are made once more in the same way.
 """
 
 from __future__ import annotations
@@ -17,42 +16,35 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
-from torch.utils.data.dataloader import _DatasetKind
 
 from nanguard.numerics import all_finite, is_float
 from nanguard.replay import changes
 from nanguard.replay.live_names import own_nodes
-from nanguard.replay.region import NoRegionError, owner_of, source_of
-from nanguard.replay.sandbox import Outside
+from nanguard.replay.region import NoRegionError, source_of
 from nanguard.replay.start import is_plain_object, script_values
-from nanguard.replay.tracer.modules import all_modules, tensors_in
+from nanguard.replay.tracer.modules import all_modules
 from nanguard.replay.tracer.origin import origin_of, producers
 from nanguard.replay.tracer.sites import (
     Site,
     is_installed,
     is_part_of_script,
     is_users,
-    place_of,
-    users_frame,
 )
 from nanguard.replay.tracer.trace import Trace
 
 if TYPE_CHECKING:
     import contextlib
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from types import FrameType
 
     from torch import Tensor
 
     from nanguard.guard.rng import RandomStreams
-    from nanguard.replay.task import ReplayOutcome
     from nanguard.replay.tracer.op_records import Record
     from nanguard.replay.tracer.origin import Origin
-    from nanguard.replay.tracer.sites import Place
 
     Maker = Callable[[Mapping[str, str]], Tensor | None]
 
-    Drawn = tuple[Any, Any, list[int]]
 
 # How many assignments a value is followed back through.
 _DEPTH = 6
@@ -325,7 +317,7 @@ def _traced(tensor: Tensor, make: Maker, step: int, look_at: int | None = None) 
     finally:
         trace.stop()
     trace.resolve()
-    if fresh is None or fresh is tensor or not _is_same(fresh, tensor):
+    if fresh is None or fresh is tensor or not same_values(fresh, tensor):
         return None
     writer = trace.writer(fresh)
     made: list[Record] = producers([writer]) if writer is not None and writer.bad else []
@@ -338,7 +330,7 @@ def _traced(tensor: Tensor, make: Maker, step: int, look_at: int | None = None) 
     return found
 
 
-def _is_same(fresh: Tensor, tensor: Tensor) -> bool:
+def same_values(fresh: Tensor, tensor: Tensor) -> bool:
     """Returns whether two values are equal, bit for bit, wherever they are."""
     one, other = fresh.detach().cpu(), tensor.detach().cpu()
     if one.shape != other.shape or one.dtype != other.dtype:
@@ -346,165 +338,3 @@ def _is_same(fresh: Tensor, tensor: Tensor) -> bool:
     return torch.equal(torch.isfinite(one), torch.isfinite(other)) and torch.equal(
         torch.nan_to_num(one), torch.nan_to_num(other)
     )
-
-
-def data_origin(
-    outcome: ReplayOutcome, drawn: Iterable[Drawn], streams: RandomStreams
-) -> Drawn | None:
-    """Looks for the line that made a batch bad, if that is where the bad value came from.
-
-    The main process draws the indices of every batch, also for the workers of a loader, so a bad
-    sample can be made again here. What a stream has given, or a worker's own random numbers have
-    made, cannot.
-
-    Args:
-        outcome: What the replay of the step showed. Its origin is replaced if a better one is
-            found.
-        drawn: The last batches of the loaders.
-        streams: Puts the random streams back afterwards.
-
-    Returns:
-        The batch, if it can be made again; None otherwise.
-    """
-    if outcome.origin is None or outcome.origin.op != "input":
-        return None
-    for own, batch, indices in reversed(list(drawn)):
-        if not _is_bad(batch):
-            continue
-        outcome.facts.came_in = True
-        if own._dataset_kind == _DatasetKind.Iterable:
-            outcome.origin.site = _yielded_at(own._dataset) or outcome.origin.site
-            return None
-        if not indices:
-            return None
-        now = streams.capture()
-        try:
-            found = _made_again(own, indices, outcome.origin.step)
-            if found is not None and found.detail is None:
-                # A device says more about an operation once it is known which one.
-                streams.restore(now)
-                found = _made_again(own, indices, outcome.origin.step, found.index) or found
-        finally:
-            streams.restore(now)
-        if found is not None:
-            outcome.origin = found
-        outcome.facts.indices = outcome.facts.indices or _bad_indices(batch, indices)
-        return (own, batch, indices) if found is not None else None
-    return None
-
-
-def made_anew(drawn: Drawn, names: dict[str, Any], again: list[Any]) -> None:
-    """Puts a batch that is made again in the place of the old one, among names and batches.
-
-    Args:
-        drawn: The batch, as it was handed out.
-        names: What a replay begins with.
-        again: The batches that loaders hand out once more.
-    """
-    own, batch, indices = drawn
-    fresh = _fetched(own, indices)
-    pairs = list(zip(tensors_in(batch), tensors_in(fresh), strict=False))
-
-    def replaced(value: Any) -> Any:
-        if isinstance(value, torch.Tensor):
-            return next(
-                (new.to(value.device) for old, new in pairs if _has_values_of(old, value)), value
-            )
-        if type(value) in (list, tuple):
-            return type(value)(map(replaced, value))
-        if type(value) is dict:
-            return {key: replaced(inner) for key, inner in value.items()}
-        return value
-
-    names.update({name: replaced(value) for name, value in names.items()})
-    again[:] = [fresh if given is batch else given for given in again]
-
-
-def _has_values_of(tensor: Any, other: Any) -> bool:
-    if tensor is other:
-        return True
-    same = tensor.shape == other.shape and tensor.dtype == other.dtype and tensor.dim() > 0
-    return same and torch.equal(tensor.nan_to_num(), other.to(tensor.device).nan_to_num())
-
-
-def _made_again(
-    own: Any, indices: list[int], step: int, look_at: int | None = None
-) -> Origin | None:
-    trace = Trace(look_at=look_at)
-    trace.step = step
-    trace.in_data = 1
-    with Outside(), changes.quiet():
-        trace.start()
-        try:
-            batch = _fetched(own, indices)
-        except Exception:  # noqa: BLE001 - the script's own code, run in another place than usual
-            return None
-        finally:
-            trace.stop()
-        trace.resolve()
-        tensors = [t for t in tensors_in(batch) if is_float(t) and not all_finite([t])]
-        writers = [writer for t in tensors if (writer := trace.writer(t)) is not None]
-        made = producers([writer for writer in writers if writer.bad])
-        if not made or made[0].place is None:
-            return None
-        here = users_frame(sys._getframe(1))
-        if here is not None and made[0].place == place_of(here):
-            # Torch saw it first when it put the batch together; it was bad when it was handed out.
-            made[0].place = _handed_out_at(own._dataset)
-            if made[0].place is None:
-                return None
-        origin = origin_of(made[0], trace, sink="loss")
-        origin.phase, origin.module = "data", "input"
-        return origin
-
-
-def _handed_out_at(data: Any) -> Place | None:
-    """Returns where a data set hands out its samples; None if that is not the user's code."""
-    code = getattr(type(data).__getitem__, "__code__", None)
-    if code is None or not is_users(code.co_filename):
-        return None
-    lines = [line for _, _, line in code.co_lines() if line]
-    return code, len(code.co_code) - 2, max(lines)
-
-
-def _yielded_at(data: Any) -> Site | None:
-    """Returns where a stream hands out its samples; None if that is not one line of the user's.
-
-    The sample cannot be had again, but it was made there, and not where a model takes it in.
-    """
-    walk = type(data).__iter__
-    code = getattr(walk, "__code__", None)
-    if code is None or not is_users(code.co_filename) or is_installed(code.co_filename):
-        return None
-    try:
-        body = owner_of(source_of(code, walk.__globals__).tree, code).body
-    except NoRegionError:
-        return None
-    lines = {
-        node.lineno for node in own_nodes(body) if isinstance(node, (ast.Yield, ast.YieldFrom))
-    }
-    return Site(code.co_filename, lines.pop(), code.co_name) if len(lines) == 1 else None
-
-
-def _fetched(own: Any, indices: list[int]) -> Any:
-    """Returns a batch as a loader makes it."""
-    data = own._dataset
-    if not own._auto_collation:
-        return own._collate_fn(data[indices])
-    several = getattr(data, "__getitems__", None)
-    items = several(indices) if callable(several) else [data[index] for index in indices]
-    return own._collate_fn(items)
-
-
-def _is_bad(batch: Any) -> bool:
-    return not all_finite(t for t in tensors_in(batch) if is_float(t))
-
-
-def _bad_indices(batch: Any, indices: list[int]) -> list[int]:
-    """Returns which samples of the data set are bad, if not all of a batch are."""
-    rows: set[int] = set()
-    for tensor in tensors_in(batch):
-        if tensor.dim() and is_float(tensor) and tensor.shape[0] == len(indices):
-            bad = ~torch.isfinite(tensor).reshape(len(indices), -1).all(1)
-            rows.update(bad.nonzero().flatten().tolist())
-    return [indices[row] for row in sorted(rows)] if len(rows) < len(indices) else []

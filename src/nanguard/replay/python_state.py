@@ -102,6 +102,13 @@ class Reachable:
             if depth < _DEPTH:
                 todo.extend((inner, depth + 1) for inner in self._led_to(value))
 
+    def keep(self, every: list[dict[Any, Any]]) -> None:
+        """Remembers what some names stand for, and does not look into it: a data set is large."""
+        for names in every:
+            if id(names) not in self._seen:
+                self._seen[id(names)] = names
+                self._undo.append(_Items(names))
+
     @contextlib.contextmanager
     def spared(self, *, given: bool) -> Iterator[None]:
         """Puts something else in the place of what a replay must not use.

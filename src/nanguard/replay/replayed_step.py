@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from nanguard.guard.optimizers import as_at_first, gradients_of
 from nanguard.guard.verdicts import Symptom
 from nanguard.numerics import all_finite
-from nanguard.replay.carried import numbers_in
+from nanguard.replay.handed_on import numbers_in
 from nanguard.replay.python_state import RefusedError
 from nanguard.replay.region import AGAIN, NoRegionError
 from nanguard.replay.replay import Replay

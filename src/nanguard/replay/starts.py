@@ -20,9 +20,8 @@ from torch import nn
 from torch.nn.modules.module import register_module_forward_pre_hook
 
 from nanguard.guard.rng import RandomStreams, devices_in_use
-from nanguard.replay.carried import CarriedTurns, numbers_in
 from nanguard.replay.frames import Lines, hear_calls, is_nested, let_go, outside, stack_of
-from nanguard.replay.handed_on import generator_below, handed_to
+from nanguard.replay.handed_on import CarriedTurns, generator_below, handed_to, numbers_in
 from nanguard.replay.patches import comes_from_signal, is_capturing
 from nanguard.replay.python_state import ScriptObjects
 from nanguard.replay.region import NoRegionError, Region

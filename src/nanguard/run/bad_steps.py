@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from nanguard.guard.policy import Decision
     from nanguard.guard.verdicts import Symptom
     from nanguard.replay.start import Start
-    from nanguard.run.known_faults import Drawn
+    from nanguard.run.known_faults import DrawnItems
     from nanguard.run.live import Live
 
 STOPPED = 3
@@ -180,7 +180,7 @@ class BadSteps:
             live.heartbeat.bad(step if leads else live.tried - 1)
 
     def _decide(
-        self, optimizer: Any, step: int, symptom: Symptom, drawn: Drawn
+        self, optimizer: Any, step: int, symptom: Symptom, drawn: DrawnItems
     ) -> tuple[bool, Decision]:
         """Returns whether the run itself is bad by now, and what to do about a bad step."""
         live = self._live

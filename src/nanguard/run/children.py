@@ -18,6 +18,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from nanguard.errors import installing
 from nanguard.run.control import ATTACHED, REACHED, UNGUARDED, leave, processes
 
 if TYPE_CHECKING:
@@ -210,7 +211,7 @@ def why_not_guarded(pid: int, boot: str, proc: Path = Path("/proc")) -> str:
         proc: Where the system shows its processes.
     """
     why = "it was started with its own PYTHONPATH"
-    what = "install nanguard in its environment (pip install nanguard)"
+    what = f"install nanguard in its environment ({installing()})"
     if boot in python_path(_read(proc / str(pid) / "environ")):
         why = "its Python ignores PYTHONPATH (-E, -I or -S)"
         what += ", and leave out -S"

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from nanguard.errors import NanguardError, RecordError
+from nanguard.guard.journal import Event
 from nanguard.guard.optimizers import largest_rate, learning_rate
 from nanguard.guard.verdicts import Reading
 from nanguard.numerics import whole
@@ -216,16 +217,9 @@ class Tracked:
                 line["lr"] = rate * self._live.lr_factor
         line |= {"loss": symptom.loss, "grad_norm": symptom.grad_norm, "terms": symptom.terms}
         self._write([{**line, "action": action}])
-        event = {
-            "name": f"non-finite-{symptom.where.replace(' ', '-')}",
-            "severity": "error",
-            "step": step,
-            "message": symptom.in_words(),
-            "action": action,
-            "reason": decision.reason,
-        }
+        event = Event(symptom.finding(step), decision.action, decision.reason)
         for sink in self._sinks():
-            sink.event(event)
+            sink.event(event.to_json())
         incident = self._live.writer.folder if self._live.together.mine else None
         if incident is not None and self._trackers is not None:
             self._trackers.event(incident_line(step, incident))

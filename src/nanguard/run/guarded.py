@@ -18,6 +18,7 @@ import torch
 from nanguard import incident as incidents
 from nanguard.errors import IncidentError, UsageError
 from nanguard.guard import events
+from nanguard.guard.journal import WrittenIncident
 from nanguard.masking import hidden_words
 from nanguard.numerics import all_finite, is_float, local
 from nanguard.replay import replay as replays
@@ -33,7 +34,7 @@ from nanguard.run.known_faults import items_drawn
 from nanguard.run.run_record import sign
 from nanguard.run.together import Together
 from nanguard.run_folder import make_private
-from nanguard.view.report.words import in_a_line
+from nanguard.view.report.words import sentence
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -148,10 +149,10 @@ class Recording:
         """Returns what went wrong most often, in a sentence; empty if nothing was explained."""
         return self._writer.known.culprit()
 
-    def bad(self, bad: BadStep) -> None:
-        """Writes an incident and explains it."""
+    def bad(self, bad: BadStep) -> WrittenIncident | None:
+        """Writes an incident and explains it; returns it."""
         if self._replay is not None or os.getpid() != self._pid:
-            return
+            return None
         if live.current is not None:
             live.current.heard_of_bad()
         why = _why_not(bad)
@@ -170,6 +171,7 @@ class Recording:
         if written and why is None and starts and self._writer.may_explain:
             self._explain(bad.step, starts)
         self._writer.tell_trackers(bad.step)
+        return self._writer.written(bad.step)
 
     def judge_again(self, optimizers: Sequence[Optimizer]) -> None:
         """Ends a replay where the guard would have made its step."""
@@ -245,14 +247,18 @@ class GuardWriter(IncidentWriter):
         if self.folder is not None:
             self._parts.journal.incident(step, self.folder)
 
-    def tell(self, folder: Path) -> None:
-        """Says what was found out about an incident."""
+    def written(self, step: int) -> WrittenIncident | None:
+        """Returns the incident that was written about a step; None if none was."""
+        if self.folder is None:
+            return None
         try:
-            line = in_a_line(incidents.read(folder))
+            found = incidents.read(self.folder)
         except IncidentError:
-            return
-        if line is not None:
-            log.warning("nanguard: %s\n          nanguard explain %s", line, folder)
+            return None
+        said = sentence(found)
+        if found.cause is None or not said:
+            return WrittenIncident(self.folder)
+        return WrittenIncident(self.folder, found.cause["code"], f"step {step}: {said}")
 
 
 def _options(folder: Path, *, control: str, quarantine: bool = False) -> Options:

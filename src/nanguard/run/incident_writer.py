@@ -20,7 +20,7 @@ from nanguard.incident import Incident
 from nanguard.run.control import ATTACHED, STEPPED, STOPPED, leave
 from nanguard.run.known_faults import (
     QUARANTINE,
-    Drawn,
+    DrawnItems,
     Fault,
     Item,
     KnownFaults,
@@ -68,7 +68,7 @@ class BadStepFacts:
     why: str | None = None
     known: dict[str, Any] = field(default_factory=dict)
     seconds: float | None = None
-    drawn: Drawn = field(default_factory=dict)
+    drawn: DrawnItems = field(default_factory=DrawnItems)
 
 
 class IncidentWriter:
@@ -119,7 +119,7 @@ class IncidentWriter:
     def _may_find_causes(self) -> bool:
         return self._explained < _EXPLAINED
 
-    def with_known(self, trouble: Trouble, drawn: Drawn) -> Trouble:
+    def with_known(self, trouble: Trouble, drawn: DrawnItems) -> Trouble:
         """Returns what the ladder has to know, with what the run has met before.
 
         Args:
@@ -249,7 +249,14 @@ class IncidentWriter:
             return
         code = "None" if found.cause is None else str(found.cause.get("code"))
         fault = Fault(self.folder, self._bad.step, traced, code)
-        self.known.add(fault, self._bad.drawn, found)
+        other_each_time = self.known.add(fault, self._bad.drawn, found)
+        if other_each_time:
+            said = _other_each_time(other_each_time)
+            found.notes = [*found.notes, said]
+            with contextlib.suppress(OSError, IncidentError):
+                incidents.write(self.folder, found)
+            if self.quarantine is not None:
+                self.announce(said)
         self._leave_out(fault)
 
     def _leave_out(self, fault: Fault) -> None:
@@ -286,7 +293,7 @@ class IncidentWriter:
         line = in_a_line(found)
         if line is not None:
             fix = f"\n          nanguard fix {_short(folder)}" if is_fixable(found) else ""
-            self.say(f"{line}\n          nanguard explain {_short(folder)}{fix}")
+            self.announce(f"{line}\n          nanguard explain {_short(folder)}{fix}")
 
     def _new(self, bad: BadStepFacts) -> Incident:
         left_out = sorted(self.quarantine.left_out) if self.quarantine is not None else []
@@ -325,10 +332,20 @@ class IncidentWriter:
             return "explanations were turned off with --no-trace"
         if self._explained >= _EXPLAINED:
             return f"only the first {_EXPLAINED} faults of a process are explained"
-        return "nobody has seen what the step began with"
+        return "what the step began with was not recorded"
 
     def _leave_note(self, name: str, text: str = "") -> None:
         leave(Path(self._options.control), f"{name}{os.getpid()}", text)
+
+
+def _other_each_time(items: list[Item]) -> str:
+    many = len(items) > 1
+    listed = ", ".join(str(item.index) for item in items)
+    return (
+        f"dataset item{'s' if many else ''} {listed} {'were' if many else 'was'} bad this time, "
+        "and different when read again, as with random augmentation: not known to be bad, and not "
+        "left out"
+    )
 
 
 def _is_together() -> bool:

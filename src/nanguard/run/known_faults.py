@@ -2,7 +2,8 @@
 
 A fault is known by the line and the operation that its first bad value came from. When a later step
 goes bad in the same way, its incident is counted in the first one. A sample is known by its data
-set and its place there. When a batch holds one that was found bad, its step is skipped, and the
+set and its place there, if it is the same whenever it is read: with a random augmentation it was
+bad that one time. When a batch holds one that was found bad, its step is skipped, and the
 ladder does not climb: nothing about the run is unstable. With a quarantine, loaders leave it out.
 """
 
@@ -14,7 +15,7 @@ import shutil
 import time
 from collections import Counter
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -54,8 +55,21 @@ class Item:
     index: int
 
 
-# Samples by their place in the data set of the loader that has handed them out.
-Drawn = dict[int, list[Item]]
+def _none(_places: set[int]) -> set[int]:
+    return set()
+
+
+@dataclass(frozen=True, slots=True)
+class DrawnItems:
+    """The samples of the last batches.
+
+    Attributes:
+        items: By their place in the data set of the loader that has handed them out.
+        same_again: Reads samples once more; returns the places of those that are what they were.
+    """
+
+    items: dict[int, list[Item]] = field(default_factory=dict)
+    same_again: Callable[[set[int]], set[int]] = _none
 
 
 def item_of(dataset: Any, index: int) -> Item:
@@ -76,7 +90,7 @@ def _is_subset(dataset: Any) -> bool:
     return ("torch.utils.data.dataset", "Subset") in kinds
 
 
-def items_drawn(starts: Starts) -> Drawn:
+def items_drawn(starts: Starts) -> DrawnItems:
     """Returns the samples of the last batches, by their place in the loader's own data set.
 
     Loaders look ahead, and a step may take several batches: these are all that it may be made of.
@@ -84,11 +98,17 @@ def items_drawn(starts: Starts) -> Drawn:
     Args:
         starts: What knows the last batches.
     """
-    found: Drawn = {}
+    found: dict[int, list[Item]] = {}
     for own, _batch, indices in starts.batches:
         for index in indices:
             found.setdefault(index, []).append(item_of(own._dataset, index))
-    return found
+    return DrawnItems(found, partial(_read_again, starts))
+
+
+def _read_again(starts: Starts, places: set[int]) -> set[int]:
+    from nanguard.replay.bad_data import same_again
+
+    return same_again(list(starts.batches), places, starts.streams)
 
 
 @dataclass(slots=True)
@@ -133,21 +153,26 @@ class KnownFaults:
     def __getitem__(self, place: int) -> Fault:
         return self._faults[place]
 
-    def add(self, fault: Fault, drawn: Drawn, found: Incident) -> None:
+    def add(self, fault: Fault, drawn: DrawnItems, found: Incident) -> list[Item]:
         """Remembers a fault that was explained.
 
         Args:
             fault: The fault.
             drawn: The samples of its step.
             found: Its incident.
-        """
-        fault.items.update(_at_fault(drawn, found) if _lies_in_samples(fault.cause) else ())
-        self._faults.append(fault)
 
-    def bad_items(self, drawn: Drawn) -> list[Item]:
+        Returns:
+            The samples that it was met with and that are another thing each time they are read.
+        """
+        fault.items.update(_bad_by_themselves(fault, drawn, found))
+        self._faults.append(fault)
+        lies_in_them = _lies_in_samples(fault.cause)
+        return sorted(set(_at_fault(drawn, found)) - set(fault.items)) if lies_in_them else []
+
+    def bad_items(self, drawn: DrawnItems) -> list[Item]:
         """Returns those samples that are known to be bad."""
         known = {item for fault in self._faults for item in fault.items}
-        return sorted({item for items in drawn.values() for item in items} & known)
+        return sorted({item for items in drawn.items.values() for item in items} & known)
 
     def fault_of(self, items: Sequence[Item]) -> Fault | None:
         """Returns the fault that samples are known for."""
@@ -159,7 +184,7 @@ class KnownFaults:
         """Whether a lower learning rate may help against what was met last."""
         return not self._faults or _is_helped_by_lower_rate(self._faults[-1].cause)
 
-    def count(self, fault: Fault, step: int, found: Incident, drawn: Drawn) -> None:
+    def count(self, fault: Fault, step: int, found: Incident, drawn: DrawnItems) -> None:
         """Counts another step of a fault, in its incident; the folder of that step goes.
 
         Args:
@@ -169,17 +194,17 @@ class KnownFaults:
             drawn: The samples of the step.
         """
         fault.times += 1
-        items = _at_fault(drawn, found) or self.bad_items(drawn)
-        if _lies_in_samples(fault.cause):
-            fault.items.update(items)
+        items = _bad_by_themselves(fault, drawn, found) or self.bad_items(drawn)
+        fault.items.update(items)
         entry: dict[str, Any] = {"step": step, "symptom": found.get("symptom")}
         if found.get("samples"):
             entry["samples"] = found["samples"]
-        if items:
-            entry["dataset_indices"] = [item.index for item in items]
+        named = _at_fault(drawn, found) or items
+        if named:
+            entry["dataset_indices"] = [item.index for item in named]
         fault.again = [*fault.again, entry][:_LISTED]
         self._write(fault)
-        if not items or not _lies_in_samples(fault.cause):
+        if not items:
             if fault.times & (fault.times - 1):
                 return  # 2, 4, 8, ... times: a run that goes down this way has enough to say
             self._say(f"step {step}: the same as at step {fault.step} ({fault.times} times so far)")
@@ -231,9 +256,23 @@ def discard(folder: Path) -> None:
     shutil.rmtree(folder, ignore_errors=True)
 
 
-def _at_fault(drawn: Drawn, found: Incident) -> list[Item]:
+def _at_fault(drawn: DrawnItems, found: Incident) -> list[Item]:
     """Returns the samples of a step that its incident names."""
-    return sorted({item for place in found.dataset_indices for item in drawn.get(place, ())})
+    return sorted({item for place in found.dataset_indices for item in drawn.items.get(place, ())})
+
+
+def _bad_by_themselves(fault: Fault, drawn: DrawnItems, found: Incident) -> list[Item]:
+    """Returns those samples of a step that its fault lies in, and will lie in the next time."""
+    if not _lies_in_samples(fault.cause):
+        return []
+    blamed = {
+        place: items
+        for place in found.dataset_indices
+        if (items := drawn.items.get(place)) is not None
+    }
+    known = {place for place, items in blamed.items() if set(items) <= set(fault.items)}
+    certain = known | drawn.same_again(set(blamed) - known) if set(blamed) - known else known
+    return sorted({item for place in certain for item in blamed[place]})
 
 
 @cache

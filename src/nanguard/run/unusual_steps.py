@@ -224,7 +224,7 @@ class GraphSteps:
         if not self._optimizers:
             writer.stepped()
             writer.say(
-                "the script makes steps in a CUDA graph (torch.cuda.graph), which nobody can hold "
+                "the script makes steps in a CUDA graph (torch.cuda.graph), which cannot be held "
                 f"back: the parameters are looked at every {self._every} replays, and at the end"
             )
         self._optimizers.add(optimizer)

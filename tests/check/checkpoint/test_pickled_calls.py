@@ -176,7 +176,8 @@ STRICTER = {
 # The right ones of each sort: without them, all could be refused for another reason.
 READ = {
     "a tensor", "a parameter", "a parameter of whole numbers", "a parameter of nothing",
-    "quantised", "negated", "a type of four bits", "no memory", "sparse", "a device", "a layout", "a size",
+    "quantised", "negated", "a type of four bits", "no memory", "sparse", "a device", "a layout",
+    "a size",
     "bytes", "a set", "a complex number", "counted", "ordered pairs", "ordered, with a state",
     "a storage",
 }  # fmt: skip

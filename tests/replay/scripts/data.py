@@ -3,6 +3,7 @@
 import random
 import sys
 
+import numpy
 from common import F, nn, torch
 from torch.utils.data import DataLoader, Dataset
 
@@ -52,6 +53,31 @@ def prepared():
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     for x, y in DataLoader(Rows(), batch_size=4):
         loss = F.mse_loss(model(x), y)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+
+class Signals(Dataset):
+    def __init__(self):
+        self.rows = numpy.random.default_rng(4).standard_normal((32, 8)).astype(numpy.float32)
+        self.rows[22] = 1.0
+
+    def __len__(self):
+        return 32
+
+    def __getitem__(self, index):
+        x = self.rows[index]
+        x = (x - x.mean()) / x.std()  # FAULT OF NUMPY
+        return torch.from_numpy(x)
+
+
+def arrays(workers):
+    torch.manual_seed(0)
+    model = nn.Linear(8, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    for x in DataLoader(Signals(), batch_size=4, num_workers=int(workers)):
+        loss = model(x).square().mean()
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
@@ -120,4 +146,4 @@ def gradients():
 
 
 if __name__ == "__main__":
-    globals()[sys.argv[1]]()
+    globals()[sys.argv[1]](*sys.argv[2:])

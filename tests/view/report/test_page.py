@@ -272,7 +272,7 @@ def test_what_to_do_begins_with_the_verified_fix_and_shows_its_diff():
         *(line.strip() for line in DIFF.splitlines()),
         "",
         "2. lower the learning rate",
-        "Not tried: nobody knows yet whether it helps.",
+        "Not tried, so it is not known whether it helps.",
         "",
         "3. use float64",
         "Not verified: step 7: the loss is nan",
@@ -366,7 +366,7 @@ def test_a_fix_is_verified_by_true_and_by_nothing_else():
     page = shown(changed(fixes=[{"summary": "pray", "verified": "yes", "how": None}]))
     assert section(page, "What to do")[:2] == [
         "1. pray",
-        "Not tried: nobody knows yet whether it helps.",
+        "Not tried, so it is not known whether it helps.",
     ]
 
 

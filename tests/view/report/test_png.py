@@ -47,4 +47,4 @@ def test_without_matplotlib():
         "picture([Run('r', 'r')])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert "pip install 'nanguard[plot]'" in done.stderr
+    assert "[plot]'" in done.stderr

@@ -27,7 +27,7 @@ from nanguard.check.checkpoint.tensor_roles import (
 from nanguard.check.checkpoint.tensor_scan import measure_all
 from nanguard.check.checkpoint.tensor_tree import TensorTree
 from nanguard.check.checkpoint.torch_file import TorchFile, beyond_weights_only, read_torch
-from nanguard.errors import SourceError
+from nanguard.errors import SourceError, installing
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -200,7 +200,7 @@ def _read(job: Job, scan: Scan) -> CheckpointFile:
     except SourceError as error:
         part.not_checked = error.what
     except ModuleNotFoundError as error:
-        part.not_checked = f"it needs {error.name}: pip install 'nanguard[scan]'"
+        part.not_checked = f"it needs {error.name}: {installing('scan')}"
     except (OSError, MemoryError) as error:
         part.not_checked = f"{type(error).__name__}: {error}"
     return part

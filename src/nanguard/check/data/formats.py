@@ -10,7 +10,7 @@ from nanguard.check.checkpoint.safetensors import tensor_names
 from nanguard.check.data.columns import GROUPS, LABELS, TOKENS, plain_name
 from nanguard.check.data.dataset import DataFile, NeedsCodeError
 from nanguard.check.paths import is_called_a_configuration
-from nanguard.errors import SourceError
+from nanguard.errors import SourceError, installing
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -93,7 +93,7 @@ def _read_here(path: Path, watch: WatchedValues, scan: Scan) -> DataFile:
         out.error = SourceError(
             f"{error.name} is not installed",
             where=str(path),
-            do="Install it: pip install 'nanguard[scan]'",
+            do=f"Install it: {installing('scan')}",
         )
     except BaseException as error:  # a panic inside of polars is no Exception; all else goes on
         if not _is_polars(error):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nanguard.diagnose.cause import Cause, Suspicion, bare
@@ -48,9 +49,13 @@ class BadInputData(Cause):
             return Suspicion(0.9, "the data is not finite when torch first sees it")
         out = detail.output
         kinds = " and ".join(sorted(detail.kinds))
+        when = "when torch first sees the data"
+        site = case.origin.site
+        if case.origin.by_numpy and site is not None:
+            when = f"{when}: line {site.line} of {Path(site.file).name} makes them without torch"
         return Suspicion(
             0.95,
-            f"{out.nonfinite} of {out.count} values are {kinds} when torch first sees the data",
+            f"{out.nonfinite} of {out.count} values are {kinds} {when}",
             [{"what": "the data as it came in", **out.to_json()}],
         )
 

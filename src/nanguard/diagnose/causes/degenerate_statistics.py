@@ -63,7 +63,8 @@ class DegenerateStatistics(Cause):
             return None
         return Suspicion(
             0.88 if spread else 0.83,
-            f"{case.op} by a spread of 0: {divisor.zeros} of {divisor.count} are exactly 0",
+            f"{case.op} by a spread of 0: {divisor.zeros} of {divisor.count} "
+            f"{'is' if divisor.zeros == 1 else 'are'} exactly 0",
             [{"what": f"divisor of {case.origin.op}", **divisor.to_json()}],
         )
 

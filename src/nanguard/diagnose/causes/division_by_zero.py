@@ -68,8 +68,8 @@ class DivisionByZero(Cause):
         strength = 0.6 if case.phase == "optimizer" else 0.8
         return Suspicion(
             strength,
-            f"{case.op} by zero: {divisor.zeros} of {divisor.count} divisors are exactly 0"
-            + case.made_of(),
+            f"{case.op} by zero: {divisor.zeros} of {divisor.count} divisors "
+            f"{'is' if divisor.zeros == 1 else 'are'} exactly 0" + case.made_of(),
             [{"what": f"divisor of {case.origin.op}", **divisor.to_json()}],
         )
 

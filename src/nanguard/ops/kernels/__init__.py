@@ -16,6 +16,7 @@ from nanguard.ops.kernels.pointwise import (
     safe_div_slope,
     soft_cap,
     soft_cap_slope,
+    time_weight,
     zero_rows,
 )
 from nanguard.ops.kernels.rows import (
@@ -54,5 +55,6 @@ __all__ = [
     "soft_cap_slope",
     "std",
     "std_slope",
+    "time_weight",
     "zero_rows",
 ]

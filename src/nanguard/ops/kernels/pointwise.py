@@ -39,28 +39,41 @@ def launch(
         rest: The others.
         warps: How many warps a program has.
     """
-    key = (id(jitted), warps, rest, *[x.dtype if x is not None else None for x in tensors])
-    ready = _compiled.get(key)
-    if ready is not None and _aligned(tensors):
-        stream = torch._C._cuda_getCurrentRawStream(tensors[0].device.index)
-        x, y = grid if len(grid) > 1 else (*grid, 1)
-        made, function, about = ready
-        made(x, y, 1, stream, function, about, None, None, None, *tensors, *rest)
+    device = tensors[0].get_device()
+    places: list[int | None] = []
+    types: list[torch.dtype | None] = []
+    bits = 0
+    for x in tensors:
+        place = dtype = None
+        if x is not None:
+            place, dtype = x.data_ptr(), x.dtype
+            bits |= place
+        places.append(place)
+        types.append(dtype)
+    key = (id(jitted), device, warps, rest, *types)
+    # Kernels are compiled for tensors that begin where those of the allocator do.
+    aligned = not bits % 16
+    found = _compiled.get(key) if aligned else None
+    if found is not None:
+        start, settings = found
+        stream = torch._C._cuda_getCurrentRawStream(device)
+        start(grid[0], grid[1] if len(grid) > 1 else 1, 1, stream, *settings, *places, *rest)
         return
     compiled = jitted[grid](*tensors, *rest, num_warps=warps)
-    if DIRECT and hasattr(compiled, "packed_metadata") and _aligned(tensors):
+    if DIRECT and aligned and (direct := _direct(compiled)) is not None:
         if len(_compiled) >= MOST_COMPILED:
             _compiled.clear()
-        _compiled[key] = compiled.run, compiled.function, compiled.packed_metadata
+        _compiled[key] = direct
 
 
-def _aligned(tensors: tuple[Any, ...]) -> bool:
-    """Returns whether all begin where those of the allocator do, for which kernels are compiled."""
-    places = 0
-    for x in tensors:
-        if x is not None:
-            places |= x.data_ptr()
-    return not places % 16
+def _direct(compiled: Any) -> tuple[Any, tuple[Any, ...]] | None:
+    """Returns what starts a compiled kernel, and its arguments between the stream and ours."""
+    launcher = getattr(compiled, "run", None)
+    if launcher is None or launcher.global_scratch_size or launcher.profile_scratch_size:
+        return None
+    kinds = (launcher.launch_cooperative_grid, launcher.launch_pdl)
+    nothing = None, None, compiled.packed_metadata, None, None, None
+    return launcher.launch, (compiled.function, *kinds, *nothing)
 
 
 def blocks(n: int) -> int:
@@ -178,7 +191,7 @@ def soft_cap(x: Tensor, limit: float) -> Tensor:
     """Returns ``limit * tanh(x / limit)``, NaN where the input is not finite."""
     out = torch.empty_like(x)
     n = x.numel()
-    launch(_soft_cap, (blocks(n),), (x, out), limit, n, BLOCK)
+    launch(_soft_cap, (blocks(n),), (x, out), float(limit), n, BLOCK)
     return out
 
 
@@ -186,7 +199,7 @@ def soft_cap_slope(grad: Tensor, out: Tensor, limit: float) -> Tensor:
     """Returns the gradient of ``soft_cap``, from what it returned."""
     result = torch.empty_like(out)
     n = out.numel()
-    launch(_soft_cap_slope, (blocks(n),), (grad, out, result), limit, n, BLOCK)
+    launch(_soft_cap_slope, (blocks(n),), (grad, out, result), float(limit), n, BLOCK)
     return result
 
 
@@ -241,7 +254,7 @@ def safe_div(above: Tensor, below: Tensor, eps: float) -> Tensor:
     out = torch.empty_like(above)
     n = above.numel()
     inner = n // below.numel()
-    launch(_safe_div, (blocks(n),), (above, below, out), eps, n, inner, BLOCK)
+    launch(_safe_div, (blocks(n),), (above, below, out), float(eps), n, inner, BLOCK)
     return out
 
 
@@ -249,12 +262,12 @@ def safe_div_slope(grad: Tensor, below: Tensor, out: Tensor, eps: float) -> tupl
     """Returns the gradients of ``safe_div``."""
     to_above, to_below = torch.empty_like(out), torch.empty_like(below)
     n, rows = out.numel(), below.numel()
+    tensors = (grad, below, out, to_above, to_below)
     if n == rows:
-        tensors = (grad, below, out, to_above, to_below)
-        launch(_safe_div_slope_alike, (blocks(n),), tensors, eps, n, BLOCK)
+        launch(_safe_div_slope_alike, (blocks(n),), tensors, float(eps), n, BLOCK)
     else:
-        tensors = (grad, below, out, to_above, to_below)
-        launch(_safe_div_slope, (rows,), tensors, eps, n // rows, block_of(n // rows))
+        inner = n // rows
+        launch(_safe_div_slope, (rows,), tensors, float(eps), inner, block_of(inner))
     return to_above, to_below
 
 
@@ -327,4 +340,33 @@ def chosen(x: Tensor, mask: Tensor) -> Tensor:
     out = torch.empty_like(x)
     n = x.numel()
     launch(_chosen, (blocks(n),), (x, mask, out), n, mask.numel(), BLOCK)
+    return out
+
+
+@triton.jit
+def _time_weight(t, out, edge, eps, n, EARLY: tl.constexpr, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    value = tl.load(t + at, at < n, 0.5).to(tl.float32)
+    if not EARLY:
+        value = 1 - value
+    value = tl.where(value <= edge, edge, value) + value * 0  # Inf has to stay visible
+    if EARLY:
+        weight = tl.div_rn(value + 1, tl.sqrt_rn(value))
+    else:
+        weight = tl.sqrt_rn(tl.div_rn(value + 1, value + eps))
+    tl.store(out + at, weight.to(out.dtype.element_ty), at < n)
+
+
+def time_weight(t: Tensor, edge: float, eps: float, early: bool) -> Tensor:
+    """Returns the loss weights of diffusion times, early or late ones.
+
+    Args:
+        t: The times.
+        edge: The least time, or the least rest of the time, that counts as it is.
+        eps: What is added to the rest of the time.
+        early: Which of the two weights.
+    """
+    out = torch.empty_like(t)
+    n = t.numel()
+    launch(_time_weight, (blocks(n),), (t, out), float(edge), float(eps), n, early, BLOCK)
     return out

@@ -31,7 +31,7 @@ PROGRAMS = 1024  # programs that share the sum over a whole tensor
 @triton.jit
 def _mask_logits(
     logits, allowed, target, out, bad, low, classes, stride,
-    TARGET: tl.constexpr, NAN: tl.constexpr, BLOCK: tl.constexpr,
+    TARGET: tl.constexpr, BAD: tl.constexpr, NAN: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     some = tl.zeros((BLOCK,), tl.int32)
@@ -53,33 +53,40 @@ def _mask_logits(
         value = tl.load(logits + row * classes + at, at < classes, 0.0).to(tl.float32)
         value = tl.where(keep, value, other)
         tl.store(out + row * classes + at, value.to(out.dtype.element_ty), at < classes)
-    tl.store(bad + row, wrong)
+    if BAD:
+        tl.store(bad + row, wrong)
 
 
 def mask_logits(
-    logits: Tensor, allowed: Tensor, target: Tensor | None, nan: bool
-) -> tuple[Tensor, Tensor]:
-    """Returns masked logits, and which samples have no class, or a target that is masked."""
+    logits: Tensor, allowed: Tensor, target: Tensor | None, bad: Tensor | None, nan: bool
+) -> Tensor:
+    """Returns masked logits; those of a sample without a class, or with a masked target, NaN.
+
+    Args:
+        logits: Of shape (..., classes).
+        allowed: The classes of each sample, or of all of them.
+        target: Class numbers; None if only the classes are looked at.
+        bad: Where to note which samples are bad; None if nobody asks.
+        nan: Whether bad samples get NaN at all.
+    """
     out = torch.empty_like(logits)
     classes = logits.shape[-1]
-    rows = logits.numel() // classes
-    bad = torch.empty(logits.shape[:-1], dtype=torch.bool, device=logits.device)
     low = torch.finfo(logits.dtype).min / 2
-    tensors = (logits, allowed, target, out, bad)
     block, stride = block_of(classes), stride_of(allowed, logits)
+    given = (target is not None, bad is not None)
     launch(
-        _mask_logits, (rows,), tensors, low, classes, stride, target is not None, nan, block,
-        warps=warps_of(block),
+        _mask_logits, (logits.numel() // classes,), (logits, allowed, target, out, bad), low,
+        classes, stride, *given, nan, block, warps=warps_of(block),
     )  # fmt: skip
-    return out, bad
+    return out
 
 
 @triton.jit
 def _label_loss(
-    logits, allowed, target, mask, losses, states, logs, ignore, classes, stride,
+    logits, allowed, target, mask, numbers, ignore, classes, stride,
     ALLOWED: tl.constexpr, MASK: tl.constexpr, NAN: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    row = tl.program_id(0).to(tl.int64)
+    row, rows = tl.program_id(0).to(tl.int64), tl.num_programs(0).to(tl.int64)
     label = tl.load(target + row)
     counts = label != ignore
     if MASK:
@@ -111,26 +118,28 @@ def _label_loss(
     loss = tl.where(kept, log - here, 0.0)
     if NAN:
         loss = tl.where(counts & (kept == 0), float("nan"), loss)
-    tl.store(losses + row, loss)
-    tl.store(logs + row, log)
-    state = tl.where(kept, 1, tl.where(counts, 2, 0))
-    tl.store(states + row, state.to(tl.int8))
+    state = tl.where(kept, 1.0, tl.where(counts, 2.0, 0.0))
+    tl.store(numbers + row, loss)
+    tl.store(numbers + rows + row, log)
+    tl.store(numbers + 2 * rows + row, state)
+    if row == 0:
+        tl.store(numbers + 3 * rows, 0.0)
 
 
 @triton.jit
 def _label_loss_slope(
-    grad, logits, allowed, target, losses, states, logs, counts, result, classes, stride, each,
+    grad, logits, allowed, target, numbers, result, classes, stride, each,
     ALLOWED: tl.constexpr, MEAN: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    row = tl.program_id(0).to(tl.int64)
-    kept = tl.load(states + row) == 1
+    row, rows = tl.program_id(0).to(tl.int64), tl.num_programs(0).to(tl.int64)
+    kept = tl.load(numbers + 2 * rows + row) == 1
     slope = tl.load(grad + row * each).to(tl.float32)
     if MEAN:
-        slope = tl.div_rn(slope, tl.maximum(tl.load(counts), 1).to(tl.float32))
+        slope = tl.div_rn(slope, tl.maximum(tl.load(numbers + 3 * rows), 1.0))
     # Nothing of the loss: a row whose loss is NaN gets a gradient that is NaN.
-    slope = tl.where(kept, slope + tl.load(losses + row) * 0, 0.0)
+    slope = tl.where(kept, slope + tl.load(numbers + row) * 0, 0.0)
     label = tl.where(kept, tl.load(target + row), -1)
-    log = tl.load(logs + row)
+    log = tl.load(numbers + rows + row)
     low = -3.4028234663852886e38 / 2
     for start in range(0, classes, BLOCK):
         at = start + tl.arange(0, BLOCK)
@@ -144,73 +153,73 @@ def _label_loss_slope(
 
 
 @triton.jit
-def _mean_loss(losses, states, mean, counts, rows, MEAN: tl.constexpr, BLOCK: tl.constexpr):
+def _mean_loss(numbers, mean, rows, MEAN: tl.constexpr, BLOCK: tl.constexpr):
     total = tl.zeros((BLOCK,), tl.float32)
     count = tl.zeros((BLOCK,), tl.int64)
+    states = numbers + 2 * rows
     for start in range(0, rows, BLOCK):
         at = start + tl.arange(0, BLOCK)
-        total += tl.load(losses + at, at < rows, 0.0)
-        count += tl.where(tl.load(states + at, at < rows, 0) == 1, 1, 0)
-    whole, number = tl.sum(total, 0), tl.sum(count, 0)
+        total += tl.load(numbers + at, at < rows, 0.0)
+        count += tl.where(tl.load(states + at, at < rows, 0.0) == 1, 1, 0)
+    whole, number = tl.sum(total, 0), tl.sum(count, 0).to(tl.float32)
     if MEAN:
-        whole = tl.div_rn(whole, tl.maximum(number, 1).to(tl.float32))
+        whole = tl.div_rn(whole, tl.maximum(number, 1.0))
     tl.store(mean, whole)
-    tl.store(counts, number)
+    tl.store(states + rows, number)
 
 
 def label_loss(
     logits: Tensor, target: Tensor, allowed: Tensor | None, mask: Tensor | None, ignore: int,
     nan: bool,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """Returns the loss of each row, what its label is, and the log of its sum of exponentials."""
-    classes, shape = logits.shape[-1], target.shape
-    losses, logs = (torch.empty(shape, device=logits.device) for _ in range(2))
-    states = torch.empty(shape, dtype=torch.int8, device=logits.device)
+) -> Tensor:  # fmt: skip
+    """Returns all losses, the logs of all sums of exponentials, what all labels are, and a 0.
+
+    One after the other in one tensor, as each tensor takes the host a while to make.
+    """
+    classes, rows = logits.shape[-1], target.numel()
+    numbers = torch.empty(3 * rows + 1, dtype=torch.float32, device=logits.device)
     block = block_of(classes)
-    tensors = (logits, allowed, target, mask, losses, states, logs)
     stride = 0 if allowed is None else stride_of(allowed, logits)
     given = (allowed is not None, mask is not None)
     launch(
-        _label_loss, (target.numel(),), tensors, ignore, classes, stride, *given, nan, block,
-        warps=warps_of(block),
+        _label_loss, (rows,), (logits, allowed, target, mask, numbers), ignore, classes, stride,
+        *given, nan, block, warps=warps_of(block),
     )  # fmt: skip
-    return losses, states, logs
+    return numbers
 
 
-def mean_loss(losses: Tensor, states: Tensor, mean: bool) -> tuple[Tensor, Tensor]:
-    """Returns the mean or the sum of losses, and how many labels were kept."""
-    whole = torch.empty((), device=losses.device)
-    count = torch.empty((), dtype=torch.int64, device=losses.device)
-    launch(_mean_loss, (1,), (losses, states, whole, count), losses.numel(), mean, BLOCK)
-    return whole, count
+def mean_loss(numbers: Tensor, mean: bool) -> Tensor:
+    """Returns the mean or the sum of losses; the last number becomes how many labels were kept."""
+    whole = torch.empty((), dtype=torch.float32, device=numbers.device)
+    launch(_mean_loss, (1,), (numbers, whole), numbers.numel() // 3, mean, BLOCK)
+    return whole
 
 
 def label_loss_slope(
-    grad: Tensor, logits: Tensor, target: Tensor, allowed: Tensor | None, losses: Tensor,
-    states: Tensor, logs: Tensor, count: Tensor | None,
+    grad: Tensor, logits: Tensor, target: Tensor, allowed: Tensor | None, numbers: Tensor,
+    mean: bool,
 ) -> Tensor:  # fmt: skip
     """Returns the gradient to the logits, from that of each loss, of their sum or of their mean."""
     result = torch.empty_like(logits)
     classes = logits.shape[-1]
     block = block_of(classes)
-    tensors = (grad, logits, allowed, target, losses, states, logs, count, result)
     stride = 0 if allowed is None else stride_of(allowed, logits)
-    given = (allowed is not None, count is not None)
     launch(
-        _label_loss_slope, (target.numel(),), tensors, classes, stride, 1 if grad.dim() else 0,
-        *given, block, warps=warps_of(block),
+        _label_loss_slope, (target.numel(),), (grad, logits, allowed, target, numbers, result),
+        classes, stride, 1 if grad.dim() else 0, allowed is not None, mean, block,
+        warps=warps_of(block),
     )  # fmt: skip
     return result
 
 
 @triton.jit
 def _partial_sums(
-    x, y, mask, sums, counts, n, inner, PAIR: tl.constexpr, BLOCK: tl.constexpr
+    x, y, mask, parts, n, inner, PAIR: tl.constexpr, BLOCK: tl.constexpr
 ):  # fmt: skip
-    program = tl.program_id(0).to(tl.int64)
+    program, programs = tl.program_id(0).to(tl.int64), tl.num_programs(0)
     total = tl.zeros((BLOCK,), tl.float32)
     count = tl.zeros((BLOCK,), tl.int64)
-    step = tl.num_programs(0).to(tl.int64) * BLOCK
+    step = programs.to(tl.int64) * BLOCK
     for start in range(program * BLOCK, n, step):
         at = start + tl.arange(0, BLOCK)
         keep = tl.load(mask + at // inner, at < n, 0) != 0
@@ -220,15 +229,15 @@ def _partial_sums(
             value = value * value
         total += tl.where(keep, value, 0.0)
         count += tl.where(keep, 1, 0)
-    tl.store(sums + program, tl.sum(total, 0))
-    tl.store(counts + program, tl.sum(count, 0))
+    tl.store(parts + program, tl.sum(total, 0).to(tl.float64))
+    tl.store(parts + programs + program, tl.sum(count, 0).to(tl.float64))
 
 
 @triton.jit
-def _whole_mean(sums, counts, mean, count, parts, BLOCK: tl.constexpr):
+def _whole_mean(parts, mean, count, programs, BLOCK: tl.constexpr):
     at = tl.arange(0, BLOCK)
-    total = tl.sum(tl.load(sums + at, at < parts, 0.0), 0)
-    number = tl.sum(tl.load(counts + at, at < parts, 0), 0)
+    total = tl.sum(tl.load(parts + at, at < programs, 0.0).to(tl.float32), 0)
+    number = tl.sum(tl.load(parts + programs + at, at < programs, 0.0), 0).to(tl.int64)
     value = tl.div_rn(total, tl.maximum(number, 1).to(tl.float32))
     tl.store(mean, value.to(mean.dtype.element_ty))
     tl.store(count, number)
@@ -257,14 +266,13 @@ def masked_mean(
     """Returns the mean of values, or of squared gaps, where a mask keeps them; and their number."""
     n = x.numel()
     programs = min(triton.cdiv(n, BLOCK), PROGRAMS)
-    sums = torch.empty(programs, device=x.device)
-    counts = torch.empty(programs, dtype=torch.int64, device=x.device)
+    # The sums of all programs, and then how many values each of them kept.
+    parts = torch.empty(2 * programs, dtype=torch.float64, device=x.device)
     mean = torch.empty((), dtype=dtype, device=x.device)
     count = torch.empty((), dtype=torch.int64, device=x.device)
     pair, inner = y is not None, n // mask.numel()
-    launch(_partial_sums, (programs,), (x, y, mask, sums, counts), n, inner, pair, BLOCK)
-    size = power_above(programs)
-    launch(_whole_mean, (1,), (sums, counts, mean, count), programs, size)
+    launch(_partial_sums, (programs,), (x, y, mask, parts), n, inner, pair, BLOCK)
+    launch(_whole_mean, (1,), (parts, mean, count), programs, power_above(programs))
     return mean, count
 
 
@@ -302,11 +310,12 @@ def _norm_slope(grad, x, norm, result, eps, inner, BLOCK: tl.constexpr):
         tl.store(result + row * inner + at, value.to(result.dtype.element_ty), at < inner)
 
 
-def norm(x: Tensor, rows: int, eps: float) -> Tensor:
-    """Returns the norm of each row, in float32, at least ``eps``."""
-    out = torch.empty(rows, dtype=torch.float32, device=x.device)
+def norm(x: Tensor, shape: tuple[int, ...], eps: float) -> Tensor:
+    """Returns the norm of each row, in float32, at least ``eps``, in a tensor of a shape."""
+    out = torch.empty(shape, dtype=torch.float32, device=x.device)
+    rows = out.numel()
     inner = x.numel() // rows
-    launch(_norm, (rows,), (x, out), eps, inner, block_of(inner))
+    launch(_norm, (rows,), (x, out), float(eps), inner, block_of(inner))
     return out
 
 
@@ -314,7 +323,9 @@ def norm_slope(grad: Tensor, x: Tensor, norm: Tensor, eps: float) -> Tensor:
     """Returns the gradient of ``norm``."""
     result = torch.empty_like(x)
     inner = x.numel() // norm.numel()
-    launch(_norm_slope, (norm.numel(),), (grad, x, norm, result), eps, inner, block_of(inner))
+    launch(
+        _norm_slope, (norm.numel(),), (grad, x, norm, result), float(eps), inner, block_of(inner)
+    )
     return result
 
 
@@ -342,14 +353,15 @@ def _std_slope(grad, x, std, means, result, eps, divisor, inner, BLOCK: tl.const
     tl.store(result + row * inner + at, value.to(result.dtype.element_ty), at < inner)
 
 
-def std(x: Tensor, rows: int, eps: float, divisor: int) -> tuple[Tensor, Tensor]:
-    """Returns the deviation of each row, at least ``eps``, and its mean."""
-    out = torch.empty(rows, dtype=x.dtype, device=x.device)
-    means = torch.empty(rows, dtype=torch.float32, device=x.device)
+def std(x: Tensor, shape: tuple[int, ...], eps: float, divisor: int) -> tuple[Tensor, Tensor]:
+    """Returns the deviation of each row, at least ``eps``, in a tensor of a shape; and its mean."""
+    out = torch.empty(shape, dtype=x.dtype, device=x.device)
+    means = torch.empty(shape, dtype=torch.float32, device=x.device)
+    rows = out.numel()
     inner = x.numel() // rows
     block = power_above(inner)
     warps = warps_of(block)
-    launch(_std, (rows,), (x, out, means), eps, float(divisor), inner, block, warps=warps)
+    launch(_std, (rows,), (x, out, means), float(eps), float(divisor), inner, block, warps=warps)
     return out, means
 
 
@@ -362,7 +374,7 @@ def std_slope(
     inner = x.numel() // rows
     block = power_above(inner)
     tensors, warps = (grad, x, std, means, result), warps_of(block)
-    launch(_std_slope, (rows,), tensors, eps, float(divisor), inner, block, warps=warps)
+    launch(_std_slope, (rows,), tensors, float(eps), float(divisor), inner, block, warps=warps)
     return result
 
 
@@ -445,7 +457,7 @@ def modulate(
     block = min(power_above(width), 4096)
     noted = None if largest is None else largest.view(torch.int32)
     launch(
-        _modulate, (rows,), (x, shift, scale, out, noted), bound or 0.0, rows // batch, width,
+        _modulate, (rows,), (x, shift, scale, out, noted), float(bound or 0), rows // batch, width,
         scale.stride(0), bound is not None, largest is not None, block, warps=warps_of(block),
     )  # fmt: skip
     return out
@@ -462,7 +474,7 @@ def modulate_slope(
     rows, block = 32, 64
     launch(
         _modulate_slope, (-(-width // block), batch),
-        (grad, x, scale, to_x, to_shift, to_scale), bound or 0.0, tokens, width, scale.stride(0),
-        bound is not None, rows, block,
+        (grad, x, scale, to_x, to_shift, to_scale), float(bound or 0), tokens, width,
+        scale.stride(0), bound is not None, rows, block,
     )  # fmt: skip
     return to_x, to_shift, to_scale

@@ -78,6 +78,7 @@ class Origin:
         wrapped: Where whole numbers went over the end of their type that it was made of, with what
             that gave.
         table: What the script calls the value, if it was made before the step and kept since.
+        by_numpy: Whether the line computes it without torch, from numbers that are good.
     """
 
     index: int
@@ -100,6 +101,7 @@ class Origin:
     hand_written: bool = False
     wrapped: Ancestor | None = None
     table: str | None = None
+    by_numpy: bool = False
 
 
 def producers(sinks: Iterable[Record]) -> list[Record]:

@@ -177,7 +177,7 @@ def _killed(number: int) -> str:
     if number <= 0:
         return "a process of it ended without a word, as one that is killed does"
     name = signal.Signals(number).name if number in set(signal.Signals) else f"signal {number}"
-    more = " (out of memory, if nobody sent it)" if number == signal.SIGKILL else ""
+    more = " (out of memory, perhaps)" if number == signal.SIGKILL else ""
     return f"{name} killed it{more}"
 
 

@@ -154,7 +154,7 @@ class Teller:
         given = {*templates, *({} if config is None else config.keys)}
         if "resume" not in given:
             raise UsageError(
-                "nothing says how the command is told which checkpoint to resume from.",
+                "nothing says how to pass the command the checkpoint to resume from.",
                 where="nanguard run --recover",
                 do='Give, for example, --resume-arg "--resume {checkpoint}", or --config FILE '
                 "--resume-key KEY.",

@@ -111,7 +111,7 @@ def _where(incident: Incident) -> list[Part]:
     place = f"{file}:{line}" if file and line is not None else file
     function = text(origin, "function")
     body: list[Part] = [
-        _facts(
+        *_facts(
             ("phase", words.phase(origin)),
             ("op", words.op(origin)),
             ("module", words.module(origin)),
@@ -129,10 +129,10 @@ def _why(incident: Incident) -> list[Part]:
     body += evidence(entries(incident, "evidence"))
     rows = _circumstances(incident)
     if any(value for _, value in rows):
-        body += [Text(), _facts(*rows)]
+        body += [Text(), *_facts(*rows)]
     others = [_other(other) for other in entries(incident, "other_causes")[:5]]
     if any(name for name, _ in others):
-        body += [Text(), Text("Other causes that were considered:"), _facts(*others)]
+        body += [Text(), Text("Other causes that were considered:"), *_facts(*others)]
     # Only a code that cannot do harm in a shell goes into a command.
     if re.fullmatch(r"[a-z]+(-[a-z]+)+", code):
         body += [Text(), Text(f"More about this cause: nanguard explain {code}", style="dim")]
@@ -227,7 +227,7 @@ def _replay(incident: Incident, folder: str | None) -> list[Part]:
     again = "FOLDER" if folder is None else literal(shlex.quote(folder), _PROSE)
     return [
         Text(words.replay(branch(incident, "replay"))),
-        _facts(
+        *_facts(
             ("command", " ".join(shlex.quote(word) for word in texts(run, "command")[:20])),
             ("versions", ", ".join(versions)),
         ),
@@ -240,14 +240,26 @@ def _replay(incident: Incident, folder: str | None) -> list[Part]:
     ]
 
 
-def _facts(*rows: tuple[str, str]) -> Table:
-    table = Table.grid(padding=(0, 2))
-    table.add_column(no_wrap=True)
-    table.add_column(overflow="fold")
-    for name, value in rows:
-        if name and value:
-            table.add_row(Text(name, style="dim"), Text(value))
-    return table
+def _facts(*rows: tuple[str, str]) -> list[Part]:
+    """Returns facts below each other; a command or a place, which people copy, stays one line."""
+    known = [(name, value) for name, value in rows if name and value]
+    wide = max((len(name) for name, _ in known), default=0)
+    body: list[Part] = []
+    for name, value in known:
+        if name in _COPIED:
+            line = Text.assemble((f"{name:{wide}}", "dim"), f"  {value}")
+            body.append(Verbatim([line], indent=2))
+            continue
+        table = Table.grid(padding=(0, 2))
+        table.add_column(no_wrap=True, min_width=wide)
+        table.add_column(overflow="fold")
+        table.add_row(Text(name, style="dim"), Text(value))
+        body.append(table)
+    return body
+
+
+# Facts that are copied from the page.
+_COPIED = ("line", "command")
 
 
 def _more(of: Sequence[Any], shown: int) -> list[Part]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 from typing import TYPE_CHECKING, Any
 
-from nanguard.errors import MissingDependencyError
+from nanguard.errors import MissingDependencyError, installing
 from nanguard.view.report.html.markup import shown
 from nanguard.view.report.verdict import verdict_of
 from nanguard.view.runs.curves import restarts_of, thin
@@ -54,7 +54,7 @@ def picture(runs: Sequence[Run], title: str | None = None) -> bytes:
         raise MissingDependencyError(
             f"a picture needs {error.name}, which is not installed.",
             where="nanguard report --png",
-            do="Install it: pip install 'nanguard[plot]'",
+            do=f"Install it: {installing('plot')}",
         ) from error
     panels = [panel for panel in Panel if any(run.of(panel) for run in runs)]
     figure = Figure(figsize=(10, 1.2 + 2.1 * max(1, len(panels))), dpi=130, layout="constrained")

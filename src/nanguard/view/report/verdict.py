@@ -199,15 +199,49 @@ def judge(run: Run, selection: Selection | None = None) -> None:
         selection: The rules; all of them without it.
     """
     known = {(finding.get("code"), finding.get("message")) for finding in run.findings}
+    acted = acted_on(run.events)
     for log in run.logs:
         judged = judge_log(log, selection)
-        new = [one for one in judged.findings if (one.code, one.message) not in known]
+        new = [
+            one
+            for one in judged.findings
+            if (one.code, one.message) not in known and not _is_kept_out(one, log, acted)
+        ]
         run.findings += [one.to_json() for one in new]
         run.problems += judged.problems
         placed = {event.step for event in run.events}
         shown = chain(_events(judged, new), _gaps(run, new))
         run.events += [event for event in shown if event.step not in placed]
     run.events = events_in_order(run.events)
+
+
+def acted_on(events: Iterable[RunEvent]) -> set[float | None]:
+    """Returns the steps that the guard has kept out of the weights."""
+    kinds = (*_DONE, EventKind.OVERFLOW)
+    return {event.step for event in events if event.kind in kinds and event.step is not None}
+
+
+def faults_in(log: Log, acted: set[float | None]) -> list[Finding]:
+    """Returns what is wrong with a log, except for numbers that the guard kept out of the weights.
+
+    Args:
+        log: The log.
+        acted: The steps that the guard has acted on.
+    """
+    return [one for one in judge_log(log).alarms if not _is_kept_out(one, log, acted)]
+
+
+def _is_kept_out(finding: Finding, log: Log, acted: set[float | None]) -> bool:
+    """Returns whether a finding is about numbers that the guard has kept out of the weights.
+
+    The record says of each of these steps what was done, and an incident why: no rule has to.
+    """
+    if finding.name not in _BAD:
+        return False
+    own = (finding.where, finding.rank)
+    series = (one for one in log.of(_BAD[finding.name]) if (one.name, one.rank) == own)
+    bad: set[float | None] = {one[at].step for one in series for at in one.bad()}
+    return (bad or {finding.step}) <= acted
 
 
 def _events(judged: Judgement, findings: list[Finding]) -> Iterator[RunEvent]:

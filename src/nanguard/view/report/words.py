@@ -315,7 +315,7 @@ def fix(fields: Mapping[str, Any]) -> tuple[str, str]:
     if fields.get("verified") is True:
         return f"Verified{': ' if how else ''}{how}", "green"
     if how in ("", "not tried"):
-        return "Not tried: nobody knows yet whether it helps.", "yellow"
+        return "Not tried, so it is not known whether it helps.", "yellow"
     return f"Not verified: {how}", "yellow"
 
 

@@ -19,7 +19,7 @@ from nanguard.errors import NanguardError
 from nanguard.findings import name_of
 from nanguard.record import METRICS
 from nanguard.view.report.html.markup import Html, el, join, step_words, theme_button
-from nanguard.view.report.verdict import judge_log
+from nanguard.view.report.verdict import acted_on, faults_in
 from nanguard.view.runs import EventKind, Panel, open_run
 from nanguard.view.runs.run_follower import Follower, RunChange, is_followed
 from nanguard.view.runs.run_model import read_events
@@ -174,7 +174,7 @@ class RunSummary:
     def bad(self) -> bool:
         """Whether it went bad and did not come back."""
         lost = self.main is not None and not math.isfinite(self.main.spark.last)
-        return self.stopped or (lost and self.findings > 0)
+        return self.stopped or (lost and self.findings + self.errors > 0)
 
     @property
     def state(self) -> str:
@@ -214,11 +214,12 @@ class Digest:
                 self._lines = {}
                 run = open_run(found)
                 self._add_run(run)
-                self._faults = {Path(log.path): _faults_in(log) for log in run.logs}
+                acted = acted_on(run.events)
+                self._faults = {Path(log.path): len(faults_in(log, acted)) for log in run.logs}
             for path in found.logs:
                 for _ in self._read_log(path, problems) if path not in others else ():
                     yield self._summary_of(found, problems, whole=False)
-            self._judge()
+            self._judge(found)
         except (OSError, NanguardError) as error:
             problems.append(_words(error))
         fresh = self._summary_of(found, problems, whole=True)
@@ -226,9 +227,10 @@ class Digest:
             self._logs, self._let_go = {}, True
         yield fresh
 
-    def _judge(self) -> None:
+    def _judge(self, found: FoundRun) -> None:
+        acted = acted_on(read_events(found.events)[0]) if found.events and self._logs else set()
         for path, log in self._logs.items():
-            self._faults[path] = _faults_in(log)
+            self._faults[path] = len(faults_in(log, acted))
 
     @property
     def waiting(self) -> bool:
@@ -319,10 +321,6 @@ class Digest:
                 fresh.pace = _seconds(metrics) / max(1, fresh.points)
         except OSError as error:
             fresh.problem = fresh.problem or _words(error)
-
-
-def _faults_in(log: Log) -> int:
-    return len(judge_log(log).alarms)
 
 
 def changed_at(found: FoundRun) -> float:
