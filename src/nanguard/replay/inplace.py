@@ -508,10 +508,8 @@ class InPlace:
                 vars(owner).update({n: spared_copy(v, given=given) for n, v in attributes.items()})
             _share(start)
             with contextlib.ExitStack() as outer:
-                outer.enter_context(signals_wait())
-                outer.enter_context(Outside())
-                outer.enter_context(changes.quiet())
-                outer.enter_context(changes.eagerly())
+                for held_back in (signals_wait(), Outside(), changes.quiet(), changes.eagerly()):
+                    outer.enter_context(held_back)
                 if not self._together:
                     outer.enter_context(changes.alone())
                 outer.enter_context(reachable.spared(given=given))
