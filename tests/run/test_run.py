@@ -320,6 +320,27 @@ def test_loop_without_optimizer_says_so_once_a_step_is_bad(tmp_path, bad):
     assert ("4 steps guarded, none bad" in done.stderr) != bad
 
 
+@pytest.mark.parametrize("way", ["bad", "large"])
+def test_gradients_that_a_scaler_would_leave_out_at_any_scale(tmp_path, way):
+    script = SCRIPTS / "left_to_a_scaler.py"
+    done = run(tmp_path, sys.executable, script, way)
+    bare = plain(tmp_path, sys.executable, script, way)
+    assert done.stdout == bare.stdout
+    assert "25 " in done.stdout
+    assert "512.0" in done.stdout, "the scale was not too large"
+    if way == "large":
+        assert incidents(tmp_path) == []
+        return
+    first, *others = incidents(tmp_path)
+    assert not others
+    lines = enumerate(script.read_text().splitlines(), start=1)
+    fault = next(number for number, line in lines if "FAULT AT ANY SCALE" in line)
+    assert (first["step"], first["symptom"]["where"]) == (25, "gradient")
+    assert first["origin"]["line"] == fault
+    assert first["cause"]["code"] == "gradient-singularity"
+    assert first["fixes"][0]["verified"]
+
+
 def test_two_ranks_one_poisoned(tmp_path):
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
     port = str(29600 + int(time.time()) % 300)

@@ -206,9 +206,11 @@ class ReplayedStep(Replay):
         self._leave()
 
     def judged_scaler_step(self, scaler: Any, optimizer: Any, call: Callable[[], Any]) -> Any:
-        """Judges the loss; the gradients are the scaler's own business."""
+        """Judges the loss; if that of the run was good, the gradients, otherwise the scaler's."""
         with _disable_current_modes():
             self._judge(self.bad_loss(), optimizer)
+            if not self.answered and all_finite(self._start.losses):
+                self._judge(self.bad_gradient(optimizer), optimizer)
             if not self.answered:
                 self.answer(self._outcome(optimizer))
         self._leave()

@@ -110,6 +110,7 @@ class Watch(ABC):
         self._depth = 0
         self._unscaled: Tensor | None = None
         self._scaler: Any = None
+        self._is_made = False  # what a scaler was asked to do
         # Each buffer at the first look: which tensor it was, whether it held no NaN, and whether it
         # held no infinity either.
         self._baseline: dict[str, tuple[int, bool, bool]] = {}
@@ -195,6 +196,7 @@ class Watch(ABC):
     def step(self, optimizer: Optimizer, call: Callable[..., Any], closure: Any) -> Any:
         """Lets an optimizer step if all is well."""
         if self._depth:
+            self._is_made = True
             return call()
         self._depth += 1
         try:
@@ -209,7 +211,7 @@ class Watch(ABC):
         if self._depth or not scaler.is_enabled():
             return call()
         self._depth += 1
-        self._scaler = scaler
+        self._scaler, self._is_made = scaler, False
         try:
             result = self.judged_scaler_step(scaler, optimizer, call)
         finally:

@@ -297,6 +297,18 @@ class BadSteps:
         if replayer.is_exact():
             live.writer.did_not_come_again(folder)
 
+    def facts(self, symptom: Symptom, optimizer: Any, decision: Decision) -> BadStepFacts:
+        """Returns what is known of the step that is being made.
+
+        Args:
+            symptom: What is wrong with it.
+            optimizer: Whose step it is; None in a script that has none.
+            decision: What becomes of it.
+        """
+        live = self._live
+        step = live.ordinal if optimizer is None else live.number_of(optimizer)
+        return BadStepFacts(symptom, step, live.ordinal, decision, self.all_held_back())
+
     def note(
         self,
         symptom: Symptom,
@@ -313,8 +325,7 @@ class BadSteps:
             starts: What it began with; None for the step that is being made.
         """
         live = self._live
-        step = live.ordinal if optimizer is None else live.number_of(optimizer)
-        bad = BadStepFacts(symptom, step, live.ordinal, decision, self.all_held_back())
+        bad = self.facts(symptom, optimizer, decision)
         bad.why = _why_not(symptom, poisoned=False)
         self.ordinals.append(live.ordinal)
         if live.writer.report(bad) and not live.together.in_lockstep:

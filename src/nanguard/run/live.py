@@ -42,6 +42,7 @@ from nanguard.run.together import Together
 from nanguard.run.unusual_steps import (
     FuncSteps,
     GraphSteps,
+    Overflows,
     grad_by_hand,
     starts_without_backward,
     step_by_hand,
@@ -65,8 +66,7 @@ current: Live | None = None
 # The first steps, after each of which parameters are looked at, and steps between two looks later.
 _CAREFUL = 16
 _SCAN = 64
-# Instead of how many losses were read and are finite, once one of the step is not.
-_NOT_ALL = -(1 << 62)
+_NOT_ALL = -(1 << 62)  # instead of how many losses are finite, once one of the step is not
 # Steps whose time is remembered.
 _TIMED = 32
 
@@ -143,6 +143,7 @@ class Live(Watch):
         self.by_script = ByScript(self)
         self._func_steps = FuncSteps(self)
         self._graph_steps = GraphSteps(self, _SCAN)
+        self._overflows = Overflows(self)
         # How many losses of this step were read and are finite, and their sum.
         self._read_losses, self._sum_of_losses = 0, 0.0
         # Which optimizers are looked at after each of their steps.
@@ -399,6 +400,7 @@ class Live(Watch):
         with self.cut_rate(optimizer):
             result = call()
         if here is None:
+            self.own(self._overflows.note, scaler, optimizer, self._is_made)
             self.look_after(optimizer)
         else:
             reason = "the gradients of all ranks are bad, and their scalers leave the step out"
@@ -519,10 +521,8 @@ class Live(Watch):
             self._graph_steps.replayed()
 
     def collective(self) -> None:
-        """Notes that a forward pass needs all ranks."""
-        start = self.starts.current
-        if start is not None and start.is_in_forward:
-            self.together.note_collective()
+        """Notes what a forward pass does together with other ranks."""
+        self.together.note_collective(self.starts.current)
 
     def clipped(self, parameters: list[Tensor], norm: Any) -> None:
         """Notes the norm of gradients; a script that sees it may leave out the step."""

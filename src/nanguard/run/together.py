@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     from nanguard.guard.verdicts import Symptom
     from nanguard.replay.inplace import InPlace
+    from nanguard.replay.start import Start
 
 # How long the first rank waits to hear that a bad step began somewhere else.
 _PATIENCE = timedelta(seconds=2)
@@ -90,13 +91,16 @@ class Together:
             )
         return self._needs_all
 
-    def note_collective(self) -> None:
-        """Notes that ranks do something together in the forward pass of the script's own code.
+    def note_collective(self, start: Start | None) -> None:
+        """Notes something that ranks do together, if that is in a forward pass.
 
         That may be a norm over all of them, or a loss that is gathered for a log: all ranks do the
         same, so all of them know that none can replay alone.
+
+        Args:
+            start: What the step has begun with that goes on; None if none does.
         """
-        self._talks = True
+        self._talks = self._talks or (start is not None and start.is_in_forward)
 
     def lead(self, replayer: InPlace, ordinal: int) -> contextlib.AbstractContextManager[None]:
         """Makes the other ranks do, as long as it lasts, each replay that this one does."""

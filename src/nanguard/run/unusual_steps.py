@@ -1,7 +1,8 @@
-"""Unusual steps: of LBFGS and its like, by hand, with ``torch.func``, and in CUDA graphs."""
+"""Unusual steps: of LBFGS, by hand, with ``torch.func``, in CUDA graphs, left out by a scaler."""
 
 from __future__ import annotations
 
+import math
 import sys
 import weakref
 from typing import TYPE_CHECKING, Any
@@ -14,6 +15,7 @@ from nanguard.guard.policy import Action, Decision
 from nanguard.guard.verdicts import Symptom
 from nanguard.numerics import all_finite
 from nanguard.replay.copies import LastGood
+from nanguard.replay.task import Task
 from nanguard.replay.tracer.sites import users_frame
 
 if TYPE_CHECKING:
@@ -286,3 +288,58 @@ def starts_without_backward(live: Live, optimizer: Optimizer) -> list[Start]:
         return []
     start.losses = gradients_of(optimizer)
     return [start]
+
+
+class Overflows:
+    """Tells steps that a GradScaler leaves out for its scale from those whose gradient is bad.
+
+    A scaler cannot: whatever is not finite makes it halve its scale. If a scale has let steps pass,
+    the next one may overflow all the same, as its gradient is larger. So such a step is replayed
+    without narrow types, in which no scale is too large. An optimizer that is fused leaves its step
+    out on the device, where nobody hears of it.
+    """
+
+    def __init__(self, live: Live) -> None:
+        self._live = live
+        # Steps made since the last overflow, and overflows at a scale that had let steps pass.
+        self._made = 0
+        self._doubtful = 0
+
+    def note(self, scaler: Any, optimizer: Optimizer, made: bool) -> None:  # noqa: FBT001
+        """Notes a step whose loss is good; reports it if its gradient is bad at any scale.
+
+        Args:
+            scaler: The scaler.
+            optimizer: Whose step it is.
+            made: Whether it was made.
+        """
+        if made:
+            self._made += 1
+            return
+        passed, self._made = self._made, 0
+        # After so many good steps a scale grows, and then it may be too large.
+        if not 0 < passed < scaler.get_growth_interval() or not self._live.options.trace:
+            return
+        self._doubtful += 1
+        # Half of those that are the scale's fault are looked at, then a quarter, and so on.
+        if self._doubtful & (self._doubtful - 1) == 0:
+            self._look(scaler, optimizer)
+
+    def _look(self, scaler: Any, optimizer: Optimizer) -> None:
+        live = self._live
+        starts, symptom = list(live.starts.ended), live.bad_gradient(optimizer)
+        if symptom is None or not starts or live.together.active:
+            return
+        decision = Decision(Action.SKIP, "its GradScaler leaves it out, and would at any scale")
+        bad = live.bad_steps.facts(symptom, optimizer, decision)
+        replayer = live.bad_steps.replayer(bad, starts)
+        same = replayer.run(Task(target=live.ordinal), math.inf)
+        wide = Task(target=live.ordinal, precision="float32")
+        if same is None or same.symptom is None or same.symptom.where != "gradient":
+            return
+        outcome = replayer.run(wide, math.inf)
+        if outcome is None or outcome.error is not None or outcome.symptom is None:
+            return
+        self._doubtful = 0
+        symptom.scale = scaler.get_scale()
+        live.bad_steps.note(symptom, optimizer, decision, starts)
