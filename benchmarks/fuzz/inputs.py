@@ -60,7 +60,7 @@ KINDS: dict[str, Kind] = {
     "npy": Kind("train.npy", "bytes", ("data_cases/o*/**/*.npy",)),
     "npz": Kind("train.npz", "zip", ("data_cases/o*/**/*.npz",)),
     "torch": Kind("model.pt", "zip", ("checkpoints/o*/**/*.pt", "checkpoints/o*/**/*.pth")),
-    "torch-legacy": Kind("model.pth", "bytes", ("checkpoints/o*/*legacy*.pth",)),
+    "torch-legacy": Kind("model.pth", "pickles", ("checkpoints/o*/*legacy*.pth",)),
     "safetensors": Kind("model.safetensors", "safetensors", ("checkpoints/o*/**/*.safetensors",)),
     "index": Kind(
         "model.safetensors.index.json",

@@ -5,8 +5,10 @@ Everything is drawn from one ``random.Random``, so that an input is known by its
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
+import pickletools
 import re
 import struct
 import zipfile
@@ -248,7 +250,9 @@ def _member(data: bytes, others: Sequence[bytes], rng: random.Random) -> bytes:
     at = rng.choice(chosen) if chosen and rng.random() < 0.6 else rng.randrange(len(members))
     name, content = members[at]
     what = rng.random()
-    if what < 0.8:
+    if what < 0.4 and name.endswith(".pkl"):
+        members[at] = (name, _pickle(content, [content], rng))
+    elif what < 0.8:
         members[at] = (name, rng.choice(_BYTES)(content, [content], rng))
     elif what < 0.88:
         del members[at]
@@ -257,6 +261,89 @@ def _member(data: bytes, others: Sequence[bytes], rng: random.Random) -> bytes:
     else:
         members[at] = (rng.choice((name + "x", "", "../" + name, name.upper(), "a/b/c")), content)
     return _archive(members, rng)
+
+
+# Small values, and calls, as pickles hold them, to put in the place of others.
+_PICKLED = [
+    b"N", b"\x88", b"\x89", b"K\0", b"K\1", b"K\x03", b"M\xff\xff", b"J\xff\xff\xff\xff",
+    b"\x8a\x08" + b"\xff" * 7 + b"\x7f", b"\x8a\x09" + b"\xff" * 8 + b"\0", b"G" + bytes(8),
+    b"G\x7f\xf8" + bytes(6), b")", b"]", b"}", b"X\0\0\0\0", b"X\3\0\0\0cpu", b"X\1\0\0\0x",
+    b"X\7\0\0\0storage", b"X\6\0\0\0latin1", b"U\3cpu", b"(K\1K\2t", b"K\2\x85", b"(K\1K\2e",
+    b"X\3\0\0\0neg\x88", b"}X\3\0\0\0neg\x88s", b"}X\4\0\0\0conj\x88s", b"}K\1K\2s", b"]K\1a",
+]  # fmt: skip
+_CALLED = [
+    "torch._utils\n_rebuild_tensor", "torch._utils\n_rebuild_tensor_v2",
+    "torch._utils\n_rebuild_tensor_v3", "torch._utils\n_rebuild_parameter",
+    "torch._utils\n_rebuild_parameter_with_state", "torch._utils\n_rebuild_qtensor",
+    "torch._utils\n_rebuild_sparse_tensor", "torch._utils\n_rebuild_nested_tensor",
+    "torch._utils\n_rebuild_meta_tensor_no_storage", "torch._utils\n_rebuild_wrapper_subclass",
+    "torch._utils\n_rebuild_device_tensor_from_numpy", "torch._tensor\n_rebuild_from_type_v2",
+    "torch._utils\n_rebuild_device_tensor_from_cpu_tensor", "torch.nn.parameter\nParameter",
+    "torch\nSize", "torch\ndevice", "torch.serialization\n_get_layout", "torch\nTensor",
+    "torch\nFloatTensor", "torch.sparse\nFloatTensor", "torch\nfloat32", "torch\nint4",
+    "torch\nqint8", "torch\nper_tensor_affine", "torch\nper_channel_affine", "_codecs\nencode",
+    "collections\nOrderedDict", "collections\nCounter", "__builtin__\nset", "builtins\ncomplex",
+    "builtins\nbytearray", "torch\nFloatStorage", "torch\nIntStorage", "torch\nBoolStorage",
+    "torch\nQInt8Storage", "torch\nComplexFloatStorage", "torch.storage\nUntypedStorage",
+    "torch.storage\nTypedStorage", "torch.cuda\nHalfStorage", "torch\nbfloat16",
+]  # fmt: skip
+_JOINED = [b"R", b"\x81", b"Q", b"b", b"a", b"e", b"s", b"u", b"t", b"(", b"\x85", b"\x86", b"\x87"]
+
+
+def opcodes_changed(data: bytes, rng: random.Random) -> bytes:
+    """Changes some instructions of the pickles at the beginning of a file.
+
+    Args:
+        data: The file.
+        rng: What every choice comes from.
+
+    Raises:
+        ValueError: There are none.
+    """
+    parts, end = _instructions(data)
+    for _ in range(rng.choice((1, 1, 1, 2, 3))):
+        at, what = rng.randrange(len(parts)), rng.randrange(8)
+        value = rng.choice(_PICKLED)
+        if what == 0:
+            value = b"c" + rng.choice(_CALLED).encode() + b"\n"
+        elif what == 1:
+            value = b"c" + rng.choice(_CALLED).encode() + b"\n" + rng.choice(_PICKLED) + b"\x85R"
+        elif what == 2:
+            value = rng.choice(_JOINED)
+        elif what == 3:
+            value = rng.choice(parts)
+        elif what == 4:
+            value = value + b"0" if rng.random() < 0.1 else value * 2
+        same = [n for n, part in enumerate(parts) if part[:1] == parts[at][:1]]
+        if what == 5:
+            value = parts[rng.choice(same)]
+        elif what == 6:
+            at = rng.choice([n for n, part in enumerate(parts) if part[:1] not in b"q(X."] or [at])
+        parts[at : at + rng.choice((0, 1, 1, 1, 1, 2))] = [value] if what != 7 else []
+        if not parts:
+            break
+    return b"".join(parts) + data[end:]
+
+
+def _instructions(data: bytes) -> tuple[list[bytes], int]:
+    """Returns the instructions of the pickles at the beginning of a file, and where they end."""
+    file, parts, begin = io.BytesIO(data), [], 0
+    with contextlib.suppress(ValueError):
+        while begin < len(data):
+            places = [at for _, _, at in pickletools.genops(file) if at is not None]
+            ends = [*places[1:], file.tell()]
+            parts += [data[a:b] for a, b in zip(places, ends, strict=True)]
+            begin = file.tell()
+    if not parts:
+        raise ValueError("there are no pickles")
+    return parts, begin
+
+
+def _pickle(data: bytes, others: Sequence[bytes], rng: random.Random) -> bytes:
+    try:
+        return opcodes_changed(data, rng)
+    except ValueError:
+        return _flip(data, others, rng)
 
 
 def _archive(members: list[tuple[str, bytes]], rng: random.Random) -> bytes:
@@ -328,6 +415,7 @@ FORMS: dict[str, list[Way]] = {
     "words": [*[_same_sort] * 10, *_TEXT],
     "json": [_tree, _tree, _tree, _tree, *_TEXT],
     "lines": [_json_line, _json_line, _json_line, *_TEXT, _flip],
+    "pickles": [*[_pickle] * 12, *_BYTES, _splice],
     "zip": [_member, _member, _member, *_BYTES, _splice],
     "events": [_event, _event, _event, _event, _event, _event, *_BYTES, _splice],
     "blocks": [_block, _block, _block, _block, _block, _block, *_BYTES, _splice],

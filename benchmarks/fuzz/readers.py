@@ -47,7 +47,9 @@ def _torch(path: Path) -> None:
     try:
         torch.load(path, map_location="cpu", weights_only=True)
     except RuntimeError as error:
-        if "Invalid magic number" not in str(error) or not _is_one_pickle(path):
+        if "TorchScript archives" in str(error):
+            torch.jit.load(str(path), map_location="cpu")
+        elif "Invalid magic number" not in str(error) or not _is_one_pickle(path):
             raise
 
 
@@ -104,7 +106,8 @@ _LAST_COMMA = re.compile(r'("(?:[^"\\]|\\.)*")|,(?=\s*[}\]])')
 
 def _json_config(path: Path) -> None:
     """Reads JSON with comments and commas behind the last value, as people write configurations."""
-    text = path.read_bytes().decode("utf-8-sig")
+    data = path.read_bytes()
+    text = data.decode(json.detect_encoding(data))
     text = _COMMENT_OR_TEXT.sub(lambda at: at[0] if at[0].startswith('"') else " ", text)
     json.loads(_LAST_COMMA.sub(lambda at: at[1] or "", text))
 
@@ -122,7 +125,11 @@ def _yaml(path: Path) -> None:
     class Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
         pass
 
-    Loader.add_multi_constructor("", lambda *_: None)
+    def unknown(loader: Loader, tag: str, node: yaml.Node) -> None:
+        if tag.startswith("tag:yaml.org,2002:") and "python/" not in tag:
+            loader.construct_undefined(node)
+
+    Loader.add_multi_constructor("", unknown)
     for document in yaml.load_all(path.read_bytes(), Loader=Loader):
         del document
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 HIDDEN = "(hidden)"
 _WORDS = (
     r"(?:api[_-]?key|secret|passw(?:or)?d|passphrase|credential|access[_-]?key|private[_-]?key|"
-    r"auth[_-]?token)"
+    r"auth[_-]?token|auth(?![a-z]))"
 )
 _VALUE = r"(?:\"[^\"\n]*\"|'[^'\n]*'|\[[^\]\n]*\]?|[^\s,}\]\"']+)"
 _SWITCH = r"(?![\"']?(?:true|false|null|none|~|yes|no|on|off)[\"']?\s*(?:[,}\]#\n]|$))"

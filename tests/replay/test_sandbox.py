@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import _thread
+import contextlib
+import ctypes
 import io
 import json
+import mmap
+import multiprocessing
 import os
 import queue
+import resource
 import shutil
 import socket
 import sqlite3
@@ -27,6 +33,7 @@ from nanguard.run.control import Options
 from nanguard.run.run_record import sign
 
 early_open = io.open
+SCRIPTS = Path(__file__).parents[1] / "run" / "scripts"
 
 
 def test_files_seem_to_be_written_and_are_not(tmp_path):
@@ -73,15 +80,80 @@ def connect(_path):
         lambda _path: os.kill(os.getpid(), 0),
         connect,
         lambda _path: ELSEWHERE.get(block=False),
+        lambda path: io.FileIO(f"/dev/..{path}-new", "w"),
+        lambda path: io.FileIO(f"/proc/self/root{path}-new", "w"),
+        lambda _path: io.FileIO("/dev/shm/nanguard-test-sandbox", "w"),
+        lambda path: os.chdir(path.parent),
+        lambda _path: multiprocessing.get_context("spawn").Process(target=print).start(),
+        lambda _path: _thread.start_new_thread(print, ()),
+        lambda path: ctypes.CDLL(None).unlink(os.fsencode(path)),
+        lambda _path: resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64)),
     ],
 )
 def test_everything_else_is_refused(tmp_path, act):
     path = tmp_path / "kept"
     path.write_text("kept")
+    before = os.getcwd(), resource.getrlimit(resource.RLIMIT_NOFILE)  # noqa: PTH109
     with Outside(), pytest.raises(OutsideError):
         act(path)
     assert path.read_text() == "kept"
     assert [p.name for p in tmp_path.iterdir()] == ["kept"]
+    assert (os.getcwd(), resource.getrlimit(resource.RLIMIT_NOFILE)) == before  # noqa: PTH109
+    assert not Path("/dev/shm/nanguard-test-sandbox").exists()
+
+
+@pytest.mark.parametrize(
+    "act",
+    [
+        lambda fd: os.write(fd, b"x"),
+        lambda fd: os.writev(fd, [b"x", b"y"]),
+        lambda fd: os.pwrite(fd, b"x", 0),
+        lambda fd: os.posix_fallocate(fd, 0, 99),
+        lambda fd: os.ftruncate(fd, 0),
+        lambda fd: os.fchmod(fd, 0o777),
+        lambda fd: os.close(fd),
+        lambda fd: os.dup2(os.open(os.devnull, os.O_WRONLY), fd),
+        lambda fd: os.closerange(fd, fd + 1),
+        lambda fd: os.copy_file_range(os.open(__file__, os.O_RDONLY), fd, 3),
+        lambda fd: os.sendfile(fd, os.open(__file__, os.O_RDONLY), 0, 3),
+        lambda fd: open(fd, "wb", buffering=0, closefd=False).write(b"x"),  # noqa: SIM115
+        lambda fd: early_open(fd, "r+b", buffering=0, closefd=False).write(b"x"),
+        lambda fd: early_open(f"/proc/self/fd/{fd}", "r+b", buffering=0).write(b"x"),
+        lambda fd: early_open(f"/dev/fd/{fd}", "r+b", buffering=0).write(b"x"),
+        lambda fd: mmap.mmap(fd, 0).__setitem__(0, 1),
+        lambda _fd: os.mkfifo("pipe"),
+        lambda _fd: os.umask(0),
+        lambda _fd: os.environ.update(NANGUARD_TEST_SANDBOX="1"),
+        lambda _fd: threading.Thread(target=lambda: Path("new").write_text("x")).start(),
+        lambda _fd: threading.Thread(target=lambda: early_remove("kept")).start(),  # noqa: PTH107
+    ],
+)
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_what_was_open_before_stays_as_it_is(tmp_path, monkeypatch, act):
+    path = tmp_path / "kept"
+    path.write_text("kept")
+    monkeypatch.chdir(tmp_path)
+    descriptor, threads = os.open(path, os.O_RDWR), set(threading.enumerate())
+    before = path.stat().st_mode, mask()
+    with Outside(), contextlib.suppress(OutsideError):
+        act(descriptor)
+        for thread in set(threading.enumerate()) - threads:
+            thread.join()
+    assert path.read_text() == "kept"
+    assert [p.name for p in tmp_path.iterdir()] == ["kept"]
+    assert (path.stat().st_mode, mask()) == before
+    assert "NANGUARD_TEST_SANDBOX" not in os.environ
+    assert os.pread(descriptor, 4, 0) == b"kept"
+    assert os.write(descriptor, b"mine") == 4
+    os.close(descriptor)
+    assert path.read_text() == "mine"
+
+
+def mask() -> int:
+    """Returns which rights new files do not get."""
+    before = os.umask(0o22)
+    os.umask(before)
+    return before
 
 
 def test_a_queue_of_its_own_works_in_a_replay():
@@ -97,15 +169,17 @@ def test_a_queue_of_its_own_works_in_a_replay():
 
 
 def test_other_threads_go_on(tmp_path):
-    path, items = tmp_path / "other", queue.Queue()
+    path, items, begin = tmp_path / "other", queue.Queue(), threading.Event()
 
     def write() -> None:
+        begin.wait()
         path.write_text("written")
         items.put(1)
 
+    thread = threading.Thread(target=write)
+    thread.start()
     with Outside():
-        thread = threading.Thread(target=write)
-        thread.start()
+        begin.set()
         thread.join()
     assert path.read_text() == "written"
     assert items.get() == 1
@@ -131,7 +205,7 @@ def contents(folder: Path) -> dict[str, bytes | None]:
 @held_by_kernel
 def test_second_run_leaves_everything_as_it_was(tmp_path):
     """The script cleans up by early-bound, compiled and foreign means before it imports torch."""
-    shutil.copy(Path(__file__).parents[1] / "run/scripts/cleans_up.py", tmp_path / "train.py")
+    shutil.copy(SCRIPTS / "cleans_up.py", tmp_path / "train.py")
     nanguard = [sys.executable, "-m", "nanguard"]
     run = [*nanguard, "run", "--incidents", "incidents", "--", sys.executable, "train.py"]
     subprocess.run(run, cwd=tmp_path, check=True, capture_output=True)
@@ -144,6 +218,15 @@ def test_second_run_leaves_everything_as_it_was(tmp_path):
     assert contents(tmp_path / "out") == before
     subprocess.run([*replay, "--explain"], cwd=tmp_path, check=True, capture_output=True)
     assert contents(tmp_path / "out") == before
+
+
+def test_a_replay_in_place_writes_to_nothing_that_was_open_before(tmp_path):
+    """The script ends well only if all that it wrote to has one mark of each step."""
+    shutil.copy(SCRIPTS / "writes_everywhere.py", tmp_path / "train.py")
+    run = [sys.executable, "-m", "nanguard", "run", "--", sys.executable, "train.py"]
+    done = subprocess.run(run, cwd=tmp_path, check=False, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "[division-by-zero, proven]" in done.stderr
 
 
 @held_by_kernel

@@ -31,11 +31,10 @@ from nanguard.replay.bad_data import data_origin, made_anew
 from nanguard.replay.copies import MOST_COPIED, StateCopy, Written, bytes_in, why_not_copied
 from nanguard.replay.handed_on import likely_turns, noted, was_bad_before
 from nanguard.replay.made_before import find_table
-from nanguard.replay.python_state import Reachable, RefusedError, is_used_up, spare
+from nanguard.replay.python_state import Reachable, RefusedError, is_used_up, spare, spared_copy
 from nanguard.replay.region import NoRegionError
 from nanguard.replay.replayed_step import MadeStep, Reached, ReplayedStep, compared, same_losses
 from nanguard.replay.sandbox import Outside, TimeLimit, TooLong, signals_wait
-from nanguard.replay.start import copied
 from nanguard.replay.task import ReplayOutcome, Task
 from nanguard.replay.tracer.sites import is_part_of_script
 
@@ -504,17 +503,16 @@ class InPlace:
             with torch.no_grad():
                 start.undo_changes()
             starts.streams.restore(variant.streams)
+            given = bool(start.drawn or start.given)
             for owner, attributes in variant.objects:
-                vars(owner).update({name: copied(v) for name, v in attributes.items()})
+                vars(owner).update({n: spared_copy(v, given=given) for n, v in attributes.items()})
             _share(start)
             with contextlib.ExitStack() as outer:
-                outer.enter_context(signals_wait())
-                outer.enter_context(Outside())
-                outer.enter_context(changes.quiet())
-                outer.enter_context(changes.eagerly())
+                for held_back in (signals_wait(), Outside(), changes.quiet(), changes.eagerly()):
+                    outer.enter_context(held_back)
                 if not self._together:
                     outer.enter_context(changes.alone())
-                outer.enter_context(reachable.spared(given=bool(start.drawn or start.given)))
+                outer.enter_context(reachable.spared(given=given))
                 with contextlib.ExitStack() as inner:
                     yield inner
         finally:

@@ -15,10 +15,8 @@ import copy
 import functools
 import io
 import sys
-import threading
 import weakref
 from collections import OrderedDict, deque
-from concurrent.futures import Future
 from types import (
     BuiltinFunctionType,
     CellType,
@@ -36,13 +34,11 @@ from torch.utils.data import DataLoader, Dataset
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from nanguard.replay.changes import set_version
+from nanguard.replay.channels import StandIn, is_channel, spared_function
 from nanguard.replay.start import copied, is_plain_object
 from nanguard.replay.tracer.sites import is_part_of_script
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    Methods = dict[str, Callable[..., Any]]
     from collections.abc import Callable, Iterable, Iterator
 
 # Objects that are looked at, and how far from the names they may be. More than that is not walked
@@ -88,7 +84,7 @@ class Reachable:
         self._undo: list[Callable[[], None]] = []
         self._tensors: list[tuple[Any, int, Any]] = []
         # Where something lies that is used up, or written to, by using it.
-        self._used: list[tuple[dict[Any, Any], Any, Any]] = []
+        self._used: list[tuple[Any, Any, Any]] = []
         self._room = _COPIED
         todo: deque[tuple[Any, int]] = deque((root, 0) for root in roots)
         for names in modules:
@@ -121,15 +117,15 @@ class Reachable:
             given: As for ``spare``.
         """
         stand_ins = {id(value): spare(value, given=given) for _, _, value in self._used}
-        for items, key, value in self._used:
-            if dict.get(items, key) is value:
-                dict.__setitem__(items, key, stand_ins[id(value)])
+        for holder, key, value in self._used:
+            if _held_at(holder, key) is value:
+                _hold_at(holder, key, stand_ins[id(value)])
         try:
             yield
         finally:
-            for items, key, value in self._used:
-                if dict.get(items, key) is stand_ins[id(value)]:
-                    dict.__setitem__(items, key, value)
+            for holder, key, value in self._used:
+                if _held_at(holder, key) is stand_ins[id(value)]:
+                    _hold_at(holder, key, value)
 
     def put_back(self, *, tensors: bool = True) -> None:
         """Puts everything back to how it was.
@@ -214,9 +210,12 @@ class Reachable:
 
     def _remember_dict(self, names: dict[Any, Any]) -> None:
         self._undo.append(_Items(names))
-        for key, value in dict.items(names):
-            if type(value) not in _PLAIN and spare(value, given=False) is not value:
-                self._used.append((names, key, value))
+        self._look_for_used(names, dict.items(names))
+
+    def _look_for_used(self, holder: Any, inside: Iterable[tuple[Any, Any]]) -> None:
+        for key, value in inside:
+            if spare(value, given=False) is not value:
+                self._used.append((holder, key, value))
 
     def _remember_place(self, file: Any) -> None:
         """Remembers how far a file was read."""
@@ -236,6 +235,8 @@ class Reachable:
                 items.extend(before)
 
         self._undo.append(undo)
+        if len(before) <= _ITEMS:
+            self._look_for_used(items, enumerate(before))
 
     def _remember_set(self, items: Any) -> None:
         before = copy.copy(items)
@@ -257,6 +258,7 @@ class Reachable:
             cell.cell_contents = before
 
         self._undo.append(undo)
+        self._look_for_used(cell, [("", before)])
         return (before,)
 
     def _remember_class(self, cls: type) -> Iterable[Any]:
@@ -413,6 +415,8 @@ def spare(value: Any, *, given: bool) -> Any:
         given: Whether the step took batches from a loader, which are handed out again, perhaps
             through this iterator.
     """
+    if type(value) in (BuiltinFunctionType, MethodType):
+        return spared_function(value)
     if type(value) in _PLAIN or isinstance(value, (torch.Tensor, torch.nn.Module)):
         return value
     if is_channel(value):
@@ -424,6 +428,40 @@ def spare(value: Any, *, given: bool) -> Any:
     if isinstance(_method(type(value), "__next__"), FunctionType) or isinstance(value, io.IOBase):
         return value  # its attributes, or its place in the file, are put back
     return value if given else _Refusing(value)
+
+
+def spared_copy(value: Any, *, given: bool) -> Any:
+    """Returns a copy of a container, with something else in the place of what is not to be used.
+
+    Args:
+        value: The container; anything else is returned as it is.
+        given: As for ``spare``.
+    """
+    made = copied(value)
+    if made is not value and len(made) <= _ITEMS:
+        for key, inner in enumerate(value) if isinstance(value, list) else value.items():
+            other = spare(inner, given=given)
+            if other is not inner:
+                made[key] = other
+    return made
+
+
+def _held_at(holder: Any, key: Any) -> Any:
+    """Returns what a dictionary, a list or a cell of a function holds; None if it does not."""
+    if isinstance(holder, dict):
+        return dict.get(holder, key)
+    if isinstance(holder, CellType):
+        return holder.cell_contents
+    return holder[key] if key < len(holder) else None
+
+
+def _hold_at(holder: Any, key: Any, value: Any) -> None:
+    if isinstance(holder, dict):
+        dict.__setitem__(holder, key, value)
+    elif isinstance(holder, CellType):
+        holder.cell_contents = value
+    else:
+        holder[key] = value
 
 
 def _method(kind: type, name: str) -> Any:
@@ -447,111 +485,3 @@ def _is_foreign(kind: type) -> bool:
 
 def _has_own_means(owner: Any, attribute: str) -> bool:
     return isinstance(owner, torch.optim.Optimizer) and attribute == "state"
-
-
-def _length(data: Any = b"", *_args: Any, **_kwargs: Any) -> int:
-    """Returns how much was written, as files and sockets do."""
-    return len(data)
-
-
-def _nothing(*_args: Any, **_kwargs: Any) -> None:
-    """Does nothing."""
-
-
-def _never(*_args: Any, **_kwargs: Any) -> Future[Any]:
-    """Returns work that nobody will do."""
-    work: Future[Any] = Future()
-    work.cancel()
-    return work
-
-
-_FILE: Methods = {
-    "write": _length, "writelines": _nothing, "flush": _nothing, "truncate": _nothing,
-    "seek": _nothing, "close": _nothing,
-}  # fmt: skip
-_SOCKET: Methods = {
-    "send": _length, "sendall": _nothing, "sendto": _length, "sendmsg": _nothing,
-    "shutdown": _nothing, "close": _nothing,
-}  # fmt: skip
-_DATABASE: Methods = dict.fromkeys(
-    ("execute", "executemany", "executescript", "commit", "rollback", "close"), _nothing
-)
-_BAR: Methods = dict.fromkeys(
-    (
-        "update", "set_postfix", "set_postfix_str", "set_description", "set_description_str",
-        "refresh", "write", "display", "clear", "close", "reset", "unpause",
-    ),
-    _nothing,
-)  # fmt: skip
-# What writes, by the class that it is a method of; classes are known by name, as few are imported.
-_WRITING: dict[str, Methods] = {
-    "_csv.writer": {"writerow": _nothing, "writerows": _nothing},
-    "socket.socket": _SOCKET,
-    "_socket.socket": _SOCKET,
-    "ssl.SSLSocket": _SOCKET,
-    "_queue.SimpleQueue": {"put": _nothing, "put_nowait": _nothing},
-    "multiprocessing.queues.Queue": {"put": _nothing, "put_nowait": _nothing, "close": _nothing},
-    "multiprocessing.queues.SimpleQueue": {"put": _nothing, "close": _nothing},
-    "multiprocessing.connection.Connection": {
-        "send": _nothing, "send_bytes": _nothing, "close": _nothing,
-    },
-    "concurrent.futures._base.Executor": {"submit": _never, "shutdown": _nothing},
-    "sqlite3.Connection": _DATABASE,
-    "sqlite3.Cursor": _DATABASE,
-    "tqdm.std.tqdm": _BAR,
-    "rich.progress.Progress": {"advance": _nothing, "update": _nothing, "refresh": _nothing},
-    "wandb.sdk.wandb_run.Run": dict.fromkeys(
-        ("log", "alert", "save", "log_artifact", "log_code", "finish"), _nothing
-    ),
-}  # fmt: skip
-
-
-_known: dict[type, Methods | None] = {}
-
-
-def _writing(kind: type) -> Methods | None:
-    """Returns what writes, of the objects of a class; None if nothing is known to."""
-    if kind not in _known:
-        names = [f"{cls.__module__}.{cls.__qualname__}" for cls in kind.__mro__]
-        found = next((_WRITING[name] for name in names if name in _WRITING), None)
-        _known[kind] = _FILE if found is None and issubclass(kind, io.IOBase) else found
-    return _known[kind]
-
-
-def is_channel(value: Any) -> bool:
-    """Returns whether something that is written to a value leaves the process."""
-    if _writing(type(value)) is None:
-        return False
-    if not isinstance(value, io.IOBase):
-        return True
-    if isinstance(value, (io.BytesIO, io.StringIO)):
-        return False
-    try:
-        return value.writable()
-    except ValueError:  # closed
-        return False
-
-
-class StandIn:
-    """Takes the place of a channel, for one thread."""
-
-    def __init__(self, channel: Any) -> None:
-        self._stands_for = channel
-        self._thread = threading.get_ident()
-
-    def __getattr__(self, name: str) -> Any:
-        dropped = (_writing(type(self._stands_for)) or {}).get(name)
-        if dropped is not None and threading.get_ident() == self._thread:
-            return dropped
-        return getattr(self._stands_for, name)
-
-    def __enter__(self) -> Any:
-        return self if threading.get_ident() == self._thread else self._stands_for.__enter__()
-
-    def __exit__(self, *args: object) -> Any:
-        if threading.get_ident() != self._thread:
-            return self._stands_for.__exit__(*args)
-        return None
-
-    def __iter__(self) -> Any:
-        return iter(self._stands_for)

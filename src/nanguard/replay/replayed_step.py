@@ -8,6 +8,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.distributed as dist
 from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.utils._python_dispatch import _disable_current_modes
 
@@ -173,6 +174,11 @@ class ReplayedStep(Replay):
             self.losses = [tensor.detach()]
             self._judge(self.bad_loss(), self._optimizer())
         self._leave()
+
+    def collective(self) -> None:
+        """Refuses what would reach other ranks that do not replay this step."""
+        if not self._together and dist.is_initialized() and dist.get_world_size() > 1:
+            raise RefusedError("one rank alone cannot replay what it does together with others")
 
     def judged_step(self, optimizer: Optimizer, call: Callable[..., Any], closure: Any) -> Any:
         """Judges the step, and does not make it."""

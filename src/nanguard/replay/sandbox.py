@@ -10,12 +10,14 @@ kernel, in a second run of the command (see ``landlock``).
 
 from __future__ import annotations
 
+import _thread
 import builtins
 import contextlib
 import ctypes
 import errno
 import io
 import math
+import mmap
 import os
 import pathlib
 import queue
@@ -48,6 +50,32 @@ _REFUSED = frozenset(
         "sqlite3.connect", "ftplib.connect", "smtplib.connect", "urllib.Request",
     )
 )  # fmt: skip
+_COMPILED = (
+    ("_posixsubprocess", "fork_exec"), ("_posixshmem", "shm_unlink"), ("_posixshmem", "shm_open"),
+)  # fmt: skip
+# What is put into the place of functions that no audit event tells of: these do nothing.
+_UNTOLD = ("mkfifo", "mknod", "chroot", "nice")
+# What writes to an open file by its number.
+_TO_DESCRIPTOR = (
+    "write", "writev", "pwrite", "pwritev", "posix_fallocate", "fchmod", "fchown", "close",
+)  # fmt: skip
+# What moves data between two of them, and what makes one of them another.
+_BETWEEN_DESCRIPTORS = ("sendfile", "copy_file_range", "splice", "dup2", "closerange")
+# What ctypes is not to look up meanwhile: ways around all that is held here.
+_OF_SYSTEM = frozenset(
+    ("syscall", "system", "popen", "fork", "vfork", "clone", "posix_spawn", "posix_spawnp",
+     "execl", "execle", "execlp", "execv", "execve", "execvp", "kill", "killpg", "tgkill",
+     "open", "open64", "openat", "creat", "fopen", "fopen64", "write", "pwrite", "pwrite64",
+     "writev", "pwritev", "fwrite", "truncate", "truncate64", "ftruncate", "ftruncate64",
+     "fallocate", "unlink", "unlinkat", "remove", "rmdir", "rename", "renameat", "renameat2",
+     "mkdir", "mkdirat", "mkfifo", "mknod", "link", "linkat", "symlink", "symlinkat", "chmod",
+     "fchmod", "fchmodat", "chown", "fchown", "lchown", "utime", "utimes", "chdir", "fchdir",
+     "mmap", "mmap64", "sendfile", "splice", "copy_file_range", "send", "sendto", "sendmsg",
+     "connect", "bind", "shm_unlink", "dup2", "dup3", "PyRun_SimpleString"),
+)  # fmt: skip
+# What all threads of a process share: the folder that it works in, and what it may use.
+_OF_ALL_THREADS = frozenset(("os.chdir", "resource.setrlimit", "resource.prlimit"))
+_THREADS = frozenset(("_thread.start_new_thread", "_thread.start_joinable_thread"))
 _PROGRAMS = frozenset(
     (
         "subprocess.Popen", "os.system", "os.exec", "os.spawn", "os.posix_spawn", "os.fork",
@@ -113,6 +141,7 @@ def _flags(fd: int) -> int:
     return fcntl.fcntl(fd, fcntl.F_GETFL)
 
 
+_OUR_THREADS = "nanguard-"
 # Who holds which thread back; an audit hook cannot be taken off again.
 _armed: dict[int, Outside] = {}
 _everywhere: list[Outside] = []
@@ -123,10 +152,16 @@ def _audit(event: str, args: tuple[Any, ...]) -> None:
     if not _armed and not _everywhere:
         return
     outside = _armed.get(threading.get_ident()) or (_everywhere[0] if _everywhere else None)
-    if outside is None or outside.allowed:
+    if outside is None or outside.lets():
         return
     if event == "open":
         outside.judge_open(*args[:3])
+    elif event == "mmap.__new__":
+        outside.judge_map(*args[:3])
+    elif event in _OF_ALL_THREADS | _THREADS and not _everywhere:
+        outside.refuse(event)
+    elif event == "ctypes.dlsym" and args[1] in _OF_SYSTEM and not outside.programs:
+        outside.refuse(f"call {args[1]} of the system")
     elif event in _REFUSED or (event in _PROGRAMS and not outside.programs):
         outside.refuse(event.replace(".", " ", 1) if event.startswith("socket") else event)
 
@@ -153,8 +188,15 @@ class Outside:
         self._files: dict[str, str] = {}
         self._made = 0
         self._undo: list[tuple[Any, str, Any]] = []
+        # Files of the run, of which a replay in place has the same numbers.
+        self._shared: frozenset[int] = frozenset()
+        self._environment: dict[str, str] = {}
+        self._umask = os.umask
+        self._mask: int | None = None  # what it was, once something has changed it
         self._open = io.open
         self._os_open = os.open
+        self._start = threading.Thread.start
+        self._ourselves_in: set[int] = set()  # threads
         self.allowed = False
 
     @property
@@ -167,6 +209,8 @@ class Outside:
 
     def __enter__(self) -> Outside:
         """Holds this thread back."""
+        self._shared = frozenset(_open_fds())
+        self._environment = dict(os.environ)
         self._arm()
         _armed[self._thread] = self
         self._replace_functions()
@@ -177,6 +221,11 @@ class Outside:
             setattr(owner, name, before)
         self._undo.clear()
         _armed.pop(self._thread, None)
+        if self._mask is not None:
+            self._umask(self._mask)
+        if os.environ != self._environment:
+            os.environ.clear()
+            os.environ.update(self._environment)
         if self._own_folder and self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
 
@@ -211,12 +260,34 @@ class Outside:
             writes = bool(set(mode) & set("wax+"))
         else:
             writes = isinstance(flags, int) and bool(flags & _WRITES)
-        if not writes or isinstance(path, int):
+        if not writes:
+            return
+        if isinstance(path, int):
+            self._judge_descriptor(path)
             return
         name = os.fsdecode(path) if isinstance(path, (str, bytes, os.PathLike)) else str(path)
-        if name.startswith(("/dev/", "/proc/", str(self._folder or "\0"))):
-            return
-        raise OutsideError(f"a replay does not write to {name}")
+        if not self._is_nobodys(os.path.realpath(name)):
+            raise OutsideError(f"a replay does not write to {name}")
+
+    def judge_map(self, descriptor: Any, _length: Any, access: Any) -> None:
+        """Refuses to put a file of the run into memory where it can be written to."""
+        if access not in (mmap.ACCESS_READ, mmap.ACCESS_COPY):
+            self._judge_descriptor(descriptor)
+
+    def _judge_descriptor(self, descriptor: Any) -> None:
+        if descriptor in self._shared:
+            raise OutsideError(f"a replay does not write to file {descriptor}, which is the run's")
+
+    def _is_nobodys(self, name: str) -> bool:
+        """Returns whether a file without links in its name is ours, a device, or this process."""
+        if self._folder is not None and name.startswith(os.path.join(self._folder, "")):  # noqa: PTH118
+            return True
+        if name.startswith(f"/proc/{os.getpid()}/"):
+            return "/fd/" not in name
+        try:
+            return name.startswith("/dev/") and stat.S_ISCHR(os.stat(name).st_mode)  # noqa: PTH116
+        except OSError:
+            return False
 
     def open(self, file: Any, mode: str = "r", *args: Any, **kwargs: Any) -> Any:
         """Opens a file as ``open`` does; what is written goes somewhere else."""
@@ -240,7 +311,7 @@ class Outside:
             name = os.path.abspath(os.fsdecode(file))  # noqa: PTH100 - users pass bytes, too
         except TypeError:
             return file
-        if name.startswith(("/dev/", str(self._folder or "\0"))):
+        if name not in self._files and writes and self._is_nobodys(os.path.realpath(name)):
             return file
         if name not in self._files and writes:
             self._made += 1
@@ -252,8 +323,12 @@ class Outside:
         return self._files.get(name, file)
 
     def _is_held_back(self) -> bool:
-        here = bool(_everywhere) or threading.get_ident() == self._thread
-        return here and not self.allowed
+        here = bool(_everywhere) or _armed.get(threading.get_ident()) is self
+        return here and not self.lets()
+
+    def lets(self) -> bool:
+        """Returns whether what happens now is our own doing."""
+        return self.allowed or threading.get_ident() in self._ourselves_in
 
     def _arm(self) -> None:
         global _installed  # an audit hook is there for good, so one has to do
@@ -263,11 +338,14 @@ class Outside:
 
     @contextlib.contextmanager
     def _ourselves(self) -> Any:
-        before, self.allowed = self.allowed, True
+        here = threading.get_ident()
+        again = here in self._ourselves_in
+        self._ourselves_in.add(here)
         try:
             yield
         finally:
-            self.allowed = before
+            if not again:
+                self._ourselves_in.discard(here)
 
     def _replace(self, owner: Any, name: str, new: Callable[..., Any]) -> None:
         """Puts something in the place of a function, for whoever is held back."""
@@ -291,6 +369,9 @@ class Outside:
         for name in ("rename", "replace"):
             self._replace(os, name, self._moved)
         self._replace(shutil, "rmtree", _ignored)
+        for name in _UNTOLD:
+            if hasattr(os, name):
+                self._replace(os, name, _ignored)
         accessor = getattr(pathlib, "_normal_accessor", None)
         if accessor is not None:  # Python 3.10, whose paths know these functions from the start
             self._replace(accessor, "open", self.open)
@@ -298,16 +379,70 @@ class Outside:
                 self._replace(accessor, name, _ignored)
             for name in ("rename", "replace"):
                 self._replace(accessor, name, self._moved)
-        self._replace(os, "system", self._program(os.system))
-        self._replace(subprocess.Popen, "__init__", self._program(subprocess.Popen.__init__))
-        self._replace(socket.socket, "connect", _refuse("connect to another machine"))
+        self._replace_programs()
         if not _everywhere:
             self._replace(os, "_exit", sys.exit)  # the run is in the same process
+            self._replace_descriptors()
+            self._replace(os, "umask", self._change_mask)
+            self._replace(threading.Thread, "start", self._start_thread)
+            # Until Python 3.12, no audit event tells of it.
+            self._replace(_thread, "start_new_thread", _refuse("start a bare thread"))
             self._replace_queues()
         else:
             self._replace(queue.Queue, "put", _put_or_drop)
         if "torch" in sys.modules:
             self._replace_torch()
+
+    def _replace_programs(self) -> None:
+        self._replace(os, "system", self._program(os.system))
+        self._replace(subprocess.Popen, "__init__", self._program(subprocess.Popen.__init__))
+        for module, name in _COMPILED:  # which tell an audit hook nothing
+            made = sys.modules.get(module)
+            if made is not None and hasattr(made, name):
+                self._replace(made, name, self._program(getattr(made, name)))
+        self._replace(socket.socket, "connect", _refuse("connect to another machine"))
+        if hasattr(signal, "pidfd_send_signal"):
+            self._replace(signal, "pidfd_send_signal", _refuse("send a signal"))
+
+    def _replace_descriptors(self) -> None:
+        """Leaves open files of the run alone, also where they are named by their numbers."""
+        for name in _TO_DESCRIPTOR:
+            if hasattr(os, name):
+                self._replace(os, name, self._to_descriptor(getattr(os, name)))
+        for name in _BETWEEN_DESCRIPTORS:
+            if hasattr(os, name):
+                self._replace(os, name, _refuse(f"use os.{name}"))
+
+    def _start_thread(self, thread: threading.Thread) -> None:
+        """Starts a thread that is held back as well, for as long as it lives."""
+        run = thread.run
+
+        def held_back() -> None:
+            _armed[threading.get_ident()] = self
+            try:
+                run()
+            finally:
+                _armed.pop(threading.get_ident(), None)
+
+        if not thread.name.startswith(_OUR_THREADS):
+            thread.run = held_back  # type: ignore[method-assign]
+        with self._ourselves():
+            self._start(thread)
+
+    def _change_mask(self, mask: int) -> int:
+        """Changes which rights new files do not get, until the end of the replay."""
+        before = self._umask(mask)
+        self._mask = before if self._mask is None else self._mask
+        return before
+
+    def _to_descriptor(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(descriptor: Any, *args: Any, **kwargs: Any) -> Any:
+            if descriptor not in self._shared:
+                return function(descriptor, *args, **kwargs)
+            parts = args[0] if args and isinstance(args[0], (list, tuple)) else args[:1]
+            return sum(len(part) for part in parts if isinstance(part, (bytes, bytearray)))
+
+        return call
 
     def _replace_queues(self) -> None:
         """Leaves the queues of other threads alone; those that a replay makes are its own."""

@@ -103,12 +103,15 @@ def decode(path: str, data: bytes, *, python: bool) -> Decoded:
     Raises:
         SourceError: The bytes are not text in the encoding they should have.
     """
-    bom = next((mark for mark in (codecs.BOM_UTF8, *_UTF16) if data.startswith(mark)), b"")
+    marks = (codecs.BOM_UTF8,) if python else (codecs.BOM_UTF8, *_UTF16)
+    bom = next((mark for mark in marks if data.startswith(mark)), b"")
     encoding = "utf-8"
     if bom in _UTF16:
         encoding = "utf-16-le" if bom == codecs.BOM_UTF16_LE else "utf-16-be"
     elif python:
         encoding = _declared(path, data[len(bom) :]) or encoding
+        if bom and encoding != "utf-8":
+            raise _unreadable(path, f"it declares {encoding}, and its first bytes say UTF-8")
     body = data[len(bom) :]
     try:
         content = body.decode(encoding)

@@ -16,12 +16,8 @@ from torch._weights_only_unpickler import _get_allowed_globals
 
 from nanguard.check.checkpoint import byte_ranges, torch_file
 from nanguard.check.checkpoint.checkpoint import CheckpointFile, read_part
-from nanguard.check.checkpoint.torch_file import (
-    _DISTRIBUTED,
-    ALLOWED,
-    beyond_weights_only,
-    runs_code,
-)
+from nanguard.check.checkpoint.tensors import ALLOWED, DISTRIBUTED
+from nanguard.check.checkpoint.torch_file import beyond_weights_only, runs_code
 from nanguard.check.scan import Scan
 
 
@@ -42,10 +38,7 @@ def repacked(path: Path, method: int, **change: bytes) -> None:
 def test_everything_torch_allows_is_allowed_and_nothing_else():
     theirs = set(_get_allowed_globals())
     assert theirs <= ALLOWED
-    assert {name for name in ALLOWED - theirs if not name.endswith("Storage")} <= {
-        *_DISTRIBUTED,
-        *(f"torch.{c}sparse.{t}" for c in ("", "cuda.") for t in ("BoolTensor", "HalfTensor")),
-    }
+    assert ALLOWED - theirs <= DISTRIBUTED
 
 
 @pytest.mark.parametrize(

@@ -14,16 +14,9 @@ import pytest
 from nanguard.check.checkpoint import pickle_reader
 from nanguard.check.checkpoint.byte_ranges import DamagedError, MemoryBlob, TooLargeError
 from nanguard.check.checkpoint.checkpoint_reader import open_sources
-from nanguard.check.checkpoint.pickle_reader import (
-    MAX_PICKLE_LINE,
-    WINDOW,
-    Call,
-    LongLine,
-    PickleDict,
-    Span,
-    read_pickle,
-)
+from nanguard.check.checkpoint.pickle_reader import MAX_PICKLE_LINE, WINDOW, read_pickle
 from nanguard.check.checkpoint.rules.checkpoint_files import TruncatedCheckpoint
+from nanguard.check.checkpoint.tensors import Call, LongLine, PickleDict, Span
 from nanguard.check.checkpoint.torch_file import read_torch
 from nanguard.check.scan import Scan
 from tests.cost import cpu_seconds
@@ -206,10 +199,11 @@ def test_a_long_line_that_is_cut_off_is_damage():
         read_pickle(blob(data))
 
 
-def test_a_long_array_of_the_oldest_protocol_is_whole_and_said_not_to_be_read():
-    data = pickle.dumps(np.linspace(0, 1, 40_000).astype("f4"), protocol=0)
+@pytest.mark.parametrize(("size", "unread"), [(40_000, 0), (400_000, 1)])
+def test_a_long_array_of_the_oldest_protocol_is_whole_and_may_be_said_not_to_be_read(size, unread):
+    data = pickle.dumps(np.linspace(0, 1, size).astype("f4"), protocol=0)
     tree = read_torch(blob(data)).tree
-    assert (tree.damage, tree.unread) == ([], 1)
+    assert (tree.damage, tree.unread, len(tree.tensors)) == ([], unread, 1 - unread)
 
 
 @pytest.mark.parametrize(("name", "severity"), [("faces.pkl", "info"), ("model.pkl", "error")])

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from nanguard.check.log.binary_logs import masked_crc
+from nanguard.check.log.binary_logs import checksummed, masked_crc
 from nanguard.check.log.log_reader import open_sources, recognises, recognises_folder
 from nanguard.check.log.quantities import Quantity
 from nanguard.check.scan import Scan
@@ -130,6 +130,28 @@ def test_checksums_are_those_of_the_format():
     """CRC-32C of the digits is 0xE3069283 in every book; event files turn and shift it."""
     crc = 0xE3069283
     assert masked_crc(b"123456789") == ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
+
+
+@pytest.mark.parametrize("size", [16_383, 16_384, 20_000, 200_001])
+def test_checksums_of_long_data_are_those_of_its_bytes_one_by_one(size: int):
+    data, half = bytes(range(251)) * (size // 251 + 1), size // 2
+    in_pieces = checksummed(data[half:size], checksummed(data[:half], 5))
+    slowly = 5
+    for byte in data[:size]:
+        slowly = checksummed(bytes([byte]), slowly)
+    assert in_pieces == checksummed(data[:size], 5) == slowly
+
+
+def test_the_checksum_of_an_image_is_looked_at(tmp_path: Path):
+    path = tmp_path / "events.out.tfevents.1.host"
+    image = bytearray(record(chunk(5, chunk(1, chunk(1, b"image") + chunk(4, b"x" * 100_000)))))
+    path.write_bytes(VERSION + image + scalar("train/loss", 1, 0.5))
+    assert read(path)[0].problem is None
+    image[50_000] ^= 1
+    path.write_bytes(VERSION + image + scalar("train/loss", 1, 0.5))
+    problem = read(path)[0].problem
+    assert problem is not None
+    assert "checksum is wrong" in problem.what
 
 
 @pytest.mark.parametrize("at", [3, 9, 30, -2])

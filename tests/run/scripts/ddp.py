@@ -3,6 +3,7 @@
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed import all_reduce
 from torch.nn.parallel import DistributedDataParallel
 
 
@@ -22,6 +23,7 @@ def main():
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
+        all_reduce(loss.detach())  # behind the backward pass: each rank can replay alone
         print(f"rank {rank} step {step} loss {loss.item():.4f}", flush=True)
     total = sum(p.detach().sum() for p in model.parameters())
     print(f"rank {rank} weights {total.item():.6f}", flush=True)

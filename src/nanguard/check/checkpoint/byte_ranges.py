@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from typing_extensions import Self
 
-    from nanguard.check.checkpoint.pickle_reader import Global
+    from nanguard.check.checkpoint.tensors import Global
 
 
 class UnreadableError(ValueError):
@@ -159,6 +159,7 @@ _FULL32 = 0xFFFFFFFF
 _ENCRYPTED, _PATCHED, _STRONGLY_ENCRYPTED, _MASKED = 1, 1 << 5, 1 << 6, 1 << 13
 _ODD = _ENCRYPTED | _PATCHED | _STRONGLY_ENCRYPTED | _MASKED
 _FOLDER = 1 << 4
+_LONGEST_NAME = 500
 _METHODS = (0, 8)  # as it is, and deflated
 
 
@@ -200,7 +201,12 @@ def read_directory(blob: Blob) -> dict[str, Entry]:
         raise DamagedError(
             f"the directory of the archive has {len(found):,} files and promises {count:,}"
         )
-    return dict(found)
+    entries = dict(found)
+    if len({name.lower() for name in entries}) < len(found):  # torch looks names up like this
+        raise DamagedError("two files of the archive have the same name")
+    if max(map(len, entries), default=0) > _LONGEST_NAME:
+        raise DamagedError("a file of the archive has a longer name than readers take")
+    return entries
 
 
 def data_offset(blob: Blob, entry: Entry) -> int:
@@ -232,11 +238,8 @@ def _directory(blob: Blob) -> tuple[int, int, int]:
         raise DamagedError("the archive has no directory: it was cut off while it was written")
     disks, count = struct.unpack_from("<I", tail, found + 4)[0], _count(tail, found)
     size, start, note = struct.unpack_from("<IIH", tail, found + 12)
-    if found + 22 + note > len(tail):
-        raise DamagedError("the archive is cut off within the note at its end")
-    if found + 22 + note < len(tail):
-        more = len(tail) - found - 22 - note
-        raise DamagedError(f"{more:,} bytes lie behind the end of the archive")
+    if note or found + 22 < len(tail):  # torch reads such an archive at some lengths, not at others
+        raise DamagedError(f"{len(tail) - found - 22:,} bytes lie behind the end of the archive")
     end = at + found
     locator = read(blob, end - 20, 20) if end >= 20 else b""
     if locator.startswith(_LOCATOR):

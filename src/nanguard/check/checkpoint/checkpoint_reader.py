@@ -18,7 +18,7 @@ from nanguard.check.checkpoint.checkpoint import (
     read_part,
     step_of,
 )
-from nanguard.check.checkpoint.pickle_reader import Call, Global, PickleDict, read_pickle
+from nanguard.check.checkpoint.pickle_reader import read_pickle
 from nanguard.check.checkpoint.run_checkpoints import (
     DISTRIBUTED_ENDING,
     METADATA,
@@ -30,6 +30,7 @@ from nanguard.check.checkpoint.run_checkpoints import (
     shard_of,
     units_of,
 )
+from nanguard.check.checkpoint.tensors import Call, Global, PickleDict
 from nanguard.check.checkpoint.torch_file import beyond_weights_only
 from nanguard.check.paths import INDEX
 

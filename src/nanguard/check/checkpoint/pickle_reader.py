@@ -17,91 +17,18 @@ from nanguard.check.checkpoint.byte_ranges import (
     UnreadableError,
     read,
 )
+from nanguard.check.checkpoint.pickled_calls import Makeable
+from nanguard.check.checkpoint.tensors import (
+    Call,
+    Global,
+    LongLine,
+    Persistent,
+    PickleDict,
+    Span,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Global:
-    """The name of a class or function that loading the pickle would look up."""
-
-    module: str
-    name: str
-
-    @property
-    def full(self) -> str:
-        """The name with its module."""
-        return f"{self.module}.{self.name}"
-
-
-@dataclass(slots=True, eq=False)
-class PickleDict:
-    """A dictionary as its pairs; keys are never hashed, since a file chooses them."""
-
-    pairs: list[tuple[object, object]] = field(default_factory=list)
-
-    def get(self, key: str) -> object:
-        """Returns the last value of a key; None where there is none."""
-        for name, value in reversed(self.pairs):
-            if name == key:
-                return value
-        return None
-
-
-@dataclass(slots=True, eq=False)
-class Call:
-    """What loading would make by calling something.
-
-    Attributes:
-        function: What would be called.
-        args: With what.
-        state: What the result would be given afterwards.
-        items: What would be appended to it, if anything.
-        pairs: What would be set in it, if anything.
-    """
-
-    function: object
-    args: object
-    state: object = None
-    items: list[object] | None = None
-    pairs: list[tuple[object, object]] | None = None
-
-    @property
-    def full(self) -> str:
-        """The full name of what would be called; empty where that is not a name."""
-        return self.function.full if isinstance(self.function, Global) else ""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Persistent:
-    """Something outside the pickle that it refers to: the storage of a tensor."""
-
-    key: object
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Span:
-    """Bytes or text too long to keep: where they are in the file.
-
-    Attributes:
-        offset: Where they begin.
-        size: How many bytes.
-    """
-
-    offset: int
-    size: int
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class LongLine:
-    """A line of text too long to keep; what it stands for is escaped, and is not worked out.
-
-    Attributes:
-        size: How many bytes it has.
-    """
-
-    size: int
 
 
 WINDOW = 1 << 18
@@ -169,6 +96,7 @@ class PickleReader:
         self.calls: list[Call] = []
         self.opcodes = OPCODES
         self.beyond: bytes | None = None
+        self.makeable = Makeable()
         self.text = 0
         self.made = 0
 
@@ -333,16 +261,24 @@ def _extend(r: PickleReader, items: list[object]) -> None:
     target = r.stack[-1]
     if isinstance(target, list):
         target.extend(items)
-    elif isinstance(target, Call) and not _is_tensor(target):
+    elif isinstance(target, Call) and r.makeable.with_items(target):
         target.items = target.items or []
         target.items.extend(items)
     else:
         raise _senseless(r)
 
 
+def _add(r: PickleReader, items: list[object]) -> None:
+    target = r.stack[-1]
+    if not (isinstance(target, Call) and r.makeable.with_elements(target, items)):
+        raise _senseless(r)
+    target.items = target.items or []
+    target.items.extend(items)
+
+
 def _set(r: PickleReader, items: list[object]) -> None:
     target = r.stack[-1]
-    if not isinstance(target, (PickleDict, Call)) or _is_tensor(target):
+    if not isinstance(target, (PickleDict, Call)) or not r.makeable.with_pairs(target):
         raise _senseless(r)
     target.pairs = target.pairs or []
     target.pairs.extend(_pairs(r, items))
@@ -350,30 +286,9 @@ def _set(r: PickleReader, items: list[object]) -> None:
 
 def _pairs(r: PickleReader, items: list[object]) -> list[tuple[object, object]]:
     """Returns keys with their values; no dictionary has half a pair, or a list for a key."""
-    if len(items) % 2 or not all(map(can_be_key, items[::2])):
+    if len(items) % 2 or not all(map(r.makeable.as_key, items[::2])):
         raise _senseless(r)
     return list(zip(items[::2], items[1::2], strict=True))
-
-
-# Tuples longer than this are not looked into: a file may use one of them for many keys.
-_LONG_KEY = 16
-_NO_KEYS = frozenset(
-    ("collections.OrderedDict", "collections.defaultdict", "builtins.set", "builtins.bytearray")
-)
-
-
-def can_be_key(key: object, deeper: int = 8) -> bool:
-    """Returns whether a dictionary takes a key, which is nothing that can change.
-
-    Args:
-        key: The key.
-        deeper: How many tuples in tuples are looked into.
-    """
-    if isinstance(key, Call):
-        return key.full not in _NO_KEYS
-    if isinstance(key, tuple) and deeper and len(key) < _LONG_KEY:
-        return all(can_be_key(part, deeper - 1) for part in key)
-    return not isinstance(key, (list, PickleDict))
 
 
 def _senseless(r: PickleReader) -> DamagedError:
@@ -388,33 +303,24 @@ def _set_one(r: PickleReader) -> None:
 
 def _build(r: PickleReader) -> None:
     state, target = r.stack.pop(), r.stack[-1]
+    if not r.makeable.with_state(target, state):
+        raise _senseless(r)
     if isinstance(target, Call):
         target.state = state
-    elif not isinstance(target, Global):
-        raise _senseless(r)
 
 
-def _call(r: PickleReader, function: object, args: object) -> None:
-    if not isinstance(function, (Global, Call)) or not isinstance(args, (tuple, Call)):
-        raise _senseless(r)
-    if isinstance(function, Call) and (function.full in _COLLECTIONS or _is_tensor(function)):
-        raise _senseless(r)
-    # The class of a storage stands for the type of its numbers, and is never called.
-    if function.full.startswith("torch.") and function.full.endswith("Storage"):
-        raise _senseless(r)
+def _call(r: PickleReader, function: object, args: object, *, bare: bool = False) -> None:
+    if not r.makeable.by_call(function, args, bare=bare):
+        name = function.full if isinstance(function, (Global, Call)) else ""
+        what = f"{name} cannot be made of what the pickle says" if name else "what cannot be called"
+        raise DamagedError(f"{what} at byte {r.at}")
     r.calls.append(Call(function, args))
     r.push_new(r.calls[-1])
 
 
-# Classes to which nothing can be given by calling what was made of them.
-_COLLECTIONS = frozenset(
-    ("torch.Size", "collections.OrderedDict", "builtins.set", "builtins.frozenset", "builtins.list")
-)
-
-
-def _is_tensor(value: object) -> bool:
-    """Returns whether something would be a tensor, to which nothing is appended."""
-    return isinstance(value, Call) and value.full == "torch._utils._rebuild_tensor_v2"
+def _made_of_python(r: PickleReader, name: str, *args: object) -> None:
+    """Puts an object of Python's own on the stack that has an instruction to itself."""
+    r.push_new(Call(Global("builtins", name), args))
 
 
 def _reduce(r: PickleReader) -> None:
@@ -422,9 +328,14 @@ def _reduce(r: PickleReader) -> None:
     _call(r, r.stack.pop(), args)
 
 
+def _new(r: PickleReader) -> None:
+    args = r.stack.pop()
+    _call(r, r.stack.pop(), args, bare=True)
+
+
 def _new_with_names(r: PickleReader) -> None:
     named, args = r.stack.pop(), r.stack.pop()
-    _call(r, r.stack.pop(), (args, named))
+    _call(r, r.stack.pop(), (args, named), bare=True)
 
 
 def _instance(r: PickleReader) -> None:
@@ -456,6 +367,11 @@ def _tuple_of(r: PickleReader, size: int) -> None:
         raise _senseless(r)
     items = tuple(r.stack[-size:])
     del r.stack[-size:]
+    _push_tuple(r, items)
+
+
+def _push_tuple(r: PickleReader, items: tuple[object, ...]) -> None:
+    r.makeable.note_tuple(items)
     r.push_new(items)
 
 
@@ -466,7 +382,7 @@ def _integer_line(r: PickleReader) -> None:
 
 def _text_line(r: PickleReader) -> None:
     found = r.long_line()
-    r.push(found if isinstance(found, LongLine) else found.decode("utf-8", "replace"))
+    r.push(found if isinstance(found, LongLine) else found.decode("raw-unicode-escape"))
 
 
 def _quoted_line(r: PickleReader) -> None:
@@ -564,23 +480,23 @@ OPCODES: dict[bytes, Callable[[PickleReader], object]] = {
     b"]": lambda r: r.push_new([]),
     b"}": lambda r: r.push_new(PickleDict()),
     b")": _constant(()),
-    b"\x8f": lambda r: r.push_new([]),
+    b"\x8f": lambda r: _made_of_python(r, "set"),
     b"l": lambda r: r.push_new(r.marked()),
-    b"t": lambda r: r.push_new(tuple(r.marked())),
-    b"\x91": lambda r: r.push_new(r.marked()),
+    b"t": lambda r: _push_tuple(r, tuple(r.marked())),
+    b"\x91": lambda r: _made_of_python(r, "frozenset", r.marked()),
     b"d": _table,
     b"\x85": lambda r: _tuple_of(r, 1),
     b"\x86": lambda r: _tuple_of(r, 2),
     b"\x87": lambda r: _tuple_of(r, 3),
     b"a": lambda r: _extend(r, [r.stack.pop()]),
     b"e": lambda r: _extend(r, r.marked()),
-    b"\x90": lambda r: _extend(r, r.marked()),
+    b"\x90": lambda r: _add(r, r.marked()),
     b"s": _set_one,
     b"u": lambda r: _set(r, r.marked()),
     b"c": _global,
     b"\x93": _stack_global,
     b"R": _reduce,
-    b"\x81": _reduce,
+    b"\x81": _new,
     b"\x92": _new_with_names,
     b"i": _instance,
     b"o": _object,

@@ -119,16 +119,63 @@ def _header(blob: Blob) -> tuple[int, dict[str, Any]]:
         raise DamagedError(f"the header should have {size:,} bytes and the file has {blob.size:,}")
     if size > MAX_HEADER:
         raise TooLargeError(f"the header has {size:,} bytes")
-    text = read(blob, 8, size)
     try:
-        header = json.loads(text)
-        if b"\\u" in text:  # half a character is none to other readers
-            json.dumps(header, ensure_ascii=False).encode()
+        header = _strict_json(read(blob, 8, size).decode("utf-8"))
     except (ValueError, RecursionError) as error:
         raise DamagedError("the header is no JSON") from error
     if not isinstance(header, dict):
         raise DamagedError("the header is no JSON object")
     return size, header
+
+
+# The format's own reader gives up where more collections than this lie in one another.
+_DEEPEST = 120
+
+
+def _strict_json(text: str) -> Any:
+    """Returns JSON as the format's own reader takes it, which is stricter than Python's.
+
+    Raises:
+        ValueError: It is none.
+    """
+    found = json.loads(
+        text,
+        parse_constant=_refuse_word,
+        parse_float=_number,
+        parse_int=_number,
+        object_pairs_hook=_unique,
+    )
+    if "\\u" in text:  # half a character is none to other readers
+        json.dumps(found, ensure_ascii=False).encode()
+    inside, depth = [found] if isinstance(found, (dict, list)) else [], 0
+    while inside and depth <= _DEEPEST:
+        depth += 1
+        inside = [
+            one
+            for outer in inside
+            for one in (outer.values() if isinstance(outer, dict) else outer)
+            if isinstance(one, (dict, list))
+        ]
+    if inside:
+        raise ValueError("it is too deep")
+    return found
+
+
+def _refuse_word(word: str) -> Any:
+    raise ValueError(f"{word} is no JSON")
+
+
+def _number(word: str) -> float:
+    if not math.isfinite(float(word)):
+        raise ValueError("a number is out of range")
+    return int(word) if word != "-0" and word.lstrip("-").isdigit() else float(word)
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise ValueError("a key stands twice")
+    return found
 
 
 def _refuse_metadata(about: object) -> None:
@@ -156,7 +203,11 @@ def _entry(name: str, about: object, room: int) -> TensorEntry:
     written = about.get("dtype")
     if not isinstance(written, str) or _DTYPE.fullmatch(written) is None:
         raise DamagedError(f"{name[:100]} has no type")
-    dtype, count = _known(written), math.prod(shape)
+    dtype, count = _known(written), 1
+    for length in shape:  # one by one, as other readers do
+        count *= length
+        if count >= 1 << 61:
+            raise DamagedError(f"{name[:100]} has more elements than can be counted")
     if dtype is not None and dtype.nbytes(count) != end - begin:
         raise DamagedError(f"{name[:100]} has {end - begin:,} bytes of {dtype.nbytes(count):,}")
     return TensorEntry(name, written, shape, begin, end)

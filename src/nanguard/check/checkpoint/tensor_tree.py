@@ -7,20 +7,24 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from nanguard.check.checkpoint.byte_ranges import DamagedError
-from nanguard.check.checkpoint.pickle_reader import Call, Global, Persistent, PickleDict, Span
 from nanguard.check.checkpoint.tensors import (
     DTYPES,
     NUMPY,
-    STORAGES,
+    Call,
     Dtype,
+    Global,
+    Persistent,
+    PickleDict,
+    Span,
     Storage,
     StorageRegion,
     StoredTensor,
     region_of,
+    storage_type,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
 # What torch calls to make a tensor, and with how many arguments.
 _TENSORS = {
@@ -29,9 +33,6 @@ _TENSORS = {
     "_rebuild_tensor_v3": (7, 8),
     "_rebuild_qtensor": (7,),
 }
-# Which of the arguments says whether it wants a gradient.
-_GRADIENT = {"_rebuild_tensor_v2": 4, "_rebuild_tensor_v3": 4, "_rebuild_qtensor": 5}
-_PARAMETERS = ("torch._utils._rebuild_parameter", "torch._utils._rebuild_parameter_with_state")
 _ARRAYS = frozenset(
     f"{package}.{name}"
     for package in ("numpy.core", "numpy._core")
@@ -111,34 +112,9 @@ def rebuild(call: Call, sources: Sources) -> Rebuilt | Call | None:
             return Call(args[0], args[2])
     if call.full in _ARRAYS:
         return _array(call, sources)
-    if call.full in _PARAMETERS:
-        _require_floats(call, sources)
+    if call.full == "torch._utils._rebuild_nested_tensor":  # its shapes are numbers of tensors
+        return Rebuilt(DTYPES["uint8"], (), None, StorageRegion(0, 0))
     return None
-
-
-def _require_floats(call: Call, sources: Sources) -> None:
-    """Raises DamagedError if a parameter that is trained has whole numbers."""
-    args = call.args if isinstance(call.args, tuple) else ()
-    if len(args) < 2 or args[1] is not True or not isinstance(args[0], Call):
-        return
-    module, _, name = args[0].full.rpartition(".")
-    held = (
-        _tensor(args[0], name, sources) if module == "torch._utils" and name in _TENSORS else None
-    )
-    if held is not None and held.storage is not None:
-        _refuse_gradient(held.dtype)
-
-
-def _refuse_gradient(dtype: Dtype) -> None:
-    if not dtype.floats and not dtype.name.startswith("float"):
-        raise DamagedError(f"it wants a gradient, and its type is {dtype.name}: torch refuses that")
-
-
-def storage_type(made: object) -> Dtype | None:
-    """Returns the type of the numbers in a storage from the name of its class."""
-    if not isinstance(made, Global) or not made.name.endswith("Storage"):
-        return None
-    return DTYPES.get(STORAGES.get(made.name.removesuffix("Storage"), ""))
 
 
 def _tensor(call: Call, name: str, sources: Sources) -> Rebuilt | None:
@@ -148,7 +124,7 @@ def _tensor(call: Call, name: str, sources: Sources) -> Rebuilt | None:
     if len(args) not in _TENSORS[name]:
         raise DamagedError(f"a tensor is made of {len(args)} parts, which torch does not know")
     start, shape, strides = args[1], _whole_numbers(args[2]), _whole_numbers(args[3])
-    if not isinstance(start, int) or shape is None or strides is None:
+    if type(start) is not int or shape is None or strides is None:
         raise DamagedError("a tensor has no shape")
     given = _named_type(args[6]) if name == "_rebuild_tensor_v3" and len(args) > 6 else None
     held = _held(args[0], sources)
@@ -156,8 +132,6 @@ def _tensor(call: Call, name: str, sources: Sources) -> Rebuilt | None:
         return Rebuilt(DTYPES["uint8"], shape, None, StorageRegion(0, 0))
     storage, dtype = held
     dtype = given or dtype
-    if name in _GRADIENT and args[_GRADIENT[name]] is True:
-        _refuse_gradient(dtype)
     region = region_of(start, shape, strides, storage.nbytes * 8 // dtype.bits)
     if name != "_rebuild_qtensor" or len(args) < 5:
         return Rebuilt(dtype, shape, storage, region)
@@ -173,13 +147,27 @@ def _held(made: object, sources: Sources) -> tuple[Storage, Dtype] | None:
         if isinstance(key, tuple) and len(key) >= 5:
             dtype, count = storage_type(key[1]), key[4]
             if dtype is not None and isinstance(count, int) and count >= 0:
-                return sources.storage(key[2], dtype.nbytes(count)), dtype
+                whole = sources.storage(key[2], dtype.nbytes(count))
+                return _part(whole, dtype, key[5] if len(key) > 5 else None), dtype
         return None
     if isinstance(made, Call) and made.full == "torch.storage._load_from_bytes":
         args = made.args if isinstance(made.args, tuple) else ()
         if args and isinstance(args[0], (Span, bytes)):
             return sources.nested(args[0])
     return None
+
+
+def _part(whole: Storage, dtype: Dtype, view: object) -> Storage:
+    """Returns the part of a storage that very old files speak of: its key, begin and length."""
+    if not isinstance(view, tuple) or len(view) != 3:
+        return whole
+    _, begin, count = view
+    if type(begin) is not int or type(count) is not int or min(begin, count) < 0:
+        raise DamagedError("a part of a storage does not say where it is")
+    if dtype.nbytes(begin + count) > whole.nbytes:
+        raise DamagedError(f"a part of a storage ends at element {begin + count:,}, behind its end")
+    offset = whole.offset + dtype.nbytes(begin)
+    return Storage(whole.blob, offset, dtype.nbytes(count), whole.swapped)
 
 
 def _named_type(made: object) -> Dtype | None:
@@ -192,7 +180,7 @@ def _whole_numbers(made: object) -> tuple[int, ...] | None:
         made = made.args[0]
     if not isinstance(made, (tuple, list)):
         return None
-    found = tuple(number for number in made if isinstance(number, int))
+    found = tuple(number for number in made if type(number) is int)
     return found if len(found) == len(made) else None
 
 
@@ -322,7 +310,7 @@ class TensorTree:
     damage: list[str] = field(default_factory=list)
 
 
-def walk(value: object, sources: Sources) -> TensorTree:
+def walk(value: object, sources: Sources, calls: Iterable[Call] = ()) -> TensorTree:
     """Returns the tensors in a value.
 
     Shared parts are visited once, so that a small file cannot stand for an endless tree.
@@ -330,8 +318,12 @@ def walk(value: object, sources: Sources) -> TensorTree:
     Args:
         value: What a pickle holds.
         sources: Finds the bytes of a storage.
+        calls: All that is made on the way, of which some may not be in the value.
     """
-    return _Walk(sources).run(value)
+    walked = _Walk(sources)
+    tree = walked.run(value)
+    walked.judge(calls)
+    return tree
 
 
 class _Walk:
@@ -349,6 +341,16 @@ class _Walk:
         while self.todo:
             self.visit(*self.todo.pop())
         return self.tree
+
+    def judge(self, calls: Iterable[Call]) -> None:
+        """Notes what is wrong with tensors that are made and put nowhere, or into a key."""
+        for call in calls:
+            made: object = None if id(call) in self.seen else call
+            try:
+                while isinstance(made, Call):
+                    made = rebuild(made, self.sources)
+            except DamagedError as error:
+                self.tree.damage.append(f"a tensor without a name: {error}")
 
     def visit(self, value: object, place: TreePlace) -> None:
         """Notes a value and puts its children in line."""

@@ -1,9 +1,12 @@
-"""Tensors as they lie in a file: a type, a shape, and the part of a storage they look at."""
+"""Tensors as they lie in a file, and the plain values in which a pickle describes them.
+
+Nothing that a pickle says is looked up, called or hashed.
+"""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -277,11 +280,13 @@ def region_of(
     """
     if len(shape) > MAX_DIMENSIONS or min(shape, default=0) < 0 or start < 0:
         raise DamagedError(f"a tensor has the shape {list(shape[:8])} at {start}")
+    if strides is not None and len(strides) != len(shape):
+        raise DamagedError(f"a tensor has the shape {list(shape[:8])} and {len(strides)} strides")
     if 0 in shape:
         return StorageRegion(start, 0)
     if strides is None:
         strides = tuple(math.prod(shape[i + 1 :]) for i in range(len(shape)))
-    if len(strides) != len(shape) or min(strides, default=0) < 0:
+    if min(strides, default=0) < 0:
         raise DamagedError(f"a tensor has the strides {list(strides[:8])}")
     dims = sorted((s, n) for s, n in zip(strides, shape, strict=True) if n > 1 and s > 0)
     extent = 1 + sum(s * (n - 1) for s, n in dims)
@@ -290,6 +295,8 @@ def region_of(
             f"a tensor of shape {list(shape[:8])} ends at element {start + extent:,} of a storage"
             f" that has {room:,}"
         )
+    if math.prod(shape) >= 1 << 63:
+        raise DamagedError(f"a tensor has the shape {list(shape[:8])}, which no number counts")
     count = math.prod(n for _, n in dims)
     if count >= extent:  # no gaps; or windows that overlap, which together have none
         return StorageRegion(start, extent)
@@ -322,3 +329,168 @@ def slabs(region: StorageRegion, size: int) -> Iterator[StorageRegion]:
                 shape, strides = one.shape[1:], one.strides[1:]
             parts.append(StorageRegion(start, extent, shape, strides))
         todo.extend(reversed(parts))
+
+
+# What a pickle holds, and the names that torch follows in one.
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Global:
+    """The name of a class or function that loading the pickle would look up."""
+
+    module: str
+    name: str
+
+    @property
+    def full(self) -> str:
+        """The name with its module."""
+        return f"{self.module}.{self.name}"
+
+
+@dataclass(slots=True, eq=False)
+class PickleDict:
+    """A dictionary as its pairs; keys are never hashed, since a file chooses them."""
+
+    pairs: list[tuple[object, object]] = field(default_factory=list)
+
+    def get(self, key: str) -> object:
+        """Returns the last value of a key; None where there is none."""
+        for name, value in reversed(self.pairs):
+            if name == key:
+                return value
+        return None
+
+
+@dataclass(slots=True, eq=False)
+class Call:
+    """What loading would make by calling something.
+
+    Attributes:
+        function: What would be called.
+        args: With what.
+        state: What the result would be given afterwards.
+        items: What would be appended to it, if anything.
+        pairs: What would be set in it, if anything.
+    """
+
+    function: object
+    args: object
+    state: object = None
+    items: list[object] | None = None
+    pairs: list[tuple[object, object]] | None = None
+
+    @property
+    def full(self) -> str:
+        """The full name of what would be called; empty where that is not a name."""
+        return self.function.full if isinstance(self.function, Global) else ""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Persistent:
+    """Something outside the pickle that it refers to: the storage of a tensor."""
+
+    key: object
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Span:
+    """Bytes or text too long to keep: where they are in the file.
+
+    Attributes:
+        offset: Where they begin.
+        size: How many bytes.
+    """
+
+    offset: int
+    size: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LongLine:
+    """A line of text too long to keep; what it stands for is escaped, and is not worked out.
+
+    Attributes:
+        size: How many bytes it has.
+    """
+
+    size: int
+
+
+_TENSORS = ["BFloat16", "Bool", "Byte", "Char", "Double", "Float", "Half", "Int", "Long", "Short"]
+REBUILD = [
+    "parameter",
+    "parameter_with_state",
+    "qtensor",
+    "tensor",
+    "tensor_v2",
+    "tensor_v3",
+    "sparse_tensor",
+    "meta_tensor_no_storage",
+    "nested_tensor",
+    "wrapper_subclass",
+    "device_tensor_from_numpy",
+    "device_tensor_from_cpu_tensor",
+]
+PARAMETER = "torch.nn.parameter.Parameter"
+ENCODE = "_codecs.encode"
+_SINGLE = [
+    "collections.OrderedDict",
+    "collections.Counter",
+    PARAMETER,
+    "torch.Size",
+    "torch.serialization._get_layout",
+    "torch.Tensor",
+    "torch.device",
+    ENCODE,
+    "builtins.bytearray",
+    "builtins.set",
+    "builtins.complex",
+    "torch.storage.TypedStorage",
+    "torch.storage.UntypedStorage",
+    "torch._tensor._rebuild_from_type_v2",
+]
+_SCHEMES = [
+    "per_tensor_affine",
+    "per_tensor_symmetric",
+    "per_channel_affine",
+    "per_channel_symmetric",
+    "per_channel_affine_float_qparams",
+]
+_PLACES = ("torch", "torch.cuda")
+# Torch knows these once ``torch.distributed.tensor`` is imported.
+DISTRIBUTED = frozenset(
+    (
+        "torch.distributed.device_mesh.DeviceMesh",
+        "torch.distributed._tensor.api.DTensor",
+        "torch.distributed.tensor.DTensor",
+        "torch.distributed.tensor._api.DTensor",
+        "torch.distributed.tensor._dtensor_spec.DTensorSpec",
+        "torch.distributed.tensor._dtensor_spec.TensorMeta",
+        "torch.distributed.tensor.placement_types.Partial",
+        "torch.distributed.tensor.placement_types.Replicate",
+        "torch.distributed.tensor.placement_types.Shard",
+    )
+)
+QUANTISED = frozenset(name for name in STORAGES if name.startswith("Q"))
+DTYPE_NAMES = frozenset(
+    [
+        *(f"torch.{name}" for name in DTYPES),
+        *(f"torch.{sign}int{bits}" for sign in ("", "u") for bits in range(1, 8)),
+    ]
+)
+ALLOWED = DTYPE_NAMES | DISTRIBUTED | {
+    *_SINGLE,
+    *(f"torch.{scheme}" for scheme in _SCHEMES),
+    *(f"torch._utils._rebuild_{name}" for name in REBUILD),
+    *(f"torch.{name}Storage" for name in STORAGES if name != "Untyped"),
+    *(f"torch.cuda.{name}Storage" for name in STORAGES.keys() - QUANTISED if name != "Untyped"),
+    *(f"{p}{s}.{name}Tensor" for p in _PLACES for s in ("", ".sparse") for name in _TENSORS
+      if name != "Bool" or not s),
+}  # fmt: skip
+
+
+def storage_type(made: object) -> Dtype | None:
+    """Returns the type of the numbers in a storage from the name of its class."""
+    if not isinstance(made, Global) or not made.name.endswith("Storage"):
+        return None
+    return DTYPES.get(STORAGES.get(made.name.removesuffix("Storage"), ""))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import codecs
 import pickletools
 import re
 import struct
@@ -23,92 +22,28 @@ from nanguard.check.checkpoint.byte_ranges import (
     read_directory,
     unpacked,
 )
-from nanguard.check.checkpoint.pickle_reader import (
-    Call,
+from nanguard.check.checkpoint.pickle_reader import Pickled, read_pickle
+from nanguard.check.checkpoint.tensor_tree import TensorTree, walk
+from nanguard.check.checkpoint.tensors import (
+    ALLOWED,
     Global,
     Persistent,
-    Pickled,
     Span,
-    can_be_key,
-    read_pickle,
+    Storage,
+    storage_type,
 )
-from nanguard.check.checkpoint.tensor_tree import TensorTree, storage_type, walk
-from nanguard.check.checkpoint.tensors import DTYPES, STORAGES, Storage
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from nanguard.check.checkpoint.tensors import Dtype
 
-_TENSORS = ["BFloat16", "Bool", "Byte", "Char", "Double", "Float", "Half", "Int", "Long", "Short"]
-_REBUILD = [
-    "parameter",
-    "parameter_with_state",
-    "qtensor",
-    "tensor",
-    "tensor_v2",
-    "tensor_v3",
-    "sparse_tensor",
-    "meta_tensor_no_storage",
-    "nested_tensor",
-    "wrapper_subclass",
-    "device_tensor_from_numpy",
-    "device_tensor_from_cpu_tensor",
-]
-_SINGLE = [
-    "collections.OrderedDict",
-    "collections.Counter",
-    "torch.nn.parameter.Parameter",
-    "torch.Size",
-    "torch.serialization._get_layout",
-    "torch.Tensor",
-    "torch.device",
-    "_codecs.encode",
-    "builtins.bytearray",
-    "builtins.set",
-    "builtins.complex",
-    "torch.storage.TypedStorage",
-    "torch.storage.UntypedStorage",
-    "torch._tensor._rebuild_from_type_v2",
-]
-_SCHEMES = [
-    "per_tensor_affine",
-    "per_tensor_symmetric",
-    "per_channel_affine",
-    "per_channel_symmetric",
-    "per_channel_affine_float_qparams",
-]
-_PLACES = ("torch", "torch.cuda")
-_DISTRIBUTED = (
-    "torch.distributed.device_mesh.DeviceMesh",
-    "torch.distributed._tensor.api.DTensor",
-    "torch.distributed.tensor.DTensor",
-    "torch.distributed.tensor._api.DTensor",
-    "torch.distributed.tensor._dtensor_spec.DTensorSpec",
-    "torch.distributed.tensor._dtensor_spec.TensorMeta",
-    "torch.distributed.tensor.placement_types.Partial",
-    "torch.distributed.tensor.placement_types.Replicate",
-    "torch.distributed.tensor.placement_types.Shard",
-)
-ALLOWED = frozenset(
-    [
-        *_SINGLE,
-        *_DISTRIBUTED,
-        *(f"torch.{scheme}" for scheme in _SCHEMES),
-        *(f"torch._utils._rebuild_{name}" for name in _REBUILD),
-        *(f"{place}.{name}Storage" for place in _PLACES for name in STORAGES),
-        *(f"{p}{s}.{name}Tensor" for p in _PLACES for s in ("", ".sparse") for name in _TENSORS),
-        *(f"torch.{name}" for name in DTYPES),
-        *(f"torch.{sign}int{bits}" for sign in ("", "u") for bits in range(1, 8)),
-    ]
-)
-
 # Plain data of numpy and of Python: the states of random generators are made of it.
 _PLAIN = re.compile(
     r"numpy\.(?:_?core\.multiarray\.(?:_reconstruct|scalar)|_?core\.numeric\._frombuffer|ndarray"
     r"|dtype|dtypes\.\w+|random\.\w+\.\w+)|_codecs\.encode|builtins\.(?:bytes|tuple|list|dict)"
     r"|argparse\.Namespace|types\.SimpleNamespace|pathlib\.\w+|datetime\.\w+|easydict\.EasyDict"
-    r"|yacs\.config\.CfgNode|the pickle instruction \w+"
+    r"|yacs\.config\.CfgNode|the pickle instruction \w+|the source of a module"
 )
 
 # Files of the settings of a run, which hold objects of the library that wrote them and which no
@@ -209,13 +144,15 @@ class _Nesting:
 def _read(blob: Blob, nesting: _Nesting) -> TorchFile:
     if read(blob, 0, 4) == b"PK\3\4":
         return _archive(blob, nesting)
-    first = _made_of(read_pickle(blob))
+    first = read_pickle(blob)
     if first.value == MAGIC:
+        _note_instruction(_refuse_outside(first))
         found = _legacy(blob, first.end, nesting)
         found.names = {**first.names, **found.names}
         return found
     if isinstance(first.value, int) and first.end < blob.size:
         raise DamagedError(f"it begins with the number {first.value:#x}, not with that of torch")
+    _refuse_outside(first)
     if first.end < blob.size and Path(blob.path).suffix in _OF_TORCH:
         more = blob.size - first.end
         raise DamagedError(f"it is a pickle with {more:,} bytes behind it, which torch cannot load")
@@ -226,64 +163,7 @@ def _read(blob: Blob, nesting: _Nesting) -> TorchFile:
 
 def _pickle_of_torch(blob: Blob, at: int = 0) -> Pickled:
     """Reads a pickle of torch's own format."""
-    return _note_instruction(_made_of(read_pickle(blob, at)))
-
-
-# How many arguments functions take that every reader knows.
-_ARGUMENTS = {
-    "torch._utils._rebuild_tensor_v2": (6, 7),
-    "torch._utils._rebuild_parameter": (3,),
-    "torch._utils._rebuild_parameter_with_state": (4,),
-    "torch.serialization._get_layout": (1,),
-    "torch.device": (1, 2),
-    "_codecs.encode": (1, 2, 3),
-    "torch.Size": (0, 1),
-    "collections.OrderedDict": (0, 1),
-    **dict.fromkeys(("builtins.set", "builtins.frozenset", "builtins.list"), (0, 1)),
-    **dict.fromkeys((f"torch.{name}" for name in DTYPES), ()),  # which are no functions
-}
-
-
-def _made_of(pickled: Pickled) -> Pickled:
-    """Returns a pickle of which every reader can make something.
-
-    Raises:
-        DamagedError: What it calls does not take what it is called with.
-    """
-    for call in pickled.calls:
-        if isinstance(call.args, tuple) and not _can_be_made(call, call.args):
-            error = DamagedError(f"{call.full} cannot be made of what the pickle says")
-            error.names = pickled.names
-            raise error
-    return pickled
-
-
-def _can_be_made(call: Call, args: tuple[object, ...]) -> bool:
-    name = call.full
-    if len(args) not in _ARGUMENTS.get(name, (len(args),)):
-        return False
-    if name == "torch._utils._rebuild_tensor_v2":  # whether it requires a gradient
-        return isinstance(args[4], (bool, Call))
-    if name == "_codecs.encode":
-        return len(args) < 2 or _is_encoding(args[1])
-    if name == "collections.OrderedDict" and isinstance(call.state, (int, float, str)):
-        return False
-    if not args or _ARGUMENTS.get(name) != (0, 1):
-        return True
-    if args[0] is None or isinstance(args[0], (int, float)):
-        return False
-    items = args[0] if isinstance(args[0], (tuple, list)) else ()
-    if name in ("builtins.set", "builtins.frozenset"):
-        return all(map(can_be_key, items))
-    return name != "torch.Size" or all(isinstance(one, (int, Call)) for one in items)
-
-
-def _is_encoding(name: object) -> bool:
-    """Returns whether Python knows an encoding; of other values than texts nothing is said."""
-    try:
-        return not isinstance(name, str) or codecs.lookup(name) is not None
-    except (LookupError, ValueError):
-        return False
+    return _note_instruction(read_pickle(blob, at))
 
 
 def _note_instruction(pickled: Pickled) -> Pickled:
@@ -291,9 +171,12 @@ def _note_instruction(pickled: Pickled) -> Pickled:
     if pickled.beyond is not None:
         code = pickled.beyond.decode("latin-1")
         (name,) = (opcode.name for opcode in pickletools.opcodes if opcode.code == code)
-        said = f"the pickle instruction {name}"
-        pickled.names.setdefault(said, Global("", said))
+        _note(pickled, f"the pickle instruction {name}")
     return pickled
+
+
+def _note(pickled: Pickled, said: str) -> None:
+    pickled.names.setdefault(said, Global("", said))
 
 
 class _Outside:
@@ -383,17 +266,10 @@ class _Archived(_Outside):
 
 def _archive(blob: Blob, nesting: _Nesting) -> TorchFile:
     entries = read_directory(blob)
-    pickles = [name for name in entries if name == "data.pkl" or name.endswith("/data.pkl")]
-    if not pickles:
-        raise DamagedError("the archive has no data.pkl, which says what is in it")
-    root = min(pickles, key=len).removesuffix("data.pkl")
-    if not {f"{root}version", f"{root}.data/version"} & entries.keys():
-        raise DamagedError("the archive has no version, which torch asks for first")
-    for name, entry in entries.items():  # torch refuses an archive of which one file is not there
-        data_offset(blob, entry)
-        if not name.startswith(root):
-            raise DamagedError(f"{name[:100]!r} in the archive does not lie in {root[:100]!r}")
-    script = any(name.startswith(f"{root}code/") for name in entries)
+    root = _root(blob, entries)
+    script = f"{root}constants.pkl" in entries  # by which torch tells a compiled program
+    if script != any(name.startswith(f"{root}code/") for name in entries):
+        raise DamagedError("the archive has only a part of a compiled program")
     pickle = _part(blob, entries[f"{root}data.pkl"])
     sources = _Archived(blob, pickle, entries, f"{root}data/", nesting)
     order = entries.get(f"{root}byteorder")
@@ -404,6 +280,8 @@ def _archive(blob: Blob, nesting: _Nesting) -> TorchFile:
         sources.swapped = written == b"big"
     _refuse_words(blob, entries, root)
     pickled = _pickle_of_torch(pickle)
+    if script and not any(name.startswith("__torch__.") for name in pickled.names):
+        raise DamagedError("the archive has the code of a compiled program, and no object of it")
     _require_storages(pickled, _ARCHIVED_STORAGE)
     found = TorchFile(_walked(pickled, sources), pickled.names, script)
     found.tree.damage += _unused_storages(pickled, sources)
@@ -411,8 +289,25 @@ def _archive(blob: Blob, nesting: _Nesting) -> TorchFile:
     if script and constants is not None:
         pickle = _part(blob, constants)
         more = _Archived(blob, pickle, entries, f"{root}constants/", nesting)
-        found.tree.tensors += walk(_made_of(read_pickle(pickle)).value, more).tensors
+        found.tree.tensors += walk(read_pickle(pickle).value, more).tensors
     return found
+
+
+def _root(blob: Blob, entries: dict[str, Entry]) -> str:
+    """Returns the folder in which all files of an archive lie; makes sure that they are there."""
+    pickles = [name for name in entries if name == "data.pkl" or name.endswith("/data.pkl")]
+    if not pickles:
+        raise DamagedError("the archive has no data.pkl, which says what is in it")
+    root = min(pickles, key=len).removesuffix("data.pkl")
+    if root.count("/") != 1:
+        raise DamagedError(f"data.pkl lies in {root[:100]!r}, and not in a folder of the archive")
+    if not {f"{root}version", f"{root}.data/version"} & entries.keys():
+        raise DamagedError("the archive has no version, which torch asks for first")
+    for name, entry in entries.items():  # torch refuses an archive of which one file is not there
+        data_offset(blob, entry)
+        if not name.startswith(root):
+            raise DamagedError(f"{name[:100]!r} in the archive does not lie in {root[:100]!r}")
+    return root
 
 
 # How many parts a reference to a storage has: the word, type, key, device and number of elements;
@@ -421,23 +316,69 @@ _ARCHIVED_STORAGE, _LINED_STORAGE = 5, 6
 
 
 def _require_storages(pickled: Pickled, parts: int) -> None:
-    """Raises DamagedError if a reference to a storage has more or fewer parts than torch takes."""
+    """Raises DamagedError if a reference to a storage is none that torch can follow.
+
+    Args:
+        pickled: What refers to storages.
+        parts: Of how many parts a reference is made.
+    """
+    known: dict[object, object] = {}
     for one in pickled.outside:
         key = one.key if isinstance(one.key, tuple) else ()
         if not key:
             raise DamagedError("a reference to a storage has no parts")
-        if key[0] in ("storage", b"storage") and len(key) != parts:
+        if key[0] in ("module", b"module"):  # with its source, as torch wrote them at first
+            _note(pickled, "the source of a module")
+            continue
+        if len(key) != parts:
             raise DamagedError(f"a reference to a storage has {len(key)} parts, not {parts}")
-        view = key[5] if len(key) == _LINED_STORAGE else None
-        if view is not None and not (isinstance(view, tuple) and len(view) == 3):
-            raise DamagedError("a reference to a part of a storage does not say which part")
+        made = key[1]
+        if isinstance(made, Global) and made.full not in ALLOWED:
+            continue
+        if storage_type(made) is None or (parts == _LINED_STORAGE and _is_untyped(made)):
+            raise DamagedError(f"the storage {_key(key[2])} has no type")
+        _require_place(key)
+        said = known.setdefault((type(key[2]), _key(key[2])), (made, key[4]))
+        if said != (made, key[4]):
+            raise DamagedError(f"the storage {_key(key[2])} is described in two ways")
+
+
+def _require_place(key: tuple[object, ...]) -> None:
+    """Raises DamagedError if it is not said where a storage is, and how long."""
+    name, place, count, *view = key[2:]
+    if type(count) is not int or count < 0 or not isinstance(name, (str, bytes, int)):
+        raise DamagedError(f"the storage {_key(name)} does not say how long it is")
+    if not isinstance(place, (str, bytes)) or _PLACE.fullmatch(_key(place)) is None:
+        raise DamagedError(f"the storage {_key(name)} lies on {str(place)[:40]!r}, no device")
+    if view and view[0] is not None and not (isinstance(view[0], tuple) and len(view[0]) == 3):
+        raise DamagedError("a reference to a part of a storage does not say which part")
+
+
+def _is_untyped(made: object) -> bool:
+    return isinstance(made, Global) and made.name == "UntypedStorage"
+
+
+# Devices have names; those of other makers are their own.
+_PLACE = re.compile(r"[a-z][a-z0-9_]{0,40}(?::\d{1,4})?")
+
+
+def _refuse_outside(pickled: Pickled) -> Pickled:
+    """Returns a pickle that is whole by itself; raises DamagedError for any other."""
+    if pickled.outside:
+        raise DamagedError("a pickle refers to something outside of it that nobody can give it")
+    return pickled
+
+
+def _references(pickled: Pickled) -> list[tuple[object, ...]]:
+    """Returns what is said of storages, once for each time that it is said."""
+    keys = (one.key for one in pickled.outside if isinstance(one.key, tuple))
+    return [key for key in keys if len(key) >= _ARCHIVED_STORAGE]
 
 
 def _unused_storages(pickled: Pickled, sources: _Archived) -> Iterator[str]:
     """Yields what is wrong with storages that no tensor uses, which torch reads all the same."""
-    for one in pickled.outside:
-        key = one.key if isinstance(one.key, tuple) else ()
-        if len(key) < _ARCHIVED_STORAGE or sources.has_read(key[2]):
+    for key in _references(pickled):
+        if sources.has_read(key[2]):
             continue
         dtype, count = storage_type(key[1]), key[4]
         if dtype is not None and isinstance(count, int) and count >= 0:
@@ -491,7 +432,7 @@ def _number_in(part: Blob) -> int | None:
 
 def _walked(pickled: Pickled, sources: _Outside) -> TensorTree:
     try:
-        return walk(pickled.value, sources)
+        return walk(pickled.value, sources, pickled.calls)
     except UnreadableError as error:
         error.names = {**pickled.names, **error.names}
         raise
@@ -536,7 +477,7 @@ def _legacy_parts(blob: Blob, at: int) -> tuple[Pickled, dict[str, Storage]]:
     names: dict[str, Global] = {}
     try:
         for version in (VERSION, None):  # that of the format; then facts about the machine
-            about = _pickle_of_torch(blob, at)
+            about = _refuse_outside(_pickle_of_torch(blob, at))
             names, at = {**names, **about.names}, about.end
             if version is not None and about.value != version:
                 raise DamagedError(f"the version of its format is {str(about.value)[:40]}")
@@ -550,33 +491,39 @@ def _legacy_parts(blob: Blob, at: int) -> tuple[Pickled, dict[str, Storage]]:
 
 def _lined_up(blob: Blob, pickled: Pickled) -> dict[str, Storage]:
     """Returns the storages behind a pickle of the older format."""
-    listed = _pickle_of_torch(blob, pickled.end)
+    listed = _refuse_outside(_pickle_of_torch(blob, pickled.end))
     pickled.names = {**pickled.names, **listed.names}
     if not isinstance(listed.value, list):
         raise DamagedError("the list of storages makes no sense")
     _require_storages(pickled, _LINED_STORAGE)
+    if "torch._utils._rebuild_nested_tensor" in pickled.names:
+        raise DamagedError("the older format cannot hold tensors that are nested")
     types: dict[str, tuple[Dtype, object]] = {}
-    for one in pickled.outside:
-        if isinstance(one.key, tuple) and len(one.key) >= 5:
-            dtype = storage_type(one.key[1])
-            if dtype is not None:
-                types.setdefault(_key(one.key[2]), (dtype, one.key[4]))
+    references = _references(pickled)
+    for key in references:
+        dtype = storage_type(key[1])
+        if dtype is not None:
+            types.setdefault(_key(key[2]), (dtype, key[4]))
     storages: dict[str, Storage] = {}
     at = listed.end
-    for key in map(_key, listed.value):
+    if len({type(key) is int for key in (*listed.value, *(key[2] for key in references))}) > 1:
+        raise DamagedError("storages are called by numbers and by words")
+    for name in map(_key, listed.value):
         head = read(blob, at, 8)
-        if key not in types or len(head) < 8:
-            raise DamagedError(f"the file ends before the storage {key}")
+        if name not in types or len(head) < 8:
+            raise DamagedError(f"the file ends before the storage {name}")
         count = struct.unpack("<q", head)[0]
-        dtype, wanted = types[key]
+        dtype, wanted = types[name]
         if count != wanted:
             raise DamagedError(
-                f"the storage {key} has {count:,} elements instead of {str(wanted)[:40]}"
+                f"the storage {name} has {count:,} elements instead of {str(wanted)[:40]}"
             )
         nbytes = dtype.nbytes(count) if count >= 0 else -1
         if nbytes < 0 or at + 8 + nbytes > blob.size:
-            raise DamagedError(f"the storage {key} has {count:,} elements and the file ends before")
-        storages[key] = Storage(blob, at + 8, nbytes)
+            raise DamagedError(
+                f"the storage {name} has {count:,} elements and the file ends before"
+            )
+        storages[name] = Storage(blob, at + 8, nbytes)
         at += 8 + nbytes
     return storages
 

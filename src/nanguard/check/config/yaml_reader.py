@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -15,6 +16,13 @@ if TYPE_CHECKING:
 _PROPERTIES = re.compile(r"(?:[&!][^\s,\[\]{}]*[ \t\r\n]+)+")
 _PREFIX = "tag:yaml.org,2002:"
 _CONSTRUCTED = frozenset(_PREFIX + name for name in ("null", "bool", "int", "float", "timestamp"))
+# What collections can be made into, and what of them is no key.
+_MAPPINGS = frozenset(_PREFIX + name for name in ("map", "set"))
+_SEQUENCES = frozenset(_PREFIX + name for name in ("seq", "omap", "pairs"))
+_COLLECTIONS, _PAIRS = _MAPPINGS | _SEQUENCES, _SEQUENCES - {_PREFIX + "seq"}
+_OF_PYTHON = _PREFIX + "python/"
+_MERGE, _VALUE, _BINARY = _PREFIX + "merge", _PREFIX + "value", _PREFIX + "binary"
+_SCALARS = _CONSTRUCTED | {_PREFIX + "str", _BINARY}
 _STYLES: dict[str | None, Style] = {"'": "quoted", '"': "quoted", "|": "block", ">": "block"}
 
 
@@ -61,6 +69,16 @@ class _Open:
     seen: set[str] = field(default_factory=set)
     merges: list[Node] = field(default_factory=list)
 
+    @property
+    def wants_key(self) -> bool:
+        """Whether the next value is a key."""
+        return self.node.kind == "mapping" and self.key is None
+
+
+def _is_standard(tag: str | None) -> bool:
+    """Returns whether a tag is one of YAML itself, of which every loader knows the same ones."""
+    return tag is not None and tag.startswith(_PREFIX) and not tag.startswith(_OF_PYTHON)
+
 
 class _Builder:
     """Makes nodes of events."""
@@ -98,10 +116,16 @@ class _Builder:
         node = Node("mapping" if mapping else "sequence", start, start, line)
         node.flow = bool(event.flow_style)
         node.tag = event.tag
+        if _is_standard(event.tag) and event.tag not in (_MAPPINGS if mapping else _SEQUENCES):
+            raise self._refused(event, f"a {node.kind} is no {event.tag.removeprefix(_PREFIX)}")
         self.open.append(_Open(self._named(event, node)))
 
     def _finish(self, event: Any) -> None:
         done = self.open.pop()
+        if done.node.tag in _PAIRS and any(
+            item.kind != "mapping" or len(item.entries) != 1 for item in done.node.items
+        ):
+            raise self._refused(event, "a list of pairs holds something else")
         done.node.end = event.end_mark.index
         for source in done.merges:
             self._merge(done, source)
@@ -120,6 +144,8 @@ class _Builder:
         if node is None:
             raise self._refused(event, f"nothing is named {event.anchor!r}")
         self.budget.node(line, len(self.open) + 1)
+        if node.kind == "scalar" and node.style == "plain" and node.value in ("<<", "="):
+            raise self._refused(event, f"{node.value} is no value")
         self._place(node, event)
 
     def _scalar(self, event: Any) -> Node:
@@ -139,6 +165,17 @@ class _Builder:
         tag = event.tag
         if tag is None or tag == "!":
             tag = self.resolve(self.scalar_node, event.value, event.implicit)
+        if _is_standard(tag) and tag not in _SCALARS:
+            into = self.open[-1] if self.open else None
+            if tag not in (_MERGE, _VALUE) or into is None or not into.wants_key:
+                raise self._refused(event, f"{event.value[:40]!r} is no {tag[len(_PREFIX) :]}")
+            if tag == _MERGE and event.value != "<<":
+                raise self._refused(event, f"{event.value[:40]!r} is to merge what it is not")
+        if tag == _BINARY:
+            try:
+                base64.decodebytes(event.value.encode("ascii"))
+            except ValueError as error:
+                raise self._refused(event, "what should be base64 is not") from error
         if tag not in _CONSTRUCTED:
             return event.value
         build = self.constructor.yaml_constructors[tag]
@@ -173,7 +210,7 @@ class _Builder:
             return
         name = "null" if key.value is None else str(key.value)
         if key.kind != "scalar":
-            if key.tag is None:
+            if key.tag is None or key.tag in _COLLECTIONS:
                 raise _broken(self.text, key.line, f"a {key.kind} stands where a key has to be")
             name = f"({key.kind})"
         elif isinstance(key.value, bool):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import io
 import math
 import struct
 import tokenize
@@ -43,10 +45,13 @@ ARRAY_BLOCK_BYTES = 16 << 20
 MAX_ARRAY_BYTES = 1 << 36  # bytes that one packed array may grow to
 MAX_ARRAYS = 100_000
 MAX_PLAIN, MAX_RATIO = 1 << 30, 200  # beyond both, an archive is meant to do harm
+_NPY_VERSIONS = ((1, 0), (2, 0), (3, 0))
+_MOST_DIMENSIONS = 64  # of an array of NumPy
 _HEADER_ERRORS = (
     ValueError,
     TypeError,
     EOFError,
+    IndexError,
     SyntaxError,
     SystemError,  # the parser of Python 3.12, of names that are none
     tokenize.TokenError,
@@ -214,11 +219,15 @@ def _npy_header(file: IO[bytes], path: Path) -> tuple[tuple[int, ...], bool, Any
 
     try:
         version = npy.read_magic(file)
+        if version not in _NPY_VERSIONS:
+            raise _error(path, f"the array is written in the version {version} of the format")
+        if version == (3, 0):
+            file = _as_version_2(file)
         read = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
         shape, fortran, dtype = read(file)
     except _HEADER_ERRORS as error:
         raise _error(path, f"the header of an array cannot be read: {error}") from error
-    if any(length < 0 for length in shape):
+    if len(shape) > _MOST_DIMENSIONS or any(type(n) is not int or n < 0 for n in shape):
         raise _error(path, f"an array has the shape {shape}")
     if dtype.subdtype is not None and math.prod(dtype.subdtype[1]) != 1:
         raise _error(path, f"its elements are arrays ({dtype}), and numpy counts the numbers")
@@ -229,6 +238,14 @@ def _npy_header(file: IO[bytes], path: Path) -> tuple[tuple[int, ...], bool, Any
             do="Save it as numbers; reading a pickle runs code from the file.",
         )
     return shape, fortran, dtype
+
+
+def _as_version_2(file: IO[bytes]) -> IO[bytes]:
+    """Returns a header as NumPy has a function for it; version 3 differs in that it is UTF-8."""
+    text = file.read(int.from_bytes(file.read(4), "little")).decode("utf-8")
+    ast.literal_eval(text)  # numbers of Python 2 are none any more
+    header = text.encode("ascii", "backslashreplace")
+    return io.BytesIO(struct.pack("<I", len(header)) + header)
 
 
 def _safetensors(path: Path) -> list[Array]:

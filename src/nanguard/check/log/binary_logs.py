@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from pathlib import Path
     from typing import BinaryIO
 
+    from numpy.typing import NDArray
+
     from nanguard.check.log.series import Log
     from nanguard.check.scan import Scan
 
@@ -87,8 +89,9 @@ def bfloat16(data: bytes) -> float | None:
     return float32(b"\0\0" + data) if len(data) == 2 else None
 
 
-# Scalars are small; larger records hold images, graphs and histograms.
-_LARGEST_EVENT = 1 << 16
+# Scalars are small; of records that are larger than this, only the checksum is looked at.
+_LARGEST_EVENT = 1 << 24
+_LARGEST_FIRST_EVENT = 1 << 16
 _MOST_RECORD = 1 << 31
 # The element types of tensors that scalars are written in.
 _FLOAT, _DOUBLE, _HALF, _BFLOAT16 = 1, 2, 19, 14
@@ -101,7 +104,7 @@ def is_events(name: str, head: bytes) -> bool:
     if len(head) < 12:
         return "tfevents" in name and not head
     (length,) = struct.unpack("<Q", head[:8])
-    return b"brain.Event:" in head[12:64] or ("tfevents" in name and length < _LARGEST_EVENT)
+    return b"brain.Event:" in head[12:64] or ("tfevents" in name and length < _LARGEST_FIRST_EVENT)
 
 
 def read_events(paths: list[Path], name: str, scan: Scan) -> Log:
@@ -135,7 +138,7 @@ def _read(path: Path, points: _Points, scan: Scan) -> str | None:
             if record is None:
                 # A writer may be in the middle of its last record; a file of nothing is no log.
                 return None if read else "the file holds no complete record"
-            read += len(record)
+            read += len(record) or 1
             if read > 1 << 20:
                 scan.progress(str(path), read)
                 read = 1
@@ -162,28 +165,94 @@ def _event_records(path: Path) -> Iterator[bytes | None]:
             if masked_crc(header[:8]) != checksum:
                 raise ValueError("the checksum of its length is wrong")
             left -= length + 16
-            if left < 0 or length > _MOST_RECORD:
+            small = length <= _LARGEST_EVENT
+            if left < 0:
                 yield None
                 return
-            if length > _LARGEST_EVENT:
-                file.seek(length + 4, os.SEEK_CUR)
-                continue
-            data = _read_exactly(file, length + 4)
-            if data is None:
+            if length > _MOST_RECORD:
+                raise ValueError(f"it has {length:,} bytes")
+            crc, whole = _NOTHING_READ, b""
+            while length > 0:
+                data = file.read(min(length, _LARGEST_EVENT))
+                if not data:
+                    yield None
+                    return
+                crc, length, whole = checksummed(data, crc), length - len(data), data
+            last = _read_exactly(file, 4)
+            if last is None:
                 yield None
                 return
-            if masked_crc(data[:-4]) != struct.unpack("<I", data[-4:])[0]:
+            if _masked(crc) != struct.unpack("<I", last)[0]:
                 raise ValueError("its checksum is wrong")
-            yield data[:-4]
+            yield whole if small else b""
 
 
 def masked_crc(data: bytes) -> int:
     """Returns the CRC-32C of some bytes as event files hold it."""
-    table, crc = _TABLE, 0xFFFFFFFF
-    for byte in data:
-        crc = table[(crc ^ byte) & 0xFF] ^ (crc >> 8)
-    crc ^= 0xFFFFFFFF
+    return _masked(checksummed(data, _NOTHING_READ))
+
+
+def _masked(register: int) -> int:
+    crc = register ^ 0xFFFFFFFF
     return (((crc >> 15) | (crc << 17)) + 0xA282EAD8) & 0xFFFFFFFF
+
+
+_NOTHING_READ = 0xFFFFFFFF
+# Long data is cut into so many pieces, which are worked on at the same time.
+_PIECES, _LONG = 1 << 11, 1 << 14
+
+
+def checksummed(data: bytes, register: int) -> int:
+    """Returns the register of CRC-32C behind some more bytes.
+
+    Args:
+        data: The bytes.
+        register: What it held before them.
+    """
+    size = len(data) // _PIECES
+    if len(data) >= _LONG:
+        register = _of_pieces(data[: size * _PIECES], register)
+        data = data[size * _PIECES :]
+    for byte in data:
+        register = _TABLE[(register ^ byte) & 0xFF] ^ (register >> 8)
+    return register
+
+
+def _of_pieces(data: bytes, register: int) -> int:
+    import numpy as np
+
+    table = np.array(_TABLE, np.uint32)
+    pieces = np.frombuffer(data, np.uint8).reshape(_PIECES, -1)
+    found = np.zeros(_PIECES, np.uint32)
+    found[0] = register
+    for column in np.ascontiguousarray(pieces.T):
+        found = table[(found ^ column) & 0xFF] ^ (found >> 8)
+    # What as many zeros as a piece is long make of each bit of a register.
+    behind = _behind_zeros(pieces.shape[1])
+    while len(found) > 1:
+        found = _through(behind, found[0::2]) ^ found[1::2]
+        behind = _through(behind, behind)
+    return int(found[0])
+
+
+def _behind_zeros(count: int) -> NDArray[Any]:
+    import numpy as np
+
+    table, bits = np.array(_TABLE, np.uint32), np.uint32(1) << np.arange(32, dtype=np.uint32)
+    power: NDArray[Any] = table[bits & 0xFF] ^ (bits >> 8)
+    out: NDArray[Any] = bits
+    while count:
+        out = _through(power, out) if count & 1 else out
+        power, count = _through(power, power), count >> 1
+    return out
+
+
+def _through(bits: NDArray[Any], registers: NDArray[Any]) -> NDArray[Any]:
+    """Returns what becomes of registers, by what becomes of each of their bits."""
+    out: NDArray[Any] = registers & 0
+    for at in range(32):
+        out ^= bits[at] * ((registers >> at) & 1)
+    return out
 
 
 def _crc_table() -> tuple[int, ...]:
