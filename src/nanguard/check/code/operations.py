@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 Known = tuple[float, float, frozenset[str]]
 # Kinds that stay with a value while it is moved about, and those that a sum keeps.
 _LOST_KINDS = frozenset({"network"})
+_PEAKS = frozenset({"amax", "max", "logsumexp", "scatter_reduce", "scatter_max", "segment_reduce"})
 
 
 def _number(value: Value | None) -> float | None:
@@ -78,14 +79,7 @@ def of_sub(inputs: tuple[Value, ...], keywords: dict[str, Value]) -> Known:
     if (a.has("logprob") and b.number() is None) or (b.has("logprob") and a.number() is None):
         kinds.add("logratio")
     peak = b.core.inputs[0].core if b.core.op in ("part", "index") and b.core.inputs else b.core
-    if peak.op in (
-        "amax",
-        "max",
-        "logsumexp",
-        "scatter_reduce",
-        "scatter_max",
-        "segment_reduce",
-    ) or b.has("maximum"):
+    if peak.op in _PEAKS or b.has("maximum"):
         return -INF, 0.0, frozenset(kinds | {"shifted"})
     return _plus(a.lo, -b.hi), _plus(a.hi, -b.lo), frozenset(kinds)
 
