@@ -349,7 +349,7 @@ for step in range(8):
     [
         ("", (), 0, None),
         ("raise SystemExit(4)", (), 4, "the run ended with exit code 4"),
-        ("", ("--on-bad", "stop"), 3, "the guard stopped the run"),
+        ("", ("--on-bad", "stop"), 3, "the guard stopped the run: on_bad is 'stop'"),
     ],
 )
 def test_run_tells_of_an_explained_incident_and_of_a_bad_end(

@@ -130,11 +130,26 @@ def test_a_policy_goes_on_where_its_state_was_taken(story: list[bool], cut: int)
 
 def test_what_was_known_to_be_bad_does_not_climb():
     policy = Policy(Settings(max_skips=1, max_lr_cuts=1, max_rollbacks=0))
-    assert actions(policy, list(range(50)), known="sample 7 again") == ["skip"] * 50
-    assert policy.bad(Trouble(50, known="sample 7 again")).reason == "sample 7 again"
+    assert actions(policy, list(range(0, 500, 3)), known="sample 7 again") == ["skip"] * 167
+    assert policy.bad(Trouble(500, known="sample 7 again")).reason == "sample 7 again"
     # What is not known climbs as before, and a run that is bad itself is never skipped.
-    assert actions(policy, [51, 52, 53]) == ["skip", "cut-lr", "skip"]
-    assert actions(policy, [54], known="sample 7 again", poisoned=True) == ["stop"]
+    assert actions(policy, [501, 502, 503]) == ["skip", "cut-lr", "skip"]
+    assert actions(policy, [504], known="sample 7 again", poisoned=True) == ["stop"]
+
+
+@pytest.mark.parametrize(("steps", "excused"), [(range(50), 20), (range(0, 300, 3), 100)])
+def test_a_run_in_which_nearly_all_is_known_to_be_bad_comes_to_an_end(steps, excused):
+    policy = Policy(Settings(max_skips=1, max_lr_cuts=0))
+    got = actions(policy, list(steps), known="sample 7 again", rate_matters=False)
+    assert got[: excused + 1] == ["skip"] * min(excused + 1, len(steps))
+    assert set(got[excused + 1 :]) <= {"stop"}
+
+
+def test_more_than_half_of_the_steps_are_no_exception():
+    policy = Policy(Settings(max_skips=1, max_lr_cuts=0))
+    steps = [step for step in range(90) if step % 10 < 6]  # 6 of 10
+    got = actions(policy, steps, known="sample 7 again")
+    assert got == ["skip"] * 51 + ["stop"] * 3
 
 
 def test_known_samples_count_against_the_bound_that_the_user_has_set():

@@ -68,7 +68,7 @@ def test_healthy_run_is_the_same(tmp_path):
     path.write_text(BY_HAND.replace("BAD", "-1"))
     bare, done = plain(tmp_path, sys.executable, path), run(tmp_path, sys.executable, path)
     assert done.stdout == bare.stdout
-    assert " steps guarded, none bad; see it: nanguard report\n" in done.stderr
+    assert " steps guarded, none bad\nnanguard: see it: nanguard report\n" in done.stderr
     assert done.stderr.count("\n") == 1
 
 

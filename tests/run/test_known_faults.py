@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -15,7 +16,7 @@ from torch.utils.data import Subset, TensorDataset
 
 from nanguard import Guard
 from nanguard.errors import UsageError
-from nanguard.run.known_faults import Item, Quarantine, item_of, read_quarantine
+from nanguard.run.known_faults import Item, Quarantine, item_of, items_drawn, read_quarantine
 from tests.run.bad_sample import BAD, CutRows, Rows, train
 
 if TYPE_CHECKING:
@@ -30,6 +31,8 @@ from torch.utils.data import DataLoader, TensorDataset
 torch.manual_seed(0)
 data = torch.randn(32, 4)
 data[21] = 1.5
+if "next" in sys.argv:
+    data[25] = 1.5
 seen = 0
 model = nn.Linear(4, 1)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
@@ -42,7 +45,7 @@ for epoch in range(9):
         if epoch == 3 and step == 2 and "other" in sys.argv:
             loss = loss + torch.log(loss.detach() * 0)  # OTHER FAULT
         (loss / 2).backward()
-        if step % 2:
+        if step % 2 or "next" in sys.argv:
             optimizer.step()
             optimizer.zero_grad()
 print("seen", seen, "rate", optimizer.param_groups[0]["lr"])
@@ -148,6 +151,39 @@ def test_quarantine_without_incidents_is_refused():
     model = nn.Linear(3, 1)
     with pytest.raises(UsageError, match="quarantine needs incidents"):
         Guard(model, torch.optim.SGD(model.parameters(), lr=0.1), quarantine=True)
+
+
+@pytest.mark.parametrize(
+    ("opening", "ahead", "drawn", "step"),
+    [
+        (False, 0, ["c"], {2}),  # the loop takes what it is given
+        (False, 1, ["c"], {1}),  # Accelerate's loader has the next one already
+        (True, 1, ["b", "c"], {1}),  # and two of them in its first step
+        (False, 0, ["b", "c"], {1, 2}),  # gradients of two are added up
+        (False, 0, [], {0, 1, 2}),  # nobody knows
+    ],
+)
+def test_only_the_samples_of_the_step_are_known_to_be_its_own(opening, ahead, drawn, step):
+    loader = SimpleNamespace(_dataset=range(3))
+    batches = {name: object() for name in "abc"}
+    starts = SimpleNamespace(
+        batches=[(loader, batch, [place]) for place, batch in enumerate(batches.values())],
+        is_opening=opening,
+        ahead=ahead,
+    )
+    start = SimpleNamespace(drawn=[batches[name] for name in drawn], given=[])
+    found = items_drawn(starts, [start])
+    assert {item.index for item in found.of_step} == step
+    assert sorted(found.items) == [0, 1, 2]
+
+
+def test_a_step_is_not_excused_by_the_sample_of_another(tmp_path):
+    done = run(tmp_path, "next")
+    assert "step 6: the loss is nan -> skip (bad step 2 of" in done.stderr, done.stderr
+    (incident,) = [json.loads(p.read_text()) for p in tmp_path.glob("found/*/incident.json")]
+    assert incident["bad_items"] == [21, 25]
+    again = [entry["dataset_indices"] for entry in incident["again"]]
+    assert [21, 25] not in again
 
 
 def test_a_sample_is_known_by_the_set_it_lies_in():

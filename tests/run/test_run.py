@@ -88,7 +88,7 @@ def healthy(tmp_path_factory):
 def test_healthy_script_is_the_same_but_for_a_line_at_its_end(tmp_path, healthy):
     done = run(tmp_path, sys.executable, script(tmp_path))
     assert done.stdout == healthy
-    said = "nanguard: 12 steps guarded, none bad; see it: nanguard report\n"
+    said = "nanguard: 12 steps guarded, none bad\nnanguard: see it: nanguard report\n"
     assert (done.returncode, done.stderr) == (0, said)
     assert not (tmp_path / "found").exists()
     quiet = run(tmp_path, sys.executable, script(tmp_path), options=["-q"])

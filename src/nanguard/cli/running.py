@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 from nanguard.cli.commands import BY_NAME
 from nanguard.cli.commands.during import RECOVERY
 from nanguard.errors import MissingDependencyError, UsageError
-from nanguard.incident import NAME as INCIDENT
 from nanguard.incident import NO_BATCH
 from nanguard.run.command import must_be_there
 from nanguard.run.run_record import LaunchedRun, new_place
@@ -50,14 +49,12 @@ def run_guarded(asked: RunOptions) -> int:
         "quarantine": asked.quarantine,
     }
     code, place = UNABLE, asked.incidents or run.folder
-    before = set(place.glob(f"*/{INCIDENT}"))
     try:
         with _alerts(asked) as guarding["alerts"]:
             code = _run(asked, place, guarding)
     finally:
         run.ended(code)
-    bad = bool(set(place.glob(f"*/{INCIDENT}")) - before)
-    seen = None if asked.quiet else run.see_it(bad=bad)
+    seen = None if asked.quiet else run.see_it()
     if seen is not None:
         tell_user(f"nanguard: {seen}")
     return code

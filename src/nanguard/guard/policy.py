@@ -15,6 +15,10 @@ if TYPE_CHECKING:
     from nanguard.settings import Settings
 
 
+# Bad steps in a row that are excused as something bad is known to be in their data.
+_IN_A_ROW = 20
+
+
 class Action(str, Enum):
     """What was done with a step.
 
@@ -79,6 +83,8 @@ class Policy:
         # What was known after each of the last good steps, the newest at the end.
         self._known: deque[float] = deque([1.0] * (lag + 1), maxlen=lag + 1)
         self._bad_steps: deque[int] = deque()
+        # Those that were bound to be bad, and so said nothing about the run.
+        self._excused: deque[int] = deque()
         self._total = 0
         self._cuts = 0
         self._rollbacks = 0
@@ -112,7 +118,7 @@ class Policy:
 
     def _decide(self, trouble: Trouble) -> Decision:
         self._total += 1
-        known = bool(trouble.known) and not trouble.poisoned
+        known = bool(trouble.known) and not trouble.poisoned and self._is_excused(trouble.step)
         if not known:
             self._good_since_cut = 0
             self._bad_steps.append(trouble.step)
@@ -131,6 +137,15 @@ class Policy:
         if self._settings.on_bad == "rollback":
             return self._roll_back(trouble, "on_bad is 'rollback'")
         return self._climb(trouble)
+
+    def _is_excused(self, step: int) -> bool:
+        """Returns whether a step that was bound to be bad is the exception, and most are good."""
+        excused = self._excused
+        excused.append(step)
+        while excused[0] <= step - self._settings.recent:
+            excused.popleft()
+        in_a_row = len(excused) > _IN_A_ROW and excused[-1 - _IN_A_ROW] == step - _IN_A_ROW
+        return not in_a_row and 2 * len(excused) <= self._settings.recent
 
     def _climb(self, trouble: Trouble) -> Decision:
         settings = self._settings
@@ -171,6 +186,7 @@ class Policy:
         """Returns what has been spent."""
         return {
             "bad_steps": list(self._bad_steps),
+            "excused": list(self._excused),
             "total": self._total,
             "cuts": self._cuts,
             "rollbacks": self._rollbacks,
@@ -182,6 +198,7 @@ class Policy:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continues from what ``state_dict`` returned."""
         self._bad_steps = deque(state["bad_steps"])
+        self._excused = deque(state.get("excused", []))  # snapshots of earlier versions have none
         self._total = state["total"]
         self._cuts = state["cuts"]
         self._rollbacks = state["rollbacks"]

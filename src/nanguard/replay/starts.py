@@ -55,8 +55,7 @@ if TYPE_CHECKING:
 # Passes of a step that are kept beside those with a bad loss.
 _KEPT = 3
 # Model calls whose stacks are kept until the region of their step is known.
-_CALLS = 8
-_UNRECORDED = 2
+_CALLS, _UNRECORDED = 8, 2
 # Backward passes with a start, for each region, after which all regions are taken to be known.
 _SETTLED = 2
 # Batches that a loader may be ahead of the loop, and one.
@@ -77,6 +76,8 @@ class Starts:
         why_not: Why there is no start, where there is none.
         streams: Takes and puts back the random streams.
         table: What made the bad value that a step was given last, where that is known.
+        is_opening: Whether a loader has begun in the step that goes on.
+        ahead: How many batches loaders are ahead of the loop.
     """
 
     def __init__(
@@ -104,9 +105,11 @@ class Starts:
         self.streams = RandomStreams([])
         self.table: Table | None = None
         self.batches: deque[tuple[Any, Any, list[int]]] = deque(maxlen=_MOST_BATCHES)
-        # How many batches were handed out in the last two steps, and since then.
+        # How many batches were handed out in the last two steps, since then, and in the step in
+        # which a loader began: one that is ahead of the loop hands out more there.
         self._drawn_in: deque[int] = deque(maxlen=2)
-        self._drawn_since = 0
+        self._drawn_since = self._drawn_at_first = self.ahead = 0
+        self.is_opening = False
         self.paused = False
         self._long = long
         self._thread: int | None = None
@@ -117,8 +120,7 @@ class Starts:
         self._readers: dict[Piece, Reader] = {}
         self._calls: list[ModelCall] = []
         self._last_event: Stack = []
-        # The loop that makes the steps of a script without a model, if its frame is known.
-        self._loop: Stack = []
+        self._loop: Stack = []  # which makes the steps of a script without a model, if known
         self._hook: Any = None
         self._hooked: dict[type, Callable[[], None]] = {}
         self._compiled = False
@@ -128,19 +130,15 @@ class Starts:
         self._earlier: dict[str, Any] | None = None
         self._objects = ScriptObjects(models)
         self._earlier_objects: list[tuple[Any, dict[str, Any]]] = []
-        # The random streams at the end of the last step, where starts are taken at first lines.
-        self._step_end: dict[str, Any] | None = None
-        # Whether calls were looked for ever since the last backward, and how many backward passes
-        # in a row had a start.
-        self._heard_all = False
-        self._in_a_row = 0
+        self._step_end: dict[str, Any] | None = None  # the random streams then
+        self._heard_all = False  # whether calls were looked for ever since the last backward
+        self._in_a_row = 0  # backward passes that had a start
         # The last batches as they were handed out, and whether batches are changed in place.
         self._given: deque[Given] = deque(maxlen=_AHEAD)
+        self._moves = False
         # The batches since the last step, and whether streams are taken as they are handed out.
         self._since: list[Any] = []
-        self._taken_by_batch = False
-        self._looked_for_streams = False
-        self._moves = False
+        self._taken_by_batch = self._looked_for_streams = False
 
     @property
     def sees_models(self) -> bool:
@@ -173,6 +171,7 @@ class Starts:
         """Notes a batch that a loader has handed out."""
         if not self.is_on:
             return
+        self.is_opening = self.is_opening or all(own is not loader for own, _, _ in self.batches)
         self.batches.append((loader, batch, indices))
         self._drawn_since += 1
         if self._drawn_since > _LEAST_BATCHES:
@@ -286,6 +285,10 @@ class Starts:
         if self._since:
             self._since = []
             self._drawn_in.append(self._drawn_since)
+            if self.is_opening:
+                self._drawn_at_first, self.is_opening = self._drawn_since, False
+            else:
+                self.ahead = max(0, self._drawn_at_first - self._drawn_since)
             self._drawn_since = 0
             self._forget_batches(sum(self._drawn_in))
         if self._hook is not None:

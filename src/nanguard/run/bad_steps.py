@@ -102,7 +102,7 @@ class BadSteps:
         self._note_bad(step, optimizer)
         if live.held is not None:
             live.held.restore(live.held.shape)
-        drawn = items_drawn(live.starts)
+        drawn = items_drawn(live.starts, starts)
         poisoned, decision = self._decide(optimizer, step, symptom, drawn)
         bad = BadStepFacts(symptom, step, ordinal, decision, self.all_held_back())
         bad.drawn = drawn

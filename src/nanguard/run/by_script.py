@@ -254,7 +254,7 @@ class ByScript:
         reason = f"{how}; {self.count} of {self.count + live.ordinal} steps so far"
         decision = Decision(Action.SKIP, reason)
         bad = BadStepFacts(symptom, step, live.ordinal, decision, live.bad_steps.all_held_back())
-        bad.known, bad.drawn = {"by_script": True}, items_drawn(live.starts)
+        bad.known, bad.drawn = {"by_script": True}, items_drawn(live.starts, starts)
         for start in starts:
             start.reported = True
         if live.writer.report(bad):

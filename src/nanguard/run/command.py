@@ -121,9 +121,10 @@ def run_command(
         )
         with Alerting(alerts, incidents, command) as alerting:
             code = _run_and_tell(command, options)
-            stopped = any(place.glob(f"{STOPPED_NOTE}*"))
+            notes = sorted(place.glob(f"{STOPPED_NOTE}*"))
+            stopped = notes[0].read_text("utf-8", "replace").strip() if notes else None
             alerting.ended(code, stopped=stopped)
-        return STOPPED if stopped else code
+        return code if stopped is None else STOPPED
 
 
 def must_be_there(command: Sequence[str]) -> None:
@@ -399,19 +400,21 @@ class Alerting:
         if self._thread.is_alive():
             self._thread.join()
 
-    def ended(self, code: int, *, stopped: bool) -> None:
+    def ended(self, code: int, *, stopped: str | None) -> None:
         """Sends what is left, and that the run has ended, if it has ended badly.
 
         Args:
             code: The exit code of the command.
-            stopped: Whether the guard ended it.
+            stopped: Why the guard ended it; None if it did not.
         """
         self.__exit__()
         if self._alerts is None:
             return
         self._look(last=True)
-        if stopped:
-            text = "the guard stopped the run"
+        if stopped is not None:
+            text = (
+                f"the guard stopped the run: {stopped}" if stopped else "the guard stopped the run"
+            )
             self._alerts.send(Alert("stopped", text, self._run, urgent=True))
         elif code:
             text = f"the run ended with exit code {code}"

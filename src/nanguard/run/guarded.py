@@ -30,7 +30,7 @@ from nanguard.replay.watch import Made, Watch, is_good
 from nanguard.run import live
 from nanguard.run.control import Options, from_environment
 from nanguard.run.incident_writer import BadStepFacts, IncidentWriter
-from nanguard.run.known_faults import items_drawn
+from nanguard.run.known_faults import DrawnItems, items_drawn
 from nanguard.run.run_record import sign
 from nanguard.run.together import Together
 from nanguard.run_folder import make_private
@@ -143,7 +143,12 @@ class Recording:
         """Returns what the ladder has to know, with what the run has met before."""
         if self._replay is not None or self._writer.ranks > 1:
             return trouble  # ranks know of their own samples only, and decide alike
-        return self._writer.with_known(trouble, items_drawn(self._followed.starts))
+        return self._writer.with_known(trouble, self._drawn(trouble.step))
+
+    def _drawn(self, step: int) -> DrawnItems:
+        """Returns the samples of a step."""
+        starts = self._followed.starts
+        return items_drawn(starts, self._starts.get(step, starts.ended))
 
     def culprit(self) -> str:
         """Returns what went wrong most often, in a sentence; empty if nothing was explained."""
@@ -164,7 +169,7 @@ class Recording:
         step.known = {"guard": {"alone": bad.alone}, "samples": bad_samples(bad.batches)}
         if bad.symptom.limit is not None:
             step.known["guard"]["limit"] = bad.symptom.limit
-        step.drawn = items_drawn(self._followed.starts)
+        step.drawn = self._drawn(bad.step)
         written = self._writer.report(step)
         self._held_back.append(bad.step)
         starts = self._starts.get(bad.step, [])

@@ -155,8 +155,10 @@ class IncidentWriter:
         self._leave_note(STOPPED, reason)
 
     def summary(self, steps: int, bad: int) -> None:
-        """Says what a run has met, on the rank that has reported it."""
-        if self._incident is not None:
+        """Says what a run has met, on the rank that has reported it; nothing, on the first."""
+        if not bad and self.rank == 0 and steps and self._options.run_dir is not None:
+            self.say(f"{steps:,} step{'' if steps == 1 else 's'} guarded, none bad")
+        elif bad and self._incident is not None:
             self.say(f"{steps} steps, {bad} of them bad; incidents in {self._options.incidents}")
 
     def report(self, bad: BadStepFacts) -> bool:

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from nanguard.incident import Incident
+    from nanguard.replay.start import Start
     from nanguard.replay.starts import Starts
 
 # The list of what was left out, below the folder that the command runs in.
@@ -65,10 +66,12 @@ class DrawnItems:
 
     Attributes:
         items: By their place in the data set of the loader that has handed them out.
+        of_step: Those that the step was made of, as far as that is known.
         same_again: Reads samples once more; returns the places of those that are what they were.
     """
 
     items: dict[int, list[Item]] = field(default_factory=dict)
+    of_step: set[Item] = field(default_factory=set)
     same_again: Callable[[set[int]], set[int]] = _none
 
 
@@ -90,19 +93,40 @@ def _is_subset(dataset: Any) -> bool:
     return ("torch.utils.data.dataset", "Subset") in kinds
 
 
-def items_drawn(starts: Starts) -> DrawnItems:
+def items_drawn(starts: Starts, of: Sequence[Start]) -> DrawnItems:
     """Returns the samples of the last batches, by their place in the loader's own data set.
 
-    Loaders look ahead, and a step may take several batches: these are all that it may be made of.
+    Loaders look ahead, and a step may take several batches.
 
     Args:
         starts: What knows the last batches.
+        of: What the step began with; nothing where that is not known.
     """
     found: dict[int, list[Item]] = {}
-    for own, _batch, indices in starts.batches:
+    of_step: set[Item] = set()
+    taken = _batches_of(starts, of)
+    for place, (own, _batch, indices) in enumerate(starts.batches):
         for index in indices:
-            found.setdefault(index, []).append(item_of(own._dataset, index))
-    return DrawnItems(found, partial(_read_again, starts))
+            item = item_of(own._dataset, index)
+            found.setdefault(index, []).append(item)
+            if place in taken:
+                of_step.add(item)
+    return DrawnItems(found, of_step, partial(_read_again, starts))
+
+
+def _batches_of(starts: Starts, of: Sequence[Start]) -> list[int]:
+    """Returns which batches a step was made of, by their places among the last ones.
+
+    A loader that is ahead of its loop, as Accelerate's is, has handed them out before.
+    """
+    drawn = [batch for start in of for batch in (*start.drawn, *start.given)]
+    every = [batch for _own, batch, _indices in starts.batches]
+    places = [n for n, batch in enumerate(every) if any(batch is one for one in drawn)]
+    if not places:
+        return list(range(len(every)))
+    if starts.is_opening:
+        return places[: len(places) - starts.ahead]
+    return [place - starts.ahead for place in places if place >= starts.ahead]
 
 
 def _read_again(starts: Starts, places: set[int]) -> set[int]:
@@ -171,8 +195,7 @@ class KnownFaults:
 
     def bad_items(self, drawn: DrawnItems) -> list[Item]:
         """Returns those samples that are known to be bad."""
-        known = {item for fault in self._faults for item in fault.items}
-        return sorted({item for items in drawn.items.values() for item in items} & known)
+        return sorted(drawn.of_step & {item for fault in self._faults for item in fault.items})
 
     def fault_of(self, items: Sequence[Item]) -> Fault | None:
         """Returns the fault that samples are known for."""
@@ -195,6 +218,7 @@ class KnownFaults:
         """
         fault.times += 1
         items = _bad_by_themselves(fault, drawn, found) or self.bad_items(drawn)
+        met_before = [item for item in items if fault.items[item]]
         fault.items.update(items)
         entry: dict[str, Any] = {"step": step, "symptom": found.get("symptom")}
         if found.get("samples"):
@@ -204,25 +228,28 @@ class KnownFaults:
             entry["dataset_indices"] = [item.index for item in named]
         fault.again = [*fault.again, entry][:_LISTED]
         self._write(fault)
-        if not items:
+        if not met_before:
             if fault.times & (fault.times - 1):
                 return  # 2, 4, 8, ... times: a run that goes down this way has enough to say
             self._say(f"step {step}: the same as at step {fault.step} ({fault.times} times so far)")
         else:
-            self._tell_once_an_epoch(fault, step, items)
+            self._tell_once_an_epoch(fault, step, met_before, set(items) - set(met_before))
 
-    def _tell_once_an_epoch(self, fault: Fault, step: int, items: list[Item]) -> None:
+    def _tell_once_an_epoch(
+        self, fault: Fault, step: int, items: list[Item], new: set[Item]
+    ) -> None:
         """Says which samples are skipped; a sample that comes again begins another epoch."""
         if self._epoch & set(items):
             self._epoch.clear()
         first = not self._epoch
         self._epoch.update(items)
         if first:
+            known = [(item, times) for item, times in fault.items.most_common() if item not in new]
             listed = ", ".join(
                 f"{item.index} ({times} times)" if times > 1 else str(item.index)
-                for item, times in fault.items.most_common(_NAMED)
+                for item, times in known[:_NAMED]
             )
-            more = len(fault.items) - _NAMED
+            more = len(known) - _NAMED
             rest = f" and {more} more" if more > 0 else ""
             self._say(
                 f"step {step}: skipped: dataset item {listed}{rest}, known to be bad since step "

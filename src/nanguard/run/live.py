@@ -61,14 +61,13 @@ if TYPE_CHECKING:
     from nanguard.run.control import Options
 
 _AS_IT_IS = contextlib.nullcontext()
-# What guards this process; None if nothing does.
-current: Live | None = None
+current: Live | None = None  # what guards this process, if anything does
 # The first steps, after each of which parameters are looked at, and steps between two looks later.
-_CAREFUL = 16
-_SCAN = 64
-_NOT_ALL = -(1 << 62)  # instead of how many losses are finite, once one of the step is not
-# Steps whose time is remembered.
-_TIMED = 32
+_CAREFUL, _SCAN = 16, 64
+_NOT_ALL = -(1 << 62)  # instead of how many losses are finite, once one is not
+# What a script imports that has a guard of its own, which says by itself what it has met.
+_GUARDS = {"nanguard.guard.guard", "nanguard.guard.driven"}
+_TIMED = 32  # steps whose time is remembered
 
 
 def begin(options: Options) -> None:
@@ -582,8 +581,9 @@ class Live(Watch):
         self.own(self.by_script.note_unfinished)
         self.own(self.by_script.meet)
         self.own(self.by_script.meet_unused_gradient)
-        if self.bad_steps.ordinals or self.by_script.count:
-            self.writer.summary(self.ordinal, len(self.bad_steps.ordinals) + self.by_script.count)
+        bad = len(self.bad_steps.ordinals) + self.by_script.count
+        if bad or not (self.is_aside or _GUARDS & sys.modules.keys()):
+            self.writer.summary(self.ordinal, bad)
         if self.heartbeat is not None:
             self.heartbeat.end(finite=self._is_finite())
         self.own(self.good_steps.look)

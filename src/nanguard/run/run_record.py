@@ -116,26 +116,15 @@ class LaunchedRun:
         self._own.add(name)
         return path
 
-    def see_it(self, *, bad: bool) -> str | None:
-        """Returns a line with the command that shows the run; None if there is nothing to see.
-
-        Args:
-            bad: Whether a step of it was bad, which was reported then.
-        """
+    def see_it(self) -> str | None:
+        """Returns a line with the command that shows the run; None if there is nothing to see."""
         if not self.folder.is_dir() or not (
             (self.folder / METRICS).exists() or any(self.folder.glob(f"*/{INCIDENT}"))
         ):
             return None
         newest = RUNS in self.folder.parents
         where = "" if newest else f" {shlex.quote(str(self.folder))}"
-        return f"{'' if bad else self._good_steps()}see it: nanguard report{where}"
-
-    def _good_steps(self) -> str:
-        """Returns how many steps the record has, as the beginning of a sentence."""
-        steps = 0
-        with contextlib.suppress(OSError), (self.folder / METRICS).open("rb") as file:
-            steps = sum(1 for _ in file)
-        return f"{steps:,} step{'' if steps == 1 else 's'} guarded, none bad; " if steps else ""
+        return f"see it: nanguard report{where}"
 
     def _write(self) -> None:
         draft = self.folder / f".{RUN}"
