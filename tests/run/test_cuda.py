@@ -69,7 +69,7 @@ def test_healthy_run_is_the_same(tmp_path):
     bare, done = plain(tmp_path, sys.executable, path), run(tmp_path, sys.executable, path)
     assert done.stdout == bare.stdout
     assert " steps guarded, none bad\nnanguard: see it: nanguard report\n" in done.stderr
-    assert done.stderr.count("\n") == 1
+    assert done.stderr.count("\n") == 2
 
 
 @pytest.mark.parametrize("half", [torch.bfloat16, torch.float16])

@@ -520,10 +520,10 @@ def _encoded(
     return True
 
 
-def _bytearray(m: Makeable, data: object = None, encoding: object = None) -> bool:
-    if encoding is not None:
-        return _encoded(m, data, encoding)
-    return data is None or _is(data, "bytes")
+def _bytearray(m: Makeable, *given: object) -> bool:
+    if len(given) == 2:
+        return given[1] is not None and _encoded(m, *given)
+    return not given or _is(given[0], "bytes")
 
 
 def _complex(_: Makeable, *parts: object) -> bool:

@@ -540,13 +540,18 @@ def _header(meta: bytes, path: Path) -> tuple[int, int]:
             raise _broken(path)
         return int.from_bytes(meta[place : place + size], "little", signed=signed)
 
-    table = at(0, 4)
-    fields = table - at(table, 4, signed=True)
-    offsets = [at(fields + 4 + 2 * n, 2) for n in range((at(fields, 2) - 4) // 2)][:4]
-    if len(offsets) < 2:
-        raise _broken(path)
-    length = at(table + offsets[3], 8, signed=True) if len(offsets) > 3 and offsets[3] else 0
-    return at(table + offsets[1], 1), length
+    def fields(table: int) -> list[int]:
+        places = table - at(table, 4, signed=True)
+        offsets = [at(places + 4 + 2 * n, 2) for n in range((at(places, 2) - 4) // 2)][:4]
+        return [table + offset if offset else 0 for offset in offsets] + [0] * (4 - len(offsets))
+
+    _version, of_kind, header, of_length = fields(at(0, 4))
+    kind = at(of_kind, 1) if of_kind else 0
+    if kind == 2 and header:
+        is_delta = fields(header + at(header, 4))[2]
+        if is_delta and at(is_delta, 1):  # words that are added to a dictionary: polars takes none
+            raise _broken(path)
+    return kind, at(of_length, 8, signed=True) if of_length else 0
 
 
 def _broken(path: Path) -> SourceError:
