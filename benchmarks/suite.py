@@ -25,8 +25,6 @@ CPU = {
     "guard_overhead_cpu": "guard_overhead --only CPU --rounds 8",
     "run_overhead_cpu": "run_overhead --rounds 3 --blocks 12",
     "trace_cost_cpu": "trace_cost --rounds 7",
-    "host_time_cpu": "host_time",
-    "host_time_gpt_cpu": "host_time --model gpt --rounds 40",
     "ops_speed_cpu": "ops_speed --device cpu",
     "scan_checkpoint_cpu": "scan_checkpoint",
     "scan_data_cpu": "scan_data",
@@ -43,7 +41,10 @@ GPU = {
     "scale_h200": "scale --device cuda --parameters 1e6 1e7 1e8 1e9 3e9 --rounds 5 "
     "--ranks 2 4 8 16 --sharded 8",
     "trace_cost_h200": "trace_cost --device cuda --rounds 7",
-    "host_time_h200": "host_time --device cuda",
+    # The processors beside the GPU: two cores are too few for a quiet measurement.
+    "host_time_cpu16": "host_time --rounds 30",
+    "host_time_gpt_cpu16": "host_time --model gpt --rounds 40",
+    "host_time_h200": "host_time --device cuda --rounds 12",
     "host_time_gpt_h200": "host_time --device cuda --model gpt",
     "ops_speed_h200": "ops_speed --device cuda --rounds 15",
     "ops_speed_h200_large": "ops_speed --device cuda --rounds 9 --scale 4",
