@@ -16,6 +16,7 @@ from torch.utils.data import Subset, TensorDataset
 
 from nanguard import Guard
 from nanguard.errors import UsageError
+from nanguard.replay.starts import Starts
 from nanguard.run.known_faults import Item, Quarantine, item_of, items_drawn, read_quarantine
 from tests.run.bad_sample import BAD, CutRows, Rows, train
 
@@ -177,6 +178,27 @@ def test_only_the_samples_of_the_step_are_known_to_be_its_own(opening, ahead, dr
     assert sorted(found.items) == [0, 1, 2]
 
 
+@pytest.mark.parametrize(
+    ("steps", "ahead"),
+    [
+        ([1, 1, 1, 0], 0),
+        ([2, 1, 1, 0], 1),  # a loader that is ahead of its loop
+        ([2, 2, 1], 0),  # gradients of two are added up, and of one that is left
+        ([3, 2, 2, 1], 1),
+    ],
+)
+def test_how_far_a_loader_is_ahead_is_seen_as_it_begins(steps, ahead):
+    starts = Starts()
+    starts.is_on = True
+    for _epoch in range(2):
+        loader = object()
+        for count in steps:
+            for _ in range(count):
+                starts.drew(loader, object(), [])
+            starts.step_ended()
+        assert starts.ahead == ahead
+
+
 def test_a_step_is_not_excused_by_the_sample_of_another(tmp_path):
     done = run(tmp_path, "next")
     assert "step 6: the loss is nan -> skip (bad step 2 of" in done.stderr, done.stderr
@@ -191,6 +213,14 @@ def test_a_sample_is_known_by_the_set_it_lies_in():
     half = Subset(Subset(base, [9, 8, 7, 6]), [3, 1])
     assert item_of(half, 1) == item_of(base, 8)
     assert item_of(base, 8) != item_of(TensorDataset(torch.zeros(11)), 8)
+
+
+def test_a_set_that_cannot_say_how_long_it_is_does_not_end_the_run():
+    class Endless(Rows):
+        def __len__(self):
+            raise RuntimeError("it goes on and on")
+
+    assert item_of(Endless(), 3).length == 0
 
 
 @pytest.mark.parametrize(

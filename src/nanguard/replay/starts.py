@@ -56,10 +56,8 @@ if TYPE_CHECKING:
 _KEPT = 3
 # Model calls whose stacks are kept until the region of their step is known.
 _CALLS, _UNRECORDED = 8, 2
-# Backward passes with a start, for each region, after which all regions are taken to be known.
-_SETTLED = 2
-# Batches that a loader may be ahead of the loop, and one.
-_AHEAD = 3
+_SETTLED = 2  # backward passes with a start, for each region, after which all are known
+_AHEAD = 3  # batches that a loader may be ahead of the loop, and one
 # Batches that are remembered: a few, as loaders look ahead and a device tells late, and all of a
 # step that adds up the gradients of several, as long as these do not take too many bytes.
 _LEAST_BATCHES, _MOST_BATCHES, _BATCH_BYTES = 3, 64, 256 << 20
@@ -192,6 +190,15 @@ class Starts:
         for _ in range(spare):
             self.batches.popleft()
 
+    def _count_batches(self) -> None:
+        drawn, self._drawn_since, self._since = self._drawn_since, 0, []
+        self._drawn_in.append(drawn)
+        if self.is_opening:
+            self._drawn_at_first, self.is_opening = drawn, False
+        elif self._drawn_at_first:  # later on, steps at the end of the data may take fewer
+            self.ahead, self._drawn_at_first = max(0, self._drawn_at_first - drawn), 0
+        self._forget_batches(sum(self._drawn_in))
+
     def before_backward(self, losses: list[Tensor]) -> None:
         """Ends the start that is going on with a backward pass."""
         if not self.is_on or self.paused or not self._is_our_thread():
@@ -283,14 +290,7 @@ class Starts:
                 start.region.changes_losses = True
         self.current = None
         if self._since:
-            self._since = []
-            self._drawn_in.append(self._drawn_since)
-            if self.is_opening:
-                self._drawn_at_first, self.is_opening = self._drawn_since, False
-            else:
-                self.ahead = max(0, self._drawn_at_first - self._drawn_since)
-            self._drawn_since = 0
-            self._forget_batches(sum(self._drawn_in))
+            self._count_batches()
         if self._hook is not None:
             self._calls.clear()
             frame = outside(sys._getframe(1))
